@@ -1,0 +1,3 @@
+//! The jericho command.
+#![forbid(unsafe_code)]
+fn main() {}

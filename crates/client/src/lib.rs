@@ -1,0 +1,1 @@
+//! The application side: inline reads and writes of cached pages

@@ -1,0 +1,10 @@
+//! Bytes that outlive or leave a process: volume, shared memory, wire. No I/O.
+
+/// Size of a block on a volume and of a page in a cache.
+pub const PAGE_BYTES: u64 = 4096;
+/// Inode numbers are 1..=INO_MAX: 30 bits, so that a page key packs into one word.
+pub const INO_MAX: u64 = (1 << 30) - 1;
+/// Page numbers within a file are 0..=PAGE_MAX: 34 bits, 64 TiB.
+pub const PAGE_MAX: u64 = (1 << 34) - 1;
+/// Largest file.
+pub const FILE_BYTES_MAX: u64 = (PAGE_MAX + 1) * PAGE_BYTES;

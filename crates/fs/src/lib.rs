@@ -1,0 +1,12 @@
+//! Namespace, inodes, extents, allocation, placement and the metadata store.
+//!
+//! Knows pages only as ranges of a file, and no client: who asked is not its business.
+
+pub mod alloc;
+pub mod error;
+pub mod fs;
+pub mod store;
+pub mod types;
+pub mod volume;
+
+pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+//! A volume: its devices, its superblock, its slices' ranges and its metadata region.

@@ -1,0 +1,1 @@
+//! The mount: kernel requests to filesystem and data path

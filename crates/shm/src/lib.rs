@@ -1,0 +1,1 @@
+//! Shared-memory segments: frames, the page table, and all hand-written atomics

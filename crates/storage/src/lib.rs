@@ -1,0 +1,153 @@
+//! Devices that hold a volume, and queues of asynchronous transfers to them.
+//!
+//! A `Device` moves whole blocks between memory and storage and says truthfully what happened: a
+//! short transfer, EIO or ENOSPC is the error of the operation that met it. It knows nothing of
+//! slices, pages or files.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jericho_sys::memory::Mapping;
+
+/// Unit of every offset and length: bytes must be multiples of it.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// What a transfer or flush met. `Clone` because one failed write concerns many pages.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{operation} of {length_bytes} bytes at offset {offset_bytes} of {device}: {cause}")]
+pub struct IoError {
+    /// "read", "write", "flush", "discard"
+    pub operation: &'static str,
+    /// The device as the user named it.
+    pub device: Arc<str>,
+    /// Where.
+    pub offset_bytes: u64,
+    /// How much was asked for.
+    pub length_bytes: u64,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// Why an operation on a device failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The kernel's errno.
+    Errno(i32),
+    /// Fewer bytes than asked for were transferred and no error was given (end of device).
+    Short {
+        /// Bytes that were transferred.
+        done_bytes: u64,
+    },
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Errno(e) => write!(f, "{}", std::io::Error::from_raw_os_error(*e)),
+            Cause::Short { done_bytes } => {
+                write!(f, "only {done_bytes} bytes were transferred: is the device truncated?")
+            }
+        }
+    }
+}
+
+impl IoError {
+    /// The errno that a program should see.
+    pub fn errno(&self) -> i32 {
+        match self.cause {
+            Cause::Errno(e) => e,
+            Cause::Short { .. } => 5, // EIO
+        }
+    }
+}
+
+/// A place where blocks are stored.
+///
+/// The blocking calls take any buffer whose length is a multiple of `BLOCK_BYTES`, may be made from
+/// any thread, and either transfer everything or fail.
+pub trait Device: Send + Sync {
+    /// The name by which the user knows it (its path).
+    fn name(&self) -> Arc<str>;
+    /// Usable size, a multiple of `BLOCK_BYTES`.
+    fn size_bytes(&self) -> u64;
+    /// The kernel's NUMA node of the hardware, where the kernel knows it.
+    fn home_node(&self) -> Option<u32>;
+    /// Reads `buf.len()` bytes.
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError>;
+    /// Writes `buf.len()` bytes. Not durable before `flush`.
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError>;
+    /// Makes every write that completed before the call durable.
+    fn flush(&self) -> Result<(), IoError>;
+    /// Tells the device that a range holds nothing of value. Advisory; what is read there
+    /// afterwards is unspecified.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
+    /// How transfers queued for this device are made: a descriptor that io_uring can use, or
+    /// `None` for a device that only knows the blocking calls (a simulated one).
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>>;
+    /// One line for logs and `jericho stat`: kind, direct or buffered, io_uring or not and why.
+    fn describe(&self) -> String;
+}
+
+/// Memory that a transfer reads from or writes to; the segment stays mapped until it completes.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// The mapping.
+    pub mapping: Arc<Mapping>,
+    /// Byte offset in the mapping, a multiple of `BLOCK_BYTES`.
+    pub offset: usize,
+    /// Length in bytes, a multiple of `BLOCK_BYTES`.
+    pub len: usize,
+}
+
+/// Direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Device to memory.
+    Read,
+    /// Memory to device.
+    Write,
+}
+
+/// One asynchronous transfer between a contiguous range of a device and memory.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    /// Comes back in the completion.
+    pub tag: u64,
+    /// Index of the device in the list that the queue was opened with.
+    pub device: u16,
+    /// Direction.
+    pub direction: Direction,
+    /// Where on the device.
+    pub offset_bytes: u64,
+    /// Memory, in order; adjacent segments should be merged by the caller.
+    pub segments: Vec<Segment>,
+}
+
+/// The end of a transfer.
+#[derive(Debug)]
+pub struct Completion {
+    /// Of the transfer.
+    pub tag: u64,
+    /// Everything was transferred, or why not.
+    pub result: Result<(), IoError>,
+}
+
+/// Wakes a thread that waits in `Queue::wait`. Cheap when it is not asleep.
+pub trait Wake: Send + Sync {
+    /// Makes the current or the next `Queue::wait` return.
+    fn wake(&self);
+}
+
+/// Asynchronous transfers of one thread.
+pub trait Queue: Send {
+    /// Queues a transfer; never blocks and never fails: errors come as its completion.
+    fn submit(&mut self, transfer: Transfer);
+    /// Starts what was submitted, then appends completions. Returns when there is at least one,
+    /// when woken, or after `timeout` (`None`: no limit; zero: only look).
+    fn wait(&mut self, completions: &mut Vec<Completion>, timeout: Option<Duration>);
+    /// The handle with which others wake the owner of this queue.
+    fn waker(&self) -> Arc<dyn Wake>;
+    /// Transfers submitted whose completion was not yet delivered.
+    fn in_flight(&self) -> usize;
+}

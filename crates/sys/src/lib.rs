@@ -1,0 +1,6 @@
+//! Every system call and foreign function that the standard library does not offer.
+//!
+//! One of the three crates that may contain `unsafe`. It knows nothing of slices, files or volumes:
+//! it turns kernel interfaces into safe functions whose errors keep the errno.
+
+pub mod memory;

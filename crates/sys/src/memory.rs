@@ -1,0 +1,606 @@
+//! Shared, node-bound memory: memfd segments, memory policy, population, and where pages really are.
+//!
+//! The order matters: create, bind a policy, then populate. A page that is touched before its
+//! policy is set lands on the node of whoever touched it, and stays there.
+//!
+//! # Races on the bytes
+//! A segment is shared with other threads, other processes and the kernel's I/O, none of which Rust
+//! can see. [`Mapping::copy_out`] and [`Mapping::copy_in`] are plain memory copies on raw pointers:
+//! no reference to the shared bytes is ever made, so the compiler may not assume that they are
+//! stable, and what was copied may be torn. Every caller therefore either owns the bytes exclusively
+//! by protocol (a latch, an I/O in flight), or validates after the copy (a version word read before
+//! and after, with the fences in `shm`) and throws away what does not validate. The copied bytes
+//! are integers: there is no bit pattern of them that is invalid.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Size of the huge pages that are asked for. A mapping must be aligned to it to get any.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// get_mempolicy(2): "the policy of this address"; from linux/mempolicy.h, absent from `libc`.
+const MPOL_F_ADDR: libc::c_ulong = 1 << 1;
+
+/// The kernel refuses node masks that are longer than a page; no machine comes near.
+const NODE_LIMIT: u32 = 4096 * 8 - 1;
+
+/// A memfd segment mapped shared into this process. Unmapped on drop.
+///
+/// Contents may be changed at any time by other threads, other processes and the kernel (I/O), so
+/// there is no way to borrow them as a slice: bytes are copied in and out.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// `len`, or 0 when the mapping is read-only: so that one comparison checks bounds and rights.
+    writable_len: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping is process-wide: any thread may use its addresses until drop, which needs
+// ownership. No method gives out a reference to the bytes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; methods on a shared reference copy bytes through raw pointers, or make system
+// calls that the kernel serialises. Concurrent copies may tear, which the module documents and the
+// callers validate.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Creates and maps a zeroed segment of `len` bytes (rounded up to whole pages) called `name`
+    /// (shown in /proc/PID/maps). Nothing is populated: bind a policy first.
+    /// Asks for transparent huge pages when `huge` and the kernel allows them.
+    ///
+    /// The segment is sealed against growing and shrinking: whoever receives it cannot truncate it
+    /// and make the others die of SIGBUS. Errors: EINVAL for a length of 0 or a name that holds NUL
+    /// or is longer than 249 bytes, ENOMEM, EMFILE.
+    pub fn create(name: &str, len: usize, huge: bool) -> io::Result<Mapping> {
+        let len = round_up_to_pages(len)?;
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        let mapping = Mapping::map(fd, len, true, huge)?;
+        if huge {
+            // SAFETY: the range is exactly this mapping; the advice changes no contents.
+            let advised = unsafe {
+                rustix::mm::madvise(mapping.base.as_ptr().cast(), len, Advice::LinuxHugepage)
+            };
+            match advised {
+                // A kernel without transparent huge pages says EINVAL: small pages it is.
+                Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(mapping)
+    }
+
+    /// Maps the first `len` bytes (rounded up to whole pages) of a segment received from another
+    /// process.
+    ///
+    /// Errors: EINVAL for a length of 0; `InvalidData` when the segment is shorter than `len`, or
+    /// is not sealed against shrinking, because its owner could then kill this process with a
+    /// truncation; EACCES or EPERM when `writable` is asked of a read-only descriptor.
+    pub fn from_fd(fd: OwnedFd, len: usize, writable: bool) -> io::Result<Mapping> {
+        let len = round_up_to_pages(len)?;
+        let size = u64::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
+        if size < len as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the shared memory segment has {size} bytes where {len} were promised"),
+            ));
+        }
+        if !rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the shared memory segment is not sealed against shrinking",
+            ));
+        }
+        Mapping::map(fd, len, writable, len >= HUGE_PAGE_BYTES)
+    }
+
+    /// Maps `len` bytes, a multiple of the page size, at a multiple of the huge page size when
+    /// `aligned`: the kernel maps huge pages only where file offset and address agree.
+    fn map(fd: OwnedFd, len: usize, writable: bool, aligned: bool) -> io::Result<Mapping> {
+        let mut protection = ProtFlags::READ;
+        if writable {
+            protection |= ProtFlags::WRITE;
+        }
+        let base = if aligned && len >= HUGE_PAGE_BYTES {
+            map_aligned(&fd, len, protection)?
+        } else {
+            // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)? }
+        };
+        let base = NonNull::new(base.cast::<u8>())
+            .ok_or_else(|| io::Error::other("the kernel mapped a segment at address 0"))?;
+        Ok(Mapping {
+            base,
+            len,
+            writable_len: if writable { len } else { 0 },
+            fd,
+        })
+    }
+
+    /// Length in bytes, a multiple of 4096.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the mapping is empty (it never is).
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether this process may write through the mapping.
+    pub fn is_writable(&self) -> bool {
+        self.writable_len != 0
+    }
+
+    /// First byte of the mapping. For `shm` (atomics) and I/O only.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// The memfd behind the mapping.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Sets the policy MPOL_BIND to kernel node `node` on a byte range: mbind(2).
+    ///
+    /// The policy belongs to the segment, so it holds for every process that maps it. It decides
+    /// about pages that are not there yet and moves none. The range must start on a page.
+    /// Errors: EINVAL for a bad range or a node that does not exist or may not be used (cpuset);
+    /// EPERM where a container forbids the call. A kernel built without NUMA (ENOSYS) has only
+    /// node 0, and binding to it succeeds.
+    pub fn bind(&self, range: Range<usize>, node: u32) -> io::Result<()> {
+        self.check_pages(&range)?;
+        if node >= NODE_LIMIT {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        if range.is_empty() {
+            return Ok(());
+        }
+        let bits = u64::BITS;
+        let mut mask = vec![0u64; (node / bits + 1) as usize];
+        mask[(node / bits) as usize] |= 1 << (node % bits);
+        // The kernel reads one bit fewer than it is told: an old off-by-one that became the API.
+        let mask_bits = mask.len() * bits as usize + 1;
+        // SAFETY: the range lies inside this mapping (checked), the mask is as long as said, and
+        // the call changes policy only.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr().add(range.start),
+                range.len(),
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                mask_bits,
+                0,
+            )
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() == Some(libc::ENOSYS) && node == 0 {
+            return Ok(());
+        }
+        Err(error)
+    }
+
+    /// The kernel node that the page at byte `offset` is bound to, `None` when it has no policy of
+    /// its own: get_mempolicy(2). Asks what was ordered; [`Mapping::nodes_of`] tells what came of it.
+    pub fn bound_node(&self, offset: usize) -> io::Result<Option<u32>> {
+        if offset >= self.len {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        let mut mode: libc::c_int = 0;
+        let mut mask = vec![0u64; (NODE_LIMIT as usize + 1) / 64];
+        // SAFETY: `mode` and `mask` are valid for writes of the sizes given; the address is inside
+        // this mapping (checked).
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut mode,
+                mask.as_mut_ptr(),
+                mask.len() * 64,
+                self.base.as_ptr().add(offset),
+                MPOL_F_ADDR,
+            )
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if mode != libc::MPOL_BIND {
+            return Ok(None);
+        }
+        let node = mask.iter().zip(0u32..).find_map(|(word, index)| {
+            (*word != 0).then(|| index * u64::BITS + word.trailing_zeros())
+        });
+        Ok(node)
+    }
+
+    /// Populates a byte range for writing (MADV_POPULATE_WRITE), so that running out of a node's
+    /// memory is an error here and not a SIGBUS later.
+    ///
+    /// Contents are kept. The range must start on a page. Errors: EINVAL for a bad range, a
+    /// read-only mapping or a kernel before 5.14; ENOMEM; EFAULT where a page cannot be had at all
+    /// (what would have been the SIGBUS). Part of the range may have been populated.
+    pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
+        self.check_pages(&range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        loop {
+            // SAFETY: the range lies inside this mapping (checked); populating keeps contents.
+            let populated = unsafe {
+                let start = self.base.as_ptr().add(range.start);
+                rustix::mm::madvise(start.cast(), range.len(), Advice::LinuxPopulateWrite)
+            };
+            match populated {
+                Ok(()) => return Ok(()),
+                // Pages that are there already are skipped quickly on the next round.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The kernel node that holds the page at each byte offset, `None` where no page is present:
+    /// move_pages(2) in query mode.
+    ///
+    /// The kernel looks in this process's page tables: a page that only another process has
+    /// touched shows as `None`. Errors: EINVAL for an offset out of bounds.
+    pub fn nodes_of(&self, offsets: &[usize]) -> io::Result<Vec<Option<u32>>> {
+        if offsets.iter().any(|offset| *offset >= self.len) {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        if offsets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pages: Vec<*mut u8> = offsets
+            .iter()
+            .map(|offset| self.base.as_ptr().wrapping_add(*offset))
+            .collect();
+        let mut statuses: Vec<libc::c_int> = vec![-libc::ENOENT; offsets.len()];
+        // SAFETY: both arrays have as many entries as said; with no target nodes the call only
+        // fills `statuses`.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                0,
+                pages.len(),
+                pages.as_ptr(),
+                ptr::null::<libc::c_int>(),
+                statuses.as_mut_ptr(),
+                0,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        statuses
+            .into_iter()
+            .map(|status| match u32::try_from(status) {
+                Ok(node) => Ok(Some(node)),
+                // ENOENT: no page there. EFAULT: what older kernels say of a hole in shared memory.
+                Err(_) if status == -libc::ENOENT || status == -libc::EFAULT => Ok(None),
+                Err(_) => Err(io::Error::from_raw_os_error(-status)),
+            })
+            .collect()
+    }
+
+    /// Gives the memory of a byte range back to the system; it reads as zeros afterwards, in every
+    /// process. The policy stays. The range must be whole pages (EINVAL otherwise).
+    pub fn punch(&self, range: Range<usize>) -> io::Result<()> {
+        self.check_pages(&range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(
+            &self.fd,
+            flags,
+            range.start as u64,
+            range.len() as u64,
+        )?)
+    }
+
+    /// Copies `out.len()` bytes from `offset`. Panics when out of bounds. The bytes may be torn if
+    /// somebody writes them meanwhile: the caller validates.
+    #[inline]
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
+        check_bounds(offset, out.len(), self.len);
+        // SAFETY: the source lies inside the mapping (checked), which lives as long as `self`;
+        // `out` is exclusive and cannot overlap it, because nobody can borrow the mapping's bytes.
+        unsafe {
+            ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), out.as_mut_ptr(), out.len());
+        }
+    }
+
+    /// Copies `data` to `offset`. Panics when out of bounds, or when the mapping is read-only.
+    #[inline]
+    pub fn copy_in(&self, offset: usize, data: &[u8]) {
+        check_bounds(offset, data.len(), self.writable_len);
+        // SAFETY: the target lies inside the mapping (checked), is writable (`writable_len`), and
+        // cannot overlap `data`, because nobody can borrow the mapping's bytes.
+        unsafe {
+            ptr::copy_nonoverlapping(data.as_ptr(), self.base.as_ptr().add(offset), data.len());
+        }
+    }
+
+    /// Copies `len` bytes at `offset` to `target_offset` in `target`. Panics when out of bounds, or
+    /// when the target is read-only. The ranges may overlap. May tear like `copy_out`.
+    #[inline]
+    pub fn copy_to(&self, offset: usize, target: &Mapping, target_offset: usize, len: usize) {
+        check_bounds(offset, len, self.len);
+        check_bounds(target_offset, len, target.writable_len);
+        // SAFETY: both ranges lie inside their mappings (checked) and the target is writable;
+        // `copy` allows overlap.
+        unsafe {
+            ptr::copy(
+                self.base.as_ptr().add(offset),
+                target.base.as_ptr().add(target_offset),
+                len,
+            );
+        }
+    }
+
+    /// Zeroes a byte range. Panics when out of bounds, or when the mapping is read-only.
+    #[inline]
+    pub fn zero(&self, range: Range<usize>) {
+        check_bounds(range.start, range.len(), self.writable_len);
+        // SAFETY: the range lies inside the mapping (checked) and is writable (`writable_len`).
+        unsafe {
+            ptr::write_bytes(self.base.as_ptr().add(range.start), 0, range.len());
+        }
+    }
+
+    fn check_pages(&self, range: &Range<usize>) -> io::Result<()> {
+        let aligned = range.start.is_multiple_of(rustix::param::page_size());
+        if range.start > range.end || range.end > self.len || !aligned {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly the mapping that `map` made; nobody else unmaps it, and
+        // dropping needs ownership, so no copy is under way. It cannot fail on such a range, and
+        // there would be nothing to do about it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[inline]
+fn check_bounds(offset: usize, len: usize, limit: usize) {
+    if offset > limit || len > limit - offset {
+        out_of_bounds(offset, len, limit);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn out_of_bounds(offset: usize, len: usize, limit: usize) -> ! {
+    panic!("{len} bytes at offset {offset} of a mapping whose usable length is {limit}")
+}
+
+fn round_up_to_pages(len: usize) -> io::Result<usize> {
+    match len.checked_next_multiple_of(rustix::param::page_size()) {
+        Some(rounded) if rounded > 0 && i64::try_from(rounded).is_ok() => Ok(rounded),
+        _ => Err(rustix::io::Errno::INVAL.into()),
+    }
+}
+
+/// Maps at a multiple of the huge page size: reserves more address space than needed, maps inside
+/// it, and gives both ends back.
+fn map_aligned(fd: &OwnedFd, len: usize, protection: ProtFlags) -> io::Result<*mut libc::c_void> {
+    let reserved_len = len
+        .checked_add(HUGE_PAGE_BYTES)
+        .ok_or(io::Error::from(rustix::io::Errno::NOMEM))?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new reservation at an address that the kernel chooses replaces nothing.
+    let reserved = unsafe {
+        rustix::mm::mmap_anonymous(ptr::null_mut(), reserved_len, ProtFlags::empty(), flags)?
+    };
+    let head = (reserved as usize).next_multiple_of(HUGE_PAGE_BYTES) - reserved as usize;
+    // `head` is below HUGE_PAGE_BYTES, so `len` bytes after it still lie inside the reservation.
+    let base = reserved.wrapping_byte_add(head);
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: MAP_FIXED replaces only a part of the reservation just made, which nobody uses.
+    let mapped = unsafe { rustix::mm::mmap(base, len, protection, flags, fd, 0) };
+    if let Err(error) = mapped {
+        // SAFETY: the reservation is ours alone and no pointer into it was given out.
+        let _ = unsafe { rustix::mm::munmap(reserved, reserved_len) };
+        return Err(error.into());
+    }
+    let tail = reserved_len - head - len;
+    // SAFETY: head and tail are parts of the reservation outside the new mapping. Should giving
+    // them back fail, they stay reserved address space without memory: harmless.
+    unsafe {
+        if head > 0 {
+            let _ = rustix::mm::munmap(reserved, head);
+        }
+        if tail > 0 {
+            let _ = rustix::mm::munmap(base.wrapping_byte_add(len), tail);
+        }
+    }
+    Ok(base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    fn segment(len: usize) -> Mapping {
+        Mapping::create("jericho-test", len, false).expect("a small segment")
+    }
+
+    fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> Option<i32> {
+        result.expect_err("an error").raw_os_error()
+    }
+
+    #[test]
+    fn a_new_segment_reads_as_zeros_and_keeps_what_is_copied_in() {
+        let mapping = segment(3 * PAGE - 100);
+        assert_eq!(mapping.len(), 3 * PAGE);
+        let mut out = [1u8; 64];
+        mapping.copy_out(PAGE - 32, &mut out);
+        assert_eq!(out, [0; 64]);
+        mapping.copy_in(PAGE - 32, &[7; 64]);
+        mapping.zero(PAGE..PAGE + 8);
+        mapping.copy_out(PAGE - 32, &mut out);
+        assert_eq!(out[..32], [7; 32]);
+        assert_eq!(out[32..40], [0; 8]);
+        assert_eq!(out[40..], [7; 24]);
+    }
+
+    #[test]
+    fn copies_out_of_bounds_panic_and_touch_nothing() {
+        let mapping = segment(PAGE);
+        let panics = |f: &mut dyn FnMut()| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+        };
+        assert!(panics(&mut || mapping.copy_in(PAGE - 1, &[0; 2])));
+        assert!(panics(&mut || mapping.copy_out(usize::MAX, &mut [0; 2])));
+        assert!(panics(&mut || mapping.zero(PAGE..PAGE + 1)));
+        assert!(panics(&mut || mapping.copy_to(0, &segment(PAGE), 1, PAGE)));
+        mapping.copy_in(PAGE, &[]);
+    }
+
+    #[test]
+    fn a_policy_is_applied_to_exactly_the_range_that_was_bound() {
+        let mapping = segment(4 * PAGE);
+        mapping
+            .bind(PAGE..3 * PAGE, 0)
+            .expect("node 0 exists everywhere");
+        let nodes: Vec<_> = (0..4)
+            .map(|page| mapping.bound_node(page * PAGE).unwrap())
+            .collect();
+        assert_eq!(nodes, [None, Some(0), Some(0), None]);
+    }
+
+    #[test]
+    fn binding_to_a_node_that_does_not_exist_is_an_error() {
+        let mapping = segment(PAGE);
+        assert_eq!(errno(mapping.bind(0..PAGE, 1000)), Some(libc::EINVAL));
+        assert_eq!(errno(mapping.bind(0..PAGE, u32::MAX)), Some(libc::EINVAL));
+        assert_eq!(mapping.bound_node(0).unwrap(), None);
+    }
+
+    #[test]
+    fn pages_are_on_their_node_once_populated_and_nowhere_before() {
+        let mapping = segment(4 * PAGE);
+        mapping.bind(0..4 * PAGE, 0).unwrap();
+        let offsets = [0, PAGE, 2 * PAGE, 3 * PAGE];
+        assert_eq!(mapping.nodes_of(&offsets).unwrap(), [None; 4]);
+        mapping.populate(PAGE..3 * PAGE).unwrap();
+        assert_eq!(
+            mapping.nodes_of(&offsets).unwrap(),
+            [None, Some(0), Some(0), None]
+        );
+    }
+
+    #[test]
+    fn populating_keeps_contents_and_punching_drops_them() {
+        let mapping = segment(2 * PAGE);
+        mapping.copy_in(10, b"kept");
+        mapping.populate(0..2 * PAGE).unwrap();
+        let mut out = [0; 4];
+        mapping.copy_out(10, &mut out);
+        assert_eq!(&out, b"kept");
+        mapping.punch(0..PAGE).unwrap();
+        mapping.copy_out(10, &mut out);
+        assert_eq!(out, [0; 4]);
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_had_is_an_error_of_populate_and_not_a_signal() {
+        // A mapping that reaches past the end of its segment: touching it would be a SIGBUS.
+        let fd = rustix::fs::memfd_create("jericho-short", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, PAGE as u64).unwrap();
+        let mapping = Mapping::map(fd, 4 * PAGE, true, false).unwrap();
+        mapping.populate(0..PAGE).unwrap();
+        assert_eq!(errno(mapping.populate(0..4 * PAGE)), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn ranges_that_are_not_pages_of_the_mapping_are_refused() {
+        let mapping = segment(2 * PAGE);
+        assert_eq!(errno(mapping.populate(1..PAGE)), Some(libc::EINVAL));
+        assert_eq!(errno(mapping.populate(0..3 * PAGE)), Some(libc::EINVAL));
+        assert_eq!(errno(mapping.bind(PAGE..3 * PAGE, 0)), Some(libc::EINVAL));
+        assert_eq!(errno(mapping.nodes_of(&[2 * PAGE])), Some(libc::EINVAL));
+        assert_eq!(
+            errno(Mapping::create("jericho-empty", 0, false)),
+            Some(libc::EINVAL)
+        );
+        assert_eq!(
+            errno(Mapping::create("jericho-vast", usize::MAX, false)),
+            Some(libc::EINVAL)
+        );
+        mapping.populate(PAGE..PAGE).unwrap();
+    }
+
+    #[test]
+    fn a_large_segment_is_aligned_for_huge_pages() {
+        let mapping = Mapping::create("jericho-huge", 2 * HUGE_PAGE_BYTES, true).unwrap();
+        assert_eq!(mapping.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+        mapping.populate(0..mapping.len()).unwrap();
+        mapping.copy_in(mapping.len() - 1, &[9]);
+        let mut last = [0];
+        mapping.copy_out(mapping.len() - 1, &mut last);
+        assert_eq!(last, [9]);
+    }
+
+    #[test]
+    fn two_mappings_of_a_segment_share_its_bytes_and_its_policy() {
+        let ours = segment(2 * PAGE);
+        ours.bind(0..2 * PAGE, 0).unwrap();
+        let fd = ours.fd().try_clone_to_owned().unwrap();
+        let theirs = Mapping::from_fd(fd, 2 * PAGE, false).unwrap();
+        ours.copy_in(PAGE, b"shared");
+        let mut out = [0; 6];
+        theirs.copy_out(PAGE, &mut out);
+        assert_eq!(&out, b"shared");
+        assert_eq!(theirs.bound_node(0).unwrap(), Some(0));
+    }
+
+    #[test]
+    #[should_panic(expected = "usable length is 0")]
+    fn writing_through_a_read_only_mapping_panics_before_it_faults() {
+        let fd = segment(PAGE).fd().try_clone_to_owned().unwrap();
+        Mapping::from_fd(fd, PAGE, false).unwrap().copy_in(0, &[1]);
+    }
+
+    #[test]
+    fn a_segment_that_is_too_short_or_could_be_truncated_is_refused() {
+        let fd = segment(PAGE).fd().try_clone_to_owned().unwrap();
+        let short = Mapping::from_fd(fd, 2 * PAGE, true).unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::InvalidData);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let unsealed = rustix::fs::memfd_create("jericho-unsealed", flags).unwrap();
+        rustix::fs::ftruncate(&unsealed, PAGE as u64).unwrap();
+        let unsealed = Mapping::from_fd(unsealed, PAGE, true).unwrap_err();
+        assert_eq!(unsealed.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn nobody_can_truncate_a_segment() {
+        let mapping = segment(2 * PAGE);
+        let truncated = rustix::fs::ftruncate(mapping.fd(), PAGE as u64);
+        assert_eq!(truncated, Err(rustix::io::Errno::PERM));
+    }
+}

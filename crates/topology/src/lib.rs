@@ -1,0 +1,1 @@
+//! NUMA nodes, CPUs, distances and device locality: from sysfs, or virtual
