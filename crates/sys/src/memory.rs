@@ -180,10 +180,10 @@ impl Mapping {
                 libc::SYS_mbind,
                 self.base.as_ptr().add(range.start),
                 range.len(),
-                libc::MPOL_BIND,
+                libc::MPOL_BIND as libc::c_ulong,
                 mask.as_ptr(),
                 mask_bits,
-                0,
+                0 as libc::c_ulong,
             )
         };
         if result == 0 {
@@ -276,12 +276,12 @@ impl Mapping {
         let result = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
-                0,
+                0 as libc::c_long,
                 pages.len(),
                 pages.as_ptr(),
                 ptr::null::<libc::c_int>(),
                 statuses.as_mut_ptr(),
-                0,
+                0 as libc::c_long,
             )
         };
         if result < 0 {
