@@ -1,0 +1,65 @@
+# Every target does the set-up it needs; see `make help`.
+
+CARGO  ?= cargo
+PREFIX ?= /usr/local
+# make bench QUICK=1: a few minutes, to see that the harness works; its numbers are not for quoting.
+QUICK  ?=
+
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+BIN    := $(TARGET)/release/jericho
+# Where systemd looks for units of local software when PREFIX is /usr/local.
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+
+.PHONY: help build demo test bench man install uninstall clean setup-demo setup-test setup-bench
+
+help:
+	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked (1-2 minutes)'
+	@echo 'make test      formatting, lints, all tests, real programs; what .ci/run does'
+	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: minutes instead of an hour)'
+	@echo 'make build     the release binary: $(BIN)'
+	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
+	@echo 'make install   PREFIX=$(PREFIX) (DESTDIR is honoured)'
+	@echo 'make uninstall what install put there'
+	@echo 'make clean     removes what was built'
+
+setup-demo setup-test setup-bench: setup-%:
+	@scripts/setup $*
+
+build:
+	$(CARGO) build --release -p jericho-cli
+
+demo: setup-demo
+	@echo 'Building jericho ...'
+	@$(CARGO) build --release --quiet -p jericho-cli
+	@scripts/demo $(BIN)
+
+test: setup-test
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) test --workspace
+
+bench: setup-bench
+	$(CARGO) build --release -p jericho-cli -p jericho-bench
+	$(TARGET)/release/jericho-bench --jericho $(BIN) --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
+
+man: build
+	@mkdir -p $(TARGET)/man $(TARGET)/completions
+	$(BIN) man $(TARGET)/man
+	@for shell in bash zsh fish; do $(BIN) completions $$shell > $(TARGET)/completions/jericho.$$shell; done
+
+install: man
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/jericho
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 $(TARGET)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -D -m 644 $(TARGET)/completions/jericho.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho
+	install -D -m 644 $(TARGET)/completions/jericho.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho
+	install -D -m 644 $(TARGET)/completions/jericho.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/jericho $(DESTDIR)$(PREFIX)/share/man/man1/jericho*.1 \
+	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho \
+	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho \
+	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish
+
+clean:
+	$(CARGO) clean
