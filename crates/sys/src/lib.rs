@@ -3,4 +3,7 @@
 //! One of the three crates that may contain `unsafe`. It knows nothing of slices, files or volumes:
 //! it turns kernel interfaces into safe functions whose errors keep the errno.
 
+pub mod block;
+pub mod doorbell;
 pub mod memory;
+pub mod uring;

@@ -16,6 +16,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -28,6 +29,18 @@ const MPOL_F_ADDR: libc::c_ulong = 1 << 1;
 
 /// The kernel refuses node masks that are longer than a page; no machine comes near.
 const NODE_LIMIT: u32 = 4096 * 8 - 1;
+
+/// A byte range of a mapping that a transfer reads from or writes to; holding it keeps the memory
+/// mapped.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// The mapping.
+    pub mapping: Arc<Mapping>,
+    /// Byte offset in the mapping.
+    pub offset: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
 
 /// A memfd segment mapped shared into this process. Unmapped on drop.
 ///
@@ -299,7 +312,10 @@ impl Mapping {
     }
 
     /// Gives the memory of a byte range back to the system; it reads as zeros afterwards, in every
-    /// process. The policy stays. The range must be whole pages (EINVAL otherwise).
+    /// process. The policy stays. The range must start on a page (EINVAL otherwise).
+    ///
+    /// Never for memory that is registered with an I/O ring: the ring would keep transferring to
+    /// and from the pages that were given away.
     pub fn punch(&self, range: Range<usize>) -> io::Result<()> {
         self.check_pages(&range)?;
         if range.is_empty() {

@@ -1,0 +1,158 @@
+//! Opening files and block devices for direct I/O, their sizes, and giving ranges back to them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::ioctl::{Getter, Setter, opcode};
+
+/// How to open a file or device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Open {
+    /// Read and write instead of only read.
+    pub write: bool,
+    /// O_DIRECT: EINVAL where the filesystem cannot.
+    pub direct: bool,
+    /// O_EXCL without O_CREAT, for block devices: EBUSY while it is mounted or held like this.
+    pub exclusive: bool,
+    /// Create it, with mode 0600 as it will hold other people's files: EEXIST when there is one.
+    pub create_new: bool,
+}
+
+/// Opens `path` with O_CLOEXEC. Never waits for the other end of a FIFO. Errors: those of open(2).
+pub fn open(path: &Path, how: Open) -> io::Result<File> {
+    let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+    flags |= if how.write {
+        OFlags::RDWR
+    } else {
+        OFlags::RDONLY
+    };
+    if how.direct {
+        flags |= OFlags::DIRECT;
+    }
+    if how.exclusive {
+        flags |= OFlags::EXCL;
+    }
+    if how.create_new {
+        flags |= OFlags::CREATE | OFlags::EXCL;
+    }
+    let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    // NONBLOCK was for opening only; on a device it would make io_uring report EAGAIN.
+    let status = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, status - OFlags::NONBLOCK)?;
+    Ok(File::from(fd))
+}
+
+/// Size of a block device in bytes: BLKGETSIZE64. Errors: ENOTTY when it is none.
+pub fn device_size_bytes(device: impl AsFd) -> io::Result<u64> {
+    const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
+    // SAFETY: BLKGETSIZE64 writes one u64, the type given.
+    Ok(unsafe { rustix::ioctl::ioctl(device, Getter::<BLKGETSIZE64, u64>::new())? })
+}
+
+/// The smallest unit that a block device can transfer, in bytes: BLKSSZGET.
+pub fn logical_block_bytes(device: impl AsFd) -> io::Result<u32> {
+    Ok(rustix::fs::ioctl_blksszget(device)?)
+}
+
+/// Tells a block device that a range of bytes holds nothing of value: BLKDISCARD.
+/// Errors: EOPNOTSUPP when it cannot, EINVAL for a range that is not whole sectors of it.
+pub fn discard_device(device: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+    const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
+    let range = [offset_bytes, length_bytes];
+    // SAFETY: BLKDISCARD reads two u64, start and length, from the pointer that Setter passes.
+    unsafe { rustix::ioctl::ioctl(device, Setter::<BLKDISCARD, [u64; 2]>::new(range)) }?;
+    Ok(())
+}
+
+/// Gives the storage of a range of a regular file back; it reads as zeros afterwards.
+/// Errors: EOPNOTSUPP when the filesystem cannot.
+pub fn punch_hole(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(
+        file,
+        flags,
+        offset_bytes,
+        length_bytes,
+    )?)
+}
+
+/// Reserves storage for a range of a regular file, growing it if need be. Errors: ENOSPC,
+/// EOPNOTSUPP when the filesystem cannot.
+pub fn allocate(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+    Ok(rustix::fs::fallocate(
+        file,
+        FallocateFlags::empty(),
+        offset_bytes,
+        length_bytes,
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    #[test]
+    fn a_new_file_is_private_and_an_old_one_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("volume");
+        let create = Open {
+            write: true,
+            create_new: true,
+            ..Open::default()
+        };
+        let file = open(&path, create).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o7077, 0);
+        assert_eq!(
+            open(&path, create).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
+    }
+
+    #[test]
+    fn opening_a_fifo_does_not_wait_for_a_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        assert!(
+            !open(&path, Open::default())
+                .unwrap()
+                .metadata()
+                .unwrap()
+                .is_file()
+        );
+    }
+
+    #[test]
+    fn a_punched_range_reads_as_zeros_and_uses_no_space() {
+        let file = tempfile::tempfile().unwrap();
+        allocate(&file, 0, 1 << 20).unwrap();
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        let before = file.metadata().unwrap().blocks();
+        punch_hole(&file, 0, 1 << 19).unwrap();
+        assert!(file.metadata().unwrap().blocks() < before);
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+        let mut byte = [9];
+        file.read_exact_at(&mut byte, 4096).unwrap();
+        assert_eq!(byte, [0]);
+    }
+
+    #[test]
+    fn a_file_is_no_block_device() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(
+            device_size_bytes(&file).unwrap_err().raw_os_error(),
+            Some(libc::ENOTTY)
+        );
+    }
+}

@@ -1,0 +1,762 @@
+//! An io_uring that owns everything its operations touch, so that queueing one is safe.
+//!
+//! The kernel reads and writes memory, descriptors and iovecs long after the call that queued the
+//! operation. Here all of them belong to the ring until the completion: each operation in flight
+//! has a slot with its memory segments (which keep their mappings alive) and iovecs, the ring holds
+//! duplicates of the descriptors, and dropping the ring waits for what is in flight.
+//!
+//! Invariants:
+//! - a slot is `Some` exactly while the kernel may use what it holds;
+//! - at most `depth` operations and one poll of the doorbell are in flight, and both rings are
+//!   larger than that, so neither can overflow.
+//!
+//! # One thread
+//! The ring is made disabled and starts with its first `enter`. With the flags SINGLE_ISSUER and
+//! DEFER_TASKRUN, which spare interrupts and locks, the thread that makes it owns it: it may be
+//! moved between threads before, but not after.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::doorbell::Doorbell;
+use crate::memory::{Mapping, Segment};
+
+/// The kernel refuses registered buffers that are larger than this.
+pub const REGISTERED_CHUNK_BYTES: usize = 1 << 30;
+
+/// More iovecs than this make the kernel refuse an operation (UIO_MAXIOV).
+const IOVEC_LIMIT: usize = 1024;
+
+/// A single transfer is at most this long; what exceeds it is left over, as after a short transfer.
+const TRANSFER_BYTES_MAX: usize = 1 << 30;
+
+/// Operations that a ring can have in flight at most.
+pub const DEPTH_LIMIT: u32 = 16 * 1024;
+
+/// Marks the completion of the doorbell's poll; slots are small numbers.
+const DOORBELL_TAG: u64 = u64::MAX;
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// File to memory.
+    Read,
+    /// Memory to file.
+    Write,
+    /// fdatasync(2); has no segments.
+    SyncData,
+}
+
+/// An operation on one of the ring's files. Comes back with its completion.
+#[derive(Debug)]
+pub struct Request {
+    /// Not looked at.
+    pub tag: u64,
+    /// Index in the list of files that the ring was made with.
+    pub file: u32,
+    /// What to do.
+    pub operation: Operation,
+    /// Byte offset in the file of the first byte of `segments`.
+    pub offset_bytes: u64,
+    /// Memory, in order.
+    pub segments: Vec<Segment>,
+    /// Bytes at the start of `segments` that are skipped: done by an earlier, short transfer.
+    pub done_bytes: usize,
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct Completed {
+    /// As it was queued.
+    pub request: Request,
+    /// Bytes transferred by this attempt, which may be fewer than asked for, or the errno.
+    pub result: Result<usize, i32>,
+}
+
+/// Why a request was not queued; it comes back.
+#[derive(Debug)]
+pub enum PushError {
+    /// Nothing is wrong with it, but `depth` requests are in flight.
+    Full(Request),
+    /// It names memory outside its mapping, a read-only mapping to read into, a file that the ring
+    /// does not have, or transfers nothing.
+    Invalid(Request),
+}
+
+struct Slot {
+    request: Option<Request>,
+    /// Reused; the kernel may look at its buffer only while `request` is there.
+    iovecs: Vec<libc::iovec>,
+}
+
+struct RegisteredMapping {
+    mapping: Arc<Mapping>,
+    first_index: u16,
+}
+
+/// See the module.
+pub struct Ring {
+    ring: IoUring,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    files: Vec<OwnedFd>,
+    files_registered: bool,
+    registered: Vec<RegisteredMapping>,
+    doorbell: Arc<Doorbell>,
+    doorbell_armed: bool,
+    enabled: bool,
+    single_issuer: bool,
+}
+
+// SAFETY: the raw pointers inside are iovecs into mappings that the same slot keeps alive; they are
+// as good in one thread as in another. Nothing is thread-local. (The kernel may refuse a second
+// thread, which is an error and not unsound.)
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// A ring for at most `depth` operations in flight (1 to `DEPTH_LIMIT`, clamped) on `files`,
+    /// which are duplicated. Errors: EPERM and ENOSYS where io_uring is forbidden or missing,
+    /// ENOMEM where locked memory is limited, EMFILE.
+    pub fn new(depth: u32, files: &[BorrowedFd<'_>]) -> io::Result<Ring> {
+        let depth = depth.clamp(1, DEPTH_LIMIT);
+        let (ring, single_issuer) = build(depth + 1)?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            // Before 5.11 there is no waiting with a time limit.
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        let files = files
+            .iter()
+            .map(|fd| fd.try_clone_to_owned())
+            .collect::<io::Result<Vec<_>>>()?;
+        let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        // Registering spares a reference count per operation. Where it is refused (RLIMIT_NOFILE),
+        // plain descriptors do.
+        let files_registered = !raw.is_empty() && ring.submitter().register_files(&raw).is_ok();
+        Ok(Ring {
+            ring,
+            slots: (0..depth)
+                .map(|_| Slot {
+                    request: None,
+                    iovecs: Vec::new(),
+                })
+                .collect(),
+            free: (0..depth).rev().collect(),
+            files,
+            files_registered,
+            registered: Vec::new(),
+            doorbell: Arc::new(Doorbell::new()?),
+            doorbell_armed: false,
+            enabled: false,
+            single_issuer,
+        })
+    }
+
+    /// Registers the memory of `mappings`, in chunks, so that transfers of one segment inside them
+    /// need not look up and pin pages. All or nothing; may be called once.
+    ///
+    /// The pages are pinned (and populated, if they were not: bind a policy first) and count as
+    /// locked memory. Errors: ENOMEM beyond RLIMIT_MEMLOCK, EINVAL for more than 16,384 chunks or a
+    /// second call. The ring works without.
+    pub fn register_buffers(&mut self, mappings: &[Arc<Mapping>]) -> io::Result<()> {
+        if !self.registered.is_empty() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let mut iovecs = Vec::new();
+        let mut registered = Vec::new();
+        for mapping in mappings {
+            let first_index = u16::try_from(iovecs.len())
+                .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+            for offset in (0..mapping.len()).step_by(REGISTERED_CHUNK_BYTES) {
+                iovecs.push(libc::iovec {
+                    iov_base: mapping.as_ptr().wrapping_add(offset).cast(),
+                    iov_len: REGISTERED_CHUNK_BYTES.min(mapping.len() - offset),
+                });
+            }
+            registered.push(RegisteredMapping {
+                mapping: Arc::clone(mapping),
+                first_index,
+            });
+        }
+        if iovecs.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the chunks lie inside mappings that `self.registered` keeps until the ring is
+        // dropped.
+        unsafe { self.ring.submitter().register_buffers(&iovecs)? };
+        self.registered = registered;
+        Ok(())
+    }
+
+    /// Whether buffers are registered.
+    pub fn has_registered_buffers(&self) -> bool {
+        !self.registered.is_empty()
+    }
+
+    /// Whether the ring must stay with the thread that first entered it.
+    pub fn is_single_issuer(&self) -> bool {
+        self.single_issuer
+    }
+
+    /// The handle that ends a wait.
+    pub fn doorbell(&self) -> Arc<Doorbell> {
+        Arc::clone(&self.doorbell)
+    }
+
+    /// Requests that were pushed and whose completion was not delivered.
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Queues a request; the next `wait` starts it.
+    pub fn push(&mut self, request: Request) -> Result<(), PushError> {
+        if !self.is_valid(&request) {
+            return Err(PushError::Invalid(request));
+        }
+        let Some(index) = self.free.pop() else {
+            return Err(PushError::Full(request));
+        };
+        let slot = &mut self.slots[index as usize];
+        collect_iovecs(&request, &mut slot.iovecs);
+        let file = if self.files_registered {
+            request.file as RawFd // the index of an existing file: small
+        } else {
+            self.files[request.file as usize].as_raw_fd()
+        };
+        let buffer = fixed_buffer(&self.registered, &request, &slot.iovecs);
+        let entry = entry(file, self.files_registered, &request, &slot.iovecs, buffer);
+        slot.request = Some(request);
+        // SAFETY: the memory is in bounds (`is_valid`) of mappings that the slot keeps alive; the
+        // iovecs are the slot's and stay untouched while it holds a request; the descriptor is the
+        // ring's. The slot is emptied only at the completion.
+        let pushed = unsafe {
+            self.ring
+                .submission()
+                .push(&entry.user_data(u64::from(index)))
+        };
+        if pushed.is_err() {
+            // The submission ring has more entries than there are slots.
+            let slot = &mut self.slots[index as usize];
+            self.free.push(index);
+            if let Some(request) = slot.request.take() {
+                return Err(PushError::Full(request));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts what was pushed, then appends completions. Returns when there is at least one, when
+    /// the doorbell was rung (true: the ring is consumed), or after `timeout` (`None`: no limit;
+    /// zero: only looks). May also return early with nothing. Errors: EEXIST when the ring has
+    /// moved between threads (see the module); anything else would be a bug.
+    pub fn wait(
+        &mut self,
+        completed: &mut Vec<Completed>,
+        timeout: Option<Duration>,
+    ) -> io::Result<bool> {
+        self.start()?;
+        let before = completed.len();
+        self.reap(completed);
+        let mut want = 0;
+        if completed.len() == before && timeout != Some(Duration::ZERO) {
+            self.arm_doorbell()?;
+            // From here on a ringer writes the eventfd. It does not matter that the poll reaches
+            // the kernel only now: the eventfd stays readable, so a late poll completes at once.
+            want = usize::from(self.doorbell.doze());
+        }
+        let entered = self.enter(want, timeout);
+        let rung = self.doorbell.rise();
+        entered?;
+        self.reap(completed);
+        Ok(rung)
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        if !self.enabled {
+            self.ring.submitter().register_enable_rings()?;
+            self.enabled = true;
+        }
+        Ok(())
+    }
+
+    fn arm_doorbell(&mut self) -> io::Result<()> {
+        if self.doorbell_armed {
+            return Ok(());
+        }
+        let fd = types::Fd(self.doorbell.as_fd().as_raw_fd());
+        let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32)
+            .build()
+            .user_data(DOORBELL_TAG);
+        // SAFETY: a poll touches no memory of ours; the ring keeps the doorbell open.
+        unsafe { self.ring.submission().push(&entry) }
+            .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
+        self.doorbell_armed = true;
+        Ok(())
+    }
+
+    /// One io_uring_enter(2). Interruptions and passing shortages are not errors: the caller's
+    /// caller comes back.
+    fn enter(&mut self, want: usize, timeout: Option<Duration>) -> io::Result<()> {
+        let entered = match timeout {
+            Some(timeout) if want > 0 => {
+                let timespec = types::Timespec::from(timeout);
+                let args = types::SubmitArgs::new().timespec(&timespec);
+                self.ring.submitter().submit_with_args(want, &args)
+            }
+            _ => self.ring.submitter().submit_and_wait(want),
+        };
+        match entered {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
+                Some(libc::EAGAIN) => {
+                    // The kernel has no memory for requests. Nothing signals when it has again.
+                    std::thread::sleep(Duration::from_millis(1));
+                    Ok(())
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn reap(&mut self, completed: &mut Vec<Completed>) {
+        for entry in self.ring.completion() {
+            if entry.user_data() == DOORBELL_TAG {
+                self.doorbell_armed = false;
+                self.doorbell.drain();
+                continue;
+            }
+            let Ok(index) = u32::try_from(entry.user_data()) else {
+                continue;
+            };
+            let Some(slot) = self.slots.get_mut(index as usize) else {
+                continue;
+            };
+            let Some(request) = slot.request.take() else {
+                continue;
+            };
+            self.free.push(index);
+            let result =
+                usize::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
+            completed.push(Completed { request, result });
+        }
+    }
+
+    fn is_valid(&self, request: &Request) -> bool {
+        if request.file as usize >= self.files.len() {
+            return false;
+        }
+        if request.operation == Operation::SyncData {
+            return request.segments.is_empty();
+        }
+        let mut total = 0usize;
+        for segment in &request.segments {
+            let end = segment.offset.checked_add(segment.len);
+            if end.is_none_or(|end| end > segment.mapping.len())
+                || (request.operation == Operation::Read && !segment.mapping.is_writable())
+            {
+                return false;
+            }
+            match total.checked_add(segment.len) {
+                Some(sum) => total = sum,
+                None => return false,
+            }
+        }
+        request.done_bytes < total
+    }
+}
+
+impl Drop for Ring {
+    /// Waits for what is in flight: the kernel may write to its memory until then.
+    fn drop(&mut self) {
+        let mut completed = Vec::new();
+        while self.in_flight() > 0 {
+            if self.start().and_then(|()| self.enter(1, None)).is_err() {
+                // Dropped by another thread than its owner's: completions cannot be had. Leaking
+                // the memory is the sound way out; this is a bug of the caller's.
+                for slot in &mut self.slots {
+                    std::mem::forget(slot.request.take());
+                    std::mem::forget(std::mem::take(&mut slot.iovecs));
+                }
+                std::mem::forget(std::mem::take(&mut self.registered));
+                return;
+            }
+            self.reap(&mut completed);
+        }
+        // Closing a ring gives its files and buffers back some time later; a lock or an exclusive
+        // open of them should be gone when drop returns. Failing that, later it is.
+        if self.files_registered {
+            let _ = self.ring.submitter().unregister_files();
+        }
+        if !self.registered.is_empty() {
+            let _ = self.ring.submitter().unregister_buffers();
+        }
+    }
+}
+
+/// A disabled ring, with the cheapest way of delivering completions that the kernel knows, and
+/// whether it belongs to one thread.
+fn build(entries: u32) -> io::Result<(IoUring, bool)> {
+    let entries = entries.next_power_of_two();
+    let refused = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
+    // 6.1 and later.
+    let mut builder = IoUring::builder();
+    builder
+        .dontfork()
+        .setup_r_disabled()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag();
+    builder.setup_single_issuer().setup_defer_taskrun();
+    match builder.build(entries) {
+        Err(error) if refused(&error) => {}
+        built => return Ok((built?, true)),
+    }
+    // 5.19 and later.
+    let mut builder = IoUring::builder();
+    builder
+        .dontfork()
+        .setup_r_disabled()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag();
+    match builder.build(entries) {
+        Err(error) if refused(&error) => {}
+        built => return Ok((built?, false)),
+    }
+    Ok((
+        IoUring::builder()
+            .dontfork()
+            .setup_r_disabled()
+            .build(entries)?,
+        false,
+    ))
+}
+
+/// The memory of a request that is not done yet, cut to what one operation may carry.
+fn collect_iovecs(request: &Request, iovecs: &mut Vec<libc::iovec>) {
+    iovecs.clear();
+    let mut skip = request.done_bytes;
+    let mut room = TRANSFER_BYTES_MAX;
+    for segment in &request.segments {
+        if skip >= segment.len {
+            skip -= segment.len;
+            continue;
+        }
+        let len = (segment.len - skip).min(room);
+        iovecs.push(libc::iovec {
+            iov_base: segment
+                .mapping
+                .as_ptr()
+                .wrapping_add(segment.offset + skip)
+                .cast(),
+            iov_len: len,
+        });
+        skip = 0;
+        room -= len;
+        if room == 0 || iovecs.len() == IOVEC_LIMIT {
+            break;
+        }
+    }
+}
+
+/// The registered buffer that holds the whole of a transfer with one iovec.
+fn fixed_buffer(
+    registered: &[RegisteredMapping],
+    request: &Request,
+    iovecs: &[libc::iovec],
+) -> Option<u16> {
+    let ([iovec], [segment]) = (iovecs, &request.segments[..]) else {
+        return None;
+    };
+    let home = registered
+        .iter()
+        .find(|home| Arc::ptr_eq(&home.mapping, &segment.mapping))?;
+    let start = (iovec.iov_base as usize).checked_sub(home.mapping.as_ptr() as usize)?;
+    let chunk = start / REGISTERED_CHUNK_BYTES;
+    let last = (start + iovec.iov_len).checked_sub(1)?;
+    if last / REGISTERED_CHUNK_BYTES != chunk {
+        return None;
+    }
+    u16::try_from(usize::from(home.first_index) + chunk).ok()
+}
+
+/// `file`: an index of registered files when `registered_file`, a descriptor otherwise.
+fn entry(
+    file: RawFd,
+    registered_file: bool,
+    request: &Request,
+    iovecs: &[libc::iovec],
+    fixed_buffer: Option<u16>,
+) -> squeue::Entry {
+    let fd = types::Fd(file);
+    let offset = request
+        .offset_bytes
+        .saturating_add(request.done_bytes as u64);
+    let count = iovecs.len() as u32; // at most IOVEC_LIMIT
+    let first = iovecs.first();
+    let base = first.map_or(std::ptr::null_mut(), |iovec| iovec.iov_base.cast::<u8>());
+    let len = first.map_or(0, |iovec| iovec.iov_len as u32); // at most TRANSFER_BYTES_MAX
+    let entry = match (request.operation, fixed_buffer) {
+        (Operation::SyncData, _) => opcode::Fsync::new(fd)
+            .flags(types::FsyncFlags::DATASYNC)
+            .build(),
+        (Operation::Read, Some(buffer)) => opcode::ReadFixed::new(fd, base, len, buffer)
+            .offset(offset)
+            .build(),
+        (Operation::Write, Some(buffer)) => opcode::WriteFixed::new(fd, base, len, buffer)
+            .offset(offset)
+            .build(),
+        (Operation::Read, None) if count == 1 => {
+            opcode::Read::new(fd, base, len).offset(offset).build()
+        }
+        (Operation::Write, None) if count == 1 => {
+            opcode::Write::new(fd, base, len).offset(offset).build()
+        }
+        (Operation::Read, None) => opcode::Readv::new(fd, iovecs.as_ptr(), count)
+            .offset(offset)
+            .build(),
+        (Operation::Write, None) => opcode::Writev::new(fd, iovecs.as_ptr(), count)
+            .offset(offset)
+            .build(),
+    };
+    if registered_file {
+        entry.flags(squeue::Flags::FIXED_FILE)
+    } else {
+        entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::unix::fs::FileExt;
+
+    const PAGE: usize = 4096;
+
+    /// A ring, or a loud word why there is none on this machine.
+    fn ring(depth: u32, files: &[BorrowedFd<'_>]) -> Option<Ring> {
+        match Ring::new(depth, files) {
+            Ok(ring) => Some(ring),
+            Err(error) => {
+                eprintln!("SKIPPED: io_uring is refused here: {error}");
+                None
+            }
+        }
+    }
+
+    fn file_of(pages: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        for byte in pages {
+            file.write_all(&[*byte; PAGE]).unwrap();
+        }
+        file
+    }
+
+    fn memory(pages: usize) -> Arc<Mapping> {
+        Arc::new(Mapping::create("jericho-ring-test", pages * PAGE, false).unwrap())
+    }
+
+    fn segment(mapping: &Arc<Mapping>, page: usize, pages: usize) -> Segment {
+        Segment {
+            mapping: Arc::clone(mapping),
+            offset: page * PAGE,
+            len: pages * PAGE,
+        }
+    }
+
+    fn request(operation: Operation, offset_bytes: u64, segments: Vec<Segment>) -> Request {
+        Request {
+            tag: 7,
+            file: 0,
+            operation,
+            offset_bytes,
+            segments,
+            done_bytes: 0,
+        }
+    }
+
+    fn run(ring: &mut Ring, request: Request) -> Completed {
+        ring.push(request).unwrap();
+        let mut completed = Vec::new();
+        while completed.is_empty() {
+            ring.wait(&mut completed, None).unwrap();
+        }
+        assert_eq!(completed.len(), 1);
+        completed.remove(0)
+    }
+
+    fn byte(mapping: &Mapping, offset: usize) -> u8 {
+        let mut out = [0];
+        mapping.copy_out(offset, &mut out);
+        out[0]
+    }
+
+    #[test]
+    fn segments_are_filled_in_order_and_written_in_order() {
+        for registered in [false, true] {
+            let file = file_of(b"abcd");
+            let Some(mut ring) = ring(4, &[file.as_fd()]) else {
+                return;
+            };
+            let mapping = memory(4);
+            if registered {
+                ring.register_buffers(&[Arc::clone(&mapping)]).unwrap();
+            }
+            let segments = vec![segment(&mapping, 3, 1), segment(&mapping, 0, 2)];
+            let done = run(&mut ring, request(Operation::Read, PAGE as u64, segments));
+            assert_eq!(done.result, Ok(3 * PAGE));
+            assert_eq!(done.request.tag, 7);
+            assert_eq!(byte(&mapping, 3 * PAGE), b'b');
+            assert_eq!(byte(&mapping, 0), b'c');
+            assert_eq!(byte(&mapping, PAGE), b'd');
+            let done = run(
+                &mut ring,
+                request(Operation::Write, 0, vec![segment(&mapping, 1, 1)]),
+            );
+            assert_eq!(done.result, Ok(PAGE));
+            assert_eq!(
+                run(&mut ring, request(Operation::SyncData, 0, vec![])).result,
+                Ok(0)
+            );
+            let mut first = [0; 2];
+            file.read_exact_at(&mut first, PAGE as u64 - 1).unwrap();
+            assert_eq!(&first, b"db");
+        }
+    }
+
+    #[test]
+    fn a_short_transfer_says_so_and_continues_where_it_stopped() {
+        let file = file_of(b"ab");
+        let Some(mut ring) = ring(1, &[file.as_fd()]) else {
+            return;
+        };
+        let mapping = memory(3);
+        let done = run(
+            &mut ring,
+            request(Operation::Read, 0, vec![segment(&mapping, 0, 3)]),
+        );
+        assert_eq!(done.result, Ok(2 * PAGE));
+        file.write_at(&[b'c'; PAGE], 2 * PAGE as u64).unwrap();
+        let rest = Request {
+            done_bytes: 2 * PAGE,
+            ..done.request
+        };
+        assert_eq!(run(&mut ring, rest).result, Ok(PAGE));
+        assert_eq!(byte(&mapping, 2 * PAGE), b'c');
+    }
+
+    #[test]
+    fn an_error_of_the_file_is_the_result_of_its_request() {
+        let read_only = File::open("/proc/self/exe").unwrap();
+        let Some(mut ring) = ring(1, &[read_only.as_fd()]) else {
+            return;
+        };
+        let done = run(
+            &mut ring,
+            request(Operation::Write, 0, vec![segment(&memory(1), 0, 1)]),
+        );
+        assert_eq!(done.result, Err(libc::EBADF));
+    }
+
+    #[test]
+    fn memory_out_of_bounds_and_unknown_files_are_refused() {
+        let file = file_of(b"a");
+        let Some(mut ring) = ring(1, &[file.as_fd()]) else {
+            return;
+        };
+        let mapping = memory(1);
+        let refused = |ring: &mut Ring, request| {
+            matches!(ring.push(request), Err(PushError::Invalid(_))) && ring.in_flight() == 0
+        };
+        let beyond = vec![segment(&mapping, 0, 2)];
+        assert!(refused(&mut ring, request(Operation::Read, 0, beyond)));
+        assert!(refused(&mut ring, request(Operation::Read, 0, vec![])));
+        let stranger = request(Operation::Read, 0, vec![segment(&mapping, 0, 1)]);
+        assert!(refused(
+            &mut ring,
+            Request {
+                file: 1,
+                ..stranger
+            }
+        ));
+        let fd = mapping.fd().try_clone_to_owned().unwrap();
+        let read_only = Arc::new(Mapping::from_fd(fd, PAGE, false).unwrap());
+        let segments = vec![segment(&read_only, 0, 1)];
+        assert!(refused(&mut ring, request(Operation::Read, 0, segments)));
+    }
+
+    #[test]
+    fn a_full_ring_gives_the_request_back() {
+        let file = file_of(b"ab");
+        let Some(mut ring) = ring(1, &[file.as_fd()]) else {
+            return;
+        };
+        let mapping = memory(1);
+        let read = || request(Operation::Read, 0, vec![segment(&mapping, 0, 1)]);
+        ring.push(read()).unwrap();
+        assert!(matches!(ring.push(read()), Err(PushError::Full(_))));
+        let mut completed = Vec::new();
+        while ring.in_flight() > 0 {
+            ring.wait(&mut completed, None).unwrap();
+        }
+        ring.push(read()).unwrap();
+        assert_eq!(ring.in_flight(), 1);
+    }
+
+    #[test]
+    fn a_wait_ends_when_the_bell_is_rung_before_or_meanwhile() {
+        let Some(mut ring) = ring(1, &[]) else { return };
+        let bell = ring.doorbell();
+        let mut completed = Vec::new();
+        bell.ring();
+        assert!(ring.wait(&mut completed, None).unwrap());
+        // A game of ping-pong, which hangs when one wake-up is lost.
+        let ours = Arc::new(Doorbell::new().unwrap());
+        let theirs = Arc::clone(&ours);
+        let ringer = std::thread::spawn(move || {
+            for _ in 0..10_000 {
+                bell.ring();
+                while !theirs.sleep(None).unwrap() {}
+            }
+        });
+        for _ in 0..10_000 {
+            while !ring.wait(&mut completed, None).unwrap() {}
+            ours.ring();
+        }
+        ringer.join().unwrap();
+        assert!(completed.is_empty());
+    }
+
+    #[test]
+    fn a_wait_ends_after_its_time_limit() {
+        let Some(mut ring) = ring(1, &[]) else { return };
+        let start = std::time::Instant::now();
+        assert!(
+            !ring
+                .wait(&mut Vec::new(), Some(Duration::from_millis(5)))
+                .unwrap()
+        );
+        assert!(start.elapsed() >= Duration::from_millis(5));
+    }
+
+    #[test]
+    fn dropping_a_ring_waits_for_its_transfers() {
+        let file = file_of(&[b'x'; 64]);
+        let Some(mut ring) = ring(64, &[file.as_fd()]) else {
+            return;
+        };
+        let mapping = memory(64);
+        for page in 0..64 {
+            let segments = vec![segment(&mapping, page, 1)];
+            ring.push(request(Operation::Read, (page * PAGE) as u64, segments))
+                .unwrap();
+        }
+        drop(ring);
+        assert_eq!(Arc::strong_count(&mapping), 1);
+        assert!((0..64).all(|page| byte(&mapping, page * PAGE) == b'x'));
+    }
+}
