@@ -1,4 +1,12 @@
 //! Bytes that outlive or leave a process: volume, shared memory, wire. No I/O.
+//!
+//! What is durable is specified in `docs/formats/volume.md`; a test compares the offsets that the
+//! page gives with those of the structs here.
+#![forbid(unsafe_code)]
+
+pub mod label;
+pub mod record;
+pub mod superblock;
 
 /// Size of a block on a volume and of a page in a cache.
 pub const PAGE_BYTES: u64 = 4096;

@@ -26,6 +26,14 @@ pub struct Allocator {
 }
 
 impl Allocator {
+    /// The allocator of a volume whose store is open.
+    pub fn of_volume(
+        _store: &crate::store::StoreRef,
+        _volume: &crate::volume::Volume,
+    ) -> Result<std::sync::Arc<Allocator>> {
+        todo!()
+    }
+
     /// Promises `blocks` blocks of the volume to data that will be written later (delayed
     /// allocation), preferring nothing. Errors: ENOSPC when free minus promised is less.
     pub fn reserve(&self, _blocks: u64) -> Result<()> {

@@ -1,0 +1,114 @@
+//! The label: block 0 of every device of a volume. It says whose device this is, so that a missing,
+//! exchanged or foreign device is named instead of read.
+
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// First bytes of every device of a volume.
+pub const LABEL_MAGIC: [u8; 8] = *b"JERICHO\0";
+/// Version of the volume format that this code writes and the newest it reads.
+pub const VERSION: u32 = 1;
+
+/// Block 0 of a device.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Label {
+    /// `LABEL_MAGIC`.
+    pub magic: [u8; 8],
+    /// `VERSION`.
+    pub version: U32,
+    /// crc32c of the 4096 bytes with this field zero.
+    pub crc: U32,
+    /// The volume that the device belongs to.
+    pub volume_uuid: [u8; 16],
+    /// This device.
+    pub device_uuid: [u8; 16],
+    /// Its index in the volume's device table.
+    pub device_index: U16,
+    /// Number of devices of the volume.
+    pub devices: U16,
+    /// Zero.
+    pub reserved0: U32,
+    /// Blocks of the device that the volume uses: a smaller device was truncated.
+    pub device_blocks: U64,
+    /// Zero.
+    pub reserved: [u8; 4032],
+}
+const _: () = assert!(size_of::<Label>() == 4096);
+
+/// What block 0 of a device says.
+#[derive(Debug, PartialEq, Eq)]
+pub enum LabelState {
+    /// Not a device of a volume.
+    Foreign,
+    /// Of a volume of this version, which is newer than `VERSION`.
+    Newer(u32),
+    /// The magic is right but the checksum is not.
+    Damaged,
+    /// A good label.
+    Valid(Box<Label>),
+}
+
+impl Label {
+    /// A label with magic and version set and the rest zero.
+    pub fn new() -> Box<Label> {
+        let mut label = Box::new(Label::new_zeroed());
+        label.magic = LABEL_MAGIC;
+        label.version = U32::new(VERSION);
+        label
+    }
+
+    /// The 4096 bytes to store, with the checksum set.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut label = self.clone();
+        label.crc = U32::new(0);
+        let crc = crc32c::crc32c(label.as_bytes());
+        label.crc = U32::new(crc);
+        label.as_bytes().to_vec()
+    }
+
+    /// Judges the first 4096 bytes of a device.
+    pub fn decode(block: &[u8]) -> LabelState {
+        let Ok((label, _)) = Label::read_from_prefix(block) else {
+            return LabelState::Foreign;
+        };
+        if label.magic != LABEL_MAGIC {
+            return LabelState::Foreign;
+        }
+        // A newer version may have another checksum or layout: only magic and version are promised.
+        if label.version.get() > VERSION {
+            return LabelState::Newer(label.version.get());
+        }
+        if label.encode() == block[..size_of::<Label>()] {
+            LabelState::Valid(Box::new(label))
+        } else {
+            LabelState::Damaged
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_anywhere_in_a_label_is_noticed() {
+        let bytes = Label::new().encode();
+        assert!(matches!(Label::decode(&bytes), LabelState::Valid(_)));
+        for at in (12..bytes.len()).step_by(7) {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x10;
+            assert_eq!(Label::decode(&bad), LabelState::Damaged, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_newer_version_is_told_from_damage() {
+        let mut label = Label::new();
+        label.version = U32::new(VERSION + 1);
+        assert_eq!(
+            Label::decode(&label.encode()),
+            LabelState::Newer(VERSION + 1)
+        );
+    }
+}

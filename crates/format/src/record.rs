@@ -1,0 +1,197 @@
+//! Values of the metadata store's tables. All integers little-endian; keys are in big-endian so
+//! that their byte order is their numeric order.
+
+use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Version of every record below; a reader refuses others.
+pub const RECORD_VERSION: u8 = 1;
+/// In `slice` and `placement`: no slice.
+pub const NO_SLICE: u16 = u16::MAX;
+/// `ExtentValue::flags`: allocated but never written, reads as zeros.
+pub const EXTENT_UNWRITTEN: u16 = 1;
+
+/// File types as stored (the values of `d_type`).
+pub mod kind {
+    /// FIFO.
+    pub const FIFO: u8 = 1;
+    /// Character device.
+    pub const CHAR_DEVICE: u8 = 2;
+    /// Directory.
+    pub const DIRECTORY: u8 = 4;
+    /// Block device.
+    pub const BLOCK_DEVICE: u8 = 6;
+    /// Regular file.
+    pub const FILE: u8 = 8;
+    /// Symbolic link.
+    pub const SYMLINK: u8 = 10;
+    /// Socket.
+    pub const SOCKET: u8 = 12;
+}
+
+/// Value of table `inodes`; a symbolic link's target follows it.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct InodeValue {
+    /// `RECORD_VERSION`.
+    pub version: u8,
+    /// One of `kind`.
+    pub kind: u8,
+    /// Permission bits, 07777.
+    pub perm: U16,
+    /// Hard links.
+    pub nlink: U32,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+    /// Device number of special files.
+    pub rdev: U32,
+    /// Changes each time the number is used again.
+    pub generation: U32,
+    /// Bytes; directories: entries.
+    pub size: U64,
+    /// Seconds since the epoch, rounded down.
+    pub atime_s: I64,
+    /// Seconds.
+    pub mtime_s: I64,
+    /// Seconds.
+    pub ctime_s: I64,
+    /// Seconds.
+    pub btime_s: I64,
+    /// Nanoseconds on top of `atime_s`, below 10^9.
+    pub atime_ns: U32,
+    /// Nanoseconds.
+    pub mtime_ns: U32,
+    /// Nanoseconds.
+    pub ctime_ns: U32,
+    /// Nanoseconds.
+    pub btime_ns: U32,
+    /// Parent directory.
+    pub parent: U64,
+    /// Home slice or `NO_SLICE`.
+    pub slice: U16,
+    /// Placement set by the user or `NO_SLICE`.
+    pub placement: U16,
+    /// Bytes of the symbolic link's target that follow.
+    pub target_bytes: U16,
+    /// Zero.
+    pub reserved: U16,
+}
+const _: () = assert!(size_of::<InodeValue>() == 96);
+
+/// Value of table `extents`; the key is inode (8 bytes, big-endian), first page (8, big-endian).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ExtentValue {
+    /// First block within the slice.
+    pub first: U64,
+    /// Blocks.
+    pub count: U32,
+    /// Slice.
+    pub slice: U16,
+    /// `EXTENT_UNWRITTEN` or 0.
+    pub flags: U16,
+}
+const _: () = assert!(size_of::<ExtentValue>() == 16);
+
+/// Value of table `entries`; the key is directory (8 bytes, big-endian), hash (8, big-endian), name.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct EntryValue {
+    /// Inode.
+    pub ino: U32,
+    /// One of `kind`.
+    pub kind: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+const _: () = assert!(size_of::<EntryValue>() == 8);
+
+/// Key of tables `inodes`, `orphans`: the number in 8 bytes, big-endian.
+pub fn ino_key(ino: u64) -> [u8; 8] {
+    ino.to_be_bytes()
+}
+
+/// Key of table `extents`.
+pub fn extent_key(ino: u64, page: u64) -> [u8; 16] {
+    pair_key(ino, page)
+}
+
+/// Two numbers in 16 bytes, big-endian.
+pub fn pair_key(a: u64, b: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&a.to_be_bytes());
+    key[8..].copy_from_slice(&b.to_be_bytes());
+    key
+}
+
+/// Key of table `entries`.
+pub fn entry_key(dir: u64, hash: u64, name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(16 + name.len());
+    key.extend_from_slice(&pair_key(dir, hash));
+    key.extend_from_slice(name);
+    key
+}
+
+/// Key of table `xattrs`.
+pub fn xattr_key(ino: u64, name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(8 + name.len());
+    key.extend_from_slice(&ino.to_be_bytes());
+    key.extend_from_slice(name);
+    key
+}
+
+/// Reads a big-endian number at the start of a key; `None` when the key is shorter.
+pub fn key_number(key: &[u8]) -> Option<u64> {
+    key.first_chunk::<8>().map(|b| u64::from_be_bytes(*b))
+}
+
+/// Splits nanoseconds since the epoch into seconds and nanoseconds; saturates outside of i64 seconds.
+pub fn split_time(ns: i128) -> (i64, u32) {
+    let s = ns.div_euclid(1_000_000_000);
+    match i64::try_from(s) {
+        Ok(s) => (s, ns.rem_euclid(1_000_000_000) as u32),
+        Err(_) if s < 0 => (i64::MIN, 0),
+        Err(_) => (i64::MAX, 999_999_999),
+    }
+}
+
+/// The inverse of `split_time`.
+pub fn join_time(s: i64, ns: u32) -> i128 {
+    i128::from(s) * 1_000_000_000 + i128::from(ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_the_epoch_come_back_as_they_were() {
+        for ns in [
+            0,
+            1,
+            -1,
+            -1_000_000_000,
+            999_999_999,
+            -2_177_452_800_000_000_001,
+        ] {
+            let (s, n) = split_time(ns);
+            assert!(n < 1_000_000_000);
+            assert_eq!(join_time(s, n), ns);
+        }
+    }
+
+    #[test]
+    fn keys_sort_as_their_numbers() {
+        assert!(extent_key(1, 300) < extent_key(2, 0));
+        assert!(extent_key(1, 255) < extent_key(1, 256));
+        assert!(entry_key(1, 5, b"zz") < entry_key(1, 6, b"a"));
+    }
+}

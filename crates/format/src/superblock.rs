@@ -1,0 +1,409 @@
+//! The superblock: what a volume consists of. Two copies on the first device, written in turn; the
+//! newer one whose checksum is right counts, so a torn write costs only the change that it carried.
+
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::PAGE_BYTES;
+use crate::label::VERSION;
+
+/// First bytes of a superblock copy.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"JERISUPR";
+/// Most devices of a volume.
+pub const DEVICES_MAX: usize = 64;
+/// Most slices of a volume.
+pub const SLICES_MAX: usize = 256;
+/// Most regions of all slices together.
+pub const REGIONS_MAX: usize = 1024;
+/// Most chunks of the metadata region.
+pub const CHUNKS_MAX: usize = 4096;
+/// `ChunkEntry::position`: taken from a slice but not yet part of the metadata region.
+pub const CHUNK_SPARE: u32 = u32::MAX;
+/// `ChunkEntry::slice`: not from the space of a slice (made by format).
+pub const CHUNK_NO_SLICE: u16 = u16::MAX;
+/// `DeviceEntry::node`, `SliceEntry::node`: no node is known.
+pub const NO_NODE: u32 = u32::MAX;
+/// `SuperblockHead::flags`: not cleanly unmounted, or mounted now.
+pub const FLAG_DIRTY: u32 = 1;
+
+/// Offset of the device table in a copy.
+pub const DEVICES_AT: usize = 4096;
+/// Offset of the slice table.
+pub const SLICES_AT: usize = DEVICES_AT + DEVICES_MAX * size_of::<DeviceEntry>();
+/// Offset of the region table.
+pub const REGIONS_AT: usize = SLICES_AT + SLICES_MAX * size_of::<SliceEntry>();
+/// Offset of the chunk table.
+pub const CHUNKS_AT: usize = REGIONS_AT + REGIONS_MAX * size_of::<RegionEntry>();
+/// Bytes of a copy.
+pub const COPY_BYTES: usize = CHUNKS_AT + CHUNKS_MAX * size_of::<ChunkEntry>();
+/// Blocks of a copy.
+pub const COPY_BLOCKS: u64 = COPY_BYTES as u64 / PAGE_BYTES;
+/// First block of each copy on the first device.
+pub const COPY_FIRST_BLOCK: [u64; 2] = [1, 1 + COPY_BLOCKS];
+/// Blocks of the first device before anything else: label and both copies.
+pub const HEAD_BLOCKS: u64 = 1 + 2 * COPY_BLOCKS;
+const _: () = assert!(COPY_BYTES.is_multiple_of(PAGE_BYTES as usize));
+const _: () = assert!(COPY_BLOCKS == 37);
+
+/// First block of a copy.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SuperblockHead {
+    /// `SUPERBLOCK_MAGIC`.
+    pub magic: [u8; 8],
+    /// `label::VERSION`.
+    pub version: U32,
+    /// crc32c of the whole copy with this field zero.
+    pub crc: U32,
+    /// Grows by one with each write; the greater one of two good copies counts.
+    pub sequence: U64,
+    /// The volume.
+    pub volume_uuid: [u8; 16],
+    /// Key of the hash of names.
+    pub hash_seed: [u8; 16],
+    /// `FLAG_DIRTY`.
+    pub flags: U32,
+    /// Blocks of a container.
+    pub container_blocks: U32,
+    /// Blocks of a chunk of the metadata region.
+    pub chunk_blocks: U32,
+    /// Entries of the device table.
+    pub devices: U16,
+    /// Entries of the slice table.
+    pub slices: U16,
+    /// Entries of the region table.
+    pub regions: U16,
+    /// Zero.
+    pub reserved0: U16,
+    /// Entries of the chunk table.
+    pub chunks: U32,
+    /// Length of the metadata store in bytes: what redb set.
+    pub store_bytes: U64,
+    /// When it was made, seconds since the epoch.
+    pub created_s: U64,
+    /// Zero.
+    pub reserved: [u8; 4000],
+}
+const _: () = assert!(size_of::<SuperblockHead>() == 4096);
+
+/// A device of the volume.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DeviceEntry {
+    /// As in the device's label.
+    pub uuid: [u8; 16],
+    /// Blocks of it that the volume uses.
+    pub blocks: U64,
+    /// Node of the hardware when it was formatted, or `NO_NODE`.
+    pub node: U32,
+    /// Bytes of `path` that count.
+    pub path_bytes: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Where it was when it was formatted, absolute: a hint.
+    pub path: [u8; 224],
+}
+const _: () = assert!(size_of::<DeviceEntry>() == 256);
+
+/// A slice.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct SliceEntry {
+    /// Capacity: the sum over its regions.
+    pub blocks: U64,
+    /// Home node, or `NO_NODE`.
+    pub node: U32,
+    /// Index of its first region in the region table.
+    pub first_region: U16,
+    /// How many follow one another there, in the order of the slice's blocks.
+    pub regions: U16,
+    /// Zero.
+    pub reserved: [u8; 16],
+}
+const _: () = assert!(size_of::<SliceEntry>() == 32);
+
+/// A range of a device that belongs to a slice.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RegionEntry {
+    /// First block on the device.
+    pub first_block: U64,
+    /// Blocks.
+    pub blocks: U64,
+    /// Index of the device.
+    pub device: U16,
+    /// Zero.
+    pub reserved: [u8; 6],
+}
+const _: () = assert!(size_of::<RegionEntry>() == 24);
+
+/// A part of the metadata region.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ChunkEntry {
+    /// First block on the device.
+    pub first_block: U64,
+    /// Which `chunk_blocks` of the metadata region this is, counted from 0, or `CHUNK_SPARE`.
+    pub position: U32,
+    /// Index of the device.
+    pub device: U16,
+    /// Slice that it was taken from, or `CHUNK_NO_SLICE`.
+    pub slice: U16,
+    /// First block within the slice, if it was taken from one.
+    pub slice_first: U64,
+}
+const _: () = assert!(size_of::<ChunkEntry>() == 24);
+
+/// A superblock in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Fixed fields; the counts and the checksum are set by `encode`.
+    pub head: Box<SuperblockHead>,
+    /// Device table.
+    pub devices: Vec<DeviceEntry>,
+    /// Slice table.
+    pub slices: Vec<SliceEntry>,
+    /// Region table.
+    pub regions: Vec<RegionEntry>,
+    /// Chunk table.
+    pub chunks: Vec<ChunkEntry>,
+}
+
+/// Why a copy of the superblock is not usable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SuperblockError {
+    /// No superblock is there.
+    #[error("no superblock is there")]
+    Magic,
+    /// A newer format: its version.
+    #[error("it has version {0}")]
+    Newer(u32),
+    /// A torn or damaged copy.
+    #[error("its checksum is wrong")]
+    Checksum,
+    /// The checksum is right but a field contradicts another; which.
+    #[error("{0}")]
+    Inconsistent(String),
+}
+
+impl Superblock {
+    /// An empty superblock: magic and version set.
+    pub fn new() -> Superblock {
+        let mut head = Box::new(SuperblockHead::new_zeroed());
+        head.magic = SUPERBLOCK_MAGIC;
+        head.version = U32::new(VERSION);
+        Superblock {
+            head,
+            devices: vec![],
+            slices: vec![],
+            regions: vec![],
+            chunks: vec![],
+        }
+    }
+
+    /// The bytes of a copy. Tables longer than their maximum are a bug of the caller.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut head = self.head.clone();
+        head.devices = U16::new(self.devices.len() as u16);
+        head.slices = U16::new(self.slices.len() as u16);
+        head.regions = U16::new(self.regions.len() as u16);
+        head.chunks = U32::new(self.chunks.len() as u32);
+        head.crc = U32::new(0);
+        let mut bytes = vec![0; COPY_BYTES];
+        bytes[..DEVICES_AT].copy_from_slice(head.as_bytes());
+        put(&mut bytes[DEVICES_AT..SLICES_AT], self.devices.as_bytes());
+        put(&mut bytes[SLICES_AT..REGIONS_AT], self.slices.as_bytes());
+        put(&mut bytes[REGIONS_AT..CHUNKS_AT], self.regions.as_bytes());
+        put(&mut bytes[CHUNKS_AT..], self.chunks.as_bytes());
+        let crc = crc32c::crc32c(&bytes);
+        bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a copy and checks that its tables agree with one another.
+    pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
+        let Ok((head, _)) = SuperblockHead::read_from_prefix(bytes) else {
+            return Err(SuperblockError::Magic);
+        };
+        if head.magic != SUPERBLOCK_MAGIC {
+            return Err(SuperblockError::Magic);
+        }
+        if head.version.get() > VERSION {
+            return Err(SuperblockError::Newer(head.version.get()));
+        }
+        if bytes.len() < COPY_BYTES {
+            return Err(SuperblockError::Checksum);
+        }
+        let mut crc = crc32c::crc32c(&bytes[..CRC_AT]);
+        crc = crc32c::crc32c_append(crc, &[0; 4]);
+        crc = crc32c::crc32c_append(crc, &bytes[CRC_AT + 4..COPY_BYTES]);
+        if crc != head.crc.get() {
+            return Err(SuperblockError::Checksum);
+        }
+        let superblock = Superblock {
+            devices: get(
+                &bytes[DEVICES_AT..SLICES_AT],
+                head.devices.get().into(),
+                "devices",
+            )?,
+            slices: get(
+                &bytes[SLICES_AT..REGIONS_AT],
+                head.slices.get().into(),
+                "slices",
+            )?,
+            regions: get(
+                &bytes[REGIONS_AT..CHUNKS_AT],
+                head.regions.get().into(),
+                "regions",
+            )?,
+            chunks: get(&bytes[CHUNKS_AT..], head.chunks.get() as usize, "chunks")?,
+            head: Box::new(head),
+        };
+        superblock.validate()?;
+        Ok(superblock)
+    }
+
+    /// Refuses what would lead outside of a device or a table.
+    fn validate(&self) -> Result<(), SuperblockError> {
+        let wrong = |what: String| Err(SuperblockError::Inconsistent(what));
+        let container_blocks = self.head.container_blocks.get();
+        let chunk_blocks = u64::from(self.head.chunk_blocks.get());
+        if container_blocks == 0 || !container_blocks.is_multiple_of(64) {
+            return wrong(format!("a container of {container_blocks} blocks"));
+        }
+        if chunk_blocks == 0 {
+            return wrong("a chunk of 0 blocks".into());
+        }
+        if self.devices.is_empty() || self.slices.is_empty() {
+            return wrong("no device or no slice".into());
+        }
+        let inside = |device: u16, first: u64, blocks: u64| {
+            self.devices.get(usize::from(device)).is_some_and(|d| {
+                first
+                    .checked_add(blocks)
+                    .is_some_and(|end| end <= d.blocks.get())
+            })
+        };
+        for (index, region) in self.regions.iter().enumerate() {
+            if !inside(
+                region.device.get(),
+                region.first_block.get(),
+                region.blocks.get(),
+            ) {
+                return wrong(format!("region {index} ends beyond its device"));
+            }
+        }
+        for (index, slice) in self.slices.iter().enumerate() {
+            let first = usize::from(slice.first_region.get());
+            let end = first + usize::from(slice.regions.get());
+            let Some(regions) = self.regions.get(first..end) else {
+                return wrong(format!("slice {index} has regions that do not exist"));
+            };
+            if regions.iter().map(|r| r.blocks.get()).sum::<u64>() != slice.blocks.get() {
+                return wrong(format!("the regions of slice {index} do not add up"));
+            }
+        }
+        for (index, chunk) in self.chunks.iter().enumerate() {
+            if !inside(chunk.device.get(), chunk.first_block.get(), chunk_blocks) {
+                return wrong(format!("chunk {index} ends beyond its device"));
+            }
+            if chunk.slice.get() != CHUNK_NO_SLICE
+                && usize::from(chunk.slice.get()) >= self.slices.len()
+            {
+                return wrong(format!("chunk {index} is of a slice that does not exist"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Default for Superblock {
+    fn default() -> Self {
+        Superblock::new()
+    }
+}
+
+const CRC_AT: usize = std::mem::offset_of!(SuperblockHead, crc);
+
+fn put(area: &mut [u8], table: &[u8]) {
+    area[..table.len()].copy_from_slice(table);
+}
+
+fn get<T: FromBytes>(area: &[u8], count: usize, name: &str) -> Result<Vec<T>, SuperblockError> {
+    let size = size_of::<T>();
+    let Some(used) = count.checked_mul(size).and_then(|bytes| area.get(..bytes)) else {
+        return Err(SuperblockError::Inconsistent(format!(
+            "too many {name}: {count}"
+        )));
+    };
+    Ok(used
+        .chunks_exact(size)
+        .filter_map(|entry| T::read_from_bytes(entry).ok())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Superblock {
+        let mut superblock = Superblock::new();
+        superblock.head.container_blocks = U32::new(64);
+        superblock.head.chunk_blocks = U32::new(16);
+        let mut device = DeviceEntry::new_zeroed();
+        device.blocks = U64::new(1000);
+        superblock.devices.push(device);
+        superblock.slices.push(SliceEntry {
+            blocks: U64::new(500),
+            regions: U16::new(1),
+            ..SliceEntry::new_zeroed()
+        });
+        superblock.regions.push(RegionEntry {
+            first_block: U64::new(500),
+            blocks: U64::new(500),
+            ..RegionEntry::new_zeroed()
+        });
+        superblock
+    }
+
+    #[test]
+    fn what_was_encoded_is_decoded() {
+        let superblock = sample();
+        let decoded = Superblock::decode(&superblock.encode()).unwrap();
+        assert_eq!(decoded.encode(), superblock.encode());
+        assert_eq!(decoded.regions, superblock.regions);
+    }
+
+    #[test]
+    fn a_torn_copy_is_refused() {
+        let old = sample().encode();
+        let mut superblock = sample();
+        superblock.head.sequence = U64::new(1);
+        superblock.chunks.push(ChunkEntry::new_zeroed());
+        let new = superblock.encode();
+        for blocks in 1..COPY_BLOCKS as usize {
+            let mut torn = new.clone();
+            torn[blocks * 4096..].copy_from_slice(&old[blocks * 4096..]);
+            if torn != new {
+                assert_eq!(Superblock::decode(&torn), Err(SuperblockError::Checksum));
+            }
+        }
+    }
+
+    #[test]
+    fn a_region_beyond_its_device_is_refused() {
+        let mut superblock = sample();
+        superblock.regions[0].first_block = U64::new(501);
+        let result = Superblock::decode(&superblock.encode());
+        assert!(
+            matches!(result, Err(SuperblockError::Inconsistent(_))),
+            "{result:?}"
+        );
+    }
+}

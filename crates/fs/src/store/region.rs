@@ -1,0 +1,424 @@
+//! The metadata region: the bytes that redb works on, spread over chunks of the devices.
+//!
+//! redb sees one file that it may make longer at any time, by doubling. Only what it writes gets
+//! space: position N of the region (one chunk long) is mapped to a chunk when something is first
+//! written there; before that it reads as zeros. Chunks come from a stock of spare ones that the
+//! superblock names already, so that mapping one needs neither the allocator nor the store.
+//!
+//! What redb writes is kept in memory until it asks for a flush, then goes out in order and in long
+//! writes: first the superblock, when chunks were mapped or the length changed, and only then the
+//! bytes. So no byte of the store is ever on a chunk that the superblock does not name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::superblock::{CHUNK_SPARE, CHUNKS_MAX, ChunkEntry};
+use jericho_storage::{Device, IoError};
+use parking_lot::{Mutex, RwLock};
+use redb::StorageBackend;
+
+use crate::error::Error;
+use crate::volume::superblocks::Superblocks;
+
+const BLOCK: usize = PAGE_BYTES as usize;
+/// Longest write to a device, and most of what is read at once for it.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+/// Kept in memory before it is written out without a flush.
+const PENDING_BLOCKS_MAX: usize = 8192;
+/// Spare chunks kept back for batches that remove things.
+const RESERVE_CHUNKS: usize = 2;
+
+/// Where a chunk is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    device: u16,
+    first_block: u64,
+    /// Index in the superblock's chunk table.
+    entry: usize,
+}
+
+struct State {
+    len_bytes: u64,
+    /// Length and mapping as the superblock has them.
+    recorded: bool,
+    map: HashMap<u32, Place>,
+    spares: Vec<Place>,
+    /// Mapped since the superblock was written; they hold garbage until zeroed.
+    fresh: Vec<Place>,
+    /// Blocks that were written but not yet sent to the devices.
+    pending: BTreeMap<u64, Box<[u8; BLOCK]>>,
+}
+
+/// The metadata region of an open volume.
+pub struct Region {
+    devices: Vec<Arc<dyn Device>>,
+    superblocks: Arc<Superblocks>,
+    chunk_blocks: u64,
+    state: RwLock<State>,
+    /// Held by whoever changes bytes, so that a block is not written twice at once.
+    writing: Mutex<()>,
+    full: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Region {
+    /// The region that the superblock describes. Superblock and devices are those of the volume.
+    pub fn new(devices: Vec<Arc<dyn Device>>, superblocks: Arc<Superblocks>) -> Arc<Region> {
+        let (state, chunk_blocks) = superblocks.with(|s| {
+            let mut state = State {
+                len_bytes: s.head.store_bytes.get(),
+                recorded: true,
+                map: HashMap::new(),
+                spares: Vec::new(),
+                fresh: Vec::new(),
+                pending: BTreeMap::new(),
+            };
+            for (entry, chunk) in s.chunks.iter().enumerate() {
+                let place = Place {
+                    device: chunk.device.get(),
+                    first_block: chunk.first_block.get(),
+                    entry,
+                };
+                match chunk.position.get() {
+                    CHUNK_SPARE => state.spares.push(place),
+                    position => drop(state.map.insert(position, place)),
+                }
+            }
+            // Taken from the end: the first chunk of the table first.
+            state.spares.reverse();
+            (state, u64::from(s.head.chunk_blocks.get()))
+        });
+        Arc::new(Region {
+            devices,
+            superblocks,
+            chunk_blocks,
+            state: RwLock::new(state),
+            writing: Mutex::new(()),
+            full: AtomicBool::new(false),
+            error: Mutex::new(None),
+        })
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_blocks * PAGE_BYTES
+    }
+
+    /// Blocks of a chunk.
+    pub fn chunk_blocks(&self) -> u64 {
+        self.chunk_blocks
+    }
+
+    /// Chunks that are ready to be mapped.
+    pub fn spare_chunks(&self) -> usize {
+        self.state.read().spares.len()
+    }
+
+    /// Whether there is more than what is kept for removals.
+    pub fn has_reserve(&self) -> bool {
+        self.spare_chunks() >= RESERVE_CHUNKS
+    }
+
+    /// Chunks that can still be entered in the superblock's table.
+    pub fn free_entries(&self) -> usize {
+        self.superblocks.with(|s| CHUNKS_MAX - s.chunks.len())
+    }
+
+    /// Adds spare chunks, durably. The entries' position is `CHUNK_SPARE`.
+    pub fn add_spares(&self, entries: &[ChunkEntry]) -> Result<(), IoError> {
+        let _writing = self.writing.lock();
+        let first = self.superblocks.with(|s| s.chunks.len());
+        self.superblocks.update(|s| s.chunks.extend_from_slice(entries))?;
+        let mut state = self.state.write();
+        for (at, chunk) in entries.iter().enumerate() {
+            state.spares.insert(
+                0,
+                Place {
+                    device: chunk.device.get(),
+                    first_block: chunk.first_block.get(),
+                    entry: first + at,
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// Forgets that a write found no chunk: redb tries some writes early and puts up with a failure.
+    pub fn clear_full(&self) {
+        self.full.store(false, Ordering::Release);
+    }
+
+    /// Whether a write found no chunk since `clear_full`; then forgets what was not flushed.
+    pub fn take_full(&self) -> bool {
+        let full = self.full.swap(false, Ordering::AcqRel);
+        if full {
+            // The transaction that wrote it is gone; so must be what it left here.
+            let _writing = self.writing.lock();
+            self.state.write().pending.clear();
+        }
+        full
+    }
+
+    /// The first error of a device, which ended the store's life.
+    pub fn last_error(&self) -> Option<Error> {
+        self.error.lock().clone()
+    }
+
+    fn failed(&self, error: IoError) -> io::Error {
+        let text = error.to_string();
+        self.error.lock().get_or_insert(Error::Io(error));
+        io::Error::other(text)
+    }
+
+    /// Where a block of the region is: device and block there.
+    fn place(&self, state: &State, block: u64) -> Option<(u16, u64)> {
+        let position = u32::try_from(block / self.chunk_blocks).ok()?;
+        let place = state.map.get(&position)?;
+        Some((place.device, place.first_block + block % self.chunk_blocks))
+    }
+
+    fn device(&self, index: u16) -> &dyn Device {
+        // The superblock was validated against the device table.
+        &*self.devices[usize::from(index)]
+    }
+
+    /// Reads whole blocks: what is on the devices, and over it what is pending.
+    fn read_blocks(&self, state: &State, first: u64, out: &mut [u8]) -> Result<(), IoError> {
+        let blocks = (out.len() / BLOCK) as u64;
+        let mut done = 0;
+        while done < blocks {
+            let at = first + done;
+            let run = (self.chunk_blocks - at % self.chunk_blocks).min(blocks - done);
+            let part = &mut out[done as usize * BLOCK..(done + run) as usize * BLOCK];
+            let all_pending = state.pending.range(at..at + run).count() as u64 == run;
+            match self.place(state, at) {
+                Some((device, block)) if !all_pending => {
+                    self.device(device).read_at(block * PAGE_BYTES, part)?;
+                }
+                _ => part.fill(0),
+            }
+            done += run;
+        }
+        for (block, bytes) in state.pending.range(first..first + blocks) {
+            let at = (block - first) as usize * BLOCK;
+            out[at..at + BLOCK].copy_from_slice(&bytes[..]);
+        }
+        Ok(())
+    }
+
+    /// Gives the chunk of a block that is about to be written a place.
+    fn map_block(&self, state: &mut State, block: u64) -> io::Result<()> {
+        let position = u32::try_from(block / self.chunk_blocks)
+            .ok()
+            .filter(|position| *position != CHUNK_SPARE)
+            .ok_or_else(|| io::Error::other("the metadata region cannot be that long"))?;
+        if state.map.contains_key(&position) {
+            return Ok(());
+        }
+        let Some(place) = state.spares.pop() else {
+            self.full.store(true, Ordering::Release);
+            return Err(io::Error::from_raw_os_error(28));
+        };
+        state.map.insert(position, place);
+        state.fresh.push(place);
+        state.recorded = false;
+        Ok(())
+    }
+
+    /// Sends what is pending to the devices. The caller holds `writing`.
+    fn drain(&self) -> Result<(), IoError> {
+        self.record()?;
+        // Readers go on meanwhile: they find the bytes here until they are there.
+        let state = self.state.read();
+        let mut run: Vec<u8> = Vec::new();
+        let mut run_at = (0, 0);
+        for (block, bytes) in &state.pending {
+            let Some((device, at)) = self.place(&state, *block) else {
+                continue; // never: a pending block was mapped when it was written
+            };
+            let run_end = (run_at.0, run_at.1 + (run.len() / BLOCK) as u64);
+            if !run.is_empty() && ((device, at) != run_end || run.len() >= WRITE_BYTES_MAX) {
+                self.device(run_at.0).write_at(run_at.1 * PAGE_BYTES, &run)?;
+                run.clear();
+            }
+            if run.is_empty() {
+                run_at = (device, at);
+            }
+            run.extend_from_slice(&bytes[..]);
+        }
+        if !run.is_empty() {
+            self.device(run_at.0).write_at(run_at.1 * PAGE_BYTES, &run)?;
+        }
+        drop(state);
+        self.state.write().pending.clear();
+        Ok(())
+    }
+
+    /// Makes length and mapping durable, if they changed. Fresh chunks are zeroed before: what they
+    /// held belonged to some file. The caller holds `writing`.
+    fn record(&self) -> Result<(), IoError> {
+        let (fresh, len_bytes, map) = {
+            let state = self.state.read();
+            if state.recorded {
+                return Ok(());
+            }
+            (state.fresh.clone(), state.len_bytes, state.map.clone())
+        };
+        if !fresh.is_empty() {
+            let zeros = vec![0; WRITE_BYTES_MAX.min(self.chunk_bytes() as usize)];
+            for place in &fresh {
+                let mut done = 0;
+                while done < self.chunk_bytes() {
+                    let run = (zeros.len() as u64).min(self.chunk_bytes() - done);
+                    let offset = place.first_block * PAGE_BYTES + done;
+                    self.device(place.device).write_at(offset, &zeros[..run as usize])?;
+                    done += run;
+                }
+            }
+        }
+        self.superblocks.update(|s| {
+            s.head.store_bytes.set(len_bytes);
+            for chunk in &mut s.chunks {
+                chunk.position.set(CHUNK_SPARE);
+            }
+            for (position, place) in &map {
+                s.chunks[place.entry].position.set(*position);
+            }
+        })?;
+        let mut state = self.state.write();
+        state.recorded = true;
+        state.fresh.clear();
+        Ok(())
+    }
+
+    fn flush_devices(&self) -> Result<(), IoError> {
+        // A volume has few devices and the store is usually on one; a flush of a clean device
+        // is cheap, one that was forgotten loses data.
+        let used: Vec<bool> = {
+            let state = self.state.read();
+            let mut used = vec![false; self.devices.len()];
+            for place in state.map.values() {
+                used[usize::from(place.device)] = true;
+            }
+            used
+        };
+        for (device, _) in self.devices.iter().zip(used).filter(|(_, used)| *used) {
+            device.flush()?;
+        }
+        Ok(())
+    }
+}
+
+/// `Region` as redb's storage.
+pub(super) struct Backend(pub(super) Arc<Region>);
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "metadata region of {} bytes", self.0.state.read().len_bytes)
+    }
+}
+
+fn beyond_end() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "beyond the end of the metadata region")
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.state.read().len_bytes)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let region = &*self.0;
+        let state = region.state.read();
+        let end = offset.checked_add(out.len() as u64).ok_or_else(beyond_end)?;
+        if end > state.len_bytes {
+            return Err(beyond_end());
+        }
+        let (first, last) = (offset / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
+        let result = if offset.is_multiple_of(PAGE_BYTES) && end.is_multiple_of(PAGE_BYTES) {
+            region.read_blocks(&state, first, out)
+        } else {
+            let mut whole = vec![0; (last - first) as usize * BLOCK];
+            region.read_blocks(&state, first, &mut whole).map(|()| {
+                let skip = (offset - first * PAGE_BYTES) as usize;
+                out.copy_from_slice(&whole[skip..skip + out.len()]);
+            })
+        };
+        drop(state);
+        result.map_err(|e| region.failed(e))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let region = &*self.0;
+        let _writing = region.writing.lock();
+        {
+            let mut guard = region.state.write();
+            let state = &mut *guard;
+            if len < state.len_bytes {
+                let end_block = len.div_ceil(PAGE_BYTES);
+                drop(state.pending.split_off(&end_block));
+                let end_position = len.div_ceil(region.chunk_bytes());
+                let beyond: Vec<u32> =
+                    state.map.keys().copied().filter(|p| u64::from(*p) >= end_position).collect();
+                for position in beyond {
+                    state.spares.extend(state.map.remove(&position));
+                }
+                // The rest of the last chunk must read as zeros if the region grows again.
+                let last_block = end_position * region.chunk_blocks;
+                for block in end_block..last_block {
+                    if region.place(state, block).is_some() {
+                        state.pending.insert(block, Box::new([0; BLOCK]));
+                    }
+                }
+            }
+            state.len_bytes = len;
+            state.recorded = false;
+        }
+        region.record().map_err(|e| region.failed(e))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let region = &*self.0;
+        let _writing = region.writing.lock();
+        region.drain().and_then(|()| region.flush_devices()).map_err(|e| region.failed(e))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let region = &*self.0;
+        let _writing = region.writing.lock();
+        let mut guard = region.state.write();
+        let state = &mut *guard;
+        let end = offset.checked_add(data.len() as u64).ok_or_else(beyond_end)?;
+        if end > state.len_bytes {
+            return Err(beyond_end());
+        }
+        let mut at = offset;
+        while at < end {
+            let block = at / PAGE_BYTES;
+            region.map_block(state, block)?;
+            let skip = (at % PAGE_BYTES) as usize;
+            let count = (BLOCK - skip).min((end - at) as usize);
+            let from = &data[(at - offset) as usize..][..count];
+            if count < BLOCK && !state.pending.contains_key(&block) {
+                let mut old = Box::new([0; BLOCK]);
+                region
+                    .read_blocks(state, block, &mut old[..])
+                    .map_err(|e| region.failed(e))?;
+                state.pending.insert(block, old);
+            }
+            let bytes = state.pending.entry(block).or_insert_with(|| Box::new([0; BLOCK]));
+            bytes[skip..skip + count].copy_from_slice(from);
+            at += count as u64;
+        }
+        let too_many = state.pending.len() > PENDING_BLOCKS_MAX;
+        drop(guard);
+        if too_many {
+            region.drain().map_err(|e| region.failed(e))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,74 @@
+//! The tables of the store. All keys and values are bytes; `docs/formats/volume.md` lists them.
+
+use redb::{ReadOnlyTable, StorageError, TableDefinition};
+
+use crate::types::SliceId;
+
+/// A table of the store as redb defines it.
+pub type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
+/// One opened for reading.
+pub type BytesTable = ReadOnlyTable<&'static [u8], &'static [u8]>;
+
+/// inode -> `InodeValue`, target
+pub const INODES: Definition = TableDefinition::new("inodes");
+/// directory, hash, name -> `EntryValue`
+pub const ENTRIES: Definition = TableDefinition::new("entries");
+/// inode, page -> `ExtentValue`
+pub const EXTENTS: Definition = TableDefinition::new("extents");
+/// inode, name -> value
+pub const XATTRS: Definition = TableDefinition::new("xattrs");
+/// slice, container -> bitmap
+pub const BITMAPS: Definition = TableDefinition::new("bitmaps");
+/// slice, container -> blocks in use
+pub const USED: Definition = TableDefinition::new("used");
+/// inode -> nothing
+pub const ORPHANS: Definition = TableDefinition::new("orphans");
+/// name -> number
+pub const VALUES: Definition = TableDefinition::new("values");
+
+/// All of them.
+pub const ALL: [Definition; 8] =
+    [INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES];
+
+/// Names a table; the value is its index in `ALL`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Table {
+    /// `INODES`
+    Inodes,
+    /// `ENTRIES`
+    Entries,
+    /// `EXTENTS`
+    Extents,
+    /// `XATTRS`
+    Xattrs,
+    /// `BITMAPS`
+    Bitmaps,
+    /// `USED`
+    Used,
+    /// `ORPHANS`
+    Orphans,
+    /// `VALUES`
+    Values,
+}
+
+/// What a read of a table can meet.
+pub enum ReadError {
+    /// redb or the device under it failed.
+    Redb(StorageError),
+    /// The row makes no sense.
+    Damaged(String),
+}
+
+impl From<StorageError> for ReadError {
+    fn from(error: StorageError) -> Self {
+        ReadError::Redb(error)
+    }
+}
+
+/// Key of `BITMAPS` and `USED`: slice (2 bytes, big-endian), container (4, big-endian).
+pub fn container_key(slice: SliceId, container: u32) -> [u8; 6] {
+    let mut key = [0; 6];
+    key[..2].copy_from_slice(&slice.to_be_bytes());
+    key[2..].copy_from_slice(&container.to_be_bytes());
+    key
+}
