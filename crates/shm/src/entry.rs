@@ -1,0 +1,265 @@
+//! One page's entry in the table: a key word and a state word.
+//!
+//! ```text
+//!            insert(FILL)             publish                 latch
+//!   EMPTY ────────────────▶ FILLING ───────────▶ VALID ◀──────────────▶ VALID+LATCH
+//!     ▲                        │                   │        unlatch
+//!     └────────────────────────┴───────────────────┘
+//!              remove (failed)        remove (evicted, invalidated)
+//! ```
+//!
+//! Every arrow but `latch` adds one to the version, and `latch` sets a bit that readers compare, so a
+//! reader whose comparison of the state before and after its copy succeeds has copied bytes that
+//! were the page's at one instant. DIRTY, WRITE_BACK and BACKED say nothing about the bytes
+//! and are left out of the comparison.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use jericho_format::{INO_MAX, PAGE_MAX};
+
+const PAGE_BITS: u32 = PAGE_MAX.trailing_ones();
+const _: () = assert!(PAGE_BITS + INO_MAX.trailing_ones() == 64);
+
+/// Object number and page number in one word: 30 and 34 bits. Zero is no key, since objects
+/// count from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key(pub(crate) u64);
+
+impl Key {
+    /// Packs a key. `object` is 1..=`INO_MAX`, `page` 0..=`PAGE_MAX`; panics beyond, since a key that
+    /// wrapped would serve another file's bytes.
+    #[inline]
+    pub fn new(object: u64, page: u64) -> Key {
+        assert!(object != 0 && object <= INO_MAX && page <= PAGE_MAX, "page key out of range");
+        Key(object << PAGE_BITS | page)
+    }
+
+    pub(crate) fn from_word(word: u64) -> Option<Key> {
+        (word >> PAGE_BITS != 0).then_some(Key(word))
+    }
+
+    /// The object.
+    #[inline]
+    pub fn object(self) -> u64 {
+        self.0 >> PAGE_BITS
+    }
+
+    /// The page of the object.
+    #[inline]
+    pub fn page(self) -> u64 {
+        self.0 & PAGE_MAX
+    }
+
+    /// A well-mixed hash of the group of four neighbouring pages that share a line.
+    #[inline]
+    pub(crate) fn group_hash(self) -> u64 {
+        let mut h = self.0 >> 2;
+        h = (h ^ (h >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        h = (h ^ (h >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        h ^ (h >> 32)
+    }
+}
+
+/// Bits of the state word that say what may be done with the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags(pub(crate) u64);
+
+const FRAME_BITS: u32 = 26;
+const FLAG_BITS: u32 = 6;
+const OWNER_BITS: u32 = 10;
+const VERSION_SHIFT: u32 = FRAME_BITS + FLAG_BITS + OWNER_BITS;
+const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
+const OWNER_MASK: u64 = ((1 << OWNER_BITS) - 1) << (FRAME_BITS + FLAG_BITS);
+const VERSION_ONE: u64 = 1 << VERSION_SHIFT;
+
+impl Flags {
+    /// The frame holds the page's bytes.
+    pub const VALID: Flags = Flags(1 << FRAME_BITS);
+    /// The bytes are newer than the device's.
+    pub const DIRTY: Flags = Flags(2 << FRAME_BITS);
+    /// A writer is changing the bytes; its number is in the owner field.
+    pub const LATCH: Flags = Flags(4 << FRAME_BITS);
+    /// The bytes are on their way to the device.
+    pub const WRITE_BACK: Flags = Flags(8 << FRAME_BITS);
+    /// The frame is being filled and its bytes mean nothing yet.
+    pub const FILL: Flags = Flags(16 << FRAME_BITS);
+    /// The page has space on the volume, or a promise of it: it may be written without asking.
+    pub const BACKED: Flags = Flags(32 << FRAME_BITS);
+
+    /// Both.
+    pub const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+}
+
+/// A value of the state word: `[version:22][owner:10][flags:6][frame:26]`, high to low.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State(pub(crate) u64);
+
+impl State {
+    /// Frames that one slice can have: 2^26 of 4 KiB, 256 GiB.
+    pub const FRAMES_MAX: u32 = 1 << FRAME_BITS;
+    /// Owners are 1..=`OWNER_MAX`.
+    pub const OWNER_MAX: u16 = (1 << OWNER_BITS) - 1;
+
+    /// Whether all of `flags` are set.
+    #[inline]
+    pub fn has(self, flags: Flags) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    /// Whether any of `flags` is set.
+    #[inline]
+    pub fn any(self, flags: Flags) -> bool {
+        self.0 & flags.0 != 0
+    }
+
+    /// Frame index.
+    #[inline]
+    pub fn frame(self) -> u32 {
+        (self.0 & FRAME_MASK) as u32
+    }
+
+    /// Who holds the latch.
+    #[inline]
+    pub fn owner(self) -> u16 {
+        ((self.0 & OWNER_MASK) >> (FRAME_BITS + FLAG_BITS)) as u16
+    }
+
+    /// What must be the same before and after a copy for the copy to be good.
+    #[inline]
+    pub(crate) fn identity(self) -> u64 {
+        self.0 & !(OWNER_MASK | Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0)
+    }
+
+    /// The next version with other flags and frame and no owner.
+    #[inline]
+    pub(crate) fn next(self, flags: u64, frame: u32) -> State {
+        let version = (self.0 >> VERSION_SHIFT << VERSION_SHIFT).wrapping_add(VERSION_ONE);
+        State(version | flags | u64::from(frame))
+    }
+
+    #[inline]
+    pub(crate) fn latched_by(self, owner: u16) -> State {
+        State(self.0 & !OWNER_MASK | Flags::LATCH.0 | u64::from(owner) << (FRAME_BITS + FLAG_BITS))
+    }
+
+    /// The next version, without latch and owner, with `set` added.
+    #[inline]
+    pub(crate) fn unlatched(self, set: Flags) -> State {
+        State((self.0 & !(OWNER_MASK | Flags::LATCH.0) | set.0).wrapping_add(VERSION_ONE))
+    }
+}
+
+/// An entry of the table: 16 bytes, four to a cache line.
+#[repr(C, align(16))]
+#[derive(Debug)]
+pub struct Entry {
+    key: AtomicU64,
+    state: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Entry>() == 16);
+
+impl Entry {
+    /// The key now; `None` for an empty entry.
+    #[inline]
+    pub fn key(&self) -> Option<Key> {
+        Key::from_word(self.key.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn is(&self, key: Key) -> bool {
+        self.key.load(Ordering::Relaxed) == key.0
+    }
+
+    /// The state now. Pairs with the releases of `publish`, `unlatch` and `remove`: what they wrote to the
+    /// frame before is seen by who reads the frame after.
+    #[inline]
+    pub fn state(&self) -> State {
+        State(self.state.load(Ordering::Acquire))
+    }
+
+    /// The state again after a copy: the fence keeps the copy's loads before this load.
+    #[inline]
+    pub(crate) fn state_after_copy(&self) -> State {
+        std::sync::atomic::fence(Ordering::Acquire);
+        State(self.state.load(Ordering::Relaxed))
+    }
+
+    /// Takes the page's latch if the state is still `seen`. Acquire: the copy that follows is not
+    /// moved before it.
+    #[inline]
+    pub fn try_latch(&self, seen: State, owner: u16) -> bool {
+        debug_assert!(seen.has(Flags::VALID) && !seen.has(Flags::LATCH));
+        let latched = self
+            .state
+            .compare_exchange(seen.0, seen.latched_by(owner).0, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok();
+        // The latch must be visible before any byte of the copy is: a reader that saw new bytes must also
+        // see the latch or a later version. Pairs with the fence in `state_after_copy`.
+        std::sync::atomic::fence(Ordering::Release);
+        latched
+    }
+
+    /// Gives the latch back, with flags added. Returns the state before, whose DIRTY tells whether the
+    /// page was dirty already.
+    #[inline]
+    pub fn unlatch(&self, set: Flags) -> State {
+        // A loop, because WRITE_BACK may be cleared by its completion meanwhile.
+        let mut seen = self.state.load(Ordering::Relaxed);
+        loop {
+            let next = State(seen).unlatched(set).0;
+            match self.state.compare_exchange_weak(seen, next, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return State(seen),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Sets and clears flags that say nothing about the bytes, if the state is still `seen`.
+    pub fn try_mark(&self, seen: State, set: Flags, clear: Flags) -> bool {
+        self.state
+            .compare_exchange(seen.0, seen.0 & !clear.0 | set.0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Sets flags that say nothing about the bytes; returns the state before.
+    pub fn mark(&self, set: Flags) -> State {
+        State(self.state.fetch_or(set.0, Ordering::AcqRel))
+    }
+
+    /// Clears flags that say nothing about the bytes; returns the state before.
+    pub fn unmark(&self, clear: Flags) -> State {
+        State(self.state.fetch_and(!clear.0, Ordering::AcqRel))
+    }
+
+    /// The slice takes an empty entry for a page whose frame is being filled.
+    pub(crate) fn insert(&self, key: Key, frame: u32) {
+        let seen = State(self.state.load(Ordering::Relaxed));
+        // The version moves on before the key appears (release), so a reader that matched the new
+        // key can't validate against the old version.
+        self.state.store(seen.next(Flags::FILL.0, frame).0, Ordering::Release);
+        self.key.store(key.0, Ordering::Release);
+    }
+
+    /// The slice makes a filled page visible. Release: pairs with `state`.
+    pub fn publish(&self, flags: Flags) {
+        let seen = State(self.state.load(Ordering::Relaxed));
+        debug_assert!(seen.has(Flags::FILL));
+        self.state.store(seen.next(Flags::VALID.0 | flags.0, seen.frame()).0, Ordering::Release);
+    }
+
+    /// The slice takes a page out if its state is still `seen`. The frame is the slice's afterwards.
+    pub(crate) fn try_clear(&self, seen: State) -> bool {
+        if self
+            .state
+            .compare_exchange(seen.0, seen.next(0, 0).0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
+            return false;
+        }
+        self.key.store(0, Ordering::Release);
+        true
+    }
+}

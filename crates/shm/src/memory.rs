@@ -1,0 +1,428 @@
+//! The segments of one slice, and the lookups, optimistic reads and latched writes over them.
+//!
+//! Three segments: *table* (entries, then overflow counts), *stamps* (one byte per entry), *frames*. A page's
+//! home line follows from its key; a page that finds its line full lies in the next line that
+//! has room, and every full line that it passed counts it, so a lookup knows when to stop. Lines are
+//! changed only by the slice, under its own lock; readers need none.
+
+use std::io;
+use std::mem::size_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+
+use jericho_format::PAGE_BYTES;
+use jericho_sys::memory::Mapping;
+
+use crate::entry::{Entry, Flags, Key, State};
+
+/// Entries in a line.
+pub const WAYS: u32 = 4;
+const PAGE: usize = PAGE_BYTES as usize;
+/// Turns a reader or writer takes before it lets the holder of a latch run.
+const SPINS: u32 = 64;
+
+/// Size of a slice's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Pages that fit.
+    pub frames: u32,
+    /// Lines of the table: three entries for two frames.
+    pub lines: u32,
+}
+
+impl Geometry {
+    /// For a number of frames, at most `State::FRAMES_MAX`.
+    pub fn for_frames(frames: u32) -> Geometry {
+        assert!(frames > 0 && frames <= State::FRAMES_MAX);
+        Geometry { frames, lines: (u64::from(frames) * 3 / 2).div_ceil(u64::from(WAYS)) as u32 }
+    }
+
+    /// Entries of the table.
+    pub fn entries(self) -> u32 {
+        self.lines * WAYS
+    }
+
+    fn table_bytes(self) -> usize {
+        self.entries() as usize * size_of::<Entry>() + self.lines as usize * size_of::<u16>()
+    }
+}
+
+/// Most bytes of tables that a page of cache may cost.
+pub const BOOKKEEPING_BYTES_PER_PAGE_MAX: u64 = 32;
+
+/// Bytes of the shared tables (not of the frames) for a number of frames.
+pub fn bookkeeping_bytes(frames: u32) -> u64 {
+    let g = Geometry::for_frames(frames);
+    (g.table_bytes() + g.entries() as usize) as u64
+}
+
+/// Why a page was not read or written inline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// Not in the cache, or not filled yet.
+    Absent,
+    /// A write needs the owner's word first: no space is promised for the page.
+    Unbacked,
+    /// A writer held the latch for long.
+    Busy,
+}
+
+/// An entry that held the key at the moment of the lookup.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Index in the table.
+    pub index: u32,
+    /// State at the lookup.
+    pub state: State,
+}
+
+/// The memory of one slice.
+#[derive(Debug)]
+pub struct SliceMemory {
+    geometry: Geometry,
+    table: Arc<Mapping>,
+    stamps: Arc<Mapping>,
+    frames: Arc<Mapping>,
+}
+
+impl SliceMemory {
+    /// Creates, binds to the kernel's node `node` (where given) and populates the segments: an error
+    /// tells that the node has too little memory, or that the policy was refused.
+    pub fn create(name: &str, frames: u32, node: Option<u32>) -> io::Result<SliceMemory> {
+        let geometry = Geometry::for_frames(frames);
+        let make = |part: &str, len: usize, huge: bool| -> io::Result<Arc<Mapping>> {
+            let mapping = Mapping::create(&format!("jericho-{name}-{part}"), len, huge)?;
+            if let Some(node) = node {
+                mapping.bind(0..mapping.len(), node)?;
+            }
+            mapping.populate(0..mapping.len())?;
+            Ok(Arc::new(mapping))
+        };
+        Ok(SliceMemory {
+            geometry,
+            table: make("table", geometry.table_bytes(), true)?,
+            stamps: make("stamps", geometry.entries() as usize, false)?,
+            frames: make("frames", frames as usize * PAGE, true)?,
+        })
+    }
+
+    /// Sizes.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The segment of the frames, for I/O; frame `i` begins at byte `i * 4096`.
+    pub fn frames(&self) -> &Arc<Mapping> {
+        &self.frames
+    }
+
+    /// The entry with an index (checked).
+    #[inline]
+    pub fn entry(&self, index: u32) -> &Entry {
+        assert!(index < self.geometry.entries());
+        // SAFETY: the table segment is at least `table_bytes` long, stays mapped while `self` lives,
+        // begins page-aligned, and `index` is below the number of entries. Entries are atomics, valid
+        // for every bit pattern, so that others may change them at any time.
+        unsafe { &*self.table.as_ptr().cast::<Entry>().add(index as usize) }
+    }
+
+    #[inline]
+    fn overflow(&self, line: u32) -> &AtomicU16 {
+        assert!(line < self.geometry.lines);
+        let offset = self.geometry.entries() as usize * size_of::<Entry>();
+        // SAFETY: as in `entry`; the counts follow the entries, two-byte aligned since entries are 16 bytes.
+        unsafe { &*self.table.as_ptr().add(offset).cast::<AtomicU16>().add(line as usize) }
+    }
+
+    #[inline]
+    fn stamp(&self, index: u32) -> &AtomicU8 {
+        assert!(index < self.geometry.entries());
+        // SAFETY: the stamps segment has a byte for each entry and stays mapped while `self` lives.
+        unsafe { &*self.stamps.as_ptr().cast::<AtomicU8>().add(index as usize) }
+    }
+
+    #[inline]
+    fn home_line(&self, key: Key) -> u32 {
+        ((u128::from(key.group_hash()) * u128::from(self.geometry.lines)) >> 64) as u32
+    }
+
+    #[inline]
+    fn next_line(&self, line: u32) -> u32 {
+        if line + 1 == self.geometry.lines { 0 } else { line + 1 }
+    }
+
+    /// Looks a key up. Without the slice's lock the answer may be out of date when it arrives, and a page that
+    /// is being inserted may be missed; a state found is validated by the caller.
+    #[inline]
+    pub fn lookup(&self, key: Key) -> Option<Found> {
+        let mut line = self.home_line(key);
+        // Bounded by the table: overflow counts read while they change can't send us round for ever.
+        for _ in 0..self.geometry.lines {
+            for way in 0..WAYS {
+                let index = line * WAYS + way;
+                let entry = self.entry(index);
+                if entry.is(key) {
+                    // State first, key again after it: the key is this entry's for as long as the version
+                    // stays what it is.
+                    let state = entry.state();
+                    if entry.is(key) {
+                        return Some(Found { index, state });
+                    }
+                }
+            }
+            if self.overflow(line).load(Ordering::Relaxed) == 0 {
+                return None;
+            }
+            line = self.next_line(line);
+        }
+        None
+    }
+
+    /// Copies bytes `[offset, offset + out.len())` of a page, if it is in the cache, and marks it as used at
+    /// `epoch`. On `Ok` the bytes were the page's at one instant; otherwise `out` holds nothing of use.
+    #[inline]
+    pub fn read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Result<(), Miss> {
+        let mut turns = 0;
+        loop {
+            let Some(Found { index, state }) = self.lookup(key) else { return Err(Miss::Absent) };
+            if !state.has(Flags::VALID) {
+                return Err(Miss::Absent);
+            }
+            if !state.has(Flags::LATCH) {
+                self.copy_out(state.frame(), offset, out)?;
+                if self.entry(index).state_after_copy().identity() == state.identity() {
+                    self.touch(index, epoch);
+                    return Ok(());
+                }
+            }
+            turns = pause(turns)?;
+        }
+    }
+
+    /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was
+    /// clean before and the slice has to be told that it is dirty.
+    #[inline]
+    pub fn write(&self, key: Key, offset: usize, data: &[u8], owner: u16, epoch: u8) -> Result<bool, Miss> {
+        let mut turns = 0;
+        loop {
+            let Some(Found { index, state }) = self.lookup(key) else { return Err(Miss::Absent) };
+            if !state.has(Flags::VALID) {
+                return Err(Miss::Absent);
+            }
+            if !state.has(Flags::BACKED) {
+                return Err(Miss::Unbacked);
+            }
+            let entry = self.entry(index);
+            if !state.has(Flags::LATCH) && entry.try_latch(state, owner) {
+                let copied = self.copy_in(state.frame(), offset, data);
+                let before = entry.unlatch(if copied.is_ok() { Flags::DIRTY } else { Flags(0) });
+                copied?;
+                self.touch(index, epoch);
+                return Ok(!before.has(Flags::DIRTY));
+            }
+            turns = pause(turns)?;
+        }
+    }
+
+    /// Copies out of a frame. A frame index that is out of range (a state word that a hostile client spoilt)
+    /// is a miss.
+    #[inline]
+    pub fn copy_out(&self, frame: u32, offset: usize, out: &mut [u8]) -> Result<(), Miss> {
+        if frame >= self.geometry.frames {
+            return Err(Miss::Absent);
+        }
+        debug_assert!(offset + out.len() <= PAGE);
+        self.frames.copy_out(frame as usize * PAGE + offset, out);
+        Ok(())
+    }
+
+    /// Copies into a frame; as `copy_out`.
+    #[inline]
+    pub fn copy_in(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
+        if frame >= self.geometry.frames {
+            return Err(Miss::Absent);
+        }
+        debug_assert!(offset + data.len() <= PAGE);
+        self.frames.copy_in(frame as usize * PAGE + offset, data);
+        Ok(())
+    }
+
+    /// Zeroes a frame of the slice's own.
+    pub fn zero(&self, frame: u32) {
+        let start = frame as usize * PAGE;
+        self.frames.zero(start..start + PAGE);
+    }
+
+    /// Marks an entry as used at `epoch`. Lossy, and written only when the mark is missing, so that hits on a
+    /// hot page share its line.
+    #[inline]
+    pub fn touch(&self, index: u32, epoch: u8) {
+        let stamp = self.stamp(index);
+        if stamp.load(Ordering::Relaxed) != epoch {
+            stamp.store(epoch, Ordering::Relaxed);
+        }
+    }
+
+    /// Epochs since the entry was last marked.
+    #[inline]
+    pub fn age(&self, index: u32, epoch: u8) -> u8 {
+        epoch.wrapping_sub(self.stamp(index).load(Ordering::Relaxed))
+    }
+
+    /// Sets the age of an entry.
+    pub fn set_age(&self, index: u32, epoch: u8, age: u8) {
+        self.stamp(index).store(epoch.wrapping_sub(age), Ordering::Relaxed);
+    }
+
+    /// Enters a page that is not in the table, in state FILL. Only the slice, under its lock; there is
+    /// always room, as the table has more entries than there are frames.
+    pub fn insert(&self, key: Key, frame: u32, epoch: u8) -> u32 {
+        let mut line = self.home_line(key);
+        for _ in 0..self.geometry.lines {
+            for way in 0..WAYS {
+                let index = line * WAYS + way;
+                if self.entry(index).key().is_none() {
+                    self.entry(index).insert(key, frame);
+                    self.touch(index, epoch);
+                    return index;
+                }
+            }
+            self.overflow(line).fetch_add(1, Ordering::Relaxed);
+            line = self.next_line(line);
+        }
+        unreachable!("a table with more entries than frames is full")
+    }
+
+    /// Takes a page out if its state is still `seen`; then its frame is free. Only the slice, under its lock.
+    pub fn remove(&self, index: u32, seen: State) -> bool {
+        let entry = self.entry(index);
+        let Some(key) = entry.key() else { return false };
+        if !entry.try_clear(seen) {
+            return false;
+        }
+        let mut line = self.home_line(key);
+        while line != index / WAYS {
+            self.overflow(line).fetch_sub(1, Ordering::Relaxed);
+            line = self.next_line(line);
+        }
+        true
+    }
+}
+
+/// Spins, then yields, then gives up: a holder that was descheduled needs the CPU that we would burn.
+#[inline]
+fn pause(turns: u32) -> Result<u32, Miss> {
+    if turns < SPINS {
+        std::hint::spin_loop();
+    } else if turns < SPINS * 4 {
+        std::thread::yield_now();
+    } else {
+        return Err(Miss::Busy);
+    }
+    Ok(turns + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(frames: u32) -> SliceMemory {
+        SliceMemory::create("test", frames, None).unwrap()
+    }
+
+    fn fill(m: &SliceMemory, key: Key, frame: u32, byte: u8) -> u32 {
+        let index = m.insert(key, frame, 0);
+        m.copy_in(frame, 0, &[byte; PAGE]).unwrap();
+        m.entry(index).publish(Flags::BACKED);
+        index
+    }
+
+    #[test]
+    fn bookkeeping_stays_within_its_bound() {
+        for frames in [1024, 4096, 262_144, State::FRAMES_MAX] {
+            let bytes = bookkeeping_bytes(frames);
+            assert!(bytes <= BOOKKEEPING_BYTES_PER_PAGE_MAX * u64::from(frames), "{frames}: {bytes}");
+        }
+    }
+
+    #[test]
+    fn every_page_of_a_full_table_is_found_and_none_other() {
+        let m = memory(2048);
+        // Half in dense runs, half scattered: both fill lines in their own way.
+        let keys: Vec<Key> = (0..1024)
+            .map(|i| Key::new(1, i))
+            .chain((0..1024).map(|i| Key::new(2 + i % 7, i * 977)))
+            .collect();
+        for (frame, key) in keys.iter().enumerate() {
+            fill(&m, *key, frame as u32, frame as u8);
+        }
+        let mut out = [0; 8];
+        for (frame, key) in keys.iter().enumerate() {
+            assert_eq!(m.read(*key, 100, &mut out, 1), Ok(()));
+            assert_eq!(out, [frame as u8; 8]);
+        }
+        assert_eq!(m.read(Key::new(1, 5000), 0, &mut out, 1), Err(Miss::Absent));
+        // Removing all leaves no overflow behind, or lookups of absent pages would walk for ever.
+        for key in &keys {
+            let found = m.lookup(*key).unwrap();
+            assert!(m.remove(found.index, found.state));
+            assert!(m.lookup(*key).is_none());
+        }
+        assert!((0..m.geometry.lines).all(|l| m.overflow(l).load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn a_write_needs_backing_and_says_when_the_page_was_clean() {
+        let m = memory(64);
+        let key = Key::new(9, 3);
+        let index = m.insert(key, 5, 0);
+        assert_eq!(m.write(key, 0, b"x", 1, 0), Err(Miss::Absent), "still being filled");
+        m.zero(5);
+        m.entry(index).publish(Flags(0));
+        assert_eq!(m.write(key, 0, b"x", 1, 0), Err(Miss::Unbacked));
+        m.entry(index).mark(Flags::BACKED);
+        assert_eq!(m.write(key, 4, b"abc", 1, 0), Ok(true));
+        assert_eq!(m.write(key, 7, b"d", 1, 0), Ok(false), "dirty already");
+        let mut out = [0; 6];
+        m.read(key, 3, &mut out, 0).unwrap();
+        assert_eq!(&out, b"\0abcd\0");
+    }
+
+    #[test]
+    fn an_evicted_page_is_not_readable_through_its_old_state() {
+        let m = memory(64);
+        let key = Key::new(1, 0);
+        let index = fill(&m, key, 0, 1);
+        let seen = m.entry(index).state();
+        assert!(m.remove(index, seen));
+        assert!(!m.remove(index, seen));
+        fill(&m, Key::new(1, 1), 0, 2);
+        assert_ne!(m.entry(index).state_after_copy().identity(), seen.identity());
+    }
+
+    #[test]
+    fn readers_never_see_half_a_write() {
+        let m = Arc::new(memory(64));
+        let key = Key::new(1, 0);
+        fill(&m, key, 0, 0);
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let writer = std::thread::spawn({
+            let (m, stop) = (m.clone(), stop.clone());
+            move || {
+                for i in 0..20_000u32 {
+                    while m.write(key, 0, &[i as u8; PAGE], 1, 0) == Err(Miss::Busy) {}
+                }
+                stop.store(true, Ordering::Relaxed);
+            }
+        });
+        let (mut out, mut reads) = ([0; PAGE], 0u64);
+        while !stop.load(Ordering::Relaxed) {
+            if m.read(key, 0, &mut out, 0).is_ok() {
+                assert!(out.iter().all(|b| *b == out[0]), "torn page");
+                reads += 1;
+            }
+        }
+        writer.join().unwrap();
+        assert!(reads > 0);
+    }
+}
