@@ -1,0 +1,264 @@
+//! The daemon is killed while programs write. What was synced is there, the volume mounts and is sound.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::program::{command, succeed};
+use crate::volume::Volume;
+
+const O_DSYNC: i32 = 0o10000;
+const PAGE: u64 = 4096;
+const PAGES: u64 = 256;
+
+/// Content that tells where and when it was written.
+fn page(number: u64, round: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(PAGE as usize);
+    while bytes.len() < PAGE as usize {
+        bytes.extend_from_slice(&number.to_le_bytes());
+        bytes.extend_from_slice(&round.to_le_bytes());
+    }
+    bytes
+}
+
+/// Appends records of odd length and syncs each; counts what was acknowledged.
+fn append(path: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
+    let mut file = File::options().append(true).create(true).open(path)?;
+    loop {
+        let n = acknowledged.load(Ordering::SeqCst);
+        file.write_all(format!("record {n:>20} end\n").as_bytes())?;
+        file.sync_data()?;
+        acknowledged.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn assert_appended(path: &Path, acknowledged: u64) {
+    let text = fs::read_to_string(path).expect("the appended file");
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    assert!(
+        lines.len() as u64 >= acknowledged,
+        "{acknowledged} records were synced, {} are there",
+        lines.len()
+    );
+    for (n, line) in lines.iter().take(acknowledged as usize).enumerate() {
+        assert_eq!(*line, format!("record {n:>20} end\n"));
+    }
+}
+
+/// Overwrites pages in place through O_DSYNC, round after round.
+fn overwrite(path: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .custom_flags(O_DSYNC)
+        .open(path)?;
+    loop {
+        let n = acknowledged.load(Ordering::SeqCst);
+        file.write_all_at(&page(n % PAGES, n / PAGES), n % PAGES * PAGE)?;
+        acknowledged.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn assert_overwritten(path: &Path, acknowledged: u64) {
+    let bytes = fs::read(path).expect("the overwritten file");
+    for number in 0..PAGES.min(acknowledged) {
+        // The newest acknowledged round of this page, or the one in flight when the daemon died.
+        let round = (acknowledged - 1 - number) / PAGES;
+        let at = (number * PAGE) as usize;
+        let found = bytes
+            .get(at..at + PAGE as usize)
+            .expect("the file is as long as what was synced");
+        assert!(
+            found == page(number, round) || found == page(number, round + 1),
+            "page {number}, round {round}"
+        );
+    }
+}
+
+/// Makes each file under a temporary name, syncs it, renames it, syncs the directory.
+fn publish(dir: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
+    loop {
+        let n = acknowledged.load(Ordering::SeqCst);
+        let temporary = dir.join(format!("{n}.tmp"));
+        let mut file = File::create(&temporary)?;
+        file.write_all(&page(n, 0))?;
+        file.write_all(b"tail")?;
+        file.sync_all()?;
+        fs::rename(&temporary, dir.join(n.to_string()))?;
+        File::open(dir)?.sync_all()?;
+        acknowledged.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn assert_published(dir: &Path, acknowledged: u64) {
+    for n in 0..acknowledged {
+        let bytes =
+            fs::read(dir.join(n.to_string())).unwrap_or_else(|e| panic!("published file {n}: {e}"));
+        assert!(
+            bytes.starts_with(&page(n, 0)) && bytes.ends_with(b"tail"),
+            "published file {n}"
+        );
+    }
+}
+
+/// sqlite3 commits numbered rows with synchronous=FULL and prints each number after its commit.
+fn commit(db: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
+    // A line as soon as it is printed: sqlite3 alone would keep them until its buffer is full.
+    let mut child = command("stdbuf")
+        .args(["-oL", "sqlite3", "-bail"])
+        .arg(db)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut sql = child.stdin.take().expect("piped");
+    let feeding = std::thread::spawn(move || -> io::Result<()> {
+        writeln!(
+            sql,
+            "PRAGMA synchronous=FULL; CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB);"
+        )?;
+        for n in 1u64.. {
+            writeln!(
+                sql,
+                "INSERT INTO t VALUES({n}, randomblob(3000)); SELECT {n};"
+            )?;
+        }
+        Ok(())
+    });
+    for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
+        let n = line?
+            .parse()
+            .expect("sqlite prints the numbers that it was told to");
+        acknowledged.store(n, Ordering::SeqCst);
+    }
+    child.wait()?;
+    feeding.join().expect("the feeding thread does not panic")
+}
+
+fn assert_committed(db: &Path, acknowledged: u64) {
+    assert_eq!(
+        succeed(command("sqlite3").arg(db).arg("PRAGMA integrity_check")).trim(),
+        "ok"
+    );
+    let rows = succeed(
+        command("sqlite3")
+            .arg(db)
+            .arg(format!("SELECT count(*) FROM t WHERE id <= {acknowledged}")),
+    );
+    assert_eq!(rows.trim(), acknowledged.to_string(), "committed rows");
+}
+
+/// Kills the daemon once every writer has had `wanted` acknowledgements, then looks at everything.
+fn everything_synced_survives(wanted: u64) {
+    let volume = Volume::mounted("512M", 2, "8M");
+    let counters: [AtomicU64; 4] = Default::default();
+    let (logs, pages) = (
+        volume.make_dir("logs").join("log"),
+        volume.make_dir("pages").join("pages"),
+    );
+    let (published, db) = (
+        volume.make_dir("published"),
+        volume.make_dir("db").join("test.db"),
+    );
+    // The directories above were not synced by their writers: a crash may take what nobody synced.
+    for dir in ["logs", "pages", "published", "db", "."] {
+        File::open(volume.at(dir))
+            .and_then(|dir| dir.sync_all())
+            .expect("sync of a directory");
+    }
+    std::thread::scope(|scope| {
+        let [appends, overwrites, publications, commits] = &counters;
+        let writers = [
+            scope.spawn(|| append(&logs, appends)),
+            scope.spawn(|| overwrite(&pages, overwrites)),
+            scope.spawn(|| publish(&published, publications)),
+            scope.spawn(|| commit(&db, commits)),
+        ];
+        // Makes the cache turn over meanwhile; dies with the daemon.
+        let churn = scope.spawn(|| {
+            for n in 0.. {
+                fs::write(
+                    volume.at(&format!("churn{}", n % 4)),
+                    vec![n as u8; 3 << 20],
+                )?;
+            }
+            io::Result::Ok(())
+        });
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while counters.iter().any(|c| c.load(Ordering::SeqCst) < wanted) {
+            let stuck = Instant::now() > deadline || writers.iter().any(|w| w.is_finished());
+            if stuck {
+                // The writers must end before the scope can.
+                volume.crash();
+                panic!("a writer failed or hangs; acknowledged so far: {counters:?}");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        volume.crash();
+        for writer in writers {
+            // They end by the error of the dead mount; sqlite ends with a status instead.
+            let _ = writer.join().expect("a writer does not panic");
+        }
+        churn
+            .join()
+            .expect("it does not panic")
+            .expect_err("the mount is gone");
+    });
+    let [appends, overwrites, publications, commits] = counters.map(AtomicU64::into_inner);
+    volume.mount();
+    assert_appended(&logs, appends);
+    assert_overwritten(&pages, overwrites);
+    assert_published(&published, publications);
+    assert_committed(&db, commits);
+    volume.finish();
+}
+
+#[test]
+fn what_was_synced_survives_a_killed_daemon_early() {
+    everything_synced_survives(3);
+}
+
+#[test]
+fn what_was_synced_survives_a_killed_daemon_in_the_middle() {
+    everything_synced_survives(40);
+}
+
+#[test]
+fn what_was_synced_survives_a_killed_daemon_late() {
+    everything_synced_survives(200);
+}
+
+#[test]
+fn a_volume_whose_daemon_was_killed_is_sound_and_mounts_again_each_time() {
+    let volume = Volume::mounted("512M", 2, "8M");
+    let dir = volume.make_dir("dir");
+    let root = File::open(volume.mnt()).expect("the root opens");
+    root.sync_all().expect("sync of the root");
+    drop(root);
+    for round in 0..5u64 {
+        let kept = dir.join(format!("kept{round}"));
+        let mut file = File::create(&kept).expect("create");
+        file.write_all(&page(round, round)).expect("write");
+        file.sync_all().expect("sync");
+        File::open(&dir)
+            .and_then(|dir| dir.sync_all())
+            .expect("sync of the directory");
+        // Not synced: may be there or not, and must not harm what is.
+        fs::write(dir.join(format!("loose{round}")), vec![1; 5 << 20]).expect("write");
+        drop(file);
+        volume.crash();
+        volume.check();
+        volume.mount();
+        for n in 0..=round {
+            assert_eq!(
+                fs::read(dir.join(format!("kept{n}"))).expect("what was synced"),
+                page(n, n)
+            );
+        }
+    }
+    volume.finish();
+}

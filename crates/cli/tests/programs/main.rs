@@ -1,0 +1,18 @@
+//! Real programs on a mounted volume, through the built `jericho` command and nothing else.
+//!
+//! A program that is missing is a failure that says so: `scripts/setup test` installs them all.
+#![forbid(unsafe_code)]
+
+mod compile;
+mod crash;
+mod direct;
+mod fio;
+mod full;
+mod git;
+mod idle;
+mod program;
+mod rehome;
+mod small_files;
+mod sqlite;
+mod trees;
+mod volume;

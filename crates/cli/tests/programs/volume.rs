@@ -1,0 +1,192 @@
+//! A volume on an ordinary file, driven by the `jericho` command as a user would.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::program::{command, outcome, succeed};
+
+/// The command under test.
+pub fn jericho() -> Command {
+    command(env!("CARGO_BIN_EXE_jericho"))
+}
+
+/// A volume and the directory it is mounted on; both vanish with it, also when a test panics.
+pub struct Volume {
+    dir: TempDir,
+    cache: &'static str,
+}
+
+impl Volume {
+    /// Formats a volume and mounts it on as many virtual nodes as it has slices.
+    pub fn mounted(size: &str, slices: u16, cache: &'static str) -> Volume {
+        // Beside the build, not in /tmp: that may be a tmpfs, which is no device.
+        let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for the test");
+        let volume = Volume { dir, cache };
+        std::fs::create_dir(volume.mnt()).expect("a mount point");
+        let slices = slices.to_string();
+        succeed(
+            jericho()
+                .arg("format")
+                .arg(volume.file())
+                .args(["--size", size, "--slices", &slices]),
+        );
+        volume.mount();
+        volume
+    }
+
+    /// The file that holds the volume.
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("volume")
+    }
+
+    /// Where it is mounted.
+    pub fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    /// A path on the mounted volume.
+    pub fn at(&self, path: &str) -> PathBuf {
+        self.mnt().join(path)
+    }
+
+    /// A directory on the mounted volume, made.
+    pub fn make_dir(&self, path: &str) -> PathBuf {
+        let path = self.at(path);
+        std::fs::create_dir_all(&path).expect("mkdir on the mount");
+        path
+    }
+
+    /// A path beside the volume, not on it.
+    pub fn outside(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Mounts it.
+    pub fn mount(&self) {
+        succeed(
+            jericho()
+                .arg("mount")
+                .arg(self.file())
+                .arg(self.mnt())
+                .args(["--cache", self.cache, "--topology", "virtual:2"]),
+        );
+    }
+
+    /// Unmounts it; everything is on the device afterwards.
+    pub fn umount(&self) {
+        succeed(jericho().arg("umount").arg(self.mnt()));
+    }
+
+    /// The unmounted volume is sound.
+    pub fn check(&self) {
+        succeed(jericho().arg("check").arg(self.file()));
+    }
+
+    /// Unmounts, checks, mounts again: nothing is in a cache any more.
+    pub fn remount(&self) {
+        self.umount();
+        self.check();
+        self.mount();
+    }
+
+    /// Unmounts and checks; the end of a test.
+    pub fn finish(self) {
+        self.umount();
+        self.check();
+    }
+
+    /// `jericho stat --json`.
+    pub fn stat(&self) -> Value {
+        let text = succeed(jericho().arg("stat").arg(self.mnt()).arg("--json"));
+        serde_json::from_str(&text).expect("stat --json prints JSON")
+    }
+
+    /// Sum of a counter over the slices.
+    pub fn total(&self, counter: &str) -> u64 {
+        let stat = self.stat();
+        let slices = stat["slices"].as_array().expect("slices is a list");
+        slices
+            .iter()
+            .map(|s| {
+                s[counter]
+                    .as_u64()
+                    .unwrap_or_else(|| panic!("no counter {counter}"))
+            })
+            .sum()
+    }
+
+    /// `jericho where --json`.
+    pub fn where_is(&self, path: &Path) -> Value {
+        let text = succeed(jericho().arg("where").arg(path).arg("--json"));
+        serde_json::from_str(&text).expect("where --json prints JSON")
+    }
+
+    /// Process id of the daemon.
+    pub fn daemon_pid(&self) -> u64 {
+        self.stat()["pid"]
+            .as_u64()
+            .expect("stat tells the daemon's pid")
+    }
+
+    /// Kills the daemon with SIGKILL and takes the dead mount away.
+    pub fn crash(&self) {
+        let pid = self.daemon_pid().to_string();
+        succeed(command("kill").args(["-KILL", &pid]));
+        // Only when the process is gone is its lock on the volume gone.
+        succeed(command("tail").args(["--pid", &pid, "-f", "/dev/null"]));
+        self.detach();
+    }
+
+    fn is_mounted(&self) -> bool {
+        let mnt = self.mnt();
+        let mnt = mnt.to_str().expect("the path is UTF-8");
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("proc is mounted");
+        mounts
+            .lines()
+            .any(|line| line.split(' ').nth(1) == Some(mnt))
+    }
+
+    fn detach(&self) {
+        while self.is_mounted() {
+            let ended = outcome(command("umount").arg("-l").arg(self.mnt()))
+                .status
+                .success()
+                || outcome(command("fusermount3").arg("-uz").arg(self.mnt()))
+                    .status
+                    .success();
+            assert!(
+                ended,
+                "the mount {} could not be taken away",
+                self.mnt().display()
+            );
+        }
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if !self.is_mounted() {
+            return;
+        }
+        // A test failed half-way: nothing of it may stay behind, a hung daemon included.
+        let stat = outcome(jericho().arg("stat").arg(self.mnt()).arg("--json"));
+        let pid = serde_json::from_slice::<Value>(&stat.stdout)
+            .ok()
+            .and_then(|s| s["pid"].as_u64());
+        if !outcome(jericho().arg("umount").arg(self.mnt()))
+            .status
+            .success()
+        {
+            if let Some(pid) = pid {
+                outcome(command("kill").args(["-KILL", &pid.to_string()]));
+            }
+        }
+        if self.is_mounted() {
+            outcome(command("umount").arg("-l").arg(self.mnt()));
+            outcome(command("fusermount3").arg("-uz").arg(self.mnt()));
+        }
+    }
+}
