@@ -1,10 +1,12 @@
 //! Topology files: nodes as somebody wrote them down. `docs/formats/topology.md` specifies them.
 //!
-//! `token` cuts a line into words that know their column, `parse` makes statements of the words and
-//! checks them against the machine, and this module makes nodes of the statements.
+//! `token` cuts a line into words that know their column, `value` reads what single words spell, `parse`
+//! makes statements of them and checks them against the machine, and this module makes nodes of the
+//! statements.
 
 mod parse;
 mod token;
+mod value;
 
 use std::fs::File;
 use std::io::Read;

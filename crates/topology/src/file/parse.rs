@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::token::{Token, tokens};
+use super::value::{At, Word, Wrong, key_value, number, size_bytes};
 use crate::list::parse_list;
 use crate::machine::{DISTANCE_LOCAL, Machine};
 use crate::{NODES_MAX, TopologyError};
@@ -30,34 +31,6 @@ pub(super) struct Statements {
     pub(super) distances: BTreeMap<usize, Vec<u32>>,
     pub(super) devices: Vec<(String, usize)>,
     pub(super) nics: Vec<(String, usize)>,
-}
-
-/// A place in the file.
-#[derive(Clone, Copy)]
-struct At {
-    line: usize,
-    column: usize,
-}
-
-impl At {
-    fn wrong<T>(self, message: impl Into<String>) -> Result<T, Wrong> {
-        Err(Wrong {
-            at: self,
-            message: message.into(),
-        })
-    }
-}
-
-struct Wrong {
-    at: At,
-    message: String,
-}
-
-/// A word with its place.
-#[derive(Clone, Copy)]
-struct Word<'a> {
-    text: &'a str,
-    at: At,
 }
 
 /// A reference to a node that can be checked only when all nodes are known.
@@ -406,22 +379,6 @@ fn homes(homes: Vec<Home>, count: usize) -> Result<Vec<(String, usize)>, Wrong> 
         .collect()
 }
 
-fn key_value<'a>(word: Word<'a>, expected: &str) -> Result<(&'a str, Word<'a>), Wrong> {
-    let Some((key, value)) = word.text.split_once('=') else {
-        return word
-            .at
-            .wrong(format!("expected {expected}, found {:?}", word.text));
-    };
-    let column = word.at.column + key.chars().count() + 1;
-    Ok((
-        key,
-        Word {
-            text: value,
-            at: At { column, ..word.at },
-        },
-    ))
-}
-
 fn node_ref(word: Word) -> Result<NodeRef, Wrong> {
     let node = number(word, "the number of a node", 0, u32::MAX)?;
     Ok(NodeRef {
@@ -439,44 +396,4 @@ fn existing(node: &NodeRef, count: usize) -> Result<usize, Wrong> {
             node.node
         )),
     }
-}
-
-fn number(word: Word, what: &str, min: u32, max: u32) -> Result<u32, Wrong> {
-    let digits_only = !word.text.is_empty() && word.text.bytes().all(|b| b.is_ascii_digit());
-    match word.text.parse::<u32>() {
-        Ok(number) if digits_only && (min..=max).contains(&number) => Ok(number),
-        _ if max == u32::MAX => word
-            .at
-            .wrong(format!("expected {what}, found {:?}", word.text)),
-        _ => word.at.wrong(format!(
-            "expected {what} from {min} to {max}, found {:?}",
-            word.text
-        )),
-    }
-}
-
-fn size_bytes(word: Word) -> Result<u64, Wrong> {
-    let digits = word.text.trim_end_matches(['K', 'M', 'G', 'T']);
-    let shift = match &word.text[digits.len()..] {
-        "" => Some(0),
-        "K" => Some(10),
-        "M" => Some(20),
-        "G" => Some(30),
-        "T" => Some(40),
-        _ => None,
-    };
-    let digits_only = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    let number = digits.parse::<u64>().ok().filter(|_| digits_only);
-    let bytes = number
-        .zip(shift)
-        .and_then(|(number, shift)| number.checked_mul(1 << shift));
-    bytes.map_or_else(
-        || {
-            word.at.wrong(format!(
-                "expected a size in bytes, or with K, M, G or T such as `64G`, found {:?}",
-                word.text
-            ))
-        },
-        Ok,
-    )
 }
