@@ -176,13 +176,9 @@ impl Drop for Volume {
         let pid = serde_json::from_slice::<Value>(&stat.stdout)
             .ok()
             .and_then(|s| s["pid"].as_u64());
-        if !outcome(jericho().arg("umount").arg(self.mnt()))
-            .status
-            .success()
-        {
-            if let Some(pid) = pid {
-                outcome(command("kill").args(["-KILL", &pid.to_string()]));
-            }
+        let umount = outcome(jericho().arg("umount").arg(self.mnt()));
+        if let (false, Some(pid)) = (umount.status.success(), pid) {
+            outcome(command("kill").args(["-KILL", &pid.to_string()]));
         }
         if self.is_mounted() {
             outcome(command("umount").arg("-l").arg(self.mnt()));
