@@ -3,9 +3,25 @@
 //! In memory: one bitmap per container, loaded when first used, of blocks that are in use, promised
 //! to a write-back in flight, or freed by a transaction that is not yet durable. On the volume: the
 //! store's bitmap, changed by the same transaction that adds or removes the extents, so the two
-//! always agree there.
+//! always agree there. Chunks of the metadata region are in no durable bitmap: the superblock
+//! names them, and they are set in memory when a container is loaded.
+//!
+//! Invariants: `available` + `reserved` is at most the number of clear bits of all containers, so a
+//! promise can always be kept. A container that a transaction frees blocks of is loaded before that
+//! transaction commits (`Store` calls `load_for`): loaded afterwards, blocks would look free before
+//! `release_committed`, be handed out, and be released again under their new owner.
 
-use crate::error::Result;
+mod bits;
+mod refill;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use self::bits::Bits;
+use crate::error::{Error, Result};
+use crate::store::StoreRef;
 use crate::types::SliceId;
 
 /// A contiguous range of blocks of one slice, numbered from the slice's start.
@@ -19,68 +35,488 @@ pub struct Blocks {
     pub count: u32,
 }
 
+/// One container.
+struct Container {
+    /// Clear bits; also right while the bitmap is not loaded.
+    free: AtomicU32,
+    bits: Mutex<Option<Bits>>,
+}
+
+/// The space of one slice.
+struct Space {
+    capacity: u64,
+    free: AtomicU64,
+    /// Container in which the next search starts.
+    cursor: AtomicUsize,
+    containers: Box<[Container]>,
+    /// Metadata chunks in this slice when the volume was opened: first block, sorted.
+    chunks: Vec<u64>,
+    places: Vec<Place>,
+}
+
+impl Space {
+    /// Device and block there of a range of the slice, if it is contiguous.
+    fn place(&self, first: u64, blocks: u64) -> Option<(u16, u64)> {
+        let within =
+            |p: &&Place| p.slice_first <= first && first + blocks <= p.slice_first + p.blocks;
+        let place = self.places.iter().find(within)?;
+        Some((
+            place.device,
+            place.device_first + (first - place.slice_first),
+        ))
+    }
+}
+
+/// Where a range of a slice is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// First block within the slice.
+    pub slice_first: u64,
+    /// Index of the device.
+    pub device: u16,
+    /// First block on the device.
+    pub device_first: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// A slice as the allocator has to know it.
+#[derive(Clone, Debug, Default)]
+pub struct SpaceOptions {
+    /// Capacity in blocks.
+    pub blocks: u64,
+    /// First blocks of the metadata chunks within the slice.
+    pub chunks: Vec<u64>,
+    /// Where the slice is, in order; may be empty when the metadata region never grows.
+    pub places: Vec<Place>,
+}
+
 /// The allocator of the volume. All calls are thread-safe; none does device I/O but the first touch
 /// of a container (a read of the store).
 pub struct Allocator {
-    _todo: (),
+    store: StoreRef,
+    container_blocks: u64,
+    chunk_blocks: u64,
+    slices: Vec<Space>,
+    /// Free minus promised.
+    available: AtomicU64,
+    reserved: AtomicU64,
 }
 
+/// Passes over all containers before an allocation gives up what was promised to it.
+const PASSES_MAX: usize = 1000;
+
 impl Allocator {
-    /// The allocator of a volume whose store is open.
-    pub fn of_volume(
-        _store: &crate::store::StoreRef,
-        _volume: &crate::volume::Volume,
-    ) -> Result<std::sync::Arc<Allocator>> {
-        todo!()
+    /// The allocator of slices of these capacities, over what the store's bitmaps say is used.
+    /// `chunk_blocks`: blocks of a chunk of the metadata region (any number when there are none).
+    pub fn new(
+        store: StoreRef,
+        slices: Vec<SpaceOptions>,
+        chunk_blocks: u64,
+    ) -> Result<Arc<Allocator>> {
+        let container_blocks = u64::from(store.container_blocks());
+        let space = |mut options: SpaceOptions| {
+            let containers = options.blocks.div_ceil(container_blocks);
+            let free_of = |container: u64| {
+                (options.blocks - container * container_blocks).min(container_blocks) as u32
+            };
+            let container = |index| Container {
+                free: AtomicU32::new(free_of(index)),
+                bits: Mutex::new(None),
+            };
+            options.chunks.sort_unstable();
+            Space {
+                capacity: options.blocks,
+                free: AtomicU64::new(0),
+                cursor: AtomicUsize::new(0),
+                containers: (0..containers).map(container).collect(),
+                chunks: options.chunks,
+                places: options.places,
+            }
+        };
+        let mut slices: Vec<Space> = slices.into_iter().map(space).collect();
+        let too_many = |slice: SliceId| {
+            Error::Damaged(format!("more blocks of slice {slice} are used than it has"))
+        };
+        let mut take = |slice: SliceId, container: u64, blocks: u32| {
+            let found = slices
+                .get_mut(usize::from(slice))
+                .and_then(|space| space.containers.get_mut(container as usize));
+            let free = found.ok_or_else(|| too_many(slice))?.free.get_mut();
+            *free = free.checked_sub(blocks).ok_or_else(|| too_many(slice))?;
+            Ok::<_, Error>(())
+        };
+        for ((slice, container), used) in store.used_counts()? {
+            take(slice, u64::from(container), used)?;
+        }
+        let chunks: Vec<(SliceId, u64)> = slices_chunks(&slices);
+        for (slice, first) in chunks {
+            for (container, _, count) in pieces(container_blocks, first, chunk_blocks) {
+                let found = slices[usize::from(slice)].containers.get_mut(container);
+                let free = found.ok_or_else(|| too_many(slice))?.free.get_mut();
+                *free = free
+                    .checked_sub(count as u32)
+                    .ok_or_else(|| too_many(slice))?;
+            }
+        }
+        let mut available = 0;
+        for space in &mut slices {
+            let free = space
+                .containers
+                .iter_mut()
+                .map(|c| u64::from(*c.free.get_mut()))
+                .sum();
+            *space.free.get_mut() = free;
+            available += free;
+        }
+        let allocator = Arc::new(Allocator {
+            store,
+            container_blocks,
+            chunk_blocks,
+            slices,
+            available: AtomicU64::new(available),
+            reserved: AtomicU64::new(0),
+        });
+        let before = refill::Before(Arc::downgrade(&allocator));
+        allocator.store.set_before_commit(Box::new(before));
+        Ok(allocator)
     }
 
     /// Promises `blocks` blocks of the volume to data that will be written later (delayed
-    /// allocation), preferring nothing. Errors: ENOSPC when free minus promised is less.
-    pub fn reserve(&self, _blocks: u64) -> Result<()> {
-        todo!()
+    /// allocation), preferring nothing. Errors: ENOSPC when free minus promised is less. What the
+    /// metadata region keeps as spare chunks is not free, so removals get through on a full volume.
+    pub fn reserve(&self, blocks: u64) -> Result<()> {
+        let take = |available: u64| available.checked_sub(blocks);
+        match self
+            .available
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, take)
+        {
+            Ok(_) => {
+                self.reserved.fetch_add(blocks, Ordering::AcqRel);
+                Ok(())
+            }
+            Err(_) => Err(Error::Errno(28)),
+        }
     }
 
     /// Takes back a promise.
-    pub fn unreserve(&self, _blocks: u64) {
-        todo!()
+    pub fn unreserve(&self, blocks: u64) {
+        self.reserved.fetch_sub(blocks, Ordering::AcqRel);
+        self.available.fetch_add(blocks, Ordering::AcqRel);
     }
 
     /// Turns `count` promised blocks into blocks: in `slice` if it has room, else in the others
     /// (most free first). `near`: a block after which the file's data should continue. Appends
     /// ranges that add up to `count` (few and long rather than many). Cannot fail for lack of space,
-    /// since the space was promised.
+    /// since the space was promised; when the store cannot be read, nothing is allocated and the
+    /// promise stays.
     pub fn allocate(
         &self,
-        _slice: SliceId,
-        _near: Option<u64>,
-        _count: u32,
-        _out: &mut Vec<Blocks>,
+        slice: SliceId,
+        near: Option<u64>,
+        count: u32,
+        out: &mut Vec<Blocks>,
     ) -> Result<()> {
-        todo!()
+        let mut ranges = Vec::new();
+        let result = self.allocate_all(slice, near, count, &mut ranges);
+        if result.is_err() {
+            for blocks in ranges {
+                // Free again, but still promised.
+                self.give_back(blocks, "undone allocation");
+            }
+        } else {
+            self.reserved.fetch_sub(u64::from(count), Ordering::AcqRel);
+            out.append(&mut ranges);
+        }
+        result
+    }
+
+    fn allocate_all(
+        &self,
+        slice: SliceId,
+        near: Option<u64>,
+        count: u32,
+        out: &mut Vec<Blocks>,
+    ) -> Result<()> {
+        let mut left = count as usize;
+        if let Some(near) = near {
+            left -= self.extend(slice, near + 1, left, out)?;
+        }
+        let mut passes = 0;
+        while left > 0 {
+            // A pass can miss blocks that others give back or take meanwhile, but the promise
+            // says that they are somewhere.
+            if passes == PASSES_MAX {
+                return Err(Error::Damaged("the counts of free blocks are wrong".into()));
+            }
+            passes += 1;
+            left -= self.allocate_in(slice, left, out)?;
+            if left == 0 {
+                break;
+            }
+            for other in self.by_free(slice) {
+                left -= self.allocate_in(other, left, out)?;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The other slices, most free first.
+    fn by_free(&self, but: SliceId) -> Vec<SliceId> {
+        let mut slices: Vec<SliceId> = (0..self.slices.len() as SliceId).collect();
+        slices.retain(|slice| *slice != but);
+        slices.sort_by_key(|slice| std::cmp::Reverse(self.free_of(*slice)));
+        slices
+    }
+
+    /// Takes blocks from `first` on as long as they are free. Gives how many.
+    fn extend(
+        &self,
+        slice: SliceId,
+        first: u64,
+        want: usize,
+        out: &mut Vec<Blocks>,
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < want {
+            let at = first + done as u64;
+            let index = (at / self.container_blocks) as usize;
+            let space = self.slices.get(usize::from(slice));
+            if space.is_none_or(|space| index >= space.containers.len()) {
+                break;
+            }
+            let mut bits = self.lock(slice, index)?;
+            let Some(bits) = bits.as_mut() else { break };
+            let count = bits.take_at((at % self.container_blocks) as usize, want - done);
+            if count == 0 {
+                break;
+            }
+            self.took(slice, index, count);
+            push(
+                out,
+                Blocks {
+                    slice,
+                    first: at,
+                    count: count as u32,
+                },
+            );
+            done += count;
+        }
+        Ok(done)
+    }
+
+    /// Takes up to `want` blocks of a slice. Gives how many.
+    fn allocate_in(&self, slice: SliceId, want: usize, out: &mut Vec<Blocks>) -> Result<usize> {
+        let Some(space) = self.slices.get(usize::from(slice)) else {
+            return Ok(0);
+        };
+        let containers = space.containers.len();
+        let start = space.cursor.load(Ordering::Relaxed);
+        let mut done = 0;
+        // First containers with room for all or at least a quarter free, then any.
+        for enough in [(self.container_blocks / 4).max(1), 1] {
+            for step in 0..containers {
+                let index = (start + step) % containers;
+                let container = &space.containers[index];
+                loop {
+                    let left = want - done;
+                    let free = u64::from(container.free.load(Ordering::Relaxed));
+                    if free == 0 || free < enough.min(left as u64) {
+                        break;
+                    }
+                    let mut guard = self.lock(slice, index)?;
+                    let Some((at, count)) = guard.as_mut().and_then(|b| b.take(left, 1)) else {
+                        break;
+                    };
+                    self.took(slice, index, count);
+                    drop(guard);
+                    let first = index as u64 * self.container_blocks + at as u64;
+                    push(
+                        out,
+                        Blocks {
+                            slice,
+                            first,
+                            count: count as u32,
+                        },
+                    );
+                    done += count;
+                    if done == want {
+                        space.cursor.store(index, Ordering::Relaxed);
+                        return Ok(done);
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn took(&self, slice: SliceId, container: usize, count: usize) {
+        let space = &self.slices[usize::from(slice)];
+        space.containers[container]
+            .free
+            .fetch_sub(count as u32, Ordering::AcqRel);
+        space.free.fetch_sub(count as u64, Ordering::AcqRel);
+    }
+
+    /// Locks a container that exists, loading its bitmap when it is used for the first time.
+    fn lock(&self, slice: SliceId, index: usize) -> Result<MutexGuard<'_, Option<Bits>>> {
+        let space = &self.slices[usize::from(slice)];
+        let container = &space.containers[index];
+        let mut guard = container.bits.lock();
+        if guard.is_none() {
+            let durable = self.store.bitmap(slice, index as u32)?;
+            let words = (self.container_blocks / 64) as usize;
+            let mut bits = Bits::new(durable.unwrap_or_else(|| vec![0; words].into()));
+            let first = index as u64 * self.container_blocks;
+            let end = first + self.container_blocks;
+            if end > space.capacity {
+                let beyond = (end - space.capacity) as usize;
+                bits.set((space.capacity - first) as usize, beyond);
+            }
+            for chunk in &space.chunks {
+                for (i, at, count) in pieces(self.container_blocks, *chunk, self.chunk_blocks) {
+                    if i == index {
+                        bits.set(at, count);
+                    }
+                }
+            }
+            if bits.free() != container.free.load(Ordering::Acquire) {
+                return Err(Error::Damaged(format!(
+                    "container {index} of slice {slice} has {} free blocks but its count says {}",
+                    bits.free(),
+                    container.free.load(Ordering::Acquire),
+                )));
+            }
+            *guard = Some(bits);
+        }
+        Ok(guard)
+    }
+
+    /// Loads the containers of blocks that a transaction is about to free. Blocks beyond a slice
+    /// are left to the transaction to refuse.
+    pub(crate) fn load_for(&self, blocks: Blocks) -> Result<()> {
+        for (index, _, _) in pieces(self.container_blocks, blocks.first, u64::from(blocks.count)) {
+            let space = self.slices.get(usize::from(blocks.slice));
+            if space.is_some_and(|space| index < space.containers.len()) {
+                drop(self.lock(blocks.slice, index)?);
+            }
+        }
+        Ok(())
     }
 
     /// Gives blocks back that no committed extent names (an allocation that was never committed).
-    pub fn release_uncommitted(&self, _blocks: Blocks) {
-        todo!()
+    pub fn release_uncommitted(&self, blocks: Blocks) {
+        let freed = self.give_back(blocks, "uncommitted allocation");
+        self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
     /// Gives blocks back whose removal has just become durable.
-    pub fn release_committed(&self, _blocks: Blocks) {
-        todo!()
+    pub fn release_committed(&self, blocks: Blocks) {
+        let freed = self.give_back(blocks, "removed extent");
+        self.available.fetch_add(freed, Ordering::AcqRel);
+    }
+
+    /// Clears the bits of blocks. Gives how many were set: never more than were taken may become
+    /// available, whatever the caller says, or a promise could not be kept.
+    fn give_back(&self, blocks: Blocks, what: &str) -> u64 {
+        let mut cleared = 0;
+        for (index, at, count) in
+            pieces(self.container_blocks, blocks.first, u64::from(blocks.count))
+        {
+            let Some(space) = self.slices.get(usize::from(blocks.slice)) else {
+                continue;
+            };
+            let Some(container) = space.containers.get(index) else {
+                continue;
+            };
+            let n = match container.bits.lock().as_mut() {
+                Some(bits) => {
+                    let n = bits.clear(at, count);
+                    container.free.fetch_add(n, Ordering::AcqRel);
+                    space.free.fetch_add(u64::from(n), Ordering::AcqRel);
+                    n
+                }
+                None => 0,
+            };
+            cleared += n;
+        }
+        if cleared != blocks.count {
+            tracing::error!(?blocks, what, "blocks given back that were free already");
+        }
+        u64::from(cleared)
     }
 
     /// Blocks of a slice that are free (neither used nor allocated in flight).
-    pub fn free_of(&self, _slice: SliceId) -> u64 {
-        todo!()
+    pub fn free_of(&self, slice: SliceId) -> u64 {
+        self.slices
+            .get(usize::from(slice))
+            .map_or(0, |s| s.free.load(Ordering::Acquire))
     }
 
-    /// Capacity of a slice in blocks.
-    pub fn capacity_of(&self, _slice: SliceId) -> u64 {
-        todo!()
+    /// Capacity of a slice in blocks, metadata in it included.
+    pub fn capacity_of(&self, slice: SliceId) -> u64 {
+        self.slices
+            .get(usize::from(slice))
+            .map_or(0, |s| s.capacity)
     }
 
     /// Blocks promised but not allocated.
     pub fn reserved(&self) -> u64 {
-        todo!()
+        self.reserved.load(Ordering::Acquire)
+    }
+
+    /// Blocks that can still be promised, of the whole volume.
+    pub fn available(&self) -> u64 {
+        self.available.load(Ordering::Acquire)
     }
 }
+
+fn slices_chunks(slices: &[Space]) -> Vec<(SliceId, u64)> {
+    let of = |(id, space): (usize, &Space)| {
+        space
+            .chunks
+            .iter()
+            .map(|first| (id as SliceId, *first))
+            .collect::<Vec<_>>()
+    };
+    slices.iter().enumerate().flat_map(of).collect()
+}
+
+/// Cuts a range of blocks at containers: (container, first bit, bits).
+fn pieces(
+    container_blocks: u64,
+    first: u64,
+    count: u64,
+) -> impl Iterator<Item = (usize, usize, usize)> {
+    let end = first.saturating_add(count);
+    let mut at = first;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let bit = at % container_blocks;
+        let run = (container_blocks - bit).min(end - at);
+        let piece = ((at / container_blocks) as usize, bit as usize, run as usize);
+        at += run;
+        Some(piece)
+    })
+}
+
+/// Appends a range, to the one before where it continues that.
+fn push(out: &mut Vec<Blocks>, blocks: Blocks) {
+    if let Some(last) = out.last_mut()
+        && last.slice == blocks.slice
+        && last.first + u64::from(last.count) == blocks.first
+        && let Some(count) = last.count.checked_add(blocks.count)
+    {
+        last.count = count;
+        return;
+    }
+    out.push(blocks);
+}
+
+#[cfg(test)]
+mod tests;

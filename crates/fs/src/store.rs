@@ -189,9 +189,12 @@ struct Writer {
     failed: Option<Error>,
 }
 
-/// Called before a batch with the number of bytes that it may add to the metadata region; makes
-/// chunks ready as far as there is space.
-pub type Refill = Box<dyn Fn(&Region, u64) -> Result<()> + Send + Sync>;
+/// What is done before a batch is committed.
+pub trait BeforeCommit: Send + Sync {
+    /// Prepares for `changes`, which may add `bytes` bytes to the metadata region: makes chunks
+    /// ready as far as there is space. An error fails the batch before anything is written.
+    fn before_commit(&self, region: Option<&Region>, changes: &[Change], bytes: u64) -> Result<()>;
+}
 
 /// The store of an open volume. Thread-safe.
 pub struct Store {
@@ -199,7 +202,7 @@ pub struct Store {
     snapshot: ArcSwap<Snapshot>,
     /// `None`: the store is in memory.
     region: Option<Arc<Region>>,
-    refill: Mutex<Option<Refill>>,
+    before_commit: Mutex<Option<Box<dyn BeforeCommit>>>,
     room: batch::Room,
     options: StoreOptions,
 }
@@ -248,7 +251,7 @@ impl Store {
             }),
             snapshot: ArcSwap::from_pointee(snapshot),
             region,
-            refill: Mutex::new(None),
+            before_commit: Mutex::new(None),
             room: batch::Room::default(),
             options,
         })
@@ -264,9 +267,9 @@ impl Store {
         self.region.as_ref()
     }
 
-    /// Sets what makes room in the metadata region before a batch.
-    pub fn set_refill(&self, refill: Refill) {
-        *self.refill.lock() = Some(refill);
+    /// Sets what is done before a batch; the allocator sets itself.
+    pub(crate) fn set_before_commit(&self, before_commit: Box<dyn BeforeCommit>) {
+        *self.before_commit.lock() = Some(before_commit);
     }
 
     /// Applies a batch and makes it durable. On error nothing of the batch is there. After
@@ -284,7 +287,7 @@ impl Store {
         let estimate_bytes = batch::estimate_bytes(&operations);
         let mut retried = false;
         loop {
-            self.make_ready(estimate_bytes << u32::from(retried))?;
+            self.make_ready(changes, estimate_bytes << u32::from(retried))?;
             let Some(db) = writer.db.as_ref() else {
                 return Err(Error::Store("the store is closed".into()));
             };
@@ -342,10 +345,10 @@ impl Store {
         }
     }
 
-    fn make_ready(&self, bytes: u64) -> Result<()> {
-        match (&self.region, &*self.refill.lock()) {
-            (Some(region), Some(refill)) => refill(region, bytes),
-            _ => Ok(()),
+    fn make_ready(&self, changes: &[Change], bytes: u64) -> Result<()> {
+        match &*self.before_commit.lock() {
+            Some(before) => before.before_commit(self.region.as_deref(), changes, bytes),
+            None => Ok(()),
         }
     }
 

@@ -10,7 +10,7 @@ use jericho_storage::{Device, IoError};
 use siphasher::sip::SipHasher24;
 
 use self::superblocks::Superblocks;
-use crate::alloc::{Allocator, Blocks};
+use crate::alloc::{Allocator, Blocks, Place};
 use crate::error::Result;
 use crate::store::region::Region;
 use crate::store::{Store, StoreOptions, StoreRef};
@@ -27,18 +27,8 @@ pub struct DeviceRun {
     pub blocks: u32,
 }
 
-/// A range of a device that belongs to a slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SliceRegion {
-    /// First block of the slice that is here.
-    slice_first: u64,
-    device: u16,
-    device_first: u64,
-    blocks: u64,
-}
-
 /// A slice of the volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Slice {
     /// Its index.
     pub id: SliceId,
@@ -46,13 +36,18 @@ pub struct Slice {
     pub node: Option<u32>,
     /// Capacity in blocks.
     pub blocks: u64,
-    regions: Vec<SliceRegion>,
+    regions: Vec<Place>,
 }
 
 impl Slice {
     /// Index of the device that holds the slice's first block.
     pub fn device(&self) -> u16 {
         self.regions.first().map_or(0, |r| r.device)
+    }
+
+    /// Where it is, in order.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        self.regions.iter().copied()
     }
 }
 
@@ -181,7 +176,7 @@ fn slices_of(superblock: &Superblock) -> Vec<Slice> {
         let regions = superblock.regions[first..first + usize::from(slice.regions.get())]
             .iter()
             .map(|region| {
-                let here = SliceRegion {
+                let here = Place {
                     slice_first,
                     device: region.device.get(),
                     device_first: region.first_block.get(),

@@ -53,7 +53,13 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
                 Some(codec::inode_to_bytes(inode)),
             ),
             Change::DelInode(ino) => (Table::Inodes, record::ino_key(*ino).to_vec(), None),
-            Change::PutEntry { dir, hash, name, ino, kind } => (
+            Change::PutEntry {
+                dir,
+                hash,
+                name,
+                ino,
+                kind,
+            } => (
                 Table::Entries,
                 record::entry_key(*dir, *hash, name),
                 Some(codec::entry_to_bytes(*ino, *kind).to_vec()),
@@ -66,20 +72,28 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
                 record::extent_key(*ino, extent.page).to_vec(),
                 Some(codec::extent_to_bytes(extent).to_vec()),
             ),
-            Change::DelExtent(ino, page) => {
-                (Table::Extents, record::extent_key(*ino, *page).to_vec(), None)
-            }
-            Change::PutXattr(ino, name, value) => {
-                (Table::Xattrs, record::xattr_key(*ino, name), Some(value.to_vec()))
-            }
+            Change::DelExtent(ino, page) => (
+                Table::Extents,
+                record::extent_key(*ino, *page).to_vec(),
+                None,
+            ),
+            Change::PutXattr(ino, name, value) => (
+                Table::Xattrs,
+                record::xattr_key(*ino, name),
+                Some(value.to_vec()),
+            ),
             Change::DelXattr(ino, name) => (Table::Xattrs, record::xattr_key(*ino, name), None),
-            Change::PutOrphan(ino) => {
-                (Table::Orphans, record::ino_key(*ino).to_vec(), Some(Vec::new()))
-            }
+            Change::PutOrphan(ino) => (
+                Table::Orphans,
+                record::ino_key(*ino).to_vec(),
+                Some(Vec::new()),
+            ),
             Change::DelOrphan(ino) => (Table::Orphans, record::ino_key(*ino).to_vec(), None),
-            Change::PutValue(name, value) => {
-                (Table::Values, name.as_bytes().to_vec(), Some(value.to_le_bytes().to_vec()))
-            }
+            Change::PutValue(name, value) => (
+                Table::Values,
+                name.as_bytes().to_vec(),
+                Some(value.to_le_bytes().to_vec()),
+            ),
             Change::Use(range) => {
                 blocks.push((*range, true));
                 continue;
@@ -99,8 +113,11 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
 /// An upper estimate of what a batch writes to the metadata region: its rows, leaves that are
 /// copied, and the paths to them.
 pub(super) fn estimate_bytes(operations: &Operations) -> u64 {
-    let rows: usize =
-        operations.rows.iter().map(|r| r.key.len() + r.value.as_ref().map_or(0, Vec::len)).sum();
+    let rows: usize = operations
+        .rows
+        .iter()
+        .map(|r| r.key.len() + r.value.as_ref().map_or(0, Vec::len))
+        .sum();
     // Rows that go to places far apart copy a leaf each; rows of a large batch share leaves.
     let leaves = operations.rows.len().min(256) + operations.blocks.len().min(256);
     (rows as u64) * 2 + (leaves as u64 + 64) * 4096
@@ -137,12 +154,17 @@ pub(super) fn apply(
     set_durable(&mut txn).map_err(store_failure)?;
     // A transaction that is dropped is aborted, so every early return leaves nothing.
     for rows in operations.rows.chunk_by(|a, b| a.table == b.table) {
-        let mut table =
-            txn.open_table(tables::ALL[rows[0].table as usize]).map_err(store_failure)?;
+        let mut table = txn
+            .open_table(tables::ALL[rows[0].table as usize])
+            .map_err(store_failure)?;
         for same_key in rows.chunk_by(|a, b| a.key == b.key) {
             let row = &same_key[same_key.len() - 1];
             match &row.value {
-                Some(value) => drop(table.insert(&row.key[..], &value[..]).map_err(store_failure)?),
+                Some(value) => drop(
+                    table
+                        .insert(&row.key[..], &value[..])
+                        .map_err(store_failure)?,
+                ),
                 None => drop(table.remove(&row.key[..]).map_err(store_failure)?),
             }
         }
@@ -150,7 +172,12 @@ pub(super) fn apply(
     if !operations.blocks.is_empty() {
         let mut bitmaps = txn.open_table(tables::BITMAPS).map_err(store_failure)?;
         let mut used = txn.open_table(tables::USED).map_err(store_failure)?;
-        apply_blocks(&mut bitmaps, &mut used, &operations.blocks, container_blocks)?;
+        apply_blocks(
+            &mut bitmaps,
+            &mut used,
+            &operations.blocks,
+            container_blocks,
+        )?;
     }
     txn.commit().map_err(store_failure)
 }
@@ -187,7 +214,11 @@ fn apply_blocks(
             let count = (end - at).min(u64::from(container_blocks) - first as u64) as usize;
             if let Some(bad) = set_bits(bitmap, first, count, *use_them) {
                 let block = at - first as u64 + bad as u64;
-                let state = if *use_them { "used already" } else { "free already" };
+                let state = if *use_them {
+                    "used already"
+                } else {
+                    "free already"
+                };
                 return Err(Failure::Damaged(format!(
                     "block {block} of slice {} is {state}",
                     range.slice
@@ -204,8 +235,11 @@ fn apply_blocks(
             used.remove(&key[..]).map_err(store_failure)?;
         } else {
             let bytes = codec::bitmap_to_bytes(&bitmap);
-            bitmaps.insert(&key[..], &bytes[..]).map_err(store_failure)?;
-            used.insert(&key[..], &count.to_le_bytes()[..]).map_err(store_failure)?;
+            bitmaps
+                .insert(&key[..], &bytes[..])
+                .map_err(store_failure)?;
+            used.insert(&key[..], &count.to_le_bytes()[..])
+                .map_err(store_failure)?;
         }
     }
     Ok(())
@@ -217,7 +251,11 @@ fn set_bits(bitmap: &mut [u64], first: usize, count: usize, value: bool) -> Opti
     let end = first + count;
     while bit < end {
         let n = (64 - bit % 64).min(end - bit);
-        let mask = if n == 64 { u64::MAX } else { ((1 << n) - 1) << (bit % 64) };
+        let mask = if n == 64 {
+            u64::MAX
+        } else {
+            ((1 << n) - 1) << (bit % 64)
+        };
         let word = &mut bitmap[bit / 64];
         let wrong = if value { *word & mask } else { !*word & mask };
         if wrong != 0 {
@@ -267,6 +305,10 @@ impl Room {
         }
         self.none_left();
         // Half of what was removed may be used again: leaves are not packed full.
-        if self.removed.load(Ordering::Relaxed) > 128 { Ok(()) } else { Err(Error::Errno(28)) }
+        if self.removed.load(Ordering::Relaxed) > 128 {
+            Ok(())
+        } else {
+            Err(Error::Errno(28))
+        }
     }
 }

@@ -88,10 +88,16 @@ pub(super) fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
 
 pub(crate) fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
     let Ok((value, target)) = InodeValue::read_from_prefix(bytes) else {
-        return damaged(format!("the record of inode {ino} has only {} bytes", bytes.len()));
+        return damaged(format!(
+            "the record of inode {ino} has only {} bytes",
+            bytes.len()
+        ));
     };
     if value.version != record::RECORD_VERSION {
-        return damaged(format!("the record of inode {ino} has version {}", value.version));
+        return damaged(format!(
+            "the record of inode {ino} has version {}",
+            value.version
+        ));
     }
     let Some(kind) = kind_from_byte(value.kind) else {
         return damaged(format!("inode {ino} has the unknown type {}", value.kind));
@@ -133,20 +139,32 @@ pub(super) fn entry_from_bytes(dir: Ino, bytes: &[u8]) -> Read<(Ino, Kind)> {
     match EntryValue::read_from_bytes(bytes) {
         Ok(value) => match kind_from_byte(value.kind) {
             Some(kind) => Ok((Ino::from(value.ino.get()), kind)),
-            None => damaged(format!("an entry of directory {dir} has type {}", value.kind)),
+            None => damaged(format!(
+                "an entry of directory {dir} has type {}",
+                value.kind
+            )),
         },
-        Err(_) => damaged(format!("an entry of directory {dir} has {} bytes", bytes.len())),
+        Err(_) => damaged(format!(
+            "an entry of directory {dir} has {} bytes",
+            bytes.len()
+        )),
     }
 }
 
 pub(crate) fn entry_of_row(key: &[u8], value: &[u8]) -> Read<Entry> {
-    let (Some(dir), Some(hash)) =
-        (record::key_number(key), record::key_number(key.get(8..).unwrap_or_default()))
-    else {
+    let (Some(dir), Some(hash)) = (
+        record::key_number(key),
+        record::key_number(key.get(8..).unwrap_or_default()),
+    ) else {
         return damaged("the key of an entry is too short".into());
     };
     let (ino, kind) = entry_from_bytes(dir, value)?;
-    Ok(Entry { hash, name: key[16..].into(), ino, kind })
+    Ok(Entry {
+        hash,
+        name: key[16..].into(),
+        ino,
+        kind,
+    })
 }
 
 pub(super) fn extent_to_bytes(extent: &Extent) -> [u8; 16] {
@@ -154,19 +172,27 @@ pub(super) fn extent_to_bytes(extent: &Extent) -> [u8; 16] {
         first: U64::new(extent.blocks.first),
         count: U32::new(extent.blocks.count),
         slice: U16::new(extent.blocks.slice),
-        flags: U16::new(if extent.unwritten { record::EXTENT_UNWRITTEN } else { 0 }),
+        flags: U16::new(if extent.unwritten {
+            record::EXTENT_UNWRITTEN
+        } else {
+            0
+        }),
     };
     zerocopy::transmute!(value)
 }
 
 pub(crate) fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
-    let (Some(ino), Some(page)) =
-        (record::key_number(key), record::key_number(key.get(8..).unwrap_or_default()))
-    else {
+    let (Some(ino), Some(page)) = (
+        record::key_number(key),
+        record::key_number(key.get(8..).unwrap_or_default()),
+    ) else {
         return damaged("the key of an extent is too short".into());
     };
     let Ok(value) = ExtentValue::read_from_bytes(value) else {
-        return damaged(format!("an extent of inode {ino} has {} bytes", value.len()));
+        return damaged(format!(
+            "an extent of inode {ino} has {} bytes",
+            value.len()
+        ));
     };
     let blocks = Blocks {
         slice: value.slice.get(),
@@ -174,13 +200,23 @@ pub(crate) fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
         count: value.count.get(),
     };
     let unwritten = value.flags.get() & record::EXTENT_UNWRITTEN != 0;
-    Ok((ino, Extent { page, blocks, unwritten }))
+    Ok((
+        ino,
+        Extent {
+            page,
+            blocks,
+            unwritten,
+        },
+    ))
 }
 
 pub(super) fn number_of_key(key: &[u8]) -> Read<u64> {
     match record::key_number(key) {
         Some(number) => Ok(number),
-        None => damaged(format!("a key that should be a number has {} bytes", key.len())),
+        None => damaged(format!(
+            "a key that should be a number has {} bytes",
+            key.len()
+        )),
     }
 }
 
@@ -200,18 +236,28 @@ pub(super) fn count_of_value(value: &[u8]) -> Read<u32> {
 
 pub(crate) fn container_of_key(key: &[u8]) -> Read<(SliceId, u32)> {
     match key {
-        [a, b, c, d, e, f] => {
-            Ok((u16::from_be_bytes([*a, *b]), u32::from_be_bytes([*c, *d, *e, *f])))
-        }
+        [a, b, c, d, e, f] => Ok((
+            u16::from_be_bytes([*a, *b]),
+            u32::from_be_bytes([*c, *d, *e, *f]),
+        )),
         _ => damaged(format!("the key of a bitmap has {} bytes", key.len())),
     }
 }
 
 pub(crate) fn bitmap_from_bytes(bytes: &[u8], words: usize) -> Read<Box<[u64]>> {
     if bytes.len() != words * 8 {
-        return damaged(format!("a bitmap has {} bytes instead of {}", bytes.len(), words * 8));
+        return damaged(format!(
+            "a bitmap has {} bytes instead of {}",
+            bytes.len(),
+            words * 8
+        ));
     }
-    Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    Ok(bytes
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|word| u64::from_le_bytes(*word))
+        .collect())
 }
 
 pub(super) fn bitmap_to_bytes(bitmap: &[u64]) -> Vec<u8> {

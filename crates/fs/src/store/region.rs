@@ -132,7 +132,8 @@ impl Region {
     pub fn add_spares(&self, entries: &[ChunkEntry]) -> Result<(), IoError> {
         let _writing = self.writing.lock();
         let first = self.superblocks.with(|s| s.chunks.len());
-        self.superblocks.update(|s| s.chunks.extend_from_slice(entries))?;
+        self.superblocks
+            .update(|s| s.chunks.extend_from_slice(entries))?;
         let mut state = self.state.write();
         for (at, chunk) in entries.iter().enumerate() {
             state.spares.insert(
@@ -242,7 +243,8 @@ impl Region {
             };
             let run_end = (run_at.0, run_at.1 + (run.len() / BLOCK) as u64);
             if !run.is_empty() && ((device, at) != run_end || run.len() >= WRITE_BYTES_MAX) {
-                self.device(run_at.0).write_at(run_at.1 * PAGE_BYTES, &run)?;
+                self.device(run_at.0)
+                    .write_at(run_at.1 * PAGE_BYTES, &run)?;
                 run.clear();
             }
             if run.is_empty() {
@@ -251,7 +253,8 @@ impl Region {
             run.extend_from_slice(&bytes[..]);
         }
         if !run.is_empty() {
-            self.device(run_at.0).write_at(run_at.1 * PAGE_BYTES, &run)?;
+            self.device(run_at.0)
+                .write_at(run_at.1 * PAGE_BYTES, &run)?;
         }
         drop(state);
         self.state.write().pending.clear();
@@ -275,7 +278,8 @@ impl Region {
                 while done < self.chunk_bytes() {
                     let run = (zeros.len() as u64).min(self.chunk_bytes() - done);
                     let offset = place.first_block * PAGE_BYTES + done;
-                    self.device(place.device).write_at(offset, &zeros[..run as usize])?;
+                    self.device(place.device)
+                        .write_at(offset, &zeros[..run as usize])?;
                     done += run;
                 }
             }
@@ -318,12 +322,19 @@ pub(super) struct Backend(pub(super) Arc<Region>);
 
 impl fmt::Debug for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "metadata region of {} bytes", self.0.state.read().len_bytes)
+        write!(
+            f,
+            "metadata region of {} bytes",
+            self.0.state.read().len_bytes
+        )
     }
 }
 
 fn beyond_end() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "beyond the end of the metadata region")
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "beyond the end of the metadata region",
+    )
 }
 
 impl StorageBackend for Backend {
@@ -334,7 +345,9 @@ impl StorageBackend for Backend {
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let region = &*self.0;
         let state = region.state.read();
-        let end = offset.checked_add(out.len() as u64).ok_or_else(beyond_end)?;
+        let end = offset
+            .checked_add(out.len() as u64)
+            .ok_or_else(beyond_end)?;
         if end > state.len_bytes {
             return Err(beyond_end());
         }
@@ -362,8 +375,12 @@ impl StorageBackend for Backend {
                 let end_block = len.div_ceil(PAGE_BYTES);
                 drop(state.pending.split_off(&end_block));
                 let end_position = len.div_ceil(region.chunk_bytes());
-                let beyond: Vec<u32> =
-                    state.map.keys().copied().filter(|p| u64::from(*p) >= end_position).collect();
+                let beyond: Vec<u32> = state
+                    .map
+                    .keys()
+                    .copied()
+                    .filter(|p| u64::from(*p) >= end_position)
+                    .collect();
                 for position in beyond {
                     state.spares.extend(state.map.remove(&position));
                 }
@@ -384,7 +401,10 @@ impl StorageBackend for Backend {
     fn sync_data(&self) -> io::Result<()> {
         let region = &*self.0;
         let _writing = region.writing.lock();
-        region.drain().and_then(|()| region.flush_devices()).map_err(|e| region.failed(e))
+        region
+            .drain()
+            .and_then(|()| region.flush_devices())
+            .map_err(|e| region.failed(e))
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -392,7 +412,9 @@ impl StorageBackend for Backend {
         let _writing = region.writing.lock();
         let mut guard = region.state.write();
         let state = &mut *guard;
-        let end = offset.checked_add(data.len() as u64).ok_or_else(beyond_end)?;
+        let end = offset
+            .checked_add(data.len() as u64)
+            .ok_or_else(beyond_end)?;
         if end > state.len_bytes {
             return Err(beyond_end());
         }
@@ -410,7 +432,10 @@ impl StorageBackend for Backend {
                     .map_err(|e| region.failed(e))?;
                 state.pending.insert(block, old);
             }
-            let bytes = state.pending.entry(block).or_insert_with(|| Box::new([0; BLOCK]));
+            let bytes = state
+                .pending
+                .entry(block)
+                .or_insert_with(|| Box::new([0; BLOCK]));
             bytes[skip..skip + count].copy_from_slice(from);
             at += count as u64;
         }

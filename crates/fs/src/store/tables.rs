@@ -27,8 +27,9 @@ pub const ORPHANS: Definition = TableDefinition::new("orphans");
 pub const VALUES: Definition = TableDefinition::new("values");
 
 /// All of them.
-pub const ALL: [Definition; 8] =
-    [INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES];
+pub const ALL: [Definition; 8] = [
+    INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES,
+];
 
 /// Names a table; the value is its index in `ALL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

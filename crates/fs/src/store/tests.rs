@@ -23,18 +23,32 @@ fn inode(kind: Kind) -> InodeRecord {
 }
 
 fn entry(dir: Ino, hash: u64, name: &str, ino: Ino) -> Change {
-    Change::PutEntry { dir, hash, name: name.as_bytes().into(), ino, kind: Kind::File }
+    Change::PutEntry {
+        dir,
+        hash,
+        name: name.as_bytes().into(),
+        ino,
+        kind: Kind::File,
+    }
 }
 
 fn blocks(first: u64, count: u32) -> Blocks {
-    Blocks { slice: 0, first, count }
+    Blocks {
+        slice: 0,
+        first,
+        count,
+    }
 }
 
 #[test]
 fn what_was_committed_is_read_back() {
     let store = Store::in_memory(64).unwrap();
     let link = inode(Kind::Symlink);
-    let extent = Extent { page: 9, blocks: blocks(100, 3), unwritten: true };
+    let extent = Extent {
+        page: 9,
+        blocks: blocks(100, 3),
+        unwritten: true,
+    };
     store
         .commit(&[
             Change::PutInode(2, link.clone()),
@@ -49,7 +63,10 @@ fn what_was_committed_is_read_back() {
     assert_eq!(store.inode(3).unwrap(), None);
     assert_eq!(store.entry(1, 40, b"b").unwrap(), Some((2, Kind::File)));
     assert_eq!(store.extents(2).unwrap(), [extent]);
-    assert_eq!(store.xattr(2, b"user.a").unwrap().as_deref(), Some(&b"x"[..]));
+    assert_eq!(
+        store.xattr(2, b"user.a").unwrap().as_deref(),
+        Some(&b"x"[..])
+    );
     assert_eq!(store.xattr_names(2).unwrap(), [b"user.a"[..].into()]);
     assert_eq!(store.orphans().unwrap(), [2]);
     assert_eq!(store.value("cursor").unwrap(), Some(5));
@@ -60,12 +77,18 @@ fn what_was_committed_is_read_back() {
 #[test]
 fn a_listing_never_ends_between_names_of_one_hash() {
     let store = Store::in_memory(64).unwrap();
-    let batch: Vec<_> =
-        ["a", "b", "c", "d"].iter().zip([5, 6, 6, 7]).map(|(n, h)| entry(1, h, n, 2)).collect();
+    let batch: Vec<_> = ["a", "b", "c", "d"]
+        .iter()
+        .zip([5, 6, 6, 7])
+        .map(|(n, h)| entry(1, h, n, 2))
+        .collect();
     store.commit(&batch).unwrap();
     let names = |from, limit| {
         let entries = store.entries(1, from, limit).unwrap();
-        entries.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect::<String>()
+        entries
+            .iter()
+            .map(|e| String::from_utf8_lossy(&e.name).into_owned())
+            .collect::<String>()
     };
     assert_eq!(names(0, 2), "abc");
     assert_eq!(names(0, 1), "a");
@@ -79,8 +102,16 @@ fn the_later_change_of_a_key_wins() {
     store
         .commit(&[
             entry(1, 1, "a", 2),
-            Change::DelEntry { dir: 1, hash: 1, name: b"a"[..].into() },
-            Change::DelEntry { dir: 1, hash: 1, name: b"b"[..].into() },
+            Change::DelEntry {
+                dir: 1,
+                hash: 1,
+                name: b"a"[..].into(),
+            },
+            Change::DelEntry {
+                dir: 1,
+                hash: 1,
+                name: b"b"[..].into(),
+            },
             entry(1, 1, "b", 3),
         ])
         .unwrap();
@@ -92,9 +123,17 @@ fn the_later_change_of_a_key_wins() {
 fn bitmaps_follow_use_and_free_over_containers() {
     let store = Store::in_memory(64).unwrap();
     store.commit(&[Change::Use(blocks(60, 70))]).unwrap();
-    assert_eq!(store.used_counts().unwrap(), [((0, 0), 4), ((0, 1), 64), ((0, 2), 2)]);
-    store.commit(&[Change::Free(blocks(60, 5)), Change::Use(blocks(60, 1))]).unwrap();
-    assert_eq!(store.used_counts().unwrap(), [((0, 0), 1), ((0, 1), 63), ((0, 2), 2)]);
+    assert_eq!(
+        store.used_counts().unwrap(),
+        [((0, 0), 4), ((0, 1), 64), ((0, 2), 2)]
+    );
+    store
+        .commit(&[Change::Free(blocks(60, 5)), Change::Use(blocks(60, 1))])
+        .unwrap();
+    assert_eq!(
+        store.used_counts().unwrap(),
+        [((0, 0), 1), ((0, 1), 63), ((0, 2), 2)]
+    );
     assert_eq!(store.bitmap(0, 0).unwrap().as_deref(), Some(&[1 << 60][..]));
     assert_eq!(store.bitmap(0, 3).unwrap(), None);
 }
@@ -103,8 +142,13 @@ fn bitmaps_follow_use_and_free_over_containers() {
 fn a_batch_that_uses_a_block_twice_leaves_nothing_behind() {
     let store = Store::in_memory(64).unwrap();
     store.commit(&[Change::Use(blocks(0, 8))]).unwrap();
-    let error = store.commit(&[entry(1, 1, "a", 2), Change::Use(blocks(7, 2))]).unwrap_err();
-    assert!(matches!(&error, Error::Damaged(what) if what.contains("block 7")), "{error}");
+    let error = store
+        .commit(&[entry(1, 1, "a", 2), Change::Use(blocks(7, 2))])
+        .unwrap_err();
+    assert!(
+        matches!(&error, Error::Damaged(what) if what.contains("block 7")),
+        "{error}"
+    );
     assert_eq!(store.entry(1, 1, b"a").unwrap(), None);
     store.commit(&[Change::Free(blocks(0, 8))]).unwrap();
     assert_eq!(store.used_counts().unwrap(), []);

@@ -48,19 +48,22 @@ impl Superblocks {
             [Ok(one), Err(_)] | [Err(_), Ok(one)] => one,
             [Err(a), Err(b)] => return Err(ReadError::Unusable(a, b)),
         };
-        Ok(Superblocks { device, current: Mutex::new(current) })
+        Ok(Superblocks {
+            device,
+            current: Mutex::new(current),
+        })
     }
 
     /// Writes both copies of a new volume. Not flushed.
-    pub fn create(
-        device: Arc<dyn Device>,
-        superblock: Superblock,
-    ) -> Result<Superblocks, IoError> {
+    pub fn create(device: Arc<dyn Device>, superblock: Superblock) -> Result<Superblocks, IoError> {
         let bytes = superblock.encode();
         for first_block in COPY_FIRST_BLOCK {
             device.write_at(first_block * PAGE_BYTES, &bytes)?;
         }
-        Ok(Superblocks { device, current: Mutex::new(superblock) })
+        Ok(Superblocks {
+            device,
+            current: Mutex::new(superblock),
+        })
     }
 
     /// Reads fields of the superblock.
@@ -79,7 +82,8 @@ impl Superblocks {
         // The copy with the older sequence: sequences alternate between the copies, and format
         // writes the first one to both.
         let first_block = COPY_FIRST_BLOCK[(sequence % 2) as usize];
-        self.device.write_at(first_block * PAGE_BYTES, &next.encode())?;
+        self.device
+            .write_at(first_block * PAGE_BYTES, &next.encode())?;
         self.device.flush()?;
         *current = next;
         Ok(())
@@ -92,7 +96,11 @@ impl Superblocks {
         }
         self.update(|s| {
             let flags = s.head.flags.get();
-            s.head.flags.set(if dirty { flags | FLAG_DIRTY } else { flags & !FLAG_DIRTY });
+            s.head.flags.set(if dirty {
+                flags | FLAG_DIRTY
+            } else {
+                flags & !FLAG_DIRTY
+            });
         })
     }
 

@@ -1,0 +1,167 @@
+//! The bitmap of one container in memory: a set bit is a block that must not be handed out.
+
+/// Bits of a container.
+pub(super) struct Bits {
+    words: Box<[u64]>,
+    /// Where the next search starts (next fit): behind what was handed out last.
+    next: usize,
+}
+
+impl Bits {
+    /// From the durable bitmap, or all free.
+    pub(super) fn new(words: Box<[u64]>) -> Bits {
+        Bits { words, next: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.words.len() * 64
+    }
+
+    /// Clear bits.
+    pub(super) fn free(&self) -> u32 {
+        self.words.iter().map(|w| w.count_zeros()).sum()
+    }
+
+    fn for_each_mask(first: usize, count: usize, mut each: impl FnMut(usize, u64)) {
+        let (mut bit, end) = (first, first + count);
+        while bit < end {
+            let n = (64 - bit % 64).min(end - bit);
+            let mask = if n == 64 {
+                u64::MAX
+            } else {
+                ((1 << n) - 1) << (bit % 64)
+            };
+            each(bit / 64, mask);
+            bit += n;
+        }
+    }
+
+    /// Sets bits; gives how many were clear.
+    pub(super) fn set(&mut self, first: usize, count: usize) -> u32 {
+        let mut changed = 0;
+        Self::for_each_mask(first, count, |word, mask| {
+            changed += (!self.words[word] & mask).count_ones();
+            self.words[word] |= mask;
+        });
+        changed
+    }
+
+    /// Clears bits; gives how many were set.
+    pub(super) fn clear(&mut self, first: usize, count: usize) -> u32 {
+        let mut changed = 0;
+        Self::for_each_mask(first, count, |word, mask| {
+            changed += (self.words[word] & mask).count_ones();
+            self.words[word] &= !mask;
+        });
+        changed
+    }
+
+    /// First bit at or after `from` that is clear (or, with `set`, set); `len` when there is none.
+    fn find(&self, from: usize, set: bool) -> usize {
+        let mut word = from / 64;
+        if word >= self.words.len() {
+            return self.len();
+        }
+        let flip = if set { 0 } else { u64::MAX };
+        let mut bits = (self.words[word] ^ flip) & (u64::MAX << (from % 64));
+        while bits == 0 {
+            word += 1;
+            if word == self.words.len() {
+                return self.len();
+            }
+            bits = self.words[word] ^ flip;
+        }
+        word * 64 + bits.trailing_zeros() as usize
+    }
+
+    /// Takes a run that starts exactly at `first`, of at most `want` blocks; gives its length.
+    pub(super) fn take_at(&mut self, first: usize, want: usize) -> usize {
+        if first >= self.len() {
+            return 0;
+        }
+        let count = self.find(first, true).min(first + want) - first;
+        self.set(first, count);
+        if count > 0 {
+            self.next = first + count;
+        }
+        count
+    }
+
+    /// Takes the first run of `want` blocks after what was taken last, or else the longest run that
+    /// there is if it has at least `least` blocks. Gives (first, count).
+    pub(super) fn take(&mut self, want: usize, least: usize) -> Option<(usize, usize)> {
+        let mut best: Option<(usize, usize)> = None;
+        // From `next` to the end, then from the start; a run over `next` is seen whole then.
+        for (from, until) in [(self.next, self.len()), (0, self.next)] {
+            let mut at = from;
+            while at < until {
+                let first = self.find(at, false);
+                if first >= until {
+                    break;
+                }
+                let count = self.find(first, true).min(first + want) - first;
+                if best.is_none_or(|(_, c)| c < count) {
+                    best = Some((first, count));
+                }
+                if count == want {
+                    break;
+                }
+                at = first + count;
+            }
+            if best.is_some_and(|(_, count)| count == want) {
+                break;
+            }
+        }
+        let (first, count) = best.filter(|(_, count)| *count >= least)?;
+        self.set(first, count);
+        self.next = first + count;
+        Some((first, count))
+    }
+
+    /// Takes the last run of exactly `want` blocks. Gives (first, count).
+    pub(super) fn take_last(&mut self, want: usize) -> Option<(usize, usize)> {
+        let (mut at, mut last) = (0, None);
+        while at < self.len() {
+            let first = self.find(at, false);
+            let end = self.find(first, true);
+            if first < end && end - first >= want {
+                last = Some(end - want);
+            }
+            at = end;
+        }
+        let first = last?;
+        self.set(first, want);
+        Some((first, want))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_long_enough_is_preferred_and_the_longest_is_second_best() {
+        let mut bits = Bits::new(vec![u64::MAX; 4].into());
+        assert_eq!(bits.take(1, 1), None);
+        bits.clear(3, 2);
+        bits.clear(60, 10);
+        bits.clear(200, 20);
+        assert_eq!(bits.free(), 32);
+        assert_eq!(bits.take(10, 1), Some((60, 10)));
+        assert_eq!(bits.take(30, 1), Some((200, 20)));
+        assert_eq!(bits.take(5, 3), None);
+        assert_eq!(bits.take(5, 1), Some((3, 2)));
+        assert_eq!(bits.free(), 0);
+    }
+
+    #[test]
+    fn a_run_is_continued_where_it_ended() {
+        let mut bits = Bits::new(vec![0; 2].into());
+        assert_eq!(bits.take_at(10, 5), 5);
+        assert_eq!(bits.take_at(8, 5), 2);
+        assert_eq!(bits.take_at(10, 5), 0);
+        assert_eq!(bits.take_at(120, 50), 8);
+        assert_eq!(bits.take_at(128, 1), 0);
+        assert_eq!(bits.clear(8, 7), 7);
+    }
+}

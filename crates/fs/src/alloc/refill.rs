@@ -1,0 +1,154 @@
+//! What the allocator does before a batch is committed: it loads the containers that the batch frees
+//! blocks of, and takes chunks from the slices for the metadata region.
+
+use std::sync::{Arc, Weak};
+
+use jericho_format::superblock::{CHUNK_SPARE, ChunkEntry};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+
+use super::{Allocator, SpaceOptions};
+use crate::alloc::Blocks;
+use crate::error::Result;
+use crate::store::region::Region;
+use crate::store::{BeforeCommit, Change, StoreRef};
+use crate::types::SliceId;
+use crate::volume::Volume;
+
+/// Spare chunks that are kept in stock as long as there is space, beyond what a batch may need.
+const STOCK_CHUNKS: u64 = 4;
+
+/// The store's hold on the allocator. Weak, as the allocator holds the store.
+pub(super) struct Before(pub(super) Weak<Allocator>);
+
+impl BeforeCommit for Before {
+    fn before_commit(&self, region: Option<&Region>, changes: &[Change], bytes: u64) -> Result<()> {
+        let Some(allocator) = self.0.upgrade() else {
+            return Ok(());
+        };
+        for change in changes {
+            if let Change::Free(blocks) = change {
+                allocator.load_for(*blocks)?;
+            }
+        }
+        match region {
+            Some(region) => allocator.refill(region, bytes),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Allocator {
+    /// The allocator of a volume whose store is open. The store's region grows from it.
+    pub fn of_volume(store: &StoreRef, volume: &Volume) -> Result<Arc<Allocator>> {
+        let mut slices: Vec<SpaceOptions> = volume
+            .slices()
+            .iter()
+            .map(|slice| SpaceOptions {
+                blocks: slice.blocks,
+                chunks: Vec::new(),
+                places: slice.places().collect(),
+            })
+            .collect();
+        let chunk_blocks = volume.superblocks().with(|s| {
+            for chunk in &s.chunks {
+                // Chunks that format made are in no slice; the superblock was validated.
+                if let Some(slice) = slices.get_mut(usize::from(chunk.slice.get())) {
+                    slice.chunks.push(chunk.slice_first.get());
+                }
+            }
+            u64::from(s.head.chunk_blocks.get())
+        });
+        Allocator::new(store.clone(), slices, chunk_blocks)
+    }
+
+    /// Makes spare chunks for `bytes` more bytes of metadata, as far as there is space for them.
+    fn refill(&self, region: &Region, bytes: u64) -> Result<()> {
+        let wanted = bytes.div_ceil(region.chunk_bytes()) + STOCK_CHUNKS;
+        let have = region.spare_chunks() as u64;
+        if have >= wanted {
+            return Ok(());
+        }
+        // Some more than needed, so that the superblock is not written for each.
+        let missing = (wanted + STOCK_CHUNKS - have).min(region.free_entries() as u64);
+        let mut entries = Vec::new();
+        while (entries.len() as u64) < missing {
+            match self.take_chunk(region.chunk_blocks())? {
+                Some(entry) => entries.push(entry),
+                None => break,
+            }
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = region.add_spares(&entries) {
+            // Whether they are recorded is unknown now: they stay taken until the next mount.
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Takes one contiguous chunk, from the slice with most free space and as far from its data as
+    /// can be. `None`: no slice has such a range that is not promised.
+    fn take_chunk(&self, blocks: u64) -> Result<Option<ChunkEntry>> {
+        if self.reserve(blocks).is_err() {
+            return Ok(None);
+        }
+        let mut slices: Vec<SliceId> = (0..self.slices.len() as SliceId).collect();
+        slices.sort_by_key(|slice| std::cmp::Reverse(self.free_of(*slice)));
+        for slice in slices {
+            match self.take_chunk_in(slice, blocks) {
+                Ok(None) => {}
+                Ok(Some(entry)) => {
+                    self.reserved
+                        .fetch_sub(blocks, std::sync::atomic::Ordering::AcqRel);
+                    return Ok(Some(entry));
+                }
+                Err(error) => {
+                    self.unreserve(blocks);
+                    return Err(error);
+                }
+            }
+        }
+        self.unreserve(blocks);
+        Ok(None)
+    }
+
+    fn take_chunk_in(&self, slice: SliceId, blocks: u64) -> Result<Option<ChunkEntry>> {
+        let space = &self.slices[usize::from(slice)];
+        let want = blocks as usize;
+        for index in (0..space.containers.len()).rev() {
+            let container = &space.containers[index];
+            if u64::from(container.free.load(std::sync::atomic::Ordering::Relaxed)) < blocks {
+                continue;
+            }
+            let mut guard = self.lock(slice, index)?;
+            let Some((at, count)) = guard.as_mut().and_then(|b| b.take_last(want)) else {
+                continue;
+            };
+            self.took(slice, index, count);
+            drop(guard);
+            let first = index as u64 * self.container_blocks + at as u64;
+            match space.place(first, blocks) {
+                Some((device, first_block)) => {
+                    return Ok(Some(ChunkEntry {
+                        first_block: U64::new(first_block),
+                        position: U32::new(CHUNK_SPARE),
+                        device: U16::new(device),
+                        slice: U16::new(slice),
+                        slice_first: U64::new(first),
+                    }));
+                }
+                // It would cross from one region of the slice to another.
+                None => drop(self.give_back(
+                    Blocks {
+                        slice,
+                        first,
+                        count: count as u32,
+                    },
+                    "chunk",
+                )),
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,240 @@
+use super::*;
+use crate::store::{Change, Store};
+use proptest::prelude::*;
+
+fn allocator(slices: &[u64]) -> (StoreRef, Arc<Allocator>) {
+    let store = Arc::new(Store::in_memory(64).unwrap());
+    let allocator = open(&store, slices);
+    (store, allocator)
+}
+
+fn open(store: &StoreRef, slices: &[u64]) -> Arc<Allocator> {
+    let spaces = slices.iter().map(|blocks| SpaceOptions {
+        blocks: *blocks,
+        ..Default::default()
+    });
+    Allocator::new(store.clone(), spaces.collect(), 16).unwrap()
+}
+
+fn take(a: &Allocator, slice: SliceId, near: Option<u64>, count: u32) -> Vec<Blocks> {
+    a.reserve(count.into()).unwrap();
+    let mut out = Vec::new();
+    a.allocate(slice, near, count, &mut out).unwrap();
+    assert_eq!(out.iter().map(|b| b.count).sum::<u32>(), count);
+    out
+}
+
+#[test]
+fn a_file_goes_on_where_it_ended() {
+    let (_store, a) = allocator(&[1000]);
+    assert_eq!(
+        take(&a, 0, None, 10),
+        [Blocks {
+            slice: 0,
+            first: 0,
+            count: 10
+        }]
+    );
+    assert_eq!(
+        take(&a, 0, Some(9), 100),
+        [Blocks {
+            slice: 0,
+            first: 10,
+            count: 100
+        }]
+    );
+}
+
+#[test]
+fn what_does_not_fit_in_a_slice_goes_to_the_one_with_most_free() {
+    let (_store, a) = allocator(&[100, 70, 80]);
+    let out = take(&a, 0, None, 150);
+    assert_eq!(
+        out[0],
+        Blocks {
+            slice: 0,
+            first: 0,
+            count: 100
+        }
+    );
+    assert!(out[1..].iter().all(|b| b.slice == 2), "{out:?}");
+}
+
+#[test]
+fn a_promise_is_kept_and_what_is_not_there_is_not_promised() {
+    let (_store, a) = allocator(&[100]);
+    a.reserve(60).unwrap();
+    assert!(matches!(a.reserve(41), Err(Error::Errno(28))));
+    let got = take(&a, 0, None, 40);
+    assert!(matches!(a.reserve(1), Err(Error::Errno(28))));
+    a.release_uncommitted(got[0]);
+    a.unreserve(60);
+    assert_eq!((a.reserved(), a.available(), a.free_of(0)), (0, 100, 100));
+}
+
+#[test]
+fn what_is_used_durably_is_not_handed_out_after_opening_again() {
+    let (store, a) = allocator(&[200]);
+    let used = take(&a, 0, None, 70);
+    store.commit(&[Change::Use(used[0])]).unwrap();
+    drop(a);
+    let a = open(&store, &[200]);
+    assert_eq!((a.free_of(0), a.available()), (130, 130));
+    let rest = take(&a, 0, None, 130);
+    assert!(rest.iter().all(|b| b.first >= 70), "{rest:?}");
+    store.commit(&[Change::Free(used[0])]).unwrap();
+    a.release_committed(used[0]);
+    assert_eq!(take(&a, 0, None, 70), used);
+}
+
+#[test]
+fn blocks_freed_durably_are_not_handed_out_before_they_are_released() {
+    let (store, a) = allocator(&[64]);
+    let used = take(&a, 0, None, 64);
+    store.commit(&[Change::Use(used[0])]).unwrap();
+    drop(a);
+    let a = open(&store, &[64]);
+    store.commit(&[Change::Free(used[0])]).unwrap();
+    assert!(a.reserve(1).is_err());
+    a.release_committed(used[0]);
+    assert_eq!(take(&a, 0, None, 64), used);
+}
+
+#[test]
+fn threads_never_get_the_same_block() {
+    let (_store, a) = allocator(&[640, 640]);
+    let got: Vec<Blocks> = std::thread::scope(|scope| {
+        let work = |slice: SliceId| {
+            let a = &a;
+            move || {
+                let mut mine: Vec<Blocks> = Vec::new();
+                for round in 0..400u32 {
+                    if a.reserve(7).is_ok() {
+                        a.allocate(slice % 2, None, 7, &mut mine).unwrap();
+                    }
+                    if round % 3 == 0 && !mine.is_empty() {
+                        a.release_uncommitted(mine.swap_remove(0));
+                    }
+                }
+                mine
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|t| scope.spawn(work(t))).collect();
+        threads
+            .into_iter()
+            .flat_map(|t| t.join().unwrap())
+            .collect()
+    });
+    let mut all: Vec<(u16, u64)> = got
+        .iter()
+        .flat_map(|b| (b.first..b.first + u64::from(b.count)).map(|at| (b.slice, at)))
+        .collect();
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), count);
+    assert_eq!(a.available(), 1280 - count as u64);
+    assert_eq!(a.reserved(), 0);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve(u64),
+    Unreserve(u64),
+    Allocate {
+        slice: SliceId,
+        near: Option<u64>,
+        count: u32,
+    },
+    ReleaseUncommitted(usize),
+    Commit,
+    Remove(usize),
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1u64..200).prop_map(Step::Reserve),
+        1 => (1u64..100).prop_map(Step::Unreserve),
+        5 => (0u16..3, proptest::option::of(0u64..400), 1u32..150)
+            .prop_map(|(slice, near, count)| Step::Allocate { slice, near, count }),
+        2 => any::<usize>().prop_map(Step::ReleaseUncommitted),
+        2 => Just(Step::Commit),
+        3 => any::<usize>().prop_map(Step::Remove),
+        1 => Just(Step::Reopen),
+    ];
+    proptest::collection::vec(step, 1..80)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    /// Against a model that only knows which blocks are owned and how many are promised.
+    #[test]
+    fn every_block_has_one_owner_and_every_promise_is_kept(steps in steps()) {
+        const SLICES: [u64; 3] = [300, 64, 129];
+        let total: u64 = SLICES.iter().sum();
+        let (store, mut a) = allocator(&SLICES);
+        let (mut fresh, mut durable): (Vec<Blocks>, Vec<Blocks>) = (vec![], vec![]);
+        let mut promised = 0;
+        for step in steps {
+            let owned: u64 = fresh.iter().chain(&durable).map(|b| u64::from(b.count)).sum();
+            match step {
+                Step::Reserve(n) => {
+                    let fits = promised + owned + n <= total;
+                    prop_assert_eq!(a.reserve(n).is_ok(), fits);
+                    if fits { promised += n; }
+                }
+                Step::Unreserve(n) => {
+                    let n = n.min(promised);
+                    a.unreserve(n);
+                    promised -= n;
+                }
+                Step::Allocate { slice, near, count } => {
+                    let count = u64::from(count).min(promised) as u32;
+                    if count == 0 { continue; }
+                    let mut out = vec![];
+                    a.allocate(slice, near, count, &mut out).unwrap();
+                    promised -= u64::from(count);
+                    prop_assert_eq!(out.iter().map(|b| b.count).sum::<u32>(), count);
+                    for b in &out {
+                        prop_assert!(b.first + u64::from(b.count) <= SLICES[usize::from(b.slice)]);
+                        for other in fresh.iter().chain(&durable) {
+                            let apart = b.slice != other.slice
+                                || b.first >= other.first + u64::from(other.count)
+                                || other.first >= b.first + u64::from(b.count);
+                            prop_assert!(apart, "{:?} was handed out as {:?}", other, b);
+                        }
+                    }
+                    fresh.extend(out);
+                }
+                Step::ReleaseUncommitted(i) if !fresh.is_empty() => {
+                    let i = i % fresh.len();
+                    a.release_uncommitted(fresh.swap_remove(i));
+                }
+                Step::Commit => {
+                    let batch: Vec<_> = fresh.iter().map(|b| Change::Use(*b)).collect();
+                    store.commit(&batch).unwrap();
+                    durable.append(&mut fresh);
+                }
+                Step::Remove(i) if !durable.is_empty() => {
+                    let i = i % durable.len();
+                    let blocks = durable.swap_remove(i);
+                    store.commit(&[Change::Free(blocks)]).unwrap();
+                    a.release_committed(blocks);
+                }
+                Step::Reopen => {
+                    // As after a crash: promises and what was not committed are gone.
+                    fresh.clear();
+                    promised = 0;
+                    a = open(&store, &SLICES);
+                }
+                _ => {}
+            }
+            let owned: u64 = fresh.iter().chain(&durable).map(|b| u64::from(b.count)).sum();
+            prop_assert_eq!(a.reserved(), promised);
+            prop_assert_eq!(a.available(), total - owned - promised);
+            let free: u64 = (0..3).map(|s| a.free_of(s)).sum();
+            prop_assert_eq!(free, total - owned);
+        }
+    }
+}
