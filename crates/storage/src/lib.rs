@@ -3,12 +3,42 @@
 //! A `Device` moves whole blocks between memory and storage and says truthfully what happened: a
 //! short transfer, EIO or ENOSPC is the error of the operation that met it. It knows nothing of
 //! slices, pages or files.
+//!
+//! # What is assumed of the medium
+//! - A block (`BLOCK_BYTES`) that is being written when the power fails may hold any mix of its old
+//!   and new sectors of 512 bytes afterwards. Nothing outside the written range changes.
+//! - A write that completed may be lost until a `flush` that began after its completion succeeds.
+//! - After a failed flush nothing is known about any write since the last good one.
+//!
+//! # Where to read on
+//! [`open_device`] opens by path; `file` and `block` are the kinds of devices and share `handle`,
+//! the blocking calls. [`open_queue`] picks between `ring_queue` (io_uring) and `pool_queue`
+//! (threads that make blocking calls).
+
+#![forbid(unsafe_code)]
+
+mod aligned;
+mod block;
+mod file;
+mod flush;
+mod handle;
+mod open;
+mod pool_queue;
+mod queue;
+mod ring_queue;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jericho_sys::memory::Mapping;
+use jericho_sys::errno;
+
+pub use aligned::AlignedBuffer;
+pub use block::BlockDevice;
+pub use file::FileDevice;
+pub use jericho_sys::memory::Segment;
+pub use open::{OpenError, OpenOptions, open_device};
+pub use queue::{QueueError, open_pool_queue, open_queue};
 
 /// Unit of every offset and length: bytes must be multiples of it.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -46,7 +76,10 @@ impl fmt::Display for Cause {
         match self {
             Cause::Errno(e) => write!(f, "{}", std::io::Error::from_raw_os_error(*e)),
             Cause::Short { done_bytes } => {
-                write!(f, "only {done_bytes} bytes were transferred: is the device truncated?")
+                write!(
+                    f,
+                    "only {done_bytes} bytes were transferred: is the device truncated?"
+                )
             }
         }
     }
@@ -57,7 +90,7 @@ impl IoError {
     pub fn errno(&self) -> i32 {
         match self.cause {
             Cause::Errno(e) => e,
-            Cause::Short { .. } => 5, // EIO
+            Cause::Short { .. } => errno::EIO,
         }
     }
 }
@@ -82,22 +115,15 @@ pub trait Device: Send + Sync {
     /// Tells the device that a range holds nothing of value. Advisory; what is read there
     /// afterwards is unspecified.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
+    /// Whether writes are refused (EROFS).
+    fn is_read_only(&self) -> bool {
+        false
+    }
     /// How transfers queued for this device are made: a descriptor that io_uring can use, or
     /// `None` for a device that only knows the blocking calls (a simulated one).
     fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>>;
     /// One line for logs and `jericho stat`: kind, direct or buffered, io_uring or not and why.
     fn describe(&self) -> String;
-}
-
-/// Memory that a transfer reads from or writes to; the segment stays mapped until it completes.
-#[derive(Clone, Debug)]
-pub struct Segment {
-    /// The mapping.
-    pub mapping: Arc<Mapping>,
-    /// Byte offset in the mapping, a multiple of `BLOCK_BYTES`.
-    pub offset: usize,
-    /// Length in bytes, a multiple of `BLOCK_BYTES`.
-    pub len: usize,
 }
 
 /// Direction of a transfer.
@@ -120,7 +146,8 @@ pub struct Transfer {
     pub direction: Direction,
     /// Where on the device.
     pub offset_bytes: u64,
-    /// Memory, in order; adjacent segments should be merged by the caller.
+    /// Memory, in order; adjacent segments should be merged by the caller. Offsets and lengths are
+    /// multiples of `BLOCK_BYTES`.
     pub segments: Vec<Segment>,
 }
 
@@ -139,7 +166,11 @@ pub trait Wake: Send + Sync {
     fn wake(&self);
 }
 
-/// Asynchronous transfers of one thread.
+/// Asynchronous transfers of one thread. A queue may move to another thread while nothing is in
+/// flight (`in_flight() == 0`), as between opening it and its first use.
+///
+/// Dropping a queue waits for the transfers that the device has begun; those that it has not begun
+/// are dropped, and no completion of either kind is delivered.
 pub trait Queue: Send {
     /// Queues a transfer; never blocks and never fails: errors come as its completion.
     fn submit(&mut self, transfer: Transfer);
@@ -150,4 +181,6 @@ pub trait Queue: Send {
     fn waker(&self) -> Arc<dyn Wake>;
     /// Transfers submitted whose completion was not yet delivered.
     fn in_flight(&self) -> usize;
+    /// One line for logs: io_uring or threads, registered buffers or not, and why not.
+    fn describe(&self) -> String;
 }

@@ -90,6 +90,26 @@ pub fn allocate(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Re
     )?)
 }
 
+/// The kernel's NUMA node of the hardware behind device number `device` (`st_dev` of a file on it,
+/// `st_rdev` of the device itself), from sysfs. `None` when the kernel does not know: a virtual
+/// device, a filesystem without one, a machine with one node.
+pub fn home_node(device: u64) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    home_node_below(Path::new("/sys/dev/block").join(format!("{major}:{minor}")))
+}
+
+/// A partition or a disk has no `numa_node` of its own: the first ancestor that has one counts.
+fn home_node_below(link: impl AsRef<Path>) -> Option<u32> {
+    let directory = std::fs::canonicalize(link).ok()?;
+    directory
+        .ancestors()
+        .find_map(|ancestor| {
+            let text = std::fs::read_to_string(ancestor.join("numa_node")).ok()?;
+            text.trim().parse::<i64>().ok()
+        })
+        .and_then(|node| u32::try_from(node).ok()) // -1: not known
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,5 +174,18 @@ mod tests {
             device_size_bytes(&file).unwrap_err().raw_os_error(),
             Some(libc::ENOTTY)
         );
+    }
+
+    #[test]
+    fn the_home_of_a_partition_is_that_of_the_adapter_above_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let adapter = dir.path().join("pci0000:00/0000:00:05.0");
+        let partition = adapter.join("nvme/nvme0/nvme0n1/nvme0n1p1");
+        std::fs::create_dir_all(&partition).unwrap();
+        assert_eq!(home_node_below(&partition), None);
+        std::fs::write(adapter.join("numa_node"), "1\n").unwrap();
+        assert_eq!(home_node_below(&partition), Some(1));
+        std::fs::write(adapter.join("numa_node"), "-1\n").unwrap();
+        assert_eq!(home_node_below(&partition), None);
     }
 }

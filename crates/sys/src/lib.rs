@@ -5,5 +5,12 @@
 
 pub mod block;
 pub mod doorbell;
+pub mod errno {
+    //! The error numbers that callers name; the rest they only pass on.
+    pub use libc::{
+        EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, EIO, ENOENT, ENOMEM, ENOSPC, ENOSYS,
+        EOPNOTSUPP, EPERM, EROFS,
+    };
+}
 pub mod memory;
 pub mod uring;

@@ -119,9 +119,9 @@ unsafe impl Send for Ring {}
 
 impl Ring {
     /// A ring for at most `depth` operations in flight (1 to `DEPTH_LIMIT`, clamped) on `files`,
-    /// which are duplicated. Errors: EPERM and ENOSYS where io_uring is forbidden or missing,
+    /// which are duplicated; `doorbell` ends its waits. Errors: EPERM and ENOSYS where io_uring is forbidden or missing,
     /// ENOMEM where locked memory is limited, EMFILE.
-    pub fn new(depth: u32, files: &[BorrowedFd<'_>]) -> io::Result<Ring> {
+    pub fn new(depth: u32, files: &[BorrowedFd<'_>], doorbell: Arc<Doorbell>) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_LIMIT);
         let (ring, single_issuer) = build(depth + 1)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
@@ -148,7 +148,7 @@ impl Ring {
             files,
             files_registered,
             registered: Vec::new(),
-            doorbell: Arc::new(Doorbell::new()?),
+            doorbell,
             doorbell_armed: false,
             enabled: false,
             single_issuer,
@@ -199,11 +199,6 @@ impl Ring {
     /// Whether the ring must stay with the thread that first entered it.
     pub fn is_single_issuer(&self) -> bool {
         self.single_issuer
-    }
-
-    /// The handle that ends a wait.
-    pub fn doorbell(&self) -> Arc<Doorbell> {
-        Arc::clone(&self.doorbell)
     }
 
     /// Requests that were pushed and whose completion was not delivered.
@@ -539,7 +534,7 @@ mod tests {
 
     /// A ring, or a loud word why there is none on this machine.
     fn ring(depth: u32, files: &[BorrowedFd<'_>]) -> Option<Ring> {
-        match Ring::new(depth, files) {
+        match Ring::new(depth, files, Arc::new(Doorbell::new().unwrap())) {
             Ok(ring) => Some(ring),
             Err(error) => {
                 eprintln!("SKIPPED: io_uring is refused here: {error}");
@@ -710,7 +705,7 @@ mod tests {
     #[test]
     fn a_wait_ends_when_the_bell_is_rung_before_or_meanwhile() {
         let Some(mut ring) = ring(1, &[]) else { return };
-        let bell = ring.doorbell();
+        let bell = Arc::clone(&ring.doorbell);
         let mut completed = Vec::new();
         bell.ring();
         assert!(ring.wait(&mut completed, None).unwrap());

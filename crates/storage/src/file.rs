@@ -1,0 +1,157 @@
+//! A device on a regular file.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use jericho_sys::block::{self, Open};
+use jericho_sys::errno;
+
+use crate::flush::Flusher;
+use crate::handle::Handle;
+use crate::open::{self, OpenError, OpenOptions};
+use crate::{BLOCK_BYTES, Device, IoError};
+
+/// A regular file as a device: direct I/O where its filesystem has it, else through the page cache.
+///
+/// After a failed flush every later one fails with the same cause: the kernel has forgotten by then
+/// which data was lost.
+#[derive(Debug)]
+pub struct FileDevice {
+    handle: Handle,
+}
+
+impl FileDevice {
+    /// Opens, and with `create_size` creates or resizes, the file at `path`. A file that was
+    /// created here is removed when something fails after that.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
+        let write = !options.read_only;
+        if write && options.create_size.is_some_and(|size| size >= BLOCK_BYTES) && create(path)? {
+            return FileDevice::open_existing(path, options).inspect_err(|_| {
+                if let Err(error) = std::fs::remove_file(path) {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove the new file");
+                }
+            });
+        }
+        FileDevice::open_existing(path, options)
+    }
+
+    fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
+        let how = Open {
+            write: !options.read_only,
+            ..Open::default()
+        };
+        let (file, is_direct) = open::open_direct(path, how)?;
+        let metadata = file.metadata().map_err(open::failed(path, "examine it"))?;
+        if !metadata.is_file() {
+            return Err(open::wrong_kind(path, metadata.file_type()));
+        }
+        let wanted_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
+        let mut size_bytes = metadata.len();
+        if let Some(size) = options
+            .create_size
+            .filter(|size| how.write && *size >= BLOCK_BYTES)
+        {
+            resize(&file, size_bytes, size, options.preallocate)
+                .map_err(open::failed(path, "give it the size asked for"))?;
+            size_bytes = size;
+        }
+        let handle = Handle {
+            name: path.to_string_lossy().into(),
+            size_bytes: open::usable_size(path, size_bytes, wanted_bytes)?,
+            is_direct,
+            is_read_only: options.read_only,
+            home_node: options
+                .home_node
+                .or_else(|| block::home_node(metadata.dev())),
+            flusher: Flusher::default(),
+            file,
+        };
+        Ok(Arc::new(FileDevice { handle }))
+    }
+}
+
+/// Creates an empty file durably. False when there is something already.
+fn create(path: &Path) -> Result<bool, OpenError> {
+    let how = Open {
+        write: true,
+        create_new: true,
+        ..Open::default()
+    };
+    match block::open(path, how) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+        Err(error) => return Err(open::failed(path, "create it")(error)),
+    }
+    // The name must survive a power cut, or everything flushed later is lost with it.
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let synced = File::open(parent).and_then(|directory| directory.sync_all());
+    if let Err(error) = synced {
+        tracing::warn!(path = %parent.display(), %error, "cannot flush the directory");
+    }
+    Ok(true)
+}
+
+fn resize(file: &File, old_bytes: u64, new_bytes: u64, preallocate: bool) -> io::Result<()> {
+    if old_bytes != new_bytes {
+        file.set_len(new_bytes)?;
+    }
+    if preallocate {
+        match block::allocate(file, 0, new_bytes) {
+            Err(error) if error.raw_os_error() != Some(errno::EOPNOTSUPP) => return Err(error),
+            _ => {}
+        }
+    }
+    file.sync_all()
+}
+
+impl Device for FileDevice {
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.handle.name)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.handle.size_bytes
+    }
+
+    fn home_node(&self) -> Option<u32> {
+        self.handle.home_node
+    }
+
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        self.handle.read_at(offset_bytes, buf)
+    }
+
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.handle.write_at(offset_bytes, buf)
+    }
+
+    fn flush(&self) -> Result<(), IoError> {
+        self.handle.flush()
+    }
+
+    /// Punches a hole: the range reads as zeros afterwards, and writing to it may need space again.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.handle.discard(offset_bytes, length_bytes, |file| {
+            block::punch_hole(file, offset_bytes, length_bytes)
+        })
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.handle.is_read_only
+    }
+
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.handle.file.as_fd())
+    }
+
+    fn describe(&self) -> String {
+        self.handle.describe("regular file")
+    }
+}

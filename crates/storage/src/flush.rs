@@ -1,0 +1,120 @@
+//! Flushes that many threads ask for, and that never forget a failure.
+//!
+//! The kernel reports a failed write-back once per open file, and then considers the pages clean: a
+//! second fdatasync succeeds although the data is gone. So the first failure is kept and given to
+//! everybody who flushes from then on; only opening the device anew clears it.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use jericho_sys::errno;
+
+use crate::Cause;
+
+/// The flush state of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Flusher {
+    next_ticket: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Every flush with a smaller ticket is done: a sync began after its ticket was drawn.
+    covered: u64,
+    failed: Option<Cause>,
+}
+
+impl Flusher {
+    /// Makes durable what was written before the call, by `sync` or by another thread's sync that
+    /// begins after the call. Syncs run one at a time, because the kernel would report the failure
+    /// of two concurrent ones to only one of them.
+    pub(crate) fn flush(&self, sync: impl Fn() -> io::Result<()>) -> Result<(), Cause> {
+        let ticket = self.next_ticket.fetch_add(1, Ordering::SeqCst);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cause) = state.failed {
+            return Err(cause);
+        }
+        if state.covered > ticket {
+            return Ok(());
+        }
+        let covered = self.next_ticket.load(Ordering::SeqCst);
+        loop {
+            match sync() {
+                Ok(()) => {
+                    state.covered = covered;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let cause = Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO));
+                    state.failed = Some(cause);
+                    return Err(cause);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_failed_flush_fails_every_later_one() {
+        let flusher = Flusher::default();
+        flusher.flush(|| Ok(())).unwrap();
+        let failed = flusher.flush(|| Err(io::Error::from_raw_os_error(errno::ENOSPC)));
+        assert_eq!(failed, Err(Cause::Errno(errno::ENOSPC)));
+        assert_eq!(flusher.flush(|| Ok(())), Err(Cause::Errno(errno::ENOSPC)));
+    }
+
+    #[test]
+    fn an_interrupted_flush_is_repeated() {
+        let flusher = Flusher::default();
+        let calls = AtomicU64::new(0);
+        flusher
+            .flush(|| match calls.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(io::Error::from_raw_os_error(errno::EINTR)),
+                _ => Ok(()),
+            })
+            .unwrap();
+        assert_eq!(calls.into_inner(), 2);
+    }
+
+    #[test]
+    fn flushes_that_wait_for_a_running_one_share_a_new_one() {
+        let flusher = Flusher::default();
+        let syncs = AtomicU64::new(0);
+        let (began, has_began) = mpsc::channel();
+        let (finish, may_finish) = mpsc::channel::<()>();
+        let may_finish = Mutex::new(may_finish);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                flusher.flush(|| {
+                    syncs.fetch_add(1, Ordering::Relaxed);
+                    began.send(()).unwrap();
+                    may_finish.lock().unwrap().recv().unwrap();
+                    Ok(())
+                })
+            });
+            has_began.recv().unwrap();
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    flusher.flush(|| {
+                        syncs.fetch_add(1, Ordering::Relaxed);
+                        Ok(())
+                    })
+                });
+            }
+            while flusher.next_ticket.load(Ordering::SeqCst) < 9 {
+                std::thread::yield_now();
+            }
+            finish.send(()).unwrap();
+        });
+        // The first does not cover them, since it began before; the second covers them all.
+        assert_eq!(syncs.into_inner(), 2);
+    }
+}

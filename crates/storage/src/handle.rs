@@ -1,0 +1,277 @@
+//! An open file or block device: what both kinds of devices share.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, OnceLock};
+
+use jericho_sys::doorbell::Doorbell;
+use jericho_sys::errno;
+use jericho_sys::uring::Ring;
+
+use crate::aligned::{AlignedBuffer, is_aligned};
+use crate::flush::Flusher;
+use crate::{BLOCK_BYTES, Cause, IoError};
+
+/// Transfers from unaligned memory go through a bounce buffer of at most this size.
+const BOUNCE_BYTES_MAX: usize = 1 << 20;
+
+/// The smallest sector. A transfer that ends elsewhere met the end of the file.
+pub(crate) const SECTOR_BYTES: u64 = 512;
+
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) name: Arc<str>,
+    pub(crate) file: File,
+    /// A multiple of `BLOCK_BYTES`.
+    pub(crate) size_bytes: u64,
+    pub(crate) is_direct: bool,
+    pub(crate) is_read_only: bool,
+    pub(crate) home_node: Option<u32>,
+    pub(crate) flusher: Flusher,
+}
+
+/// A blocking transfer that did not end well: how far it came, and why not further.
+type Stopped = (usize, Cause);
+
+impl Handle {
+    pub(crate) fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        let total = buf.len();
+        self.check_range("read", offset_bytes, total as u64)?;
+        let done = if !self.is_direct || is_aligned(buf) {
+            self.read_fully(offset_bytes, buf)
+        } else {
+            let mut bounce = AlignedBuffer::new(total.min(BOUNCE_BYTES_MAX));
+            let mut done = 0;
+            buf.chunks_mut(BOUNCE_BYTES_MAX).try_for_each(|chunk| {
+                let bounce = &mut bounce.as_mut_slice()[..chunk.len()];
+                self.read_fully(offset_bytes + done as u64, bounce)
+                    .map_err(|(partly, cause)| (done + partly, cause))?;
+                chunk.copy_from_slice(bounce);
+                done += chunk.len();
+                Ok(())
+            })
+        };
+        done.map_err(|stopped| self.stopped("read", offset_bytes, total, stopped))
+    }
+
+    pub(crate) fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        let total = buf.len();
+        self.check_range("write", offset_bytes, total as u64)?;
+        self.check_writable("write", offset_bytes, total as u64)?;
+        let done = if !self.is_direct || is_aligned(buf) {
+            self.write_fully(offset_bytes, buf)
+        } else {
+            let mut bounce = AlignedBuffer::new(total.min(BOUNCE_BYTES_MAX));
+            let mut done = 0;
+            buf.chunks(BOUNCE_BYTES_MAX).try_for_each(|chunk| {
+                let bounce = &mut bounce.as_mut_slice()[..chunk.len()];
+                bounce.copy_from_slice(chunk);
+                self.write_fully(offset_bytes + done as u64, bounce)
+                    .map_err(|(partly, cause)| (done + partly, cause))?;
+                done += chunk.len();
+                Ok(())
+            })
+        };
+        done.map_err(|stopped| self.stopped("write", offset_bytes, total, stopped))
+    }
+
+    pub(crate) fn flush(&self) -> Result<(), IoError> {
+        let flushed = self.flusher.flush(|| self.file.sync_data());
+        flushed.map_err(|cause| self.error("flush", 0, self.size_bytes, cause))
+    }
+
+    /// Runs `discard` on a checked range. A device that cannot discard keeps its data: no error.
+    pub(crate) fn discard(
+        &self,
+        offset_bytes: u64,
+        length_bytes: u64,
+        discard: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> Result<(), IoError> {
+        self.check_range("discard", offset_bytes, length_bytes)?;
+        self.check_writable("discard", offset_bytes, length_bytes)?;
+        if length_bytes == 0 {
+            return Ok(());
+        }
+        match discard(self.file.as_fd()) {
+            Ok(()) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(errno::EOPNOTSUPP) => Ok(()),
+            Err(error) => Err(self.error("discard", offset_bytes, length_bytes, cause_of(&error))),
+        }
+    }
+
+    /// The common part of `Device::describe`.
+    pub(crate) fn describe(&self, kind: &str) -> String {
+        let access = match (self.is_direct, self.is_read_only) {
+            (true, false) => "direct I/O",
+            (true, true) => "direct I/O, read-only",
+            (false, false) => "buffered I/O (direct I/O is refused here)",
+            (false, true) => "buffered I/O (direct I/O is refused here), read-only",
+        };
+        let ring = match ring_refusal() {
+            None => "io_uring".to_string(),
+            Some(why) => format!("threads instead of io_uring ({why})"),
+        };
+        format!(
+            "{} ({kind}, {} bytes): {access}, {ring}",
+            self.name, self.size_bytes
+        )
+    }
+
+    fn read_fully(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), Stopped> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self
+                .file
+                .read_at(&mut buf[done..], offset_bytes + done as u64)
+            {
+                Ok(0) => return Err((done, Cause::Short { done_bytes: 0 })),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err((done, cause_of(&error))),
+            }
+            // Continuing from inside a sector would be EINVAL for direct I/O, which hides that the
+            // file simply ends here.
+            if done < buf.len() && !(done as u64).is_multiple_of(SECTOR_BYTES) {
+                return Err((done, Cause::Short { done_bytes: 0 }));
+            }
+        }
+        Ok(())
+    }
+
+    fn write_fully(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), Stopped> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.write_at(&buf[done..], offset_bytes + done as u64) {
+                Ok(0) => return Err((done, Cause::Short { done_bytes: 0 })),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((done, cause_of(&error))),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_range(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), IoError> {
+        if is_in_range(offset_bytes, length_bytes, self.size_bytes) {
+            return Ok(());
+        }
+        Err(self.error(
+            operation,
+            offset_bytes,
+            length_bytes,
+            Cause::Errno(errno::EINVAL),
+        ))
+    }
+
+    fn check_writable(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), IoError> {
+        if !self.is_read_only {
+            return Ok(());
+        }
+        Err(self.error(
+            operation,
+            offset_bytes,
+            length_bytes,
+            Cause::Errno(errno::EROFS),
+        ))
+    }
+
+    fn stopped(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        total: usize,
+        stopped: Stopped,
+    ) -> IoError {
+        stopped_error(
+            operation,
+            &self.name,
+            offset_bytes,
+            total as u64,
+            stopped.0 as u64,
+            stopped.1,
+        )
+    }
+
+    fn error(
+        &self,
+        operation: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+        cause: Cause,
+    ) -> IoError {
+        IoError {
+            operation,
+            device: Arc::clone(&self.name),
+            offset_bytes,
+            length_bytes,
+            cause,
+        }
+    }
+}
+
+/// The error of a transfer that stopped after `done_bytes`. An errno belongs to the part that was
+/// not done, so it names that part; a short transfer names the whole and how much of it was done.
+pub(crate) fn stopped_error(
+    operation: &'static str,
+    device: &Arc<str>,
+    offset_bytes: u64,
+    length_bytes: u64,
+    done_bytes: u64,
+    cause: Cause,
+) -> IoError {
+    let device = Arc::clone(device);
+    match cause {
+        Cause::Errno(_) => IoError {
+            operation,
+            device,
+            offset_bytes: offset_bytes + done_bytes,
+            length_bytes: length_bytes - done_bytes,
+            cause,
+        },
+        Cause::Short { .. } => {
+            let cause = Cause::Short { done_bytes };
+            IoError {
+                operation,
+                device,
+                offset_bytes,
+                length_bytes,
+                cause,
+            }
+        }
+    }
+}
+
+/// Whether a range consists of whole blocks of a device.
+pub(crate) fn is_in_range(offset_bytes: u64, length_bytes: u64, size_bytes: u64) -> bool {
+    offset_bytes.is_multiple_of(BLOCK_BYTES)
+        && length_bytes.is_multiple_of(BLOCK_BYTES)
+        && offset_bytes
+            .checked_add(length_bytes)
+            .is_some_and(|end| end <= size_bytes)
+}
+
+fn cause_of(error: &io::Error) -> Cause {
+    Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO))
+}
+
+/// Why the kernel refuses io_uring to this process, asked once.
+fn ring_refusal() -> Option<&'static str> {
+    static REFUSAL: OnceLock<Option<String>> = OnceLock::new();
+    let ask = || {
+        let ring = Doorbell::new().and_then(|bell| Ring::new(1, &[], Arc::new(bell)));
+        ring.err().map(|error| error.to_string())
+    };
+    REFUSAL.get_or_init(ask).as_deref()
+}

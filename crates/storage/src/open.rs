@@ -1,0 +1,199 @@
+//! Opening a device by its path, and what to tell the user when that fails.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jericho_sys::block::{self, Open};
+use jericho_sys::errno;
+
+use crate::aligned::AlignedBuffer;
+use crate::{BLOCK_BYTES, BlockDevice, Device, FileDevice};
+
+/// How to open a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// Refuse writes. Nothing on the device changes.
+    pub read_only: bool,
+    /// Create a missing regular file, and make a file exactly this long (longer or shorter). New
+    /// space is sparse. A block device keeps its size and must have at least this much.
+    pub create_size: Option<u64>,
+    /// With `create_size`: reserve the storage, so that ENOSPC comes now and not when data is
+    /// written back. Files only; ignored where the filesystem cannot.
+    pub preallocate: bool,
+    /// The kernel's NUMA node of the hardware, instead of asking sysfs.
+    pub home_node: Option<u32>,
+}
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is nothing at the path.
+    #[error("{}: no such file or device; check the path, or give a size to create it", .path.display())]
+    Missing {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The user may not.
+    #[error("{}: no permission to open it for {access}; check its owner and mode, or run as its owner", .path.display())]
+    Denied {
+        /// As given.
+        path: PathBuf,
+        /// "reading" or "reading and writing".
+        access: &'static str,
+    },
+    /// Neither a file nor a block device.
+    #[error("{}: is a {found}; a volume lives on a regular file or a block device", .path.display())]
+    Kind {
+        /// As given.
+        path: PathBuf,
+        /// "directory", ...
+        found: &'static str,
+    },
+    /// The device is held exclusively: mounted, swap, part of a RAID, another volume.
+    #[error("{}: is in use (mounted, or held by another program); unmount or release it first", .path.display())]
+    Busy {
+        /// As given.
+        path: PathBuf,
+    },
+    /// Less than one block, or less than asked for.
+    #[error("{}: has {size_bytes} bytes where at least {wanted_bytes} are needed", .path.display())]
+    TooSmall {
+        /// As given.
+        path: PathBuf,
+        /// What it has.
+        size_bytes: u64,
+        /// What it should have.
+        wanted_bytes: u64,
+    },
+    /// Its sectors are larger than our blocks.
+    #[error("{}: has sectors of {sector_bytes} bytes; at most {BLOCK_BYTES} are supported", .path.display())]
+    Sectors {
+        /// As given.
+        path: PathBuf,
+        /// What it has.
+        sector_bytes: u32,
+    },
+    /// Anything else.
+    #[error("{}: cannot {action}: {source}", .path.display())]
+    Io {
+        /// As given.
+        path: PathBuf,
+        /// "open it", ...
+        action: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+/// Opens a regular file or a block device, whichever is at `path`. A symbolic link is followed.
+pub fn open_device(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.file_type().is_block_device() => BlockDevice::open(path, options),
+        // Also for what is missing or of another kind: it says so, or creates it.
+        _ => FileDevice::open(path, options),
+    }
+}
+
+/// Opens with O_DIRECT where that works, else buffered; tells which.
+pub(crate) fn open_direct(path: &Path, how: Open) -> Result<(File, bool), OpenError> {
+    let direct = Open {
+        direct: true,
+        ..how
+    };
+    match block::open(path, direct).and_then(|file| probe_direct(&file).map(|()| file)) {
+        Ok(file) => Ok((file, true)),
+        Err(error) if error.raw_os_error() == Some(errno::EINVAL) => {
+            let file = block::open(path, how).map_err(|error| failed_open(path, how, error))?;
+            tracing::info!(path = %path.display(), "direct I/O is refused; using buffered I/O");
+            Ok((file, false))
+        }
+        Err(error) => Err(failed_open(path, how, error)),
+    }
+}
+
+/// EINVAL when direct I/O is accepted by open(2) but refused by transfers (sectors larger than a
+/// block, some stacked filesystems). Other errors of the device belong to its later users.
+fn probe_direct(file: &File) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let mut buffer = AlignedBuffer::new(BLOCK_BYTES as usize);
+    match file.read_at(buffer.as_mut_slice(), 0) {
+        Err(error) if error.raw_os_error() == Some(errno::EINVAL) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The refusal that a failed open(2) of `path` deserves.
+pub(crate) fn failed_open(path: &Path, how: Open, source: io::Error) -> OpenError {
+    let path = path.to_path_buf();
+    match source.kind() {
+        io::ErrorKind::NotFound => OpenError::Missing { path },
+        io::ErrorKind::PermissionDenied => {
+            let access = if how.write {
+                "reading and writing"
+            } else {
+                "reading"
+            };
+            OpenError::Denied { path, access }
+        }
+        io::ErrorKind::IsADirectory => OpenError::Kind {
+            path,
+            found: "directory",
+        },
+        io::ErrorKind::ResourceBusy => OpenError::Busy { path },
+        _ => OpenError::Io {
+            path,
+            action: "open it",
+            source,
+        },
+    }
+}
+
+/// Why what was opened is not of the expected kind.
+pub(crate) fn wrong_kind(path: &Path, file_type: std::fs::FileType) -> OpenError {
+    let found = if file_type.is_dir() {
+        "directory"
+    } else if file_type.is_file() {
+        "regular file"
+    } else if file_type.is_block_device() {
+        "block device"
+    } else if file_type.is_char_device() {
+        "character device"
+    } else if file_type.is_fifo() {
+        "FIFO"
+    } else {
+        "special file"
+    };
+    OpenError::Kind {
+        path: path.to_path_buf(),
+        found,
+    }
+}
+
+/// Turns an error of `action` on `path` into an `OpenError`.
+pub(crate) fn failed(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Io {
+        path: path.to_path_buf(),
+        action,
+        source,
+    }
+}
+
+/// The usable part of `size_bytes`.
+pub(crate) fn usable_size(
+    path: &Path,
+    size_bytes: u64,
+    wanted_bytes: u64,
+) -> Result<u64, OpenError> {
+    let wanted_bytes = wanted_bytes.max(BLOCK_BYTES);
+    if size_bytes < wanted_bytes {
+        return Err(OpenError::TooSmall {
+            path: path.to_path_buf(),
+            size_bytes,
+            wanted_bytes,
+        });
+    }
+    Ok(size_bytes - size_bytes % BLOCK_BYTES)
+}

@@ -1,0 +1,280 @@
+//! The fallback queue: a few threads that make blocking calls.
+//!
+//! For devices without a descriptor, and where io_uring is forbidden (`kernel.io_uring_disabled`,
+//! seccomp) or missing. Every transfer is copied once more than with io_uring.
+//!
+//! `Shared::jobs` is what the threads have not begun; a thread that has finished one puts its
+//! completion into `Shared::done` and rings the owner's doorbell.
+
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use jericho_sys::doorbell::Doorbell;
+use jericho_sys::errno;
+
+use crate::aligned::AlignedBuffer;
+use crate::queue::{QueueError, check, length_bytes, operation};
+use crate::{Cause, Completion, Device, Direction, IoError, Queue, Segment, Transfer, Wake};
+
+/// More threads would only wait for the same devices.
+const THREADS_MAX: u32 = 8;
+
+/// A transfer is made in pieces of this size.
+const PIECE_BYTES: usize = 1 << 20;
+
+pub(crate) struct PoolQueue {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    why: String,
+    in_flight: usize,
+}
+
+struct Shared {
+    devices: Vec<Arc<dyn Device>>,
+    jobs: Mutex<Jobs>,
+    jobs_changed: Condvar,
+    done: Mutex<Vec<Completion>>,
+    waker: Arc<Waker>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Transfer>,
+    is_closed: bool,
+}
+
+/// Completions ring the bell too, so that others called is noted apart.
+struct Waker {
+    was_called: AtomicBool,
+    doorbell: Doorbell,
+}
+
+impl Wake for Waker {
+    fn wake(&self) {
+        // Before the ring: whoever sees the ring looks here afterwards.
+        self.was_called.store(true, Ordering::Release);
+        self.doorbell.ring();
+    }
+}
+
+/// No user of these locks can leave them in a bad state, so a panic elsewhere does not matter.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PoolQueue {
+    pub(crate) fn open(
+        devices: &[Arc<dyn Device>],
+        depth: u32,
+        why: String,
+    ) -> Result<PoolQueue, QueueError> {
+        let doorbell = Doorbell::new().map_err(|source| QueueError {
+            action: "make an eventfd",
+            source,
+        })?;
+        let shared = Arc::new(Shared {
+            devices: devices.to_vec(),
+            jobs: Mutex::default(),
+            jobs_changed: Condvar::new(),
+            done: Mutex::default(),
+            waker: Arc::new(Waker {
+                was_called: AtomicBool::new(false),
+                doorbell,
+            }),
+        });
+        let mut queue = PoolQueue {
+            shared,
+            threads: Vec::new(),
+            why,
+            in_flight: 0,
+        };
+        for index in 0..depth.clamp(1, THREADS_MAX) {
+            let shared = Arc::clone(&queue.shared);
+            let thread = std::thread::Builder::new()
+                .name(format!("io-{index}"))
+                .spawn(move || shared.work())
+                .map_err(|source| QueueError {
+                    action: "start threads",
+                    source,
+                })?;
+            queue.threads.push(thread);
+        }
+        Ok(queue)
+    }
+}
+
+impl Drop for PoolQueue {
+    fn drop(&mut self) {
+        {
+            let mut jobs = lock(&self.shared.jobs);
+            jobs.is_closed = true;
+            jobs.waiting.clear();
+        }
+        self.shared.jobs_changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic in it was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A thread's life.
+    fn work(&self) {
+        let mut buffer = None;
+        loop {
+            let transfer = {
+                let mut jobs = lock(&self.jobs);
+                loop {
+                    if let Some(transfer) = jobs.waiting.pop_front() {
+                        break transfer;
+                    }
+                    if jobs.is_closed {
+                        return;
+                    }
+                    jobs = self
+                        .jobs_changed
+                        .wait(jobs)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            let device = &self.devices[usize::from(transfer.device)];
+            let buffer = buffer.get_or_insert_with(|| AlignedBuffer::new(PIECE_BYTES));
+            // A device that panics must not leave its transfer in flight for ever.
+            let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                run(device.as_ref(), &transfer, buffer.as_mut_slice())
+            }));
+            let result = result.unwrap_or_else(|_| {
+                Err(IoError {
+                    operation: operation(transfer.direction),
+                    device: device.name(),
+                    offset_bytes: transfer.offset_bytes,
+                    length_bytes: length_bytes(&transfer),
+                    cause: Cause::Errno(errno::EIO),
+                })
+            });
+            lock(&self.done).push(Completion {
+                tag: transfer.tag,
+                result,
+            });
+            self.waker.doorbell.ring();
+        }
+    }
+}
+
+/// Makes a checked transfer with blocking calls, in pieces as large as `buffer`.
+fn run(device: &dyn Device, transfer: &Transfer, buffer: &mut [u8]) -> Result<(), IoError> {
+    let total = length_bytes(transfer);
+    let mut done = 0u64;
+    let mut cursor = Cursor {
+        segments: &transfer.segments,
+        offset: 0,
+    };
+    while done < total {
+        let length = (total - done).min(buffer.len() as u64) as usize;
+        let piece = &mut buffer[..length];
+        let offset_bytes = transfer.offset_bytes + done;
+        match transfer.direction {
+            Direction::Read => {
+                device.read_at(offset_bytes, piece)?;
+                cursor.advance(length, |segment, offset, range| {
+                    segment.mapping.copy_in(offset, &piece[range]);
+                });
+            }
+            Direction::Write => {
+                cursor.advance(length, |segment, offset, range| {
+                    segment.mapping.copy_out(offset, &mut piece[range]);
+                });
+                device.write_at(offset_bytes, piece)?;
+            }
+        }
+        done += length as u64;
+    }
+    Ok(())
+}
+
+/// A position in a list of segments.
+struct Cursor<'a> {
+    segments: &'a [Segment],
+    /// In the first of `segments`.
+    offset: usize,
+}
+
+impl Cursor<'_> {
+    /// Visits the next `length` bytes: segment, offset in its mapping, range of the `length`.
+    fn advance(
+        &mut self,
+        length: usize,
+        mut visit: impl FnMut(&Segment, usize, std::ops::Range<usize>),
+    ) {
+        let mut done = 0;
+        while let Some(segment) = self.segments.first().filter(|_| done < length) {
+            let part = (segment.len - self.offset).min(length - done);
+            visit(segment, segment.offset + self.offset, done..done + part);
+            done += part;
+            self.offset += part;
+            if self.offset == segment.len {
+                self.segments = &self.segments[1..];
+                self.offset = 0;
+            }
+        }
+    }
+}
+
+impl Queue for PoolQueue {
+    fn submit(&mut self, transfer: Transfer) {
+        self.in_flight += 1;
+        if let Err(error) = check(&transfer, &self.shared.devices) {
+            lock(&self.shared.done).push(Completion {
+                tag: transfer.tag,
+                result: Err(error),
+            });
+            return;
+        }
+        lock(&self.shared.jobs).waiting.push_back(transfer);
+        self.shared.jobs_changed.notify_one();
+    }
+
+    fn wait(&mut self, completions: &mut Vec<Completion>, timeout: Option<Duration>) {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let waker = &self.shared.waker;
+        loop {
+            let mut done = std::mem::take(&mut *lock(&self.shared.done));
+            if !done.is_empty() {
+                self.in_flight -= done.len();
+                completions.append(&mut done);
+                return;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if waker.was_called.swap(false, Ordering::AcqRel) || left == Some(Duration::ZERO) {
+                return;
+            }
+            // A ring between the looks above and this keeps it from sleeping.
+            if let Err(error) = waker.doorbell.sleep(left) {
+                // The kernel lacks memory to put the thread to sleep.
+                tracing::warn!(%error, "cannot wait for I/O; trying again");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::clone(&self.shared.waker) as Arc<dyn Wake>
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{} threads with blocking calls ({})",
+            self.threads.len(),
+            self.why
+        )
+    }
+}

@@ -1,0 +1,287 @@
+//! A queue on io_uring.
+//!
+//! A transfer's way: `submit` checks it and puts it into the backlog; `wait` moves as many as the
+//! ring has room for into the ring and enters the kernel; `settle` looks at what comes back, and
+//! either makes a completion of it or puts the rest of a short transfer back in front.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use jericho_sys::doorbell::Doorbell;
+use jericho_sys::errno;
+use jericho_sys::memory::Mapping;
+use jericho_sys::uring::{Completed, Operation, PushError, Request, Ring};
+
+use crate::handle::{SECTOR_BYTES, stopped_error};
+use crate::queue::{check, length_bytes};
+use crate::{Cause, Completion, Device, Direction, Queue, Transfer, Wake};
+
+pub(crate) struct RingQueue {
+    ring: Ring,
+    /// The thread that has entered the ring, which the ring may insist on.
+    owner: Option<ThreadId>,
+    devices: Vec<Arc<dyn Device>>,
+    names: Vec<Arc<str>>,
+    buffers: Vec<Arc<Mapping>>,
+    registration: Result<(), io::Error>,
+    depth: u32,
+    doorbell: Arc<Doorbell>,
+    backlog: VecDeque<Request>,
+    /// Completions of transfers that never reached the kernel.
+    settled: Vec<Completion>,
+    in_flight: usize,
+    /// Kept for its allocation; empty between calls.
+    completed: Vec<Completed>,
+}
+
+impl RingQueue {
+    /// Errors: those of `Ring::new`.
+    pub(crate) fn open(
+        devices: &[Arc<dyn Device>],
+        buffers: &[Arc<Mapping>],
+        depth: u32,
+    ) -> io::Result<RingQueue> {
+        let doorbell = Arc::new(Doorbell::new()?);
+        let (ring, registration) = open_ring(devices, buffers, depth, &doorbell)?;
+        if let Err(error) = &registration {
+            tracing::info!(
+                %error,
+                "the kernel does not register the cache for I/O, which costs some CPU; a higher \
+                 limit on locked memory (ulimit -l) may help"
+            );
+        }
+        Ok(RingQueue {
+            ring,
+            owner: None,
+            devices: devices.to_vec(),
+            names: devices.iter().map(|device| device.name()).collect(),
+            buffers: buffers.to_vec(),
+            registration,
+            depth,
+            doorbell,
+            backlog: VecDeque::new(),
+            settled: Vec::new(),
+            in_flight: 0,
+            completed: Vec::new(),
+        })
+    }
+
+    /// Makes the calling thread the owner of the ring. A ring that another thread has entered
+    /// cannot change hands, so it is replaced, which is possible while it is empty.
+    fn adopt(&mut self) -> io::Result<()> {
+        let this = std::thread::current().id();
+        if self.owner == Some(this) {
+            return Ok(());
+        }
+        if self.owner.is_some() && self.ring.is_single_issuer() {
+            assert_eq!(
+                self.ring.in_flight(),
+                0,
+                "a queue was moved to another thread with transfers in flight"
+            );
+            let (ring, registration) =
+                open_ring(&self.devices, &self.buffers, self.depth, &self.doorbell)?;
+            self.ring = ring;
+            self.registration = registration;
+        }
+        self.owner = Some(this);
+        Ok(())
+    }
+
+    /// Moves from the backlog into the ring what fits.
+    fn refill(&mut self) {
+        while let Some(request) = self.backlog.pop_front() {
+            match self.ring.push(request) {
+                Ok(()) => {}
+                Err(PushError::Full(request)) => {
+                    self.backlog.push_front(request);
+                    break;
+                }
+                Err(PushError::Invalid(request)) => {
+                    let completion = self.stopped(&request, Cause::Errno(errno::EINVAL));
+                    self.settled.push(completion);
+                }
+            }
+        }
+    }
+
+    /// The completion of a request, or `None` when the rest of it goes back to the backlog.
+    fn settle(&mut self, completed: Completed) -> Option<Completion> {
+        let Completed {
+            mut request,
+            result,
+        } = completed;
+        let moved = match result {
+            Ok(moved) => moved,
+            Err(errno::EINTR) => {
+                self.backlog.push_front(request);
+                return None;
+            }
+            Err(errno) => return Some(self.stopped(&request, Cause::Errno(errno))),
+        };
+        request.done_bytes += moved;
+        let total: usize = request.segments.iter().map(|segment| segment.len).sum();
+        if request.done_bytes >= total {
+            return Some(Completion {
+                tag: request.tag,
+                result: Ok(()),
+            });
+        }
+        // As in the blocking calls: a read that ends inside a sector met the end of the file, and
+        // direct I/O would answer EINVAL when asked for the rest.
+        let ends = request.operation == Operation::Read
+            && !(request.done_bytes as u64).is_multiple_of(SECTOR_BYTES);
+        if moved == 0 || ends {
+            return Some(self.stopped(&request, Cause::Short { done_bytes: 0 }));
+        }
+        self.backlog.push_front(request);
+        None
+    }
+
+    fn stopped(&self, request: &Request, cause: Cause) -> Completion {
+        let operation = if request.operation == Operation::Read {
+            "read"
+        } else {
+            "write"
+        };
+        let total = request
+            .segments
+            .iter()
+            .map(|segment| segment.len as u64)
+            .sum();
+        let error = stopped_error(
+            operation,
+            &self.names[request.file as usize],
+            request.offset_bytes,
+            total,
+            request.done_bytes as u64,
+            cause,
+        );
+        Completion {
+            tag: request.tag,
+            result: Err(error),
+        }
+    }
+
+    /// Gives every transfer of the backlog the error that keeps the queue from working.
+    fn fail_backlog(&mut self, error: &io::Error) {
+        let cause = Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO));
+        while let Some(request) = self.backlog.pop_front() {
+            let completion = self.stopped(&request, cause);
+            self.settled.push(completion);
+        }
+    }
+}
+
+type Registration = io::Result<()>;
+
+fn open_ring(
+    devices: &[Arc<dyn Device>],
+    buffers: &[Arc<Mapping>],
+    depth: u32,
+    doorbell: &Arc<Doorbell>,
+) -> io::Result<(Ring, Registration)> {
+    let files: Vec<BorrowedFd<'_>> = devices
+        .iter()
+        .filter_map(|device| device.queue_fd())
+        .collect();
+    if files.len() != devices.len() {
+        return Err(io::Error::from_raw_os_error(errno::EOPNOTSUPP));
+    }
+    let mut ring = Ring::new(depth, &files, Arc::clone(doorbell))?;
+    let registration = ring.register_buffers(buffers);
+    Ok((ring, registration))
+}
+
+impl Queue for RingQueue {
+    fn submit(&mut self, transfer: Transfer) {
+        self.in_flight += 1;
+        let tag = transfer.tag;
+        if let Err(error) = check(&transfer, &self.devices) {
+            self.settled.push(Completion {
+                tag,
+                result: Err(error),
+            });
+        } else if length_bytes(&transfer) == 0 {
+            self.settled.push(Completion {
+                tag,
+                result: Ok(()),
+            });
+        } else {
+            self.backlog.push_back(Request {
+                tag,
+                file: u32::from(transfer.device),
+                operation: match transfer.direction {
+                    Direction::Read => Operation::Read,
+                    Direction::Write => Operation::Write,
+                },
+                offset_bytes: transfer.offset_bytes,
+                segments: transfer.segments,
+                done_bytes: 0,
+            });
+        }
+    }
+
+    fn wait(&mut self, completions: &mut Vec<Completion>, timeout: Option<Duration>) {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let before = completions.len();
+        let adopted = self.adopt();
+        if let Err(error) = &adopted {
+            self.fail_backlog(error);
+        }
+        loop {
+            self.refill();
+            completions.append(&mut self.settled);
+            let left = if completions.len() > before {
+                Some(Duration::ZERO)
+            } else {
+                deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+            };
+            let rung = if adopted.is_ok() {
+                let mut completed = std::mem::take(&mut self.completed);
+                let rung = self.ring.wait(&mut completed, left);
+                for completed in completed.drain(..) {
+                    completions.extend(self.settle(completed));
+                }
+                self.completed = completed;
+                rung
+            } else {
+                self.doorbell.sleep(left).or_else(|_| {
+                    // The kernel lacks memory to put the thread to sleep.
+                    std::thread::sleep(Duration::from_millis(1));
+                    Ok(false)
+                })
+            };
+            let rung = rung.unwrap_or_else(|error| {
+                // Every cause that can pass is dealt with below this; continuing would spin, and
+                // giving up would hand memory back that the kernel still writes to.
+                panic!("an I/O queue cannot enter the kernel: {error}")
+            });
+            if completions.len() > before || rung || left == Some(Duration::ZERO) {
+                break;
+            }
+        }
+        self.in_flight -= completions.len() - before;
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::clone(&self.doorbell) as Arc<dyn Wake>
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn describe(&self) -> String {
+        let buffers = match &self.registration {
+            Ok(()) if self.buffers.is_empty() => "no registered buffers".to_string(),
+            Ok(()) => format!("{} registered buffers", self.buffers.len()),
+            Err(error) => format!("no registered buffers ({error})"),
+        };
+        format!("io_uring of depth {}, {buffers}", self.depth)
+    }
+}
