@@ -1,0 +1,296 @@
+//! What a device promises, on ordinary files, tmpfs and a loop device.
+
+mod support;
+
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+
+use jericho_storage::{BLOCK_BYTES, Cause, OpenError, OpenOptions, open_device};
+use support::{BLOCK, LoopDevice, SmallFilesystem, directories, file_device, pattern};
+
+const EINVAL: i32 = 22;
+const EROFS: i32 = 30;
+const ENOSPC: i32 = 28;
+
+fn refusal(path: &Path, options: OpenOptions) -> OpenError {
+    open_device(path, options).err().expect("a refusal")
+}
+
+fn writes_survive_reopening(path: &Path) {
+    let data = pattern(1, 300);
+    {
+        let device = open_device(path, OpenOptions::default()).unwrap();
+        // From unaligned memory, longer than the bounce buffer.
+        let mut unaligned = vec![0];
+        unaligned.extend_from_slice(&data);
+        device.write_at(2 * BLOCK_BYTES, &unaligned[1..]).unwrap();
+        device.flush().unwrap();
+    }
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let device = open_device(path, options).unwrap();
+    let mut read = vec![9; 301 * BLOCK + 1];
+    device.read_at(BLOCK_BYTES, &mut read[1..]).unwrap();
+    assert!(read[1..=BLOCK].iter().all(|byte| *byte == 0));
+    assert!(read[1 + BLOCK..] == data[..]);
+}
+
+#[test]
+fn what_is_written_to_a_file_is_read_again_after_reopening() {
+    for directory in directories() {
+        let device = file_device(directory.path(), 400);
+        assert_eq!(device.size_bytes(), 400 * BLOCK_BYTES);
+        drop(device);
+        writes_survive_reopening(&directory.path().join("volume"));
+    }
+}
+
+#[test]
+fn what_is_written_to_a_block_device_is_read_again_after_reopening() {
+    let Some(device) = LoopDevice::new(400) else {
+        return;
+    };
+    writes_survive_reopening(&device.path);
+}
+
+#[test]
+fn a_block_device_is_held_exclusively_by_its_writer() {
+    let Some(device) = LoopDevice::new(16) else {
+        return;
+    };
+    let writer = open_device(&device.path, OpenOptions::default()).unwrap();
+    assert!(
+        writer.describe().contains("block device"),
+        "{}",
+        writer.describe()
+    );
+    let second = refusal(&device.path, OpenOptions::default());
+    assert!(matches!(second, OpenError::Busy { .. }), "{second}");
+    let reader = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    assert_eq!(
+        open_device(&device.path, reader).unwrap().size_bytes(),
+        16 * BLOCK_BYTES
+    );
+    drop(writer);
+    open_device(&device.path, OpenOptions::default()).unwrap();
+}
+
+#[test]
+fn a_block_device_smaller_than_asked_for_is_refused() {
+    let Some(device) = LoopDevice::new(16) else {
+        return;
+    };
+    let options = OpenOptions {
+        create_size: Some(1 << 20),
+        ..OpenOptions::default()
+    };
+    let error = refusal(&device.path, options);
+    assert!(
+        matches!(
+            error,
+            OpenError::TooSmall {
+                size_bytes: 65_536,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_discarded_range_can_be_written_and_read_again() {
+    let directories = directories();
+    let mut devices: Vec<_> = directories
+        .iter()
+        .map(|directory| file_device(directory.path(), 64))
+        .collect();
+    let on_loop = LoopDevice::new(64);
+    if let Some(device) = &on_loop {
+        devices.push(open_device(&device.path, OpenOptions::default()).unwrap());
+    }
+    for device in devices {
+        device.write_at(0, &pattern(2, 64)).unwrap();
+        device.discard(BLOCK_BYTES, 32 * BLOCK_BYTES).unwrap();
+        device.discard(0, 0).unwrap();
+        let data = pattern(3, 8);
+        device.write_at(4 * BLOCK_BYTES, &data).unwrap();
+        let mut read = vec![0; 8 * BLOCK];
+        device.read_at(4 * BLOCK_BYTES, &mut read).unwrap();
+        assert!(read == data);
+        // What lies around the range is untouched.
+        device.read_at(33 * BLOCK_BYTES, &mut read).unwrap();
+        assert!(read == pattern(2, 64)[33 * BLOCK..41 * BLOCK]);
+    }
+}
+
+#[test]
+fn ranges_that_are_not_blocks_of_the_device_are_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    let device = file_device(directory.path(), 4);
+    let mut buf = vec![0; 2 * BLOCK];
+    for (offset, len) in [
+        (1, BLOCK),
+        (0, 100),
+        (3 * BLOCK_BYTES, 2 * BLOCK),
+        (u64::MAX - 4095, BLOCK),
+    ] {
+        let error = device.read_at(offset, &mut buf[..len]).unwrap_err();
+        assert_eq!(error.cause, Cause::Errno(EINVAL), "{error}");
+        assert_eq!((error.operation, error.offset_bytes), ("read", offset));
+        assert!(device.write_at(offset, &buf[..len]).is_err());
+        assert!(device.discard(offset, len as u64).is_err());
+    }
+    device.read_at(4 * BLOCK_BYTES, &mut []).unwrap();
+}
+
+#[test]
+fn a_read_only_device_refuses_writes_and_stays_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(file_device(directory.path(), 4));
+    let path = directory.path().join("volume");
+    let before = std::fs::metadata(&path).unwrap();
+    let options = OpenOptions {
+        read_only: true,
+        create_size: Some(8192),
+        ..OpenOptions::default()
+    };
+    let device = open_device(&path, options).unwrap();
+    assert!(device.is_read_only());
+    assert_eq!(
+        device.write_at(0, &[0; BLOCK]).unwrap_err().cause,
+        Cause::Errno(EROFS)
+    );
+    assert_eq!(
+        device.discard(0, BLOCK_BYTES).unwrap_err().cause,
+        Cause::Errno(EROFS)
+    );
+    let after = std::fs::metadata(&path).unwrap();
+    assert_eq!(
+        (before.mtime_nsec(), before.len()),
+        (after.mtime_nsec(), after.len())
+    );
+}
+
+#[test]
+fn a_device_that_was_truncated_behind_our_back_reads_short() {
+    for directory in directories() {
+        let device = file_device(directory.path(), 8);
+        let path = directory.path().join("volume");
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        for end in [3 * BLOCK_BYTES, 3 * BLOCK_BYTES + 100] {
+            file.set_len(end).unwrap();
+            let error = device
+                .read_at(BLOCK_BYTES, &mut vec![0; 4 * BLOCK])
+                .unwrap_err();
+            let done_bytes = end - BLOCK_BYTES;
+            assert_eq!(error.cause, Cause::Short { done_bytes }, "{error}");
+            assert_eq!(error.errno(), 5);
+            assert_eq!(
+                (error.offset_bytes, error.length_bytes),
+                (BLOCK_BYTES, 4 * BLOCK_BYTES)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_full_filesystem_is_enospc_at_the_offset_where_it_was_met() {
+    let Some(filesystem) = SmallFilesystem::new(16) else {
+        return;
+    };
+    let device = file_device(filesystem.path(), 64);
+    let error = device.write_at(0, &pattern(4, 64)).unwrap_err();
+    assert_eq!(error.cause, Cause::Errno(ENOSPC), "{error}");
+    assert_eq!(error.offset_bytes + error.length_bytes, 64 * BLOCK_BYTES);
+    assert!(error.offset_bytes <= 16 * BLOCK_BYTES);
+    // What was written before it is there.
+    let done = error.offset_bytes as usize / BLOCK * BLOCK;
+    let mut read = vec![0; done];
+    device.read_at(0, &mut read).unwrap();
+    assert!(read == pattern(4, 64)[..done]);
+}
+
+#[test]
+fn a_file_that_cannot_have_its_size_is_not_left_behind() {
+    let Some(filesystem) = SmallFilesystem::new(16) else {
+        return;
+    };
+    let path = filesystem.path().join("volume");
+    let options = OpenOptions {
+        create_size: Some(1 << 30),
+        preallocate: true,
+        ..OpenOptions::default()
+    };
+    let error = refusal(&path, options);
+    assert!(error.to_string().contains("No space left"), "{error}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn every_wrong_path_is_refused_with_its_name_and_its_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::write(path("tiny"), "x").unwrap();
+    symlink("nowhere", path("dangling")).unwrap();
+    let cases = [
+        (path("missing"), "no such file"),
+        (path("dangling"), "no such file"),
+        (path("tiny"), "has 1 bytes where at least 4096"),
+        (directory.path().to_path_buf(), "is a directory"),
+        (
+            Path::new("/dev/null").to_path_buf(),
+            "is a character device",
+        ),
+    ];
+    for read_only in [false, true] {
+        for (path, reason) in &cases {
+            let error = refusal(
+                path,
+                OpenOptions {
+                    read_only,
+                    ..OpenOptions::default()
+                },
+            );
+            let message = error.to_string();
+            assert!(message.starts_with(path.to_str().unwrap()), "{message}");
+            assert!(message.contains(reason), "{message}");
+        }
+    }
+    let zero = OpenOptions {
+        create_size: Some(0),
+        ..OpenOptions::default()
+    };
+    assert!(matches!(
+        refusal(&path("zero"), zero),
+        OpenError::Missing { .. }
+    ));
+    assert!(!path("zero").exists());
+}
+
+#[test]
+fn a_file_gets_exactly_the_size_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    for blocks in [16, 4, 64] {
+        let device = file_device(directory.path(), blocks);
+        assert_eq!(device.size_bytes(), blocks as u64 * BLOCK_BYTES);
+        let path = directory.path().join("volume");
+        assert_eq!(std::fs::metadata(path).unwrap().len(), device.size_bytes());
+    }
+}
+
+#[test]
+fn the_home_node_can_be_given() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(file_device(directory.path(), 4));
+    let options = OpenOptions {
+        home_node: Some(3),
+        ..OpenOptions::default()
+    };
+    let device = open_device(&directory.path().join("volume"), options).unwrap();
+    assert_eq!(device.home_node(), Some(3));
+}

@@ -1,0 +1,430 @@
+//! What a queue promises, for io_uring and for the threads that stand in for it.
+
+mod support;
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jericho_storage::{
+    BLOCK_BYTES, Cause, Completion, Device, Direction, IoError, OpenOptions, Queue, Segment,
+    Transfer, open_device, open_pool_queue, open_queue,
+};
+use jericho_sys::memory::Mapping;
+use support::{
+    BLOCK, LoopDevice, SmallFilesystem, bytes_of, directories, file_device, memory, pattern,
+    segment,
+};
+
+/// A ring with registered buffers, one without, and threads.
+fn queues(
+    devices: &[Arc<dyn Device>],
+    buffers: &[Arc<Mapping>],
+    depth: u32,
+) -> Vec<Box<dyn Queue>> {
+    let queues = vec![
+        open_queue(devices, buffers, depth).unwrap(),
+        open_queue(devices, &[], depth).unwrap(),
+        open_pool_queue(devices, depth).unwrap(),
+    ];
+    if !queues[0].describe().contains("io_uring of depth") {
+        eprintln!("SKIPPED: io_uring: {}", queues[0].describe());
+    }
+    queues
+}
+
+fn transfer(tag: u64, direction: Direction, block: u64, segments: Vec<Segment>) -> Transfer {
+    Transfer {
+        tag,
+        device: 0,
+        direction,
+        offset_bytes: block * BLOCK_BYTES,
+        segments,
+    }
+}
+
+/// Waits for everything; completions in the order of their tags.
+fn finish(queue: &mut dyn Queue) -> Vec<Completion> {
+    let mut completions = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.wait(&mut completions, None);
+    }
+    completions.sort_by_key(|completion| completion.tag);
+    completions
+}
+
+fn one(queue: &mut dyn Queue, transfer: Transfer) -> Result<(), IoError> {
+    queue.submit(transfer);
+    let mut completions = finish(queue);
+    assert_eq!(completions.len(), 1);
+    completions.remove(0).result
+}
+
+fn scattered_round_trip(device: Arc<dyn Device>) {
+    let mapping = memory(64);
+    for mut queue in queues(&[Arc::clone(&device)], &[Arc::clone(&mapping)], 4) {
+        let queue = queue.as_mut();
+        let data = pattern(5, 16);
+        mapping.copy_in(0, &data);
+        let gathered = vec![segment(&mapping, 8, 8), segment(&mapping, 0, 8)];
+        one(queue, transfer(0, Direction::Write, 3, gathered)).unwrap();
+        let mut stored = vec![0; 16 * BLOCK];
+        device.read_at(3 * BLOCK_BYTES, &mut stored).unwrap();
+        assert!(stored[..8 * BLOCK] == data[8 * BLOCK..]);
+        assert!(stored[8 * BLOCK..] == data[..8 * BLOCK]);
+        let scattered: Vec<_> = [(60, 1), (40, 3), (32, 5), (50, 7)]
+            .iter()
+            .map(|&(block, blocks)| segment(&mapping, block, blocks))
+            .collect();
+        one(queue, transfer(0, Direction::Read, 3, scattered)).unwrap();
+        assert!(bytes_of(&mapping, 60, 1) == stored[..BLOCK]);
+        assert!(bytes_of(&mapping, 40, 3) == stored[BLOCK..4 * BLOCK]);
+        assert!(bytes_of(&mapping, 32, 5) == stored[4 * BLOCK..9 * BLOCK]);
+        assert!(bytes_of(&mapping, 50, 7) == stored[9 * BLOCK..]);
+    }
+}
+
+#[test]
+fn segments_are_gathered_and_scattered_in_order() {
+    for directory in directories() {
+        scattered_round_trip(file_device(directory.path(), 64));
+    }
+    if let Some(device) = LoopDevice::new(64) {
+        scattered_round_trip(open_device(&device.path, OpenOptions::default()).unwrap());
+    }
+}
+
+#[test]
+fn a_transfer_of_more_segments_than_the_kernel_takes_is_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let device = file_device(directory.path(), 2100);
+    let mapping = memory(2100);
+    let data = pattern(6, 2100);
+    for mut queue in queues(&[Arc::clone(&device)], &[], 4) {
+        mapping.copy_in(0, &data);
+        let backwards = || {
+            (0..2100)
+                .rev()
+                .map(|block| segment(&mapping, block, 1))
+                .collect()
+        };
+        one(
+            queue.as_mut(),
+            transfer(0, Direction::Write, 0, backwards()),
+        )
+        .unwrap();
+        mapping.zero(0..mapping.len());
+        one(queue.as_mut(), transfer(0, Direction::Read, 0, backwards())).unwrap();
+        assert!(bytes_of(&mapping, 0, 2100) == data);
+    }
+}
+
+#[test]
+fn more_transfers_than_the_depth_wait_inside_and_all_complete_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let devices: Vec<_> = ["a", "b"]
+        .map(|name| {
+            let path = directory.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            file_device(&path, 128)
+        })
+        .into();
+    devices[0].write_at(0, &pattern(7, 128)).unwrap();
+    devices[1].write_at(0, &pattern(8, 128)).unwrap();
+    let mapping = memory(256);
+    for mut queue in queues(&devices, &[Arc::clone(&mapping)], 3) {
+        mapping.zero(0..mapping.len());
+        for tag in 0..256u64 {
+            let segments = vec![segment(&mapping, tag as usize, 1)];
+            let device = (tag / 128) as u16;
+            queue.submit(Transfer {
+                device,
+                ..transfer(tag, Direction::Read, tag % 128, segments)
+            });
+        }
+        assert_eq!(queue.in_flight(), 256);
+        let completions = finish(queue.as_mut());
+        let tags: Vec<_> = completions
+            .iter()
+            .map(|completion| completion.tag)
+            .collect();
+        assert_eq!(tags, (0..256).collect::<Vec<_>>());
+        assert!(
+            completions
+                .iter()
+                .all(|completion| completion.result.is_ok())
+        );
+        assert!(bytes_of(&mapping, 0, 128) == pattern(7, 128));
+        assert!(bytes_of(&mapping, 128, 128) == pattern(8, 128));
+    }
+}
+
+#[test]
+fn what_no_device_should_see_completes_with_its_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let device = file_device(directory.path(), 8);
+    let mapping = memory(8);
+    let fd = mapping.fd().try_clone_to_owned().unwrap();
+    let read_only_memory = Arc::new(Mapping::from_fd(fd, 8 * BLOCK, false).unwrap());
+    let (einval, efault) = (Cause::Errno(22), Cause::Errno(14));
+    for mut queue in queues(&[device], &[], 4) {
+        let queue = queue.as_mut();
+        let whole = || vec![segment(&mapping, 0, 8)];
+        let error = one(queue, transfer(0, Direction::Read, 1, whole())).unwrap_err();
+        assert_eq!((error.cause, error.offset_bytes), (einval, BLOCK_BYTES));
+        let stranger = Transfer {
+            device: 1,
+            ..transfer(0, Direction::Read, 0, whole())
+        };
+        let error = one(queue, stranger).unwrap_err();
+        assert!(
+            error.to_string().contains("device number 1 of 1"),
+            "{error}"
+        );
+        let beyond = vec![Segment {
+            offset: BLOCK,
+            ..segment(&mapping, 0, 8)
+        }];
+        let error = one(queue, transfer(0, Direction::Read, 0, beyond)).unwrap_err();
+        assert_eq!(error.cause, efault);
+        let odd = vec![Segment {
+            offset: 512,
+            ..segment(&mapping, 0, 1)
+        }];
+        let error = one(queue, transfer(0, Direction::Read, 0, odd)).unwrap_err();
+        assert_eq!(error.cause, einval);
+        let forbidden = vec![segment(&read_only_memory, 0, 1)];
+        let error = one(queue, transfer(0, Direction::Read, 0, forbidden.clone())).unwrap_err();
+        assert_eq!(error.cause, efault);
+        one(queue, transfer(0, Direction::Write, 0, forbidden)).unwrap();
+        one(queue, transfer(0, Direction::Read, 0, vec![])).unwrap();
+    }
+}
+
+#[test]
+fn writes_to_a_read_only_device_complete_with_erofs() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(file_device(directory.path(), 8));
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let device = open_device(&directory.path().join("volume"), options).unwrap();
+    for mut queue in queues(&[device], &[], 4) {
+        let segments = vec![segment(&memory(1), 0, 1)];
+        let error = one(queue.as_mut(), transfer(0, Direction::Write, 0, segments)).unwrap_err();
+        assert_eq!(error.cause, Cause::Errno(30));
+    }
+}
+
+#[test]
+fn a_truncated_device_completes_short_and_says_how_far_it_came() {
+    for directory in directories() {
+        let device = file_device(directory.path(), 8);
+        let path = directory.path().join("volume");
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        let mapping = memory(8);
+        for end in [3 * BLOCK_BYTES, 3 * BLOCK_BYTES + 100] {
+            file.set_len(end).unwrap();
+            let mut queue = open_queue(&[Arc::clone(&device)], &[], 4).unwrap();
+            let segments = vec![segment(&mapping, 4, 2), segment(&mapping, 0, 2)];
+            let error = one(queue.as_mut(), transfer(0, Direction::Read, 1, segments)).unwrap_err();
+            assert_eq!(
+                error.cause,
+                Cause::Short {
+                    done_bytes: end - BLOCK_BYTES
+                },
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_full_filesystem_completes_with_enospc_where_it_was_met() {
+    let Some(filesystem) = SmallFilesystem::new(16) else {
+        return;
+    };
+    let mapping = memory(64);
+    mapping.copy_in(0, &pattern(9, 64));
+    let device = file_device(filesystem.path(), 64);
+    for mut queue in queues(&[device], &[], 4) {
+        let segments = vec![segment(&mapping, 0, 64)];
+        let error = one(queue.as_mut(), transfer(0, Direction::Write, 0, segments)).unwrap_err();
+        assert_eq!(error.cause, Cause::Errno(28), "{error}");
+        assert_eq!(error.offset_bytes + error.length_bytes, 64 * BLOCK_BYTES);
+    }
+}
+
+#[test]
+fn a_wait_ends_when_woken_and_when_its_time_is_over() {
+    let directory = tempfile::tempdir().unwrap();
+    for mut queue in queues(&[file_device(directory.path(), 8)], &[], 4) {
+        let mut completions = Vec::new();
+        let waker = queue.waker();
+        waker.wake();
+        queue.wait(&mut completions, None);
+        let start = Instant::now();
+        queue.wait(&mut completions, Some(Duration::from_millis(20)));
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        queue.wait(&mut completions, Some(Duration::ZERO));
+        assert!(completions.is_empty());
+    }
+}
+
+/// Hangs when a wake-up is lost.
+#[test]
+fn no_wake_up_is_lost_while_transfers_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    let mapping = memory(8);
+    for mut queue in queues(&[file_device(directory.path(), 8)], &[], 4) {
+        let waker = queue.waker();
+        let (sender, receiver) = std::sync::mpsc::sync_channel::<u64>(1);
+        let producer = std::thread::spawn(move || {
+            for number in 0..5_000 {
+                sender.send(number).unwrap();
+                waker.wake();
+            }
+        });
+        let (mut received, mut completed) = (0, 0);
+        let mut completions = Vec::new();
+        while received < 5_000 {
+            queue.wait(&mut completions, None);
+            completed += completions.drain(..).count();
+            while let Ok(number) = receiver.try_recv() {
+                assert_eq!(number, received);
+                received += 1;
+                if number % 4 == 0 {
+                    let segments = vec![segment(&mapping, 0, 1)];
+                    queue.submit(transfer(number, Direction::Read, 0, segments));
+                }
+            }
+        }
+        producer.join().unwrap();
+        completed += finish(queue.as_mut()).len();
+        assert_eq!(completed, 1_250);
+    }
+}
+
+#[test]
+fn an_idle_waiter_uses_no_cpu() {
+    let directory = tempfile::tempdir().unwrap();
+    for mut queue in queues(&[file_device(directory.path(), 8)], &[], 4) {
+        let before = cpu_ticks_of_this_thread();
+        queue.wait(&mut Vec::new(), Some(Duration::from_millis(300)));
+        // A tick is 10 ms: a waiter that spins takes 30 of them.
+        assert!(cpu_ticks_of_this_thread() - before <= 2);
+    }
+}
+
+fn cpu_ticks_of_this_thread() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn an_idle_queue_may_move_between_threads_and_its_waker_stays_good() {
+    let directory = tempfile::tempdir().unwrap();
+    let mapping = memory(8);
+    let device = file_device(directory.path(), 8);
+    for mut queue in queues(&[device], &[Arc::clone(&mapping)], 4) {
+        let waker = queue.waker();
+        let read = || transfer(1, Direction::Read, 0, vec![segment(&mapping, 0, 1)]);
+        one(queue.as_mut(), read()).unwrap();
+        let read = read();
+        std::thread::spawn(move || {
+            one(queue.as_mut(), read).unwrap();
+            waker.wake();
+            queue.wait(&mut Vec::new(), None);
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+#[test]
+fn dropping_a_queue_waits_for_what_the_device_has_begun() {
+    let directory = tempfile::tempdir().unwrap();
+    let mapping = memory(64);
+    let device = file_device(directory.path(), 64);
+    for mut queue in queues(&[device], &[Arc::clone(&mapping)], 16) {
+        for block in 0..64 {
+            let segments = vec![segment(&mapping, block, 1)];
+            queue.submit(transfer(0, Direction::Read, block as u64, segments));
+        }
+        queue.wait(&mut Vec::new(), Some(Duration::ZERO));
+    }
+    assert_eq!(Arc::strong_count(&mapping), 1);
+}
+
+/// A device that only knows the blocking calls, and panics.
+struct Broken;
+
+impl Device for Broken {
+    fn name(&self) -> Arc<str> {
+        "broken".into()
+    }
+    fn size_bytes(&self) -> u64 {
+        BLOCK_BYTES
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, _: u64, _: &mut [u8]) -> Result<(), IoError> {
+        panic!("a bug in a device")
+    }
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), IoError> {
+        Ok(())
+    }
+    fn flush(&self) -> Result<(), IoError> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> Result<(), IoError> {
+        Ok(())
+    }
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        "broken".to_string()
+    }
+}
+
+#[test]
+fn a_device_that_panics_fails_its_transfer_and_no_other() {
+    let mapping = memory(1);
+    let mut queue = open_queue(&[Arc::new(Broken)], &[], 1).unwrap();
+    assert!(
+        queue
+            .describe()
+            .contains("broken only knows blocking calls"),
+        "{}",
+        queue.describe()
+    );
+    let segments = || vec![segment(&mapping, 0, 1)];
+    let error = one(queue.as_mut(), transfer(0, Direction::Read, 0, segments())).unwrap_err();
+    assert_eq!(error.errno(), 5);
+    one(queue.as_mut(), transfer(0, Direction::Write, 0, segments())).unwrap();
+}
+
+#[test]
+fn a_descriptor_is_free_again_once_its_queue_and_device_are_dropped() {
+    let Some(device) = LoopDevice::new(64) else {
+        return;
+    };
+    let mapping = memory(1);
+    for _ in 0..20 {
+        // Exclusive: opening fails if the ring of the last round still holds the device.
+        let opened = open_device(Path::new(&device.path), OpenOptions::default()).unwrap();
+        let mut queue = open_queue(&[opened], &[Arc::clone(&mapping)], 4).unwrap();
+        let segments = vec![segment(&mapping, 0, 1)];
+        one(queue.as_mut(), transfer(0, Direction::Write, 0, segments)).unwrap();
+    }
+}
