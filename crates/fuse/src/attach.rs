@@ -1,0 +1,246 @@
+//! How a directory becomes a mount, and stops being one: mount(2) where it is permitted, else the
+//! setuid helper fusermount3.
+//!
+//! `fuser` could do this too; but its own unmount at the end of a session asks whether the mount is
+//! still there in a way that can hit a newer mount on the same directory, and its errors do not say
+//! what to do. So it only gets the open channel from us.
+
+use std::ffi::CString;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+use crate::MountConfig;
+
+const DEVICE: &str = "/dev/fuse";
+const HELPER: &str = "fusermount3";
+
+/// Why a directory could not be mounted or unmounted; the message names it and what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the fields are what the messages name
+pub enum MountError {
+    /// The directory cannot be used.
+    #[error("cannot mount on {}: {cause}", dir.display())]
+    Directory { dir: PathBuf, cause: io::Error },
+    /// The kernel has no FUSE, or the container does not show it.
+    #[error(
+        "{DEVICE} is not there: load the module with `modprobe fuse`, or give the container the \
+         device (`--device /dev/fuse --cap-add SYS_ADMIN`)"
+    )]
+    NoDevice,
+    /// The device is there but this process may not use it, and there is no helper.
+    #[error(
+        "mounting on {} is not permitted: run as root, or install {HELPER} (package fuse3), which \
+         lets ordinary users mount", dir.display()
+    )]
+    NotPermitted { dir: PathBuf },
+    /// The kernel refused.
+    #[error("mounting on {} failed: {cause}", dir.display())]
+    Kernel { dir: PathBuf, cause: io::Error },
+    /// The helper refused.
+    #[error("{HELPER} refused {}: {message}", dir.display())]
+    Helper { dir: PathBuf, message: String },
+    /// The mount exists, but serving it failed at once.
+    #[error("serving the mount on {} failed: {cause}", dir.display())]
+    Session { dir: PathBuf, cause: io::Error },
+    /// Files or working directories are in use there.
+    #[error("{} is busy: close the files and leave the directories in it", dir.display())]
+    Busy { dir: PathBuf },
+    /// Unmounting failed for another reason.
+    #[error("unmounting {} failed: {message}", dir.display())]
+    Unmount { dir: PathBuf, message: String },
+}
+
+/// Whether this process may open the device itself.
+pub fn may_open_device() -> bool {
+    open_device().is_ok()
+}
+
+fn open_device() -> Result<OwnedFd, Errno> {
+    rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Mounts on `dir` and gives the channel to the kernel.
+pub(crate) fn attach(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+    match open_device() {
+        Ok(device) => match mount_directly(&device, dir, config) {
+            Ok(()) => Ok(device),
+            Err(Errno::PERM | Errno::ACCESS) => ask_helper(dir, config),
+            Err(Errno::NODEV) => Err(MountError::NoDevice),
+            Err(cause) => Err(MountError::Kernel {
+                dir: dir.to_owned(),
+                cause: cause.into(),
+            }),
+        },
+        Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => Err(MountError::NoDevice),
+        Err(Errno::ACCESS | Errno::PERM) => ask_helper(dir, config),
+        Err(cause) => Err(MountError::Kernel {
+            dir: dir.to_owned(),
+            cause: cause.into(),
+        }),
+    }
+}
+
+fn mount_directly(device: &OwnedFd, dir: &Path, config: &MountConfig) -> Result<(), Errno> {
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if config.allow_other {
+        data.push_str(",allow_other");
+    }
+    let mut flags = MountFlags::empty();
+    if config.read_only {
+        flags |= MountFlags::RDONLY;
+    }
+    if !config.privileged {
+        flags |= MountFlags::NOSUID | MountFlags::NODEV;
+    }
+    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(
+        config.source.as_str(),
+        dir,
+        "fuse.jericho",
+        flags,
+        data.as_c_str(),
+    )
+}
+
+/// Lets fusermount3 mount; it passes the channel back over a socket.
+fn ask_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+    let kernel = |cause: io::Error| MountError::Kernel {
+        dir: dir.to_owned(),
+        cause,
+    };
+    let mut options = format!(
+        "fsname={},subtype=jericho,default_permissions",
+        // A comma would end the option.
+        config.source.replace('\\', "\\\\").replace(',', "\\,")
+    );
+    if config.allow_other {
+        options.push_str(",allow_other");
+    }
+    if config.read_only {
+        options.push_str(",ro");
+    }
+    let (ours, theirs) = UnixStream::pair().map_err(kernel)?;
+    // The helper inherits its end: descriptors are otherwise closed on exec.
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).map_err(|e| kernel(e.into()))?;
+    let child = Command::new(HELPER)
+        .arg("-o")
+        .arg(options)
+        .arg("--")
+        .arg(dir)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    drop(theirs);
+    let child = match child {
+        Ok(child) => child,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(MountError::NotPermitted {
+                dir: dir.to_owned(),
+            });
+        }
+        Err(cause) => return Err(kernel(cause)),
+    };
+    let device = receive_descriptor(&ours);
+    drop(ours);
+    let output = child.wait_with_output().map_err(kernel)?;
+    match device.map_err(kernel)? {
+        Some(device) => Ok(device),
+        None => Err(MountError::Helper {
+            dir: dir.to_owned(),
+            message: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        }),
+    }
+}
+
+/// One descriptor from the socket; `None` when the other end closed it without sending one.
+fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0u8; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket.as_fd(),
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
+            return Ok(descriptors.next());
+        }
+    }
+    Ok(None)
+}
+
+/// Detaches the mount on `dir`. With `lazy` also when it is in use.
+pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    let mut flags = UnmountFlags::NOFOLLOW;
+    if lazy {
+        flags |= UnmountFlags::DETACH;
+    }
+    match rustix::mount::unmount(dir, flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(MountError::Busy {
+            dir: dir.to_owned(),
+        }),
+        Err(Errno::PERM) => unmount_by_helper(dir, lazy),
+        Err(cause) => Err(MountError::Unmount {
+            dir: dir.to_owned(),
+            message: io::Error::from(cause).to_string(),
+        }),
+    }
+}
+
+fn unmount_by_helper(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    let failed = |message: String| MountError::Unmount {
+        dir: dir.to_owned(),
+        message,
+    };
+    let mut command = Command::new(HELPER);
+    command.arg("-u");
+    if lazy {
+        command.arg("-z");
+    }
+    let output = command
+        .arg("--")
+        .arg(dir)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output();
+    let output = match output {
+        Ok(output) => output,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(failed(format!(
+                "not permitted, and {HELPER} (package fuse3) is missing"
+            )));
+        }
+        Err(e) => return Err(failed(e.to_string())),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if message.contains("busy") {
+        return Err(MountError::Busy {
+            dir: dir.to_owned(),
+        });
+    }
+    Err(failed(message))
+}

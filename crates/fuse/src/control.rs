@@ -1,0 +1,207 @@
+//! The extended attributes through which the command talks to the daemon of a mount.
+//!
+//! They need no socket and no path of their own, reach the right daemon through any file of the mount,
+//! and the kernel has checked the caller's permissions on the way. No listing shows them.
+//!
+//! | attribute       | get                                            | set                              |
+//! |-----------------|------------------------------------------------|----------------------------------|
+//! | `jericho.stat`  | `Stat` as JSON, at most [`STAT_SLICES_PER_PAGE`] slices (`jericho.stat+N`: from slice N on) | |
+//! | `jericho.where` | `Where` of this inode as JSON                  |                                  |
+//! | `jericho.place` | [`Place`] of this inode as JSON                | where new files below go         |
+//! | `jericho.move`  |                                                | moves this inode, waits for it   |
+//!
+//! A place is written `node:N` or just `N`, or `slice:N`. Only root and the inode's owner may set.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use jericho_daemon::Mounted;
+use jericho_fs::types::{Ino, SliceId};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+/// All names that begin so are ours.
+pub const PREFIX: &str = "jericho.";
+/// Counters.
+pub const STAT: &str = "jericho.stat";
+/// Where a file is.
+pub const WHERE: &str = "jericho.where";
+/// Where a file is meant to be.
+pub const PLACE: &str = "jericho.place";
+/// Moves a file.
+pub const MOVE: &str = "jericho.move";
+/// An attribute holds at most 64 KiB: more slices than this come in further pages.
+pub const STAT_SLICES_PER_PAGE: usize = 64;
+
+/// `jericho place --json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Slice.
+    pub slice: SliceId,
+    /// Its home node.
+    pub node: u16,
+    /// Set here by a user, rather than inherited or dealt out.
+    pub explicit: bool,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Answers them.
+pub(crate) struct Control {
+    mounted: Arc<Mounted>,
+    /// Moves wait for devices, for long: a thread of their own makes them, one at a time, so that
+    /// they never hold a worker. Started by the first.
+    mover: Mutex<Option<Sender<Job>>>,
+}
+
+impl Control {
+    pub(crate) fn new(mounted: Arc<Mounted>) -> Control {
+        Control {
+            mounted,
+            mover: Mutex::new(None),
+        }
+    }
+
+    /// The value of an attribute whose name begins with [`PREFIX`]. Error: errno.
+    pub(crate) fn get(&self, ino: Ino, name: &str) -> Result<Vec<u8>, i32> {
+        if let Some(page) = name.strip_prefix(STAT) {
+            return self.stat(page);
+        }
+        match name {
+            WHERE => to_json(&self.mounted.where_is(ino).map_err(|e| e.errno())?),
+            PLACE => {
+                let (slice, explicit) = self.mounted.fs().placement(ino).map_err(|e| e.errno())?;
+                let node = self.mounted.node_of_slice(slice).0;
+                to_json(&Place {
+                    slice,
+                    node,
+                    explicit,
+                })
+            }
+            _ => Err(libc::ENODATA),
+        }
+    }
+
+    fn stat(&self, page: &str) -> Result<Vec<u8>, i32> {
+        let first: usize = match page.strip_prefix('+') {
+            Some(number) => number.parse().map_err(|_| libc::ENODATA)?,
+            None if page.is_empty() => 0,
+            None => return Err(libc::ENODATA),
+        };
+        let mut stat = self.mounted.stat();
+        stat.slices = stat
+            .slices
+            .into_iter()
+            .skip(first)
+            .take(STAT_SLICES_PER_PAGE)
+            .collect();
+        stat.nodes = stat
+            .nodes
+            .into_iter()
+            .skip(first)
+            .take(STAT_SLICES_PER_PAGE)
+            .collect();
+        to_json(&stat)
+    }
+
+    /// Sets one; `reply` gets the outcome, perhaps later and in another thread.
+    pub(crate) fn set(
+        &self,
+        ino: Ino,
+        name: &str,
+        value: &[u8],
+        uid: u32,
+        reply: impl FnOnce(Result<(), i32>) + Send + 'static,
+    ) {
+        match self.checked(ino, name, value, uid) {
+            Err(errno) => reply(Err(errno)),
+            Ok(slice) if name == PLACE => {
+                reply(
+                    self.mounted
+                        .fs()
+                        .set_placement(ino, slice)
+                        .map_err(|e| e.errno()),
+                );
+            }
+            Ok(slice) => {
+                let mounted = self.mounted.clone();
+                self.in_the_mover(Box::new(move || {
+                    let result = mounted.fs().move_to(ino, slice);
+                    if let Err(error) = &result {
+                        tracing::warn!(ino, slice, %error, "a move failed");
+                    }
+                    reply(result.map_err(|e| e.errno()));
+                }));
+            }
+        }
+    }
+
+    /// The slice that is meant, when the caller may ask for it.
+    fn checked(&self, ino: Ino, name: &str, value: &[u8], uid: u32) -> Result<SliceId, i32> {
+        if name != PLACE && name != MOVE {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if uid != 0 && self.mounted.fs().getattr(ino).map_err(|e| e.errno())?.uid != uid {
+            return Err(libc::EPERM);
+        }
+        let value = std::str::from_utf8(value).map_err(|_| libc::EINVAL)?;
+        let value = value.trim_end_matches(['\0', '\n']);
+        let slices = self.mounted.slice_count();
+        if let Some(slice) = value.strip_prefix("slice:") {
+            let slice: SliceId = slice.parse().map_err(|_| libc::EINVAL)?;
+            return if slice < slices {
+                Ok(slice)
+            } else {
+                Err(libc::EINVAL)
+            };
+        }
+        let node: u16 = value
+            .strip_prefix("node:")
+            .unwrap_or(value)
+            .parse()
+            .map_err(|_| libc::EINVAL)?;
+        let on_node: Vec<SliceId> = (0..slices)
+            .filter(|s| self.mounted.node_of_slice(*s).0 == node)
+            .collect();
+        // Several slices of one node share the load by inode; the current one stays if it is there.
+        let current = self.mounted.fs().placement(ino).map_err(|e| e.errno())?.0;
+        match on_node.len() {
+            0 => Err(libc::EINVAL),
+            _ if on_node.contains(&current) => Ok(current),
+            n => Ok(on_node[(ino % n as u64) as usize]),
+        }
+    }
+
+    fn in_the_mover(&self, job: Job) {
+        let mut mover = self.mover.lock();
+        let sender = mover.get_or_insert_with(|| {
+            let (sender, jobs) = channel::<Job>();
+            let started = std::thread::Builder::new()
+                .name("mover".into())
+                .spawn(move || {
+                    while let Ok(job) = jobs.recv() {
+                        // The reply is dropped with the job then, and the caller gets EIO.
+                        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+                            tracing::error!("a move panicked");
+                        }
+                    }
+                });
+            if let Err(error) = started {
+                tracing::error!(%error, "cannot start the thread that moves files");
+            }
+            sender
+        });
+        // The thread could not be started: the job is dropped and the caller gets EIO; the next
+        // move tries again.
+        if sender.send(job).is_err() {
+            *mover = None;
+        }
+    }
+}
+
+fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, i32> {
+    serde_json::to_vec(value).map_err(|error| {
+        tracing::error!(%error, "cannot write JSON");
+        libc::EIO
+    })
+}

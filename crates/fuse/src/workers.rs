@@ -1,0 +1,79 @@
+//! Where the threads that serve requests run.
+//!
+//! On a machine with several nodes each worker is bound to the CPUs of one node, dealt out in turn,
+//! so that every node has threads that read requests. Binding happens when a worker meets its first
+//! request: the threads are fuser's, and only a thread itself can be bound without guessing at
+//! thread ids. The topology already holds only CPUs that the process may use, so nothing is widened.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use jericho_topology::Topology;
+use rustix::thread::CpuSet;
+
+thread_local! {
+    static BOUND: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The CPUs of every node that has some, and whose turn is next.
+pub(crate) struct Placement {
+    nodes: Vec<Vec<u32>>,
+    next: AtomicUsize,
+}
+
+impl Placement {
+    pub(crate) fn new(topology: &Topology) -> Placement {
+        let nodes = topology
+            .nodes
+            .iter()
+            .map(|n| n.cpus.clone())
+            .filter(|c| !c.is_empty())
+            .collect();
+        Placement {
+            nodes,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// One per CPU, between 4 and 32 (a request that waits for a device holds its worker), and as
+    /// many on each node.
+    pub(crate) fn default_workers(&self) -> usize {
+        let mut cpus: Vec<u32> = self.nodes.iter().flatten().copied().collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        let nodes = self.nodes.len().clamp(1, 32);
+        cpus.len().clamp(4, 32).next_multiple_of(nodes)
+    }
+
+    /// Binds the calling thread to the next node's CPUs, the first time it is called in a thread.
+    #[inline]
+    pub(crate) fn bind_this_thread(&self) {
+        if !BOUND.get() {
+            BOUND.set(true);
+            self.bind();
+        }
+    }
+
+    #[cold]
+    fn bind(&self) {
+        if self.nodes.len() < 2 {
+            return;
+        }
+        let cpus = &self.nodes[self.next.fetch_add(1, Ordering::Relaxed) % self.nodes.len()];
+        let mut set = CpuSet::new();
+        for cpu in cpus
+            .iter()
+            .map(|c| *c as usize)
+            .filter(|c| *c < CpuSet::MAX_CPU)
+        {
+            set.set(cpu);
+        }
+        if set.count() == 0 {
+            return;
+        }
+        if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+            // Served from anywhere then: slower, not wrong.
+            tracing::warn!(%error, ?cpus, "cannot bind a worker to its node");
+        }
+    }
+}
