@@ -30,7 +30,10 @@ impl Key {
     /// wrapped would serve another file's bytes.
     #[inline]
     pub fn new(object: u64, page: u64) -> Key {
-        assert!(object != 0 && object <= INO_MAX && page <= PAGE_MAX, "page key out of range");
+        assert!(
+            object != 0 && object <= INO_MAX && page <= PAGE_MAX,
+            "page key out of range"
+        );
         Key(object << PAGE_BITS | page)
     }
 
@@ -194,7 +197,12 @@ impl Entry {
         debug_assert!(seen.has(Flags::VALID) && !seen.has(Flags::LATCH));
         let latched = self
             .state
-            .compare_exchange(seen.0, seen.latched_by(owner).0, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(
+                seen.0,
+                seen.latched_by(owner).0,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            )
             .is_ok();
         // The latch must be visible before any byte of the copy is: a reader that saw new bytes must also
         // see the latch or a later version. Pairs with the fence in `state_after_copy`.
@@ -210,7 +218,10 @@ impl Entry {
         let mut seen = self.state.load(Ordering::Relaxed);
         loop {
             let next = State(seen).unlatched(set).0;
-            match self.state.compare_exchange_weak(seen, next, Ordering::Release, Ordering::Relaxed) {
+            match self
+                .state
+                .compare_exchange_weak(seen, next, Ordering::Release, Ordering::Relaxed)
+            {
                 Ok(_) => return State(seen),
                 Err(now) => seen = now,
             }
@@ -220,7 +231,12 @@ impl Entry {
     /// Sets and clears flags that say nothing about the bytes, if the state is still `seen`.
     pub fn try_mark(&self, seen: State, set: Flags, clear: Flags) -> bool {
         self.state
-            .compare_exchange(seen.0, seen.0 & !clear.0 | set.0, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(
+                seen.0,
+                seen.0 & !clear.0 | set.0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
             .is_ok()
     }
 
@@ -239,7 +255,8 @@ impl Entry {
         let seen = State(self.state.load(Ordering::Relaxed));
         // The version moves on before the key appears (release), so a reader that matched the new
         // key can't validate against the old version.
-        self.state.store(seen.next(Flags::FILL.0, frame).0, Ordering::Release);
+        self.state
+            .store(seen.next(Flags::FILL.0, frame).0, Ordering::Release);
         self.key.store(key.0, Ordering::Release);
     }
 
@@ -247,14 +264,22 @@ impl Entry {
     pub fn publish(&self, flags: Flags) {
         let seen = State(self.state.load(Ordering::Relaxed));
         debug_assert!(seen.has(Flags::FILL));
-        self.state.store(seen.next(Flags::VALID.0 | flags.0, seen.frame()).0, Ordering::Release);
+        self.state.store(
+            seen.next(Flags::VALID.0 | flags.0, seen.frame()).0,
+            Ordering::Release,
+        );
     }
 
     /// The slice takes a page out if its state is still `seen`. The frame is the slice's afterwards.
     pub(crate) fn try_clear(&self, seen: State) -> bool {
         if self
             .state
-            .compare_exchange(seen.0, seen.next(0, 0).0, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(
+                seen.0,
+                seen.next(0, 0).0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
             .is_err()
         {
             return false;

@@ -34,7 +34,10 @@ impl Geometry {
     /// For a number of frames, at most `State::FRAMES_MAX`.
     pub fn for_frames(frames: u32) -> Geometry {
         assert!(frames > 0 && frames <= State::FRAMES_MAX);
-        Geometry { frames, lines: (u64::from(frames) * 3 / 2).div_ceil(u64::from(WAYS)) as u32 }
+        Geometry {
+            frames,
+            lines: (u64::from(frames) * 3 / 2).div_ceil(u64::from(WAYS)) as u32,
+        }
     }
 
     /// Entries of the table.
@@ -131,7 +134,14 @@ impl SliceMemory {
         assert!(line < self.geometry.lines);
         let offset = self.geometry.entries() as usize * size_of::<Entry>();
         // SAFETY: as in `entry`; the counts follow the entries, two-byte aligned since entries are 16 bytes.
-        unsafe { &*self.table.as_ptr().add(offset).cast::<AtomicU16>().add(line as usize) }
+        unsafe {
+            &*self
+                .table
+                .as_ptr()
+                .add(offset)
+                .cast::<AtomicU16>()
+                .add(line as usize)
+        }
     }
 
     #[inline]
@@ -148,7 +158,11 @@ impl SliceMemory {
 
     #[inline]
     fn next_line(&self, line: u32) -> u32 {
-        if line + 1 == self.geometry.lines { 0 } else { line + 1 }
+        if line + 1 == self.geometry.lines {
+            0
+        } else {
+            line + 1
+        }
     }
 
     /// Looks a key up. Without the slice's lock the answer may be out of date when it arrives, and a page that
@@ -184,7 +198,9 @@ impl SliceMemory {
     pub fn read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Result<(), Miss> {
         let mut turns = 0;
         loop {
-            let Some(Found { index, state }) = self.lookup(key) else { return Err(Miss::Absent) };
+            let Some(Found { index, state }) = self.lookup(key) else {
+                return Err(Miss::Absent);
+            };
             if !state.has(Flags::VALID) {
                 return Err(Miss::Absent);
             }
@@ -202,10 +218,19 @@ impl SliceMemory {
     /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was
     /// clean before and the slice has to be told that it is dirty.
     #[inline]
-    pub fn write(&self, key: Key, offset: usize, data: &[u8], owner: u16, epoch: u8) -> Result<bool, Miss> {
+    pub fn write(
+        &self,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        epoch: u8,
+    ) -> Result<bool, Miss> {
         let mut turns = 0;
         loop {
-            let Some(Found { index, state }) = self.lookup(key) else { return Err(Miss::Absent) };
+            let Some(Found { index, state }) = self.lookup(key) else {
+                return Err(Miss::Absent);
+            };
             if !state.has(Flags::VALID) {
                 return Err(Miss::Absent);
             }
@@ -215,7 +240,11 @@ impl SliceMemory {
             let entry = self.entry(index);
             if !state.has(Flags::LATCH) && entry.try_latch(state, owner) {
                 let copied = self.copy_in(state.frame(), offset, data);
-                let before = entry.unlatch(if copied.is_ok() { Flags::DIRTY } else { Flags(0) });
+                let before = entry.unlatch(if copied.is_ok() {
+                    Flags::DIRTY
+                } else {
+                    Flags(0)
+                });
                 copied?;
                 self.touch(index, epoch);
                 return Ok(!before.has(Flags::DIRTY));
@@ -271,7 +300,8 @@ impl SliceMemory {
 
     /// Sets the age of an entry.
     pub fn set_age(&self, index: u32, epoch: u8, age: u8) {
-        self.stamp(index).store(epoch.wrapping_sub(age), Ordering::Relaxed);
+        self.stamp(index)
+            .store(epoch.wrapping_sub(age), Ordering::Relaxed);
     }
 
     /// Enters a page that is not in the table, in state FILL. Only the slice, under its lock; there is
@@ -341,7 +371,10 @@ mod tests {
     fn bookkeeping_stays_within_its_bound() {
         for frames in [1024, 4096, 262_144, State::FRAMES_MAX] {
             let bytes = bookkeeping_bytes(frames);
-            assert!(bytes <= BOOKKEEPING_BYTES_PER_PAGE_MAX * u64::from(frames), "{frames}: {bytes}");
+            assert!(
+                bytes <= BOOKKEEPING_BYTES_PER_PAGE_MAX * u64::from(frames),
+                "{frames}: {bytes}"
+            );
         }
     }
 
@@ -376,7 +409,11 @@ mod tests {
         let m = memory(64);
         let key = Key::new(9, 3);
         let index = m.insert(key, 5, 0);
-        assert_eq!(m.write(key, 0, b"x", 1, 0), Err(Miss::Absent), "still being filled");
+        assert_eq!(
+            m.write(key, 0, b"x", 1, 0),
+            Err(Miss::Absent),
+            "still being filled"
+        );
         m.zero(5);
         m.entry(index).publish(Flags(0));
         assert_eq!(m.write(key, 0, b"x", 1, 0), Err(Miss::Unbacked));
@@ -397,7 +434,10 @@ mod tests {
         assert!(m.remove(index, seen));
         assert!(!m.remove(index, seen));
         fill(&m, Key::new(1, 1), 0, 2);
-        assert_ne!(m.entry(index).state_after_copy().identity(), seen.identity());
+        assert_ne!(
+            m.entry(index).state_after_copy().identity(),
+            seen.identity()
+        );
     }
 
     #[test]

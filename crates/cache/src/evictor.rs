@@ -1,0 +1,665 @@
+//! The evictor thread: write-back, and eviction between two watermarks.
+//!
+//! It sleeps until somebody needs frames, pages became dirty, a sync was asked for, or write-backs ended.
+//! Dirty pages are written when they are older than `Limits::dirty_age`, when they are more than the
+//! background limit, or when a sync asks; neighbours go out in one transfer, also across objects where
+//! their blocks are neighbours. Replacement is LRU by coarse timestamps: ages are sampled, and a
+//! sweep drops clean pages at least as old as the threshold that the sample gives.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Flags, Key};
+use jericho_storage::{Completion, Direction, Queue, Transfer};
+
+use crate::Done;
+use crate::get::segments;
+use crate::object::{Error, Object, Place};
+use crate::state::{After, Shared, State, run};
+
+/// Pages of one transfer at most: 1 MiB.
+const TRANSFER_PAGES_MAX: usize = 256;
+/// Pages taken from the index in one go, so that the lock is not held for long.
+const BATCH_PAGES: usize = 1024;
+/// Background write-backs in flight; syncs are not held back.
+const BACKGROUND_TRANSFERS_MAX: usize = 16;
+/// A failed write-back is tried again after this time.
+const RETRY: Duration = Duration::from_secs(1);
+/// Entries looked at for one sample of ages, and in one turn of the sweep with the lock held.
+const SAMPLE: u32 = 512;
+
+pub(crate) enum Job {
+    Sync {
+        object: u64,
+        pages: Range<u64>,
+        done: Done,
+    },
+    SyncAll {
+        done: Done,
+    },
+}
+
+/// A write transfer on its way.
+pub(crate) struct WriteBack {
+    parts: Vec<Part>,
+    syncs: Vec<u64>,
+}
+
+/// Neighbouring pages of one object in a transfer.
+struct Part {
+    object: Arc<dyn Object>,
+    first: u64,
+    entries: Vec<u32>,
+}
+
+impl WriteBack {
+    /// The first page of the object from `from` on that is in this transfer.
+    pub fn first_of(&self, object: u64, from: u64) -> Option<u64> {
+        let parts = self.parts.iter().filter(|p| p.object.id() == object);
+        parts
+            .filter(|p| p.first + p.entries.len() as u64 > from)
+            .map(|p| p.first.max(from))
+            .min()
+    }
+
+    fn overlaps(&self, object: u64, pages: &Range<u64>) -> bool {
+        self.first_of(object, pages.start)
+            .is_some_and(|page| page < pages.end)
+    }
+}
+
+/// A sync in progress: waits for transfers, then writes once more what was being written when it began and had
+/// become dirty again.
+struct Sync {
+    object: u64,
+    remaining: usize,
+    deferred: Vec<u64>,
+    error: Option<Error>,
+    /// Key in `Evictor::groups`, when it is part of a SyncAll.
+    group: Option<u64>,
+    done: Option<Done>,
+}
+
+struct Group {
+    remaining: usize,
+    error: Option<Error>,
+    done: Done,
+}
+
+/// Pages chosen for write-back, marked WRITE_BACK, with their frames.
+struct Chosen {
+    object: Arc<dyn Object>,
+    /// (page, entry, frame) in order.
+    pages: Vec<(u64, u32, u32)>,
+    sync: Option<u64>,
+}
+
+pub(crate) struct Evictor {
+    shared: Arc<Shared>,
+    queue: Box<dyn Queue>,
+    syncs: HashMap<u64, Sync>,
+    groups: HashMap<u64, Group>,
+    /// Syncs that wait for a latch.
+    latched: Vec<u64>,
+    hand: u32,
+    /// Where the next sample is taken.
+    sample: u32,
+}
+
+impl Evictor {
+    pub fn new(shared: Arc<Shared>, queue: Box<dyn Queue>) -> Evictor {
+        let (syncs, groups, latched) = (HashMap::new(), HashMap::new(), vec![]);
+        Evictor {
+            shared,
+            queue,
+            syncs,
+            groups,
+            latched,
+            hand: 0,
+            sample: 0,
+        }
+    }
+
+    /// Runs until the slice closes and nothing is on its way.
+    pub fn run(mut self) {
+        let mut completions = vec![];
+        let mut timeout = None;
+        loop {
+            self.queue.wait(&mut completions, timeout);
+            for completion in completions.drain(..) {
+                self.write_ended(completion);
+            }
+            while let Some(job) = self.shared.jobs.pop() {
+                self.start(job);
+            }
+            for sync in std::mem::take(&mut self.latched) {
+                self.sync_step(sync, None);
+            }
+            timeout = self.work();
+            if !self.latched.is_empty() {
+                timeout = Some(Duration::from_millis(1));
+            }
+            if self.shared.closing.load(Relaxed)
+                && self.queue.in_flight() == 0
+                && self.shared.jobs.is_empty()
+            {
+                return;
+            }
+        }
+    }
+
+    fn start(&mut self, job: Job) {
+        match job {
+            Job::Sync {
+                object,
+                pages,
+                done,
+            } => self.sync(object, pages, None, Some(done)),
+            Job::SyncAll { done } => {
+                let (ids, group) = {
+                    let mut state = self.shared.lock();
+                    state.drain_announced(&self.shared);
+                    let mut ids = state.dirty.ids();
+                    ids.extend(
+                        state
+                            .writing
+                            .values()
+                            .flat_map(|w| w.parts.iter().map(|p| p.object.id())),
+                    );
+                    ids.sort_unstable();
+                    ids.dedup();
+                    (ids, state.new_id())
+                };
+                self.groups.insert(
+                    group,
+                    Group {
+                        remaining: ids.len() + 1,
+                        error: None,
+                        done,
+                    },
+                );
+                for id in ids {
+                    self.sync(id, 0..u64::MAX, Some(group), None);
+                }
+                self.group_step(group, None);
+            }
+        }
+    }
+
+    fn sync(&mut self, object: u64, pages: Range<u64>, group: Option<u64>, done: Option<Done>) {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        state.drain_announced(&shared);
+        let id = state.new_id();
+        let mut sync = Sync {
+            object,
+            remaining: 1,
+            deferred: vec![],
+            error: None,
+            group,
+            done,
+        };
+        // In flight: wait for it; what of it is dirty again follows in the second round.
+        for write in state
+            .writing
+            .values_mut()
+            .filter(|w| w.overlaps(object, &pages))
+        {
+            write.syncs.push(id);
+            sync.remaining += 1;
+        }
+        self.syncs.insert(id, sync);
+        drop(state);
+        self.write_all(object, pages, id);
+        self.sync_step(id, None);
+    }
+
+    /// Starts the write-back of all pages in the range that are dirty now, for a sync.
+    fn write_all(&mut self, object: u64, pages: Range<u64>, sync: u64) {
+        let shared = self.shared.clone();
+        let mut from = pages.start;
+        while from < pages.end {
+            let (chosen, skipped, next) = {
+                let mut state = shared.lock();
+                choose(&mut state, &shared, object, from..pages.end, Some(sync))
+            };
+            if let Some(s) = self.syncs.get_mut(&sync) {
+                s.deferred.extend(skipped);
+            }
+            if let Some(chosen) = chosen {
+                self.write(vec![chosen]);
+            }
+            let Some(next) = next else { break };
+            from = next;
+        }
+    }
+
+    fn sync_step(&mut self, id: u64, error: Option<Error>) {
+        let Some(sync) = self.syncs.get_mut(&id) else {
+            return;
+        };
+        sync.remaining -= 1;
+        sync.error = sync.error.take().or(error);
+        if sync.remaining > 0 {
+            return;
+        }
+        // Second round: pages that were in flight or latched when we looked.
+        if sync.error.is_none() && !sync.deferred.is_empty() {
+            let deferred = std::mem::take(&mut sync.deferred);
+            let (object, first, last) = (sync.object, deferred[0], deferred[deferred.len() - 1]);
+            let pages = first..last + 1;
+            sync.remaining = 1;
+            let shared = self.shared.clone();
+            {
+                let mut state = shared.lock();
+                for write in state
+                    .writing
+                    .values_mut()
+                    .filter(|w| w.overlaps(object, &pages))
+                {
+                    write.syncs.push(id);
+                    sync.remaining += 1;
+                }
+            }
+            self.write_all(object, pages, id);
+            // Those that are on their way yet again were taken after the sync began: it has joined the transfer
+            // that carries them. Only a latched page needs another look; its writer tells nobody.
+            if let Some(sync) = self.syncs.get_mut(&id) {
+                sync.deferred.retain(|page| {
+                    let found = shared.memory.lookup(Key::new(object, *page));
+                    found.is_some_and(|f| {
+                        f.state.has(Flags::LATCH.with(Flags::DIRTY))
+                            && !f.state.has(Flags::WRITE_BACK)
+                    })
+                });
+                if !sync.deferred.is_empty() {
+                    self.latched.push(id);
+                    return;
+                }
+            }
+            return self.sync_step(id, None);
+        }
+        let Some(sync) = self.syncs.remove(&id) else {
+            return;
+        };
+        if let Some(group) = sync.group {
+            self.group_step(group, sync.error);
+        } else if let Some(done) = sync.done {
+            done(sync.error.map_or(Ok(()), Err));
+        }
+    }
+
+    fn group_step(&mut self, id: u64, error: Option<Error>) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        group.remaining -= 1;
+        group.error = group.error.take().or(error);
+        if group.remaining == 0
+            && let Some(group) = self.groups.remove(&id)
+        {
+            (group.done)(group.error.map_or(Ok(()), Err));
+        }
+    }
+
+    /// Places chosen pages and starts their transfers. Without the lock: the object may have to think.
+    fn write(&mut self, chosen: Vec<Chosen>) {
+        struct Piece {
+            device: u16,
+            offset_bytes: u64,
+            part: Part,
+            frames: Vec<u32>,
+            sync: Option<u64>,
+        }
+        let mut pieces: Vec<Piece> = vec![];
+        for c in chosen {
+            let mut rest = &c.pages[..];
+            while !rest.is_empty() {
+                let first = rest[0].0;
+                let count = rest
+                    .iter()
+                    .zip(first..)
+                    .take_while(|(p, n)| p.0 == *n)
+                    .count();
+                let (pages, others) = rest.split_at(count);
+                rest = others;
+                let mut runs = vec![];
+                if let Err(error) = c.object.allocate(first, count as u32, &mut runs) {
+                    let entries = pages.iter().map(|p| p.1).collect();
+                    self.failed(
+                        &Part {
+                            object: c.object.clone(),
+                            first,
+                            entries,
+                        },
+                        &error,
+                    );
+                    if let Some(sync) = c.sync.and_then(|id| self.syncs.get_mut(&id)) {
+                        sync.error = sync.error.take().or(Some(error));
+                    }
+                    continue;
+                }
+                let mut at = 0;
+                for run in runs {
+                    let end = (at + run.pages as usize).min(pages.len());
+                    let Place::Device {
+                        device,
+                        mut offset_bytes,
+                    } = run.place
+                    else {
+                        panic!("an object allocated a hole");
+                    };
+                    for part in pages[at..end].chunks(TRANSFER_PAGES_MAX) {
+                        pieces.push(Piece {
+                            device,
+                            offset_bytes,
+                            frames: part.iter().map(|p| p.2).collect(),
+                            sync: c.sync,
+                            part: Part {
+                                object: c.object.clone(),
+                                first: part[0].0,
+                                entries: part.iter().map(|p| p.1).collect(),
+                            },
+                        });
+                        offset_bytes += part.len() as u64 * PAGE_BYTES;
+                    }
+                    at = end;
+                }
+                assert_eq!(
+                    at,
+                    pages.len(),
+                    "an object placed fewer pages than were asked for"
+                );
+            }
+        }
+        pieces.sort_by_key(|p| (p.device, p.offset_bytes));
+        let shared = self.shared.clone();
+        let mut pieces = pieces.into_iter().peekable();
+        while let Some(piece) = pieces.next() {
+            let (device, offset_bytes) = (piece.device, piece.offset_bytes);
+            let mut frames = piece.frames;
+            let mut write = WriteBack {
+                parts: vec![piece.part],
+                syncs: vec![],
+            };
+            write.syncs.extend(piece.sync);
+            while let Some(next) = pieces.next_if(|p| {
+                p.device == device
+                    && p.offset_bytes == offset_bytes + frames.len() as u64 * PAGE_BYTES
+                    && frames.len() + p.frames.len() <= TRANSFER_PAGES_MAX
+            }) {
+                frames.extend(next.frames);
+                write.parts.push(next.part);
+                write.syncs.extend(next.sync);
+            }
+            write.syncs.dedup();
+            for sync in &write.syncs {
+                if let Some(sync) = self.syncs.get_mut(sync) {
+                    sync.remaining += 1;
+                }
+            }
+            let bytes = frames.len() as u64 * PAGE_BYTES;
+            shared.counts.written_back_bytes.fetch_add(bytes, Relaxed);
+            shared.counts.write_backs.fetch_add(1, Relaxed);
+            let segments = segments(&shared.memory, frames.into_iter());
+            let tag = {
+                let mut state = shared.lock();
+                let tag = state.new_id();
+                state.writing.insert(tag, write);
+                tag
+            };
+            let direction = Direction::Write;
+            self.queue.submit(Transfer {
+                tag,
+                device,
+                direction,
+                offset_bytes,
+                segments,
+            });
+        }
+        shared.lock().chosen.clear();
+    }
+
+    fn write_ended(&mut self, completion: Completion) {
+        let shared = self.shared.clone();
+        let Some(write) = shared.lock().writing.remove(&completion.tag) else {
+            return;
+        };
+        let error = completion.result.err().map(Error::from);
+        for part in &write.parts {
+            match &error {
+                None => {
+                    // Told before the pages may be evicted: whoever fetches them again must be sent to where they
+                    // now are.
+                    part.object.written(part.first, part.entries.len() as u32);
+                    for index in &part.entries {
+                        shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
+                    }
+                    shared.cleaned(part.entries.len() as u64);
+                }
+                Some(error) => self.failed(part, error),
+            }
+        }
+        for sync in write.syncs {
+            self.sync_step(sync, error.clone());
+        }
+        let mut after = After::default();
+        shared.lock().retry_waiting(&shared, &mut after);
+        run(&shared, after);
+    }
+
+    /// Pages could not be written: they are dirty again, and their object knows why.
+    fn failed(&self, part: &Part, error: &Error) {
+        let shared = &self.shared;
+        shared.counts.write_errors.fetch_add(1, Relaxed);
+        tracing::error!(slice = shared.id, object = part.object.id(), first_page = part.first,
+            pages = part.entries.len(), %error, "write-back failed; the pages stay dirty and are tried again");
+        part.object
+            .write_failed(part.first, part.entries.len() as u32, error);
+        let now = Instant::now();
+        let mut state = shared.lock();
+        for index in &part.entries {
+            let before = shared.memory.entry(*index).mark(Flags::DIRTY);
+            shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
+            if before.has(Flags::DIRTY) {
+                shared.cleaned(1); // counted twice: as in flight and as dirty again
+            }
+        }
+        let id = part.object.id();
+        state
+            .dirty
+            .add(&part.object, part.first, part.entries.len() as u64, now);
+        state.dirty.requeue(id, now, Some(now + RETRY));
+    }
+
+    /// Background write-back and eviction. Returns how long to sleep if nothing happens.
+    fn work(&mut self) -> Option<Duration> {
+        let shared = self.shared.clone();
+        let short = {
+            let mut state = shared.lock();
+            state.drain_announced(&shared);
+            let short = state.frames.free() < shared.limits.free_low || !state.stalled.is_empty();
+            if !state.invalidations.is_empty() {
+                let mut after = After::default();
+                state.retry_waiting(&shared, &mut after);
+                after.wake_evictor = false; // the timeout below looks again
+                drop(state);
+                run(&shared, after);
+            }
+            short
+        };
+        let starved = short && !self.evict();
+        self.write_back(starved);
+        let state = shared.lock();
+        if !state.invalidations.is_empty() {
+            return Some(Duration::from_millis(1));
+        }
+        // Frames are needed and none could be had: pages are pinned, latched or on their way. What ends that
+        // wakes us, except for a latch or a young dirty page.
+        if starved && state.writing.is_empty() {
+            return Some(Duration::from_millis(2));
+        }
+        (shared.dirty() > 0 || !shared.announced.is_empty()).then_some(Duration::from_millis(500))
+    }
+
+    /// Starts background write-backs: of old pages, and of any while there are too many or frames are wanted.
+    fn write_back(&mut self, starved: bool) {
+        let shared = self.shared.clone();
+        while self.queue.in_flight() < BACKGROUND_TRANSFERS_MAX {
+            let mut chosen = vec![];
+            let mut pages = 0;
+            {
+                let mut state = shared.lock();
+                let now = Instant::now();
+                let many = shared.dirty() >= u64::from(shared.limits.dirty_background);
+                while pages < BATCH_PAGES {
+                    let Some((id, since)) = state.dirty.oldest(now) else {
+                        break;
+                    };
+                    if !(starved || many || now - since >= shared.limits.dirty_age) {
+                        break;
+                    }
+                    let (c, skipped, next) = choose(&mut state, &shared, id, 0..u64::MAX, None);
+                    if next.is_some() || !skipped.is_empty() {
+                        // The rest waits for its turn behind the others, or for what it is busy with.
+                        let later = c.is_none().then_some(now + Duration::from_millis(100));
+                        state.dirty.requeue(id, now, later);
+                    }
+                    let Some(c) = c else { continue };
+                    pages += c.pages.len();
+                    chosen.push(c);
+                }
+            }
+            if chosen.is_empty() {
+                return;
+            }
+            self.write(chosen);
+        }
+    }
+
+    /// Frees frames up to the high watermark. False if it could not reach even the low one.
+    fn evict(&mut self) -> bool {
+        let shared = self.shared.clone();
+        let entries = shared.memory.geometry().entries();
+        let mut age_min = {
+            let state = shared.lock();
+            let need = shared.limits.free_high.saturating_sub(state.frames.free());
+            let resident = (shared.limits.frames - state.frames.free()).max(1);
+            drop(state);
+            // Old enough is what a sweep of a quarter of the table would find enough of.
+            self.sampled_age((u64::from(need) * 4 * 256 / u64::from(resident)).min(256) as u32)
+        };
+        let mut looked = 0;
+        loop {
+            let mut after = After::default();
+            let mut state = shared.lock();
+            let epoch = shared.epoch();
+            for _ in 0..SAMPLE {
+                let index = self.hand;
+                self.hand = if self.hand + 1 == entries {
+                    0
+                } else {
+                    self.hand + 1
+                };
+                looked += 1;
+                let word = shared.memory.entry(index).state();
+                if !Shared::is_idle(word) || state.pins.contains_key(&index) {
+                    continue;
+                }
+                let age = shared.memory.age(index, epoch);
+                if age >= age_min {
+                    if state.remove(&shared, index, word) {
+                        shared.counts.evictions.fetch_add(1, Relaxed);
+                    }
+                } else if age > 200 {
+                    shared.memory.set_age(index, epoch, 200); // before it wraps and looks young
+                }
+            }
+            let free = state.frames.free();
+            if !state.stalled.is_empty() {
+                crate::get::retry_stalled(&mut state, &shared, &mut after);
+            }
+            let free_now = state.frames.free().min(free);
+            drop(state);
+            after.wake_evictor = false;
+            run(&shared, after);
+            if free_now >= shared.limits.free_high {
+                return true;
+            }
+            if looked >= entries {
+                if age_min == 0 {
+                    return free_now >= shared.limits.free_low && shared.lock().stalled.is_empty();
+                }
+                (age_min, looked) = (0, 0);
+            }
+        }
+    }
+
+    /// The age that `of_256` of every 256 clean pages have at least, by a sample.
+    fn sampled_age(&mut self, of_256: u32) -> u8 {
+        let shared = &self.shared;
+        let (entries, epoch) = (shared.memory.geometry().entries(), shared.epoch());
+        let mut ages = Vec::with_capacity(SAMPLE as usize);
+        // A stride that is odd and large visits distant lines; entries are many times the sample.
+        for _ in 0..SAMPLE {
+            self.sample = ((u64::from(self.sample) + 10_007) % u64::from(entries)) as u32;
+            if Shared::is_idle(shared.memory.entry(self.sample).state()) {
+                ages.push(shared.memory.age(self.sample, epoch));
+            }
+        }
+        ages.sort_unstable_by(|a, b| b.cmp(a));
+        let at = (ages.len() * of_256 as usize / 256).min(ages.len().saturating_sub(1));
+        ages.get(at).copied().unwrap_or(0)
+    }
+}
+
+/// Marks dirty pages of an object in a range for write-back. Returns them, those that could not be taken now
+/// (latched, or still on their way from last time), and where to go on if there are more.
+fn choose(
+    state: &mut State,
+    shared: &Arc<Shared>,
+    id: u64,
+    range: Range<u64>,
+    sync: Option<u64>,
+) -> (Option<Chosen>, Vec<u64>, Option<u64>) {
+    let Some(object) = state.dirty.object(id).cloned() else {
+        return (None, vec![], None);
+    };
+    let candidates = state.dirty.pages(id, range, BATCH_PAGES);
+    let next = (candidates.len() == BATCH_PAGES).then(|| candidates[BATCH_PAGES - 1] + 1);
+    let (mut pages, mut skipped) = (vec![], vec![]);
+    'page: for page in candidates {
+        loop {
+            let Some(found) = shared.memory.lookup(Key::new(id, page)) else {
+                state.dirty.remove(id, page);
+                continue 'page;
+            };
+            if !found.state.has(Flags::DIRTY) {
+                // Clean or on its way; who makes it dirty again announces it again.
+                state.dirty.remove(id, page);
+                continue 'page;
+            }
+            if found.state.any(Flags::LATCH.with(Flags::WRITE_BACK)) {
+                skipped.push(page);
+                continue 'page;
+            }
+            let entry = shared.memory.entry(found.index);
+            if entry.try_mark(found.state, Flags::WRITE_BACK, Flags::DIRTY) {
+                state.dirty.remove(id, page);
+                pages.push((page, found.index, found.state.frame()));
+                state.chosen.push((id, page));
+                continue 'page;
+            }
+        }
+    }
+    let chosen = (!pages.is_empty()).then_some(Chosen {
+        object,
+        pages,
+        sync,
+    });
+    (chosen, skipped, next)
+}

@@ -1,0 +1,600 @@
+//! Get and Put: the stages of a request for pages (the Jericho paper, section II.D.2).
+//!
+//! ```text
+//!             all there or free frames             fills and clashes over
+//!   new ─────────────────────────────▶ (filling) ─────────────────────────▶ execute: Grant
+//!    │ ▲                                  ▲
+//!    │ └── clashed: another fills a page ─┘   (looked at anew when that fill has ended)
+//!    └──── stalled: too few free frames       (looked at anew, in order, when the evictor has freed some)
+//! ```
+//!
+//! *new* (`enter`) runs inline in the caller's thread; fills end in the pipeline thread. No circle of
+//! waiting: a Get takes all frames it misses at once or none; one that is to overwrite takes none while
+//! it clashes, so what others wait for is always I/O, which ends, or a granted writer, who does not wait.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Flags, Key, Miss, SliceMemory};
+use jericho_storage::{Direction, IoError, Segment, Transfer};
+
+use crate::object::{Error, Object, Place, Run};
+use crate::state::{After, Announcement, Shared, State, run};
+use crate::{Intent, PAGES_PER_GET_MAX};
+
+pub(crate) type GetDone = Box<dyn FnOnce(Result<Grant, Error>) + Send>;
+
+/// A Get that waits.
+pub(crate) struct Pending {
+    object: Arc<dyn Object>,
+    first: u64,
+    count: u32,
+    intent: Intent,
+    done: Option<GetDone>,
+    /// Entries pinned for it so far.
+    held: Vec<u32>,
+    /// Fills, clashes and the turn of `start_fill` that it waits for.
+    remaining: u32,
+    error: Option<Error>,
+    /// What it waits for was another's: look at all pages anew.
+    again: bool,
+    /// It has waited in the queue for frames and need not go behind the others again.
+    turn: bool,
+}
+
+/// Pages that a Get has inserted and that are to be filled.
+pub(crate) struct Fill {
+    get: u64,
+    object: Arc<dyn Object>,
+    /// (page, entry, frame), in page order.
+    pages: Vec<(u64, u32, u32)>,
+    read_ahead: bool,
+}
+
+/// A read transfer on its way.
+pub(crate) struct Reading {
+    get: u64,
+    entries: Vec<u32>,
+}
+
+enum Entered {
+    /// All pages are there (or taken, for Overwrite): their entries.
+    Ready(Vec<u32>),
+    /// Waits under this id; perhaps with a fill to start.
+    Waits,
+    /// Would wait, and was told not to.
+    WouldWait,
+}
+
+/// The *new* stage. `pending`: what to wait with, if it has to.
+fn enter(
+    state: &mut State,
+    shared: &Arc<Shared>,
+    pending: Result<Pending, (&Arc<dyn Object>, u64, u32, Intent)>,
+    after: &mut After,
+) -> Result<Entered, (Option<Pending>, Error)> {
+    let (object, first, count, intent) = match &pending {
+        Ok(p) => (&p.object, p.first, p.count, p.intent),
+        Err(p) => *p,
+    };
+    debug_assert!(count > 0 && count <= PAGES_PER_GET_MAX);
+    if shared.closing.load(Relaxed) {
+        return Err((pending.ok(), Error::Closed));
+    }
+    if object.slice() != shared.id {
+        return Err((pending.ok(), Error::Moved));
+    }
+    let id = object.id();
+    let (mut entries, mut missing, mut clashes) =
+        (Vec::with_capacity(count as usize), vec![], vec![]);
+    for page in first..first + u64::from(count) {
+        match shared.memory.lookup(Key::new(id, page)) {
+            None => {
+                missing.push(entries.len());
+                entries.push(u32::MAX);
+            }
+            Some(found) => {
+                if !found.state.has(Flags::VALID) {
+                    clashes.push(found.index);
+                }
+                entries.push(found.index);
+            }
+        }
+    }
+    let short_of_frames = !missing.is_empty()
+        && (missing.len() as u32 > state.frames.free()
+            || (!state.stalled.is_empty()
+                && pending.as_ref().is_ok_and(|p| !p.turn && p.held.is_empty())));
+    let fills = !missing.is_empty() && intent != Intent::Overwrite;
+    if pending.is_err() && (short_of_frames || fills || !clashes.is_empty()) {
+        return Ok(Entered::WouldWait);
+    }
+    let overwrite_clash = intent == Intent::Overwrite && !clashes.is_empty();
+    if short_of_frames && !overwrite_clash {
+        after.wake_evictor = true;
+        let Ok(p) = pending else {
+            return Ok(Entered::WouldWait);
+        };
+        if p.done.is_none() {
+            // Read-ahead is not worth waiting for.
+            return Err((Some(p), Error::Closed));
+        }
+        shared.counts.stalled.fetch_add(1, Relaxed);
+        let get = state.new_id();
+        state.pending.insert(get, p);
+        state.stalled.push_back(get);
+        return Ok(Entered::Waits);
+    }
+    let mut pages = Vec::with_capacity(missing.len());
+    if !overwrite_clash {
+        for at in missing {
+            let page = first + at as u64;
+            let (index, frame) = state.insert(shared, Key::new(id, page));
+            entries[at] = index;
+            pages.push((page, index, frame));
+        }
+        let new: std::collections::HashSet<u32> = pages.iter().map(|p| p.1).collect();
+        for index in entries.iter().filter(|index| !new.contains(index)) {
+            state.pin(*index);
+        }
+        if state.frames.free() < shared.limits.free_low {
+            after.wake_evictor = true;
+        }
+    }
+    if !fills && clashes.is_empty() {
+        // What an earlier look held stays pinned by the pins of this one.
+        if let Ok(p) = pending {
+            p.held.iter().for_each(|index| state.unpin(*index));
+            if let Some(done) = p.done {
+                after
+                    .granted
+                    .push((done, Ok(Grant::new(shared, p.object, first, entries))));
+            } else {
+                entries.iter().for_each(|index| state.unpin(*index));
+            }
+            return Ok(Entered::Waits);
+        }
+        return Ok(Entered::Ready(entries));
+    }
+    let Ok(mut p) = pending else {
+        return Ok(Entered::WouldWait);
+    };
+    p.held.iter().for_each(|index| state.unpin(*index));
+    p.held = if overwrite_clash { vec![] } else { entries };
+    p.again = !clashes.is_empty();
+    p.remaining = clashes.len() as u32 + u32::from(fills);
+    let get = state.new_id();
+    if !clashes.is_empty() {
+        shared.counts.clashed.fetch_add(1, Relaxed);
+        for index in clashes {
+            state.clashed.entry(index).or_default().push(get);
+        }
+    }
+    if fills {
+        let (object, read_ahead) = (p.object.clone(), p.done.is_none());
+        after.fills.push(Fill {
+            get,
+            object,
+            pages,
+            read_ahead,
+        });
+    }
+    state.pending.insert(get, p);
+    Ok(Entered::Waits)
+}
+
+/// Enters or re-enters a Get that may wait.
+fn enter_waiting(state: &mut State, shared: &Arc<Shared>, pending: Pending, after: &mut After) {
+    if let Err((Some(p), error)) = enter(state, shared, Ok(pending), after) {
+        fail(state, shared, p, error, after);
+    }
+}
+
+fn fail(state: &mut State, shared: &Arc<Shared>, p: Pending, error: Error, after: &mut After) {
+    p.held.iter().for_each(|index| state.unpin(*index));
+    if let Some(done) = p.done {
+        after.granted.push((done, Err(error)));
+    }
+    state.retry_waiting(shared, after);
+}
+
+/// One thing that a Get waited for is over.
+pub(crate) fn step(
+    state: &mut State,
+    shared: &Arc<Shared>,
+    get: u64,
+    error: Option<Error>,
+    after: &mut After,
+) {
+    let Some(p) = state.pending.get_mut(&get) else {
+        return;
+    };
+    p.remaining -= 1;
+    p.error = p.error.take().or(error);
+    if p.remaining > 0 {
+        return;
+    }
+    let Some(mut p) = state.pending.remove(&get) else {
+        return;
+    };
+    if let Some(error) = p.error.take() {
+        fail(state, shared, p, error, after);
+    } else if p.again {
+        enter_waiting(state, shared, p, after);
+    } else if let Some(done) = p.done.take() {
+        let entries = std::mem::take(&mut p.held);
+        after
+            .granted
+            .push((done, Ok(Grant::new(shared, p.object, p.first, entries))));
+    } else {
+        p.held.iter().for_each(|index| state.unpin(*index));
+    }
+}
+
+/// Looks at stalled Gets anew, in order, as long as there are frames.
+pub(crate) fn retry_stalled(state: &mut State, shared: &Arc<Shared>, after: &mut After) {
+    while let Some(get) = state.stalled.front().copied() {
+        let need = state.pending.get(&get).map_or(0, |p| p.count);
+        if need > state.frames.free() && !shared.closing.load(Relaxed) {
+            after.wake_evictor = true;
+            return;
+        }
+        state.stalled.pop_front();
+        if let Some(mut p) = state.pending.remove(&get) {
+            p.turn = true;
+            enter_waiting(state, shared, p, after);
+        }
+    }
+}
+
+/// Asks the object where pages are, zeroes holes, and hands reads to the pipeline. Without the lock.
+pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
+    let mut holes: Vec<u32> = vec![];
+    let mut transfers: Vec<(Transfer, Vec<u32>)> = vec![];
+    let mut error = None;
+    let mut rest = &fill.pages[..];
+    while !rest.is_empty() && error.is_none() {
+        let first = rest[0].0;
+        let count = rest
+            .iter()
+            .zip(first..)
+            .take_while(|(p, n)| p.0 == *n)
+            .count();
+        let (pages, others) = rest.split_at(count);
+        rest = others;
+        let mut runs = vec![];
+        match fill.object.resolve(first, count as u32, &mut runs) {
+            Ok(()) => plan(shared, pages, &runs, &mut holes, &mut transfers),
+            Err(e) => error = Some(e),
+        }
+    }
+    if let Some(error) = error {
+        let mut state = shared.lock();
+        for (_, index, _) in &fill.pages {
+            drop_fill(&mut state, shared, *index, after);
+        }
+        step(&mut state, shared, fill.get, Some(error), after);
+        state.retry_waiting(shared, after);
+        return;
+    }
+    let bytes: u64 = transfers
+        .iter()
+        .map(|t| t.1.len() as u64 * PAGE_BYTES)
+        .sum();
+    shared.counts.read_bytes.fetch_add(bytes, Relaxed);
+    if fill.read_ahead {
+        shared.counts.read_ahead_bytes.fetch_add(bytes, Relaxed);
+    }
+    let mut state = shared.lock();
+    if let Some(p) = state.pending.get_mut(&fill.get) {
+        p.remaining += transfers.len() as u32;
+    }
+    for index in holes {
+        shared.memory.entry(index).publish(Flags::VALID);
+        state.fill_ended(shared, index, after);
+    }
+    let started = !transfers.is_empty();
+    for (mut transfer, entries) in transfers {
+        transfer.tag = state.new_id();
+        state.reading.insert(
+            transfer.tag,
+            Reading {
+                get: fill.get,
+                entries,
+            },
+        );
+        shared.reads.push(transfer);
+    }
+    step(&mut state, shared, fill.get, None, after);
+    drop(state);
+    if started {
+        shared.read_waker.wake();
+    }
+}
+
+/// Turns runs into zeroed frames and read transfers.
+fn plan(
+    shared: &Shared,
+    pages: &[(u64, u32, u32)],
+    runs: &[Run],
+    holes: &mut Vec<u32>,
+    transfers: &mut Vec<(Transfer, Vec<u32>)>,
+) {
+    let mut at = 0;
+    for run in runs {
+        let part = &pages[at..(at + run.pages as usize).min(pages.len())];
+        at += part.len();
+        match run.place {
+            Place::Hole => {
+                for (_, index, frame) in part {
+                    shared.memory.zero(*frame);
+                    holes.push(*index);
+                }
+            }
+            Place::Device {
+                device,
+                offset_bytes,
+            } => {
+                let transfer = Transfer {
+                    tag: 0,
+                    device,
+                    direction: Direction::Read,
+                    offset_bytes,
+                    segments: segments(&shared.memory, part.iter().map(|p| p.2)),
+                };
+                transfers.push((transfer, part.iter().map(|p| p.1).collect()));
+            }
+        }
+    }
+    assert_eq!(
+        at,
+        pages.len(),
+        "an object placed fewer pages than were asked for"
+    );
+}
+
+/// Segments of frames, neighbours merged.
+pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) -> Vec<Segment> {
+    let page = PAGE_BYTES as usize;
+    let mut out: Vec<Segment> = vec![];
+    for frame in frames {
+        let offset = frame as usize * page;
+        match out.last_mut() {
+            Some(last) if last.offset + last.len == offset => last.len += page,
+            _ => out.push(Segment {
+                mapping: memory.frames().clone(),
+                offset,
+                len: page,
+            }),
+        }
+    }
+    out
+}
+
+/// Takes an entry out whose fill failed or was given up. Its pins stay with who holds them: an entry that
+/// is not in the table any more can't be found, and pins are by index, so they are taken back first.
+fn drop_fill(state: &mut State, shared: &Arc<Shared>, index: u32, after: &mut After) {
+    let entry = shared.memory.entry(index);
+    let word = entry.state();
+    if word.has(Flags::FILL) {
+        state.remove(shared, index, word);
+    }
+    state.fill_ended(shared, index, after);
+}
+
+/// A read transfer has ended. In the pipeline thread.
+pub(crate) fn read_ended(
+    shared: &Arc<Shared>,
+    tag: u64,
+    result: Result<(), IoError>,
+    after: &mut After,
+) {
+    let mut state = shared.lock();
+    let Some(reading) = state.reading.remove(&tag) else {
+        return;
+    };
+    let error = result.err().map(Error::from);
+    for index in reading.entries {
+        if error.is_none() {
+            shared
+                .memory
+                .entry(index)
+                .publish(Flags::VALID.with(Flags::BACKED));
+            state.fill_ended(shared, index, after);
+        } else {
+            drop_fill(&mut state, shared, index, after);
+        }
+    }
+    let failed = error.is_some();
+    step(&mut state, shared, reading.get, error, after);
+    if failed || !state.invalidations.is_empty() {
+        state.retry_waiting(shared, after);
+    }
+}
+
+/// Tries without waiting. `None`: it would have to.
+pub(crate) fn try_get(
+    shared: &Arc<Shared>,
+    object: &Arc<dyn Object>,
+    first: u64,
+    count: u32,
+    intent: Intent,
+) -> Result<Option<Grant>, Error> {
+    let mut after = After::default();
+    let entered = enter(
+        &mut shared.lock(),
+        shared,
+        Err((object, first, count, intent)),
+        &mut after,
+    );
+    run(shared, after);
+    match entered {
+        Ok(Entered::Ready(entries)) => Ok(Some(Grant::new(shared, object.clone(), first, entries))),
+        Ok(Entered::WouldWait | Entered::Waits) => Ok(None),
+        Err((_, error)) => Err(error),
+    }
+}
+
+/// Gets pages; `done` (none for read-ahead) runs when they are there.
+pub(crate) fn get(
+    shared: &Arc<Shared>,
+    object: &Arc<dyn Object>,
+    first: u64,
+    count: u32,
+    intent: Intent,
+    done: Option<GetDone>,
+) {
+    let mut after = After::default();
+    let object = object.clone();
+    let (held, remaining, error, again, turn) = (vec![], 0, None, false, false);
+    let pending = Pending {
+        object,
+        first,
+        count,
+        intent,
+        done,
+        held,
+        remaining,
+        error,
+        again,
+        turn,
+    };
+    enter_waiting(&mut shared.lock(), shared, pending, &mut after);
+    run(shared, after);
+}
+
+/// Pages that stay in the cache until the grant is dropped (the Put).
+pub struct Grant {
+    shared: Arc<Shared>,
+    object: Arc<dyn Object>,
+    first: u64,
+    entries: Vec<u32>,
+    /// Pages that this grant made dirty.
+    dirtied: Vec<u64>,
+}
+
+impl Grant {
+    fn new(shared: &Arc<Shared>, object: Arc<dyn Object>, first: u64, entries: Vec<u32>) -> Grant {
+        Grant {
+            shared: shared.clone(),
+            object,
+            first,
+            entries,
+            dirtied: vec![],
+        }
+    }
+
+    /// First page.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Number of pages.
+    pub fn count(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    fn entry(&self, page: u64) -> u32 {
+        self.entries[(page - self.first) as usize]
+    }
+
+    /// Reads bytes of a page of the grant, all of one instant. Panics outside of the grant. Not for pages
+    /// got with `Intent::Overwrite` and not yet written.
+    pub fn read(&self, page: u64, offset: usize, out: &mut [u8]) {
+        let key = Key::new(self.object.id(), page);
+        // Pinned, so it can only be Busy: its writer finishes without waiting for us.
+        while let Err(miss) = self
+            .shared
+            .memory
+            .read(key, offset, out, self.shared.epoch())
+        {
+            assert_eq!(miss, Miss::Busy, "a pinned page is gone");
+        }
+    }
+
+    /// Writes bytes of a page of the grant; space must have been reserved for it. A page got with
+    /// `Intent::Overwrite` is written as a whole.
+    pub fn write(&mut self, page: u64, offset: usize, data: &[u8]) {
+        let memory = &self.shared.memory;
+        let index = self.entry(page);
+        let entry = memory.entry(index);
+        let word = entry.state();
+        if word.has(Flags::FILL) {
+            assert_eq!(
+                data.len() as u64,
+                PAGE_BYTES,
+                "a new page must be written as a whole"
+            );
+            memory
+                .copy_in(word.frame(), 0, data)
+                .expect("the slice's own frame is in range");
+            entry.publish(Flags::DIRTY.with(Flags::BACKED));
+            self.dirtied.push(page);
+            self.shared.dirtied(1);
+            return;
+        }
+        entry.mark(Flags::BACKED);
+        let key = Key::new(self.object.id(), page);
+        loop {
+            match memory.write(key, offset, data, crate::OWNER_DAEMON, self.shared.epoch()) {
+                Ok(true) => {
+                    self.dirtied.push(page);
+                    self.shared.dirtied(1);
+                    return;
+                }
+                Ok(false) => return,
+                Err(miss) => assert_eq!(miss, Miss::Busy, "a pinned page is gone"),
+            }
+        }
+    }
+
+    /// Makes a page dirty as it is.
+    pub fn redirty(&mut self, page: u64) {
+        self.write(page, 0, &[]);
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        let mut after = After::default();
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        let now = (!self.dirtied.is_empty()).then(std::time::Instant::now);
+        let mut pages = &self.dirtied[..];
+        while let (Some(now), Some(first)) = (now, pages.first()) {
+            let count = pages
+                .iter()
+                .zip(*first..)
+                .take_while(|(p, n)| *p == n)
+                .count();
+            state.dirty.add(&self.object, *first, count as u64, now);
+            pages = &pages[count..];
+        }
+        for index in &self.entries {
+            state.unpin(*index);
+            let word = shared.memory.entry(*index).state();
+            if word.has(Flags::FILL) {
+                // Never written: the writer gave up.
+                drop_fill(&mut state, &shared, *index, &mut after);
+            } else if !state.clashed.is_empty() {
+                state.fill_ended(&shared, *index, &mut after);
+            }
+        }
+        if !state.stalled.is_empty() || !state.invalidations.is_empty() {
+            state.retry_waiting(&shared, &mut after);
+        }
+        drop(state);
+        run(&shared, after);
+    }
+}
+
+/// Tells the slice that pages were made dirty inline.
+pub(crate) fn announce(shared: &Shared, object: &Arc<dyn Object>, first: u64, count: u32) {
+    shared.announced.push(Announcement {
+        object: object.clone(),
+        first,
+        count,
+    });
+    shared.dirtied(u64::from(count));
+}

@@ -1,0 +1,442 @@
+//! A slice as others see it: started, asked, stopped.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_queue::SegQueue;
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Flags, SliceMemory};
+use jericho_storage::{Device, Queue};
+use parking_lot::Mutex;
+
+use crate::counters::Counts;
+use crate::evictor::{Evictor, Job};
+use crate::get::{self, GetDone, Grant};
+use crate::object::{Error, Object};
+use crate::state::{After, Shared, State, run};
+use crate::{Counters, Done, Intent, Limits, PAGES_PER_GET_MAX, invalidate};
+
+/// Smallest slice: 4 MiB. Fewer frames could be taken by a handful of large requests.
+pub const FRAMES_MIN: u32 = 1024;
+/// Transfers that a queue keeps at its device.
+const QUEUE_DEPTH: u32 = 128;
+
+/// How a slice is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Index of the slice in the volume; names its threads and segments.
+    pub id: u16,
+    /// Frames of 4096 bytes: `FRAMES_MIN`..=`jericho_shm::State::FRAMES_MAX`.
+    pub frames: u32,
+    /// The kernel's node that all of its memory is bound to; `None` where the kernel has no nodes.
+    pub kernel_node: Option<u32>,
+    /// CPUs of the home node, for its threads; none: anywhere.
+    pub cpus: Vec<u32>,
+    /// Write-back of pages that have been dirty this long.
+    pub dirty_age: Duration,
+}
+
+/// Why a slice could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Memory could not be had on the node.
+    #[error(
+        "slice {slice}: cannot get {bytes} bytes of cache on node {node:?}: {cause}; \
+         give a smaller --cache or free memory on that node"
+    )]
+    Memory {
+        /// Slice.
+        slice: u16,
+        /// What was asked for.
+        bytes: u64,
+        /// Where.
+        node: Option<u32>,
+        /// The kernel's answer.
+        cause: std::io::Error,
+    },
+    /// No way to transfer to the devices.
+    #[error("slice {slice}: cannot start I/O: {cause}")]
+    Queue {
+        /// Slice.
+        slice: u16,
+        /// What refused.
+        cause: jericho_storage::QueueError,
+    },
+    /// No thread.
+    #[error("slice {slice}: cannot start a thread: {cause}")]
+    Thread {
+        /// Slice.
+        slice: u16,
+        /// The kernel's answer.
+        cause: std::io::Error,
+    },
+}
+
+/// A resident page of an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Resident {
+    /// Page number in the object.
+    pub page: u64,
+    /// Newer than the device.
+    pub dirty: bool,
+    /// The kernel's node that holds the frame, as the kernel reports it.
+    pub kernel_node: Option<u32>,
+}
+
+/// One slice. All calls are thread-safe.
+pub struct Slice {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Slice {
+    /// Makes the memory, bound and populated, and starts the two threads.
+    pub fn start(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Arc<Slice>, StartError> {
+        let slice = config.id;
+        let memory =
+            SliceMemory::create(&format!("slice{slice}"), config.frames, config.kernel_node)
+                .map_err(|cause| StartError::Memory {
+                    slice,
+                    bytes: u64::from(config.frames) * PAGE_BYTES,
+                    node: config.kernel_node,
+                    cause,
+                })?;
+        let open = || {
+            jericho_storage::open_queue(devices, std::slice::from_ref(memory.frames()), QUEUE_DEPTH)
+                .map_err(|cause| StartError::Queue { slice, cause })
+        };
+        let (read_queue, write_queue) = (open()?, open()?);
+        let frames = config.frames;
+        let free_low = (frames / 64).max(PAGES_PER_GET_MAX / 2);
+        let limits = Limits {
+            frames,
+            free_low,
+            free_high: (frames / 32).max(free_low + PAGES_PER_GET_MAX),
+            dirty_background: frames / 10,
+            dirty_max: frames * 3 / 10,
+            dirty_age: config.dirty_age,
+        };
+        let shared = Arc::new(Shared {
+            id: slice,
+            memory,
+            limits,
+            state: Mutex::new(State::new(frames)),
+            epoch: 0.into(),
+            dirty_pages: 0.into(),
+            announced: SegQueue::new(),
+            reads: SegQueue::new(),
+            read_waker: read_queue.waker(),
+            jobs: SegQueue::new(),
+            evict_waker: write_queue.waker(),
+            closing: AtomicBool::new(false),
+            counts: Counts::default(),
+        });
+        let this = Slice {
+            shared: shared.clone(),
+            threads: Mutex::new(vec![]),
+        };
+        this.spawn("pipeline", &config.cpus, {
+            let shared = shared.clone();
+            move || pipeline(&shared, read_queue)
+        })?;
+        this.spawn("evictor", &config.cpus, move || {
+            Evictor::new(shared, write_queue).run()
+        })?;
+        Ok(Arc::new(this))
+    }
+
+    fn spawn(
+        &self,
+        role: &str,
+        cpus: &[u32],
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StartError> {
+        let slice = self.shared.id;
+        let cpus = cpus.to_vec();
+        let name = format!("{role}-{slice}");
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            let mut set = rustix::thread::CpuSet::new();
+            cpus.iter().for_each(|cpu| set.set(*cpu as usize));
+            if !cpus.is_empty()
+                && let Err(error) = rustix::thread::sched_setaffinity(None, &set)
+            {
+                tracing::warn!(slice, %error, "cannot keep the slice's thread on its node's CPUs");
+            }
+            body();
+        });
+        self.threads
+            .lock()
+            .push(thread.map_err(|cause| StartError::Thread { slice, cause })?);
+        Ok(())
+    }
+
+    /// Index of the slice.
+    pub fn id(&self) -> u16 {
+        self.shared.id
+    }
+
+    /// The memory, for inline hits.
+    pub fn memory(&self) -> &SliceMemory {
+        &self.shared.memory
+    }
+
+    /// The present epoch, for reference marks.
+    pub fn epoch(&self) -> u8 {
+        self.shared.epoch()
+    }
+
+    /// Counts pages that were found and not found inline.
+    pub fn count(&self, hits: u64, misses: u64) {
+        if hits > 0 {
+            self.shared.counts.hits.add(hits);
+        }
+        if misses > 0 {
+            self.shared.counts.misses.add(misses);
+        }
+    }
+
+    /// Gets pages if that needs no waiting; `None` if it does (then nothing has happened).
+    /// `count` is 1..=`PAGES_PER_GET_MAX`.
+    pub fn try_get(
+        &self,
+        object: &Arc<dyn Object>,
+        first: u64,
+        count: u32,
+        intent: Intent,
+    ) -> Result<Option<Grant>, Error> {
+        get::try_get(&self.shared, object, first, count, intent)
+    }
+
+    /// Gets pages; `done` runs when they are there, in this thread or in one of the slice's. It may copy
+    /// and call the slice again, but not wait.
+    pub fn get(
+        &self,
+        object: &Arc<dyn Object>,
+        first: u64,
+        count: u32,
+        intent: Intent,
+        done: impl FnOnce(Result<Grant, Error>) + Send + 'static,
+    ) {
+        get::get(
+            &self.shared,
+            object,
+            first,
+            count,
+            intent,
+            Some(Box::new(done) as GetDone),
+        );
+    }
+
+    /// Reads pages ahead of their use. Nothing is said when it can't be done.
+    pub fn prefetch(&self, object: &Arc<dyn Object>, first: u64, count: u32) {
+        get::get(&self.shared, object, first, count, Intent::Read, None);
+    }
+
+    /// Pages were made dirty inline (`SliceMemory::write` said so for each).
+    pub fn dirtied(&self, object: &Arc<dyn Object>, first: u64, count: u32) {
+        get::announce(&self.shared, object, first, count);
+    }
+
+    /// Whether writers should wait: too many pages are dirty.
+    #[inline]
+    pub fn is_throttling(&self) -> bool {
+        self.shared.dirty() >= u64::from(self.shared.limits.dirty_max)
+    }
+
+    /// Runs `resume` once there are fewer dirty pages than the limit.
+    pub fn when_not_throttling(&self, resume: impl FnOnce() + Send + 'static) {
+        self.shared.counts.throttled.fetch_add(1, Relaxed);
+        let mut after = After {
+            wake_evictor: true,
+            ..After::default()
+        };
+        let mut state = self.shared.lock();
+        state.throttled.push_back(Box::new(resume));
+        // Again, under the lock: the last write-back may have ended just before.
+        state.retry_waiting(&self.shared, &mut after);
+        drop(state);
+        run(&self.shared, after);
+    }
+
+    /// Writes back the dirty pages of an object in the range; `done` when they are on the device (written, not
+    /// flushed). Pages dirtied after the call are not waited for.
+    pub fn sync(&self, object: &Arc<dyn Object>, pages: Range<u64>, done: Done) {
+        self.job(Job::Sync {
+            object: object.id(),
+            pages,
+            done,
+        });
+    }
+
+    /// Writes back everything that is dirty now.
+    pub fn sync_all(&self, done: Done) {
+        self.job(Job::SyncAll { done });
+    }
+
+    fn job(&self, job: Job) {
+        if self.shared.closing.load(SeqCst) {
+            let (Job::Sync { done, .. } | Job::SyncAll { done }) = job;
+            return done(Err(Error::Closed));
+        }
+        self.shared.jobs.push(job);
+        self.shared.evict_waker.wake();
+    }
+
+    /// Drops the object's pages in the range, dirty or not, after any I/O on them has ended. A page
+    /// that is fetched after `done` sees what `Object::resolve` says then.
+    pub fn invalidate(&self, object: u64, pages: Range<u64>, done: Done) {
+        invalidate::invalidate(&self.shared, object, pages, done);
+    }
+
+    /// Zeroes bytes `range` (within the page) of a page and makes it dirty, fetching it first;
+    /// the caller has reserved space (or the page is on the device).
+    pub fn zero_part(&self, object: &Arc<dyn Object>, page: u64, range: Range<usize>, done: Done) {
+        self.get(object, page, 1, Intent::Modify, move |granted| {
+            done(granted.map(|mut grant| {
+                grant.write(page, range.start, &[0; PAGE_BYTES as usize][..range.len()]);
+            }));
+        });
+    }
+
+    /// Fetches the object's pages in the range and makes them dirty, so that write-back places them
+    /// anew. Space is reserved by the caller; at most `PAGES_PER_GET_MAX` pages.
+    pub fn touch(&self, object: &Arc<dyn Object>, pages: Range<u64>, done: Done) {
+        let count = (pages.end - pages.start) as u32;
+        self.get(object, pages.start, count, Intent::Modify, move |granted| {
+            done(granted.map(|mut grant| pages.for_each(|page| grant.redirty(page))));
+        });
+    }
+
+    /// The first page >= `from` of the object that is dirty or being written back.
+    pub fn first_dirty(&self, object: u64, from: u64) -> Option<u64> {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        state.drain_announced(shared);
+        let flight = state
+            .writing
+            .values()
+            .filter_map(|w| w.first_of(object, from))
+            .min();
+        // Chosen but not yet in flight: only its state word tells. Dirty: the index, if it is true.
+        let index = state
+            .dirty
+            .pages(object, from..u64::MAX, usize::MAX)
+            .into_iter()
+            .find(|page| {
+                let found = shared.memory.lookup(jericho_shm::Key::new(object, *page));
+                found.is_some_and(|f| f.state.any(Flags::DIRTY.with(Flags::WRITE_BACK)))
+            });
+        [flight, index, state.chosen_first(object, from)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Number of pages of an object that the index holds dirty.
+    pub fn dirty_of(&self, object: u64) -> u64 {
+        let mut state = self.shared.lock();
+        state.drain_announced(&self.shared);
+        state.dirty.pages(object, 0..u64::MAX, usize::MAX).len() as u64
+    }
+
+    /// The object's resident pages and the kernel's node of each: move_pages(2).
+    pub fn resident_of(&self, object: u64, pages: Range<u64>) -> Vec<Resident> {
+        let memory = &self.shared.memory;
+        let found: Vec<(u64, jericho_shm::State)> =
+            invalidate::resident(&self.shared, object, &pages)
+                .into_iter()
+                .map(|(page, index)| (page, memory.entry(index).state()))
+                .filter(|(_, word)| word.has(Flags::VALID))
+                .collect();
+        let offsets: Vec<usize> = found
+            .iter()
+            .map(|(_, word)| word.frame() as usize * PAGE_BYTES as usize)
+            .collect();
+        let nodes = memory.frames().nodes_of(&offsets).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the kernel does not tell where pages are");
+            vec![None; offsets.len()]
+        });
+        let newer = Flags::DIRTY.with(Flags::WRITE_BACK);
+        let resident = |((page, word), kernel_node): ((u64, jericho_shm::State), _)| Resident {
+            page,
+            dirty: word.any(newer),
+            kernel_node,
+        };
+        found.into_iter().zip(nodes).map(resident).collect()
+    }
+
+    /// Counters and state.
+    pub fn counters(&self) -> Counters {
+        let (shared, c) = (&self.shared, &self.shared.counts);
+        let frames = u64::from(shared.limits.frames);
+        Counters {
+            frames,
+            resident: frames - u64::from(shared.lock().frames.free()),
+            dirty: shared.dirty(),
+            hits: c.hits.sum(),
+            misses: c.misses.sum(),
+            evictions: c.evictions.load(Relaxed),
+            read_bytes: c.read_bytes.load(Relaxed),
+            read_ahead_bytes: c.read_ahead_bytes.load(Relaxed),
+            written_back_bytes: c.written_back_bytes.load(Relaxed),
+            write_backs: c.write_backs.load(Relaxed),
+            stalled: c.stalled.load(Relaxed),
+            clashed: c.clashed.load(Relaxed),
+            throttled: c.throttled.load(Relaxed),
+            write_errors: c.write_errors.load(Relaxed),
+        }
+    }
+
+    /// Stops the threads once what is on its way has ended. What is dirty then is lost: `sync_all` first.
+    /// Everything that is asked afterwards fails with `Closed`.
+    pub fn close(&self) {
+        self.shared.closing.store(true, SeqCst);
+        self.shared.read_waker.wake();
+        self.shared.evict_waker.wake();
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            if thread.join().is_err() {
+                tracing::error!(slice = self.shared.id, "a thread of the slice had panicked");
+            }
+        }
+        // Nobody is left to run what still waits.
+        let mut after = After::default();
+        let mut state = self.shared.lock();
+        state.retry_waiting(&self.shared, &mut after);
+        after.resume.extend(state.throttled.drain(..));
+        drop(state);
+        after.wake_evictor = false;
+        run(&self.shared, after);
+        while let Some(Job::Sync { done, .. } | Job::SyncAll { done }) = self.shared.jobs.pop() {
+            done(Err(Error::Closed));
+        }
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The pipeline thread: starts reads and ends them; the callbacks of finished Gets run here.
+fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
+    let mut completions = vec![];
+    loop {
+        while let Some(transfer) = shared.reads.pop() {
+            queue.submit(transfer);
+        }
+        if shared.closing.load(SeqCst) && queue.in_flight() == 0 && shared.reads.is_empty() {
+            return;
+        }
+        queue.wait(&mut completions, None);
+        for completion in completions.drain(..) {
+            let mut after = After::default();
+            get::read_ended(shared, completion.tag, completion.result, &mut after);
+            run(shared, after);
+        }
+    }
+}

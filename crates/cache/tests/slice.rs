@@ -1,0 +1,316 @@
+//! A slice over a real file: many threads, a working set several times the cache, faults.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use jericho_cache::{Config, Error, FRAMES_MIN, Intent, Object, Place, Run, Slice};
+use jericho_shm::Key;
+use jericho_storage::Device;
+
+const PAGE: usize = 4096;
+
+/// An object whose page n is at block `base + n` once it was written, and nowhere before.
+struct Linear {
+    id: u64,
+    base: u64,
+    written: Mutex<HashMap<u64, ()>>,
+    failures: AtomicU64,
+}
+
+impl Linear {
+    fn new(id: u64, base: u64) -> Arc<Linear> {
+        Arc::new(Linear {
+            id,
+            base,
+            written: Mutex::default(),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    fn place(&self, page: u64) -> Place {
+        Place::Device {
+            device: 0,
+            offset_bytes: (self.base + page) * PAGE as u64,
+        }
+    }
+}
+
+impl Object for Linear {
+    fn id(&self) -> u64 {
+        self.id
+    }
+    fn slice(&self) -> u16 {
+        0
+    }
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
+        let written = self.written.lock().unwrap();
+        for page in first..first + u64::from(count) {
+            let place = if written.contains_key(&page) {
+                self.place(page)
+            } else {
+                Place::Hole
+            };
+            out.push(Run { pages: 1, place });
+        }
+        Ok(())
+    }
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
+        out.push(Run {
+            pages: count,
+            place: self.place(first),
+        });
+        Ok(())
+    }
+    fn written(&self, first: u64, count: u32) {
+        self.written
+            .lock()
+            .unwrap()
+            .extend((first..first + u64::from(count)).map(|p| (p, ())));
+    }
+    fn write_failed(&self, _: u64, _: u32, _: &Error) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Bed {
+    _dir: tempfile::TempDir,
+    device: Arc<dyn Device>,
+    slice: Arc<Slice>,
+}
+
+fn bed(frames: u32, pages: u64) -> Bed {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("device");
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(pages * PAGE as u64)
+        .unwrap();
+    let device = jericho_storage::open_device(&path, Default::default()).unwrap();
+    let slice = start(frames, &device);
+    Bed {
+        _dir: dir,
+        device,
+        slice,
+    }
+}
+
+fn start(frames: u32, device: &Arc<dyn Device>) -> Arc<Slice> {
+    let dirty_age = Duration::from_millis(50);
+    let config = Config {
+        id: 0,
+        frames,
+        kernel_node: None,
+        cpus: vec![],
+        dirty_age,
+    };
+    Slice::start(&config, std::slice::from_ref(device)).unwrap()
+}
+
+fn wait(ask: impl FnOnce(jericho_cache::Done)) -> Result<(), Error> {
+    let (tx, rx) = mpsc::channel();
+    ask(Box::new(move |result| tx.send(result).unwrap()));
+    rx.recv_timeout(Duration::from_secs(60))
+        .expect("the slice never answered")
+}
+
+fn write(
+    slice: &Slice,
+    object: &Arc<dyn Object>,
+    page: u64,
+    offset: usize,
+    data: &[u8],
+) -> Result<(), Error> {
+    let key = Key::new(object.id(), page);
+    match slice.memory().write(key, offset, data, 1, slice.epoch()) {
+        Ok(true) => {
+            slice.dirtied(object, page, 1);
+            return Ok(());
+        }
+        Ok(false) => return Ok(()),
+        Err(_) => {}
+    }
+    let (tx, rx) = mpsc::channel();
+    let whole = data.len() == PAGE;
+    let intent = if whole {
+        Intent::Overwrite
+    } else {
+        Intent::Modify
+    };
+    let data = data.to_vec();
+    slice.get(object, page, 1, intent, move |grant| {
+        tx.send(grant.map(|mut g| g.write(page, offset, &data)))
+            .unwrap();
+    });
+    rx.recv_timeout(Duration::from_secs(60))
+        .expect("the slice never answered")
+}
+
+fn read(slice: &Slice, object: &Arc<dyn Object>, page: u64) -> Result<Vec<u8>, Error> {
+    let mut out = vec![0; PAGE];
+    if slice
+        .memory()
+        .read(Key::new(object.id(), page), 0, &mut out, slice.epoch())
+        .is_ok()
+    {
+        return Ok(out);
+    }
+    let (tx, rx) = mpsc::channel();
+    slice.get(object, page, 1, Intent::Read, move |grant| {
+        let read = grant.map(|g| {
+            g.read(page, 0, &mut out);
+            out
+        });
+        tx.send(read).unwrap();
+    });
+    rx.recv_timeout(Duration::from_secs(60))
+        .expect("the slice never answered")
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+#[test]
+fn a_working_set_many_times_the_cache_stays_correct() {
+    let pages = u64::from(FRAMES_MIN) * 6;
+    let bed = bed(FRAMES_MIN, pages * 4);
+    let threads: Vec<_> = (0..4u64)
+        .map(|t| {
+            let slice = bed.slice.clone();
+            std::thread::spawn(move || {
+                let object: Arc<dyn Object> = Linear::new(t + 1, t * pages);
+                let mut model: Vec<[u8; 2]> = vec![[0; 2]; pages as usize];
+                let mut seed = 0x9E37_79B9 + t;
+                for i in 0..20_000u64 {
+                    let page = random(&mut seed) % pages;
+                    let byte = i as u8;
+                    match random(&mut seed) % 4 {
+                        0 => {
+                            write(&slice, &object, page, 0, &[byte; PAGE]).unwrap();
+                            model[page as usize] = [byte; 2];
+                        }
+                        1 => {
+                            write(&slice, &object, page, 2048, &[byte; 2048]).unwrap();
+                            model[page as usize][1] = byte;
+                        }
+                        _ => check(&slice, &object, page, &model),
+                    }
+                    if i % 5000 == 4999 {
+                        wait(|done| slice.sync(&object, 0..u64::MAX, done)).unwrap();
+                    }
+                }
+                (0..pages).for_each(|page| check(&slice, &object, page, &model));
+                (object, model)
+            })
+        })
+        .collect();
+    let results: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+    wait(|done| bed.slice.sync_all(done)).unwrap();
+    let counters = bed.slice.counters();
+    assert!(
+        counters.evictions > 0 && counters.written_back_bytes > 0,
+        "{counters:?}"
+    );
+    assert_eq!(counters.dirty, 0, "{counters:?}");
+    bed.slice.close();
+    // What a new slice reads from the device is what was written.
+    let again = start(FRAMES_MIN, &bed.device);
+    for (object, model) in &results {
+        (0..pages)
+            .step_by(7)
+            .for_each(|page| check(&again, object, page, model));
+    }
+}
+
+fn check(slice: &Slice, object: &Arc<dyn Object>, page: u64, model: &[[u8; 2]]) {
+    let got = read(slice, object, page).unwrap();
+    let want = model[page as usize];
+    assert!(
+        got[..2048].iter().all(|b| *b == want[0]) && got[2048..].iter().all(|b| *b == want[1]),
+        "object {} page {page}: want {want:?}, got {} {}",
+        object.id(),
+        got[0],
+        got[2048],
+    );
+}
+
+#[test]
+fn invalidated_pages_are_gone_dirty_or_not() {
+    let bed = bed(FRAMES_MIN, 4096);
+    let linear = Linear::new(5, 0);
+    let object: Arc<dyn Object> = linear.clone();
+    // Fewer than the background limit, and read at once: by age nothing is written in between but
+    // what this test allows for.
+    for page in 0..90 {
+        write(&bed.slice, &object, page, 0, &[7; PAGE]).unwrap();
+    }
+    wait(|done| bed.slice.sync(&object, 0..45, done)).unwrap();
+    assert!(bed.slice.first_dirty(5, 0).is_none_or(|page| page >= 45));
+    write(&bed.slice, &object, 10, 0, &[9; PAGE]).unwrap();
+    wait(|done| bed.slice.invalidate(5, 20..u64::MAX, done)).unwrap();
+    assert_eq!(bed.slice.resident_of(5, 0..u64::MAX).len(), 20);
+    assert_eq!(bed.slice.first_dirty(5, 11), None);
+    assert!(bed.slice.counters().dirty <= 1);
+    assert_eq!(
+        read(&bed.slice, &object, 30).unwrap()[0],
+        7,
+        "was written back before"
+    );
+    // Page 60 may have been written back by age; drop what the object knows of it, as truncation does.
+    linear.written.lock().unwrap().retain(|page, ()| *page < 45);
+    wait(|done| bed.slice.invalidate(5, 20..u64::MAX, done)).unwrap();
+    assert_eq!(read(&bed.slice, &object, 60).unwrap()[0], 0);
+    assert_eq!(read(&bed.slice, &object, 10).unwrap()[0], 9);
+}
+
+#[test]
+fn overlapping_gets_of_all_kinds_end() {
+    let bed = bed(FRAMES_MIN, 65536);
+    let object: Arc<dyn Object> = Linear::new(1, 0);
+    let (tx, rx) = mpsc::channel();
+    let mut seed = 99;
+    let mut ranges: Vec<(Range<u64>, Intent)> = vec![];
+    for _ in 0..3000 {
+        let first = random(&mut seed) % 4000;
+        let count = 1 + random(&mut seed) % 256;
+        let intent =
+            [Intent::Read, Intent::Modify, Intent::Overwrite][(random(&mut seed) % 3) as usize];
+        ranges.push((first..first + count, intent));
+    }
+    for (range, intent) in &ranges {
+        let (tx, range, intent) = (tx.clone(), range.clone(), *intent);
+        let count = (range.end - range.start) as u32;
+        bed.slice
+            .get(&object, range.start, count, intent, move |grant| {
+                let sent = grant.map(|mut grant| {
+                    if intent == Intent::Overwrite {
+                        // A writer that gives up half-way leaves no garbage behind.
+                        range
+                            .clone()
+                            .take(100)
+                            .for_each(|page| grant.write(page, 0, &[1; PAGE]));
+                    }
+                });
+                tx.send(sent).unwrap();
+            });
+        if random(&mut seed) % 64 == 0 {
+            bed.slice.prefetch(&object, random(&mut seed) % 4000, 128);
+        }
+    }
+    for _ in &ranges {
+        rx.recv_timeout(Duration::from_secs(60))
+            .expect("a Get never ended")
+            .unwrap();
+    }
+    wait(|done| bed.slice.sync_all(done)).unwrap();
+    for page in 0..4200 {
+        let byte = read(&bed.slice, &object, page).unwrap()[17];
+        assert!(byte <= 1);
+    }
+}
