@@ -1,5 +1,11 @@
 //! A volume: its devices, its superblock, its slices' ranges and its metadata region.
 
+pub mod error;
+mod foreign;
+pub mod format;
+mod format_paths;
+mod layout;
+pub mod open;
 pub mod superblocks;
 
 use std::sync::Arc;
@@ -9,6 +15,10 @@ use jericho_format::superblock::{NO_NODE, Superblock};
 use jericho_storage::{Device, IoError};
 use siphasher::sip::SipHasher24;
 
+pub use self::error::VolumeError;
+pub use self::format::{FormatOptions, Summary, format_devices};
+pub use self::format_paths::{format, format_and_open};
+pub use self::open::{OpenMode, VolumeLock};
 use self::superblocks::Superblocks;
 use crate::alloc::{Allocator, Blocks, Place};
 use crate::error::Result;
@@ -196,3 +206,6 @@ fn slices_of(superblock: &Superblock) -> Vec<Slice> {
     };
     superblock.slices.iter().enumerate().map(of).collect()
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,270 @@
+//! Making a volume on open devices.
+//!
+//! The label of the first device is destroyed first and written last: an interrupted format leaves
+//! something that is not a volume, never half of one.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::label::{Label, LabelState};
+use jericho_format::superblock::{DEVICES_MAX, DeviceEntry, NO_NODE, SLICES_MAX, Superblock};
+use jericho_storage::{BLOCK_BYTES, Device};
+use zerocopy::FromZeros;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+
+use super::error::VolumeError;
+use super::layout::{self, Space};
+use super::superblocks::Superblocks;
+use super::{Volume, foreign};
+use crate::store::{Change, InodeRecord};
+use crate::types::{Kind, ROOT};
+
+/// What a new volume should be.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// Size of each regular file, in bytes; `None`: the size that it has.
+    pub size_bytes: Option<u64>,
+    /// Number of slices; `None`: one for each of `nodes`, at least one.
+    pub slices: Option<u16>,
+    /// Nodes that get slices, in turn. Empty: slices without a node.
+    pub nodes: Vec<u32>,
+    /// Node of each device where the caller knows better than the kernel; may be shorter than the
+    /// list of devices.
+    pub device_nodes: Vec<Option<u32>>,
+    /// Destroys what is there.
+    pub force: bool,
+    /// Owner of the root directory: uid and gid.
+    pub owner: (u32, u32),
+}
+
+/// What was made.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The volume.
+    pub uuid: [u8; 16],
+    /// Devices: name and bytes used.
+    pub devices: Vec<(Arc<str>, u64)>,
+    /// Slices: home node, index of the device, capacity in bytes.
+    pub slices: Vec<(Option<u32>, u16, u64)>,
+    /// Bytes that the metadata region starts with.
+    pub metadata_bytes: u64,
+}
+
+/// Makes a volume on devices that are open for writing. Their paths, as stored for finding them
+/// again, are in `paths`. Nothing is written unless all checks pass.
+pub fn format_devices(
+    devices: &[Arc<dyn Device>],
+    paths: &[PathBuf],
+    options: &FormatOptions,
+) -> Result<Summary, VolumeError> {
+    let superblock = prepare(devices, paths, options)?;
+    write(devices, superblock, options)
+}
+
+/// Refuses impossible numbers of devices and slices.
+pub(super) fn check_counts(devices: usize, options: &FormatOptions) -> Result<(), VolumeError> {
+    if devices == 0 {
+        return Err(VolumeError::NoDevices);
+    }
+    if devices > DEVICES_MAX {
+        return Err(VolumeError::TooManyDevices {
+            asked: devices,
+            most: DEVICES_MAX,
+        });
+    }
+    match options.slices {
+        Some(0) => Err(VolumeError::NoSlices),
+        Some(asked) if usize::from(asked) > SLICES_MAX => Err(VolumeError::TooManySlices {
+            asked: asked.into(),
+            most: SLICES_MAX,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Plans a volume on devices of these sizes.
+pub(super) fn check_plan(
+    spaces: &[Space],
+    options: &FormatOptions,
+) -> Result<Superblock, VolumeError> {
+    check_counts(spaces.len(), options)?;
+    let slices = match options.slices {
+        Some(slices) => usize::from(slices),
+        None => options.nodes.len().max(1),
+    };
+    let node = |slice: usize| match options.nodes.len() {
+        0 => None,
+        nodes => Some(options.nodes[slice % nodes]),
+    };
+    let nodes: Vec<Option<u32>> = (0..slices).map(node).collect();
+    let mut superblock = Superblock::new();
+    layout::plan(&mut superblock, spaces, &nodes)?;
+    Ok(superblock)
+}
+
+/// All checks and the plan, without writing.
+pub(super) fn prepare(
+    devices: &[Arc<dyn Device>],
+    paths: &[PathBuf],
+    options: &FormatOptions,
+) -> Result<Superblock, VolumeError> {
+    let spaces: Vec<Space> = devices
+        .iter()
+        .enumerate()
+        .map(|(index, device)| Space {
+            name: device.name(),
+            blocks: device.size_bytes() / BLOCK_BYTES,
+            node: options
+                .device_nodes
+                .get(index)
+                .copied()
+                .flatten()
+                .or(device.home_node()),
+        })
+        .collect();
+    let mut superblock = check_plan(&spaces, options)?;
+    if !options.force {
+        for device in devices {
+            if let Some(what) = foreign::recognise(&**device)? {
+                return Err(VolumeError::InUse {
+                    path: device.name(),
+                    what,
+                });
+            }
+        }
+    }
+    let mut random = [0u8; 32];
+    random_bytes(&mut random)?;
+    let (uuid, seed) = random.split_at(16);
+    superblock.head.volume_uuid.copy_from_slice(uuid);
+    superblock.head.hash_seed.copy_from_slice(seed);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    superblock.head.created_s = U64::new(now.as_secs());
+    for (index, space) in spaces.iter().enumerate() {
+        let mut entry = DeviceEntry::new_zeroed();
+        random_bytes(&mut entry.uuid)?;
+        entry.blocks = U64::new(space.blocks);
+        entry.node = U32::new(space.node.unwrap_or(NO_NODE));
+        // A path that does not fit is left out: it is only a hint.
+        let path = paths
+            .get(index)
+            .map(|p| p.as_os_str().as_encoded_bytes())
+            .unwrap_or_default();
+        if path.len() <= entry.path.len() {
+            entry.path[..path.len()].copy_from_slice(path);
+            entry.path_bytes = U16::new(path.len() as u16);
+        }
+        superblock.devices.push(entry);
+    }
+    Ok(superblock)
+}
+
+fn random_bytes(bytes: &mut [u8]) -> Result<(), VolumeError> {
+    let path = "/dev/urandom";
+    File::open(path)
+        .and_then(|mut file| file.read_exact(bytes))
+        .map_err(|cause| VolumeError::System {
+            action: "read",
+            path: path.into(),
+            cause,
+        })
+}
+
+/// Writes a planned volume.
+pub(super) fn write(
+    devices: &[Arc<dyn Device>],
+    superblock: Superblock,
+    options: &FormatOptions,
+) -> Result<Summary, VolumeError> {
+    let zeros = vec![0; PAGE_BYTES as usize];
+    for device in devices {
+        device.write_at(0, &zeros)?;
+        device.flush()?;
+    }
+    let labels: Vec<Vec<u8>> = (0..devices.len())
+        .map(|i| label(&superblock, i).encode())
+        .collect();
+    let superblocks = Superblocks::create(devices[0].clone(), superblock)?;
+    let volume = Volume::assemble(devices.to_vec(), superblocks, false);
+    {
+        let (store, _allocator) = volume.open_store(8 << 20)?;
+        store.commit(&[Change::PutInode(ROOT, root(options.owner))])?;
+    }
+    for device in devices {
+        device.flush()?;
+    }
+    // The first device last: it is what makes a volume.
+    for (device, label) in devices.iter().zip(&labels).rev() {
+        device.write_at(0, label)?;
+        device.flush()?;
+    }
+    let slices = volume
+        .slices()
+        .iter()
+        .map(|s| (s.node, s.device(), s.blocks * PAGE_BYTES))
+        .collect();
+    Ok(volume.superblocks().with(|s| Summary {
+        uuid: s.head.volume_uuid,
+        devices: devices
+            .iter()
+            .zip(&s.devices)
+            .map(|(d, entry)| (d.name(), entry.blocks.get() * PAGE_BYTES))
+            .collect(),
+        slices,
+        metadata_bytes: s.chunks.len() as u64 * u64::from(s.head.chunk_blocks.get()) * PAGE_BYTES,
+    }))
+}
+
+/// The label of a device of a volume.
+pub(crate) fn label(superblock: &Superblock, index: usize) -> Box<Label> {
+    let entry = &superblock.devices[index];
+    let mut label = Label::new();
+    label.volume_uuid = superblock.head.volume_uuid;
+    label.device_uuid = entry.uuid;
+    label.device_index = U16::new(index as u16);
+    label.devices = U16::new(superblock.devices.len() as u16);
+    label.device_blocks = entry.blocks;
+    label
+}
+
+/// An empty root directory.
+pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos() as i128;
+    InodeRecord {
+        kind: Kind::Directory,
+        perm: 0o755,
+        nlink: 2,
+        uid: owner.0,
+        gid: owner.1,
+        rdev: 0,
+        generation: 1,
+        size: 0,
+        atime_ns: now,
+        mtime_ns: now,
+        ctime_ns: now,
+        btime_ns: now,
+        slice: None,
+        placement: None,
+        parent: ROOT,
+        target: None,
+    }
+}
+
+/// What the label of a device says.
+pub(crate) fn read_label(device: &dyn Device) -> Result<LabelState, VolumeError> {
+    if device.size_bytes() < PAGE_BYTES {
+        return Ok(LabelState::Foreign);
+    }
+    let mut block = vec![0; PAGE_BYTES as usize];
+    device.read_at(0, &mut block)?;
+    Ok(Label::decode(&block))
+}

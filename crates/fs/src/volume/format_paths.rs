@@ -1,0 +1,215 @@
+//! Making a volume on files and block devices given by their paths.
+//!
+//! Everything is checked before the first byte changes. A file that was created is removed when
+//! format fails; one that was there keeps its bytes and length if it is refused.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jericho_format::PAGE_BYTES;
+use jericho_storage::{Device, OpenOptions, open_device};
+
+use super::error::VolumeError;
+use super::foreign;
+use super::format::{FormatOptions, Summary, check_counts, check_plan, prepare, write};
+use super::layout::Space;
+use super::open::{OpenMode, inspect};
+use super::{Volume, VolumeLock};
+
+/// What is at a path before formatting.
+struct Target {
+    path: PathBuf,
+    /// It was not there.
+    new: bool,
+    is_file: bool,
+    /// Length of a file before.
+    old_bytes: u64,
+    /// Length of a file, or size of a block device, afterwards.
+    bytes: u64,
+    node: Option<u32>,
+}
+
+/// Makes a volume on files (created if missing) and block devices.
+pub fn format(paths: &[PathBuf], options: &FormatOptions) -> Result<Summary, VolumeError> {
+    check_counts(paths.len(), options)?;
+    let mut targets = Vec::new();
+    let mut locks: Vec<VolumeLock> = Vec::new();
+    let mut seen = Vec::new();
+    for path in paths {
+        let target = look_at(path, options)?;
+        if !target.new {
+            let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
+            let identity = identity.map_err(system("look at", path))?;
+            if seen.contains(&identity) {
+                return Err(VolumeError::Twice(path.clone()));
+            }
+            seen.push(identity);
+            locks.push(Volume::lock(path)?);
+        } else if targets.iter().any(|t: &Target| t.path == *path) {
+            return Err(VolumeError::Twice(path.clone()));
+        }
+        targets.push(target);
+    }
+    let spaces: Vec<Space> = targets
+        .iter()
+        .enumerate()
+        .map(|(index, target)| Space {
+            name: target.path.to_string_lossy().into(),
+            blocks: target.bytes / PAGE_BYTES,
+            node: options
+                .device_nodes
+                .get(index)
+                .copied()
+                .flatten()
+                .or(target.node),
+        })
+        .collect();
+    check_plan(&spaces, options)?;
+    let result = open_and_write(&targets, options);
+    if result.is_err() {
+        for target in &targets {
+            undo(target);
+        }
+    }
+    result
+}
+
+fn system<'p>(
+    action: &'static str,
+    path: &'p Path,
+) -> impl FnOnce(std::io::Error) -> VolumeError + 'p {
+    move |cause| VolumeError::System {
+        action,
+        path: path.into(),
+        cause,
+    }
+}
+
+/// Judges what is at a path, without changing it.
+fn look_at(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> {
+    let no_size = || VolumeError::NoSize(path.into());
+    let metadata = match inspect(path) {
+        Err(VolumeError::Missing(_)) => {
+            let bytes = options.size_bytes.ok_or_else(no_size)?;
+            return Ok(Target {
+                path: path.into(),
+                new: true,
+                is_file: true,
+                old_bytes: 0,
+                bytes,
+                node: None,
+            });
+        }
+        other => other?,
+    };
+    let is_file = metadata.is_file();
+    if is_file && metadata.permissions().readonly() {
+        return Err(VolumeError::ReadOnly(path.into()));
+    }
+    let mut bytes = metadata.len();
+    let mut node = None;
+    // What is smaller than a block can be no volume; but a few bytes of text are still somebody's.
+    if is_file && bytes > 0 && bytes < PAGE_BYTES && !options.force {
+        return Err(VolumeError::InUse {
+            path: path.to_string_lossy().into(),
+            what: "data that is not a volume".into(),
+        });
+    }
+    if !is_file || bytes >= PAGE_BYTES {
+        let read_only = OpenOptions {
+            read_only: true,
+            ..OpenOptions::default()
+        };
+        let device = open_device(path, read_only).map_err(|e| VolumeError::Open(e.to_string()))?;
+        node = device.home_node();
+        bytes = device.size_bytes();
+        if !options.force {
+            let mut what = foreign::recognise(&*device)?;
+            if what.is_none() && is_file && foreign::holds_data(&*device)? {
+                what = Some("data that is not a volume".into());
+            }
+            if let Some(what) = what {
+                return Err(VolumeError::InUse {
+                    path: path.to_string_lossy().into(),
+                    what,
+                });
+            }
+        }
+    }
+    let old_bytes = metadata.len();
+    if is_file {
+        bytes = options.size_bytes.unwrap_or(bytes);
+        if bytes == 0 {
+            return Err(no_size());
+        }
+    }
+    Ok(Target {
+        path: path.into(),
+        new: false,
+        is_file,
+        old_bytes,
+        bytes,
+        node,
+    })
+}
+
+fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary, VolumeError> {
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    let mut paths = Vec::new();
+    for (index, target) in targets.iter().enumerate() {
+        let open = OpenOptions {
+            create_size: target
+                .is_file
+                .then_some(target.bytes / PAGE_BYTES * PAGE_BYTES),
+            home_node: options.device_nodes.get(index).copied().flatten(),
+            ..OpenOptions::default()
+        };
+        let device =
+            open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
+        devices.push(device);
+        paths.push(
+            target
+                .path
+                .canonicalize()
+                .map_err(system("find", &target.path))?,
+        );
+    }
+    // What is there was judged; what is left of it is not to be judged again.
+    let options = FormatOptions {
+        force: true,
+        ..options.clone()
+    };
+    let superblock = prepare(&devices, &paths, &options)?;
+    write(&devices, superblock, &options)
+}
+
+/// After a failure: removes a file that was created, gives an old one its length back.
+fn undo(target: &Target) {
+    let result = if target.new {
+        match std::fs::remove_file(&target.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    } else if target.is_file && target.old_bytes < target.bytes {
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&target.path)
+            .and_then(|file| file.set_len(target.old_bytes))
+    } else {
+        Ok(())
+    };
+    if let Err(error) = result {
+        tracing::warn!(
+            "{}: cannot undo what was prepared: {error}",
+            target.path.display()
+        );
+    }
+}
+
+/// Opens what was just made, to be sure of it: for callers that go on with the volume.
+pub fn format_and_open(paths: &[PathBuf], options: &FormatOptions) -> Result<Volume, VolumeError> {
+    format(paths, options)?;
+    let first = paths.first().ok_or(VolumeError::NoDevices)?;
+    Volume::open(first, OpenMode { read_only: false })
+}

@@ -1,0 +1,259 @@
+//! Finding the devices of a volume and checking that they are the right ones.
+
+use std::ffi::OsStr;
+use std::fs::{File, TryLockError};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::label::{Label, LabelState, VERSION};
+use jericho_format::superblock::{DeviceEntry, SuperblockError};
+use jericho_storage::{Device, OpenOptions, open_device};
+
+use super::Volume;
+use super::error::VolumeError;
+use super::format::read_label;
+use super::superblocks::{ReadError, Superblocks};
+
+/// How a volume is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenMode {
+    /// Nothing is written to any device.
+    pub read_only: bool,
+}
+
+/// Holds a volume for one process; released when dropped.
+#[derive(Debug)]
+pub struct VolumeLock {
+    _file: File,
+}
+
+impl Volume {
+    /// Opens a volume by the path of its first device. The others are looked for where they were
+    /// when it was made, then beside the first.
+    pub fn open(path: &Path, mode: OpenMode) -> Result<Volume, VolumeError> {
+        let first = open_path(path, mode)?;
+        let superblocks = read_head(&first)?;
+        let entries = superblocks.with(|s| s.devices.clone());
+        let mut devices = vec![first];
+        for (index, entry) in entries.iter().enumerate().skip(1) {
+            devices.push(find_device(path, index, entry, mode)?);
+        }
+        check_devices(&devices, &superblocks)?;
+        Ok(Volume::assemble(devices, superblocks, mode.read_only))
+    }
+
+    /// Opens a volume on devices that are open, in the order of their indices.
+    pub fn open_from_devices(
+        devices: Vec<Arc<dyn Device>>,
+        mode: OpenMode,
+    ) -> Result<Volume, VolumeError> {
+        let first = devices.first().ok_or(VolumeError::NoDevices)?;
+        let superblocks = read_head(first)?;
+        check_devices(&devices, &superblocks)?;
+        Ok(Volume::assemble(devices, superblocks, mode.read_only))
+    }
+
+    /// Takes the volume for this process. Errors: `Locked` with the process that has it.
+    pub fn lock(path: &Path) -> Result<VolumeLock, VolumeError> {
+        let system = |action, cause| VolumeError::System {
+            action,
+            path: path.into(),
+            cause,
+        };
+        inspect(path)?;
+        let file = File::open(path).map_err(|cause| system("open", cause))?;
+        match file.try_lock() {
+            Ok(()) => Ok(VolumeLock { _file: file }),
+            Err(TryLockError::WouldBlock) => {
+                let pid = file
+                    .metadata()
+                    .ok()
+                    .and_then(|m| lock_holder(m.dev(), m.ino()));
+                Err(VolumeError::Locked {
+                    path: path.into(),
+                    pid: pid.unwrap_or(0),
+                })
+            }
+            Err(TryLockError::Error(cause)) => Err(system("lock", cause)),
+        }
+    }
+}
+
+/// The process that holds the flock on an inode, from /proc/locks, whose lines are like
+/// `1: FLOCK ADVISORY WRITE 1234 08:02:5678 0 EOF`.
+fn lock_holder(dev: u64, ino: u64) -> Option<u32> {
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    // The encoding of st_dev; see makedev(3).
+    let major = ((dev >> 8) & 0xfff) | ((dev >> 32) & !0xfff);
+    let minor = (dev & 0xff) | ((dev >> 12) & !0xff);
+    let holds = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, pid, place, ..] = fields[..] else {
+            return None;
+        };
+        let mut place = place.split(':');
+        let same = u64::from_str_radix(place.next()?, 16).ok()? == major
+            && u64::from_str_radix(place.next()?, 16).ok()? == minor
+            && place.next()?.parse::<u64>().ok()? == ino;
+        if same { pid.parse().ok() } else { None }
+    };
+    locks.lines().find_map(holds)
+}
+
+/// Refuses what is no place for a volume, with a message that says what it is.
+pub(super) fn inspect(path: &Path) -> Result<std::fs::Metadata, VolumeError> {
+    use std::os::unix::fs::FileTypeExt;
+    let metadata = std::fs::metadata(path).map_err(|cause| match cause.kind() {
+        std::io::ErrorKind::NotFound => VolumeError::Missing(path.into()),
+        _ => VolumeError::System {
+            action: "look at",
+            path: path.into(),
+            cause,
+        },
+    })?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return Err(VolumeError::IsDirectory(path.into()));
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(VolumeError::WrongKind(path.into()));
+    }
+    Ok(metadata)
+}
+
+fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, VolumeError> {
+    let metadata = inspect(path)?;
+    // Root could write it all the same, but who made it read-only did not want that.
+    if !mode.read_only && metadata.is_file() && metadata.permissions().readonly() {
+        return Err(VolumeError::ReadOnly(path.into()));
+    }
+    if metadata.is_file() && metadata.len() < PAGE_BYTES {
+        return Err(VolumeError::NotAVolume(path.to_string_lossy().into()));
+    }
+    let options = OpenOptions {
+        read_only: mode.read_only,
+        ..OpenOptions::default()
+    };
+    open_device(path, options).map_err(|e| VolumeError::Open(e.to_string()))
+}
+
+/// The label of a device, if it is a good one.
+fn good_label(device: &Arc<dyn Device>) -> Result<Box<Label>, VolumeError> {
+    match read_label(&**device)? {
+        LabelState::Valid(label) => Ok(label),
+        LabelState::Foreign => Err(VolumeError::NotAVolume(device.name())),
+        LabelState::Damaged => Err(VolumeError::LabelDamaged(device.name())),
+        LabelState::Newer(found) => Err(VolumeError::Newer {
+            device: device.name(),
+            found,
+            known: VERSION,
+        }),
+    }
+}
+
+/// Checks the label of the first device and reads the superblock.
+fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
+    let label = good_label(device)?;
+    check_length(device, label.device_blocks.get())?;
+    if label.device_index.get() != 0 {
+        let index = label.device_index.get().into();
+        return Err(VolumeError::NotFirst {
+            device: device.name(),
+            index,
+        });
+    }
+    Superblocks::read(device.clone()).map_err(|error| match error {
+        ReadError::Io(error) => VolumeError::Io(error),
+        ReadError::Unusable(SuperblockError::Newer(found), _)
+        | ReadError::Unusable(_, SuperblockError::Newer(found)) => VolumeError::Newer {
+            device: device.name(),
+            found,
+            known: VERSION,
+        },
+        error @ ReadError::Unusable(..) => VolumeError::SuperblockDamaged {
+            device: device.name(),
+            what: error.to_string(),
+        },
+    })
+}
+
+fn check_length(device: &Arc<dyn Device>, blocks: u64) -> Result<(), VolumeError> {
+    let needed_bytes = blocks.saturating_mul(PAGE_BYTES);
+    let found_bytes = device.size_bytes();
+    if found_bytes < needed_bytes {
+        return Err(VolumeError::Truncated {
+            device: device.name(),
+            needed_bytes,
+            found_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// Opens one of the other devices: where it was, or beside the first.
+fn find_device(
+    first: &Path,
+    index: usize,
+    entry: &DeviceEntry,
+    mode: OpenMode,
+) -> Result<Arc<dyn Device>, VolumeError> {
+    let hint = path_of(entry);
+    let beside = hint.file_name().map(|name| first.with_file_name(name));
+    let mut found = None;
+    for candidate in [Some(hint.clone()), beside].into_iter().flatten() {
+        if !candidate.exists() {
+            continue;
+        }
+        let device = open_path(&candidate, mode)?;
+        match read_label(&*device)? {
+            LabelState::Valid(label) if label.device_uuid == entry.uuid => return Ok(device),
+            // Perhaps the right one is beside the first device; if not, this one is named.
+            _ => found = found.or(Some(device)),
+        }
+    }
+    // `check_devices` says what is wrong with it.
+    found.ok_or(VolumeError::DeviceMissing { index, path: hint })
+}
+
+/// Where a device was when the volume was made.
+pub(crate) fn path_of(entry: &DeviceEntry) -> PathBuf {
+    let len = usize::from(entry.path_bytes.get()).min(entry.path.len());
+    PathBuf::from(OsStr::from_bytes(&entry.path[..len]))
+}
+
+/// Checks that each device is the one that the superblock means.
+fn check_devices(
+    devices: &[Arc<dyn Device>],
+    superblocks: &Superblocks,
+) -> Result<(), VolumeError> {
+    let (entries, uuid) = superblocks.with(|s| (s.devices.clone(), s.head.volume_uuid));
+    for (index, entry) in entries.iter().enumerate() {
+        let Some(device) = devices.get(index) else {
+            return Err(VolumeError::DeviceMissing {
+                index,
+                path: path_of(entry),
+            });
+        };
+        let wrong = |is: &str| VolumeError::WrongDevice {
+            device: device.name(),
+            index,
+            is: is.to_owned(),
+        };
+        let label = match good_label(device) {
+            Ok(label) => label,
+            Err(VolumeError::NotAVolume(_)) => return Err(wrong("holds no part of a volume")),
+            Err(error) => return Err(error),
+        };
+        if label.volume_uuid != uuid {
+            return Err(wrong("belongs to another volume"));
+        }
+        if label.device_uuid != entry.uuid {
+            return Err(wrong(&format!("is device {}", label.device_index.get())));
+        }
+        check_length(device, entry.blocks.get())?;
+    }
+    Ok(())
+}

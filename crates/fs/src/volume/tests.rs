@@ -1,0 +1,516 @@
+use std::path::PathBuf;
+use std::result::Result;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use jericho_storage::{BLOCK_BYTES, Cause};
+use parking_lot::Mutex;
+
+use super::*;
+use crate::error::Error;
+use crate::store::{Change, Extent};
+use crate::types::{Kind, ROOT};
+
+/// A device in memory that can lose what was not flushed and fail from the Nth write on.
+pub(crate) struct MemoryDevice {
+    name: Arc<str>,
+    state: Mutex<Memory>,
+    /// Writes and flushes that still succeed.
+    pub(crate) budget: AtomicU64,
+}
+
+#[derive(Clone)]
+struct Memory {
+    now: Vec<u8>,
+    flushed: Vec<u8>,
+    /// Ranges that differ.
+    written: Vec<(usize, usize)>,
+}
+
+impl MemoryDevice {
+    pub(crate) fn new(name: &str, mib: usize) -> Arc<MemoryDevice> {
+        let zeros = vec![0; mib << 20];
+        Arc::new(MemoryDevice {
+            name: name.into(),
+            state: Mutex::new(Memory {
+                now: zeros.clone(),
+                flushed: zeros,
+                written: vec![],
+            }),
+            budget: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// The device as it is found after a power cut that lost everything that was not flushed.
+    pub(crate) fn after_power_cut(&self) -> Arc<MemoryDevice> {
+        let flushed = self.state.lock().flushed.clone();
+        Arc::new(MemoryDevice {
+            name: self.name.clone(),
+            state: Mutex::new(Memory {
+                now: flushed.clone(),
+                flushed,
+                written: vec![],
+            }),
+            budget: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// Changes bytes behind everybody's back.
+    pub(crate) fn corrupt(&self, offset: usize, bytes: &[u8]) {
+        let mut state = self.state.lock();
+        state.now[offset..offset + bytes.len()].copy_from_slice(bytes);
+        state.flushed[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.state.lock().now.clone()
+    }
+
+    fn spend(&self, operation: &'static str, at: u64, len: usize) -> Result<(), IoError> {
+        let spent = self
+            .budget
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |budget| {
+                if budget == u64::MAX {
+                    Some(budget)
+                } else {
+                    budget.checked_sub(1)
+                }
+            });
+        spent.map(drop).map_err(|_| IoError {
+            operation,
+            device: self.name.clone(),
+            offset_bytes: at,
+            length_bytes: len as u64,
+            cause: Cause::Errno(5),
+        })
+    }
+}
+
+impl Device for MemoryDevice {
+    fn name(&self) -> Arc<str> {
+        self.name.clone()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.state.lock().now.len() as u64
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        assert!(offset_bytes.is_multiple_of(BLOCK_BYTES) && buf.len().is_multiple_of(4096));
+        let at = offset_bytes as usize;
+        buf.copy_from_slice(&self.state.lock().now[at..at + buf.len()]);
+        Ok(())
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        assert!(offset_bytes.is_multiple_of(BLOCK_BYTES) && buf.len().is_multiple_of(4096));
+        self.spend("write", offset_bytes, buf.len())?;
+        let at = offset_bytes as usize;
+        let mut state = self.state.lock();
+        state.now[at..at + buf.len()].copy_from_slice(buf);
+        state.written.push((at, at + buf.len()));
+        Ok(())
+    }
+    fn flush(&self) -> Result<(), IoError> {
+        self.spend("flush", 0, 0)?;
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        for (from, to) in state.written.drain(..) {
+            state.flushed[from..to].copy_from_slice(&state.now[from..to]);
+        }
+        Ok(())
+    }
+    fn discard(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<(), IoError> {
+        Ok(())
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        "memory".into()
+    }
+}
+
+pub(crate) fn formatted(mib: usize, slices: u16) -> Arc<MemoryDevice> {
+    let device = MemoryDevice::new("memory", mib);
+    let options = FormatOptions {
+        slices: Some(slices),
+        ..FormatOptions::default()
+    };
+    format_devices(&[device.clone()], &[], &options).unwrap();
+    device
+}
+
+pub(crate) fn opened(device: &Arc<MemoryDevice>) -> Volume {
+    let mode = OpenMode { read_only: false };
+    Volume::open_from_devices(vec![device.clone()], mode).unwrap()
+}
+
+pub(crate) fn file_batch(first: u64, count: u64, allocator: &Allocator) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for ino in first..first + count {
+        let mut inode = format::root((0, 0));
+        (inode.kind, inode.nlink, inode.size) = (Kind::File, 1, 4096);
+        let name = format!("file-{ino:08}").into_bytes().into_boxed_slice();
+        let mut blocks = Vec::new();
+        if allocator.reserve(1).is_ok() {
+            allocator.allocate(0, None, 1, &mut blocks).unwrap();
+        }
+        for blocks in blocks {
+            changes.push(Change::PutExtent(
+                ino,
+                Extent {
+                    page: 0,
+                    blocks,
+                    unwritten: false,
+                },
+            ));
+            changes.push(Change::Use(blocks));
+        }
+        let hash = ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1;
+        changes.push(Change::PutInode(ino, inode));
+        changes.push(Change::PutEntry {
+            dir: ROOT,
+            hash,
+            name,
+            ino,
+            kind: Kind::File,
+        });
+    }
+    changes
+}
+
+#[test]
+fn a_new_volume_has_a_root_directory_and_the_slices_that_were_asked_for() {
+    let device = formatted(64, 3);
+    let volume = opened(&device);
+    assert_eq!(volume.slices().len(), 3);
+    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    let root = store.inode(ROOT).unwrap().unwrap();
+    assert_eq!(
+        (root.kind, root.nlink, root.parent),
+        (Kind::Directory, 2, ROOT)
+    );
+    for slice in volume.slices() {
+        assert_eq!(allocator.free_of(slice.id), slice.blocks);
+        assert!(
+            volume
+                .translate(slice.id, slice.blocks - 1, 5)
+                .is_some_and(|r| r.blocks == 1)
+        );
+        assert!(volume.translate(slice.id, slice.blocks, 1).is_none());
+    }
+}
+
+#[test]
+fn a_name_has_the_same_hash_after_opening_again_and_another_on_another_volume() {
+    let (a, b) = (formatted(32, 1), formatted(32, 1));
+    let hash = opened(&a).hash_name(b"name");
+    assert_eq!(opened(&a).hash_name(b"name"), hash);
+    assert_ne!(opened(&b).hash_name(b"name"), hash);
+    assert!(hash > 0 && hash < 1 << 63);
+}
+
+#[test]
+fn what_was_committed_survives_a_power_cut_and_nothing_else_does() {
+    let device = formatted(64, 2);
+    let volume = opened(&device);
+    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    for round in 0..10 {
+        let batch = file_batch(2 + round * 100, 100, &allocator);
+        store.commit(&batch).unwrap();
+        let cut = device.after_power_cut();
+        let (found, _) = opened(&cut).open_store(1 << 20).unwrap();
+        assert_eq!(found.inode_count().unwrap(), 1 + (round + 1) * 100);
+    }
+}
+
+#[test]
+fn a_volume_opens_after_a_failure_at_any_write() {
+    let device = formatted(32, 1);
+    let mut failures = 0;
+    for budget in 0.. {
+        let cut = device.after_power_cut();
+        cut.budget.store(budget, Ordering::Relaxed);
+        let run = || -> Result<(), Error> {
+            let (store, allocator) = opened(&cut).open_store(1 << 20)?;
+            for round in 0..4 {
+                let batch = file_batch(2 + round * 300, 300, &allocator);
+                let result = store.commit(&batch);
+                if result.is_err() {
+                    let again = store.commit(&[Change::PutValue("x", 1)]);
+                    assert!(again.is_err(), "a store that failed takes no more");
+                }
+                result?;
+            }
+            Ok(())
+        };
+        let result = run();
+        for after in [cut.after_power_cut(), cut.clone()] {
+            after.budget.store(u64::MAX, Ordering::Relaxed);
+            let (store, allocator) = opened(&after).open_store(1 << 20).unwrap();
+            let files = store.inode_count().unwrap() - 1;
+            assert!(files % 300 == 0, "half of a batch is there: {files} files");
+            store.commit(&file_batch(5000, 1, &allocator)).unwrap();
+        }
+        match result {
+            Ok(()) => break,
+            Err(error) => {
+                assert!(
+                    error.to_string().contains("memory"),
+                    "{error} names no device"
+                );
+                failures += 1;
+            }
+        }
+    }
+    assert!(failures > 20, "only {failures} places failed");
+}
+
+#[test]
+fn a_full_metadata_region_refuses_creation_and_lets_removals_through() {
+    let device = formatted(20, 1);
+    let volume = opened(&device);
+    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    // Data takes all space, so that the region cannot grow.
+    let mut held = Vec::new();
+    let all = allocator.available();
+    allocator.reserve(all).unwrap();
+    allocator.allocate(0, None, all as u32, &mut held).unwrap();
+    let mut made = 0;
+    let refused = loop {
+        if let Err(error) = store.check_room() {
+            break error;
+        }
+        match store.commit(&file_batch(2 + made, 200, &allocator)) {
+            Ok(()) => made += 200,
+            Err(error) => break error,
+        }
+        assert!(made < 1_000_000);
+    };
+    assert!(matches!(refused, Error::Errno(28)), "{refused}");
+    assert!(made > 1000);
+    assert_eq!(store.inode_count().unwrap(), 1 + made);
+    for ino in 2..2 + made {
+        let hash = ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1;
+        let name = format!("file-{ino:08}").into_bytes().into_boxed_slice();
+        let batch = [
+            Change::DelInode(ino),
+            Change::DelEntry {
+                dir: ROOT,
+                hash,
+                name,
+            },
+        ];
+        if ino % 50 == 0 || ino < 300 {
+            store.commit(&batch).unwrap();
+        }
+    }
+    store.check_room().unwrap();
+}
+
+#[test]
+fn the_metadata_region_grows_into_the_slices() {
+    let device = formatted(64, 2);
+    let volume = opened(&device);
+    let before = volume.superblocks().with(|s| s.chunks.len());
+    let count = {
+        let (store, allocator) = volume.open_store(4 << 20).unwrap();
+        let mut ino = 2;
+        while volume.superblocks().with(|s| s.chunks.len()) == before {
+            store.commit(&file_batch(ino, 500, &allocator)).unwrap();
+            ino += 500;
+        }
+        store.inode_count().unwrap()
+    };
+    drop(volume);
+    let volume = opened(&device);
+    let (store, allocator) = volume.open_store(4 << 20).unwrap();
+    assert_eq!(store.inode_count().unwrap(), count);
+    let capacity: u64 = volume.slices().iter().map(|s| s.blocks).sum();
+    let chunks = volume.superblocks().with(|s| s.chunks.len() - before) as u64 * 64;
+    assert_eq!(allocator.available(), capacity - chunks - (count - 1));
+}
+
+fn paths(dir: &tempfile::TempDir, names: &[&str]) -> Vec<PathBuf> {
+    names.iter().map(|name| dir.path().join(name)).collect()
+}
+
+fn of_size(mib: u64) -> FormatOptions {
+    FormatOptions {
+        size_bytes: Some(mib << 20),
+        ..FormatOptions::default()
+    }
+}
+
+fn refusal<T>(result: Result<T, VolumeError>, needle: &str) {
+    let error = result.err().expect("this must be refused");
+    assert!(error.to_string().contains(needle), "{error}");
+}
+
+const WRITE: OpenMode = OpenMode { read_only: false };
+
+#[test]
+fn a_volume_of_two_files_opens_by_the_first_and_after_both_were_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["one", "two"]);
+    format(
+        &files,
+        &FormatOptions {
+            slices: Some(2),
+            ..of_size(64)
+        },
+    )
+    .unwrap();
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    assert_eq!(volume.devices().len(), 2);
+    assert_eq!(
+        [volume.slices()[0].device(), volume.slices()[1].device()],
+        [0, 1]
+    );
+    drop(volume);
+    refusal(Volume::open(&files[1], WRITE), "first device");
+    std::fs::create_dir(dir.path().join("new")).unwrap();
+    let moved = paths(&dir, &["new/one", "new/two"]);
+    std::fs::rename(&files[0], &moved[0]).unwrap();
+    std::fs::rename(&files[1], &moved[1]).unwrap();
+    Volume::open(&moved[0], WRITE).unwrap();
+    std::fs::remove_file(&moved[1]).unwrap();
+    refusal(Volume::open(&moved[0], WRITE), "two");
+}
+
+#[test]
+fn a_device_of_another_volume_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = paths(&dir, &["a1", "a2"]);
+    let b = paths(&dir, &["b1", "b2"]);
+    format(&a, &of_size(64)).unwrap();
+    format(&b, &of_size(64)).unwrap();
+    std::fs::rename(&b[1], &a[1]).unwrap();
+    refusal(Volume::open(&a[0], WRITE), "belongs to another volume");
+}
+
+#[test]
+fn format_refuses_bad_input_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]);
+    refusal(format(&file, &FormatOptions::default()), "--size");
+    refusal(format(&file, &of_size(4)), "too small");
+    refusal(
+        format(
+            &file,
+            &FormatOptions {
+                slices: Some(0),
+                ..of_size(64)
+            },
+        ),
+        "at least 1 slice",
+    );
+    refusal(
+        format(
+            &file,
+            &FormatOptions {
+                slices: Some(300),
+                ..of_size(64)
+            },
+        ),
+        "at most 256",
+    );
+    refusal(format(&[dir.path().into()], &of_size(64)), "directory");
+    refusal(
+        format(&[file[0].clone(), file[0].clone()], &of_size(64)),
+        "twice",
+    );
+    assert!(!file[0].exists());
+
+    std::fs::write(&file[0], "letters of somebody").unwrap();
+    refusal(format(&file, &of_size(64)), "--force");
+    assert_eq!(std::fs::read(&file[0]).unwrap(), b"letters of somebody");
+    let mut mode = std::fs::metadata(&file[0]).unwrap().permissions();
+    mode.set_readonly(true);
+    std::fs::set_permissions(&file[0], mode).unwrap();
+    refusal(
+        format(
+            &file,
+            &FormatOptions {
+                force: true,
+                ..of_size(64)
+            },
+        ),
+        "read-only",
+    );
+    std::fs::remove_file(&file[0]).unwrap();
+
+    format(&file, &of_size(64)).unwrap();
+    let before = std::fs::read(&file[0]).unwrap();
+    refusal(
+        format(&file, &of_size(128)),
+        "already holds a Jericho volume",
+    );
+    let forced = FormatOptions {
+        force: true,
+        slices: Some(0),
+        ..of_size(64)
+    };
+    refusal(format(&file, &forced), "at least 1 slice");
+    assert!(std::fs::read(&file[0]).unwrap() == before);
+    format(
+        &file,
+        &FormatOptions {
+            force: true,
+            ..of_size(128)
+        },
+    )
+    .unwrap();
+    assert_eq!(std::fs::metadata(&file[0]).unwrap().len(), 128 << 20);
+}
+
+#[test]
+fn what_is_no_volume_is_told_apart_from_what_is_damaged_or_newer() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]).remove(0);
+    refusal(Volume::open(&file, WRITE), "does not exist");
+    refusal(Volume::open(dir.path(), WRITE), "directory");
+    std::fs::write(&file, vec![7; 1 << 20]).unwrap();
+    refusal(Volume::open(&file, WRITE), "not a Jericho volume");
+
+    let device = formatted(32, 1);
+    let good = device.bytes();
+    let open = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        Volume::open(&file, WRITE)
+    };
+    open(&good).unwrap();
+    refusal(open(&good[..good.len() - 4096]), "truncated");
+    let mut bad = good.clone();
+    bad[8] = 9;
+    refusal(open(&bad), "version 9");
+    bad[8] = 1;
+    bad[100] ^= 1;
+    refusal(open(&bad), "label");
+    bad = good.clone();
+    bad[4096 + 200] ^= 1;
+    open(&bad).unwrap();
+    bad[4096 * 38 + 200] ^= 1;
+    refusal(open(&bad), "superblock");
+}
+
+#[test]
+fn a_locked_volume_says_who_holds_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]);
+    format(&file, &of_size(64)).unwrap();
+    let lock = Volume::lock(&file[0]).unwrap();
+    refusal(Volume::lock(&file[0]), &std::process::id().to_string());
+    refusal(
+        format(
+            &file,
+            &FormatOptions {
+                force: true,
+                ..of_size(64)
+            },
+        ),
+        "in use",
+    );
+    drop(lock);
+    Volume::lock(&file[0]).unwrap();
+}
