@@ -252,7 +252,7 @@ impl Ring {
         completed: &mut Vec<Completed>,
         timeout: Option<Duration>,
     ) -> io::Result<bool> {
-        self.start()?;
+        self.enable()?;
         let before = completed.len();
         self.reap(completed);
         let mut want = 0;
@@ -269,7 +269,14 @@ impl Ring {
         Ok(rung)
     }
 
-    fn start(&mut self) -> io::Result<()> {
+    /// Starts what was pushed, without waiting and without looking at completions. Errors: as for
+    /// `wait`, which tries again.
+    pub fn start(&mut self) -> io::Result<()> {
+        self.enable()?;
+        self.enter(0, None)
+    }
+
+    fn enable(&mut self) -> io::Result<()> {
         if !self.enabled {
             self.ring.submitter().register_enable_rings()?;
             self.enabled = true;
@@ -369,7 +376,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         let mut completed = Vec::new();
         while self.in_flight() > 0 {
-            if self.start().and_then(|()| self.enter(1, None)).is_err() {
+            if self.enable().and_then(|()| self.enter(1, None)).is_err() {
                 // Dropped by another thread than its owner's: completions cannot be had. Leaking
                 // the memory is the sound way out; this is a bug of the caller's.
                 for slot in &mut self.slots {
