@@ -40,7 +40,7 @@ test: setup-test
 
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-bench
-	$(TARGET)/release/jericho-bench --jericho $(BIN) --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
+	$(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 man: build
 	@mkdir -p $(TARGET)/man $(TARGET)/completions

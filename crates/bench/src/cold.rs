@@ -1,0 +1,228 @@
+//! Reads that miss, against fio with io_uring and O_DIRECT on the same blocks of the volume's file.
+//!
+//! The same misses are measured twice: through the mount, where the kernel's FUSE transport is part of the
+//! path, and by driving the slices in this process, where it is not.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use jericho_daemon::{Mounted, OpenOptions};
+use jericho_topology::Topology;
+
+use crate::Result;
+use crate::compare::Comparison;
+use crate::fio::Job;
+use crate::mounts::{Volume, run as run_command};
+use crate::settings::{MIB, Settings};
+
+/// One way to read the file.
+struct Pattern {
+    name: &'static str,
+    rw: &'static str,
+    block_bytes: u32,
+    depth: u32,
+}
+
+const PATTERNS: [Pattern; 2] = [
+    Pattern {
+        name: "sequential",
+        rw: "read",
+        block_bytes: 131_072,
+        depth: 8,
+    },
+    Pattern {
+        name: "random",
+        rw: "randread",
+        block_bytes: 4096,
+        depth: 16,
+    },
+];
+
+const CACHE: &str = "256M";
+const CACHE_BYTES: u64 = 256 * MIB;
+const NAME: &str = "file";
+
+/// Bytes of the volume's file that hold data, found with SEEK_DATA: (offset, length) of the longest run.
+fn longest_data(file: &Path) -> Result<(u64, u64)> {
+    use rustix::fs::{SeekFrom, seek};
+    let fd = File::open(file)?;
+    let (mut best, mut at) = ((0, 0), 0);
+    loop {
+        let start = match seek(&fd, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(best),
+            Err(e) => return Err(format!("{}: {e}", file.display()).into()),
+        };
+        let end =
+            seek(&fd, SeekFrom::Hole(start)).map_err(|e| format!("{}: {e}", file.display()))?;
+        if end - start > best.1 {
+            best = (start, end - start);
+        }
+        at = end;
+    }
+}
+
+/// The options that both sides share.
+fn common(pattern: &Pattern, bytes: u64, runtime_s: u32) -> Vec<String> {
+    vec![
+        format!("rw={}", pattern.rw),
+        format!("bs={}", pattern.block_bytes),
+        format!("iodepth={}", pattern.depth),
+        format!("size={bytes}"),
+        format!("runtime={runtime_s}"),
+        "ioengine=io_uring".into(),
+        "direct=1".into(),
+        "readonly".into(),
+    ]
+}
+
+fn fio(file: &Path, args: &[String]) -> Result<f64> {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    Ok(Job::on_file(file, &args).run()?.mib_per_s)
+}
+
+/// Offsets of a pattern's reads in order; random ones visit every block once, like fio's.
+fn offsets(pattern: &Pattern, bytes: u64) -> Vec<u64> {
+    let block = u64::from(pattern.block_bytes);
+    let mut offsets: Vec<u64> = (0..bytes / block).map(|n| n * block).collect();
+    if pattern.rw == "randread" {
+        let mut random = Instant::now().elapsed().as_nanos() as u64 | 0x9e37_79b9_7f4a_7c15;
+        for last in (1..offsets.len()).rev() {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            offsets.swap(last, (random % (last as u64 + 1)) as usize);
+        }
+    }
+    offsets
+}
+
+/// Reads through the slices in this process, `depth` at a time; MiB a second.
+fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration) -> Result<f64> {
+    let mounted = Mounted::open(OpenOptions {
+        volume: volume.to_owned(),
+        read_only: true,
+        cache_bytes: Some(CACHE_BYTES),
+        topology: Topology::detect()?,
+    })?;
+    let attr = mounted
+        .fs()
+        .lookup(jericho_fs::types::ROOT, NAME.as_bytes())?;
+    let handle = mounted.open_file(attr.ino, false)?;
+    let (ended, ends) = mpsc::channel();
+    let mut scratch = Vec::new();
+    let (mut in_flight, mut read_bytes) = (0, 0u64);
+    let begun = Instant::now();
+    let mut rest = offsets(pattern, bytes).into_iter();
+    loop {
+        while in_flight < pattern.depth && begun.elapsed() < runtime {
+            let Some(offset) = rest.next() else { break };
+            let ended = ended.clone();
+            mounted.read(
+                &handle,
+                offset,
+                pattern.block_bytes,
+                &mut scratch,
+                move |result| {
+                    // The receiver outlives every read: it is dropped after all have ended.
+                    let _ = ended.send(result.map(<[u8]>::len).map_err(|e| e.to_string()));
+                },
+            );
+            in_flight += 1;
+        }
+        if in_flight == 0 {
+            break;
+        }
+        read_bytes += ends.recv()?? as u64;
+        in_flight -= 1;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    mounted.close_file(&handle);
+    mounted.close()?;
+    Ok(read_bytes as f64 / MIB as f64 / seconds)
+}
+
+/// Two patterns, each through the mount and in process: four comparisons.
+pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+    let names = PATTERNS.each_ref().map(|p| {
+        [
+            format!("cold {} mount", p.name),
+            format!("cold {} slice", p.name),
+        ]
+    });
+    if settings.self_test || !names.iter().flatten().any(|name| wanted(name)) {
+        return Ok(Vec::new());
+    }
+    let file_bytes = settings.pick(2048, 512) * MIB;
+    let runtime_s = settings.pick(10, 3);
+    let mut volume = Volume::format(settings, "cold", "4G")?;
+    volume.mount(CACHE)?;
+    let size = format!("size={file_bytes}");
+    Job::on_file(
+        &volume.mnt().join(NAME),
+        &["rw=write", "bs=1M", &size, "ioengine=psync", "end_fsync=1"],
+    )
+    .run()?;
+    volume.umount()?;
+    run_command(Command::new("sync").arg(&volume.file))?;
+    let (data_offset, data_bytes) = longest_data(&volume.file)?;
+    // Of both sides as many bytes; what the peer reads was written by us and lies on the same device.
+    let bytes = data_bytes.min(file_bytes) / MIB * MIB;
+    if bytes < file_bytes / 2 {
+        return Err(format!(
+            "the volume's file is too scattered: its longest run of data is {data_bytes} bytes"
+        )
+        .into());
+    }
+    let mut comparisons = Vec::new();
+    for (pattern, [mount_name, slice_name]) in PATTERNS.iter().zip(names) {
+        let args = common(pattern, bytes, runtime_s);
+        let raw_file = volume.file.clone();
+        let raw = || {
+            let args: Vec<String> = args
+                .iter()
+                .cloned()
+                .chain([format!("offset={data_offset}")])
+                .collect();
+            fio(&raw_file, &args)
+        };
+        let comparison = |name: String, ours: &'static str, target_ratio| Comparison {
+            name,
+            conditions: format!(
+                "{} bytes, depth {}, {} MiB read once, cache {CACHE} and empty at the start",
+                pattern.block_bytes,
+                pattern.depth,
+                bytes / MIB
+            ),
+            unit: "MiB/s",
+            ours,
+            peer: "fio io_uring O_DIRECT on the same file",
+            target_ratio,
+            our_values: Vec::new(),
+            peer_values: Vec::new(),
+        };
+        if wanted(&mount_name) {
+            let through_the_mount = || {
+                volume.mount(CACHE)?;
+                let result = fio(&volume.mnt().join(NAME), &args);
+                volume.umount()?;
+                result
+            };
+            comparisons.push(comparison(mount_name, "mount, io_uring", Some(0.9)).run(
+                settings.rounds,
+                through_the_mount,
+                raw,
+            )?);
+        }
+        if wanted(&slice_name) {
+            let runtime = Duration::from_secs(runtime_s.into());
+            let in_process = || drive_slices(&raw_file, pattern, bytes, runtime);
+            let without_fuse = comparison(slice_name, "slice, in process", Some(0.9));
+            comparisons.push(without_fuse.run(settings.rounds, in_process, raw)?);
+        }
+    }
+    Ok(comparisons)
+}

@@ -1,0 +1,83 @@
+//! One run of fio and what it measured.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::Result;
+
+/// A job for fio; `args` are its options without the leading dashes.
+pub struct Job {
+    command: Command,
+}
+
+/// What all jobs of a run did together.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Operations a second.
+    pub iops: f64,
+    /// MiB a second, the final sync included where the job asks for one.
+    pub mib_per_s: f64,
+    /// Operations.
+    pub operations: u64,
+}
+
+impl Job {
+    /// A job whose files are in a directory.
+    pub fn in_dir(dir: &Path, args: &[&str]) -> Job {
+        Job::new(format!("--directory={}", dir.display()), args)
+    }
+
+    /// A job on one file.
+    pub fn on_file(file: &Path, args: &[&str]) -> Job {
+        Job::new(format!("--filename={}", file.display()), args)
+    }
+
+    fn new(place: String, args: &[&str]) -> Job {
+        let mut command = Command::new("fio");
+        command
+            .args(["--name=bench", "--group_reporting", "--output-format=json"])
+            .args([
+                "--fallocate=none",
+                "--randrepeat=0",
+                "--norandommap=0",
+                &place,
+            ])
+            .args(args.iter().map(|arg| format!("--{arg}")));
+        Job { command }
+    }
+
+    /// Runs it to its end.
+    pub fn run(mut self) -> Result<Measured> {
+        let output = self
+            .command
+            .output()
+            .map_err(|e| format!("fio could not be started: {e}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            return Err(format!(
+                "{:?} failed ({}):\n{text}{errors}",
+                self.command, output.status
+            )
+            .into());
+        }
+        // Notes to the user may stand before the JSON.
+        let json = text.find('{').map_or("", |start| &text[start..]);
+        let report: Value = serde_json::from_str(json)
+            .map_err(|e| format!("fio printed no JSON ({e}):\n{text}"))?;
+        let number = |direction: &str, key: &str| {
+            let value = &report["jobs"][0][direction][key];
+            value
+                .as_f64()
+                .ok_or_else(|| format!("fio reported no {direction}.{key}"))
+        };
+        let sum = |key: &str| -> Result<f64> { Ok(number("read", key)? + number("write", key)?) };
+        Ok(Measured {
+            iops: sum("iops")?,
+            mib_per_s: sum("bw_bytes")? / (1 << 20) as f64,
+            operations: sum("total_ios")? as u64,
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! Small random reads and writes that hit, through the mount, against libfuse's passthrough with direct I/O.
+//!
+//! Both sides answer from memory: ours from a slice's frames, the passthrough from the kernel's page
+//! cache under it. What is compared is the path from the program to that memory and back.
+
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+use crate::compare::Comparison;
+use crate::fio::{Job, Measured};
+use crate::mounts::{Passthrough, Volume};
+use crate::settings::Settings;
+
+/// A side that answers, and how to see that it answered from its cache.
+enum Side {
+    Jericho(Volume),
+    Passthrough(Passthrough),
+}
+
+impl Side {
+    fn mnt(&self) -> PathBuf {
+        match self {
+            Side::Jericho(volume) => volume.mnt().to_owned(),
+            Side::Passthrough(passthrough) => passthrough.mnt().to_owned(),
+        }
+    }
+
+    fn misses(&self) -> Result<u64> {
+        match self {
+            Side::Jericho(volume) => volume.total("misses"),
+            Side::Passthrough(_) => Ok(0),
+        }
+    }
+
+    /// Runs the job and refuses the number when more than one operation in a hundred missed.
+    fn measure(&self, job: impl Fn(&Path) -> Result<Measured>) -> Result<f64> {
+        let before = self.misses()?;
+        let measured = job(&self.mnt())?;
+        let missed = self.misses()? - before;
+        if missed * 100 > measured.operations {
+            return Err(format!(
+                "{missed} of {} operations missed: no benchmark of hits",
+                measured.operations
+            )
+            .into());
+        }
+        Ok(measured.iops)
+    }
+}
+
+/// Reads and writes, one and two jobs: four comparisons.
+pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+    let workloads = [
+        ("randread", 1),
+        ("randread", 2),
+        ("randwrite", 1),
+        ("randwrite", 2),
+    ];
+    let workloads = workloads.map(|(rw, jobs)| (format!("hit {rw} {jobs}"), rw, jobs));
+    if !workloads.iter().any(|(name, ..)| wanted(name)) {
+        return Ok(Vec::new());
+    }
+    let ours = if settings.self_test {
+        Side::Passthrough(Passthrough::mount(settings, "self")?)
+    } else {
+        let mut volume = Volume::format(settings, "hits", "2G")?;
+        volume.mount("1G")?;
+        Side::Jericho(volume)
+    };
+    let peer = Side::Passthrough(Passthrough::mount(settings, "passthrough")?);
+    let size = format!("size={}M", settings.pick(192, 64));
+    let runtime = format!("runtime={}", settings.pick(8, 2));
+    // Files of both jobs, written and read once, so that they are in the caches.
+    for side in [&ours, &peer] {
+        for rw in ["write", "read"] {
+            let rw = format!("rw={rw}");
+            Job::in_dir(
+                &side.mnt(),
+                &[&rw, "bs=1M", &size, "numjobs=2", "ioengine=psync"],
+            )
+            .run()?;
+        }
+    }
+    let mut comparisons = Vec::new();
+    for (name, rw, jobs) in workloads {
+        if !wanted(&name) {
+            continue;
+        }
+        let job = |mnt: &Path| {
+            let (rw, jobs) = (format!("rw={rw}"), format!("numjobs={jobs}"));
+            Job::in_dir(
+                mnt,
+                &[
+                    &rw,
+                    &jobs,
+                    &size,
+                    &runtime,
+                    "bs=4k",
+                    "ioengine=psync",
+                    "time_based",
+                ],
+            )
+            .run()
+        };
+        let comparison = Comparison {
+            name,
+            conditions: format!("4 KiB, fio psync, {jobs} job(s), everything cached"),
+            unit: "IOPS",
+            ours: "mount",
+            peer: "libfuse passthrough_hp, direct I/O",
+            target_ratio: Some(1.3),
+            our_values: Vec::new(),
+            peer_values: Vec::new(),
+        };
+        comparisons.push(comparison.run(
+            settings.rounds,
+            || ours.measure(job),
+            || peer.measure(job),
+        )?);
+    }
+    Ok(comparisons)
+}

@@ -1,0 +1,92 @@
+//! `jericho-bench`: the project's measurements, see docs/performance.md.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use jericho_bench::report::{self, Report};
+use jericho_bench::settings::Settings;
+use jericho_bench::{Result, cold, footprint, hits, small_files, write_back};
+
+/// Compares Jericho with its peers in alternating runs.
+#[derive(Parser)]
+struct Arguments {
+    /// The jericho command.
+    #[arg(long)]
+    jericho: PathBuf,
+    /// passthrough_hp with direct I/O (scripts/passthrough-hp builds it).
+    #[arg(long)]
+    passthrough: PathBuf,
+    /// Where bench.json and bench.md are written.
+    #[arg(long)]
+    out: PathBuf,
+    /// A directory on the device to be measured, made for the run and removed afterwards.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Rounds of each side of a comparison [default: 7, quick: 3].
+    #[arg(long)]
+    rounds: Option<u32>,
+    /// Minutes instead of an hour; not for quoting.
+    #[arg(long)]
+    quick: bool,
+    /// Only measurements whose name contains one of these.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Measures the passthrough against itself: ratios near 1 show that the harness is fair.
+    #[arg(long)]
+    self_test: bool,
+}
+
+fn measure(settings: &Settings, only: &[String]) -> Result<Report> {
+    let wanted =
+        |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
+    let mut report = Report {
+        conditions: report::conditions(settings),
+        ..Report::default()
+    };
+    report.comparisons.extend(hits::run(settings, wanted)?);
+    report
+        .comparisons
+        .extend(small_files::run(settings, wanted)?);
+    report
+        .comparisons
+        .extend(write_back::run(settings, wanted)?);
+    report.comparisons.extend(cold::run(settings, wanted)?);
+    report.footprint = footprint::run(settings, wanted)?;
+    Ok(report)
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let dir = arguments.dir.unwrap_or_else(|| arguments.out.join("work"));
+    if dir.exists() {
+        return Err(format!(
+            "{} exists: remove it or choose another with --dir",
+            dir.display()
+        )
+        .into());
+    }
+    std::fs::create_dir_all(&dir)?;
+    let settings = Settings {
+        jericho: std::path::absolute(arguments.jericho)?,
+        passthrough: std::path::absolute(arguments.passthrough)?,
+        dir: std::fs::canonicalize(&dir)?,
+        rounds: arguments
+            .rounds
+            .unwrap_or(if arguments.quick { 3 } else { 7 })
+            .max(1),
+        quick: arguments.quick,
+        self_test: arguments.self_test,
+    };
+    let measured = measure(&settings, &arguments.only);
+    // The mounts are gone by now, whatever happened.
+    std::fs::remove_dir_all(&settings.dir)?;
+    let report = measured?;
+    report.write(&arguments.out)?;
+    println!("{}", report.markdown());
+    println!(
+        "Written to {}",
+        arguments.out.join("bench.{json,md}").display()
+    );
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! What was measured, as JSON for programs and as a table for docs/performance.md.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::Result;
+use crate::compare::Comparison;
+use crate::footprint::Footprint;
+use crate::settings::Settings;
+use crate::stats::Summary;
+
+/// A whole run.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// Machine and versions, one line each.
+    pub conditions: Vec<String>,
+    /// Ratios.
+    pub comparisons: Vec<Comparison>,
+    /// The daemon's appetite, where it was measured.
+    pub footprint: Option<Footprint>,
+}
+
+/// First line that a command prints, or why it did not.
+fn first_line(program: &str, args: &[&str]) -> String {
+    match std::process::Command::new(program).args(args).output() {
+        Ok(output) => String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .next()
+            .unwrap_or("?")
+            .to_owned(),
+        Err(e) => format!("{program}: {e}"),
+    }
+}
+
+/// A value of a `key: value` or `key : value` file of proc.
+fn from_proc(file: &str, key: &str) -> String {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(key))
+        .and_then(|line| line.split_once(':'));
+    line.map_or("?".into(), |(_, value)| value.trim().to_owned())
+}
+
+/// The conditions of this run.
+pub fn conditions(settings: &Settings) -> Vec<String> {
+    let cpus = std::thread::available_parallelism().map_or(0, |n| n.get());
+    let dir = settings.dir.display().to_string();
+    vec![
+        format!(
+            "CPU: {} x {}",
+            cpus,
+            from_proc("/proc/cpuinfo", "model name")
+        ),
+        format!("Memory: {}", from_proc("/proc/meminfo", "MemTotal")),
+        format!("Kernel: {}", first_line("uname", &["-r"])),
+        format!(
+            "Filesystem under the volume: {}",
+            first_line("stat", &["-f", "-c", "%T", &dir])
+        ),
+        format!("Generator: {}", first_line("fio", &["--version"])),
+        format!(
+            "Passthrough: libfuse {}, passthrough_hp, direct I/O, --nosplice",
+            first_line(
+                "dpkg-query",
+                &["-W", "-f", "${source:Version}", "libfuse3-dev"]
+            )
+        ),
+        format!(
+            "Rounds: {} of each side, in turn{}",
+            settings.rounds,
+            settings.pick("", " (quick: not for quoting)")
+        ),
+    ]
+}
+
+/// Digits that a reader can take in: 12,345 or 1.23.
+fn number(value: f64) -> String {
+    if value < 100.0 {
+        return format!("{value:.2}");
+    }
+    let digits = format!("{value:.0}");
+    let mut grouped = String::new();
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+fn cell(summary: Option<Summary>) -> String {
+    summary.map_or("-".into(), |s| {
+        format!(
+            "{} ({}-{})",
+            number(s.median),
+            number(s.lower_quartile),
+            number(s.upper_quartile)
+        )
+    })
+}
+
+impl Report {
+    /// A table of medians with quartiles.
+    pub fn markdown(&self) -> String {
+        let mut text = String::new();
+        for line in &self.conditions {
+            let _ = writeln!(text, "- {line}");
+        }
+        text.push_str("\nMedian (lower-upper quartile):\n\n");
+        text.push_str("| workload | Jericho | peer | unit | ratio | wanted | conditions |\n|---|---|---|---|---|---|---|\n");
+        for c in &self.comparisons {
+            let (ours, peer) = (Summary::of(&c.our_values), Summary::of(&c.peer_values));
+            let wanted = c
+                .target_ratio
+                .map_or("-".into(), |target| format!("{target:.1}"));
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | **{}** | {wanted} | {}; {} against {} |",
+                c.name,
+                cell(ours),
+                cell(peer),
+                c.unit,
+                cell(c.ratio()),
+                c.conditions,
+                c.ours,
+                c.peer
+            );
+        }
+        if let Some(f) = &self.footprint {
+            let _ = write!(
+                text,
+                "\n| the daemon | measured |\n|---|---|\n\
+                 | bookkeeping of the cache | {:.1} bytes a page of 4 KiB |\n\
+                 | private memory after making {} files | {:.0} MiB (cache of {} MiB not counted) |\n\
+                 | private memory after a remount and a walk over all of them | {:.0} MiB |\n\
+                 | resident memory then, cache included | {:.0} MiB |\n\
+                 | files made a second, one thread | {} |\n\
+                 | CPU time in ten idle seconds | {} ms |\n",
+                f.bookkeeping_bytes_per_page,
+                number(f.inodes.into()),
+                f.private_mib_after_create,
+                f.cache_mib,
+                f.private_mib_after_walk,
+                f.resident_mib_after_walk,
+                number(f.creates_per_s),
+                f.idle_ticks_in_10_s * 10,
+            );
+        }
+        text
+    }
+
+    /// Writes `bench.json` and `bench.md`.
+    pub fn write(&self, out: &Path) -> Result<()> {
+        fs::create_dir_all(out)?;
+        fs::write(out.join("bench.json"), serde_json::to_string_pretty(self)?)?;
+        fs::write(out.join("bench.md"), self.markdown())?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_tells_medians_quartiles_and_the_ratio_of_the_pairs() {
+        let report = Report {
+            comparisons: vec![Comparison {
+                name: "x".into(),
+                conditions: "c".into(),
+                unit: "IOPS",
+                ours: "a",
+                peer: "b",
+                target_ratio: Some(1.3),
+                our_values: vec![3000.0, 2000.0, 4000.0],
+                peer_values: vec![1000.0, 1000.0, 1000.0],
+            }],
+            ..Report::default()
+        };
+        let expected = "| x | 3,000 (2,500-3,500) | 1,000 (1,000-1,000) | IOPS | **3.00 (2.50-3.50)** | 1.3 | c; a against b |";
+        assert!(
+            report.markdown().contains(expected),
+            "{}",
+            report.markdown()
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! Many small files created and written through both mounts.
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::Result;
+use crate::compare::Comparison;
+use crate::mounts::{Passthrough, Volume};
+use crate::settings::Settings;
+
+const FILES_IN_A_DIRECTORY: u32 = 1000;
+const FILE_BYTES: usize = 4096;
+
+/// Files a second, the removal afterwards not counted.
+fn create(mnt: &Path, files: u32) -> Result<f64> {
+    let root = mnt.join("files");
+    fs::create_dir(&root)?;
+    let content = [0x5a; FILE_BYTES];
+    let begun = Instant::now();
+    for dir in 0..files / FILES_IN_A_DIRECTORY {
+        let dir = root.join(format!("directory{dir}"));
+        fs::create_dir(&dir)?;
+        for file in 0..FILES_IN_A_DIRECTORY {
+            fs::write(dir.join(format!("file{file}")), content)?;
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    fs::remove_dir_all(&root)?;
+    Ok(f64::from(files) / seconds)
+}
+
+/// One comparison.
+pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+    let name = "small files";
+    if !wanted(name) {
+        return Ok(Vec::new());
+    }
+    let files = settings.pick(100_000, 10_000);
+    let passthrough = Passthrough::mount(settings, "passthrough")?;
+    let comparison = Comparison {
+        name: name.into(),
+        conditions: format!("{files} files of 4 KiB created, written and closed by one thread"),
+        unit: "files/s",
+        ours: "mount",
+        peer: "libfuse passthrough_hp, direct I/O",
+        target_ratio: Some(1.0),
+        our_values: Vec::new(),
+        peer_values: Vec::new(),
+    };
+    let peer = || create(passthrough.mnt(), files);
+    if settings.self_test {
+        let other = Passthrough::mount(settings, "self")?;
+        return Ok(vec![comparison.run(
+            settings.rounds,
+            || create(other.mnt(), files),
+            peer,
+        )?]);
+    }
+    let mut volume = Volume::format(settings, "small-files", "4G")?;
+    volume.mount("1G")?;
+    Ok(vec![comparison.run(
+        settings.rounds,
+        || create(volume.mnt(), files),
+        peer,
+    )?])
+}

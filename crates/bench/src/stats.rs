@@ -1,0 +1,68 @@
+//! Medians and quartiles of a handful of rounds.
+
+use serde::Serialize;
+
+/// The middle of some measurements and how far they spread.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// A quarter lies below.
+    pub lower_quartile: f64,
+    /// Half lies below.
+    pub median: f64,
+    /// A quarter lies above.
+    pub upper_quartile: f64,
+}
+
+impl Summary {
+    /// Of at least one value; interpolates between neighbours.
+    pub fn of(values: &[f64]) -> Option<Summary> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        let at = |quantile: f64| {
+            let position = quantile * last as f64;
+            let (below, above) = (
+                sorted[position.floor() as usize],
+                sorted[position.ceil() as usize],
+            );
+            below + (above - below) * position.fract()
+        };
+        Some(Summary {
+            lower_quartile: at(0.25),
+            median: at(0.5),
+            upper_quartile: at(0.75),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Summary;
+
+    #[test]
+    fn quartiles_lie_between_neighbours() {
+        let summary = Summary::of(&[4.0, 1.0, 3.0, 2.0]).expect("four values");
+        assert_eq!(
+            (
+                summary.lower_quartile,
+                summary.median,
+                summary.upper_quartile
+            ),
+            (1.75, 2.5, 3.25)
+        );
+    }
+
+    #[test]
+    fn one_value_has_no_spread_and_none_has_no_summary() {
+        let summary = Summary::of(&[7.0]).expect("one value");
+        assert_eq!(
+            (
+                summary.lower_quartile,
+                summary.median,
+                summary.upper_quartile
+            ),
+            (7.0, 7.0, 7.0)
+        );
+        assert_eq!(Summary::of(&[]), None);
+    }
+}
