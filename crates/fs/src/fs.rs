@@ -1,16 +1,56 @@
 //! The filesystem of an open volume: what the mount and the data path call.
 //!
-//! Skeleton: signatures that `daemon` and `fuse` code against.
+//! In memory is the truth, the store is behind it: see docs/internals/fs.md for the orders that make a
+//! crash safe and the order of locks.
+
+mod acl;
+mod commit;
+mod core;
+mod data;
+mod directory;
+mod errno;
+mod extents;
+mod file;
+mod inode;
+mod namespace;
+mod numbers;
+mod overlay;
+mod placement;
+mod rename;
+mod runs;
+mod space;
+mod sync;
+mod table;
+mod times;
+mod truncate;
+mod xattr;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 
-use jericho_cache::{Object, Slice};
+use jericho_cache::Slice;
+use jericho_format::INO_MAX;
+use parking_lot::Mutex;
 
+pub use self::file::{File, Writing};
+pub use self::placement::{FollowParent, PlacementContext, Policy};
+
+use self::commit::Commits;
+use self::core::{Core, NAME_MAX, wait};
+use self::numbers::Numbers;
+use self::table::Table;
+use self::times::now_ns;
 use crate::error::{Error, Result};
+use crate::store::{Change, InodeRecord, Store};
 use crate::types::*;
+use crate::volume::Volume;
 
 /// Called once when an operation that waits for devices is over, perhaps in another thread.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// Memory for pages of the metadata store.
+const STORE_CACHE_BYTES: usize = 64 << 20;
 
 /// How the filesystem is run.
 #[derive(Clone, Debug)]
@@ -23,201 +63,199 @@ pub struct FsOptions {
     pub commit_interval_ms: u64,
 }
 
-/// A regular file in memory: what the data path needs. Shared by every open descriptor.
-pub struct File {
-    _todo: (),
-}
-
-impl File {
-    /// Inode number.
-    pub fn ino(&self) -> Ino {
-        todo!()
-    }
-    /// The file as the cache sees it.
-    pub fn object(self: &Arc<Self>) -> Arc<dyn Object> {
-        todo!()
-    }
-    /// Slice that caches it now. May change at any time (re-homing): a Get answers `Moved` then.
-    pub fn slice(&self) -> SliceId {
-        todo!()
-    }
-    /// Size in bytes now.
-    pub fn size(&self) -> u64 {
-        todo!()
-    }
-}
-
-/// The filesystem.
+/// The filesystem. Dropping it without `close` is a crash: what was not durable is lost.
 pub struct Fs {
-    _todo: (),
+    core: Arc<Core>,
+    committer: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Fs {
     /// Opens the filesystem: reads what it needs, removes what was open without a name at the end of the
-    /// last mount, starts the committer thread.
+    /// last mount, starts the committer thread. `slices`: the caches by slice; without any, files can be
+    /// named but not read or written.
     pub fn open(
-        _volume: Arc<crate::volume::Volume>,
-        _slices: Vec<Arc<Slice>>,
-        _options: FsOptions,
+        volume: Arc<Volume>,
+        slices: Vec<Arc<Slice>>,
+        options: FsOptions,
     ) -> Result<Arc<Fs>> {
-        todo!()
+        Fs::open_with_policy(volume, slices, options, Box::new(FollowParent))
     }
+
+    /// As `open`, with another placement policy.
+    pub fn open_with_policy(
+        volume: Arc<Volume>,
+        slices: Vec<Arc<Slice>>,
+        mut options: FsOptions,
+        policy: Box<dyn Policy>,
+    ) -> Result<Arc<Fs>> {
+        options.read_only |= volume.read_only();
+        let (store, allocator) = volume.open_store(STORE_CACHE_BYTES)?;
+        if !options.read_only {
+            volume.mark_dirty()?;
+            make_root(&store)?;
+        }
+        let number = |name| Ok::<u64, Error>(store.value(name)?.unwrap_or(0));
+        let core = Arc::new(Core {
+            table: Table::new(options.inode_cache),
+            numbers: Mutex::new(Numbers::load(&store)?),
+            generation: AtomicU32::new(number("generation")? as u32),
+            rename: Mutex::new(()),
+            policy,
+            turn: AtomicU64::new(number("placement_turn")?),
+            commits: Commits::new(options.commit_interval_ms),
+            took_data: volume
+                .devices()
+                .iter()
+                .map(|_| AtomicBool::new(false))
+                .collect(),
+            closed: AtomicBool::new(false),
+            volume,
+            store,
+            allocator,
+            slices,
+            options,
+        });
+        let committer = {
+            let core = core.clone();
+            std::thread::Builder::new()
+                .name("jericho-commit".into())
+                .spawn(move || commit::run(&core))
+                .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))?
+        };
+        let fs = Arc::new(Fs {
+            core,
+            committer: Mutex::new(Some(committer)),
+        });
+        fs.remove_orphans()?;
+        Ok(fs)
+    }
+
+    fn remove_orphans(&self) -> Result<()> {
+        if self.core.options.read_only {
+            return Ok(());
+        }
+        let orphans = self.core.store.orphans()?;
+        if orphans.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(
+            "removing {} files that were open without a name",
+            orphans.len()
+        );
+        for ino in orphans {
+            if self.core.store.inode(ino)?.is_none() {
+                self.core.commits.push(Change::DelOrphan(ino));
+                continue;
+            }
+            let inode = self.core.inode(ino)?;
+            inode.meta.write().rec.nlink = 0;
+            inode.unlinked.store(true, Ordering::Release);
+            self.core.reap(&inode);
+        }
+        self.core.commit_now()
+    }
+
     /// Writes everything back, commits, marks the volume clean, stops the committer. After it every call
     /// fails with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
-        todo!()
+        self.core.alive()?;
+        let result = if self.core.options.read_only {
+            Ok(())
+        } else {
+            self.sync_all()
+                .and_then(|()| Ok(self.core.volume.mark_clean()?))
+        };
+        self.core.closed.store(true, Ordering::Release);
+        self.stop();
+        result
     }
 
-    // --- namespace; names are bytes without '/' or NUL. Each returned Attr of lookup/create/... counts one
-    // reference of the kernel (nlookup) that `forget` gives back.
-    /// Looks a name up ("." and ".." too).
-    pub fn lookup(&self, _dir: Ino, _name: &[u8]) -> Result<Attr> {
-        todo!()
+    fn stop(&self) {
+        self.core.commits.stop();
+        let Some(committer) = self.committer.lock().take() else {
+            return;
+        };
+        // The last handle may be dropped by a callback of the committer itself.
+        if committer.thread().id() != std::thread::current().id() && committer.join().is_err() {
+            tracing::error!("the committer thread had panicked");
+        }
+        self.core.table.clear();
     }
-    /// The kernel forgets `n` lookups.
-    pub fn forget(&self, _ino: Ino, _n: u64) {
-        todo!()
+
+    /// Writes everything back and commits: sync(2).
+    pub fn sync_all(&self) -> Result<()> {
+        if self.core.options.read_only {
+            return self.core.alive();
+        }
+        self.core.alive()?;
+        let sizes = self.core.table.files_and_sizes();
+        for slice in &self.core.slices {
+            wait(|done| slice.sync_all(done))?;
+        }
+        for (file, size, cuts) in sizes {
+            file.note_synced(size, cuts);
+        }
+        self.core.commit_now()
     }
-    /// stat.
-    pub fn getattr(&self, _ino: Ino) -> Result<Attr> {
-        todo!()
-    }
-    /// chmod, chown, utimens, and truncate (waits for the cache: see `setattr` in the docs).
-    pub fn setattr(&self, _ino: Ino, _set: SetAttr, _caller: Caller) -> Result<Attr> {
-        todo!()
-    }
-    /// Makes a file of any kind but directory and symlink; `mode` is permissions before umask/default ACL.
-    pub fn mknod(&self, _dir: Ino, _name: &[u8], _kind: Kind, _perm: u16, _rdev: u32, _caller: Caller) -> Result<Attr> {
-        todo!()
-    }
-    /// Makes a directory.
-    pub fn mkdir(&self, _dir: Ino, _name: &[u8], _perm: u16, _caller: Caller) -> Result<Attr> {
-        todo!()
-    }
-    /// Makes a symbolic link.
-    pub fn symlink(&self, _dir: Ino, _name: &[u8], _target: &[u8], _caller: Caller) -> Result<Attr> {
-        todo!()
-    }
-    /// Reads a symbolic link.
-    pub fn readlink(&self, _ino: Ino) -> Result<Vec<u8>> {
-        todo!()
-    }
-    /// Hard link.
-    pub fn link(&self, _ino: Ino, _dir: Ino, _name: &[u8]) -> Result<Attr> {
-        todo!()
-    }
-    /// Removes a name that is not a directory's.
-    pub fn unlink(&self, _dir: Ino, _name: &[u8]) -> Result<()> {
-        todo!()
-    }
-    /// Removes an empty directory.
-    pub fn rmdir(&self, _dir: Ino, _name: &[u8]) -> Result<()> {
-        todo!()
-    }
-    /// renameat2(2) with its flags (RENAME_NOREPLACE = 1, RENAME_EXCHANGE = 2; others EINVAL).
-    pub fn rename(&self, _dir: Ino, _name: &[u8], _new_dir: Ino, _new_name: &[u8], _flags: u32) -> Result<()> {
-        todo!()
-    }
-    /// Entries after `cookie` (0: from the start, "." and ".." first); calls `each` until it returns false.
-    pub fn readdir(&self, _dir: Ino, _cookie: u64, _each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
-        todo!()
-    }
+
     /// statfs.
     pub fn statfs(&self) -> Result<StatFs> {
-        todo!()
+        self.core.alive()?;
+        let allocator = &self.core.allocator;
+        let slices = 0..self.core.slice_count();
+        let blocks = slices
+            .clone()
+            .map(|slice| allocator.capacity_of(slice))
+            .sum();
+        let free: u64 = slices.map(|slice| allocator.free_of(slice)).sum();
+        let used = self.core.numbers.lock().used();
+        Ok(StatFs {
+            blocks,
+            free: free.saturating_sub(allocator.reserved()),
+            files: INO_MAX,
+            files_free: INO_MAX - used,
+            name_max: NAME_MAX as u32,
+        })
     }
 
-    // --- extended attributes; POSIX ACLs are the kernel's binary xattrs system.posix_acl_{access,default}
-    /// Value.
-    pub fn getxattr(&self, _ino: Ino, _name: &[u8]) -> Result<Vec<u8>> {
-        todo!()
+    /// Inodes in memory now.
+    pub fn cached_inodes(&self) -> usize {
+        self.core.table.len()
     }
-    /// flags: XATTR_CREATE = 1, XATTR_REPLACE = 2.
-    pub fn setxattr(&self, _ino: Ino, _name: &[u8], _value: &[u8], _flags: u32) -> Result<()> {
-        todo!()
-    }
-    /// Names, each ended by NUL.
-    pub fn listxattr(&self, _ino: Ino) -> Result<Vec<u8>> {
-        todo!()
-    }
-    /// Removes one.
-    pub fn removexattr(&self, _ino: Ino, _name: &[u8]) -> Result<()> {
-        todo!()
-    }
+}
 
-    // --- files
-    /// Opens a regular file (counts an open). `truncate`: O_TRUNC.
-    pub fn open_file(&self, _ino: Ino, _truncate: bool) -> Result<Arc<File>> {
-        todo!()
+impl Drop for Fs {
+    fn drop(&mut self) {
+        self.core.closed.store(true, Ordering::Release);
+        self.stop();
     }
-    /// The last descriptor of an open is gone; removes the file when it has no name and no open left.
-    pub fn close_file(&self, _file: &Arc<File>) {
-        todo!()
-    }
-    /// Before bytes are written: reserves space for pages of the range that have none (ENOSPC, EFBIG,
-    /// EROFS). Cheap when the range is placed or reserved already.
-    pub fn begin_write(&self, _file: &Arc<File>, _offset: u64, _len: u64) -> Result<()> {
-        todo!()
-    }
-    /// After bytes were written into the cache: extends the size to `offset + len` if that is more, sets the
-    /// times, strips set-id bits when `strip_suid`.
-    pub fn end_write(&self, _file: &Arc<File>, _offset: u64, _len: u64, _strip_suid: bool) {
-        todo!()
-    }
-    /// After bytes were read: atime (relatime).
-    pub fn end_read(&self, _file: &Arc<File>) {
-        todo!()
-    }
-    /// fsync / fdatasync: data written back and flushed, metadata committed (datasync: only what is needed to
-    /// read the data). Reports a write-back error not reported to this file yet. `done` may run in
-    /// another thread.
-    pub fn fsync(&self, _file: &Arc<File>, _datasync: bool, _done: Done) {
-        todo!()
-    }
-    /// Durability of a range only (O_DSYNC, RWF_DSYNC).
-    pub fn sync_range(&self, _file: &Arc<File>, _offset: u64, _len: u64, _done: Done) {
-        todo!()
-    }
-    /// fsync of a directory: commits every namespace change made so far.
-    pub fn fsync_dir(&self, _ino: Ino, _done: Done) {
-        todo!()
-    }
-    /// Everything.
-    pub fn sync_all(&self) -> Result<()> {
-        todo!()
-    }
-    /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Others EOPNOTSUPP.
-    pub fn fallocate(&self, _file: &Arc<File>, _mode: i32, _offset: u64, _len: u64) -> Result<()> {
-        todo!()
-    }
-    /// SEEK_DATA (`data` true) / SEEK_HOLE; ENXIO past the end. Pages dirty in the cache are data.
-    pub fn seek(&self, _file: &Arc<File>, _offset: u64, _data: bool) -> Result<u64> {
-        todo!()
-    }
+}
 
-    // --- placement
-    /// Slice where the inode's data is (files) or what is created in it goes (directories), and whether it was
-    /// set on this very inode by a user.
-    pub fn placement(&self, _ino: Ino) -> Result<(SliceId, bool)> {
-        todo!()
+/// Makes the root directory of a volume that was just formatted.
+fn make_root(store: &Store) -> Result<()> {
+    if store.inode(ROOT)?.is_some() {
+        return Ok(());
     }
-    /// Directories: what is created below from now on goes to `slice`.
-    pub fn set_placement(&self, _ino: Ino, _slice: SliceId) -> Result<()> {
-        todo!()
-    }
-    /// Re-homes one inode: a file's data to the slice's cache and space, while it is in use; returns when done and
-    /// durable. Directories: as set_placement. Other kinds: nothing to do.
-    pub fn move_to(&self, _ino: Ino, _slice: SliceId) -> Result<()> {
-        todo!()
-    }
-    /// The file's blocks by slice: (slice, blocks).
-    pub fn blocks_by_slice(&self, _ino: Ino) -> Result<Vec<(SliceId, u64)>> {
-        todo!()
-    }
-    /// The file in memory, without counting an open (for `where`).
-    pub fn file(&self, _ino: Ino) -> Result<Arc<File>> {
-        todo!()
-    }
+    let now = now_ns();
+    let root = InodeRecord {
+        kind: Kind::Directory,
+        perm: 0o755,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        generation: 0,
+        size: 0,
+        atime_ns: now,
+        mtime_ns: now,
+        ctime_ns: now,
+        btime_ns: now,
+        slice: None,
+        placement: None,
+        parent: ROOT,
+        target: None,
+    };
+    store.commit(&[Change::PutInode(ROOT, root)])
 }
 
 impl From<jericho_cache::Error> for Error {

@@ -1,0 +1,310 @@
+//! What the filesystem's parts share: the volume, the caches, the inodes in memory, the batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+
+use jericho_cache::Slice;
+use jericho_format::PAGE_BYTES;
+use parking_lot::{Mutex, RwLockReadGuard};
+
+use super::commit::{Commits, Waiter};
+use super::errno::*;
+use super::extents::Map;
+use super::file::{CacheResult, File};
+use super::inode::{BLOCKS_UNKNOWN, Inode, Meta};
+use super::numbers::Numbers;
+use super::placement::Policy;
+use super::table::Table;
+use super::{Done, FsOptions};
+use crate::alloc::{Allocator, Blocks};
+use crate::error::{Error, Result};
+use crate::store::{Change, StoreRef};
+use crate::types::{Ino, Kind, SliceId};
+use crate::volume::Volume;
+
+/// Hashes below this are the cookies of "." and "..".
+pub const FIRST_HASH: u64 = 3;
+/// Longest name in bytes.
+pub const NAME_MAX: usize = 255;
+
+/// Shared by the filesystem's handle, its files and its committer.
+pub struct Core {
+    pub volume: Arc<Volume>,
+    pub store: StoreRef,
+    pub allocator: Arc<Allocator>,
+    pub slices: Vec<Arc<Slice>>,
+    pub options: FsOptions,
+    pub table: Table,
+    pub numbers: Mutex<Numbers>,
+    /// Given to inodes made now; grows with every batch that frees numbers.
+    pub generation: AtomicU32,
+    /// Held by whoever changes a directory's parent.
+    pub rename: Mutex<()>,
+    pub policy: Box<dyn Policy>,
+    /// Directories made in the root so far: the placement cursor.
+    pub turn: AtomicU64,
+    pub commits: Commits,
+    /// Devices that took data since they were last flushed.
+    pub took_data: Vec<AtomicBool>,
+    pub closed: AtomicBool,
+}
+
+impl Core {
+    /// Slices of the volume.
+    pub fn slice_count(&self) -> SliceId {
+        self.volume.slices().len() as SliceId
+    }
+
+    /// ESHUTDOWN after the end.
+    pub fn alive(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            Err(ESHUTDOWN)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether anything may be changed.
+    pub fn may_change(&self) -> Result<()> {
+        self.alive()?;
+        if self.options.read_only {
+            return Err(EROFS);
+        }
+        self.commits.failure()
+    }
+
+    /// Starts an operation on the namespace: all of what is done until the guard is dropped goes into
+    /// one batch. May wait for the committer; the caller holds no lock. Not to be nested.
+    pub fn begin(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        self.may_change()?;
+        self.commits.wait_for_room();
+        Ok(self.commits.gate.read())
+    }
+
+    /// The hash of a name, which is also its entry's cookie.
+    pub fn hash(&self, name: &[u8]) -> u64 {
+        self.volume.hash_name(name).max(FIRST_HASH)
+    }
+
+    /// An inode that exists. ESTALE when it does not.
+    pub fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+        self.alive()?;
+        self.table.get_or_load(ino, || {
+            let rec = self.store.inode(ino)?.ok_or(ESTALE)?;
+            Ok(Inode::loaded(ino, rec))
+        })
+    }
+
+    /// A directory. ENOTDIR.
+    pub fn directory(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let inode = self.inode(ino)?;
+        if inode.kind == Kind::Directory {
+            Ok(inode)
+        } else {
+            Err(ENOTDIR)
+        }
+    }
+
+    /// The entry of a name, under the directory's lock.
+    pub fn find(
+        &self,
+        dir: &Inode,
+        meta: &Meta,
+        hash: u64,
+        name: &[u8],
+    ) -> Result<Option<(Ino, Kind)>> {
+        match meta.overlay.get(hash, name) {
+            Some(entry) => Ok(entry),
+            // No batch has the directory yet, so the store knows no entry of it.
+            None if !meta.stored => Ok(None),
+            None => self.store.entry(dir.ino, hash, name),
+        }
+    }
+
+    /// Changes an entry in memory and in the batch, under the directory's lock and the gate.
+    pub fn put_entry(
+        &self,
+        dir: &Inode,
+        meta: &mut Meta,
+        hash: u64,
+        name: &[u8],
+        to: Option<(Ino, Kind)>,
+    ) {
+        meta.overlay.put(hash, name.into(), to, self.commits.seq());
+        let name = name.into();
+        self.commits.push(match to {
+            Some((ino, kind)) => Change::PutEntry {
+                dir: dir.ino,
+                hash,
+                name,
+                ino,
+                kind,
+            },
+            None => Change::DelEntry {
+                dir: dir.ino,
+                hash,
+                name,
+            },
+        });
+    }
+
+    /// The inode's attributes go with the next batch. May be called under any lock but the batch's own.
+    pub fn mark_dirty(&self, inode: &Arc<Inode>) {
+        if !inode.dirty.swap(true, Ordering::AcqRel) {
+            self.commits.push_dirty(inode.clone());
+        }
+    }
+
+    /// Data went to these blocks: their devices are flushed before the next batch.
+    pub fn took_data(&self, blocks: Blocks) {
+        for run in self.volume.runs(blocks) {
+            if let Some(flag) = self.took_data.get(usize::from(run.device))
+                && !flag.load(Ordering::Acquire)
+            {
+                flag.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// The data side of a regular file, under the inode's lock. EISDIR, EINVAL for other kinds.
+    pub fn file_of(self: &Arc<Self>, inode: &Arc<Inode>, meta: &Meta) -> Result<Arc<File>> {
+        match inode.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(EISDIR),
+            _ => return Err(EINVAL),
+        }
+        let mut slot = inode.file.lock();
+        if let Some(file) = &*slot {
+            return Ok(file.clone());
+        }
+        let rows = if meta.stored {
+            self.store.extents(inode.ino)?
+        } else {
+            Vec::new()
+        };
+        let map = Map::load(rows, meta.rec.size.div_ceil(PAGE_BYTES));
+        let file = File::new(self.clone(), inode.clone(), meta, map);
+        if file.map.read().has_changes() && !self.options.read_only {
+            self.mark_dirty(inode);
+        }
+        *slot = Some(file.clone());
+        Ok(file)
+    }
+
+    /// As `file_of`, taking the inode's lock.
+    pub fn file(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<Arc<File>> {
+        let meta = inode.meta.read();
+        self.file_of(inode, &meta)
+    }
+
+    /// Counts the blocks of a file whose extents were not read yet, for stat.
+    pub fn count_blocks(&self, inode: &Inode) -> Result<()> {
+        if inode.blocks.load(Ordering::Relaxed) == BLOCKS_UNKNOWN {
+            let rows = self.store.extents(inode.ino)?;
+            let pages = rows.iter().map(|row| u64::from(row.blocks.count)).sum();
+            // Lost when the file was loaded meanwhile, which counts for itself.
+            let _ = inode.blocks.compare_exchange(
+                BLOCKS_UNKNOWN,
+                pages,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
+        Ok(())
+    }
+
+    /// Removes an inode that has no name, no open and no reference. Does not wait: its pages are dropped,
+    /// then the committer takes it.
+    pub fn reap(self: &Arc<Self>, inode: &Arc<Inode>) {
+        if !inode.unlinked.load(Ordering::Acquire) || self.options.read_only {
+            return;
+        }
+        let mut meta = inode.meta.write();
+        if meta.rec.nlink > 0
+            || meta.dead
+            || inode.opens.load(Ordering::Acquire) > 0
+            || self.table.is_known(inode.ino)
+        {
+            return;
+        }
+        let file = match self.ready_to_die(inode, &mut meta) {
+            Ok(file) => file,
+            Err(error) => {
+                // It stays an orphan: the next mount tries again.
+                tracing::warn!("file {} has no name any more and stays: {error}", inode.ino);
+                return;
+            }
+        };
+        meta.dead = true;
+        drop(meta);
+        let (core, dead) = (self.clone(), inode.clone());
+        let bury = move |result: CacheResult| match result {
+            Ok(()) => core.commits.push_dead(dead),
+            Err(error) => tracing::warn!("file {} stays until the next mount: {error}", dead.ino),
+        };
+        let untouched = file
+            .as_ref()
+            .is_none_or(|f| f.size() == 0 && f.map.read().extents.end() == 0);
+        match file.as_ref().and_then(|file| file.cache()) {
+            Some(cache) if !untouched => cache.invalidate(inode.ino, 0..PAGES, Box::new(bury)),
+            _ => bury(Ok(())),
+        }
+    }
+
+    /// Reads what the batch that removes an inode must name.
+    fn ready_to_die(
+        self: &Arc<Self>,
+        inode: &Arc<Inode>,
+        meta: &mut Meta,
+    ) -> Result<Option<Arc<File>>> {
+        self.load_xattrs(inode.ino, meta)?;
+        if inode.kind == Kind::File {
+            self.file_of(inode, meta).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// Waits until everything done so far is durable.
+    pub fn commit_now(&self) -> Result<()> {
+        let (sender, receiver) = sync_channel(1);
+        let done: Done = Box::new(move |result| {
+            // The other end waits below, so it is there.
+            let _ = sender.send(result);
+        });
+        self.commits.enqueue(Waiter {
+            inode: None,
+            commit: true,
+            done,
+        });
+        receiver.recv().unwrap_or(Err(ESHUTDOWN))
+    }
+}
+
+/// Pages of a file, all that there can be.
+pub const PAGES: u64 = jericho_format::PAGE_MAX + 1;
+
+/// Waits for an operation of a cache.
+pub fn wait(start: impl FnOnce(jericho_cache::Done)) -> Result<()> {
+    let (sender, receiver) = sync_channel(1);
+    start(Box::new(move |result| {
+        // The other end waits below, so it is there.
+        let _ = sender.send(result);
+    }));
+    receiver
+        .recv()
+        .unwrap_or(Err(jericho_cache::Error::Closed))
+        .map_err(Error::from)
+}
+
+/// Checks a name that is to be made or looked up.
+pub fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(ENAMETOOLONG);
+    }
+    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+        return Err(EINVAL);
+    }
+    Ok(())
+}

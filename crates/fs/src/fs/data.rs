@@ -1,0 +1,160 @@
+//! Open files: what the data path calls around each read and write.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+
+use super::Fs;
+use super::core::wait;
+use super::errno::*;
+use super::file::File;
+use super::namespace::without_set_id;
+use super::times::{now_ns, relatime};
+use crate::error::Result;
+use crate::types::Ino;
+
+/// Writes within this time set the times once.
+const TICK_NS: i128 = 4_000_000;
+
+impl Fs {
+    /// Opens a regular file (counts an open). `truncate`: O_TRUNC.
+    pub fn open_file(&self, ino: Ino, truncate: bool) -> Result<Arc<File>> {
+        let core = &self.core;
+        let inode = core.inode(ino)?;
+        let file = {
+            let meta = inode.meta.read();
+            if meta.dead {
+                return Err(ESTALE);
+            }
+            let file = core.file_of(&inode, &meta)?;
+            // Under the lock under which `reap` decides.
+            inode.opens.fetch_add(1, Ordering::AcqRel);
+            file
+        };
+        if truncate && let Err(error) = core.may_change().and_then(|()| self.truncate(&file, 0)) {
+            self.close_file(&file);
+            return Err(error);
+        }
+        Ok(file)
+    }
+
+    /// The last descriptor of an open is gone; removes the file when it has no name and no open left.
+    pub fn close_file(&self, file: &Arc<File>) {
+        let inode = &file.inode;
+        if inode.opens.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.core.reap(inode);
+        }
+    }
+
+    /// The file in memory, without counting an open (for `where`).
+    pub fn file(&self, ino: Ino) -> Result<Arc<File>> {
+        let inode = self.core.inode(ino)?;
+        self.core.file(&inode)
+    }
+
+    /// Before bytes are written: reserves space for pages of the range that have none (ENOSPC, EFBIG,
+    /// EROFS). Cheap when the range is placed or reserved already.
+    pub fn begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
+        let core = &self.core;
+        core.may_change()?;
+        let end = offset
+            .checked_add(len)
+            .filter(|end| *end <= FILE_BYTES_MAX)
+            .ok_or(EFBIG)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+        for retry in [false, true] {
+            let result = {
+                let _shared = file.exclusive.read();
+                if offset > file.size() {
+                    self.clear_tail(file)?;
+                }
+                if file.map.read().extents.covers(pages.clone()) {
+                    return Ok(());
+                }
+                let mut map = file.map.write();
+                let result = map.reserve(pages.clone(), &core.allocator);
+                file.count_blocks(&map);
+                result
+            };
+            match result {
+                // Perhaps what is needed was freed by a batch that is not durable yet.
+                Err(error) if error.errno() == ENOSPC.errno() && !retry => core.commit_now()?,
+                result => return result,
+            }
+        }
+        Err(ENOSPC)
+    }
+
+    /// Zeroes what follows the end of the file in its last page, when that may hold bytes of a write whose
+    /// size was lost: the file is about to grow past it. `exclusive` is held, shared at least.
+    pub(super) fn clear_tail(&self, file: &Arc<File>) -> Result<()> {
+        if !file.tail_unsure.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let size = file.size();
+        let (page, from) = (size / PAGE_BYTES, (size % PAGE_BYTES) as usize);
+        let readable = file
+            .map
+            .read()
+            .extents
+            .containing(page)
+            .is_some_and(|r| r.state.readable().is_some());
+        if from > 0
+            && readable
+            && let Some(cache) = file.cache()
+        {
+            let object = file.object();
+            wait(|done| cache.zero_part(&object, page, from..PAGE_BYTES as usize, done))?;
+        }
+        file.tail_unsure.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// After bytes were written into the cache: extends the size to `offset + len` if that is more, sets the
+    /// times, strips set-id bits when `strip_suid`.
+    pub fn end_write(&self, file: &Arc<File>, offset: u64, len: u64, strip_suid: bool) {
+        let end = offset.saturating_add(len);
+        let inode = &file.inode;
+        let now = now_ns();
+        let tick = (now / TICK_NS) as u64;
+        let dirty = inode.dirty.load(Ordering::Acquire);
+        if end <= file.size() && !strip_suid && dirty && file.tick.load(Ordering::Relaxed) == tick {
+            return;
+        }
+        {
+            let mut meta = inode.meta.write();
+            if end > meta.rec.size {
+                meta.rec.size = end;
+                file.set_size(end);
+            }
+            meta.rec.mtime_ns = now;
+            meta.rec.ctime_ns = now;
+            if strip_suid {
+                meta.rec.perm = without_set_id(meta.rec.perm);
+            }
+            file.tick.store(tick, Ordering::Relaxed);
+        }
+        self.core.mark_dirty(inode);
+    }
+
+    /// After bytes were read: atime (relatime).
+    pub fn end_read(&self, file: &Arc<File>) {
+        if self.core.may_change().is_err() {
+            return;
+        }
+        let inode = &file.inode;
+        let now = now_ns();
+        let is_due = |rec: &crate::store::InodeRecord| {
+            relatime(rec.atime_ns, rec.mtime_ns, rec.ctime_ns, now)
+        };
+        // Rarely: the first read after a change.
+        if is_due(&inode.meta.read().rec) {
+            inode.meta.write().rec.atime_ns = now;
+            self.core.mark_dirty(inode);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! readdir: entries in order of the hashes of their names.
+//!
+//! The cookie of an entry is the hash of its name: it stays valid whatever is made or removed
+//! meanwhile. Names of one hash (one pair in 2^63) cannot be told apart by it: all of them but the last
+//! carry the cookie before theirs, so that a reader that stops between them gets them again rather
+//! than loses one.
+
+use super::Fs;
+use super::core::FIRST_HASH;
+use crate::error::Result;
+use crate::types::{DirEntry, Ino, Kind};
+
+/// Cookies of "." and "..".
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+/// Entries read at first, since a reader's buffer takes few; then more and more.
+const FIRST_ENTRIES: usize = 64;
+const MOST_ENTRIES: usize = 1024;
+
+impl Fs {
+    /// Entries after `cookie` (0: from the start, "." and ".." first); calls `each` until it returns false.
+    /// No lock is held while `each` runs.
+    pub fn readdir(
+        &self,
+        dir: Ino,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry) -> bool,
+    ) -> Result<()> {
+        let core = &self.core;
+        let inode = core.directory(dir)?;
+        let parent = inode.meta.read().rec.parent;
+        for (at, ino, name) in [(DOT, dir, "."), (DOT_DOT, parent, "..")] {
+            let entry = DirEntry {
+                ino,
+                kind: Kind::Directory,
+                name: name.into(),
+                cookie: at,
+            };
+            if cookie < at && !each(entry) {
+                return Ok(());
+            }
+        }
+        let mut from = (cookie + 1).max(FIRST_HASH);
+        let mut limit = FIRST_ENTRIES;
+        loop {
+            let (entries, last) = {
+                let meta = inode.meta.read();
+                if meta.rec.nlink == 0 {
+                    return Ok(());
+                }
+                let stored = if meta.stored {
+                    core.store.entries(dir, from, limit)?
+                } else {
+                    Vec::new()
+                };
+                let last = match stored.last() {
+                    Some(entry) if stored.len() >= limit => entry.hash,
+                    _ => u64::MAX,
+                };
+                let last = last.min(meta.overlay.stop(from, limit));
+                (meta.overlay.merge(stored, from, last), last)
+            };
+            for (i, entry) in entries.iter().enumerate() {
+                let shares = entries
+                    .get(i + 1)
+                    .is_some_and(|next| next.hash == entry.hash);
+                let entry = DirEntry {
+                    ino: entry.ino,
+                    kind: entry.kind,
+                    name: entry.name.to_vec(),
+                    cookie: entry.hash - u64::from(shares),
+                };
+                if !each(entry) {
+                    return Ok(());
+                }
+            }
+            if last == u64::MAX {
+                return Ok(());
+            }
+            from = last + 1;
+            limit = (limit * 2).min(MOST_ENTRIES);
+        }
+    }
+}

@@ -1,0 +1,667 @@
+//! Where the pages of a file are: the extent map, and what of it the store knows.
+//!
+//! ```text
+//!             begin_write           allocate             written
+//!   (hole) ──────────────▶ Delalloc ────────▶ Pending ──────────▶ Data
+//!      │    fallocate                            ▲                 │
+//!      └───────────────▶ Unwritten ──────────────┘ allocate        │
+//!                                                ▲                 │
+//!                                                └─────────────────┘ allocate, to another slice
+//! ```
+//! `remove` (truncate, punch) leads from every state to the hole. The store is told of `Data` and
+//! `Unwritten` only; of a page in `Pending` it keeps what it had. `stored` mirrors the rows of the
+//! store as of the last batch, and the difference, computed when a batch is cut, yields the rows to
+//! change and the blocks to mark used and free: they cannot contradict each other.
+
+use std::ops::Range;
+
+use super::runs::{Run, Runs, Step};
+use crate::alloc::{Allocator, Blocks};
+use crate::error::Result;
+use crate::store::{Change, Extent};
+use crate::types::{Ino, SliceId};
+
+/// Most pages placed at once beyond those asked for: a long run for a large file, but not all of it
+/// under one lock.
+const PLACE_AHEAD_PAGES: u32 = 16_384;
+
+/// A block of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    pub slice: SliceId,
+    pub block: u64,
+}
+
+impl At {
+    fn advance(self, pages: u64) -> At {
+        At {
+            slice: self.slice,
+            block: self.block + pages,
+        }
+    }
+
+    /// `count` blocks from here.
+    pub fn blocks(self, count: u32) -> Blocks {
+        Blocks {
+            slice: self.slice,
+            first: self.block,
+            count,
+        }
+    }
+}
+
+/// What a page in `Pending` was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Was {
+    /// A hole, to the store.
+    Hole,
+    /// Unwritten, in the same blocks.
+    Unwritten,
+    /// Data, in these blocks.
+    Data(At),
+}
+
+/// The state of a page that is not a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Space is promised, no blocks yet.
+    Delalloc,
+    /// Blocks were given to write-back, which has not said yet that they are written.
+    Pending { to: At, was: Was },
+    /// The data is in these blocks.
+    Data(At),
+    /// Blocks that read as zeros.
+    Unwritten(At),
+}
+
+impl Step for State {
+    fn advance(self, pages: u64) -> State {
+        match self {
+            State::Delalloc => State::Delalloc,
+            State::Pending { to, was } => {
+                let was = match was {
+                    Was::Data(at) => Was::Data(at.advance(pages)),
+                    was => was,
+                };
+                State::Pending {
+                    to: to.advance(pages),
+                    was,
+                }
+            }
+            State::Data(at) => State::Data(at.advance(pages)),
+            State::Unwritten(at) => State::Unwritten(at.advance(pages)),
+        }
+    }
+
+    fn joins(self, next: State) -> bool {
+        self == next
+    }
+}
+
+impl State {
+    /// Where reading finds the page; `None`: zeros.
+    pub fn readable(self) -> Option<At> {
+        match self {
+            State::Data(at)
+            | State::Pending {
+                was: Was::Data(at), ..
+            } => Some(at),
+            _ => None,
+        }
+    }
+
+    /// What the store should have.
+    fn durable(self) -> Option<Row> {
+        match self {
+            State::Data(at) => Some(Row {
+                at,
+                unwritten: false,
+            }),
+            State::Unwritten(at) => Some(Row {
+                at,
+                unwritten: true,
+            }),
+            State::Pending {
+                was: Was::Data(at), ..
+            } => Some(Row {
+                at,
+                unwritten: false,
+            }),
+            State::Pending {
+                to,
+                was: Was::Unwritten,
+            } => Some(Row {
+                at: to,
+                unwritten: true,
+            }),
+            State::Pending { was: Was::Hole, .. } | State::Delalloc => None,
+        }
+    }
+
+    /// The blocks that it holds: at most two ranges.
+    fn holds(self) -> [Option<At>; 2] {
+        match self {
+            State::Delalloc => [None, None],
+            State::Data(at) | State::Unwritten(at) => [Some(at), None],
+            State::Pending {
+                to,
+                was: Was::Data(from),
+            } => [Some(to), Some(from)],
+            State::Pending { to, .. } => [Some(to), None],
+        }
+    }
+}
+
+/// An extent of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    at: At,
+    unwritten: bool,
+}
+
+impl Step for Row {
+    fn advance(self, pages: u64) -> Row {
+        Row {
+            at: self.at.advance(pages),
+            ..self
+        }
+    }
+    fn joins(self, next: Row) -> bool {
+        self == next
+    }
+}
+
+/// The extent map of a file.
+#[derive(Default)]
+pub struct Map {
+    pub extents: Runs<State>,
+    stored: Runs<Row>,
+    /// Ranges in which `extents` may differ from `stored`.
+    changed: Vec<Range<u64>>,
+}
+
+impl Map {
+    /// From the store's rows. Data beyond `size_pages` is left of a write whose size never became
+    /// durable: it is dropped, or a later growth of the file would show it.
+    pub fn load(rows: Vec<Extent>, size_pages: u64) -> Map {
+        let mut map = Map::default();
+        for row in rows {
+            let at = At {
+                slice: row.blocks.slice,
+                block: row.blocks.first,
+            };
+            let run = Run {
+                page: row.page,
+                count: row.blocks.count,
+                state: Row {
+                    at,
+                    unwritten: row.unwritten,
+                },
+            };
+            map.stored.insert_alone(run);
+            let state = if row.unwritten {
+                State::Unwritten(at)
+            } else {
+                State::Data(at)
+            };
+            map.extents.insert(Run {
+                page: run.page,
+                count: run.count,
+                state,
+            });
+        }
+        let lost: Vec<_> = map
+            .extents
+            .from(size_pages)
+            .filter(|run| matches!(run.state, State::Data(_)) && run.end() > size_pages)
+            .map(|run| run.page.max(size_pages)..run.end())
+            .collect();
+        for range in lost {
+            map.extents.remove(range.clone());
+            map.mark(range);
+        }
+        map
+    }
+
+    fn mark(&mut self, range: Range<u64>) {
+        if let Some(last) = self.changed.last_mut()
+            && last.start <= range.end
+            && range.start <= last.end
+        {
+            *last = last.start.min(range.start)..last.end.max(range.end);
+            return;
+        }
+        self.changed.push(range);
+    }
+
+    /// Whether the store has, or the current batch will give it, all there is.
+    pub fn is_clean(&self) -> bool {
+        self.changed.is_empty()
+            && !self
+                .extents
+                .from(0)
+                .any(|r| matches!(r.state, State::Delalloc | State::Pending { .. }))
+    }
+
+    /// Whether the next batch has something to tell the store.
+    pub fn has_changes(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Promises space for the holes of a range. ENOSPC: nothing changed.
+    pub fn reserve(&mut self, pages: Range<u64>, allocator: &Allocator) -> Result<()> {
+        let holes = self.extents.holes(pages);
+        allocator.reserve(holes.iter().map(|(_, count)| count).sum())?;
+        for (page, count) in holes {
+            for (page, count) in chunks(page, count) {
+                self.extents.insert(Run {
+                    page,
+                    count,
+                    state: State::Delalloc,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every page of a range blocks for write-back, in `home` where there is room.
+    pub fn place(&mut self, pages: Range<u64>, home: SliceId, allocator: &Allocator) -> Result<()> {
+        let mut at = pages.start;
+        while at < pages.end {
+            let found = self.extents.containing(at);
+            let until = found.map_or_else(
+                || {
+                    self.extents
+                        .from(at)
+                        .next()
+                        .map_or(pages.end, |next| next.page)
+                },
+                |run| run.end(),
+            );
+            let until = until.min(pages.end);
+            match found.map(|run| run.state.advance(at - run.page)) {
+                Some(State::Pending { .. }) => {}
+                Some(State::Data(from)) => {
+                    if from.slice != home {
+                        self.relocate(at, (until - at) as u32, from, home, allocator)?;
+                    }
+                }
+                Some(State::Unwritten(to)) => {
+                    let state = State::Pending {
+                        to,
+                        was: Was::Unwritten,
+                    };
+                    self.extents.set(Run {
+                        page: at,
+                        count: (until - at) as u32,
+                        state,
+                    });
+                }
+                Some(State::Delalloc) => self.place_reserved(at, until, home, allocator)?,
+                None => {
+                    // A page that became dirty around a truncation, after its promise was taken back.
+                    self.reserve(at..until, allocator)?;
+                    continue;
+                }
+            }
+            at = until;
+        }
+        Ok(())
+    }
+
+    /// Places a promised run that holds `[first, until)`: all of it when it is not too long, so that a
+    /// file written in one go is in one piece whatever order its pages are written back in.
+    fn place_reserved(
+        &mut self,
+        first: u64,
+        until: u64,
+        home: SliceId,
+        allocator: &Allocator,
+    ) -> Result<()> {
+        let Some(run) = self.extents.containing(first) else {
+            return Ok(());
+        };
+        let ahead = u64::from(PLACE_AHEAD_PAGES);
+        let start = run.page.max(first.saturating_sub(first % ahead));
+        let end = run.end().min(until.max(start + ahead));
+        let near = start.checked_sub(1).and_then(|page| {
+            let before = self.extents.containing(page)?;
+            let [at, _] = before.state.advance(page - before.page).holds();
+            at.filter(|at| at.slice == home).map(|at| at.block)
+        });
+        let mut blocks = Vec::new();
+        let count = (end - start) as u32; // of one run, so it fits
+        let result = allocator.allocate(home, near, count, &mut blocks);
+        // What was given before an error is used: its promise is gone.
+        let mut page = start;
+        for blocks in blocks {
+            let to = At {
+                slice: blocks.slice,
+                block: blocks.first,
+            };
+            let state = State::Pending { to, was: Was::Hole };
+            self.extents.set(Run {
+                page,
+                count: blocks.count,
+                state,
+            });
+            page += u64::from(blocks.count);
+        }
+        result
+    }
+
+    /// Gives data that is in another slice new blocks at home. Without room there it stays.
+    fn relocate(
+        &mut self,
+        page: u64,
+        count: u32,
+        from: At,
+        home: SliceId,
+        allocator: &Allocator,
+    ) -> Result<()> {
+        if allocator.free_of(home) < u64::from(count)
+            || allocator.reserve(u64::from(count)).is_err()
+        {
+            return Ok(());
+        }
+        let near = page.checked_sub(1).and_then(|page| {
+            let before = self.extents.containing(page)?;
+            let [at, _] = before.state.advance(page - before.page).holds();
+            at.filter(|at| at.slice == home).map(|at| at.block)
+        });
+        let mut blocks = Vec::new();
+        let result = allocator.allocate(home, near, count, &mut blocks);
+        let mut done = 0;
+        for blocks in blocks {
+            let to = At {
+                slice: blocks.slice,
+                block: blocks.first,
+            };
+            let was = Was::Data(from.advance(done));
+            let state = State::Pending { to, was };
+            self.extents.set(Run {
+                page: page + done,
+                count: blocks.count,
+                state,
+            });
+            done += u64::from(blocks.count);
+        }
+        if result.is_err() {
+            allocator.unreserve(u64::from(count) - done);
+        }
+        result
+    }
+
+    /// Pages given by `place` are on the device. Gives whether the store has to be told.
+    pub fn written(&mut self, pages: Range<u64>, allocator: &Allocator) -> bool {
+        let pending: Vec<_> = self
+            .extents
+            .within(pages)
+            .filter(|run| matches!(run.state, State::Pending { .. }))
+            .collect();
+        for run in &pending {
+            let State::Pending { to, was } = run.state else {
+                continue;
+            };
+            self.extents.set(Run {
+                state: State::Data(to),
+                ..*run
+            });
+            self.mark(run.page..run.end());
+            if let Was::Data(from) = was {
+                self.release_unstored(run.page, run.count, from, allocator);
+            }
+        }
+        !pending.is_empty()
+    }
+
+    /// Adds unwritten blocks for the holes of a range. ENOSPC: nothing changed.
+    pub fn preallocate(
+        &mut self,
+        pages: Range<u64>,
+        home: SliceId,
+        allocator: &Allocator,
+    ) -> Result<()> {
+        let holes = self.extents.holes(pages);
+        let total: u64 = holes.iter().map(|(_, count)| count).sum();
+        allocator.reserve(total)?;
+        let mut got: Vec<Run<State>> = Vec::new();
+        let mut missing = total;
+        for (page, count) in holes {
+            for (page, count) in chunks(page, count) {
+                let near = got
+                    .last()
+                    .map(|run| run.state.advance(u64::from(run.count) - 1))
+                    .and_then(|state| state.holds()[0])
+                    .filter(|at| at.slice == home)
+                    .map(|at| at.block);
+                let mut blocks = Vec::new();
+                let result = allocator.allocate(home, near, count, &mut blocks);
+                let mut at = page;
+                for blocks in blocks {
+                    let state = State::Unwritten(At {
+                        slice: blocks.slice,
+                        block: blocks.first,
+                    });
+                    missing -= u64::from(blocks.count);
+                    got.push(Run {
+                        page: at,
+                        count: blocks.count,
+                        state,
+                    });
+                    at += u64::from(blocks.count);
+                }
+                if let Err(error) = result {
+                    for run in got {
+                        for at in run.state.holds().into_iter().flatten() {
+                            allocator.release_uncommitted(at.blocks(run.count));
+                        }
+                    }
+                    allocator.unreserve(missing);
+                    return Err(error);
+                }
+            }
+        }
+        for run in got {
+            self.mark(run.page..run.end());
+            self.extents.insert(run);
+        }
+        Ok(())
+    }
+
+    /// Moves unwritten blocks that are in another slice to `home` (nothing has to be copied).
+    pub fn rehome_unwritten(&mut self, home: SliceId, allocator: &Allocator) -> Result<()> {
+        let away: Vec<_> = self
+            .extents
+            .from(0)
+            .filter(|run| matches!(run.state, State::Unwritten(at) if at.slice != home))
+            .collect();
+        for run in away {
+            let State::Unwritten(from) = run.state else {
+                continue;
+            };
+            self.extents.remove(run.page..run.end());
+            if let Err(error) = self.preallocate(run.page..run.end(), home, allocator) {
+                self.extents.insert(run);
+                return Err(error);
+            }
+            self.release_unstored(run.page, run.count, from, allocator);
+        }
+        Ok(())
+    }
+
+    /// Takes pages out: from now on they read as holes. What they held goes to `release` once nothing
+    /// can be in flight to it any more.
+    pub fn take_out(&mut self, pages: Range<u64>, allocator: &Allocator) -> Vec<Run<State>> {
+        let removed = self.extents.remove(pages);
+        for run in &removed {
+            self.mark(run.page..run.end());
+            if run.state == State::Delalloc {
+                allocator.unreserve(u64::from(run.count));
+            }
+        }
+        removed
+    }
+
+    /// Gives back blocks of removed pages that the store never heard of. Those it knows are freed by
+    /// the next batch.
+    pub fn release(&mut self, removed: Vec<Run<State>>, allocator: &Allocator) {
+        for run in removed {
+            for at in run.state.holds().into_iter().flatten() {
+                self.release_unstored(run.page, run.count, at, allocator);
+            }
+        }
+    }
+
+    fn release_unstored(&self, page: u64, count: u32, at: At, allocator: &Allocator) {
+        let end = page + u64::from(count);
+        let mut next = page;
+        for row in self.stored.within(page..end) {
+            if row.state.at != at.advance(row.page - page) {
+                continue;
+            }
+            if row.page > next {
+                allocator
+                    .release_uncommitted(at.advance(next - page).blocks((row.page - next) as u32));
+            }
+            next = row.end();
+        }
+        if next < end {
+            allocator.release_uncommitted(at.advance(next - page).blocks((end - next) as u32));
+        }
+    }
+
+    /// What a batch has to change in the store, and the blocks that are free once it is durable.
+    pub fn differences(&mut self, ino: Ino, changes: &mut Vec<Change>, freed: &mut Vec<Blocks>) {
+        let mut ranges = std::mem::take(&mut self.changed);
+        ranges.sort_by_key(|range| range.start);
+        for range in ranges {
+            self.difference(ino, range, changes, freed);
+        }
+    }
+
+    fn difference(
+        &mut self,
+        ino: Ino,
+        range: Range<u64>,
+        changes: &mut Vec<Change>,
+        freed: &mut Vec<Blocks>,
+    ) {
+        // Whole rows, and the neighbours, which may become one with what is between them.
+        let before = range.start.saturating_sub(1);
+        let start = self
+            .stored
+            .containing(before)
+            .map_or(range.start, |row| row.page);
+        let end = self
+            .stored
+            .containing(range.end)
+            .map_or(range.end, |row| row.end());
+        let end = match end
+            .checked_sub(1)
+            .and_then(|last| self.stored.containing(last))
+        {
+            Some(row) => row.end().max(end),
+            None => end,
+        };
+        let old = {
+            let mut taken = Runs::default();
+            self.stored
+                .remove(start..end)
+                .into_iter()
+                .for_each(|row| taken.insert_alone(row));
+            taken
+        };
+        let mut new: Runs<Row> = Runs::default();
+        for run in self.extents.within(start..end) {
+            if let Some(state) = run.state.durable() {
+                new.insert(Run {
+                    page: run.page,
+                    count: run.count,
+                    state,
+                });
+            }
+        }
+        let every = start..end;
+        for row in old.within(every.clone()) {
+            if new.containing(row.page).is_none_or(|n| n.page != row.page) {
+                changes.push(Change::DelExtent(ino, row.page));
+            }
+            only_in_first(row, &new, |blocks| {
+                changes.push(Change::Free(blocks));
+                freed.push(blocks);
+            });
+        }
+        for row in new.within(every) {
+            if old.containing(row.page) != Some(row) {
+                let blocks = row.state.at.blocks(row.count);
+                let unwritten = row.state.unwritten;
+                changes.push(Change::PutExtent(
+                    ino,
+                    Extent {
+                        page: row.page,
+                        blocks,
+                        unwritten,
+                    },
+                ));
+            }
+            only_in_first(row, &old, |blocks| changes.push(Change::Use(blocks)));
+            self.stored.insert_alone(row);
+        }
+    }
+
+    /// Removes everything, of a file that is no more: nothing of it is in flight.
+    pub fn remove_all(
+        &mut self,
+        ino: Ino,
+        allocator: &Allocator,
+        changes: &mut Vec<Change>,
+        freed: &mut Vec<Blocks>,
+    ) {
+        let removed = self.take_out(0..u64::MAX, allocator);
+        self.release(removed, allocator);
+        self.changed.clear();
+        for row in self.stored.remove(0..u64::MAX) {
+            let blocks = row.state.at.blocks(row.count);
+            changes.push(Change::DelExtent(ino, row.page));
+            changes.push(Change::Free(blocks));
+            freed.push(blocks);
+        }
+    }
+}
+
+/// Calls `each` with the blocks of a row that the other map does not have at the same pages.
+fn only_in_first(row: Run<Row>, other: &Runs<Row>, mut each: impl FnMut(Blocks)) {
+    let mut next = row.page;
+    for o in other.within(row.page..row.end()) {
+        if o.state.at != row.state.at.advance(o.page - row.page) {
+            continue;
+        }
+        if o.page > next {
+            each(
+                row.state
+                    .at
+                    .advance(next - row.page)
+                    .blocks((o.page - next) as u32),
+            );
+        }
+        next = o.end();
+    }
+    if next < row.end() {
+        each(
+            row.state
+                .at
+                .advance(next - row.page)
+                .blocks((row.end() - next) as u32),
+        );
+    }
+}
+
+/// Cuts a range of pages into runs whose length fits a run's count.
+fn chunks(page: u64, count: u64) -> impl Iterator<Item = (u64, u32)> {
+    const MOST: u64 = 1 << 30;
+    (0..count.div_ceil(MOST)).map(move |i| {
+        let done = i * MOST;
+        (page + done, (count - done).min(MOST) as u32)
+    })
+}

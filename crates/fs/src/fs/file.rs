@@ -1,0 +1,305 @@
+//! A regular file in memory: its extent map, and what the cache asks of it.
+//!
+//! Locks: `exclusive` before the inode's lock before `map`. The calls of `Object` are made under a
+//! slice's lock and take `map` only; so nobody may call a slice while holding `map`.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use jericho_cache::{Error as CacheError, Object, Place, Run as PlaceRun, Slice};
+use jericho_format::PAGE_BYTES;
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use super::core::Core;
+use super::extents::{At, Map, State};
+use super::inode::{Inode, Meta};
+use crate::error::Error;
+use crate::types::{Ino, SliceId};
+
+/// The outcome of an operation of a cache.
+pub type CacheResult = std::result::Result<(), CacheError>;
+
+/// A regular file in memory: what the data path needs. Shared by every open descriptor.
+pub struct File {
+    pub(super) core: Arc<Core>,
+    pub(super) inode: Arc<Inode>,
+    home: AtomicU16,
+    size: AtomicU64,
+    /// Shared: reserving space, moving pieces. Exclusive: taking pages out, changing the home.
+    pub(super) exclusive: RwLock<()>,
+    pub(super) map: RwLock<Map>,
+    /// Truncations in progress: a batch leaves size and extents as they were.
+    pub(super) hold: AtomicU32,
+    /// The last batch had to leave out the end of the file: the next page written changes that.
+    pub(super) size_pending: AtomicBool,
+    /// Bytes up to here were on the device when a sync of the file ended.
+    pub(super) synced_size: AtomicU64,
+    /// Changes when pages are taken out, so that a sync that began before does not count.
+    pub(super) cuts: AtomicU64,
+    /// Bytes after the end in the last page on the device may not be zero: a write reached it whose
+    /// size did not become durable.
+    pub(super) tail_unsure: AtomicBool,
+    /// When the times were last set by a write, in ticks.
+    pub(super) tick: AtomicU64,
+    /// A failed write-back that no fsync has reported.
+    error: Mutex<Option<Error>>,
+    writers: Mutex<u32>,
+    no_writers: Condvar,
+}
+
+/// A writer between `begin_write` and `end_write`. While one is held the file's home does not change, so
+/// that no page is changed in a cache that was just given up. May be dropped in any thread; whoever
+/// holds it must not truncate or move the same file.
+pub struct Writing {
+    file: Arc<File>,
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let mut writers = self.file.writers.lock();
+        *writers -= 1;
+        if *writers == 0 {
+            self.file.no_writers.notify_all();
+        }
+    }
+}
+
+impl File {
+    pub(super) fn new(core: Arc<Core>, inode: Arc<Inode>, meta: &Meta, map: Map) -> Arc<File> {
+        let size = meta.rec.size;
+        inode.blocks.store(map.extents.pages(), Ordering::Relaxed);
+        let home = meta
+            .rec
+            .slice
+            .filter(|s| *s < core.slice_count())
+            .unwrap_or(0);
+        Arc::new(File {
+            home: AtomicU16::new(home),
+            size: AtomicU64::new(size),
+            exclusive: RwLock::new(()),
+            map: RwLock::new(map),
+            hold: AtomicU32::new(0),
+            size_pending: AtomicBool::new(false),
+            synced_size: AtomicU64::new(meta.committed_size),
+            cuts: AtomicU64::new(0),
+            tail_unsure: AtomicBool::new(meta.stored && !size.is_multiple_of(PAGE_BYTES)),
+            tick: AtomicU64::new(0),
+            error: Mutex::new(None),
+            writers: Mutex::new(0),
+            no_writers: Condvar::new(),
+            core,
+            inode,
+        })
+    }
+
+    /// Inode number.
+    pub fn ino(&self) -> Ino {
+        self.inode.ino
+    }
+
+    /// The file as the cache sees it.
+    pub fn object(self: &Arc<Self>) -> Arc<dyn Object> {
+        self.clone()
+    }
+
+    /// Slice that caches it now. May change at any time (re-homing): a Get answers `Moved` then.
+    pub fn slice(&self) -> SliceId {
+        self.home.load(Ordering::Acquire)
+    }
+
+    /// Size in bytes now.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Holds the file's home where it is for the length of a write. Taken before `begin_write`, dropped
+    /// after `end_write`.
+    pub fn writing(self: &Arc<Self>) -> Writing {
+        let _shared = self.exclusive.read();
+        *self.writers.lock() += 1;
+        Writing { file: self.clone() }
+    }
+
+    /// Waits until no `Writing` is held. The caller has `exclusive`, so no new one can come.
+    pub(super) fn wait_for_writers(&self) {
+        let mut writers = self.writers.lock();
+        while *writers > 0 {
+            self.no_writers.wait(&mut writers);
+        }
+    }
+
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    pub(super) fn set_home(&self, slice: SliceId) {
+        self.home.store(slice, Ordering::Release);
+    }
+
+    /// The cache of the file's home. `None` when the filesystem was opened without caches.
+    pub(super) fn cache(&self) -> Option<&Arc<Slice>> {
+        self.core.slices.get(usize::from(self.slice()))
+    }
+
+    /// Whether nothing of the extents is newer than the last batch.
+    pub(super) fn is_clean(&self) -> bool {
+        self.map.try_read().is_some_and(|map| map.is_clean())
+    }
+
+    /// After the map changed: stat's count of blocks.
+    pub(super) fn count_blocks(&self, map: &Map) {
+        self.inode
+            .blocks
+            .store(map.extents.pages(), Ordering::Relaxed);
+    }
+
+    /// The first page >= `from` whose newest bytes are only in memory.
+    pub(super) fn first_dirty(&self, from: u64) -> Option<u64> {
+        self.cache()?.first_dirty(self.ino(), from)
+    }
+
+    /// The remembered write-back error, which is then forgotten.
+    pub(super) fn take_error(&self) -> Option<Error> {
+        self.error.lock().take()
+    }
+
+    fn push(&self, at: At, count: u32, out: &mut Vec<PlaceRun>) -> CacheResult {
+        let mut done = 0;
+        for run in self.core.volume.runs(at.blocks(count)) {
+            let place = Place::Device {
+                device: run.device,
+                offset_bytes: run.offset_bytes,
+            };
+            out.push(PlaceRun {
+                pages: run.blocks,
+                place,
+            });
+            done += run.blocks;
+        }
+        if done == count {
+            return Ok(());
+        }
+        let what = format!(
+            "file {} has blocks beyond the end of slice {}",
+            self.ino(),
+            at.slice
+        );
+        Err(object_error(&Error::Damaged(what)))
+    }
+}
+
+fn object_error(error: &Error) -> CacheError {
+    match error {
+        Error::Io(error) => CacheError::Io(error.clone()),
+        error => CacheError::Object {
+            errno: error.errno(),
+            message: error.to_string().into(),
+        },
+    }
+}
+
+fn range(first: u64, count: u32) -> Range<u64> {
+    first..first + u64::from(count)
+}
+
+impl Object for File {
+    fn id(&self) -> u64 {
+        self.ino()
+    }
+
+    fn slice(&self) -> u16 {
+        File::slice(self)
+    }
+
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PlaceRun>) -> CacheResult {
+        let map = self.map.read();
+        let pages = range(first, count);
+        let mut at = first;
+        for run in map.extents.within(pages.clone()) {
+            hole(run.page - at, out);
+            match run.state.readable() {
+                Some(place) => self.push(place, run.count, out)?,
+                None => hole(u64::from(run.count), out),
+            }
+            at = run.end();
+        }
+        hole(pages.end - at, out);
+        Ok(())
+    }
+
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PlaceRun>) -> CacheResult {
+        let pages = range(first, count);
+        let ready = |state| matches!(state, State::Pending { .. } | State::Data(_));
+        {
+            // Mostly what is overwritten was placed long ago.
+            let map = self.map.read();
+            let home = File::slice(self);
+            let in_place = |state| matches!(state, State::Data(at) if at.slice == home);
+            if map.extents.covers(pages.clone())
+                && map
+                    .extents
+                    .within(pages.clone())
+                    .all(|run| in_place(run.state))
+            {
+                for run in map.extents.within(pages) {
+                    if let State::Data(at) = run.state {
+                        self.push(at, run.count, out)?;
+                    }
+                }
+                return Ok(());
+            }
+        }
+        let mut map = self.map.write();
+        map.place(pages.clone(), File::slice(self), &self.core.allocator)
+            .map_err(|error| object_error(&error))?;
+        self.count_blocks(&map);
+        for run in map.extents.within(pages) {
+            debug_assert!(ready(run.state));
+            if let State::Pending { to: at, .. } | State::Data(at) = run.state {
+                self.push(at, run.count, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn written(&self, first: u64, count: u32) {
+        let pages = range(first, count);
+        let mut changed = false;
+        {
+            let map = self.map.read();
+            for run in map.extents.within(pages.clone()) {
+                if let State::Pending { to: at, .. } | State::Data(at) = run.state {
+                    // Before the state changes: a batch that sees the new state must flush.
+                    self.core.took_data(at.blocks(run.count));
+                }
+                changed |= matches!(run.state, State::Pending { .. });
+            }
+        }
+        if changed {
+            changed = self.map.write().written(pages, &self.core.allocator);
+        }
+        if changed || self.size_pending.load(Ordering::Acquire) {
+            self.core.mark_dirty(&self.inode);
+        }
+    }
+
+    fn write_failed(&self, first: u64, count: u32, error: &CacheError) {
+        let error = Error::from(error.clone());
+        tracing::warn!(
+            "write-back of pages {first}..{} of file {} failed: {error}; it is tried again",
+            first + u64::from(count),
+            self.ino()
+        );
+        *self.error.lock() = Some(error);
+    }
+}
+
+fn hole(pages: u64, out: &mut Vec<PlaceRun>) {
+    if pages > 0 {
+        out.push(PlaceRun {
+            pages: pages as u32,
+            place: Place::Hole,
+        });
+    }
+}

@@ -1,0 +1,410 @@
+//! Names: lookup, making and removing things, links, attributes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jericho_format::FILE_BYTES_MAX;
+
+use super::Fs;
+use super::core::{Core, check_name};
+use super::errno::*;
+use super::inode::{Inode, Meta};
+use super::times::{from_system, now_ns};
+use crate::error::Result;
+use crate::store::{Change, InodeRecord};
+use crate::types::*;
+
+/// Longest target of a symbolic link in bytes.
+const TARGET_MAX: usize = 4095;
+const SETUID: u16 = 0o4000;
+const SETGID: u16 = 0o2000;
+const GROUP_EXEC: u16 = 0o010;
+
+/// What is to be made.
+struct New<'a> {
+    kind: Kind,
+    perm: u16,
+    rdev: u32,
+    target: Option<&'a [u8]>,
+}
+
+impl Fs {
+    /// Looks a name up ("." and ".." too).
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let core = &self.core;
+        let parent = core.directory(dir)?;
+        let inode = match name {
+            b"." => {
+                core.table.count_lookup(dir);
+                parent
+            }
+            b".." => {
+                let meta = parent.meta.read();
+                let inode = core.inode(meta.rec.parent)?;
+                core.table.count_lookup(inode.ino);
+                inode
+            }
+            _ => {
+                check_name(name)?;
+                let meta = parent.meta.read();
+                let (ino, _) = core
+                    .find(&parent, &meta, core.hash(name), name)?
+                    .ok_or(ENOENT)?;
+                let inode = core.inode(ino)?;
+                // Under the directory's lock: whoever removes the name after us sees the reference.
+                core.table.count_lookup(ino);
+                inode
+            }
+        };
+        core.attr(&inode)
+    }
+
+    /// The kernel forgets `n` lookups.
+    pub fn forget(&self, ino: Ino, n: u64) {
+        let core = &self.core;
+        if core.table.forget(ino, n)
+            && let Some(inode) = core.table.get(ino)
+        {
+            core.reap(&inode);
+        }
+    }
+
+    /// stat.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let inode = self.core.inode(ino)?;
+        self.core.attr(&inode)
+    }
+
+    /// chmod, chown, utimens, and truncate (which waits for the cache).
+    pub fn setattr(&self, ino: Ino, set: SetAttr, caller: Caller) -> Result<Attr> {
+        let core = &self.core;
+        core.may_change()?;
+        let inode = core.inode(ino)?;
+        if let Some(size) = set.size {
+            if size > FILE_BYTES_MAX {
+                return Err(EFBIG);
+            }
+            let file = core.file(&inode)?;
+            self.truncate(&file, size)?;
+        }
+        let _gate = core.begin()?;
+        let now = now_ns();
+        let mut meta = inode.meta.write();
+        let rec = &mut meta.rec;
+        let mut perm = set.perm.map(|perm| perm & 0o7777);
+        if set.uid.is_some() || set.gid.is_some() {
+            rec.uid = set.uid.unwrap_or(rec.uid);
+            rec.gid = set.gid.unwrap_or(rec.gid);
+            if perm.is_none() && caller.uid != 0 && rec.kind == Kind::File {
+                perm = Some(without_set_id(rec.perm)).filter(|perm| *perm != rec.perm);
+            }
+        }
+        let at = |time| match time {
+            SetTime::Now => now,
+            SetTime::At(time) => from_system(time),
+        };
+        if let Some(time) = set.atime {
+            rec.atime_ns = at(time);
+        }
+        if let Some(time) = set.mtime {
+            rec.mtime_ns = at(time);
+        }
+        rec.ctime_ns = set.ctime.map_or(now, from_system);
+        if let Some(perm) = perm {
+            rec.perm = perm;
+            core.acl_follows_mode(&inode, &mut meta)?;
+        }
+        core.mark_dirty(&inode);
+        drop(meta);
+        core.attr(&inode)
+    }
+
+    /// Makes a file of any kind but directory and symlink; `perm` is before umask and default ACL.
+    pub fn mknod(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        kind: Kind,
+        perm: u16,
+        rdev: u32,
+        caller: Caller,
+    ) -> Result<Attr> {
+        if matches!(kind, Kind::Directory | Kind::Symlink) {
+            return Err(EINVAL);
+        }
+        let rdev = if matches!(kind, Kind::CharDevice | Kind::BlockDevice) {
+            rdev
+        } else {
+            0
+        };
+        self.make(
+            dir,
+            Some(name),
+            New {
+                kind,
+                perm,
+                rdev,
+                target: None,
+            },
+            caller,
+        )
+    }
+
+    /// Makes a directory.
+    pub fn mkdir(&self, dir: Ino, name: &[u8], perm: u16, caller: Caller) -> Result<Attr> {
+        let new = New {
+            kind: Kind::Directory,
+            perm,
+            rdev: 0,
+            target: None,
+        };
+        self.make(dir, Some(name), new, caller)
+    }
+
+    /// Makes a symbolic link. ENAMETOOLONG for a target over 4095 bytes.
+    pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Attr> {
+        if target.len() > TARGET_MAX {
+            return Err(ENAMETOOLONG);
+        }
+        if target.is_empty() {
+            return Err(ENOENT);
+        }
+        let new = New {
+            kind: Kind::Symlink,
+            perm: 0o777,
+            rdev: 0,
+            target: Some(target),
+        };
+        self.make(dir, Some(name), new, caller)
+    }
+
+    /// Makes a regular file without a name in the directory's place (O_TMPFILE): `link` may name it; else
+    /// it goes when nobody refers to it any more.
+    pub fn tmpfile(&self, dir: Ino, perm: u16, caller: Caller) -> Result<Attr> {
+        self.make(
+            dir,
+            None,
+            New {
+                kind: Kind::File,
+                perm,
+                rdev: 0,
+                target: None,
+            },
+            caller,
+        )
+    }
+
+    fn make(&self, dir: Ino, name: Option<&[u8]>, new: New<'_>, caller: Caller) -> Result<Attr> {
+        let core = &self.core;
+        if let Some(name) = name {
+            if name == b"." || name == b".." {
+                return Err(EEXIST);
+            }
+            check_name(name)?;
+        }
+        let _gate = core.begin()?;
+        core.store.check_room()?;
+        let parent = core.directory(dir)?;
+        let mut meta = parent.meta.write();
+        if meta.rec.nlink == 0 {
+            return Err(ENOENT);
+        }
+        let hash = name.map_or(0, |name| core.hash(name));
+        if let Some(name) = name
+            && core.find(&parent, &meta, hash, name)?.is_some()
+        {
+            return Err(EEXIST);
+        }
+        let inherited = core.inherit_acl(&parent, &mut meta, new.kind, new.perm, caller.umask)?;
+        let ino = core.numbers.lock().take()?;
+        let now = now_ns();
+        let is_dir = new.kind == Kind::Directory;
+        let set_gid = meta.rec.perm & SETGID != 0;
+        let slice = matches!(new.kind, Kind::Directory | Kind::File)
+            .then(|| core.home_for(dir, &meta, new.kind, name.unwrap_or_default()));
+        let rec = InodeRecord {
+            kind: new.kind,
+            perm: inherited.perm & 0o7777 | if is_dir && set_gid { SETGID } else { 0 },
+            nlink: match name {
+                None => 0,
+                Some(_) if is_dir => 2,
+                Some(_) => 1,
+            },
+            uid: caller.uid,
+            gid: if set_gid { meta.rec.gid } else { caller.gid },
+            rdev: new.rdev,
+            generation: core.generation.load(Ordering::Relaxed),
+            size: new.target.map_or(0, |target| target.len() as u64),
+            atime_ns: now,
+            mtime_ns: now,
+            ctime_ns: now,
+            btime_ns: now,
+            slice,
+            placement: None,
+            parent: dir,
+            target: new.target.map(Into::into),
+        };
+        let inode = Inode::made(ino, rec);
+        if inherited.access.is_some() || inherited.default.is_some() {
+            let mut made = inode.meta.write();
+            core.put_inherited(&inode, &mut made, inherited);
+        }
+        let attr = inode.attr(&inode.meta.read());
+        core.table.count_lookup(ino);
+        core.table.insert(inode.clone());
+        core.mark_dirty(&inode);
+        match name {
+            Some(name) => {
+                core.put_entry(&parent, &mut meta, hash, name, Some((ino, new.kind)));
+                meta.rec.size += 1;
+                meta.rec.nlink += u32::from(is_dir);
+                meta.rec.mtime_ns = now;
+                meta.rec.ctime_ns = now;
+                core.mark_dirty(&parent);
+                if is_dir && dir == ROOT {
+                    let turn = core.turn.fetch_add(1, Ordering::Relaxed) + 1;
+                    core.commits.push(Change::PutValue("placement_turn", turn));
+                }
+            }
+            None => core.commits.push(Change::PutOrphan(ino)),
+        }
+        Ok(attr)
+    }
+
+    /// Reads a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.core.inode(ino)?;
+        let meta = inode.meta.read();
+        meta.rec
+            .target
+            .as_ref()
+            .map(|target| target.to_vec())
+            .ok_or(EINVAL)
+    }
+
+    /// Hard link.
+    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let core = &self.core;
+        if name == b"." || name == b".." {
+            return Err(EEXIST);
+        }
+        check_name(name)?;
+        let _gate = core.begin()?;
+        core.store.check_room()?;
+        let parent = core.directory(dir)?;
+        let inode = core.inode(ino)?;
+        if inode.kind == Kind::Directory {
+            return Err(crate::error::Error::Errno(1)); // EPERM
+        }
+        let mut meta = parent.meta.write();
+        if meta.rec.nlink == 0 {
+            return Err(ENOENT);
+        }
+        let hash = core.hash(name);
+        if core.find(&parent, &meta, hash, name)?.is_some() {
+            return Err(EEXIST);
+        }
+        let now = now_ns();
+        {
+            let mut linked = inode.meta.write();
+            if linked.dead {
+                return Err(ENOENT);
+            }
+            if linked.rec.nlink == 0 {
+                inode.unlinked.store(false, Ordering::Release);
+                core.commits.push(Change::DelOrphan(ino));
+            }
+            linked.rec.nlink = linked.rec.nlink.checked_add(1).ok_or(EMLINK)?;
+            linked.rec.ctime_ns = now;
+        }
+        core.put_entry(&parent, &mut meta, hash, name, Some((ino, inode.kind)));
+        meta.rec.size += 1;
+        meta.rec.mtime_ns = now;
+        meta.rec.ctime_ns = now;
+        core.table.count_lookup(ino);
+        core.mark_dirty(&parent);
+        core.mark_dirty(&inode);
+        drop(meta);
+        core.attr(&inode)
+    }
+
+    /// Removes a name that is not a directory's.
+    pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        if name == b"." || name == b".." {
+            return Err(EISDIR);
+        }
+        self.remove(dir, name, false)
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => Err(EINVAL),
+            b".." => Err(ENOTEMPTY),
+            name => self.remove(dir, name, true),
+        }
+    }
+
+    fn remove(&self, dir: Ino, name: &[u8], is_dir: bool) -> Result<()> {
+        let core = &self.core;
+        check_name(name)?;
+        let gate = core.begin()?;
+        let parent = core.directory(dir)?;
+        let mut meta = parent.meta.write();
+        let hash = core.hash(name);
+        let (ino, kind) = core.find(&parent, &meta, hash, name)?.ok_or(ENOENT)?;
+        match (is_dir, kind == Kind::Directory) {
+            (true, false) => return Err(ENOTDIR),
+            (false, true) => return Err(EISDIR),
+            _ => {}
+        }
+        let inode = core.inode(ino)?;
+        let now = now_ns();
+        {
+            let mut gone = inode.meta.write();
+            if is_dir && gone.rec.size > 0 {
+                return Err(ENOTEMPTY);
+            }
+            core.drop_link(&inode, &mut gone, now);
+        }
+        core.put_entry(&parent, &mut meta, hash, name, None);
+        meta.rec.size = meta.rec.size.saturating_sub(1);
+        meta.rec.nlink -= u32::from(is_dir);
+        meta.rec.mtime_ns = now;
+        meta.rec.ctime_ns = now;
+        core.mark_dirty(&parent);
+        drop(meta);
+        drop(gate);
+        core.reap(&inode);
+        Ok(())
+    }
+}
+
+/// chown by an ordinary user takes set-id bits off a file.
+pub(super) fn without_set_id(perm: u16) -> u16 {
+    let set_gid = if perm & GROUP_EXEC != 0 { SETGID } else { 0 };
+    perm & !(SETUID | set_gid)
+}
+
+impl Core {
+    /// stat of an inode.
+    pub fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {
+        self.count_blocks(inode)?;
+        let meta = inode.meta.read();
+        Ok(inode.attr(&meta))
+    }
+
+    /// One name less, under the gate and the inode's lock. The last one makes it an orphan.
+    pub fn drop_link(&self, inode: &Arc<Inode>, meta: &mut Meta, now: i128) {
+        meta.rec.nlink = match inode.kind {
+            Kind::Directory => 0,
+            _ => meta.rec.nlink.saturating_sub(1),
+        };
+        meta.rec.ctime_ns = now;
+        if meta.rec.nlink == 0 {
+            inode.unlinked.store(true, Ordering::Release);
+            self.commits.push(Change::PutOrphan(inode.ino));
+        }
+        self.mark_dirty(inode);
+    }
+}

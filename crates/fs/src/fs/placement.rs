@@ -1,0 +1,268 @@
+//! Which slice is home to what is created: a policy, and what users set.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jericho_format::PAGE_BYTES;
+
+use super::Fs;
+use super::core::{Core, PAGES, wait};
+use super::errno::*;
+use super::extents::State;
+use super::file::File;
+use super::inode::Meta;
+use super::times::now_ns;
+use crate::error::Result;
+use crate::types::{Ino, Kind, ROOT, SliceId};
+
+/// Pages that a move copies at a time: truncations of the file wait that long.
+const MOVE_PAGES: u64 = 1024;
+
+/// What a policy may look at.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacementContext<'a> {
+    /// Directory in which something is created.
+    pub parent: Ino,
+    /// Home of what is created there: set by a user, or decided when the directory was made. `None` only
+    /// for a root that nobody placed.
+    pub parent_slice: Option<SliceId>,
+    /// What is created.
+    pub kind: Kind,
+    /// Its name.
+    pub name: &'a [u8],
+    /// Slices of the volume.
+    pub slices: SliceId,
+    /// Directories made in the root before.
+    pub turn: u64,
+}
+
+/// Decides where things go.
+pub trait Policy: Send + Sync {
+    /// The home of what is created; below `context.slices`, or it is taken modulo that.
+    fn slice_for(&self, context: &PlacementContext<'_>) -> SliceId;
+}
+
+/// The default: directories in the root take the slices in turn, everything below follows its parent,
+/// and files in the root are in slice 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FollowParent;
+
+impl Policy for FollowParent {
+    fn slice_for(&self, context: &PlacementContext<'_>) -> SliceId {
+        match context.parent_slice {
+            Some(slice) => slice,
+            None if context.kind == Kind::Directory => {
+                (context.turn % u64::from(context.slices.max(1))) as SliceId
+            }
+            None => 0,
+        }
+    }
+}
+
+impl Core {
+    /// The home of something made in `parent`.
+    pub fn home_for(&self, parent: Ino, meta: &Meta, kind: Kind, name: &[u8]) -> SliceId {
+        let slices = self.slice_count().max(1);
+        let context = PlacementContext {
+            parent,
+            parent_slice: meta
+                .rec
+                .placement
+                .or(meta.rec.slice)
+                .filter(|s| *s < slices),
+            kind,
+            name,
+            slices,
+            turn: self.turn.load(Ordering::Relaxed),
+        };
+        self.policy.slice_for(&context) % slices
+    }
+}
+
+impl Fs {
+    /// Slice where the inode's data is (files) or what is created in it goes (directories), and whether it
+    /// was set on this very inode by a user.
+    pub fn placement(&self, ino: Ino) -> Result<(SliceId, bool)> {
+        let inode = self.core.inode(ino)?;
+        let meta = inode.meta.read();
+        let slice = meta.rec.placement.or(meta.rec.slice).unwrap_or(0);
+        Ok((slice, meta.rec.placement.is_some()))
+    }
+
+    /// Directories: what is created below from now on goes to `slice`. ENOTDIR for others, EINVAL for a
+    /// slice that is not there.
+    pub fn set_placement(&self, ino: Ino, slice: SliceId) -> Result<()> {
+        let core = &self.core;
+        core.may_change()?;
+        if slice >= core.slice_count() {
+            return Err(EINVAL);
+        }
+        let inode = core.directory(ino)?;
+        let mut meta = inode.meta.write();
+        meta.rec.placement = Some(slice);
+        if ino != ROOT {
+            meta.rec.slice = Some(slice);
+        }
+        meta.rec.ctime_ns = now_ns();
+        drop(meta);
+        core.mark_dirty(&inode);
+        Ok(())
+    }
+
+    /// Re-homes one inode: a file's data to the slice's cache and space, while it is in use; returns when
+    /// done and durable. Directories: as set_placement. Other kinds: nothing to do.
+    pub fn move_to(&self, ino: Ino, slice: SliceId) -> Result<()> {
+        let core = &self.core;
+        core.may_change()?;
+        if slice >= core.slice_count() {
+            return Err(EINVAL);
+        }
+        let inode = core.inode(ino)?;
+        match inode.kind {
+            Kind::Directory => return self.set_placement(ino, slice),
+            Kind::File => {}
+            _ => return Ok(()),
+        }
+        let file = core.file(&inode)?;
+        let away = pages_away(&file, slice);
+        if core.allocator.free_of(slice) < away {
+            return Err(ENOSPC);
+        }
+        self.switch_home(&file, slice)?;
+        let mut at = 0;
+        while let Some((page, count)) = next_away(&file, slice, at) {
+            // Truncations wait for one piece, writers do not.
+            let _shared = file.exclusive.read();
+            // What a truncation took out meanwhile must not come back.
+            let pages: Vec<_> = file
+                .map
+                .read()
+                .extents
+                .within(page..page + count)
+                .filter(|run| run.state.readable().is_some_and(|at| at.slice != slice))
+                .map(|run| run.page..run.end())
+                .collect();
+            if let Some(cache) = file.cache() {
+                for pages in pages {
+                    let object = file.object();
+                    wait(|done| cache.touch(&object, pages.clone(), done))?;
+                    wait(|done| cache.sync(&object, pages, done))?;
+                }
+            }
+            at = page + count;
+        }
+        {
+            let _alone = file.exclusive.write();
+            let mut map = file.map.write();
+            map.rehome_unwritten(slice, &core.allocator)?;
+        }
+        core.mark_dirty(&inode);
+        core.commit_now()?;
+        // The slice filled up meanwhile: what did not fit is where it was.
+        if pages_away(&file, slice) > 0 {
+            Err(ENOSPC)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Hands the file's pages from one cache to another.
+    fn switch_home(&self, file: &Arc<File>, slice: SliceId) -> Result<()> {
+        let old = file.cache().cloned();
+        let object = file.object();
+        if let Some(old) = &old {
+            // Most of it before anybody has to wait.
+            wait(|done| old.sync(&object, 0..PAGES, done))?;
+        }
+        let _alone = file.exclusive.write();
+        file.wait_for_writers();
+        if file.slice() == slice {
+            return Ok(());
+        }
+        if let Some(old) = &old {
+            wait(|done| old.sync(&object, 0..PAGES, done))?;
+        }
+        file.inode.meta.write().rec.slice = Some(slice);
+        file.set_home(slice);
+        self.core.mark_dirty(&file.inode);
+        match &old {
+            Some(old) => wait(|done| old.invalidate(file.ino(), 0..PAGES, done)),
+            None => Ok(()),
+        }
+    }
+
+    /// The file's blocks by slice: (slice, blocks).
+    pub fn blocks_by_slice(&self, ino: Ino) -> Result<Vec<(SliceId, u64)>> {
+        let inode = self.core.inode(ino)?;
+        if inode.kind != Kind::File {
+            return Ok(Vec::new());
+        }
+        let file = self.core.file(&inode)?;
+        let mut blocks = vec![0u64; usize::from(self.core.slice_count())];
+        for run in file.map.read().extents.from(0) {
+            if let State::Pending { to: at, .. } | State::Data(at) | State::Unwritten(at) =
+                run.state
+                && let Some(sum) = blocks.get_mut(usize::from(at.slice))
+            {
+                *sum += u64::from(run.count);
+            }
+        }
+        let by_slice = blocks.into_iter().enumerate().filter(|(_, n)| *n > 0);
+        Ok(by_slice.map(|(slice, n)| (slice as SliceId, n)).collect())
+    }
+}
+
+/// Pages whose blocks are in other slices.
+fn pages_away(file: &File, slice: SliceId) -> u64 {
+    let map = file.map.read();
+    let away = |state| match state {
+        State::Pending { to: at, .. } | State::Data(at) | State::Unwritten(at) => at.slice != slice,
+        State::Delalloc => false,
+    };
+    map.extents
+        .from(0)
+        .filter(|r| away(r.state))
+        .map(|r| u64::from(r.count))
+        .sum()
+}
+
+/// The next piece from page `from` on whose data is in another slice.
+fn next_away(file: &File, slice: SliceId, from: u64) -> Option<(u64, u64)> {
+    let map = file.map.read();
+    let end = file.size().div_ceil(PAGE_BYTES);
+    map.extents.within(from..end).find_map(|run| {
+        let at = run.state.readable()?;
+        (at.slice != slice).then(|| (run.page, u64::from(run.count).min(MOVE_PAGES)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_in_the_root_take_turns_and_the_rest_follows() {
+        let context = PlacementContext {
+            parent: ROOT,
+            parent_slice: None,
+            kind: Kind::Directory,
+            name: b"d",
+            slices: 3,
+            turn: 4,
+        };
+        assert_eq!(FollowParent.slice_for(&context), 1);
+        assert_eq!(
+            FollowParent.slice_for(&PlacementContext {
+                kind: Kind::File,
+                ..context
+            }),
+            0
+        );
+        let below = PlacementContext {
+            parent: 9,
+            parent_slice: Some(2),
+            ..context
+        };
+        assert_eq!(FollowParent.slice_for(&below), 2);
+    }
+}

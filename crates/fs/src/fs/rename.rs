@@ -1,0 +1,283 @@
+//! rename: moving, replacing and exchanging names.
+//!
+//! A directory's parent changes only under the rename mutex, so whoever holds it can walk up the tree
+//! without locks. Two directories are locked ancestor first, unrelated ones by number.
+
+use std::sync::Arc;
+
+use parking_lot::RwLockWriteGuard;
+
+use super::Fs;
+use super::core::{Core, PAGES, check_name, wait};
+use super::errno::*;
+use super::inode::{Inode, Meta};
+use super::times::now_ns;
+use crate::error::Result;
+use crate::types::{Ino, Kind, ROOT};
+
+const NOREPLACE: u32 = 1;
+const EXCHANGE: u32 = 2;
+
+type Locked<'a> = RwLockWriteGuard<'a, Meta>;
+
+/// The directories of a rename, locked.
+struct Pair<'a> {
+    from: Locked<'a>,
+    /// `None`: the same directory.
+    to: Option<Locked<'a>>,
+}
+
+impl<'a> Pair<'a> {
+    fn to(&mut self) -> &mut Locked<'a> {
+        self.to.as_mut().unwrap_or(&mut self.from)
+    }
+}
+
+/// One side of a rename.
+struct Side<'a> {
+    dir: &'a Arc<Inode>,
+    hash: u64,
+    name: &'a [u8],
+}
+
+impl Fs {
+    /// renameat2(2) with its flags (RENAME_NOREPLACE = 1, RENAME_EXCHANGE = 2; others EINVAL).
+    pub fn rename(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new_dir: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        if flags & !(NOREPLACE | EXCHANGE) != 0 || flags == NOREPLACE | EXCHANGE {
+            return Err(EINVAL);
+        }
+        for name in [name, new_name] {
+            if name == b"." || name == b".." {
+                return Err(crate::error::Error::Errno(16)); // EBUSY
+            }
+            check_name(name)?;
+        }
+        let core = &self.core;
+        core.may_change()?;
+        if flags & EXCHANGE == 0 {
+            self.write_replacement(dir, name, new_dir, new_name)?;
+        }
+        let gate = core.begin()?;
+        let from = core.directory(dir)?;
+        let to = core.directory(new_dir)?;
+        let from = Side {
+            dir: &from,
+            hash: core.hash(name),
+            name,
+        };
+        let to = Side {
+            dir: &to,
+            hash: core.hash(new_name),
+            name: new_name,
+        };
+        let replaced = core.rename(&from, &to, flags)?;
+        drop(gate);
+        if let Some(replaced) = replaced {
+            core.reap(&replaced);
+        }
+        Ok(())
+    }
+
+    /// A file that replaces another is written back first, so that a program which replaces by rename
+    /// without a sync finds the old or the new contents after a crash, never an empty file.
+    fn write_replacement(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new_dir: Ino,
+        new_name: &[u8],
+    ) -> Result<()> {
+        let core = &self.core;
+        let entry = |dir, name: &[u8]| {
+            let dir = core.directory(dir)?;
+            let meta = dir.meta.read();
+            core.find(&dir, &meta, core.hash(name), name)
+        };
+        if !matches!(entry(new_dir, new_name)?, Some((_, Kind::File))) {
+            return Ok(());
+        }
+        let Some((ino, Kind::File)) = entry(dir, name)? else {
+            return Ok(());
+        };
+        let Some(inode) = core.table.get(ino) else {
+            return Ok(());
+        };
+        let Some(file) = inode.file.lock().clone() else {
+            return Ok(());
+        };
+        let Some(cache) = file.cache() else {
+            return Ok(());
+        };
+        if cache.first_dirty(ino, 0).is_some() {
+            let (size, cuts) = (file.size(), file.cuts());
+            wait(|done| cache.sync(&file.object(), 0..PAGES, done))?;
+            file.note_synced(size, cuts);
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// A directory and those above it. The rename mutex is held, no directory is locked.
+    fn line(&self, ino: Ino) -> Result<Vec<Ino>> {
+        let mut line = vec![ino];
+        let mut at = ino;
+        while at != ROOT {
+            let inode = self.inode(at)?;
+            at = inode.meta.read().rec.parent;
+            line.push(at);
+        }
+        Ok(line)
+    }
+
+    fn rename(&self, from: &Side<'_>, to: &Side<'_>, flags: u32) -> Result<Option<Arc<Inode>>> {
+        let crosses = from.dir.ino != to.dir.ino;
+        let _tree = crosses.then(|| self.rename.lock());
+        let (mut from_line, mut to_line) = (Vec::new(), Vec::new());
+        if crosses {
+            from_line = self.line(from.dir.ino)?;
+            to_line = self.line(to.dir.ino)?;
+        }
+        let from_within_to = from_line.contains(&to.dir.ino);
+        let to_within_from = to_line.contains(&from.dir.ino);
+        let mut pair = if !crosses {
+            Pair {
+                from: from.dir.meta.write(),
+                to: None,
+            }
+        } else if to_within_from || (!from_within_to && from.dir.ino < to.dir.ino) {
+            let first = from.dir.meta.write();
+            Pair {
+                from: first,
+                to: Some(to.dir.meta.write()),
+            }
+        } else {
+            let first = to.dir.meta.write();
+            Pair {
+                from: from.dir.meta.write(),
+                to: Some(first),
+            }
+        };
+        let (moved, kind) = self
+            .find(from.dir, &pair.from, from.hash, from.name)?
+            .ok_or(ENOENT)?;
+        if pair.to().rec.nlink == 0 {
+            return Err(ENOENT);
+        }
+        let other = self.find(to.dir, pair.to(), to.hash, to.name)?;
+        if flags & NOREPLACE != 0 && other.is_some() {
+            return Err(EEXIST);
+        }
+        if flags & EXCHANGE != 0 && other.is_none() {
+            return Err(ENOENT);
+        }
+        if other.is_some_and(|(ino, _)| ino == moved) {
+            return Ok(None); // two names of one file: nothing to do, says POSIX
+        }
+        if kind == Kind::Directory && to_line.contains(&moved) {
+            return Err(EINVAL);
+        }
+        let above = other.is_some_and(|(ino, _)| from_line.contains(&ino));
+        if flags & EXCHANGE != 0 {
+            if above {
+                return Err(EINVAL);
+            }
+            if let Some(other) = other {
+                self.exchange(from, to, &mut pair, (moved, kind), other)?;
+            }
+            return Ok(None);
+        }
+        match other {
+            Some((_, Kind::Directory)) if kind != Kind::Directory => return Err(EISDIR),
+            Some((_, old)) if kind == Kind::Directory && old != Kind::Directory => {
+                return Err(ENOTDIR);
+            }
+            _ if above => return Err(ENOTEMPTY),
+            _ => {}
+        }
+        self.replace(from, to, &mut pair, (moved, kind), other)
+    }
+
+    fn replace(
+        &self,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        pair: &mut Pair<'_>,
+        (moved, kind): (Ino, Kind),
+        other: Option<(Ino, Kind)>,
+    ) -> Result<Option<Arc<Inode>>> {
+        let is_dir = u32::from(kind == Kind::Directory);
+        let now = now_ns();
+        let inode = self.inode(moved)?;
+        let replaced = other.map(|(ino, _)| self.inode(ino)).transpose()?;
+        if let Some(replaced) = &replaced {
+            let mut meta = replaced.meta.write();
+            if replaced.kind == Kind::Directory && meta.rec.size > 0 {
+                return Err(ENOTEMPTY);
+            }
+            self.drop_link(replaced, &mut meta, now);
+        }
+        self.put_entry(from.dir, &mut pair.from, from.hash, from.name, None);
+        self.put_entry(to.dir, pair.to(), to.hash, to.name, Some((moved, kind)));
+        pair.from.rec.size = pair.from.rec.size.saturating_sub(1);
+        pair.from.rec.nlink -= is_dir;
+        if replaced.is_none() {
+            pair.to().rec.size += 1;
+            pair.to().rec.nlink += is_dir;
+        }
+        self.touch(from, to, pair, now);
+        self.moved(&inode, to.dir.ino, now);
+        Ok(replaced)
+    }
+
+    fn exchange(
+        &self,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        pair: &mut Pair<'_>,
+        (moved, kind): (Ino, Kind),
+        (other, other_kind): (Ino, Kind),
+    ) -> Result<()> {
+        let now = now_ns();
+        let (inode, other_inode) = (self.inode(moved)?, self.inode(other)?);
+        self.put_entry(
+            from.dir,
+            &mut pair.from,
+            from.hash,
+            from.name,
+            Some((other, other_kind)),
+        );
+        self.put_entry(to.dir, pair.to(), to.hash, to.name, Some((moved, kind)));
+        let (out, back) = (kind == Kind::Directory, other_kind == Kind::Directory);
+        pair.from.rec.nlink = pair.from.rec.nlink + u32::from(back) - u32::from(out);
+        let to_meta = pair.to();
+        to_meta.rec.nlink = to_meta.rec.nlink + u32::from(out) - u32::from(back);
+        self.touch(from, to, pair, now);
+        self.moved(&inode, to.dir.ino, now);
+        self.moved(&other_inode, from.dir.ino, now);
+        Ok(())
+    }
+
+    fn touch(&self, from: &Side<'_>, to: &Side<'_>, pair: &mut Pair<'_>, now: i128) {
+        pair.from.rec.mtime_ns = now;
+        pair.from.rec.ctime_ns = now;
+        pair.to().rec.mtime_ns = now;
+        pair.to().rec.ctime_ns = now;
+        self.mark_dirty(from.dir);
+        self.mark_dirty(to.dir);
+    }
+
+    fn moved(&self, inode: &Arc<Inode>, parent: Ino, now: i128) {
+        let mut meta = inode.meta.write();
+        meta.rec.ctime_ns = now;
+        meta.rec.parent = parent;
+        self.mark_dirty(inode);
+    }
+}

@@ -1,0 +1,109 @@
+//! fallocate and seek: space and holes.
+
+use std::sync::Arc;
+
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+
+use super::Fs;
+use super::errno::*;
+use super::extents::State;
+use super::file::File;
+use super::times::now_ns;
+use crate::error::Result;
+
+const KEEP_SIZE: i32 = 0x01;
+const PUNCH_HOLE: i32 = 0x02;
+const ZERO_RANGE: i32 = 0x10;
+
+impl Fs {
+    /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Others
+    /// EOPNOTSUPP. Waits for the cache when it takes pages out.
+    pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
+        let core = &self.core;
+        core.may_change()?;
+        if len == 0 {
+            return Err(EINVAL);
+        }
+        let end = offset
+            .checked_add(len)
+            .filter(|end| *end <= FILE_BYTES_MAX)
+            .ok_or(EFBIG)?;
+        let (zero, punch) = match mode & !KEEP_SIZE {
+            0 => (false, false),
+            PUNCH_HOLE if mode & KEEP_SIZE != 0 => (false, true),
+            ZERO_RANGE => (true, false),
+            _ => return Err(EOPNOTSUPP),
+        };
+        let keep_size = mode & KEEP_SIZE != 0;
+        let _alone = file.exclusive.write();
+        let size = file.size();
+        if zero || punch {
+            // Beyond the end there are zeros already, in whole pages that may be given back.
+            self.punch(file, offset..end)?;
+        }
+        if !punch {
+            let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+            if end > size && !keep_size {
+                self.clear_tail(file)?;
+            }
+            let mut map = file.map.write();
+            map.preallocate(pages, file.slice(), &core.allocator)?;
+            file.count_blocks(&map);
+        }
+        let mut meta = file.inode.meta.write();
+        if !keep_size && end > meta.rec.size {
+            meta.rec.size = end;
+            file.set_size(end);
+        }
+        let now = now_ns();
+        meta.rec.mtime_ns = now;
+        meta.rec.ctime_ns = now;
+        drop(meta);
+        core.mark_dirty(&file.inode);
+        Ok(())
+    }
+
+    /// SEEK_DATA (`data` true) / SEEK_HOLE; ENXIO past the end. Pages dirty in the cache are data.
+    pub fn seek(&self, file: &Arc<File>, offset: u64, data: bool) -> Result<u64> {
+        self.core.alive()?;
+        let size = file.size();
+        if offset >= size {
+            return Err(ENXIO);
+        }
+        let end = size.div_ceil(PAGE_BYTES);
+        let mut page = offset / PAGE_BYTES;
+        while page < end {
+            let (is_data, next) = self.segment(file, page, end);
+            if is_data == data {
+                return Ok(offset.max(page * PAGE_BYTES));
+            }
+            page = next;
+        }
+        // The end of the file is a hole.
+        if data { Err(ENXIO) } else { Ok(size) }
+    }
+
+    /// Whether a page is data, and the first page after it for which that has to be asked again.
+    fn segment(&self, file: &File, page: u64, end: u64) -> (bool, u64) {
+        let run = {
+            let map = file.map.read();
+            match map.extents.containing(page) {
+                Some(run) => run,
+                None => {
+                    let next = map.extents.from(page).next().map_or(end, |run| run.page);
+                    return (false, next.min(end));
+                }
+            }
+        };
+        let run_end = run.end().min(end);
+        if !matches!(run.state, State::Unwritten(_)) {
+            return (true, run_end);
+        }
+        // Preallocated: data only where the cache has newer bytes.
+        match file.first_dirty(page) {
+            Some(dirty) if dirty == page => (true, page + 1),
+            Some(dirty) => (false, dirty.min(run_end)),
+            None => (false, run_end),
+        }
+    }
+}

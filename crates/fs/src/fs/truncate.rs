@@ -1,0 +1,140 @@
+//! Taking pages out of a file: truncate and punch.
+//!
+//! While it runs, `hold` keeps batches from writing the file's size and extents, so the store goes from
+//! the state before to the state after. The order:
+//!
+//! 1. `exclusive`: nobody reserves space for the file
+//! 2. the size is set; pages leave the extent map: who reads them from now on gets zeros
+//! 3. the cache drops them and waits for their transfers; after it nothing is in flight to their blocks
+//! 4. the rest of partial pages is zeroed in the cache
+//! 5. blocks the store never heard of go back at once; those it knows become free with the batch that
+//!    tells it so
+//!
+//! Were blocks given back before 3, a write-back in flight could hit a block of another file.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jericho_format::PAGE_BYTES;
+
+use super::Fs;
+use super::core::{PAGES, wait};
+use super::file::File;
+use super::times::now_ns;
+use crate::error::Result;
+
+/// Keeps batches from the file's extents.
+struct Hold<'a> {
+    file: &'a Arc<File>,
+}
+
+impl<'a> Hold<'a> {
+    fn new(file: &'a Arc<File>) -> Hold<'a> {
+        file.hold.fetch_add(1, Ordering::AcqRel);
+        file.cuts.fetch_add(1, Ordering::AcqRel);
+        Hold { file }
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.file.hold.fetch_sub(1, Ordering::AcqRel);
+        self.file.core.mark_dirty(&self.file.inode);
+        self.file.core.commits.released();
+    }
+}
+
+impl Fs {
+    /// Sets a file's size. The times change even when the size does not.
+    pub(super) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
+        let _alone = file.exclusive.write();
+        let old = file.size();
+        if size > old {
+            self.clear_tail(file)?;
+        }
+        let _hold = Hold::new(file);
+        {
+            let mut meta = file.inode.meta.write();
+            let now = now_ns();
+            meta.rec.size = size;
+            meta.rec.mtime_ns = now;
+            meta.rec.ctime_ns = now;
+            file.set_size(size);
+            file.synced_size.fetch_min(size, Ordering::AcqRel);
+        }
+        if size >= old {
+            // Space allocated beyond the old end stays, as zeros.
+            return Ok(());
+        }
+        self.take_out(file, size.div_ceil(PAGE_BYTES)..PAGES)?;
+        let end = size.next_multiple_of(PAGE_BYTES);
+        self.zero_bytes(file, size..end)?;
+        file.tail_unsure.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes a range read as zeros and gives its whole pages' space back. `exclusive` is held.
+    pub(super) fn punch(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
+        let _hold = Hold::new(file);
+        let whole = bytes.start.div_ceil(PAGE_BYTES)..bytes.end / PAGE_BYTES;
+        if whole.start > whole.end {
+            return self.zero_bytes(file, bytes); // within one page
+        }
+        self.zero_bytes(file, bytes.start..whole.start * PAGE_BYTES)?;
+        self.take_out(file, whole.clone())?;
+        self.zero_bytes(file, whole.end * PAGE_BYTES..bytes.end)
+    }
+
+    /// Steps 2, 3 and 5 for whole pages. A `Hold` is there.
+    fn take_out(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let allocator = &self.core.allocator;
+        let removed = {
+            let mut map = file.map.write();
+            let removed = map.take_out(pages.clone(), allocator);
+            file.count_blocks(&map);
+            removed
+        };
+        if let Some(cache) = file.cache()
+            && let Err(error) = wait(|done| cache.invalidate(file.ino(), pages, done))
+        {
+            // The cache is shutting down. Blocks that only memory knows are lost with it.
+            return Err(error);
+        }
+        file.map.write().release(removed, allocator);
+        Ok(())
+    }
+
+    /// Zeroes bytes within one page, if it holds anything but zeros.
+    fn zero_bytes(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let page = bytes.start / PAGE_BYTES;
+        let Some(cache) = file.cache() else {
+            return Ok(());
+        };
+        let holds_data = {
+            let map = file.map.read();
+            map.extents
+                .containing(page)
+                .map(|run| run.state.readable().is_some())
+        };
+        let is_needed = match holds_data {
+            None => false,
+            Some(true) => true,
+            // Promised or preallocated: it holds bytes only if the cache has newer ones.
+            Some(false) => cache.first_dirty(file.ino(), page) == Some(page),
+        };
+        if !is_needed {
+            return Ok(());
+        }
+        let within = (bytes.start % PAGE_BYTES) as usize;
+        let within = within..within + (bytes.end - bytes.start) as usize;
+        let object = file.object();
+        wait(|done| cache.zero_part(&object, page, within, done))
+    }
+}

@@ -1,0 +1,239 @@
+//! Extended attributes, and access control lists as two of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Fs;
+use super::acl::{ACCESS, Acl, DEFAULT};
+use super::core::Core;
+use super::errno::*;
+use super::inode::{Inode, Meta, Xattr};
+use super::times::now_ns;
+use crate::error::{Error, Result};
+use crate::store::Change;
+use crate::types::{Ino, Kind};
+
+const NAME_MAX: usize = 255;
+const VALUE_MAX: usize = 65_536;
+const CREATE: u32 = 1;
+const REPLACE: u32 = 2;
+
+/// What something new gets from its directory's default ACL.
+pub struct Inherited {
+    pub perm: u16,
+    pub access: Option<Box<[u8]>>,
+    pub default: Option<Box<[u8]>>,
+}
+
+impl Fs {
+    /// Value. ENODATA when there is none of the name.
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let inode = self.core.inode(ino)?;
+        self.core.with_xattrs(&inode)?;
+        let meta = inode.meta.read();
+        match meta.xattrs.as_ref().and_then(|all| all.get(name)) {
+            None => Err(ENODATA),
+            Some(xattr) => Ok(self.core.value_of(ino, name, xattr)?.into()),
+        }
+    }
+
+    /// flags: XATTR_CREATE = 1, XATTR_REPLACE = 2.
+    pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(Error::Errno(34)); // ERANGE
+        }
+        if value.len() > VALUE_MAX {
+            return Err(E2BIG);
+        }
+        if flags & !(CREATE | REPLACE) != 0 {
+            return Err(EINVAL);
+        }
+        let core = &self.core;
+        let _gate = core.begin()?;
+        core.store.check_room()?;
+        let inode = core.inode(ino)?;
+        let mut meta = inode.meta.write();
+        core.load_xattrs(ino, &mut meta)?;
+        let exists = meta
+            .xattrs
+            .as_ref()
+            .is_some_and(|all| all.contains_key(name));
+        if flags & CREATE != 0 && exists {
+            return Err(EEXIST);
+        }
+        if flags & REPLACE != 0 && !exists {
+            return Err(ENODATA);
+        }
+        let value = match name {
+            ACCESS if inode.kind == Kind::Symlink => return Err(EOPNOTSUPP),
+            DEFAULT if inode.kind != Kind::Directory => return Err(Error::Errno(13)), // EACCES
+            ACCESS => Acl::parse(value)?.and_then(|acl| {
+                meta.rec.perm = meta.rec.perm & !0o777 | acl.mode();
+                (!acl.is_mode()).then(|| acl.to_bytes())
+            }),
+            DEFAULT => Acl::parse(value)?.map(|acl| acl.to_bytes()),
+            _ => Some(value.into()),
+        };
+        if value.is_some() || exists {
+            core.put_xattr(&inode, &mut meta, name, value);
+        }
+        meta.rec.ctime_ns = now_ns();
+        core.mark_dirty(&inode);
+        Ok(())
+    }
+
+    /// Names, each ended by NUL.
+    pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.core.inode(ino)?;
+        self.core.with_xattrs(&inode)?;
+        let meta = inode.meta.read();
+        let mut names = Vec::new();
+        for name in meta.xattrs.iter().flat_map(|all| all.keys()) {
+            names.extend_from_slice(name);
+            names.push(0);
+        }
+        Ok(names)
+    }
+
+    /// Removes one. ENODATA when there is none.
+    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        let core = &self.core;
+        let _gate = core.begin()?;
+        let inode = core.inode(ino)?;
+        let mut meta = inode.meta.write();
+        core.load_xattrs(ino, &mut meta)?;
+        if !meta
+            .xattrs
+            .as_ref()
+            .is_some_and(|all| all.contains_key(name))
+        {
+            return Err(ENODATA);
+        }
+        core.put_xattr(&inode, &mut meta, name, None);
+        meta.rec.ctime_ns = now_ns();
+        core.mark_dirty(&inode);
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Reads the names of the attributes, once. They stay with the inode; values stay in the store.
+    pub fn load_xattrs(&self, ino: Ino, meta: &mut Meta) -> Result<()> {
+        if meta.xattrs.is_none() {
+            let mut all = BTreeMap::new();
+            if meta.stored {
+                for name in self.store.xattr_names(ino)? {
+                    all.insert(
+                        name,
+                        Xattr {
+                            value: None,
+                            seq: 0,
+                        },
+                    );
+                }
+            }
+            meta.xattrs = Some(all);
+        }
+        Ok(())
+    }
+
+    fn with_xattrs(&self, inode: &Inode) -> Result<()> {
+        if inode.meta.read().xattrs.is_some() {
+            return Ok(());
+        }
+        self.load_xattrs(inode.ino, &mut inode.meta.write())
+    }
+
+    fn value_of(&self, ino: Ino, name: &[u8], xattr: &Xattr) -> Result<Box<[u8]>> {
+        match &xattr.value {
+            Some(value) => Ok(value.clone()),
+            None => self.store.xattr(ino, name)?.ok_or(ENODATA),
+        }
+    }
+
+    /// Sets or removes an attribute in memory and in the batch, under the gate and the inode's lock.
+    fn put_xattr(
+        &self,
+        inode: &Arc<Inode>,
+        meta: &mut Meta,
+        name: &[u8],
+        value: Option<Box<[u8]>>,
+    ) {
+        let all = meta.xattrs.get_or_insert_default();
+        match value {
+            Some(value) => {
+                let xattr = Xattr {
+                    value: Some(value.clone()),
+                    seq: self.commits.seq(),
+                };
+                all.insert(name.into(), xattr);
+                self.commits
+                    .push(Change::PutXattr(inode.ino, name.into(), value));
+                self.commits.push_xattrs(inode.clone());
+            }
+            None => {
+                all.remove(name);
+                self.commits.push(Change::DelXattr(inode.ino, name.into()));
+            }
+        }
+    }
+
+    /// What something made in a directory gets: permissions by the default ACL, or by the umask without.
+    pub fn inherit_acl(
+        &self,
+        parent: &Inode,
+        meta: &mut Meta,
+        kind: Kind,
+        perm: u16,
+        umask: u32,
+    ) -> Result<Inherited> {
+        let plain = Inherited {
+            perm,
+            access: None,
+            default: None,
+        };
+        if kind == Kind::Symlink {
+            return Ok(plain);
+        }
+        self.load_xattrs(parent.ino, meta)?;
+        let default = match meta.xattrs.as_ref().and_then(|all| all.get(DEFAULT)) {
+            Some(xattr) => Acl::parse(&self.value_of(parent.ino, DEFAULT, xattr)?)?,
+            None => None,
+        };
+        let Some(default) = default else {
+            return Ok(Inherited {
+                perm: perm & !(umask as u16 & 0o777),
+                ..plain
+            });
+        };
+        let (access, perm) = default.inherit(perm);
+        Ok(Inherited {
+            perm,
+            access: (!access.is_mode()).then(|| access.to_bytes()),
+            default: (kind == Kind::Directory).then(|| default.to_bytes()),
+        })
+    }
+
+    /// Gives something new what it inherited.
+    pub fn put_inherited(&self, inode: &Arc<Inode>, meta: &mut Meta, inherited: Inherited) {
+        for (name, value) in [(ACCESS, inherited.access), (DEFAULT, inherited.default)] {
+            if value.is_some() {
+                self.put_xattr(inode, meta, name, value);
+            }
+        }
+    }
+
+    /// After chmod: the access ACL says the same as the mode.
+    pub fn acl_follows_mode(&self, inode: &Arc<Inode>, meta: &mut Meta) -> Result<()> {
+        self.load_xattrs(inode.ino, meta)?;
+        let Some(xattr) = meta.xattrs.as_ref().and_then(|all| all.get(ACCESS)) else {
+            return Ok(());
+        };
+        let value = self.value_of(inode.ino, ACCESS, xattr)?;
+        if let Some(mut acl) = Acl::parse(&value)? {
+            acl.set_mode(meta.rec.perm);
+            self.put_xattr(inode, meta, ACCESS, Some(acl.to_bytes()));
+        }
+        Ok(())
+    }
+}
