@@ -3,7 +3,6 @@
 mod support;
 
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -412,19 +411,4 @@ fn a_device_that_panics_fails_its_transfer_and_no_other() {
     let error = one(queue.as_mut(), transfer(0, Direction::Read, 0, segments())).unwrap_err();
     assert_eq!(error.errno(), 5);
     one(queue.as_mut(), transfer(0, Direction::Write, 0, segments())).unwrap();
-}
-
-#[test]
-fn a_descriptor_is_free_again_once_its_queue_and_device_are_dropped() {
-    let Some(device) = LoopDevice::new(64) else {
-        return;
-    };
-    let mapping = memory(1);
-    for _ in 0..20 {
-        // Exclusive: opening fails if the ring of the last round still holds the device.
-        let opened = open_device(Path::new(&device.path), OpenOptions::default()).unwrap();
-        let mut queue = open_queue(&[opened], &[Arc::clone(&mapping)], 4).unwrap();
-        let segments = vec![segment(&mapping, 0, 1)];
-        one(queue.as_mut(), transfer(0, Direction::Write, 0, segments)).unwrap();
-    }
 }

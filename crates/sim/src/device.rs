@@ -1,0 +1,373 @@
+//! The simulated device.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jericho_storage::{BLOCK_BYTES, Cause, Device, IoError};
+use jericho_sys::errno;
+use parking_lot::Mutex;
+
+use crate::image::Image;
+use crate::plan::{Counts, Effect, FaultPlan, Operation};
+use crate::random::Random;
+
+/// The log keeps the latest operations only.
+const LOG_ENTRIES_MAX: usize = 100_000;
+
+/// A device in memory with a volatile write cache and planned faults.
+///
+/// Like the real kinds, it is flushed for good or not at all: after a failed flush every later one
+/// fails with the same cause, and what was not durable by then never will be.
+#[derive(Debug)]
+pub struct SimDevice {
+    name: Arc<str>,
+    size_bytes: u64,
+    home_node: Option<u32>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    image: Image,
+    plan: FaultPlan,
+    counts: Counts,
+    latencies: Random,
+    flush_failed: Option<Cause>,
+    has_power: bool,
+    log: VecDeque<Logged>,
+    logged: u64,
+}
+
+impl State {
+    fn new(image: Image) -> State {
+        State {
+            image,
+            plan: FaultPlan::default(),
+            counts: Counts::default(),
+            latencies: Random::new(0),
+            flush_failed: None,
+            has_power: true,
+            log: VecDeque::new(),
+            logged: 0,
+        }
+    }
+}
+
+/// One operation in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// Counted from 1 over the device's life.
+    pub number: u64,
+    /// What was asked for.
+    pub operation: Operation,
+    /// Where; 0 for a flush.
+    pub offset_bytes: u64,
+    /// How much; 0 for a flush.
+    pub length_bytes: u64,
+    /// Why it failed, if it did.
+    pub failure: Option<Cause>,
+}
+
+impl fmt::Display for Logged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Logged {
+            number,
+            operation,
+            offset_bytes,
+            length_bytes,
+            failure,
+        } = self;
+        write!(
+            f,
+            "{number:6} {operation:7} {length_bytes:9} at {offset_bytes:12}"
+        )?;
+        match failure {
+            Some(cause) => write!(f, " FAILED: {cause}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl SimDevice {
+    /// A device of zeros that never fails. The size is rounded down to whole blocks.
+    pub fn new(name: &str, size_bytes: u64) -> SimDevice {
+        SimDevice {
+            name: name.into(),
+            size_bytes: size_bytes - size_bytes % BLOCK_BYTES,
+            home_node: None,
+            state: Mutex::new(State::new(Image::default())),
+        }
+    }
+
+    /// The same device on a NUMA node.
+    pub fn on_node(self, node: u32) -> SimDevice {
+        SimDevice {
+            home_node: Some(node),
+            ..self
+        }
+    }
+
+    /// Sets what goes wrong from now on; counting starts again.
+    pub fn set_plan(&self, plan: FaultPlan) {
+        let mut state = self.state.lock();
+        state.latencies = Random::new(plan.seed);
+        state.plan = plan;
+        state.counts = Counts::default();
+    }
+
+    /// Operations of a kind (`None`: all) begun since the plan was set. A plan whose number was not
+    /// reached has changed nothing: the end of "fail the Nth, for every N".
+    pub fn operations(&self, operation: Option<Operation>) -> u64 {
+        self.state.lock().counts.of(operation)
+    }
+
+    /// Cuts the power: every operation from now on fails with EIO.
+    pub fn cut_power(&self) {
+        self.state.lock().has_power = false;
+    }
+
+    /// The device as it is when the power comes back: whatever was written since the last good
+    /// flush is there, gone, or torn, as the seed decides. It has no plan and an empty log. This
+    /// one stays as it is, so that many seeds can be tried.
+    pub fn crash(&self, seed: u64) -> SimDevice {
+        let image = self.state.lock().image.after_power_cut(seed);
+        SimDevice {
+            name: Arc::clone(&self.name),
+            size_bytes: self.size_bytes,
+            home_node: self.home_node,
+            state: Mutex::new(State::new(image)),
+        }
+    }
+
+    /// Writes and discards that a power cut might undo now.
+    pub fn volatile_changes(&self) -> usize {
+        self.state.lock().image.cached_changes()
+    }
+
+    /// Equal for equal contents.
+    pub fn digest(&self) -> u64 {
+        self.state.lock().image.digest()
+    }
+
+    /// The latest operations (at most 100,000), oldest first.
+    pub fn log(&self) -> Vec<Logged> {
+        self.state.lock().log.iter().copied().collect()
+    }
+
+    /// Checks, counts, delays and logs an operation around `act`, which gets the planned effect.
+    fn perform(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+        act: impl FnOnce(&mut State, Option<Effect>) -> Result<(), Cause>,
+    ) -> Result<(), IoError> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.counts.count(operation);
+        let delay = state.plan.latency_max.map(|max| {
+            let limit = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
+            Duration::from_nanos(state.latencies.below(limit.saturating_add(1)))
+        });
+        let result = self.decide(state, operation, offset_bytes, length_bytes, act);
+        state.logged += 1;
+        if state.log.len() == LOG_ENTRIES_MAX {
+            state.log.pop_front();
+        }
+        state.log.push_back(Logged {
+            number: state.logged,
+            operation,
+            offset_bytes,
+            length_bytes,
+            failure: result.err(),
+        });
+        drop(guard);
+        if let Some(delay) = delay {
+            std::thread::sleep(delay);
+        }
+        result.map_err(|cause| self.error(operation, offset_bytes, length_bytes, cause))
+    }
+
+    fn decide(
+        &self,
+        state: &mut State,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+        act: impl FnOnce(&mut State, Option<Effect>) -> Result<(), Cause>,
+    ) -> Result<(), Cause> {
+        let end = offset_bytes.checked_add(length_bytes);
+        let are_blocks =
+            offset_bytes.is_multiple_of(BLOCK_BYTES) && length_bytes.is_multiple_of(BLOCK_BYTES);
+        if !are_blocks || end.is_none_or(|end| end > self.size_bytes) {
+            return Err(Cause::Errno(errno::EINVAL));
+        }
+        if !state.has_power {
+            return Err(Cause::Errno(errno::EIO));
+        }
+        if state
+            .plan
+            .power_cut_at
+            .is_some_and(|nth| state.counts.all >= nth)
+        {
+            if operation != Operation::Flush {
+                // What it interrupts may have happened: it is in the cache, for `crash` to decide.
+                // Its caller learns nothing, so an error of its own does not matter.
+                let _ = act(state, None);
+            }
+            state.has_power = false;
+            return Err(Cause::Errno(errno::EIO));
+        }
+        let effect = state.counts.effect(&state.plan, operation);
+        act(state, effect)
+    }
+
+    /// As the real devices do: an errno names the part that was not done. A write may have done
+    /// some blocks before it met ENOSPC.
+    fn error(
+        &self,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+        cause: Cause,
+    ) -> IoError {
+        let device = Arc::clone(&self.name);
+        IoError {
+            operation: operation.name(),
+            device,
+            offset_bytes,
+            length_bytes,
+            cause,
+        }
+    }
+}
+
+/// Whole blocks of a short transfer, fewer than asked for.
+fn short(done_bytes: u64, length_bytes: u64) -> usize {
+    let done = done_bytes.min(length_bytes.saturating_sub(1));
+    (done - done % BLOCK_BYTES) as usize
+}
+
+impl Device for SimDevice {
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn home_node(&self) -> Option<u32> {
+        self.home_node
+    }
+
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        let length = buf.len() as u64;
+        self.perform(
+            Operation::Read,
+            offset_bytes,
+            length,
+            |state, effect| match effect {
+                None => {
+                    state.image.read(offset_bytes, buf);
+                    Ok(())
+                }
+                Some(Effect::Errno(errno)) => Err(Cause::Errno(errno)),
+                Some(Effect::Short { done_bytes }) => {
+                    let done = short(done_bytes, length);
+                    state.image.read(offset_bytes, &mut buf[..done]);
+                    Err(Cause::Short {
+                        done_bytes: done as u64,
+                    })
+                }
+            },
+        )
+    }
+
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        let length = buf.len() as u64;
+        // Where ENOSPC was met.
+        let mut stopped = 0;
+        let result =
+            self.perform(
+                Operation::Write,
+                offset_bytes,
+                length,
+                |state, effect| match effect {
+                    None => {
+                        let done = state.image.write(offset_bytes, buf, state.plan.room_blocks);
+                        if done < buf.len() {
+                            stopped = done as u64;
+                            return Err(Cause::Errno(errno::ENOSPC));
+                        }
+                        Ok(())
+                    }
+                    Some(Effect::Errno(errno)) => Err(Cause::Errno(errno)),
+                    Some(Effect::Short { done_bytes }) => {
+                        let done = short(done_bytes, length);
+                        let data = &buf[..done];
+                        let done = state
+                            .image
+                            .write(offset_bytes, data, state.plan.room_blocks);
+                        Err(Cause::Short {
+                            done_bytes: done as u64,
+                        })
+                    }
+                },
+            );
+        result.map_err(|error| IoError {
+            offset_bytes: error.offset_bytes + stopped,
+            length_bytes: error.length_bytes - stopped,
+            ..error
+        })
+    }
+
+    fn flush(&self) -> Result<(), IoError> {
+        self.perform(Operation::Flush, 0, 0, |state, effect| {
+            if let Some(cause) = state.flush_failed {
+                return Err(cause);
+            }
+            let cause = match effect {
+                None => {
+                    state.image.flush();
+                    return Ok(());
+                }
+                Some(Effect::Errno(errno)) => Cause::Errno(errno),
+                Some(Effect::Short { .. }) => Cause::Errno(errno::EIO),
+            };
+            state.flush_failed = Some(cause);
+            Err(cause)
+        })
+    }
+
+    /// Discarded blocks read as garbage, so that relying on zeros is noticed.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.perform(
+            Operation::Discard,
+            offset_bytes,
+            length_bytes,
+            |state, effect| match effect {
+                None => {
+                    state.image.discard(offset_bytes, length_bytes);
+                    Ok(())
+                }
+                Some(Effect::Errno(errno)) => Err(Cause::Errno(errno)),
+                Some(Effect::Short { .. }) => Err(Cause::Errno(errno::EIO)),
+            },
+        )
+    }
+
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{} (simulated, {} bytes): in memory, threads",
+            self.name, self.size_bytes
+        )
+    }
+}
