@@ -499,6 +499,12 @@ impl Grant {
         self.entries[(page - self.first) as usize]
     }
 
+    /// Whether a page of the grant has contents: false for one got with `Intent::Overwrite` that was not in
+    /// the cache and has not been written yet.
+    pub fn is_filled(&self, page: u64) -> bool {
+        !self.shared.memory.entry(self.entry(page)).state().has(Flags::FILL)
+    }
+
     /// Reads bytes of a page of the grant, all of one instant. Panics outside of the grant. Not for pages
     /// got with `Intent::Overwrite` and not yet written.
     pub fn read(&self, page: u64, offset: usize, out: &mut [u8]) {

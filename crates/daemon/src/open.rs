@@ -1,0 +1,170 @@
+//! Bringing a volume up: lock, devices, homes of the slices, their memory, the filesystem.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jericho_cache::{Config, FRAMES_MIN, Slice, StartError};
+use jericho_format::PAGE_BYTES;
+use jericho_fs::fs::{Fs, FsOptions};
+use jericho_fs::volume::{OpenMode, Volume, VolumeError, VolumeLock};
+use jericho_topology::{NodeId, Topology};
+
+use crate::mounted::Mounted;
+
+/// Pages that were dirty this long are written back.
+const DIRTY_AGE: Duration = Duration::from_secs(5);
+/// A change of the namespace is durable after this time at the latest.
+const COMMIT_INTERVAL_MS: u64 = 2000;
+/// Inodes kept in memory beyond those in use.
+const INODE_CACHE: usize = 65_536;
+/// Memory that must be left for the rest of the daemon.
+const HEADROOM_BYTES: u64 = 256 << 20;
+/// Cache when none was asked for, at most.
+const CACHE_BYTES_DEFAULT_MAX: u64 = 1 << 30;
+
+/// How a volume is brought up.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The volume (its first device).
+    pub volume: PathBuf,
+    /// Nothing is changed.
+    pub read_only: bool,
+    /// Bytes of cache frames over all slices; `None`: an eighth of the memory, at most 1 GiB.
+    pub cache_bytes: Option<u64>,
+    /// Nodes.
+    pub topology: Topology,
+}
+
+/// Why a volume could not be brought up; the message names the thing and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The volume can't be opened.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// The cache is smaller than its slices need.
+    #[error(
+        "a cache of {given} bytes is too small for {slices} slices: give at least --cache {needed}"
+    )]
+    CacheTooSmall {
+        /// Asked for.
+        given: u64,
+        /// Slices of the volume.
+        slices: usize,
+        /// Smallest size.
+        needed: u64,
+    },
+    /// The cache is larger than what memory can hold.
+    #[error("a cache of {given} bytes does not fit into this machine's {memory} bytes of memory: give a smaller --cache")]
+    CacheTooLarge {
+        /// Asked for.
+        given: u64,
+        /// Memory.
+        memory: u64,
+    },
+    /// A slice could not be started.
+    #[error(transparent)]
+    Slice(#[from] StartError),
+    /// The filesystem could not be opened.
+    #[error("cannot open the filesystem of {volume}: {cause}")]
+    Fs {
+        /// The volume.
+        volume: PathBuf,
+        /// What went wrong.
+        cause: jericho_fs::Error,
+    },
+}
+
+impl Mounted {
+    /// Locks the volume, opens its devices, makes the slices' memory, opens the filesystem.
+    pub fn open(options: OpenOptions) -> Result<Arc<Mounted>, OpenError> {
+        let path = std::fs::canonicalize(&options.volume).unwrap_or(options.volume.clone());
+        let lock = Volume::lock(&path)?;
+        let volume = Volume::open(&path, OpenMode { read_only: options.read_only })?;
+        Mounted::start(Arc::new(volume), path, Some(lock), &options)
+    }
+
+    /// As `open`, of a volume that the caller has opened (and locked, if others could open it too).
+    pub fn open_volume(volume: Volume, options: &OpenOptions) -> Result<Arc<Mounted>, OpenError> {
+        Mounted::start(Arc::new(volume), options.volume.clone(), None, options)
+    }
+
+    fn start(
+        volume: Arc<Volume>,
+        path: PathBuf,
+        lock: Option<VolumeLock>,
+        options: &OpenOptions,
+    ) -> Result<Arc<Mounted>, OpenError> {
+        let topology = &options.topology;
+        let frames = frames_per_slice(options.cache_bytes, volume.slices().len())?;
+        let homes = homes(&volume, topology);
+        let mut slices = vec![];
+        for (slice, home) in volume.slices().iter().zip(&homes) {
+            let config = Config {
+                id: slice.id,
+                frames,
+                kernel_node: topology.node(*home).and_then(|node| node.kernel_node),
+                cpus: topology.cpus_of(*home).to_vec(),
+                dirty_age: DIRTY_AGE,
+            };
+            slices.push(Slice::start(&config, volume.devices())?);
+        }
+        let read_only = options.read_only;
+        let fs_options = FsOptions {
+            read_only,
+            inode_cache: INODE_CACHE,
+            commit_interval_ms: COMMIT_INTERVAL_MS,
+        };
+        let fs = Fs::open(volume.clone(), slices.clone(), fs_options)
+            .map_err(|cause| OpenError::Fs { volume: path.clone(), cause })?;
+        let topology = options.topology.clone();
+        Ok(Mounted::assemble(path, read_only, topology, volume, homes, slices, fs, lock))
+    }
+}
+
+/// Frames of each slice.
+fn frames_per_slice(cache_bytes: Option<u64>, slices: usize) -> Result<u32, OpenError> {
+    let memory = memory_bytes();
+    let needed = slices as u64 * u64::from(FRAMES_MIN) * PAGE_BYTES;
+    let default = (memory / 8).min(CACHE_BYTES_DEFAULT_MAX).max(needed);
+    let given = cache_bytes.unwrap_or(default);
+    if given < needed {
+        return Err(OpenError::CacheTooSmall { given, slices, needed });
+    }
+    if given.saturating_add(HEADROOM_BYTES) > memory {
+        return Err(OpenError::CacheTooLarge { given, memory });
+    }
+    let frames = given / PAGE_BYTES / slices as u64;
+    Ok(frames.min(u64::from(jericho_shm::State::FRAMES_MAX)) as u32)
+}
+
+/// Memory of the machine, or of the control group that we are in if that is less.
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    let machine = info.totalram as u64 * u64::from(info.mem_unit);
+    let group = std::fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| {
+        let path = text.lines().find_map(|line| line.strip_prefix("0::"))?.trim_start_matches('/');
+        let limits = Path::new("/sys/fs/cgroup").join(path);
+        let limits = limits.ancestors().take_while(|dir| dir.starts_with("/sys/fs/cgroup"));
+        limits
+            .filter_map(|dir| std::fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse().ok())
+            .min()
+    });
+    group.map_or(machine, |group: u64| group.min(machine))
+}
+
+/// Home node of each slice: that of its device, where the devices of the volume are on several nodes; otherwise
+/// the nodes in turn, so that every node's memory and CPUs have a share.
+fn homes(volume: &Volume, topology: &Topology) -> Vec<NodeId> {
+    let of_device = |device: u16| {
+        let name = volume.devices()[usize::from(device)].name();
+        topology.node_of_block_device(Path::new(&*name))
+    };
+    let known: Vec<Option<NodeId>> = volume.slices().iter().map(|s| of_device(s.device())).collect();
+    let distinct: BTreeSet<NodeId> = known.iter().flatten().copied().collect();
+    let nodes: Vec<NodeId> = topology.nodes.iter().map(|node| node.id).collect();
+    let turn = |slice: usize| nodes[slice % nodes.len()];
+    let homes = known.iter().enumerate();
+    homes.map(|(i, node)| node.filter(|_| distinct.len() > 1).unwrap_or(turn(i))).collect()
+}

@@ -1,0 +1,170 @@
+//! What `jericho stat` and `jericho where` show.
+
+use std::collections::BTreeMap;
+
+use jericho_cache::Counters;
+use jericho_format::PAGE_BYTES;
+use jericho_fs::Result;
+use jericho_fs::types::{Ino, SliceId};
+use serde::{Deserialize, Serialize};
+
+use crate::mounted::Mounted;
+
+/// `jericho stat --json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Stat {
+    /// Absolute path of the volume.
+    pub volume: String,
+    /// UUID of the volume.
+    pub uuid: String,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// Mounted read-only.
+    pub read_only: bool,
+    /// Nodes of the topology in use.
+    pub topology: String,
+    /// Per slice.
+    pub slices: Vec<SliceStat>,
+    /// Per node (sums).
+    pub nodes: Vec<NodeStat>,
+    /// One line per device.
+    pub devices: Vec<String>,
+}
+
+/// One slice in `Stat`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names are the contract; see the manual page
+pub struct SliceStat {
+    pub id: u16,
+    pub node: u16,
+    pub capacity_bytes: u64,
+    pub used_bytes: u64,
+    pub frames: u64,
+    pub resident: u64,
+    pub dirty: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub evictions: u64,
+    pub read_bytes: u64,
+    pub read_ahead_bytes: u64,
+    pub written_back_bytes: u64,
+    pub write_backs: u64,
+    pub stalled: u64,
+    pub clashed: u64,
+    pub throttled: u64,
+    pub write_errors: u64,
+}
+
+/// One node in `Stat`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct NodeStat {
+    pub node: u16,
+    pub frames: u64,
+    pub resident: u64,
+    pub dirty: u64,
+    pub hits: u64,
+    pub misses: u64,
+}
+
+/// `jericho where --json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Where {
+    /// Slice that caches and stores the file (or takes what is created in the directory).
+    pub slice: SliceId,
+    /// Its home node.
+    pub home_node: u16,
+    /// Size of the file.
+    pub size_bytes: u64,
+    /// Bytes in the cache by the kernel's node, as move_pages(2) reports them.
+    pub resident_bytes_by_kernel_node: Vec<(u32, u64)>,
+    /// Bytes in the cache.
+    pub resident_bytes: u64,
+    /// Of those, newer than the device.
+    pub dirty_bytes: u64,
+    /// Bytes on the volume by slice.
+    pub stored_bytes_by_slice: Vec<(SliceId, u64)>,
+}
+
+impl Mounted {
+    /// Counters for `jericho stat`.
+    pub fn stat(&self) -> Stat {
+        let mut nodes: BTreeMap<u16, NodeStat> = BTreeMap::new();
+        let mut slices = vec![];
+        for slice in &self.slices {
+            let (id, c) = (slice.id(), slice.counters());
+            let node = self.node_of_slice(id).0;
+            add(nodes.entry(node).or_insert(NodeStat { node, ..NodeStat::default() }), &c);
+            let (capacity, free) = self.fs().space_of(id);
+            slices.push(SliceStat {
+                id,
+                node,
+                capacity_bytes: capacity * PAGE_BYTES,
+                used_bytes: (capacity - free) * PAGE_BYTES,
+                frames: c.frames,
+                resident: c.resident,
+                dirty: c.dirty,
+                hits: c.hits,
+                misses: c.misses,
+                evictions: c.evictions,
+                read_bytes: c.read_bytes,
+                read_ahead_bytes: c.read_ahead_bytes,
+                written_back_bytes: c.written_back_bytes,
+                write_backs: c.write_backs,
+                stalled: c.stalled,
+                clashed: c.clashed,
+                throttled: c.throttled,
+                write_errors: c.write_errors,
+            });
+        }
+        Stat {
+            volume: self.path.display().to_string(),
+            uuid: self.volume.uuid().iter().map(|b| format!("{b:02x}")).collect(),
+            pid: std::process::id(),
+            read_only: self.read_only(),
+            topology: self.topology().source.clone(),
+            slices,
+            nodes: nodes.into_values().collect(),
+            devices: self.volume.devices().iter().map(|d| d.describe()).collect(),
+        }
+    }
+
+    /// Placement of an inode for `jericho where`.
+    pub fn where_is(&self, ino: Ino) -> Result<Where> {
+        let attr = self.fs().getattr(ino)?;
+        let (slice, _) = self.fs().placement(ino)?;
+        let mut answer = Where {
+            slice,
+            home_node: self.node_of_slice(slice).0,
+            size_bytes: attr.size,
+            resident_bytes_by_kernel_node: vec![],
+            resident_bytes: 0,
+            dirty_bytes: 0,
+            stored_bytes_by_slice: vec![],
+        };
+        if attr.kind != jericho_fs::types::Kind::File {
+            return Ok(answer);
+        }
+        let mut by_node: BTreeMap<u32, u64> = BTreeMap::new();
+        let pages = 0..attr.size.div_ceil(PAGE_BYTES);
+        for page in self.slice(slice).resident_of(ino, pages) {
+            answer.resident_bytes += PAGE_BYTES;
+            answer.dirty_bytes += if page.dirty { PAGE_BYTES } else { 0 };
+            if let Some(node) = page.kernel_node {
+                *by_node.entry(node).or_default() += PAGE_BYTES;
+            }
+        }
+        answer.resident_bytes_by_kernel_node = by_node.into_iter().collect();
+        answer.stored_bytes_by_slice = self.fs().blocks_by_slice(ino)?;
+        answer.stored_bytes_by_slice.iter_mut().for_each(|(_, blocks)| *blocks *= PAGE_BYTES);
+        Ok(answer)
+    }
+}
+
+fn add(node: &mut NodeStat, c: &Counters) {
+    node.frames += c.frames;
+    node.resident += c.resident;
+    node.dirty += c.dirty;
+    node.hits += c.hits;
+    node.misses += c.misses;
+}

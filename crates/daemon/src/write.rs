@@ -1,0 +1,258 @@
+//! Writes: inline as far as pages are in the cache and backed; new pages through the slice; only where a
+//! page has to be fetched first, or too much is dirty, the data is kept and the write goes on later.
+
+use std::sync::Arc;
+
+use jericho_cache::{Grant, Intent, OWNER_DAEMON, PAGES_PER_GET_MAX};
+use jericho_format::PAGE_BYTES;
+use jericho_fs::fs::Writing;
+use jericho_fs::{Error, Result};
+
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// Durability that a write asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteSync {
+    /// None.
+    No,
+    /// O_DSYNC.
+    Data,
+    /// O_SYNC.
+    Full,
+}
+
+/// How a write is made.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteMode {
+    /// At the end of the file, wherever that is.
+    pub append: bool,
+    /// Durability before the reply.
+    pub sync: WriteSync,
+    /// Take set-id bits off.
+    pub strip_suid: bool,
+}
+
+/// Where a write is.
+struct Progress {
+    mounted: Arc<Mounted>,
+    handle: Arc<Handle>,
+    offset: u64,
+    done: usize,
+    mode: WriteMode,
+    /// Space for all of it is reserved. Asked for once and in the caller's thread: it may have to wait for
+    /// locks that a slice's thread must not wait for.
+    reserved: bool,
+    /// The file's home stays what it is until the write is over.
+    _writing: Writing,
+}
+
+/// What the next piece of a write needs of its pages.
+struct Piece {
+    first: u64,
+    count: u32,
+    intent: Intent,
+    /// A part of a page beyond the end of the file: the rest of the page is zeros.
+    pad: bool,
+}
+
+enum Step {
+    Done,
+    /// Pages have to be fetched, or too much is dirty.
+    Wait,
+    Failed(Error),
+}
+
+impl Mounted {
+    /// Writes `data` at `offset` and calls `reply` once with the number of bytes written: at once, in
+    /// this thread, when no page has to be fetched, else later in a slice's thread. An error after the
+    /// first bytes is a short write, as POSIX has it.
+    pub fn write<R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+        reply: R,
+    ) where
+        R: FnOnce(Result<u32>) + Send + 'static,
+    {
+        if self.read_only() {
+            return reply(Err(Error::Errno(libc::EROFS)));
+        }
+        // Appends are serialised by the kernel's inode lock, so the size can't move under us.
+        let offset = if mode.append { handle.file.size() } else { offset };
+        let (mounted, handle, _writing) = (self.clone(), handle.clone(), handle.file.writing());
+        let mut progress =
+            Progress { mounted, handle, offset, done: 0, mode, reserved: false, _writing };
+        match progress.advance(data) {
+            Step::Done => progress.finish(data.len(), reply),
+            Step::Wait => progress.wait(data.to_vec(), reply),
+            Step::Failed(error) => progress.fail(error, data.len(), reply),
+        }
+    }
+}
+
+impl Progress {
+    /// Goes as far as possible without waiting.
+    fn advance(&mut self, data: &[u8]) -> Step {
+        let (mounted, handle) = (self.mounted.clone(), self.handle.clone());
+        let file = &handle.file;
+        let slice = mounted.slice(file.slice());
+        if slice.is_throttling() {
+            return self.reserve(data.len()).map_or_else(Step::Failed, |()| Step::Wait);
+        }
+        let rest = &data[self.done..];
+        let object = std::cell::OnceCell::new();
+        let at = self.offset + self.done as u64;
+        let hit = jericho_client::write(
+            slice.memory(),
+            file.ino(),
+            at,
+            rest,
+            OWNER_DAEMON,
+            slice.epoch(),
+            |first, count| slice.dirtied(object.get_or_init(|| file.object()), first, count),
+        );
+        if hit > 0 {
+            slice.count((at + hit as u64).div_ceil(PAGE_BYTES) - at / PAGE_BYTES, 0);
+            self.done += hit;
+            self.end(at, hit);
+        }
+        if self.done == data.len() {
+            return Step::Done;
+        }
+        if let Err(error) = self.reserve(data.len()) {
+            return Step::Failed(error);
+        }
+        let object = object.get_or_init(|| file.object());
+        while self.done < data.len() {
+            let piece = self.piece(data.len());
+            match slice.try_get(object, piece.first, piece.count, piece.intent) {
+                Ok(Some(grant)) => {
+                    slice.count(0, u64::from(piece.count));
+                    self.put(grant, &piece, data);
+                }
+                Ok(None) => return Step::Wait,
+                Err(error) => return Step::Failed(error.into()),
+            }
+        }
+        Step::Done
+    }
+
+    /// Reserves space for what is left.
+    fn reserve(&mut self, len: usize) -> Result<()> {
+        if !self.reserved {
+            let at = self.offset + self.done as u64;
+            let rest = (len - self.done) as u64;
+            self.mounted.fs().begin_write(&self.handle.file, at, rest)?;
+            self.reserved = true;
+        }
+        Ok(())
+    }
+
+    /// The pages of the next piece: as many whole ones as there are, or a part of one.
+    fn piece(&self, len: usize) -> Piece {
+        let at = self.offset + self.done as u64;
+        let rest = len - self.done;
+        let first = at / PAGE_BYTES;
+        if at % PAGE_BYTES == 0 && rest >= PAGE {
+            let count = (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32;
+            return Piece { first, count, intent: Intent::Overwrite, pad: false };
+        }
+        // Nothing of a page beyond the end of the file needs to be fetched, as nothing of it is there.
+        let pad = first * PAGE_BYTES >= self.handle.file.size();
+        let intent = if pad { Intent::Overwrite } else { Intent::Modify };
+        Piece { first, count: 1, intent, pad }
+    }
+
+    /// Copies a piece into its pages and gives them back.
+    fn put(&mut self, mut grant: Grant, piece: &Piece, data: &[u8]) {
+        let start = self.done;
+        let at = self.offset + start as u64;
+        for page in piece.first..piece.first + u64::from(piece.count) {
+            let within = ((self.offset + self.done as u64) % PAGE_BYTES) as usize;
+            let len = (PAGE - within).min(data.len() - self.done);
+            let bytes = &data[self.done..self.done + len];
+            if piece.pad && !grant.is_filled(page) {
+                let mut whole = [0; PAGE];
+                whole[within..within + len].copy_from_slice(bytes);
+                grant.write(page, 0, &whole);
+            } else {
+                grant.write(page, within, bytes);
+            }
+            self.done += len;
+        }
+        // The slice knows of the dirty pages before the size covers them: a commit in between must not
+        // take the size for one whose data is on the device.
+        drop(grant);
+        self.end(at, self.done - start);
+    }
+
+    fn end(&self, at: u64, len: usize) {
+        let fs = self.mounted.fs();
+        fs.end_write(&self.handle.file, at, len as u64, self.mode.strip_suid);
+    }
+
+    /// Goes on when what `advance` could not have at once is there.
+    fn wait<R>(mut self, data: Vec<u8>, reply: R)
+    where
+        R: FnOnce(Result<u32>) + Send + 'static,
+    {
+        let handle = self.handle.clone();
+        let file = &handle.file;
+        let slice = self.mounted.slice(file.slice()).clone();
+        if slice.is_throttling() {
+            return slice.when_not_throttling(move || self.go_on(data, reply));
+        }
+        let piece = self.piece(data.len());
+        let (first, count, intent) = (piece.first, piece.count, piece.intent);
+        slice.count(0, u64::from(count));
+        slice.get(&file.object(), first, count, intent, move |granted| {
+            match granted {
+                Ok(grant) => self.put(grant, &piece, &data),
+                Err(error) => return self.fail(error.into(), data.len(), reply),
+            }
+            self.go_on(data, reply);
+        });
+    }
+
+    fn go_on<R>(mut self, data: Vec<u8>, reply: R)
+    where
+        R: FnOnce(Result<u32>) + Send + 'static,
+    {
+        match self.advance(&data) {
+            Step::Done => self.finish(data.len(), reply),
+            Step::Wait => self.wait(data, reply),
+            Step::Failed(error) => self.fail(error, data.len(), reply),
+        }
+    }
+
+    fn fail<R>(self, error: Error, len: usize, reply: R)
+    where
+        R: FnOnce(Result<u32>) + Send + 'static,
+    {
+        if self.done == 0 {
+            return reply(Err(error));
+        }
+        debug_assert!(self.done < len);
+        let done = self.done;
+        self.finish(done, reply);
+    }
+
+    /// All is in the cache: make it durable if that was asked for, then reply.
+    fn finish<R>(self, len: usize, reply: R)
+    where
+        R: FnOnce(Result<u32>) + Send + 'static,
+    {
+        let (fs, file) = (self.mounted.fs(), &self.handle.file);
+        let done: jericho_fs::fs::Done = Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
+        match self.mode.sync {
+            WriteSync::No => done(Ok(())),
+            WriteSync::Data => fs.sync_range(file, self.offset, len as u64, done),
+            WriteSync::Full => fs.fsync(file, false, done),
+        }
+    }
+}
