@@ -1,0 +1,230 @@
+//! ARCHITECTURE.md tells the truth: its arrows are those of the manifests, its absences hold.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Crate -> the crates of this workspace that it is built with; names without `jericho-`.
+type Arrows = BTreeMap<String, BTreeSet<String>>;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// What the manifests say, without dev-dependencies.
+fn arrows_of_manifests() -> Arrows {
+    let cargo = std::env::var_os("CARGO").expect("cargo runs the tests");
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .expect("cargo metadata runs");
+    let metadata: Value =
+        serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
+    let short = |value: &Value| {
+        value
+            .as_str()
+            .and_then(|name| name.strip_prefix("jericho-"))
+            .map(str::to_owned)
+    };
+    let packages = metadata["packages"].as_array().expect("packages");
+    packages
+        .iter()
+        .map(|package| {
+            let uses = package["dependencies"]
+                .as_array()
+                .expect("dependencies")
+                .iter();
+            let uses = uses
+                .filter(|d| d["kind"].is_null())
+                .filter_map(|d| short(&d["name"]))
+                .collect();
+            (
+                short(&package["name"]).expect("crates are called jericho-..."),
+                uses,
+            )
+        })
+        .collect()
+}
+
+/// What the table in ARCHITECTURE.md says.
+fn arrows_of_document() -> Arrows {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| crate |"))
+        .skip(2);
+    let names = |cell: &str| -> BTreeSet<String> {
+        cell.split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect()
+    };
+    rows.take_while(|line| line.starts_with('|'))
+        .map(|row| {
+            let mut cells = row.split('|').skip(1);
+            let mut cell = || names(cells.next().expect("three cells in a row"));
+            (cell().pop_first().expect("a crate"), cell())
+        })
+        .collect()
+}
+
+/// Everything that a crate reaches, however indirectly.
+fn reach(arrows: &Arrows, from: &str) -> BTreeSet<String> {
+    let (mut reached, mut ahead) = (BTreeSet::new(), vec![from.to_owned()]);
+    while let Some(name) = ahead.pop() {
+        for used in arrows
+            .get(&name)
+            .unwrap_or_else(|| panic!("no crate {name}"))
+        {
+            if reached.insert(used.clone()) {
+                ahead.push(used.clone());
+            }
+        }
+    }
+    reached
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+        let path = entry.expect("entry").path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn sources(name: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    rust_files(&root().join("crates").join(name).join("src"), &mut found);
+    found
+        .into_iter()
+        .map(|path| (path.clone(), fs::read_to_string(path).expect("source")))
+        .collect()
+}
+
+#[test]
+fn the_arrows_in_the_document_are_those_of_the_manifests() {
+    let (document, manifests) = (arrows_of_document(), arrows_of_manifests());
+    for name in document.keys().chain(manifests.keys()) {
+        assert_eq!(
+            document.get(name),
+            manifests.get(name),
+            "`{name}`: ARCHITECTURE.md (left), Cargo.toml (right)"
+        );
+    }
+}
+
+#[test]
+fn a_crate_does_not_reach_what_it_must_not_know() {
+    let arrows = arrows_of_manifests();
+    for (name, unknown) in [
+        (
+            "format",
+            ["sys", "storage", "shm", "cache", "fs", "topology"].as_slice(),
+        ),
+        (
+            "sys",
+            &["format", "storage", "shm", "cache", "fs", "client"],
+        ),
+        (
+            "storage",
+            &["format", "shm", "cache", "fs", "client", "daemon"],
+        ),
+        ("shm", &["storage", "cache", "fs", "client", "daemon"]),
+        ("cache", &["fs", "client", "daemon", "fuse"]),
+        ("fs", &["client", "daemon", "fuse"]),
+        ("client", &["storage", "cache", "fs", "daemon", "fuse"]),
+        ("daemon", &["fuse", "cli"]),
+    ] {
+        let reached = reach(&arrows, name);
+        for other in unknown {
+            assert!(!reached.contains(*other), "`{name}` reaches `{other}`");
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_lives_in_sys_shm_and_preload_only() {
+    for name in arrows_of_manifests()
+        .keys()
+        .filter(|name| !["sys", "shm", "preload"].contains(&name.as_str()))
+    {
+        let roots = ["lib.rs", "main.rs"]
+            .map(|file| root().join("crates").join(name).join("src").join(file));
+        for file in roots.iter().filter(|file| file.exists()) {
+            let text = fs::read_to_string(file).expect("source");
+            assert!(
+                text.contains("#![forbid(unsafe_code)]"),
+                "{} does not forbid unsafe code",
+                file.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn format_does_no_io() {
+    for (path, text) in sources("format") {
+        for module in [
+            "std::fs",
+            "std::io",
+            "std::net",
+            "std::os",
+            "std::env",
+            "std::process",
+            "std::thread",
+        ] {
+            assert!(!text.contains(module), "{} uses {module}", path.display());
+        }
+    }
+}
+
+#[test]
+fn cache_has_no_inode() {
+    for (path, text) in sources("cache") {
+        let code = text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
+        for line in code {
+            let words = line.split(|c: char| !c.is_alphanumeric());
+            let inode = words
+                .map(str::to_lowercase)
+                .find(|word| word == "ino" || word == "inode");
+            // The width of a page key's object part is the format's, and called after what it holds there.
+            assert!(
+                inode.is_none() || line.contains("INO_"),
+                "{}: {line}",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_page_is_listed_in_the_index_of_its_directory() {
+    for dir in ["docs/decisions", "docs/internals"] {
+        let dir = root().join(dir);
+        let index = fs::read_to_string(dir.join("README.md")).expect("an index");
+        for entry in fs::read_dir(&dir).expect("the directory") {
+            let name = entry
+                .expect("entry")
+                .file_name()
+                .into_string()
+                .expect("names are UTF-8");
+            let listed = name == "README.md" || index.contains(&format!("({name})"));
+            assert!(
+                listed,
+                "{name} is not listed in {}",
+                dir.join("README.md").display()
+            );
+        }
+    }
+}
