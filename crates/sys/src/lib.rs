@@ -3,6 +3,7 @@
 //! One of the three crates that may contain `unsafe`. It knows nothing of slices, files or volumes:
 //! it turns kernel interfaces into safe functions whose errors keep the errno.
 
+pub mod affinity;
 pub mod block;
 pub mod doorbell;
 pub mod errno {
@@ -12,5 +13,9 @@ pub mod errno {
         EOPNOTSUPP, EPERM, EROFS,
     };
 }
+pub mod limits;
+pub mod lock;
 pub mod memory;
+pub mod process;
 pub mod uring;
+pub mod xattr;

@@ -1,0 +1,148 @@
+//! How much memory there is: of the machine, and of the control group this process is confined to.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Memory that this process might use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Of the machine.
+    pub total_bytes: u64,
+    /// Of the machine, without swapping: free, or given up for the asking.
+    pub available_bytes: u64,
+    /// Of the tightest control group around this process.
+    pub limit_bytes: Option<u64>,
+}
+
+impl Memory {
+    /// Reads /proc/meminfo and the control groups. Errors: no /proc.
+    pub fn read() -> io::Result<Memory> {
+        Memory::read_at(Path::new("/"))
+    }
+
+    fn read_at(root: &Path) -> io::Result<Memory> {
+        let text = std::fs::read_to_string(root.join("proc/meminfo"))?;
+        let total_bytes = meminfo_bytes(&text, "MemTotal:").ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemTotal")
+        })?;
+        Ok(Memory {
+            total_bytes,
+            available_bytes: meminfo_bytes(&text, "MemAvailable:").unwrap_or(total_bytes),
+            limit_bytes: cgroup_limit(root).filter(|limit| *limit < total_bytes),
+        })
+    }
+
+    /// More than this can never be had.
+    pub fn usable_bytes(&self) -> u64 {
+        self.limit_bytes
+            .map_or(self.total_bytes, |limit| limit.min(self.total_bytes))
+    }
+}
+
+/// Bytes of memory that this process may lock (and register for I/O); `None`: without limit.
+pub fn locked_memory_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+}
+
+fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.split_whitespace()
+        .next()?
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
+}
+
+/// The smallest limit from this process's group up to the root, of either version.
+fn cgroup_limit(root: &Path) -> Option<u64> {
+    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    groups
+        .lines()
+        .filter_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            let (mount, file) = match controllers {
+                "" => ("sys/fs/cgroup", "memory.max"),
+                list if list.split(',').any(|name| name == "memory") => {
+                    ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
+                }
+                _ => return None,
+            };
+            let mount = root.join(mount);
+            let mut group: PathBuf = mount.join(path.trim_start_matches('/'));
+            let mut tightest: Option<u64> = None;
+            loop {
+                let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
+                // "max", or no such file: no limit here.
+                if let Ok(limit) = text.trim().parse::<u64>() {
+                    tightest = Some(tightest.map_or(limit, |other| other.min(limit)));
+                }
+                if group == mount || !group.pop() {
+                    break tightest;
+                }
+            }
+        })
+        .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(cgroup: &str, limits: &[(&str, &str)]) -> (tempfile::TempDir, Memory) {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = directory.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write(
+            "proc/meminfo",
+            "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   600 kB\n",
+        );
+        write("proc/self/cgroup", cgroup);
+        for (path, text) in limits {
+            write(path, text);
+        }
+        let memory = Memory::read_at(directory.path()).unwrap();
+        (directory, memory)
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let memory = Memory::read().unwrap();
+        assert!(memory.usable_bytes() > 1 << 20);
+        assert!(memory.available_bytes <= memory.total_bytes);
+    }
+
+    #[test]
+    fn the_tightest_group_counts() {
+        let limits = [
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/memory.max", "300000\n"),
+        ];
+        let (_directory, memory) = machine("0::/a/b\n", &limits);
+        assert_eq!(
+            (memory.total_bytes, memory.available_bytes),
+            (1_024_000, 614_400)
+        );
+        assert_eq!(memory.limit_bytes, Some(300_000));
+        assert_eq!(memory.usable_bytes(), 300_000);
+    }
+
+    #[test]
+    fn a_limit_above_the_machine_is_none_and_old_groups_count() {
+        let limits = [
+            (
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes",
+                "9223372036854771712",
+            ),
+            ("sys/fs/cgroup/memory/y/memory.limit_in_bytes", "5000"),
+        ];
+        assert_eq!(machine("3:memory:/x\n0::/\n", &limits).1.limit_bytes, None);
+        assert_eq!(
+            machine("4:cpu:/x\n3:memory:/y\n", &limits).1.limit_bytes,
+            Some(5000)
+        );
+        assert_eq!(machine("", &limits).1.usable_bytes(), 1_024_000);
+    }
+}

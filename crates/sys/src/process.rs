@@ -1,0 +1,313 @@
+//! Other processes, signals, sessions and identities.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::Mode;
+use rustix::process::{Pid, PidfdFlags};
+
+/// A reference to a process that stays right when its number is used again.
+#[derive(Debug)]
+pub struct Process {
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// The process with this number now. Errors: ESRCH when there is none.
+    pub fn open(pid: u32) -> io::Result<Process> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::Error::from(rustix::io::Errno::SRCH))?;
+        Ok(Process {
+            pidfd: rustix::process::pidfd_open(pid, PidfdFlags::empty())?,
+        })
+    }
+
+    /// Waits until the process has ended, for at most `timeout` (`None`: no limit). True when it
+    /// has. A child of this process must still be reaped.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        wait_readable(self.pidfd.as_fd(), timeout)
+    }
+
+    /// Sends it a signal. Errors: ESRCH when it has ended, EPERM.
+    pub fn send(&self, signal: Signal) -> io::Result<()> {
+        // SAFETY: the call takes no memory: a null siginfo means that of kill(2).
+        let sent = unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.pidfd.as_raw_fd(),
+                signal.number(),
+                std::ptr::null::<libc::siginfo_t>(),
+                0 as libc::c_uint,
+            )
+        };
+        if sent == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+impl AsFd for Process {
+    /// The pidfd: readable once the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+/// Signals that a daemon or a command deals with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM
+    Terminate,
+    /// SIGINT
+    Interrupt,
+    /// SIGHUP
+    HangUp,
+    /// SIGQUIT
+    Quit,
+    /// SIGKILL; can be sent only.
+    Kill,
+}
+
+impl Signal {
+    const ALL: [Signal; 5] = [
+        Signal::Terminate,
+        Signal::Interrupt,
+        Signal::HangUp,
+        Signal::Quit,
+        Signal::Kill,
+    ];
+
+    /// The kernel's number.
+    pub fn number(self) -> i32 {
+        match self {
+            Signal::Terminate => libc::SIGTERM,
+            Signal::Interrupt => libc::SIGINT,
+            Signal::HangUp => libc::SIGHUP,
+            Signal::Quit => libc::SIGQUIT,
+            Signal::Kill => libc::SIGKILL,
+        }
+    }
+}
+
+/// Signals taken out of their usual course, to be waited for instead: signalfd(2).
+///
+/// Make it first thing in `main`: a signal is blocked in the calling thread and those that it starts
+/// later, and an older thread would still be killed by it. Programs that it starts inherit the
+/// blocked signals unless [`unblock_signals`] prevents that. They stay blocked after drop.
+#[derive(Debug)]
+pub struct Signals {
+    signalfd: OwnedFd,
+}
+
+impl Signals {
+    /// Blocks `signals` and collects them from now on. Errors: EMFILE, ENOMEM.
+    pub fn block(signals: &[Signal]) -> io::Result<Signals> {
+        // SAFETY: sigset_t is plain integers, for which zeros are valid; sigemptyset then
+        // initialises it as POSIX wants.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `set` is a valid sigset_t, and the numbers are those of existing signals.
+        unsafe {
+            libc::sigemptyset(&raw mut set);
+            for signal in signals {
+                libc::sigaddset(&raw mut set, signal.number());
+            }
+        }
+        // SAFETY: `set` is initialised; the old mask is not asked for.
+        let failed =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if failed != 0 {
+            return Err(io::Error::from_raw_os_error(failed));
+        }
+        // SAFETY: `set` is initialised; -1 asks for a new descriptor.
+        let fd =
+            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, and nobody else knows it.
+        let signalfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Signals { signalfd })
+    }
+
+    /// The next signal, waiting for at most `timeout` (`None`: no limit).
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<Signal>> {
+        if !wait_readable(self.signalfd.as_fd(), timeout)? {
+            return Ok(None);
+        }
+        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+        match rustix::io::read(&self.signalfd, &mut info) {
+            Ok(_) => {
+                // ssi_signo is the first field.
+                let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
+                Ok(Signal::ALL
+                    .into_iter()
+                    .find(|signal| signal.number() == number))
+            }
+            // Another thread was faster.
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Signals {
+    /// The signalfd: readable when a signal has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.signalfd.as_fd()
+    }
+}
+
+/// Waits until a descriptor is readable, for at most `timeout` (`None`: no limit). True when it is.
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, left.as_ref()) {
+            Ok(count) => return Ok(count > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Makes a program begin with no signal blocked, whatever is blocked here: one that inherited a
+/// blocked SIGTERM could not be stopped with it.
+pub fn unblock_signals(command: &mut Command) -> &mut Command {
+    let unblock = || {
+        // SAFETY: as in `Signals::block`: zeros are a valid sigset_t, then made empty.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `set` is a valid sigset_t; the old mask is not asked for.
+        let failed = unsafe {
+            libc::sigemptyset(&raw mut set);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut())
+        };
+        if failed == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(failed))
+        }
+    };
+    // SAFETY: between fork and exec only sigemptyset and pthread_sigmask are called, which are
+    // async-signal-safe and allocate nothing.
+    unsafe { command.pre_exec(unblock) }
+}
+
+/// Starts a program in a session of its own, with no signal blocked: signals from this terminal do
+/// not reach it, and it outlives the terminal. Its standard streams are the command's.
+pub fn spawn_in_new_session(command: &mut Command) -> io::Result<Child> {
+    unblock_signals(command);
+    // SAFETY: between fork and exec only setsid(2) is called, which is async-signal-safe and
+    // allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?));
+    }
+    command.spawn()
+}
+
+/// Makes this process the leader of a new session. Errors: EPERM when it leads a process group.
+pub fn become_session_leader() -> io::Result<()> {
+    Ok(rustix::process::setsid().map(drop)?)
+}
+
+/// Sets the mode bits that new files of this process do not get; gives the old ones.
+pub fn set_umask(mask: u32) -> u32 {
+    rustix::process::umask(Mode::from_raw_mode(mask & 0o777)).as_raw_mode()
+}
+
+/// The user that started this process.
+pub fn uid() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+/// The user whose rights this process has.
+pub fn effective_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The group that started this process.
+pub fn gid() -> u32 {
+    rustix::process::getgid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_process_is_noticed_and_a_running_one_times_out() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert!(!process.wait(Some(Duration::from_millis(5))).unwrap());
+        process.send(Signal::Kill).unwrap();
+        assert!(process.wait(None).unwrap());
+        assert!(!child.wait().unwrap().success());
+        let gone = process.send(Signal::Kill).unwrap_err();
+        assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn no_process_has_number_0() {
+        assert_eq!(
+            Process::open(0).unwrap_err().raw_os_error(),
+            Some(libc::ESRCH)
+        );
+    }
+
+    #[test]
+    fn a_blocked_signal_is_waited_for_and_kills_nobody() {
+        // Threads of the test runner have not blocked it, so it is sent to this thread only.
+        std::thread::spawn(|| {
+            let signals = Signals::block(&[Signal::HangUp, Signal::Terminate]).unwrap();
+            assert_eq!(signals.wait(Some(Duration::from_millis(5))).unwrap(), None);
+            // SAFETY: the call takes no memory; the thread is this one.
+            let sent = unsafe {
+                libc::syscall(
+                    libc::SYS_tgkill,
+                    std::process::id(),
+                    crate::affinity::current_tid(),
+                    libc::SIGHUP,
+                )
+            };
+            assert_eq!(sent, 0);
+            assert_eq!(signals.wait(None).unwrap(), Some(Signal::HangUp));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_program_in_a_new_session_leads_it_and_has_no_signal_blocked() {
+        let script = "read -r stat < /proc/self/stat; echo ${stat##*) } $$; \
+                      while read -r line; do case $line in SigBlk*) echo $line;; esac; \
+                      done < /proc/self/status";
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script])
+            .stdout(std::process::Stdio::piped());
+        let (child, session) = std::thread::spawn(move || {
+            let _signals = Signals::block(&[Signal::Terminate]).unwrap();
+            let child = spawn_in_new_session(&mut command).unwrap();
+            let id = child.id();
+            (child, id)
+        })
+        .join()
+        .unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        // state ppid pgrp session ...
+        assert_eq!(
+            lines[0].split_whitespace().nth(3),
+            Some(session.to_string().as_str())
+        );
+        assert!(lines[1].ends_with("0000000000000000"), "{}", lines[1]);
+    }
+}
