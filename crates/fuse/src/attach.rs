@@ -244,3 +244,20 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> Result<(), MountError> {
     }
     Err(failed(message))
 }
+
+/// Whether mounting can work at all, before anything is touched. `dir` is for the message.
+pub fn check_available(dir: &Path) -> Result<(), MountError> {
+    match open_device() {
+        Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => return Err(MountError::NoDevice),
+        Ok(_) if rustix::process::geteuid().is_root() => return Ok(()),
+        _ => {}
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|p| p.join(HELPER).is_file()) {
+        Ok(())
+    } else {
+        Err(MountError::NotPermitted {
+            dir: dir.to_owned(),
+        })
+    }
+}

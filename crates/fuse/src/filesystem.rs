@@ -24,7 +24,7 @@ use fuser::{
     ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use jericho_daemon::{Handle, Mounted, WriteSync};
+use jericho_daemon::{Handle, Mounted, WriteMode, WriteSync};
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Caller, DirEntry, Ino, Kind, SetAttr};
 
@@ -119,7 +119,8 @@ impl Jericho {
     /// truncate does not get through fuser: everybody but root counts as somebody who may not.
     fn strip_privileges(&self, ino: Ino, set: &mut SetAttr, uid: u32) -> Result<(), Error> {
         let chown = set.uid.is_some() || set.gid.is_some();
-        if !chown && !(set.size.is_some() && uid != 0) {
+        let truncated_by_other = set.size.is_some() && uid != 0;
+        if !chown && !truncated_by_other {
             return Ok(());
         }
         let attr = self.mounted.fs().getattr(ino)?;
@@ -561,8 +562,12 @@ impl Filesystem for Jericho {
                     Ok(n) => reply.written(n),
                     Err(e) => reply.error(errno("write", &e)),
                 };
-                self.mounted
-                    .write(handle, offset, data, append, sync, strip, answer);
+                let mode = WriteMode {
+                    append,
+                    sync,
+                    strip_suid: strip,
+                };
+                self.mounted.write(handle, offset, data, mode, answer);
             });
         });
     }
