@@ -3,6 +3,7 @@
 //! Knows pages only as ranges of a file, and no client: who asked is not its business.
 
 pub mod alloc;
+pub mod check;
 pub mod error;
 pub mod fs;
 pub mod store;

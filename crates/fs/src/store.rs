@@ -3,8 +3,8 @@
 //! A batch is one redb transaction: after a crash all of it is there or none of it. Reads see the
 //! last committed batch only; what is newer is the namespace's business (its overlay).
 
-mod batch;
-mod codec;
+pub(crate) mod batch;
+pub(crate) mod codec;
 pub mod region;
 pub mod tables;
 
@@ -279,7 +279,26 @@ impl Store {
         if changes.is_empty() {
             return Ok(());
         }
-        let operations = batch::prepare(changes);
+        self.commit_operations(changes, batch::prepare(changes))
+    }
+
+    /// Changes rows as such, for repairs; durable like `commit`.
+    pub(crate) fn commit_rows(&self, rows: Vec<batch::Row>) -> Result<()> {
+        self.commit_operations(&[], batch::Operations::new(rows, Vec::new()))
+    }
+
+    /// Whether redb finds its own pages in order. Damage that it can undo is undone; damage that it
+    /// cannot is an error. Opens and closes the region.
+    pub(crate) fn verify(region: &Arc<Region>) -> Result<bool> {
+        let explain = |text: String| explain(Some(region), text);
+        let mut db = redb::Builder::new()
+            .set_cache_size(64 << 20)
+            .create_with_backend(region::Backend(region.clone()))
+            .map_err(|e| explain(e.to_string()))?;
+        db.check_integrity().map_err(|e| explain(e.to_string()))
+    }
+
+    fn commit_operations(&self, changes: &[Change], operations: batch::Operations) -> Result<()> {
         let mut writer = self.writer.lock();
         if let Some(error) = &writer.failed {
             return Err(error.clone());

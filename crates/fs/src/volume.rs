@@ -167,15 +167,20 @@ impl Volume {
 
     /// Opens the metadata store and the allocator over it. `cache_bytes`: memory for the store.
     pub fn open_store(&self, cache_bytes: usize) -> Result<(StoreRef, Arc<Allocator>)> {
+        let store = self.open_store_only(cache_bytes)?;
+        let allocator = Allocator::of_volume(&store, self)?;
+        Ok((store, allocator))
+    }
+
+    /// The store without an allocator, for who cannot trust the bitmaps. Its region does not grow.
+    pub(crate) fn open_store_only(&self, cache_bytes: usize) -> Result<StoreRef> {
         let region = Region::new(self.devices.clone(), self.superblocks.clone());
         let container_blocks = self.superblocks.with(|s| s.head.container_blocks.get());
         let options = StoreOptions {
             cache_bytes,
             container_blocks,
         };
-        let store = Arc::new(Store::open(region, options, !self.read_only)?);
-        let allocator = Allocator::of_volume(&store, self)?;
-        Ok((store, allocator))
+        Ok(Arc::new(Store::open(region, options, !self.read_only)?))
     }
 }
 

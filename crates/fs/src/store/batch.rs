@@ -29,10 +29,11 @@ fn store_failure(error: impl std::fmt::Display) -> Failure {
 }
 
 /// A row to put, or with `None` to remove.
-struct Row {
-    table: Table,
-    key: Vec<u8>,
-    value: Option<Vec<u8>>,
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) table: Table,
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Option<Vec<u8>>,
 }
 
 /// A batch in the order in which it is applied.
@@ -105,9 +106,15 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
         };
         rows.push(Row { table, key, value });
     }
-    // Stable, so that the last of equal keys is the latest change.
-    rows.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
-    Operations { rows, blocks }
+    Operations::new(rows, blocks)
+}
+
+impl Operations {
+    pub(super) fn new(mut rows: Vec<Row>, blocks: Vec<(Blocks, bool)>) -> Operations {
+        // Stable, so that the last of equal keys is the latest change.
+        rows.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
+        Operations { rows, blocks }
+    }
 }
 
 /// An upper estimate of what a batch writes to the metadata region: its rows, leaves that are

@@ -16,7 +16,7 @@ fn damaged<T>(what: String) -> Read<T> {
     Err(ReadError::Damaged(what))
 }
 
-pub(super) fn kind_to_byte(kind: Kind) -> u8 {
+pub(crate) fn kind_to_byte(kind: Kind) -> u8 {
     match kind {
         Kind::File => kind::FILE,
         Kind::Directory => kind::DIRECTORY,
@@ -49,7 +49,7 @@ fn slice_from_u16(slice: U16) -> Option<SliceId> {
     (slice.get() != record::NO_SLICE).then_some(slice.get())
 }
 
-pub(super) fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
+pub(crate) fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
     let (atime_s, atime_ns) = record::split_time(inode.atime_ns);
     let (mtime_s, mtime_ns) = record::split_time(inode.mtime_ns);
     let (ctime_s, ctime_ns) = record::split_time(inode.ctime_ns);
@@ -125,7 +125,7 @@ pub(crate) fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
     })
 }
 
-pub(super) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 8] {
+pub(crate) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 8] {
     let value = EntryValue {
         // Inode numbers have 30 bits.
         ino: U32::new(ino as u32),
@@ -135,7 +135,7 @@ pub(super) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 8] {
     zerocopy::transmute!(value)
 }
 
-pub(super) fn entry_from_bytes(dir: Ino, bytes: &[u8]) -> Read<(Ino, Kind)> {
+pub(crate) fn entry_from_bytes(dir: Ino, bytes: &[u8]) -> Read<(Ino, Kind)> {
     match EntryValue::read_from_bytes(bytes) {
         Ok(value) => match kind_from_byte(value.kind) {
             Some(kind) => Ok((Ino::from(value.ino.get()), kind)),
@@ -167,7 +167,7 @@ pub(crate) fn entry_of_row(key: &[u8], value: &[u8]) -> Read<Entry> {
     })
 }
 
-pub(super) fn extent_to_bytes(extent: &Extent) -> [u8; 16] {
+pub(crate) fn extent_to_bytes(extent: &Extent) -> [u8; 16] {
     let value = ExtentValue {
         first: U64::new(extent.blocks.first),
         count: U32::new(extent.blocks.count),
@@ -210,7 +210,7 @@ pub(crate) fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
     ))
 }
 
-pub(super) fn number_of_key(key: &[u8]) -> Read<u64> {
+pub(crate) fn number_of_key(key: &[u8]) -> Read<u64> {
     match record::key_number(key) {
         Some(number) => Ok(number),
         None => damaged(format!(
@@ -220,14 +220,14 @@ pub(super) fn number_of_key(key: &[u8]) -> Read<u64> {
     }
 }
 
-pub(super) fn number_of_value(name: &str, value: &[u8]) -> Read<u64> {
+pub(crate) fn number_of_value(name: &str, value: &[u8]) -> Read<u64> {
     match value.try_into() {
         Ok(bytes) => Ok(u64::from_le_bytes(bytes)),
         Err(_) => damaged(format!("value {name} has {} bytes", value.len())),
     }
 }
 
-pub(super) fn count_of_value(value: &[u8]) -> Read<u32> {
+pub(crate) fn count_of_value(value: &[u8]) -> Read<u32> {
     match value.try_into() {
         Ok(bytes) => Ok(u32::from_le_bytes(bytes)),
         Err(_) => damaged(format!("a count of used blocks has {} bytes", value.len())),
@@ -260,6 +260,6 @@ pub(crate) fn bitmap_from_bytes(bytes: &[u8], words: usize) -> Read<Box<[u64]>> 
         .collect())
 }
 
-pub(super) fn bitmap_to_bytes(bitmap: &[u64]) -> Vec<u8> {
+pub(crate) fn bitmap_to_bytes(bitmap: &[u64]) -> Vec<u8> {
     bitmap.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

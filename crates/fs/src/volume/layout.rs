@@ -33,7 +33,7 @@ pub(super) struct Space {
 /// Blocks of a metadata chunk for a volume of this size: small enough not to waste a small volume,
 /// large enough that the table of chunks holds a sixteenth of a large one.
 fn chunk_blocks(volume_blocks: u64) -> u64 {
-    match volume_blocks * PAGE_BYTES >> 30 {
+    match (volume_blocks * PAGE_BYTES) >> 30 {
         0..4 => 64,
         4..64 => 256,
         64..1024 => 1024,

@@ -136,7 +136,8 @@ pub(crate) fn formatted(mib: usize, slices: u16) -> Arc<MemoryDevice> {
         slices: Some(slices),
         ..FormatOptions::default()
     };
-    format_devices(&[device.clone()], &[], &options).unwrap();
+    let devices: [Arc<dyn Device>; 1] = [device.clone()];
+    format_devices(&devices, &[], &options).unwrap();
     device
 }
 

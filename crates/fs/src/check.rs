@@ -1,0 +1,339 @@
+//! Checking a volume, and repairing what can be repaired.
+//!
+//! A check works on a copy-on-write view in memory, so that it writes nothing, not even the recovery
+//! of a store whose last writer died. A repair checks first, then changes rows in passes: what one
+//! pass removes shows as a wrong count in the next, until nothing is found any more.
+
+mod names;
+mod overlay;
+mod space;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::label::LabelState;
+use jericho_storage::{Device, OpenOptions, open_device};
+
+use crate::alloc::Allocator;
+use crate::error::Error;
+use crate::store::batch::Row;
+use crate::store::region::Region;
+use crate::store::{Change, InodeRecord, Store, StoreRef};
+use crate::types::{Ino, Kind};
+use crate::volume::superblocks::{Superblocks, read_copies};
+use crate::volume::{OpenMode, Volume, VolumeError, format};
+
+/// How to check.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CheckOptions {
+    /// Repair what can be repaired, then check again.
+    pub repair: bool,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Nothing is wrong.
+    Info,
+    /// Space that belongs to nothing: harmless but lost.
+    Leak,
+    /// The volume contradicts itself.
+    Damage,
+}
+
+/// Something that a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad.
+    pub severity: Severity,
+    /// What and where.
+    pub text: String,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// In the order found; after a repair, what is left.
+    pub findings: Vec<Finding>,
+    /// What a repair changed: the findings that it was for.
+    pub repaired: Vec<Finding>,
+    /// Directories.
+    pub directories: u64,
+    /// Other inodes.
+    pub files: u64,
+    /// Bytes of the slices that extents use.
+    pub used_bytes: u64,
+    /// Bytes of the slices and of the first device that metadata uses.
+    pub metadata_bytes: u64,
+}
+
+impl Report {
+    /// Nothing is wrong (any more).
+    pub fn is_sound(&self) -> bool {
+        self.findings.iter().all(|f| f.severity == Severity::Info)
+    }
+}
+
+/// Most passes of a repair; each removes at least one finding or is the last.
+const PASSES_MAX: usize = 8;
+/// Findings that are kept; a volume full of damage need not fill memory with messages.
+const FINDINGS_MAX: usize = 10_000;
+
+/// What one pass over the store finds, and the rows that would put it right.
+struct Pass<'v> {
+    volume: &'v Volume,
+    report: Report,
+    fixes: Vec<Row>,
+    more: u64,
+    inodes: BTreeMap<Ino, Seen>,
+    lost_and_found: Option<Ino>,
+}
+
+/// An inode and what points at it.
+struct Seen {
+    record: InodeRecord,
+    /// Entries that name it.
+    names: u64,
+    /// Directories: entries in it, and how many of them are directories.
+    entries: u64,
+    subdirectories: u64,
+    /// A name leads from the root to it.
+    reachable: bool,
+    orphan: bool,
+    /// Directories: the key of the entry that names it.
+    name_key: Option<Box<[u8]>>,
+}
+
+impl Pass<'_> {
+    fn find(&mut self, severity: Severity, text: String) {
+        if self.report.findings.len() < FINDINGS_MAX {
+            self.report.findings.push(Finding { severity, text });
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn damage(&mut self, text: String) {
+        self.find(Severity::Damage, text);
+    }
+}
+
+/// Checks the volume whose first device is at `path`. Errors: what keeps a volume from being opened at
+/// all (missing, truncated, of another volume, mounted) and failures of devices; everything else
+/// is in the report.
+pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> {
+    let _lock = Volume::lock(path)?;
+    let mut before = Vec::new();
+    if check_label(path, options.repair, &mut before)? && !options.repair {
+        return Ok(Report {
+            findings: before,
+            ..Report::default()
+        });
+    }
+    let volume = Volume::open(
+        path,
+        OpenMode {
+            read_only: !options.repair,
+        },
+    )?;
+    let mut report = check_devices(volume.devices().to_vec(), options)?;
+    if options.repair {
+        report.repaired.splice(0..0, before);
+    }
+    Ok(report)
+}
+
+/// Checks a volume on open devices, in the order of their indices.
+pub fn check_devices(
+    devices: Vec<Arc<dyn Device>>,
+    options: CheckOptions,
+) -> Result<Report, VolumeError> {
+    let report = look(&devices)?;
+    let sound = report.is_sound() && report.findings.is_empty();
+    if !options.repair
+        || sound
+        || report
+            .findings
+            .iter()
+            .any(|f| f.text.contains(BEYOND_REPAIR))
+    {
+        return Ok(report);
+    }
+    let mut repaired = report.findings;
+    repaired.retain(|f| f.severity != Severity::Info);
+    repair(&devices, &mut repaired)?;
+    let mut report = look(&devices)?;
+    // What is still there was not repaired.
+    repaired.retain(|f| !report.findings.contains(f));
+    report.repaired = repaired;
+    Ok(report)
+}
+
+/// In the text of findings that no repair can help.
+const BEYOND_REPAIR: &str = "restore the volume from a backup";
+
+/// Checks the label of the first device; true when it is damaged. With `repair` it is written again
+/// from the superblock.
+fn check_label(
+    path: &Path,
+    repair: bool,
+    findings: &mut Vec<Finding>,
+) -> Result<bool, VolumeError> {
+    let options = OpenOptions {
+        read_only: !repair,
+        ..OpenOptions::default()
+    };
+    let device = open_device(path, options).map_err(|e| VolumeError::Open(e.to_string()))?;
+    if !matches!(format::read_label(&*device)?, LabelState::Damaged) {
+        return Ok(false);
+    }
+    let Ok(superblocks) = Superblocks::read(device.clone()) else {
+        return Err(VolumeError::LabelDamaged(device.name()));
+    };
+    findings.push(Finding {
+        severity: Severity::Damage,
+        text: format!("the label of {} is damaged", device.name()),
+    });
+    if repair {
+        let label = superblocks.with(|s| format::label(s, 0).encode());
+        device.write_at(0, &label)?;
+        device.flush()?;
+    }
+    Ok(true)
+}
+
+/// One check over a view that swallows writes.
+fn look(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
+    let copies = read_copies(&*devices[0])?;
+    let views = devices
+        .iter()
+        .map(|d| overlay::Overlay::over(d.clone()))
+        .collect();
+    let volume = Volume::open_from_devices(views, OpenMode { read_only: false })?;
+    let mut report = Report::default();
+    let mut find = |severity, text| report.findings.push(Finding { severity, text });
+    for (index, copy) in copies.iter().enumerate() {
+        if let Err(error) = copy {
+            find(
+                Severity::Damage,
+                format!("copy {index} of the superblock is unusable: {error}"),
+            );
+        }
+    }
+    if volume.is_dirty() {
+        find(
+            Severity::Info,
+            "the volume is mounted or was not cleanly unmounted".into(),
+        );
+    }
+    let region = Region::new(volume.devices().to_vec(), volume.superblocks().clone());
+    match Store::verify(&region) {
+        Ok(true) => {}
+        // The recovery that an unclean end asks for counts as a change.
+        Ok(false) if volume.is_dirty() => {}
+        Ok(false) => find(Severity::Leak, "the metadata store needed recovery".into()),
+        Err(Error::Io(error)) => return Err(error.into()),
+        Err(error) => {
+            find(
+                Severity::Damage,
+                format!("the metadata store is lost ({error}); {BEYOND_REPAIR}"),
+            );
+            return Ok(report);
+        }
+    }
+    let opened = open_store(&volume).and_then(|store| pass(&volume, &store).map(|p| p.0));
+    match opened {
+        Ok(found) => {
+            let before = std::mem::take(&mut report.findings);
+            report = found;
+            report.findings.splice(0..0, before);
+            Ok(report)
+        }
+        Err(Error::Io(error)) => Err(error.into()),
+        Err(error) => {
+            find(
+                Severity::Damage,
+                format!("the metadata store cannot be read ({error}); {BEYOND_REPAIR}"),
+            );
+            Ok(report)
+        }
+    }
+}
+
+fn open_store(volume: &Volume) -> Result<StoreRef, Error> {
+    volume.open_store_only(64 << 20)
+}
+
+/// Everything that is wrong in the store, with the rows that would put it right.
+fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
+    let report = Report {
+        metadata_bytes: volume
+            .superblocks()
+            .with(|s| s.chunks.len() as u64 * u64::from(s.head.chunk_blocks.get()) * PAGE_BYTES),
+        ..Report::default()
+    };
+    let mut pass = Pass {
+        volume,
+        report,
+        fixes: vec![],
+        more: 0,
+        inodes: BTreeMap::new(),
+        lost_and_found: None,
+    };
+    pass.inodes(store)?;
+    pass.orphans(store)?;
+    pass.entries(store)?;
+    pass.links();
+    pass.xattrs(store)?;
+    pass.space(store)?;
+    for seen in pass.inodes.values() {
+        match seen.record.kind {
+            Kind::Directory => pass.report.directories += 1,
+            _ => pass.report.files += 1,
+        }
+    }
+    if pass.more > 0 {
+        let text = format!("and {} findings more", pass.more);
+        pass.report.findings.push(Finding {
+            severity: Severity::Damage,
+            text,
+        });
+    }
+    Ok((pass.report, pass.fixes))
+}
+
+/// Changes the volume until nothing is found, or nothing helps.
+fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<(), VolumeError> {
+    let volume = Volume::open_from_devices(devices.to_vec(), OpenMode { read_only: false })?;
+    volume.mark_dirty()?;
+    // Writes the other copy of the superblock too, so that both are whole again.
+    volume.superblocks().update(|_| {})?;
+    for _ in 0..PASSES_MAX {
+        let store = open_store(&volume)?;
+        let (report, fixes) = pass(&volume, &store)?;
+        for finding in report.findings {
+            if finding.severity != Severity::Info && !repaired.contains(&finding) {
+                repaired.push(finding);
+            }
+        }
+        if fixes.is_empty() {
+            // Growth of the region by these commits took what bitmaps had free; an allocator that
+            // opens proves that the counts agree.
+            let allocator = Allocator::of_volume(&store, &volume)?;
+            drop(allocator);
+            break;
+        }
+        store.commit_rows(fixes)?;
+        drop(store);
+    }
+    let store = open_store(&volume)?;
+    store.commit(&[Change::PutValue("repaired", 1)])?;
+    drop(store);
+    volume.mark_clean()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

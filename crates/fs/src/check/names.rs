@@ -1,0 +1,385 @@
+//! Inodes, entries, links, orphans and attributes.
+
+use std::collections::HashMap;
+
+use jericho_format::record::{self, key_number};
+use jericho_format::{FILE_BYTES_MAX, INO_MAX};
+
+use super::{Pass, Seen, Severity};
+use crate::error::Result;
+use crate::store::batch::Row;
+use crate::store::tables::Table;
+use crate::store::{Entry, Store, codec};
+use crate::types::{Ino, Kind, ROOT};
+use crate::volume::format;
+
+/// Where inodes that no name leads to are put.
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+
+fn show(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).escape_debug().collect()
+}
+
+impl Pass<'_> {
+    pub(super) fn remove(&mut self, table: Table, key: &[u8]) {
+        self.fixes.push(Row {
+            table,
+            key: key.to_vec(),
+            value: None,
+        });
+    }
+
+    fn put_inode(&mut self, ino: Ino) {
+        if let Some(seen) = self.inodes.get(&ino) {
+            let value = Some(codec::inode_to_bytes(&seen.record));
+            let key = record::ino_key(ino).to_vec();
+            self.fixes.push(Row {
+                table: Table::Inodes,
+                key,
+                value,
+            });
+        }
+    }
+
+    /// Adds a name, with the right hash.
+    fn put_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: Kind) {
+        let key = record::entry_key(dir, self.volume.hash_name(name), name);
+        let value = Some(codec::entry_to_bytes(ino, kind).to_vec());
+        self.fixes.push(Row {
+            table: Table::Entries,
+            key,
+            value,
+        });
+    }
+
+    pub(super) fn inodes(&mut self, store: &Store) -> Result<()> {
+        store.scan(Table::Inodes, |key, value| {
+            let ino = key_number(key).filter(|ino| key.len() == 8 && (1..=INO_MAX).contains(ino));
+            let Some(ino) = ino else {
+                self.damage(format!(
+                    "a record has the impossible inode number {key:02x?}"
+                ));
+                self.remove(Table::Inodes, key);
+                return true;
+            };
+            match codec::inode_from_bytes(ino, value) {
+                Ok(record) => {
+                    let seen = Seen {
+                        record,
+                        names: 0,
+                        entries: 0,
+                        subdirectories: 0,
+                        reachable: false,
+                        orphan: false,
+                        name_key: None,
+                    };
+                    self.inodes.insert(ino, seen);
+                }
+                Err(_) => {
+                    self.damage(format!(
+                        "the record of inode {ino} makes no sense; it is lost"
+                    ));
+                    self.remove(Table::Inodes, key);
+                }
+            }
+            true
+        })?;
+        let root = self.inodes.get(&ROOT).map(|seen| seen.record.kind);
+        if root != Some(Kind::Directory) {
+            self.damage("there is no root directory".into());
+            let record = format::root((0, 0));
+            let seen = Seen {
+                record,
+                names: 0,
+                entries: 0,
+                subdirectories: 0,
+                reachable: false,
+                orphan: false,
+                name_key: None,
+            };
+            self.inodes.insert(ROOT, seen);
+            self.put_inode(ROOT);
+        }
+        Ok(())
+    }
+
+    pub(super) fn orphans(&mut self, store: &Store) -> Result<()> {
+        store.scan(Table::Orphans, |key, _| {
+            match key_number(key).and_then(|ino| self.inodes.get_mut(&ino)) {
+                Some(seen) => seen.orphan = true,
+                None => {
+                    let ino = key_number(key).unwrap_or_default();
+                    self.damage(format!("inode {ino} is to be removed but does not exist"));
+                    self.remove(Table::Orphans, key);
+                }
+            }
+            true
+        })
+    }
+
+    pub(super) fn entries(&mut self, store: &Store) -> Result<()> {
+        // For reachability: the directories in each directory.
+        let mut children: HashMap<Ino, Vec<Ino>> = HashMap::new();
+        store.scan(Table::Entries, |key, value| {
+            let dir = key_number(key).unwrap_or_default();
+            match codec::entry_of_row(key, value) {
+                Ok(entry) => self.entry(dir, key, &entry, &mut children),
+                Err(_) => {
+                    self.damage(format!("an entry of directory {dir} makes no sense"));
+                    self.remove(Table::Entries, key);
+                }
+            }
+            true
+        })?;
+        let mut next = vec![ROOT];
+        while let Some(dir) = next.pop() {
+            if let Some(seen) = self.inodes.get_mut(&dir)
+                && !seen.reachable
+            {
+                seen.reachable = true;
+                next.extend(children.remove(&dir).into_iter().flatten());
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        dir: Ino,
+        key: &[u8],
+        entry: &Entry,
+        children: &mut HashMap<Ino, Vec<Ino>>,
+    ) {
+        let name = show(&entry.name);
+        let ino = entry.ino;
+        let wrong = if entry.name.is_empty()
+            || entry.name.len() > 255
+            || matches!(&entry.name[..], b"." | b"..")
+            || entry.name.iter().any(|b| matches!(b, 0 | b'/'))
+        {
+            Some("has an impossible name".to_owned())
+        } else if self
+            .inodes
+            .get(&dir)
+            .is_none_or(|d| d.record.kind != Kind::Directory)
+        {
+            Some("is in no directory".to_owned())
+        } else {
+            match self.inodes.get(&ino) {
+                None => Some(format!("names inode {ino}, which does not exist")),
+                Some(seen)
+                    if seen.record.kind == Kind::Directory && (ino == ROOT || seen.names > 0) =>
+                {
+                    Some(format!("is a second name of directory {ino}"))
+                }
+                Some(_) => None,
+            }
+        };
+        if let Some(wrong) = wrong {
+            self.damage(format!("entry {name} of directory {dir} {wrong}"));
+            self.remove(Table::Entries, key);
+            return;
+        }
+        if entry.hash != self.volume.hash_name(&entry.name) {
+            self.damage(format!("entry {name} of directory {dir} has a wrong hash"));
+            self.remove(Table::Entries, key);
+            self.put_entry(dir, &entry.name, ino, entry.kind);
+        }
+        let Some(seen) = self.inodes.get_mut(&ino) else {
+            return;
+        };
+        seen.names += 1;
+        let kind = seen.record.kind;
+        let parent = seen.record.parent;
+        if kind == Kind::Directory {
+            seen.record.parent = dir;
+            seen.name_key = Some(key.into());
+            if dir == ROOT && &entry.name[..] == LOST_AND_FOUND {
+                self.lost_and_found = Some(ino);
+            }
+            children.entry(dir).or_default().push(ino);
+        }
+        if kind != entry.kind {
+            self.damage(format!(
+                "entry {name} of directory {dir} has the wrong type for inode {ino}"
+            ));
+            self.put_entry(dir, &entry.name, ino, kind);
+        }
+        if kind == Kind::Directory && parent != dir {
+            self.damage(format!(
+                "directory {ino} is in {dir} but says that it is in {parent}"
+            ));
+            self.put_inode(ino);
+        }
+        if let Some(directory) = self.inodes.get_mut(&dir) {
+            directory.entries += 1;
+            directory.subdirectories += u64::from(kind == Kind::Directory);
+        }
+    }
+
+    /// Link counts, sizes of directories, and inodes without a name.
+    pub(super) fn links(&mut self) {
+        let mut lost = Vec::new();
+        let all: Vec<Ino> = self.inodes.keys().copied().collect();
+        for ino in all {
+            let Some(seen) = self.inodes.get(&ino) else {
+                continue;
+            };
+            let is_directory = seen.record.kind == Kind::Directory;
+            let (names, orphan, size) = (seen.names, seen.orphan, seen.record.size);
+            if orphan && names > 0 {
+                self.damage(format!(
+                    "inode {ino} is to be removed but has {names} names"
+                ));
+                self.remove(Table::Orphans, &record::ino_key(ino));
+            } else if orphan {
+                self.find(
+                    Severity::Info,
+                    format!("inode {ino} was open without a name; the next mount removes it"),
+                );
+                continue;
+            }
+            let Some(seen) = self.inodes.get_mut(&ino) else {
+                continue;
+            };
+            // A directory with a name that cannot be reached hangs on one that has none, or in a
+            // ring.
+            if ino != ROOT && names == 0 {
+                lost.push(ino);
+            }
+            let links = if is_directory {
+                2 + seen.subdirectories
+            } else {
+                names
+            };
+            let found = u64::from(seen.record.nlink);
+            if found != links && names + u64::from(ino == ROOT) > 0 {
+                seen.record.nlink = links as u32;
+                self.damage(format!(
+                    "inode {ino} has link count {found} instead of {links}"
+                ));
+                self.put_inode(ino);
+            }
+            let Some(seen) = self.inodes.get_mut(&ino) else {
+                continue;
+            };
+            let entries = seen.entries;
+            let wrong_size = match seen.record.kind {
+                Kind::Directory => (size != entries).then_some(entries),
+                Kind::Symlink => {
+                    let length = seen.record.target.as_ref().map_or(0, |t| t.len() as u64);
+                    (size != length).then_some(length)
+                }
+                Kind::File => (size > FILE_BYTES_MAX).then_some(FILE_BYTES_MAX),
+                _ => None,
+            };
+            if let Some(right) = wrong_size {
+                seen.record.size = right;
+                self.damage(format!("inode {ino} has size {size} instead of {right}"));
+                self.put_inode(ino);
+            }
+        }
+        self.cycles(&mut lost);
+        for ino in &lost {
+            self.damage(format!("no name leads to inode {ino}"));
+        }
+        if !lost.is_empty() {
+            self.adopt(&lost);
+        }
+    }
+
+    /// Directories that contain each other: one of each ring counts as lost.
+    fn cycles(&mut self, lost: &mut Vec<Ino>) {
+        let adrift =
+            |seen: &Seen| seen.record.kind == Kind::Directory && !seen.reachable && !seen.orphan;
+        let start: Vec<Ino> = self
+            .inodes
+            .iter()
+            .filter(|(_, s)| adrift(s))
+            .map(|(ino, _)| *ino)
+            .collect();
+        let mut done: HashMap<Ino, Ino> = HashMap::new();
+        for first in start {
+            let mut at = first;
+            // Up through the parents, until somewhere known or around the ring.
+            while let Some(seen) = self.inodes.get(&at)
+                && adrift(seen)
+                && !lost.contains(&at)
+                && !done.contains_key(&at)
+            {
+                done.insert(at, first);
+                at = seen.record.parent;
+            }
+            if done.get(&at) == Some(&first) && !lost.contains(&at) {
+                lost.push(at);
+            }
+        }
+    }
+
+    /// Gives lost inodes a name in /lost+found.
+    fn adopt(&mut self, lost: &[Ino]) {
+        let hash = self.volume.hash_name(LOST_AND_FOUND);
+        let key = record::entry_key(ROOT, hash, LOST_AND_FOUND);
+        let in_fixes = |ino: Ino, fixes: &[Row]| {
+            fixes
+                .iter()
+                .any(|f| f.table == Table::Inodes && f.key == record::ino_key(ino))
+        };
+        let dir = match self.lost_and_found {
+            Some(ino) => ino,
+            None => {
+                let free =
+                    |ino: &Ino| !self.inodes.contains_key(ino) && !in_fixes(*ino, &self.fixes);
+                let Some(ino) = (ROOT + 1..=INO_MAX).find(free) else {
+                    return;
+                };
+                let mut record = format::root((0, 0));
+                record.perm = 0o700;
+                let value = Some(codec::inode_to_bytes(&record));
+                let row_key = record::ino_key(ino).to_vec();
+                self.fixes.push(Row {
+                    table: Table::Inodes,
+                    key: row_key,
+                    value,
+                });
+                let value = Some(codec::entry_to_bytes(ino, Kind::Directory).to_vec());
+                self.fixes.push(Row {
+                    table: Table::Entries,
+                    key,
+                    value,
+                });
+                ino
+            }
+        };
+        for ino in lost {
+            let Some(seen) = self.inodes.get_mut(ino) else {
+                continue;
+            };
+            let kind = seen.record.kind;
+            if kind == Kind::Directory {
+                seen.record.parent = dir;
+                // A ring is cut where it was entered: the name inside of the ring goes.
+                if let Some(key) = seen.name_key.take() {
+                    self.remove(Table::Entries, &key);
+                }
+                self.put_inode(*ino);
+            }
+            let name = format!("#{ino}").into_bytes();
+            self.put_entry(dir, &name, *ino, kind);
+        }
+    }
+
+    pub(super) fn xattrs(&mut self, store: &Store) -> Result<()> {
+        store.scan(Table::Xattrs, |key, _| {
+            let ino = key_number(key).unwrap_or_default();
+            if !self.inodes.contains_key(&ino) {
+                let name = show(key.get(8..).unwrap_or_default());
+                self.damage(format!(
+                    "attribute {name} belongs to inode {ino}, which does not exist"
+                ));
+                self.remove(Table::Xattrs, key);
+            }
+            true
+        })
+    }
+}

@@ -1,0 +1,246 @@
+//! Extents against the slices, each other, the metadata chunks and the bitmaps.
+
+use std::collections::BTreeMap;
+
+use jericho_format::PAGE_MAX;
+
+use super::{Pass, Severity};
+use crate::alloc::Blocks;
+use crate::error::Result;
+use crate::store::batch::Row;
+use crate::store::tables::{Table, container_key};
+use crate::store::{Store, codec};
+use crate::types::{Ino, Kind, SliceId};
+
+/// Who has a range of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    Metadata,
+    /// Inode and first page.
+    File(Ino, u64),
+}
+
+/// A range with its owner; ordered by place.
+type Owned = (SliceId, u64, u64, Owner);
+
+type Bitmaps = BTreeMap<(SliceId, u32), Box<[u64]>>;
+
+impl Pass<'_> {
+    pub(super) fn space(&mut self, store: &Store) -> Result<()> {
+        let mut owned = self.extents(store)?;
+        self.volume.superblocks().with(|s| {
+            let blocks = u64::from(s.head.chunk_blocks.get());
+            for chunk in &s.chunks {
+                let slice = chunk.slice.get();
+                if usize::from(slice) < s.slices.len() {
+                    owned.push((slice, chunk.slice_first.get(), blocks, Owner::Metadata));
+                }
+            }
+        });
+        self.overlaps(&mut owned);
+        self.bitmaps(store, &owned)
+    }
+
+    fn extents(&mut self, store: &Store) -> Result<Vec<Owned>> {
+        let mut owned = Vec::new();
+        // The file and the page behind its last extent.
+        let mut last = (0, 0);
+        store.scan(Table::Extents, |key, value| {
+            let Ok((ino, extent)) = codec::extent_of_row(key, value) else {
+                self.damage(format!("an extent makes no sense: key {key:02x?}"));
+                self.remove(Table::Extents, key);
+                return true;
+            };
+            let Blocks {
+                slice,
+                first,
+                count,
+            } = extent.blocks;
+            let capacity = self
+                .volume
+                .slices()
+                .get(usize::from(slice))
+                .map_or(0, |s| s.blocks);
+            let what = format!("extent of inode {ino} at page {}", extent.page);
+            let pages_end = extent.page.checked_add(u64::from(count));
+            let wrong = if self
+                .inodes
+                .get(&ino)
+                .is_none_or(|s| s.record.kind != Kind::File)
+            {
+                Some("belongs to no file".to_owned())
+            } else if count == 0 {
+                Some("is empty".to_owned())
+            } else if first
+                .checked_add(count.into())
+                .is_none_or(|end| end > capacity)
+            {
+                Some(format!("ends beyond slice {slice}"))
+            } else if pages_end.is_none_or(|end| end > PAGE_MAX + 1) {
+                Some("ends beyond the largest file".to_owned())
+            } else if last.0 == ino && last.1 > extent.page {
+                Some("overlaps the one before it".to_owned())
+            } else {
+                None
+            };
+            match wrong {
+                Some(wrong) => {
+                    self.damage(format!("{what} {wrong}"));
+                    self.remove(Table::Extents, key);
+                }
+                None => {
+                    last = (ino, pages_end.unwrap_or_default());
+                    owned.push((slice, first, count.into(), Owner::File(ino, extent.page)));
+                }
+            }
+            true
+        })?;
+        Ok(owned)
+    }
+
+    /// Finds blocks that two owners have; the later one loses its extent, as one of them must.
+    fn overlaps(&mut self, owned: &mut Vec<Owned>) {
+        // Metadata sorts before files that start at the same place.
+        owned.sort_unstable();
+        let chunks: Vec<Owned> = owned
+            .iter()
+            .filter(|o| o.3 == Owner::Metadata)
+            .copied()
+            .collect();
+        let mut kept: Vec<Owned> = Vec::with_capacity(owned.len());
+        for range in owned.drain(..) {
+            let (slice, first, count, owner) = range;
+            let Owner::File(ino, page) = owner else {
+                continue;
+            };
+            let at = chunks.partition_point(|c| (c.0, c.1 + c.2) <= (slice, first));
+            let in_metadata = chunks
+                .get(at)
+                .is_some_and(|c| c.0 == slice && c.1 < first + count);
+            let other = kept
+                .last()
+                .filter(|last| last.0 == slice && last.1 + last.2 > first)
+                .map(|last| last.3);
+            let shared = match other {
+                _ if in_metadata => "metadata".to_owned(),
+                Some(Owner::File(other, _)) => format!("inode {other}"),
+                _ => {
+                    kept.push(range);
+                    continue;
+                }
+            };
+            self.damage(format!(
+                "blocks {first}..{} of slice {slice} belong to inode {ino} (page {page}) and to {shared}",
+                first + count
+            ));
+            self.remove(
+                Table::Extents,
+                &jericho_format::record::extent_key(ino, page),
+            );
+        }
+        *owned = kept;
+    }
+
+    fn bitmaps(&mut self, store: &Store, owned: &[Owned]) -> Result<()> {
+        let container_blocks = u64::from(store.container_blocks());
+        let words = (container_blocks / 64) as usize;
+        let mut expected: Bitmaps = BTreeMap::new();
+        let mut used = 0;
+        for (slice, first, count, _) in owned {
+            used += count;
+            for block in *first..first + count {
+                let container = (block / container_blocks) as u32;
+                let bitmap = expected
+                    .entry((*slice, container))
+                    .or_insert_with(|| vec![0; words].into_boxed_slice());
+                let bit = (block % container_blocks) as usize;
+                bitmap[bit / 64] |= 1 << (bit % 64);
+            }
+        }
+        self.report.used_bytes = used * jericho_format::PAGE_BYTES;
+
+        let mut found: Bitmaps = BTreeMap::new();
+        store.scan(Table::Bitmaps, |key, value| {
+            let row = codec::container_of_key(key)
+                .and_then(|at| Ok((at, codec::bitmap_from_bytes(value, words)?)));
+            match row {
+                Ok((at, bitmap)) => drop(found.insert(at, bitmap)),
+                Err(_) => {
+                    self.damage(format!("a bitmap makes no sense: key {key:02x?}"));
+                    self.remove(Table::Bitmaps, key);
+                }
+            }
+            true
+        })?;
+        let mut counts = BTreeMap::new();
+        store.scan(Table::Used, |key, value| {
+            let row =
+                codec::container_of_key(key).and_then(|at| Ok((at, codec::count_of_value(value)?)));
+            match row {
+                Ok((at, count)) => drop(counts.insert(at, count)),
+                Err(_) => {
+                    self.damage(format!(
+                        "a count of used blocks makes no sense: key {key:02x?}"
+                    ));
+                    self.remove(Table::Used, key);
+                }
+            }
+            true
+        })?;
+
+        let mut all: Vec<(SliceId, u32)> = expected
+            .keys()
+            .chain(found.keys())
+            .chain(counts.keys())
+            .copied()
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        let none = vec![0; words].into_boxed_slice();
+        for at in all {
+            let (want, have) = (
+                expected.get(&at).unwrap_or(&none),
+                found.get(&at).unwrap_or(&none),
+            );
+            let both = || want.iter().zip(have.iter());
+            let leaked: u32 = both().map(|(w, h)| (h & !w).count_ones()).sum();
+            let missing: u32 = both().map(|(w, h)| (w & !h).count_ones()).sum();
+            let count: u32 = want.iter().map(|w| w.count_ones()).sum();
+            let place = format!("container {} of slice {}", at.1, at.0);
+            if leaked > 0 {
+                self.find(
+                    Severity::Leak,
+                    format!("{leaked} blocks in {place} are marked as used but belong to nothing"),
+                );
+            }
+            if missing > 0 {
+                self.damage(format!(
+                    "{missing} blocks in {place} are in use but marked as free"
+                ));
+            }
+            let counted = counts.get(&at).copied().unwrap_or(0);
+            let held: u32 = have.iter().map(|w| w.count_ones()).sum();
+            if counted != held {
+                self.damage(format!(
+                    "{place} has {held} used blocks but counts {counted}"
+                ));
+            }
+            if leaked > 0 || missing > 0 || counted != count {
+                let key = container_key(at.0, at.1).to_vec();
+                let bitmap = (count > 0).then(|| codec::bitmap_to_bytes(want));
+                let total = (count > 0).then(|| count.to_le_bytes().to_vec());
+                self.fixes.push(Row {
+                    table: Table::Bitmaps,
+                    key: key.clone(),
+                    value: bitmap,
+                });
+                self.fixes.push(Row {
+                    table: Table::Used,
+                    key,
+                    value: total,
+                });
+            }
+        }
+        Ok(())
+    }
+}

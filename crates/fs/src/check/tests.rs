@@ -1,0 +1,364 @@
+use jericho_format::record;
+
+use super::*;
+use crate::alloc::Blocks;
+use crate::store::tables::Table;
+use crate::store::{Extent, codec};
+use crate::types::ROOT;
+use crate::volume::tests::{MemoryDevice, formatted, opened};
+
+const READ: CheckOptions = CheckOptions { repair: false };
+const REPAIR: CheckOptions = CheckOptions { repair: true };
+
+fn run(device: &Arc<MemoryDevice>, options: CheckOptions) -> Report {
+    check_devices(vec![device.clone()], options).unwrap()
+}
+
+fn entry(volume: &Volume, dir: Ino, name: &str, ino: Ino, kind: Kind) -> Change {
+    let hash = volume.hash_name(name.as_bytes());
+    Change::PutEntry {
+        dir,
+        hash,
+        name: name.as_bytes().into(),
+        ino,
+        kind,
+    }
+}
+
+fn inode(kind: Kind, nlink: u32, size: u64, parent: Ino) -> InodeRecord {
+    InodeRecord {
+        kind,
+        nlink,
+        size,
+        parent,
+        ..format::root((0, 0))
+    }
+}
+
+fn blocks(first: u64, count: u32) -> Blocks {
+    Blocks {
+        slice: 0,
+        first,
+        count,
+    }
+}
+
+/// /dir (2), /dir/file (3) with blocks 10..14, /dir/sub (4), /link (5).
+fn sample() -> Arc<MemoryDevice> {
+    let device = formatted(32, 1);
+    let volume = opened(&device);
+    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    let mut link = inode(Kind::Symlink, 1, 3, ROOT);
+    link.target = Some(b"dir"[..].into());
+    store
+        .commit(&[
+            Change::PutInode(ROOT, inode(Kind::Directory, 3, 2, ROOT)),
+            Change::PutInode(2, inode(Kind::Directory, 3, 2, ROOT)),
+            Change::PutInode(3, inode(Kind::File, 1, 16384, 2)),
+            Change::PutInode(4, inode(Kind::Directory, 2, 0, 2)),
+            Change::PutInode(5, link),
+            entry(&volume, ROOT, "dir", 2, Kind::Directory),
+            entry(&volume, 2, "file", 3, Kind::File),
+            entry(&volume, 2, "sub", 4, Kind::Directory),
+            entry(&volume, ROOT, "link", 5, Kind::Symlink),
+            Change::PutExtent(
+                3,
+                Extent {
+                    page: 0,
+                    blocks: blocks(10, 4),
+                    unwritten: false,
+                },
+            ),
+            Change::Use(blocks(10, 4)),
+            Change::PutXattr(3, b"user.a"[..].into(), b"1"[..].into()),
+        ])
+        .unwrap();
+    drop(store);
+    device
+}
+
+fn put(table: Table, key: &[u8], value: &[u8]) -> Row {
+    Row {
+        table,
+        key: key.to_vec(),
+        value: Some(value.to_vec()),
+    }
+}
+
+#[test]
+fn a_fresh_volume_and_one_with_files_are_sound() {
+    assert_eq!(run(&formatted(32, 3), READ).findings, []);
+    let report = run(&sample(), READ);
+    assert_eq!(report.findings, []);
+    assert_eq!(
+        (report.directories, report.files, report.used_bytes),
+        (3, 2, 4 * 4096)
+    );
+}
+
+#[test]
+fn a_check_writes_nothing_even_after_a_crash() {
+    let device = sample();
+    let volume = opened(&device);
+    volume.mark_dirty().unwrap();
+    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    store.commit(&[Change::PutValue("x", 1)]).unwrap();
+    let cut = device.after_power_cut();
+    let before = cut.bytes();
+    let report = run(&cut, READ);
+    assert!(report.is_sound(), "{:?}", report.findings);
+    assert!(report.findings.iter().any(|f| f.severity == Severity::Info));
+    assert!(cut.bytes() == before, "the check wrote");
+}
+
+/// Damages the sample, expects a finding with `needle`, repairs, and expects a sound volume.
+fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>, rows: Vec<Row>) {
+    let device = sample();
+    let volume = opened(&device);
+    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    store.commit(&changes(&volume)).unwrap();
+    if !rows.is_empty() {
+        store.commit_rows(rows).unwrap();
+    }
+    drop((store, allocator));
+    let report = run(&device, READ);
+    assert!(!report.is_sound());
+    assert!(
+        report.findings.iter().any(|f| f.text.contains(needle)),
+        "{:?}",
+        report.findings
+    );
+    let repaired = run(&device, REPAIR);
+    assert!(repaired.is_sound(), "{needle}: {:?}", repaired.findings);
+    assert!(
+        repaired.repaired.iter().any(|f| f.text.contains(needle)),
+        "{:?}",
+        repaired.repaired
+    );
+    let again = run(&device, READ);
+    assert_eq!(again.findings, [], "{needle}");
+    // What was not damaged is still there, and the volume takes changes.
+    let volume = opened(&device);
+    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    assert!(store.inode(5).unwrap().is_some());
+    store.commit(&[Change::PutValue("x", 1)]).unwrap();
+}
+
+fn changed(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>) {
+    found_and_repaired(needle, changes, vec![]);
+}
+
+fn rows(needle: &str, rows: Vec<Row>) {
+    found_and_repaired(needle, |_| vec![], rows);
+}
+
+#[test]
+fn wrong_counts_of_links_and_entries_are_found_and_repaired() {
+    changed("link count 7", |_| {
+        vec![Change::PutInode(3, inode(Kind::File, 7, 16384, 2))]
+    });
+    changed("link count 2", |_| {
+        vec![Change::PutInode(2, inode(Kind::Directory, 2, 2, ROOT))]
+    });
+    changed("size 9", |_| {
+        vec![Change::PutInode(4, inode(Kind::Directory, 2, 9, 2))]
+    });
+    changed("says that it is in 1", |_| {
+        vec![Change::PutInode(4, inode(Kind::Directory, 2, 0, ROOT))]
+    });
+}
+
+#[test]
+fn bad_entries_are_found_and_repaired() {
+    changed("does not exist", |v| {
+        vec![entry(v, 2, "ghost", 77, Kind::File)]
+    });
+    changed("wrong type", |v| vec![entry(v, 2, "file", 3, Kind::Fifo)]);
+    changed("impossible name", |v| {
+        vec![entry(v, 2, "a/b", 3, Kind::File)]
+    });
+    changed("second name of directory", |v| {
+        vec![entry(v, 4, "again", 2, Kind::Directory)]
+    });
+    changed("is in no directory", |v| {
+        vec![entry(v, 3, "x", 5, Kind::Symlink)]
+    });
+    rows(
+        "wrong hash",
+        vec![put(
+            Table::Entries,
+            &record::entry_key(2, 1, b"other"),
+            &codec::entry_to_bytes(3, Kind::File),
+        )],
+    );
+}
+
+#[test]
+fn inodes_that_no_name_leads_to_are_put_into_lost_and_found() {
+    changed("no name leads to inode 9", |_| {
+        vec![Change::PutInode(9, inode(Kind::File, 1, 0, ROOT))]
+    });
+    let remove = |v: &Volume, dir, name: &[u8]| Change::DelEntry {
+        dir,
+        hash: v.hash_name(name),
+        name: name.into(),
+    };
+    changed("no name leads to inode 2", |v| {
+        vec![remove(v, ROOT, b"dir")]
+    });
+    // A ring: /dir is gone from the root and now below its own child.
+    changed("no name leads to inode", |v| {
+        vec![
+            remove(v, ROOT, b"dir"),
+            entry(v, 4, "up", 2, Kind::Directory),
+        ]
+    });
+}
+
+#[test]
+fn a_lost_root_is_made_again() {
+    changed("no root directory", |_| vec![Change::DelInode(ROOT)]);
+}
+
+#[test]
+fn wrong_orphans_are_found_and_repaired_and_right_ones_are_only_mentioned() {
+    changed("is to be removed but does not exist", |_| {
+        vec![Change::PutOrphan(50)]
+    });
+    changed("is to be removed but has 1 names", |_| {
+        vec![Change::PutOrphan(3)]
+    });
+    let device = sample();
+    let (store, allocator) = opened(&device).open_store(1 << 20).unwrap();
+    store
+        .commit(&[
+            Change::PutInode(8, inode(Kind::File, 0, 0, ROOT)),
+            Change::PutOrphan(8),
+        ])
+        .unwrap();
+    drop((store, allocator));
+    let report = run(&device, READ);
+    assert!(
+        report.is_sound() && report.findings.len() == 1,
+        "{:?}",
+        report.findings
+    );
+}
+
+#[test]
+fn attributes_of_missing_inodes_are_found_and_repaired() {
+    changed("belongs to inode 60", |_| {
+        vec![Change::PutXattr(60, b"user.x"[..].into(), b"1"[..].into())]
+    });
+}
+
+#[test]
+fn bad_extents_are_found_and_repaired() {
+    let extent = |page, first, count| Extent {
+        page,
+        blocks: blocks(first, count),
+        unwritten: false,
+    };
+    changed("belongs to no file", |_| {
+        vec![
+            Change::PutExtent(70, extent(0, 40, 2)),
+            Change::Use(blocks(40, 2)),
+        ]
+    });
+    changed("ends beyond slice", |_| {
+        vec![Change::PutExtent(3, extent(9, 1 << 40, 2))]
+    });
+    changed("overlaps the one before", |_| {
+        vec![
+            Change::PutExtent(3, extent(2, 40, 2)),
+            Change::Use(blocks(40, 2)),
+        ]
+    });
+    changed("belong to inode 6 (page 0) and to inode 3", |v| {
+        vec![
+            Change::PutInode(6, inode(Kind::File, 1, 0, ROOT)),
+            entry(v, ROOT, "six", 6, Kind::File),
+            Change::PutInode(ROOT, inode(Kind::Directory, 3, 3, ROOT)),
+            Change::PutExtent(6, extent(0, 12, 4)),
+            Change::Use(blocks(14, 2)),
+        ]
+    });
+}
+
+#[test]
+fn bitmaps_that_disagree_with_the_extents_are_found_and_repaired() {
+    changed(
+        "5 blocks in container 0 of slice 0 are marked as used",
+        |_| vec![Change::Use(blocks(100, 5))],
+    );
+    changed(
+        "2 blocks in container 0 of slice 0 are in use but marked",
+        |_| vec![Change::Free(blocks(11, 2))],
+    );
+    let key = crate::store::tables::container_key(0, 0);
+    rows(
+        "counts 99",
+        vec![put(Table::Used, &key, &99u32.to_le_bytes())],
+    );
+    rows(
+        "a bitmap makes no sense",
+        vec![put(Table::Bitmaps, b"abc", b"")],
+    );
+}
+
+#[test]
+fn records_that_make_no_sense_are_found_and_removed() {
+    rows(
+        "makes no sense",
+        vec![put(Table::Inodes, &record::ino_key(90), b"short")],
+    );
+    rows(
+        "impossible inode number",
+        vec![put(Table::Inodes, &record::ino_key(1 << 40), b"x")],
+    );
+}
+
+#[test]
+fn a_damaged_copy_of_the_superblock_is_found_and_repaired() {
+    let device = sample();
+    device.corrupt(4096 + 100, &[0xff; 16]);
+    let report = run(&device, READ);
+    assert!(
+        report.findings.iter().any(|f| f.text.contains("copy 0")),
+        "{:?}",
+        report.findings
+    );
+    run(&device, REPAIR);
+    assert_eq!(run(&device, READ).findings, []);
+}
+
+#[test]
+fn a_store_that_is_lost_is_reported_as_such() {
+    let device = sample();
+    let at = opened(&device).superblocks().with(|s| {
+        let chunk = s.chunks.iter().find(|c| c.position.get() == 0).unwrap();
+        chunk.first_block.get() as usize * 4096
+    });
+    device.corrupt(at, &[0; 4096]);
+    let report = run(&device, REPAIR);
+    assert!(!report.is_sound());
+    assert!(
+        report.findings.iter().any(|f| f.text.contains("backup")),
+        "{:?}",
+        report.findings
+    );
+}
+
+#[test]
+fn a_damaged_label_on_a_file_is_found_and_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume");
+    let mut bytes = sample().bytes();
+    bytes[40] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let report = check(&path, READ).unwrap();
+    assert!(!report.is_sound());
+    assert!(std::fs::read(&path).unwrap() == bytes);
+    assert!(check(&path, REPAIR).unwrap().is_sound());
+    assert_eq!(check(&path, READ).unwrap().findings, []);
+}
