@@ -23,6 +23,7 @@ mod sync;
 mod table;
 mod times;
 mod truncate;
+mod usage;
 mod xattr;
 
 use std::sync::Arc;
@@ -40,9 +41,8 @@ use self::commit::Commits;
 use self::core::{Core, NAME_MAX, wait};
 use self::numbers::Numbers;
 use self::table::Table;
-use self::times::now_ns;
 use crate::error::{Error, Result};
-use crate::store::{Change, InodeRecord, Store};
+use crate::store::Change;
 use crate::types::*;
 use crate::volume::Volume;
 
@@ -92,7 +92,9 @@ impl Fs {
         let (store, allocator) = volume.open_store(STORE_CACHE_BYTES)?;
         if !options.read_only {
             volume.mark_dirty()?;
-            make_root(&store)?;
+        }
+        if store.inode(ROOT)?.is_none() {
+            return Err(Error::Damaged("there is no root directory".into()));
         }
         let number = |name| Ok::<u64, Error>(store.value(name)?.unwrap_or(0));
         let core = Arc::new(Core {
@@ -229,33 +231,6 @@ impl Drop for Fs {
         self.core.closed.store(true, Ordering::Release);
         self.stop();
     }
-}
-
-/// Makes the root directory of a volume that was just formatted.
-fn make_root(store: &Store) -> Result<()> {
-    if store.inode(ROOT)?.is_some() {
-        return Ok(());
-    }
-    let now = now_ns();
-    let root = InodeRecord {
-        kind: Kind::Directory,
-        perm: 0o755,
-        nlink: 2,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        generation: 0,
-        size: 0,
-        atime_ns: now,
-        mtime_ns: now,
-        ctime_ns: now,
-        btime_ns: now,
-        slice: None,
-        placement: None,
-        parent: ROOT,
-        target: None,
-    };
-    store.commit(&[Change::PutInode(ROOT, root)])
 }
 
 impl From<jericho_cache::Error> for Error {

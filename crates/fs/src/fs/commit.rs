@@ -10,8 +10,8 @@
 //! 3. drop what the store now says itself (overlay entries, attribute values), release the blocks and
 //!    numbers that the batch freed, answer who waits
 //!
-//! A batch that could not be made durable for now (no space, a flush that failed) is kept, and the next
-//! one is appended to it. Any other failure of the store ends all change until the next mount.
+//! A batch for which the metadata region has no space is kept, and the next one is appended to it. Any
+//! other failure, of a flush too, ends all change until the next mount.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -422,8 +422,9 @@ fn bury(core: &Core, cut: &mut Cut, inode: &Arc<Inode>) {
 fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     core.commits.failure()?;
     if let Err(error) = flush(core) {
-        tracing::error!("{error}; nothing is committed until a flush succeeds");
-        core.commits.try_later();
+        // What the device dropped is not known, so nothing may be built on it.
+        tracing::error!("{error}; no more changes are accepted until the volume is mounted again");
+        core.commits.fail(error.clone());
         return Err(error);
     }
     if !commit {
