@@ -39,6 +39,26 @@ impl Memory {
     }
 }
 
+/// Memory of the kernel's NUMA node `node` that is free or holds only cached files, which is what
+/// binding memory to the node can get without swapping. `None` when there is no such node, or the
+/// kernel knows no nodes.
+pub fn node_available_bytes(node: u32) -> Option<u64> {
+    node_available_at(Path::new("/"), node)
+}
+
+fn node_available_at(root: &Path, node: u32) -> Option<u64> {
+    let path = root.join(format!("sys/devices/system/node/node{node}/meminfo"));
+    let text = std::fs::read_to_string(path).ok()?;
+    // Every line begins with "Node 0 ".
+    let prefix = format!("Node {node} ");
+    let text = text.lines().filter_map(|line| line.strip_prefix(&prefix));
+    let text = text.collect::<Vec<_>>().join("\n");
+    let bytes = |key| meminfo_bytes(&text, key);
+    let cached = ["Active(file):", "Inactive(file):", "SReclaimable:"];
+    let cached: u64 = cached.into_iter().filter_map(bytes).sum();
+    Some(bytes("MemFree:")?.saturating_add(cached))
+}
+
 /// Bytes of memory that this process may lock (and register for I/O); `None`: without limit.
 pub fn locked_memory_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
@@ -144,5 +164,18 @@ mod tests {
             Some(5000)
         );
         assert_eq!(machine("", &limits).1.usable_bytes(), 1_024_000);
+    }
+
+    #[test]
+    fn what_a_node_can_give_is_its_free_memory_and_its_cached_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = directory.path().join("sys/devices/system/node/node3");
+        std::fs::create_dir_all(&node).unwrap();
+        let text = "Node 3 MemTotal:  1000 kB\nNode 3 MemFree:  100 kB\nNode 3 MemUsed: 900 kB\n\
+                    Node 3 Active(file):  20 kB\nNode 3 Inactive(file): 3 kB\n\
+                    Node 3 Shmem:  77 kB\nNode 3 SReclaimable:  4 kB\n";
+        std::fs::write(node.join("meminfo"), text).unwrap();
+        assert_eq!(node_available_at(directory.path(), 3), Some(127 * 1024));
+        assert_eq!(node_available_at(directory.path(), 2), None);
     }
 }

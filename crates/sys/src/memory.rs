@@ -247,6 +247,9 @@ impl Mapping {
     /// Contents are kept. The range must start on a page. Errors: EINVAL for a bad range, a
     /// read-only mapping or a kernel before 5.14; ENOMEM; EFAULT where a page cannot be had at all
     /// (what would have been the SIGBUS). Part of the range may have been populated.
+    ///
+    /// Before it gives up on a node without memory, the kernel may kill a process to make room, by
+    /// its usual choice. Compare with `limits::node_available_bytes` first.
     pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
         self.check_pages(&range)?;
         if range.is_empty() {
@@ -261,7 +264,7 @@ impl Mapping {
             match populated {
                 Ok(()) => return Ok(()),
                 // Pages that are there already are skipped quickly on the next round.
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
