@@ -1,6 +1,7 @@
 //! Namespace, inodes, extents, allocation, placement and the metadata store.
 //!
 //! Knows pages only as ranges of a file, and no client: who asked is not its business.
+#![forbid(unsafe_code)]
 
 pub mod alloc;
 pub mod check;

@@ -15,8 +15,9 @@ use super::times::now_ns;
 use crate::error::Result;
 use crate::types::{Ino, Kind, ROOT, SliceId};
 
-/// Pages that a move copies at a time: truncations of the file wait that long.
-const MOVE_PAGES: u64 = 1024;
+/// Pages that a move copies at a time, no more than the cache grants at once: truncations of the file wait
+/// that long.
+const MOVE_PAGES: u64 = jericho_cache::PAGES_PER_GET_MAX as u64;
 
 /// What a policy may look at.
 #[derive(Clone, Copy, Debug)]
