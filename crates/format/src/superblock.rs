@@ -309,7 +309,12 @@ impl Superblock {
                 return wrong(format!("the regions of slice {index} do not add up"));
             }
         }
+        let mut positions = std::collections::HashSet::new();
         for (index, chunk) in self.chunks.iter().enumerate() {
+            let position = chunk.position.get();
+            if position != CHUNK_SPARE && !positions.insert(position) {
+                return wrong(format!("two chunks are at position {position}"));
+            }
             if !inside(chunk.device.get(), chunk.first_block.get(), chunk_blocks) {
                 return wrong(format!("chunk {index} ends beyond its device"));
             }

@@ -111,6 +111,15 @@ fn a_check_writes_nothing_even_after_a_crash() {
     assert!(cut.bytes() == before, "the check wrote");
 }
 
+#[test]
+fn a_store_that_was_not_closed_is_sound() {
+    let device = sample();
+    let (store, _allocator) = opened(&device).open_store(1 << 20).unwrap();
+    store.commit(&[Change::PutValue("x", 1)]).unwrap();
+    let report = run(&device.after_power_cut(), READ);
+    assert_eq!(report.findings, []);
+}
+
 /// Damages the sample, expects a finding with `needle`, repairs, and expects a sound volume.
 fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>, rows: Vec<Row>) {
     let device = sample();

@@ -153,3 +153,17 @@ fn a_batch_that_uses_a_block_twice_leaves_nothing_behind() {
     store.commit(&[Change::Free(blocks(0, 8))]).unwrap();
     assert_eq!(store.used_counts().unwrap(), []);
 }
+
+#[test]
+fn the_page_on_the_format_lists_the_tables() {
+    use redb::TableHandle;
+    const PAGE: &str = include_str!("../../../../docs/formats/volume.md");
+    let listed: Vec<&str> = PAGE
+        .lines()
+        .skip_while(|line| !line.starts_with("| table | key"))
+        .skip(2)
+        .map_while(|line| line.strip_prefix("| `")?.split('`').next())
+        .collect();
+    let tables: Vec<&str> = tables::ALL.iter().map(|table| table.name()).collect();
+    assert_eq!(listed, tables);
+}

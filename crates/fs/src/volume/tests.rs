@@ -310,6 +310,33 @@ fn a_full_metadata_region_refuses_creation_and_lets_removals_through() {
 }
 
 #[test]
+fn a_batch_that_does_not_fit_is_refused_whole_and_smaller_ones_still_go_through() {
+    let device = formatted(20, 1);
+    let (store, allocator) = opened(&device).open_store(1 << 20).unwrap();
+    store.commit(&file_batch(2, 500, &allocator)).unwrap();
+    let all = allocator.available();
+    allocator.reserve(all).unwrap();
+    let huge: Vec<Change> = (0..200_000)
+        .map(|ino| Change::PutXattr(2, format!("user.{ino}").into_bytes().into(), [7; 64].into()))
+        .collect();
+    for _ in 0..2 {
+        assert!(matches!(store.commit(&huge), Err(Error::Errno(28))));
+        assert_eq!(store.xattr_names(2).unwrap().len(), 0);
+        assert_eq!(store.inode_count().unwrap(), 501);
+    }
+    store
+        .commit(&[Change::DelInode(2), Change::PutValue("x", 4)])
+        .unwrap();
+    assert_eq!(store.inode_count().unwrap(), 500);
+    drop((store, allocator));
+    let (store, _allocator) = opened(&device).open_store(1 << 20).unwrap();
+    assert_eq!(
+        (store.inode_count().unwrap(), store.value("x").unwrap()),
+        (500, Some(4))
+    );
+}
+
+#[test]
 fn the_metadata_region_grows_into_the_slices() {
     let device = formatted(64, 2);
     let volume = opened(&device);

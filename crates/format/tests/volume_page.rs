@@ -1,0 +1,128 @@
+//! `docs/formats/volume.md` and the structs say the same.
+
+use std::mem::offset_of;
+
+use jericho_format::label::Label;
+use jericho_format::record::{EntryValue, ExtentValue, InodeValue};
+use jericho_format::superblock::{
+    CHUNKS_AT, CHUNKS_MAX, COPY_FIRST_BLOCK, ChunkEntry, DEVICES_AT, DEVICES_MAX, DeviceEntry,
+    HEAD_BLOCKS, REGIONS_AT, REGIONS_MAX, RegionEntry, SLICES_AT, SLICES_MAX, SliceEntry,
+    SuperblockHead,
+};
+
+const PAGE: &str = include_str!("../../../docs/formats/volume.md");
+
+/// (offset, size, field)
+type Fields = Vec<(usize, usize, String)>;
+
+/// Fields of a struct without padding, in order.
+macro_rules! fields {
+    ($type:ident: $($field:ident)*) => {{
+        // Fails to compile when a field is missing here.
+        let _ = |value: $type| { let $type { $($field: _),* } = value; };
+        let offsets = [$((offset_of!($type, $field), stringify!($field))),*];
+        let ends = offsets.iter().skip(1).map(|o| o.0).chain([size_of::<$type>()]);
+        offsets.iter().zip(ends).map(|(o, end)| (o.0, end - o.0, o.1.to_owned())).collect::<Fields>()
+    }};
+}
+
+/// Rows of the first table under a heading, without its two header lines.
+fn table(heading: &str) -> Vec<Vec<String>> {
+    let is_heading = |line: &&str| line.trim_start_matches('#').trim() == heading;
+    PAGE.lines()
+        .skip_while(|line| !is_heading(line))
+        .skip_while(|line| !line.starts_with('|'))
+        .take_while(|line| line.starts_with('|'))
+        .skip(2)
+        .map(|line| {
+            line.trim_matches('|')
+                .split('|')
+                .map(|cell| cell.trim().to_owned())
+                .collect()
+        })
+        .collect()
+}
+
+fn documented(heading: &str) -> Fields {
+    let number = |cell: &str| cell.parse().unwrap_or_else(|_| panic!("{heading}: {cell}"));
+    table(heading)
+        .iter()
+        .map(|r| (number(&r[0]), number(&r[1]), r[2].clone()))
+        .collect()
+}
+
+#[test]
+fn every_field_is_on_the_page_at_its_offset() {
+    assert_eq!(
+        documented("Label"),
+        fields!(Label: magic version crc volume_uuid device_uuid device_index devices reserved0
+            device_blocks reserved)
+    );
+    assert_eq!(
+        documented("SuperblockHead"),
+        fields!(SuperblockHead: magic version crc sequence volume_uuid hash_seed flags
+            container_blocks chunk_blocks devices slices regions reserved0 chunks store_bytes
+            created_s reserved)
+    );
+    assert_eq!(
+        documented("DeviceEntry"),
+        fields!(DeviceEntry: uuid blocks node path_bytes reserved path)
+    );
+    assert_eq!(
+        documented("SliceEntry"),
+        fields!(SliceEntry: blocks node first_region regions reserved)
+    );
+    assert_eq!(
+        documented("RegionEntry"),
+        fields!(RegionEntry: first_block blocks device reserved)
+    );
+    assert_eq!(
+        documented("ChunkEntry"),
+        fields!(ChunkEntry: first_block position device slice slice_first)
+    );
+    assert_eq!(
+        documented("InodeValue"),
+        fields!(InodeValue: version kind perm nlink uid gid rdev generation size atime_s mtime_s
+            ctime_s btime_s atime_ns mtime_ns ctime_ns btime_ns parent slice placement target_bytes
+            reserved)
+    );
+    assert_eq!(
+        documented("EntryValue"),
+        fields!(EntryValue: ino kind reserved)
+    );
+    assert_eq!(
+        documented("ExtentValue"),
+        fields!(ExtentValue: first count slice flags)
+    );
+}
+
+#[test]
+fn the_parts_of_the_superblock_are_where_the_page_says() {
+    let parts: Vec<[usize; 3]> = table("Superblock")
+        .iter()
+        .map(|row| [1, 2, 3].map(|cell: usize| row[cell].parse().unwrap()))
+        .collect();
+    assert_eq!(
+        parts,
+        [
+            [0, size_of::<SuperblockHead>(), 1],
+            [DEVICES_AT, size_of::<DeviceEntry>(), DEVICES_MAX],
+            [SLICES_AT, size_of::<SliceEntry>(), SLICES_MAX],
+            [REGIONS_AT, size_of::<RegionEntry>(), REGIONS_MAX],
+            [CHUNKS_AT, size_of::<ChunkEntry>(), CHUNKS_MAX],
+        ]
+    );
+    let places: Vec<String> = table("What is where")
+        .into_iter()
+        .map(|mut r| r.remove(1))
+        .collect();
+    let copy = |n: usize, end: u64| format!("{} to {}", COPY_FIRST_BLOCK[n], end - 1);
+    let expected = [
+        "0".to_owned(),
+        copy(0, COPY_FIRST_BLOCK[1]),
+        copy(1, HEAD_BLOCKS),
+        format!("from {HEAD_BLOCKS}"),
+        "the rest".to_owned(),
+    ];
+    assert_eq!(places, expected);
+}
