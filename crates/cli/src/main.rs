@@ -1,3 +1,62 @@
-//! The jericho command.
+//! The jericho command: makes, mounts, shows and checks volumes.
+//!
+//! Reading order: `args` (the contract with scripts), then one module per subcommand. `serve` is the
+//! daemon: `mount` and `run` start this program once more to run it. A subcommand talks to the daemon
+//! of a mount through extended attributes (`control`).
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod args;
+mod background;
+mod busy;
+mod check;
+mod control;
+mod failure;
+mod format;
+mod generate;
+mod logging;
+mod memory;
+mod mount;
+mod mounts;
+mod notify;
+mod place;
+mod run;
+mod serve;
+mod size;
+mod stat;
+
+mod topology;
+mod umount;
+mod whereis;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Format(a) => format::run(&a),
+        Command::Mount(a) => mount::run(&a),
+        Command::Umount(a) => umount::run(&a),
+        Command::Run(a) => run::run(&a),
+        Command::Stat(a) => stat::run(&a),
+        Command::Where(a) => whereis::run(&a),
+        Command::Place(a) => place::run(&a),
+        Command::Check(a) => check::run(&a),
+        Command::Topology(a) => topology::run(&a),
+        Command::Completions(a) => generate::completions(&a),
+        Command::Man(a) => generate::man(&a),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            // Nothing is left to do when nobody reads the message.
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("jericho: {failure}\n"),
+            );
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The command line: a contract with scripts. Additions are fine; what is here stays.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::size;
+
+/// A storage stack that keeps I/O threads, cache memory and devices on the same NUMA node.
+#[derive(Parser, Debug)]
+#[command(
+    name = "jericho",
+    version,
+    about,
+    propagate_version = true,
+    after_help = "\
+Examples:
+  jericho format my.volume --size 1G        make a volume on an ordinary file
+  jericho mount my.volume /mnt/jericho      use it
+  jericho stat /mnt/jericho                 see its slices and hit counts
+  jericho umount /mnt/jericho               everything is on the device when this returns
+
+Exit status: 0 done, 1 not done (the message says why and what to do), 2 wrong usage."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Make a volume on files or block devices
+    Format(FormatArgs),
+    /// Mount a volume on a directory; returns once it serves
+    Mount(MountArgs),
+    /// Unmount; returns once everything is on the device
+    Umount(UmountArgs),
+    /// Mount a volume, run a command, unmount; exits with the command's status
+    Run(RunArgs),
+    /// Show the slices of a mounted volume and how often the cache was hit
+    Stat(StatArgs),
+    /// Show where a file is: slice, home node, bytes in memory by node
+    Where(WhereArgs),
+    /// Show or set on which node files are placed
+    Place(PlaceArgs),
+    /// Check a volume that is not mounted
+    Check(CheckArgs),
+    /// Show the NUMA nodes that are used
+    Topology(TopologyArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a directory, or print the main one
+    Man(ManArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho format my.volume --size 1G
+  jericho format /dev/nvme0n1 /dev/nvme1n1 --slices 4
+  jericho format my.volume --size 512M --force     destroys what is in it
+
+Each slice is placed on a device of its own node where there is one. A file that does not exist is
+made with the given size; a block device is used whole. Nothing is changed when format is refused.")]
+pub struct FormatArgs {
+    /// First device of the volume: a file or a block device
+    pub volume: PathBuf,
+    /// Further devices
+    pub device: Vec<PathBuf>,
+    /// Size of each file, with K, M, G or T (powers of 1024)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// Number of slices [default: one per NUMA node]
+    #[arg(long, value_name = "N")]
+    pub slices: Option<u16>,
+    /// Destroy what is on the devices
+    #[arg(long)]
+    pub force: bool,
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file
+    #[arg(
+        long,
+        value_name = "SPEC",
+        default_value = "auto",
+        hide_default_value = true
+    )]
+    pub topology: String,
+}
+
+/// Options of a mount.
+#[derive(Args, Clone, Debug)]
+pub struct MountOptions {
+    /// Memory for cached data, with K, M, G or T [default: an eighth of what may be used]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache: Option<u64>,
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file
+    #[arg(long, value_name = "SPEC", default_value = "auto")]
+    pub topology: String,
+    /// Change nothing
+    #[arg(long)]
+    pub read_only: bool,
+    /// Where the background daemon writes its messages
+    /// [default: /var/log/jericho/ for root, else ~/.local/state/jericho/]
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho mount my.volume /mnt/jericho
+  jericho mount my.volume ~/mnt --cache 2G --topology virtual:4
+  jericho mount /dev/nvme0n1 /srv/data --foreground        for a service manager
+
+Runs as root (then for all users) or as an ordinary user (for that user; needs fusermount3). The
+daemon unmounts cleanly on SIGTERM and SIGINT. With --foreground its messages go to standard error
+(which systemd puts into the journal), and systemd is told when the mount serves. RUST_LOG chooses
+what is logged (info; for example RUST_LOG=jericho_cache=debug).")]
+pub struct MountArgs {
+    /// First device of the volume
+    pub volume: PathBuf,
+    /// An empty directory
+    pub dir: PathBuf,
+    #[command(flatten)]
+    pub options: MountOptions,
+    /// Serve in this process, in the foreground
+    #[arg(long)]
+    pub foreground: bool,
+    /// This process is the daemon of another one, which waits for a line on our standard output.
+    #[arg(long, hide = true)]
+    pub report_to_parent: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Returns when all data is on the device and the volume is marked clean; with a message and status 1
+otherwise. A mount that is in use is left alone, and who uses it is named.")]
+pub struct UmountArgs {
+    /// The directory
+    pub dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho run --volume my.volume --at /mnt/jericho -- fio job.fio
+  jericho run --volume my.volume --at ~/mnt --cache 1G -- bash
+
+Exits with the status of the command, or 128 and the signal that ended it. SIGTERM, SIGHUP and SIGINT
+are passed on to the command.")]
+pub struct RunArgs {
+    /// First device of the volume
+    #[arg(long, value_name = "VOLUME")]
+    pub volume: Option<PathBuf>,
+    /// An empty directory to mount it on
+    #[arg(long, value_name = "DIR")]
+    pub at: Option<PathBuf>,
+    #[command(flatten)]
+    pub options: MountOptions,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Counters start at 0 with each mount. HITS are page lookups that found their page in the cache.")]
+pub struct StatArgs {
+    /// The directory of a mount, or anything in it
+    pub dir: PathBuf,
+    /// One line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Bytes in memory are counted by the node on which the kernel says they are, not on which they should
+be.")]
+pub struct WhereArgs {
+    /// A file or directory of a mounted volume
+    pub path: PathBuf,
+    /// One line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho place /mnt/jericho/db                    show
+  jericho place /mnt/jericho/db --node 1           what is created below from now on
+  jericho place /mnt/jericho/db --node 1 --move    and what is there, while it is in use
+
+By default each directory in the root of the volume goes to the next slice, and everything below it
+follows.")]
+pub struct PlaceArgs {
+    /// A file or directory of a mounted volume
+    pub path: PathBuf,
+    /// The node
+    #[arg(long, value_name = "N", conflicts_with = "slice")]
+    pub node: Option<u16>,
+    /// The slice, where a node has several
+    #[arg(long, value_name = "N")]
+    pub slice: Option<u16>,
+    /// Move what is there already
+    #[arg(long = "move")]
+    pub move_there: bool,
+    /// One line of JSON
+    #[arg(long, conflicts_with = "move_there")]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Exits with 0 only if the volume is sound (after --repair: if it is sound now). Without --repair nothing
+is written. A mounted volume is refused.")]
+pub struct CheckArgs {
+    /// First device of the volume
+    pub volume: PathBuf,
+    /// Repair what can be repaired
+    #[arg(long)]
+    pub repair: bool,
+    /// One line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Only CPUs and memory that this process may use (affinity, cpuset) are shown.")]
+pub struct TopologyArgs {
+    /// NUMA nodes: auto, virtual:N, or the path of a topology file
+    #[arg(long, value_name = "SPEC", default_value = "auto")]
+    pub topology: String,
+    /// One line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  jericho completions bash > /usr/local/share/bash-completion/completions/jericho")]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho man | man -l -
+  jericho man /usr/local/share/man/man1")]
+pub struct ManArgs {
+    /// An existing directory
+    pub dir: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,126 @@
+//! Starting the daemon: this program once more, in a session of its own.
+//!
+//! The daemon's standard output is a pipe to us. It writes one line when it serves, or the message
+//! of what went wrong, and then lets go of the pipe.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use jericho_fuse::attach;
+
+use crate::args::MountOptions;
+use crate::failure::{Context, Failure};
+use crate::{logging, memory, mounts};
+
+/// What the daemon writes when it serves.
+pub const SERVING: &str = "serving\n";
+
+/// What a mount needs, checked as far as can be before anything is touched.
+pub struct Checked {
+    /// Absolute path of the volume.
+    pub volume: PathBuf,
+    /// Absolute path of the directory, which is empty and no mount.
+    pub dir: PathBuf,
+}
+
+/// Checks a mount; changes nothing but that a mount whose daemon has died is taken off `dir`.
+pub fn check(volume: &Path, dir: &Path, options: &MountOptions) -> Result<Checked, Failure> {
+    let volume = std::fs::canonicalize(volume).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Failure::new(format!(
+            "{0} does not exist; make a volume there with: jericho format {0} --size 1G",
+            volume.display()
+        )),
+        _ => Failure::new(format!("cannot open {}: {e}", volume.display())),
+    })?;
+    if let Some(cache_bytes) = options.cache {
+        memory::check_cache(cache_bytes)?;
+    }
+    jericho_topology::Topology::from_spec(&options.topology)
+        .map_err(|e| Failure::new(e.to_string()))?;
+    attach::check_available(dir).map_err(|e| Failure::new(e.to_string()))?;
+    let dir = check_dir(dir)?;
+    Ok(Checked { volume, dir })
+}
+
+fn check_dir(dir: &Path) -> Result<PathBuf, Failure> {
+    let shown = dir.display();
+    let missing = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::NotFound => Failure::new(format!(
+            "{shown} does not exist; make it with: mkdir -p {shown}"
+        )),
+        _ => Failure::new(format!("cannot mount on {shown}: {e}")),
+    };
+    if let Err(e) = std::fs::metadata(dir) {
+        if e.raw_os_error() != Some(libc::ENOTCONN) {
+            return Err(missing(e));
+        }
+        let dir = mounts::resolve(dir)?;
+        if mounts::at(&dir)?.is_some_and(|m| m.filesystem == mounts::FILESYSTEM) {
+            attach::unmount(&dir, true).map_err(|e| Failure::new(e.to_string()))?;
+            eprintln!("jericho: took away a mount on {shown} whose daemon had died");
+        }
+        return check_dir(&dir);
+    }
+    let dir = mounts::resolve(dir)?;
+    if let Some(mount) = mounts::at(&dir)? {
+        return Err(Failure::new(format!(
+            "{shown} is already a mount (of {}, type {}); unmount it first or choose another \
+             directory",
+            mount.source.display(),
+            mount.filesystem
+        )));
+    }
+    let mut entries = std::fs::read_dir(&dir).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotADirectory => Failure::new(format!(
+            "{shown} is not a directory; choose an empty directory"
+        )),
+        _ => missing(e),
+    })?;
+    match entries.next() {
+        None => Ok(dir),
+        Some(_) => Err(Failure::new(format!(
+            "{shown} is not empty: what is in it would be hidden; choose an empty directory"
+        ))),
+    }
+}
+
+/// Starts the daemon and waits until it serves.
+pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
+    let (log, log_path) = logging::open(options.log.as_deref(), &checked.volume)?;
+    let program =
+        std::env::current_exe().context("cannot find this program to start its daemon")?;
+    let mut command = Command::new(program);
+    command
+        .arg("mount")
+        .args(["--foreground", "--report-to-parent"])
+        .args(["--topology", &options.topology]);
+    if let Some(bytes) = options.cache {
+        command.args(["--cache", &bytes.to_string()]);
+    }
+    if options.read_only {
+        command.arg("--read-only");
+    }
+    command.arg("--").arg(&checked.volume).arg(&checked.dir);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log);
+    let mut child = command.spawn().context("cannot start the daemon")?;
+    let mut report = String::new();
+    if let Some(mut pipe) = child.stdout.take() {
+        pipe.read_to_string(&mut report)
+            .context("cannot hear from the daemon")?;
+    }
+    if report == SERVING {
+        return Ok(());
+    }
+    let status = child.wait().context("cannot wait for the daemon")?;
+    if report.is_empty() {
+        return Err(Failure::new(format!(
+            "the daemon ended ({status}) before it served; see {}",
+            log_path.display()
+        )));
+    }
+    Err(Failure::new(report.trim_end()))
+}

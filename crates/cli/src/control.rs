@@ -1,0 +1,82 @@
+//! Asking the daemon of a mount: the client side of `jericho_fuse::control`.
+
+use std::path::Path;
+
+use jericho_daemon::{Stat, Where};
+use jericho_fuse::control::{MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, WHERE};
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+use serde::de::DeserializeOwned;
+
+use crate::failure::{Context, Failure};
+
+/// The largest value an extended attribute can have.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+
+fn get<T: DeserializeOwned>(path: &Path, name: &str) -> Result<T, Failure> {
+    let mut value = vec![0u8; VALUE_BYTES_MAX];
+    let length =
+        rustix::fs::lgetxattr(path, name, &mut value[..]).map_err(|errno| explain(path, errno))?;
+    serde_json::from_slice(&value[..length]).context(format_args!(
+        "the daemon of {} answers in a way this program does not understand; is it another version?",
+        path.display()
+    ))
+}
+
+fn explain(path: &Path, errno: Errno) -> Failure {
+    let path = path.display();
+    Failure::new(match errno {
+        Errno::NODATA | Errno::OPNOTSUPP => {
+            format!("{path} is not on a mounted Jericho volume; mount one with jericho mount")
+        }
+        Errno::NOTCONN => format!(
+            "the daemon of {path} is gone; detach the mount with jericho umount, and mount the \
+             volume again"
+        ),
+        Errno::NOENT => format!("{path} does not exist"),
+        Errno::ACCESS => format!("{path}: permission denied; ask its owner or root"),
+        Errno::PERM => format!("{path}: only its owner and root may place it"),
+        Errno::ROFS => format!("{path} is on a volume that is mounted read-only"),
+        errno => format!("{path}: {}", std::io::Error::from(errno)),
+    })
+}
+
+/// The counters of the mount that `path` is on. Volumes with many slices come in pages.
+pub fn stat(path: &Path) -> Result<Stat, Failure> {
+    let mut all: Stat = get(path, STAT)?;
+    let mut last = all.slices.len().max(all.nodes.len());
+    let mut next = STAT_SLICES_PER_PAGE;
+    while last == STAT_SLICES_PER_PAGE {
+        let page: Stat = get(path, &format!("{STAT}+{next}"))?;
+        last = page.slices.len().max(page.nodes.len());
+        next += STAT_SLICES_PER_PAGE;
+        all.slices.extend(page.slices);
+        all.nodes.extend(page.nodes);
+    }
+    Ok(all)
+}
+
+/// Where a file is.
+pub fn where_is(path: &Path) -> Result<Where, Failure> {
+    get(path, WHERE)
+}
+
+/// Where a file is meant to be.
+pub fn place(path: &Path) -> Result<Place, Failure> {
+    get(path, PLACE)
+}
+
+/// Places what will be created below; `place` is `node:N` or `slice:N`.
+pub fn set_place(path: &Path, place: &str) -> Result<(), Failure> {
+    set(path, PLACE, place)
+}
+
+/// Moves a file; returns when it is there.
+pub fn move_to(path: &Path, place: &str) -> Result<(), Failure> {
+    set(path, MOVE, place)
+}
+
+fn set(path: &Path, name: &str, place: &str) -> Result<(), Failure> {
+    rustix::fs::lsetxattr(path, name, place.as_bytes(), XattrFlags::empty())
+        .map_err(|errno| explain(path, errno))
+}

@@ -1,0 +1,55 @@
+//! Why a subcommand did not do what it was asked: one message for the user.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// What a subcommand ends with.
+pub type Outcome = Result<ExitCode, Failure>;
+
+/// A message that names the thing, the cause and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure(String);
+
+impl Failure {
+    pub fn new(message: impl Into<String>) -> Failure {
+        Failure(message.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Puts what was being done before an error.
+pub trait Context<T> {
+    fn context(self, doing: impl fmt::Display) -> Result<T, Failure>;
+}
+
+impl<T, E: fmt::Display> Context<T> for Result<T, E> {
+    fn context(self, doing: impl fmt::Display) -> Result<T, Failure> {
+        self.map_err(|e| Failure(format!("{doing}: {e}")))
+    }
+}
+
+/// Prints to standard output; a reader that has gone away (`jericho stat | head`) is not an error.
+pub fn print(text: &str) -> Result<(), Failure> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure(format!("cannot write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as one line of JSON.
+pub fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
+    let mut text = serde_json::to_string(value).context("cannot write JSON")?;
+    text.push('\n');
+    print(&text)
+}

@@ -1,0 +1,64 @@
+//! `jericho format`.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use jericho_fs::volume::{FormatOptions, Summary, format};
+use jericho_topology::Topology;
+
+use crate::args::FormatArgs;
+use crate::failure::{Context, Failure, Outcome, print};
+use crate::size;
+
+pub fn run(args: &FormatArgs) -> Outcome {
+    let topology = Topology::from_spec(&args.topology).map_err(|e| Failure::new(e.to_string()))?;
+    let paths: Vec<PathBuf> = std::iter::once(&args.volume)
+        .chain(&args.device)
+        .cloned()
+        .collect();
+    let options = FormatOptions {
+        size_bytes: args.size,
+        slices: args.slices,
+        nodes: topology.nodes.iter().map(|n| u32::from(n.id.0)).collect(),
+        device_nodes: paths
+            .iter()
+            .map(|p| topology.node_of_block_device(p).map(|n| u32::from(n.0)))
+            .collect(),
+        force: args.force,
+        owner: (
+            rustix::process::getuid().as_raw(),
+            rustix::process::getgid().as_raw(),
+        ),
+    };
+    let summary = format(&paths, &options).map_err(|e| Failure::new(e.to_string()))?;
+    print(&text(&args.volume, &summary).context("cannot write the text")?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(volume: &std::path::Path, summary: &Summary) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let hex: String = summary.uuid.iter().map(|b| format!("{b:02x}")).collect();
+    writeln!(
+        out,
+        "{}: volume {}-{}-{}-{}-{}",
+        volume.display(),
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )?;
+    for (name, bytes) in &summary.devices {
+        writeln!(out, "  device {name}: {}", size::human(*bytes))?;
+    }
+    for (index, (node, device, bytes)) in summary.slices.iter().enumerate() {
+        let node = node.map_or(String::from("any node"), |n| format!("node {n}"));
+        writeln!(
+            out,
+            "  slice {index}: {} on device {device}, {node}",
+            size::human(*bytes)
+        )?;
+    }
+    Ok(out)
+}

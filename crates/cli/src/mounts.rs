@@ -1,0 +1,124 @@
+//! What is mounted where, as the kernel says.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Context, Failure};
+
+/// Type of our mounts in the kernel's list.
+pub const FILESYSTEM: &str = "fuse.jericho";
+
+/// One line of /proc/self/mountinfo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// st_dev of its files, as (major, minor).
+    pub device: (u32, u32),
+    /// The directory.
+    pub dir: PathBuf,
+    /// ext4, fuse.jericho, ...
+    pub filesystem: String,
+    /// What is mounted: the path of the volume for ours.
+    pub source: PathBuf,
+}
+
+/// All mounts that this process sees; the last of several on one directory is the visible one.
+pub fn list() -> Result<Vec<Mount>, Failure> {
+    let path = "/proc/self/mountinfo";
+    let text = std::fs::read(path).context(format_args!("cannot read {path}"))?;
+    Ok(text.split(|b| *b == b'\n').filter_map(parse).collect())
+}
+
+/// The visible mount on exactly this directory (absolute, without links).
+pub fn at(dir: &Path) -> Result<Option<Mount>, Failure> {
+    Ok(list()?.into_iter().rfind(|m| m.dir == dir))
+}
+
+fn parse(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|b| *b == b' ');
+    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let dir = fields.nth(1)?;
+    let mut rest = fields.skip_while(|f| *f != b"-").skip(1);
+    let filesystem = String::from_utf8(rest.next()?.to_vec()).ok()?;
+    let source = rest.next()?;
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        dir: unescape(dir),
+        filesystem,
+        source: unescape(source),
+    })
+}
+
+/// The kernel writes space, tab, newline and backslash as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut i = 0;
+    while i < field.len() {
+        let octal = field.get(i + 1..i + 4).filter(|d| {
+            field[i] == b'\\' && d.iter().all(|c| (b'0'..=b'7').contains(c)) && d[0] <= b'3'
+        });
+        if let Some(d) = octal {
+            out.push((d[0] - b'0') << 6 | (d[1] - b'0') << 3 | (d[2] - b'0'));
+            i += 4;
+        } else {
+            out.push(field[i]);
+            i += 1;
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+/// Absolute path of a directory that may be a mount whose daemon has died, so that nothing can be
+/// asked about the directory itself: only its parent is resolved.
+pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
+    match std::fs::canonicalize(dir) {
+        Ok(path) => Ok(path),
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => {
+            let trimmed = OsString::from_vec(trim_slashes(dir.as_os_str().as_bytes()).to_vec());
+            let path = std::path::absolute(PathBuf::from(trimmed))
+                .context(format_args!("cannot find {}", dir.display()))?;
+            let parent = path.parent().unwrap_or(Path::new("/"));
+            let parent = std::fs::canonicalize(parent)
+                .context(format_args!("cannot find {}", parent.display()))?;
+            Ok(parent.join(path.file_name().unwrap_or_default()))
+        }
+        Err(e) => Err(Failure::new(format!("{}: {e}", dir.display()))),
+    }
+}
+
+fn trim_slashes(path: &[u8]) -> &[u8] {
+    let end = path
+        .iter()
+        .rposition(|b| *b != b'/')
+        .map_or(path.len().min(1), |p| p + 1);
+    &path[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_mountinfo_is_understood_with_its_escapes() {
+        let line = b"36 35 0:52 / /mnt/my\\040dir rw,noatime shared:1 - fuse.jericho /a\\134b rw";
+        assert_eq!(
+            parse(line),
+            Some(Mount {
+                device: (0, 52),
+                dir: "/mnt/my dir".into(),
+                filesystem: FILESYSTEM.into(),
+                source: "/a\\b".into(),
+            })
+        );
+        assert_eq!(parse(b""), None);
+        assert_eq!(parse(b"36 35 0:52 / /mnt"), None);
+    }
+
+    #[test]
+    fn trailing_slashes_do_not_change_the_directory() {
+        assert_eq!(trim_slashes(b"/mnt//"), b"/mnt");
+        assert_eq!(trim_slashes(b"/"), b"/");
+        assert_eq!(trim_slashes(b"a"), b"a");
+    }
+}

@@ -1,0 +1,240 @@
+//! The daemon of one mounted volume.
+//!
+//!     open the volume -> mount -> serving -> unmounted -> everything written back, marked clean
+//!
+//! It ends when the directory is unmounted, by whomever, or on SIGTERM, SIGINT or SIGHUP. A mount that
+//! is in use then is detached all the same: who has files open gets a short time to finish, and
+//! ENOTCONN afterwards; what was written is on the device in either case.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use jericho_daemon::{Mounted, OpenOptions};
+use jericho_fuse::{MountConfig, MountError, Running};
+use jericho_topology::Topology;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::{MountArgs, MountOptions};
+use crate::background::{Checked, SERVING};
+use crate::failure::{Context, Failure, Outcome};
+use crate::{busy, logging, mounts, notify};
+
+/// How long who uses the mount may go on after SIGTERM.
+const GRACE: Duration = Duration::from_secs(5);
+
+enum Event {
+    /// The name of a signal that asks to stop.
+    Signal(&'static str),
+    /// The mount is over.
+    Unmounted(std::io::Result<()>),
+}
+
+/// Serves in this process; messages and errors go to standard error.
+pub fn in_foreground(checked: &Checked, options: &MountOptions) -> Outcome {
+    logging::start();
+    serve(checked, options, || Ok(()))
+}
+
+/// Serves as the daemon of `background::start`.
+pub fn as_daemon(args: &MountArgs) -> Outcome {
+    logging::start();
+    let checked = Checked {
+        volume: args.volume.clone(),
+        dir: args.dir.clone(),
+    };
+    let outcome = detach().and_then(|()| serve(&checked, &args.options, report_serving));
+    if let Err(failure) = &outcome {
+        tracing::error!(%failure, "the daemon ends");
+        // If we are serving already, this goes to /dev/null.
+        let mut out = std::io::stdout();
+        if out
+            .write_all(format!("{failure}\n").as_bytes())
+            .and_then(|()| out.flush())
+            .is_err()
+        {
+            tracing::warn!("the parent is gone and does not hear of it");
+        }
+        return Ok(ExitCode::FAILURE);
+    }
+    outcome
+}
+
+/// Leaves the terminal and the working directory, which could not be unmounted otherwise.
+fn detach() -> Result<(), Failure> {
+    rustix::process::setsid().context("cannot begin a session")?;
+    std::env::set_current_dir("/").context("cannot change to /")
+}
+
+/// Tells the parent, and lets go of it.
+fn report_serving() -> Result<(), Failure> {
+    let mut out = std::io::stdout();
+    let told = out.write_all(SERVING.as_bytes()).and_then(|()| out.flush());
+    let null = File::options()
+        .write(true)
+        .open("/dev/null")
+        .context("cannot open /dev/null")?;
+    rustix::stdio::dup2_stdout(&null).context("cannot let go of the parent's pipe")?;
+    // Interrupted before the mount was there: whoever asked for it does not want it any more.
+    told.context("the process that asked for the mount is gone")
+}
+
+fn serve(
+    checked: &Checked,
+    options: &MountOptions,
+    serving: impl FnOnce() -> Result<(), Failure>,
+) -> Outcome {
+    let (events, inbox) = channel();
+    // Before the volume is touched, so that a signal never ends us half way.
+    listen_for_signals(events.clone())?;
+    let topology =
+        Topology::from_spec(&options.topology).map_err(|e| Failure::new(e.to_string()))?;
+    let mounted = Mounted::open(OpenOptions {
+        volume: checked.volume.clone(),
+        read_only: options.read_only,
+        cache_bytes: options.cache,
+        topology,
+    })
+    .map_err(|e| Failure::new(format!("{e}{}", where_mounted(&checked.volume))))?;
+
+    let source = checked.volume.to_string_lossy().into_owned();
+    let config = MountConfig::for_this_user(source, options.read_only);
+    let running = match jericho_fuse::mount(mounted.clone(), &checked.dir, config) {
+        Ok(running) => Arc::new(running),
+        Err(e) => {
+            close(&mounted)?;
+            return Err(Failure::new(e.to_string()));
+        }
+    };
+    tracing::info!(volume = %checked.volume.display(), dir = %checked.dir.display(), "serving");
+    watch(running.clone(), events)?;
+    if let Err(failure) = serving() {
+        stop(&running, &inbox);
+        close(&mounted)?;
+        return Err(failure);
+    }
+    notify::ready(&format!(
+        "{} on {}",
+        checked.volume.display(),
+        checked.dir.display()
+    ));
+
+    match inbox.recv() {
+        Ok(Event::Signal(name)) => {
+            tracing::info!(signal = name, "stopping");
+            notify::stopping();
+            stop(&running, &inbox);
+        }
+        Ok(Event::Unmounted(result)) => {
+            notify::stopping();
+            ended(result);
+        }
+        Err(_) => tracing::error!("the threads that wait for the end of the mount are gone"),
+    }
+    close(&mounted)?;
+    tracing::info!("everything is on the device");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn close(mounted: &Mounted) -> Result<(), Failure> {
+    mounted.close().map_err(|e| {
+        Failure::new(format!(
+            "not everything could be written: {e}; see the messages above"
+        ))
+    })
+}
+
+fn listen_for_signals(events: Sender<Event>) -> Result<(), Failure> {
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for signal in signals.forever() {
+                let name = match signal {
+                    SIGTERM => "SIGTERM",
+                    SIGINT => "SIGINT",
+                    _ => "SIGHUP",
+                };
+                if events.send(Event::Signal(name)).is_err() {
+                    return;
+                }
+            }
+        })
+        .context("cannot start the thread that listens for signals")?;
+    Ok(())
+}
+
+fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
+    std::thread::Builder::new()
+        .name("watch".into())
+        .spawn(move || {
+            // Nobody waits for it any more when the receiver is gone.
+            let _ = events.send(Event::Unmounted(running.wait()));
+        })
+        .context("cannot start the thread that waits for the end of the mount")?;
+    Ok(())
+}
+
+/// Unmounts, by force if need be, and waits until the kernel has let go (or the grace is over).
+fn stop(running: &Running, inbox: &Receiver<Event>) {
+    match running.unmount(false) {
+        Ok(()) => {}
+        Err(MountError::Busy { .. }) => {
+            if let Ok(Some(mount)) = mounts::at(running.dir()) {
+                for user in busy::users(&mount, 10) {
+                    tracing::warn!("still in use: {user}");
+                }
+            }
+            // Pages changed through mappings are still the kernel's; detaching does not write them.
+            flush_mappings(running.dir());
+            if let Err(error) = running.unmount(true) {
+                tracing::error!(%error, "cannot detach");
+            }
+        }
+        // Unmounted by somebody else at this moment, perhaps; the watch tells.
+        Err(error) => tracing::warn!(%error, "cannot unmount"),
+    }
+    loop {
+        match inbox.recv_timeout(GRACE) {
+            Ok(Event::Unmounted(result)) => return ended(result),
+            Ok(Event::Signal(_)) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!("still in use; the programs get ENOTCONN from now on");
+                return;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn flush_mappings(dir: &Path) {
+    let synced = File::open(dir).and_then(|d| Ok(rustix::fs::syncfs(&d)?));
+    if let Err(error) = synced {
+        tracing::error!(%error, "cannot write back what was changed through mappings");
+    }
+}
+
+fn ended(result: std::io::Result<()>) {
+    match result {
+        Ok(()) => tracing::info!("unmounted"),
+        Err(error) => tracing::error!(%error, "the mount ended with an error"),
+    }
+}
+
+/// " It is mounted on DIR." for a volume that somebody has mounted.
+fn where_mounted(volume: &Path) -> String {
+    let Ok(mounts) = mounts::list() else {
+        return String::new();
+    };
+    mounts
+        .into_iter()
+        .find(|m| m.filesystem == mounts::FILESYSTEM && m.source == volume)
+        .map(|m| format!(" (it is mounted on {})", m.dir.display()))
+        .unwrap_or_default()
+}

@@ -1,0 +1,177 @@
+//! `jericho stat`.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use jericho_daemon::{SliceStat, Stat};
+
+use crate::args::StatArgs;
+use crate::failure::{Context, Outcome, print, print_json};
+use crate::{control, size};
+
+const PAGE_BYTES: u64 = 4096;
+
+pub fn run(args: &StatArgs) -> Outcome {
+    let stat = control::stat(&args.dir)?;
+    if args.json {
+        print_json(&stat)?;
+    } else {
+        print(&table(&stat).context("cannot write the table")?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let mode = if stat.read_only {
+        "read-only"
+    } else {
+        "read-write"
+    };
+    writeln!(out, "volume    {} ({})", stat.volume, stat.uuid)?;
+    writeln!(out, "daemon    process {}, {mode}", stat.pid)?;
+    writeln!(out, "topology  {}", stat.topology)?;
+    for (index, device) in stat.devices.iter().enumerate() {
+        writeln!(
+            out,
+            "{:<9} {device}",
+            if index == 0 { "devices" } else { "" }
+        )?;
+    }
+    writeln!(out)?;
+    let mut rows = vec![
+        [
+            "SLICE", "NODE", "USED", "OF", "CACHED", "OF", "DIRTY", "HITS", "MISSES", "RATIO",
+            "EVICTED", "WRITTEN",
+        ]
+        .map(String::from),
+    ];
+    let mut total = Total::default();
+    for slice in &stat.slices {
+        rows.push(row(slice.id.to_string(), slice.node.to_string(), slice));
+        total.add(slice);
+    }
+    if stat.slices.len() > 1 {
+        rows.push(row("all".into(), String::new(), &total.0));
+    }
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|c| rows.iter().map(|r| r[c].len()).max().unwrap_or(0))
+        .collect();
+    for row in &rows {
+        for (column, width) in row.iter().zip(&widths) {
+            write!(out, "{column:>width$}  ")?;
+        }
+        out.truncate(out.trim_end().len());
+        out.push('\n');
+    }
+    let troubles: u64 = stat.slices.iter().map(|s| s.write_errors).sum();
+    if troubles > 0 {
+        writeln!(
+            out,
+            "\n{troubles} writes to a device FAILED; the daemon's log says which"
+        )?;
+    }
+    Ok(out)
+}
+
+fn row(name: String, node: String, s: &SliceStat) -> [String; 12] {
+    let lookups = s.hits + s.misses;
+    let ratio = if lookups == 0 {
+        "-".into()
+    } else {
+        format!("{:.1}%", 100.0 * s.hits as f64 / lookups as f64)
+    };
+    [
+        name,
+        node,
+        size::human(s.used_bytes),
+        size::human(s.capacity_bytes),
+        size::human(s.resident * PAGE_BYTES),
+        size::human(s.frames * PAGE_BYTES),
+        size::human(s.dirty * PAGE_BYTES),
+        s.hits.to_string(),
+        s.misses.to_string(),
+        ratio,
+        s.evictions.to_string(),
+        size::human(s.written_back_bytes),
+    ]
+}
+
+/// Sums of what the table shows.
+struct Total(SliceStat);
+
+impl Default for Total {
+    fn default() -> Total {
+        Total(SliceStat {
+            id: 0,
+            node: 0,
+            capacity_bytes: 0,
+            used_bytes: 0,
+            frames: 0,
+            resident: 0,
+            dirty: 0,
+            hits: 0,
+            misses: 0,
+            evictions: 0,
+            read_bytes: 0,
+            read_ahead_bytes: 0,
+            written_back_bytes: 0,
+            write_backs: 0,
+            stalled: 0,
+            clashed: 0,
+            throttled: 0,
+            write_errors: 0,
+        })
+    }
+}
+
+impl Total {
+    fn add(&mut self, s: &SliceStat) {
+        self.0.capacity_bytes += s.capacity_bytes;
+        self.0.used_bytes += s.used_bytes;
+        self.0.frames += s.frames;
+        self.0.resident += s.resident;
+        self.0.dirty += s.dirty;
+        self.0.hits += s.hits;
+        self.0.misses += s.misses;
+        self.0.evictions += s.evictions;
+        self.0.written_back_bytes += s.written_back_bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(id: u16, hits: u64, misses: u64) -> SliceStat {
+        SliceStat {
+            id,
+            node: id,
+            hits,
+            misses,
+            capacity_bytes: 1 << 30,
+            ..Total::default().0
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_slice_and_one_for_all() {
+        let stat = Stat {
+            volume: "/v".into(),
+            uuid: "u".into(),
+            pid: 7,
+            read_only: false,
+            topology: "virtual:2".into(),
+            slices: vec![slice(0, 3, 1), slice(1, 0, 0)],
+            nodes: Vec::new(),
+            devices: vec!["file".into()],
+        };
+        let text = table(&stat).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[5].contains("RATIO"), "{text}");
+        assert!(lines[6].contains("75.0%"), "{text}");
+        assert!(lines[7].contains(" - "), "{text}");
+        assert!(lines[8].trim_start().starts_with("all"), "{text}");
+        assert!(lines[8].contains("2.0 GiB"), "{text}");
+    }
+}

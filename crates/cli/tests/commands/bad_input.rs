@@ -1,0 +1,279 @@
+//! Every bad input gets a message that names the thing and what to do, a non-zero status, and changes
+//! nothing.
+
+use std::os::unix::fs::symlink;
+
+use super::support::{Volume, fail, jericho, succeed};
+
+#[track_caller]
+fn says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
+
+#[test]
+fn a_volume_that_is_not_one_is_not_mounted() {
+    let volume = Volume::formatted();
+    let bytes = vec![7u8; 1 << 20];
+    std::fs::write(volume.file(), &bytes).unwrap();
+    says(
+        &fail(&mut volume.mount_command(), 1),
+        &["volume", "not a Jericho volume", "format"],
+    );
+    assert_eq!(
+        std::fs::read(volume.file()).unwrap(),
+        bytes,
+        "it was changed"
+    );
+    assert!(!volume.is_mounted());
+    says(
+        &fail(jericho(["check"]).arg(volume.file()), 1),
+        &["not a Jericho volume"],
+    );
+}
+
+#[test]
+fn a_volume_that_does_not_exist_is_named_with_the_command_that_makes_one() {
+    let volume = Volume::formatted();
+    std::fs::remove_file(volume.file()).unwrap();
+    says(
+        &fail(&mut volume.mount_command(), 1),
+        &["does not exist", "jericho format"],
+    );
+}
+
+#[test]
+fn a_truncated_volume_is_not_mounted_and_keeps_what_it_has() {
+    let volume = Volume::formatted();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(volume.file())
+        .unwrap();
+    file.set_len(100 << 20).unwrap();
+    says(&fail(&mut volume.mount_command(), 1), &["truncated"]);
+    assert!(!volume.is_mounted());
+    file.set_len(256 << 20).unwrap();
+}
+
+#[test]
+fn a_formatted_volume_is_not_formatted_again_without_force() {
+    let volume = Volume::mounted();
+    std::fs::write(volume.at("kept"), b"kept").unwrap();
+    volume.umount();
+    let mut again = jericho(["format", "--size", "256M"]);
+    says(
+        &fail(again.arg(volume.file()), 1),
+        &["already holds", "--force"],
+    );
+    volume.mount();
+    assert_eq!(std::fs::read(volume.at("kept")).unwrap(), b"kept");
+    volume.umount();
+    succeed(jericho(["format", "--size", "256M", "--force"]).arg(volume.file()));
+    volume.mount();
+    assert!(!volume.at("kept").exists(), "--force makes an empty volume");
+}
+
+#[test]
+fn a_mounted_volume_is_neither_formatted_nor_checked() {
+    let volume = Volume::mounted();
+    let pid = volume.daemon_pid().to_string();
+    let mut format = jericho(["format", "--size", "256M", "--force"]);
+    says(&fail(format.arg(volume.file()), 1), &["in use", &pid]);
+    says(
+        &fail(jericho(["check"]).arg(volume.file()), 1),
+        &["in use", &pid],
+    );
+}
+
+#[test]
+fn zero_slices_too_many_slices_and_too_little_space_are_refused() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = dir.path().join("new");
+    let format = |args: &[&str]| fail(jericho(["format"]).arg(&file).args(args), 1);
+    says(
+        &format(&["--size", "256M", "--slices", "0"]),
+        &["at least 1 slice"],
+    );
+    says(
+        &format(&["--size", "256M", "--slices", "65000"]),
+        &["65000", "at most"],
+    );
+    says(&format(&["--size", "64K"]), &["too small", "bytes"]);
+    says(&format(&[]), &["--size"]);
+    assert!(!file.exists(), "a refused format left a file");
+}
+
+#[test]
+fn a_size_that_is_none_is_wrong_usage() {
+    for size in ["0", "1X", "many", "-1G", "99999999999G"] {
+        let message = fail(
+            &mut jericho(["format", "/nonexistent/v", "--size", size]),
+            2,
+        );
+        says(&message, &["--size"]);
+    }
+}
+
+#[test]
+fn a_missing_directory_is_named_with_the_command_that_makes_it() {
+    let volume = Volume::formatted();
+    std::fs::remove_dir(volume.mnt()).unwrap();
+    says(
+        &fail(&mut volume.mount_command(), 1),
+        &["mnt does not exist", "mkdir"],
+    );
+    std::fs::create_dir(volume.mnt()).unwrap();
+}
+
+#[test]
+fn a_directory_with_something_in_it_is_not_hidden() {
+    let volume = Volume::formatted();
+    std::fs::write(volume.at("precious"), b"x").unwrap();
+    says(&fail(&mut volume.mount_command(), 1), &["not empty"]);
+    assert!(!volume.is_mounted());
+    std::fs::remove_file(volume.at("precious")).unwrap();
+}
+
+#[test]
+fn a_file_is_no_directory_to_mount_on() {
+    let volume = Volume::formatted();
+    let mut command = jericho(["mount"]);
+    says(
+        &fail(command.arg(volume.file()).arg(volume.file()), 1),
+        &["not a directory"],
+    );
+}
+
+#[test]
+fn a_directory_that_is_a_mount_already_is_refused() {
+    let volume = Volume::mounted();
+    let other = Volume::formatted();
+    let mut command = jericho(["mount", "--log"]);
+    command.arg(other.log()).arg(other.file()).arg(volume.mnt());
+    says(&fail(&mut command, 1), &["already a mount"]);
+    std::fs::write(volume.at("a"), b"still serving").unwrap();
+}
+
+#[test]
+fn a_second_mount_of_a_volume_names_who_has_it() {
+    let volume = Volume::mounted();
+    let second = volume.beside("second");
+    std::fs::create_dir(&second).unwrap();
+    let link = volume.beside("link");
+    symlink(volume.file(), &link).unwrap();
+    let pid = volume.daemon_pid().to_string();
+    for path in [volume.file(), link] {
+        let mut command = jericho(["mount", "--log"]);
+        command.arg(volume.beside("log2")).arg(path).arg(&second);
+        says(
+            &fail(&mut command, 1),
+            &[&pid, volume.mnt().to_str().unwrap()],
+        );
+    }
+    std::fs::write(volume.at("a"), b"still serving").unwrap();
+}
+
+#[test]
+fn a_topology_file_with_an_error_is_shown_with_line_and_column() {
+    let volume = Volume::formatted();
+    let topology = volume.beside("nodes.topology");
+    std::fs::write(&topology, "this is no topology\n").unwrap();
+    let message = fail(volume.mount_command().arg("--topology").arg(&topology), 2);
+    says(&message, &["--topology"]);
+    let mut command = jericho(["mount"]);
+    command
+        .arg(volume.file())
+        .arg(volume.mnt())
+        .arg("--topology")
+        .arg(&topology);
+    says(&fail(&mut command, 1), &["nodes.topology:1:1"]);
+    says(
+        &fail(jericho(["topology", "--topology"]).arg(&topology), 1),
+        &["nodes.topology:1:1"],
+    );
+    says(
+        &fail(&mut jericho(["topology", "--topology", "virtual:0"]), 1),
+        &["virtual:0"],
+    );
+    assert!(!volume.is_mounted());
+}
+
+#[test]
+fn a_cache_larger_than_memory_is_refused() {
+    let volume = Volume::formatted();
+    let mut command = jericho(["mount", "--cache", "100T"]);
+    command.arg(volume.file()).arg(volume.mnt());
+    says(&fail(&mut command, 1), &["100 TiB", "memory", "--cache"]);
+    assert!(!volume.is_mounted());
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_named() {
+    let volume = Volume::formatted();
+    let mut command = jericho(["mount", "--log", "/nonexistent/dir/log"]);
+    command.arg(volume.file()).arg(volume.mnt());
+    says(&fail(&mut command, 1), &["/nonexistent/dir/log", "--log"]);
+    assert!(!volume.is_mounted());
+}
+
+#[test]
+fn without_the_device_the_message_says_how_to_get_it() {
+    let volume = Volume::formatted();
+    // A file system namespace of its own, in which the device is hidden.
+    let script = "mount -t tmpfs none /dev && exec \"$@\"";
+    let mut command = std::process::Command::new("unshare");
+    command.args([
+        "--mount",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        env!("CARGO_BIN_EXE_jericho"),
+        "mount",
+    ]);
+    command
+        .arg("--log")
+        .arg(volume.log())
+        .arg(volume.file())
+        .arg(volume.mnt());
+    says(&fail(&mut command, 1), &["/dev/fuse", "modprobe fuse"]);
+    volume.check();
+}
+
+#[test]
+fn what_is_not_on_a_volume_has_no_statistics_and_no_place() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for subcommand in ["stat", "where", "place"] {
+        let message = fail(jericho([subcommand]).arg(dir.path()), 1);
+        says(&message, &["not on a mounted Jericho volume"]);
+        let message = fail(jericho([subcommand]).arg(dir.path().join("missing")), 1);
+        says(&message, &["missing", "does not exist"]);
+    }
+    says(
+        &fail(jericho(["umount"]).arg(dir.path()), 1),
+        &["no Jericho volume is mounted"],
+    );
+}
+
+#[test]
+fn a_node_that_the_volume_has_not_is_refused_with_those_it_has() {
+    let volume = Volume::mounted();
+    let message = fail(jericho(["place", "--node", "9"]).arg(volume.mnt()), 1);
+    says(&message, &["node 9", "nodes 0, 1"]);
+    let message = fail(jericho(["place", "--slice", "9"]).arg(volume.mnt()), 1);
+    says(&message, &["slice 9", "slices 0, 1"]);
+    says(
+        &fail(jericho(["place", "--move"]).arg(volume.mnt()), 1),
+        &["--node"],
+    );
+}
+
+#[test]
+fn run_without_a_volume_says_what_it_needs() {
+    says(
+        &fail(&mut jericho(["run", "--", "true"]), 1),
+        &["--volume", "--at"],
+    );
+    says(&fail(&mut jericho(["run", "--volume", "v"]), 2), &["CMD"]);
+}

@@ -1,0 +1,10 @@
+//! The command as scripts and people use it: its life cycle and what bad input gets.
+#![forbid(unsafe_code)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad_input;
+mod life;
+mod ordinary_user;
+mod output;

@@ -1,0 +1,129 @@
+//! What scripts read: JSON, completions, manual pages, and place and where.
+
+use super::support::{Volume, jericho, pattern, succeed};
+
+#[test]
+fn stat_gives_scripts_every_slice_with_its_counters() {
+    let volume = Volume::mounted();
+    std::fs::write(volume.at("file"), pattern(5, 1 << 20)).unwrap();
+    std::fs::read(volume.at("file")).unwrap();
+    let stat = volume.stat();
+    let slices = stat["slices"].as_array().unwrap();
+    assert_eq!(slices.len(), 2);
+    for slice in slices {
+        for field in [
+            "id",
+            "node",
+            "capacity_bytes",
+            "used_bytes",
+            "frames",
+            "resident",
+            "dirty",
+            "hits",
+            "misses",
+            "evictions",
+            "written_back_bytes",
+        ] {
+            assert!(slice[field].is_u64(), "{field} in {slice}");
+        }
+    }
+    assert!(
+        slices.iter().any(|s| s["hits"].as_u64() > Some(0)),
+        "{stat}"
+    );
+    let table = succeed(jericho(["stat"]).arg(volume.mnt()));
+    assert!(
+        table.contains("RATIO") && table.contains("SLICE"),
+        "{table}"
+    );
+}
+
+#[test]
+fn directories_in_the_root_go_round_robin_and_what_is_below_follows() {
+    let volume = Volume::mounted();
+    let slice_of = |path: &str| {
+        let json = succeed(jericho(["where", "--json"]).arg(volume.at(path)));
+        let found: serde_json::Value = serde_json::from_str(&json).unwrap();
+        found["slice"].as_u64().unwrap()
+    };
+    for name in ["a", "b"] {
+        std::fs::create_dir_all(volume.at(name).join("deep")).unwrap();
+        std::fs::write(volume.at(name).join("deep/file"), b"x").unwrap();
+    }
+    assert_ne!(slice_of("a/deep/file"), slice_of("b/deep/file"));
+    assert_eq!(slice_of("a"), slice_of("a/deep/file"));
+}
+
+#[test]
+fn place_sets_where_new_files_go_and_move_takes_along_what_is_there() {
+    let volume = Volume::mounted();
+    let node_of = |path: &str| {
+        let json = succeed(jericho(["where", "--json"]).arg(volume.at(path)));
+        let found: serde_json::Value = serde_json::from_str(&json).unwrap();
+        found["home_node"].as_u64().unwrap()
+    };
+    let bytes = pattern(6, 2 << 20);
+    std::fs::create_dir_all(volume.at("dir/sub")).unwrap();
+    std::fs::write(volume.at("dir/sub/old"), &bytes).unwrap();
+    let from = node_of("dir/sub/old");
+    let to = 1 - from;
+    let node = to.to_string();
+    succeed(jericho(["place", "--node", &node]).arg(volume.at("dir")));
+    std::fs::write(volume.at("dir/new"), &bytes).unwrap();
+    assert_eq!((node_of("dir/new"), node_of("dir/sub/old")), (to, from));
+
+    let said = succeed(jericho(["place", "--move", "--node", &node]).arg(volume.at("dir")));
+    assert!(said.contains("2 files"), "{said}");
+    assert_eq!(node_of("dir/sub/old"), to);
+    assert!(std::fs::read(volume.at("dir/sub/old")).unwrap() == bytes);
+    let json = succeed(jericho(["place", "--json"]).arg(volume.at("dir/sub")));
+    let place: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (place["node"].as_u64(), place["explicit"].as_bool()),
+        (Some(to), Some(true))
+    );
+    volume.remount();
+    assert!(std::fs::read(volume.at("dir/sub/old")).unwrap() == bytes);
+    assert_eq!(node_of("dir/sub/old"), to);
+}
+
+#[test]
+fn the_control_attributes_are_in_no_listing() {
+    let volume = Volume::mounted();
+    std::fs::write(volume.at("file"), b"x").unwrap();
+    let mut names = vec![0u8; 4096];
+    let length = rustix::fs::listxattr(volume.at("file"), &mut names[..]).unwrap();
+    assert!(!String::from_utf8_lossy(&names[..length]).contains("jericho"));
+}
+
+#[test]
+fn topology_is_shown_to_people_and_to_scripts() {
+    let json = succeed(&mut jericho([
+        "topology",
+        "--json",
+        "--topology",
+        "virtual:4",
+    ]));
+    let topology: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(topology["nodes"].as_array().map(Vec::len), Some(4));
+    assert!(!succeed(&mut jericho(["topology"])).is_empty());
+}
+
+#[test]
+fn every_subcommand_has_a_manual_page_and_help_with_its_options() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    succeed(jericho(["man"]).arg(dir.path()));
+    for name in [
+        "format", "mount", "umount", "run", "stat", "where", "place", "check", "topology",
+    ] {
+        let page = dir.path().join(format!("jericho-{name}.1"));
+        assert!(
+            std::fs::read_to_string(&page).is_ok_and(|p| p.contains(name)),
+            "{page:?}"
+        );
+        assert!(succeed(&mut jericho([name, "--help"])).contains("Usage: jericho"));
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(succeed(&mut jericho(["completions", shell])).contains("--topology"));
+    }
+}

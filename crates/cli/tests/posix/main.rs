@@ -1,0 +1,11 @@
+//! What a POSIX program expects of a filesystem, through the mount.
+#![forbid(unsafe_code)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod attributes;
+mod data;
+mod mapping;
+mod names;
+mod space;

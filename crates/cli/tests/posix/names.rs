@@ -1,0 +1,197 @@
+//! Directories, links, renames, special files.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags};
+use rustix::io::Errno;
+
+use super::support::Volume;
+
+#[test]
+fn rename_replaces_refuses_or_exchanges_as_asked() {
+    let v = Volume::mounted();
+    let (a, b) = (v.at("a"), v.at("b"));
+    fs::write(&a, b"A").unwrap();
+    fs::write(&b, b"B").unwrap();
+    let rename = |flags| rustix::fs::renameat_with(CWD, &a, CWD, &b, flags);
+    assert_eq!(rename(RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    rename(RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(
+        (fs::read(&a).unwrap(), fs::read(&b).unwrap()),
+        (b"B".to_vec(), b"A".to_vec())
+    );
+    rename(RenameFlags::empty()).unwrap();
+    assert!(!a.exists());
+    assert_eq!(fs::read(&b).unwrap(), b"B");
+    assert_eq!(rename(RenameFlags::EXCHANGE), Err(Errno::NOENT));
+}
+
+#[test]
+fn rename_of_directories_follows_the_rules() {
+    let v = Volume::mounted();
+    fs::create_dir_all(v.at("d/e")).unwrap();
+    fs::create_dir(v.at("full")).unwrap();
+    fs::write(v.at("full/x"), b"x").unwrap();
+    fs::create_dir(v.at("empty")).unwrap();
+    let errno = |r: std::io::Result<()>| r.unwrap_err().raw_os_error().unwrap();
+    assert_eq!(errno(fs::rename(v.at("d"), v.at("d/e/f"))), libc::EINVAL);
+    assert_eq!(errno(fs::rename(v.at("d"), v.at("full"))), libc::ENOTEMPTY);
+    fs::rename(v.at("d"), v.at("empty")).unwrap();
+    assert!(v.at("empty/e").is_dir() && !v.at("d").exists());
+    assert_eq!(errno(fs::remove_dir(v.at("full"))), libc::ENOTEMPTY);
+    // A moved directory counts in its new parent.
+    fs::rename(v.at("empty/e"), v.at("e")).unwrap();
+    assert_eq!(fs::metadata(v.at("empty")).unwrap().nlink(), 2);
+    assert_eq!(fs::metadata(v.mnt()).unwrap().nlink(), 2 + 3);
+}
+
+#[test]
+fn a_file_without_a_name_lives_until_it_is_closed() {
+    let v = Volume::mounted();
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(v.at("f"))
+        .unwrap();
+    file.write_all(b"still here").unwrap();
+    fs::remove_file(v.at("f")).unwrap();
+    assert!(!v.at("f").exists());
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    file.rewind().unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still here");
+    file.write_all(b", growing").unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 19);
+    drop(file);
+    v.umount();
+    v.check();
+}
+
+#[test]
+fn hard_links_share_one_file_and_count() {
+    let v = Volume::mounted();
+    fs::write(v.at("a"), b"one").unwrap();
+    fs::hard_link(v.at("a"), v.at("b")).unwrap();
+    let (a, b) = (
+        fs::metadata(v.at("a")).unwrap(),
+        fs::metadata(v.at("b")).unwrap(),
+    );
+    assert_eq!((a.ino(), a.nlink(), b.nlink()), (b.ino(), 2, 2));
+    fs::write(v.at("b"), b"two").unwrap();
+    assert_eq!(fs::read(v.at("a")).unwrap(), b"two");
+    fs::remove_file(v.at("a")).unwrap();
+    assert_eq!(fs::metadata(v.at("b")).unwrap().nlink(), 1);
+    v.remount();
+    assert_eq!(fs::read(v.at("b")).unwrap(), b"two");
+}
+
+#[test]
+fn symbolic_links_keep_their_target() {
+    let v = Volume::mounted();
+    fs::create_dir(v.at("dir")).unwrap();
+    fs::write(v.at("dir/file"), b"through").unwrap();
+    std::os::unix::fs::symlink("dir", v.at("link")).unwrap();
+    std::os::unix::fs::symlink("x".repeat(4000), v.at("long")).unwrap();
+    assert_eq!(fs::read(v.at("link/file")).unwrap(), b"through");
+    v.remount();
+    assert_eq!(fs::read_link(v.at("link")).unwrap().to_str(), Some("dir"));
+    assert_eq!(fs::read_link(v.at("long")).unwrap().as_os_str().len(), 4000);
+    assert_eq!(fs::symlink_metadata(v.at("link")).unwrap().len(), 3);
+}
+
+#[test]
+fn special_files_are_what_they_were_made() {
+    let v = Volume::mounted();
+    let make = |name: &str, kind, dev| {
+        rustix::fs::mknodat(CWD, v.at(name), kind, Mode::from_raw_mode(0o600), dev).unwrap();
+    };
+    make("fifo", FileType::Fifo, 0);
+    make("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
+    make(
+        "block",
+        FileType::BlockDevice,
+        rustix::fs::makedev(259, 70_000),
+    );
+    let socket = std::os::unix::net::UnixListener::bind(v.at("socket")).unwrap();
+    drop(socket);
+    v.remount();
+    let of = |name: &str| fs::symlink_metadata(v.at(name)).unwrap();
+    assert!(of("fifo").file_type().is_fifo());
+    assert!(of("socket").file_type().is_socket());
+    assert!(of("null").file_type().is_char_device());
+    assert_eq!(of("null").rdev(), rustix::fs::makedev(1, 3));
+    assert_eq!(of("block").rdev(), rustix::fs::makedev(259, 70_000));
+    fs::write(v.at("null"), b"swallowed").expect("a device file made by root works");
+}
+
+#[test]
+fn names_of_255_bytes_work_and_longer_ones_do_not() {
+    let v = Volume::mounted();
+    fs::write(v.at(&"n".repeat(255)), b"x").unwrap();
+    let error = fs::write(v.at(&"n".repeat(256)), b"x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENAMETOOLONG));
+}
+
+#[test]
+fn a_name_that_was_looked_for_in_vain_is_found_once_it_is_there() {
+    let v = Volume::mounted();
+    assert!(!v.at("late").exists());
+    fs::write(v.at("late"), b"x").unwrap();
+    assert!(v.at("late").exists());
+    fs::rename(v.at("late"), v.at("later")).unwrap();
+    assert!(!v.at("late").exists() && v.at("later").exists());
+    rustix::fs::unlinkat(CWD, v.at("later"), AtFlags::empty()).unwrap();
+    assert!(!v.at("later").exists());
+}
+
+fn many_entries(count: usize) {
+    let v = Volume::of_size(if count > 100_000 { "2G" } else { "256M" });
+    v.mount();
+    fs::create_dir(v.at("many")).unwrap();
+    for i in 0..count {
+        File::create(v.at("many").join(format!("entry-{i:07}"))).unwrap();
+    }
+    let listed = |v: &Volume| {
+        let mut names: Vec<_> = fs::read_dir(v.at("many"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        names.sort();
+        names
+    };
+    let names = listed(&v);
+    assert_eq!(names.len(), count, "each entry once");
+    assert_eq!(names[0], "entry-0000000");
+    assert_eq!(
+        names[count - 1].to_str().unwrap(),
+        format!("entry-{:07}", count - 1)
+    );
+    v.remount();
+    assert!(listed(&v) == names, "the same after a mount");
+    for name in names.iter().step_by(97) {
+        fs::metadata(v.at("many").join(name)).unwrap();
+    }
+    // Removing while listing must still reach every entry.
+    for entry in fs::read_dir(v.at("many")).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    fs::remove_dir(v.at("many")).unwrap();
+    v.umount();
+    v.check();
+}
+
+#[test]
+fn a_directory_of_twenty_thousand_entries_lists_each_once() {
+    many_entries(20_000);
+}
+
+#[test]
+#[ignore = "minutes; run with --ignored"]
+fn a_directory_of_a_million_entries_lists_each_once() {
+    many_entries(1_000_000);
+}

@@ -1,0 +1,223 @@
+//! A volume on an ordinary file and its mount, driven by the real command; both vanish with the
+//! guard, also when a test panics.
+#![allow(dead_code)] // each test program uses its own part
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// The command under test.
+pub fn jericho<A: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jericho"));
+    command
+        .args(args)
+        .env("RUST_LOG", "info")
+        .stdin(std::process::Stdio::null());
+    command
+}
+
+/// Runs a command; panics with all it said when it cannot be started.
+pub fn output(command: &mut Command) -> Output {
+    command
+        .output()
+        .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"))
+}
+
+/// Runs a command that must succeed; its standard output.
+pub fn succeed(command: &mut Command) -> String {
+    let output = output(command);
+    assert!(
+        output.status.success(),
+        "{command:?} ended with {}\n{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("output is text")
+}
+
+/// Runs a command that must fail with this status; its standard error.
+pub fn fail(command: &mut Command, status: i32) -> String {
+    let output = output(command);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        output.status.code(),
+        Some(status),
+        "{command:?} said {message}"
+    );
+    assert!(
+        !message.trim().is_empty(),
+        "{command:?} failed without a word"
+    );
+    message
+}
+
+/// A volume, perhaps mounted.
+pub struct Volume {
+    dir: TempDir,
+}
+
+impl Volume {
+    /// A volume of 256 MiB with two slices.
+    pub fn formatted() -> Volume {
+        Volume::of_size("256M")
+    }
+
+    pub fn of_size(size: &str) -> Volume {
+        // Beside the build, not in a tmpfs, which knows no direct I/O.
+        let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for the test");
+        let volume = Volume { dir };
+        std::fs::create_dir(volume.mnt()).expect("a mount point");
+        succeed(
+            jericho(["format"])
+                .arg(volume.file())
+                .args(["--size", size, "--slices", "2"]),
+        );
+        volume
+    }
+
+    pub fn mounted() -> Volume {
+        let volume = Volume::formatted();
+        volume.mount();
+        volume
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("volume")
+    }
+
+    pub fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    /// A path on the mount.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.mnt().join(name)
+    }
+
+    /// A path beside the mount.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.beside("log")
+    }
+
+    /// `jericho mount` for this volume, not yet run.
+    pub fn mount_command(&self) -> Command {
+        let mut command = jericho([
+            "mount",
+            "--cache",
+            "32M",
+            "--topology",
+            "virtual:2",
+            "--log",
+        ]);
+        command.arg(self.log()).arg(self.file()).arg(self.mnt());
+        command
+    }
+
+    pub fn mount(&self) {
+        succeed(&mut self.mount_command());
+    }
+
+    pub fn umount(&self) {
+        succeed(jericho(["umount"]).arg(self.mnt()));
+    }
+
+    pub fn remount(&self) {
+        self.umount();
+        self.mount();
+    }
+
+    pub fn stat(&self) -> serde_json::Value {
+        let json = succeed(jericho(["stat", "--json"]).arg(self.mnt()));
+        serde_json::from_str(&json).expect("stat gives JSON")
+    }
+
+    pub fn daemon_pid(&self) -> i32 {
+        self.stat()["pid"].as_i64().expect("a process id") as i32
+    }
+
+    pub fn check(&self) {
+        succeed(jericho(["check"]).arg(self.file()));
+    }
+
+    pub fn is_mounted(&self) -> bool {
+        is_mounted(&self.mnt())
+    }
+
+    /// Waits until the process has ended.
+    pub fn wait_for_end(pid: i32) {
+        let pid = rustix::process::Pid::from_raw(pid).expect("a process id");
+        let Ok(descriptor) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        else {
+            return;
+        };
+        let mut events = [rustix::event::PollFd::new(
+            &descriptor,
+            rustix::event::PollFlags::IN,
+        )];
+        let limit = rustix::event::Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        let ended = rustix::event::poll(&mut events, Some(&limit)).expect("poll");
+        assert_eq!(ended, 1, "process {pid:?} still runs after a minute");
+    }
+
+    pub fn signal_daemon(&self, signal: rustix::process::Signal) -> i32 {
+        let pid = self.daemon_pid();
+        let target = rustix::process::Pid::from_raw(pid).expect("a process id");
+        rustix::process::kill_process(target, signal).expect("kill");
+        pid
+    }
+}
+
+pub fn is_mounted(dir: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("the list of mounts");
+    mounts.lines().any(|l| l.split(' ').nth(1) == dir.to_str())
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if !self.is_mounted() {
+            return;
+        }
+        let umount = jericho(["umount"]).arg(self.mnt()).output();
+        if !umount.is_ok_and(|o| o.status.success()) {
+            // Detached, its daemon ends by itself once nobody uses it.
+            let _ = Command::new("fusermount3")
+                .args(["-u", "-z"])
+                .arg(self.mnt())
+                .output();
+        }
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+            eprintln!("the daemon said:\n{log}");
+        }
+    }
+}
+
+/// Makes a path usable by everybody.
+pub fn open_to_all(path: &Path) {
+    std::fs::set_permissions(path, Permissions::from_mode(0o777)).expect("chmod");
+}
+
+/// Bytes that differ from page to page and from seed to seed.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
