@@ -243,11 +243,10 @@ impl Core {
             Ok(()) => core.commits.push_dead(dead),
             Err(error) => tracing::warn!("file {} stays until the next mount: {error}", dead.ino),
         };
-        let untouched = file
-            .as_ref()
-            .is_none_or(|f| f.size() == 0 && f.map.read().extents.end() == 0);
+        // A narrow range: the cache then looks at these pages and not at all of its own.
+        let pages = file.as_ref().map_or(0, |file| file.end_page());
         match file.as_ref().and_then(|file| file.cache()) {
-            Some(cache) if !untouched => cache.invalidate(inode.ino, 0..PAGES, Box::new(bury)),
+            Some(cache) if pages > 0 => cache.invalidate(inode.ino, 0..pages, Box::new(bury)),
             _ => bury(Ok(())),
         }
     }

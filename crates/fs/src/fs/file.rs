@@ -44,8 +44,16 @@ pub struct File {
     pub(super) tick: AtomicU64,
     /// A failed write-back that no fsync has reported.
     error: Mutex<Option<Error>>,
-    writers: Mutex<u32>,
-    no_writers: Condvar,
+    writers: Mutex<Writers>,
+    writers_changed: Condvar,
+}
+
+/// Who holds the file's home where it is.
+#[derive(Default)]
+struct Writers {
+    count: u32,
+    /// The home is about to change: new ones wait.
+    shut: bool,
 }
 
 /// A writer between `begin_write` and `end_write`. While one is held the file's home does not change, so
@@ -58,9 +66,9 @@ pub struct Writing {
 impl Drop for Writing {
     fn drop(&mut self) {
         let mut writers = self.file.writers.lock();
-        *writers -= 1;
-        if *writers == 0 {
-            self.file.no_writers.notify_all();
+        writers.count -= 1;
+        if writers.count == 0 {
+            self.file.writers_changed.notify_all();
         }
     }
 }
@@ -86,8 +94,8 @@ impl File {
             tail_unsure: AtomicBool::new(meta.stored && !size.is_multiple_of(PAGE_BYTES)),
             tick: AtomicU64::new(0),
             error: Mutex::new(None),
-            writers: Mutex::new(0),
-            no_writers: Condvar::new(),
+            writers: Mutex::default(),
+            writers_changed: Condvar::new(),
             core,
             inode,
         })
@@ -116,17 +124,39 @@ impl File {
     /// Holds the file's home where it is for the length of a write. Taken before `begin_write`, dropped
     /// after `end_write`.
     pub fn writing(self: &Arc<Self>) -> Writing {
-        let _shared = self.exclusive.read();
-        *self.writers.lock() += 1;
+        let mut writers = self.writers.lock();
+        while writers.shut {
+            self.writers_changed.wait(&mut writers);
+        }
+        writers.count += 1;
+        drop(writers);
         Writing { file: self.clone() }
     }
 
-    /// Waits until no `Writing` is held. The caller has `exclusive`, so no new one can come.
-    pub(super) fn wait_for_writers(&self) {
+    /// Keeps new writers out and waits until those that are there are done. Not to be called with
+    /// `exclusive`, which writers take for a moment.
+    pub(super) fn shut_writers_out(&self) {
         let mut writers = self.writers.lock();
-        while *writers > 0 {
-            self.no_writers.wait(&mut writers);
+        while writers.shut {
+            self.writers_changed.wait(&mut writers);
         }
+        // New ones wait from now on, so the count only goes down.
+        writers.shut = true;
+        while writers.count > 0 {
+            self.writers_changed.wait(&mut writers);
+        }
+    }
+
+    /// Writers may go on.
+    pub(super) fn let_writers_in(&self) {
+        self.writers.lock().shut = false;
+        self.writers_changed.notify_all();
+    }
+
+    /// The page after the last one that can be in a cache: of the size, or promised, or preallocated.
+    pub(super) fn end_page(&self) -> u64 {
+        let promised = self.map.read().extents.end();
+        self.size().div_ceil(PAGE_BYTES).max(promised)
     }
 
     pub(super) fn set_size(&self, size: u64) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use jericho_cache::{Object, Slice};
 use jericho_format::PAGE_BYTES;
 
 use super::Fs;
@@ -175,18 +176,31 @@ impl Fs {
             // Most of it before anybody has to wait.
             wait(|done| old.sync(&object, 0..PAGES, done))?;
         }
+        file.shut_writers_out();
+        let result = self.switch_alone(file, slice, old.as_ref(), &object);
+        file.let_writers_in();
+        result
+    }
+
+    fn switch_alone(
+        &self,
+        file: &Arc<File>,
+        slice: SliceId,
+        old: Option<&Arc<Slice>>,
+        object: &Arc<dyn Object>,
+    ) -> Result<()> {
         let _alone = file.exclusive.write();
-        file.wait_for_writers();
-        if file.slice() == slice {
+        // Another move may have come first.
+        if file.slice() == slice || old.is_some_and(|old| old.id() != file.slice()) {
             return Ok(());
         }
-        if let Some(old) = &old {
-            wait(|done| old.sync(&object, 0..PAGES, done))?;
+        if let Some(old) = old {
+            wait(|done| old.sync(object, 0..PAGES, done))?;
         }
         file.inode.meta.write().rec.slice = Some(slice);
         file.set_home(slice);
         self.core.mark_dirty(&file.inode);
-        match &old {
+        match old {
             Some(old) => wait(|done| old.invalidate(file.ino(), 0..PAGES, done)),
             None => Ok(()),
         }

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use jericho_format::PAGE_BYTES;
 
 use super::Fs;
-use super::core::{PAGES, wait};
+use super::core::wait;
 use super::file::File;
 use super::times::now_ns;
 use crate::error::Result;
@@ -53,6 +53,7 @@ impl Fs {
         if size > old {
             self.clear_tail(file)?;
         }
+        let end_page = file.end_page();
         let _hold = Hold::new(file);
         {
             let mut meta = file.inode.meta.write();
@@ -67,7 +68,7 @@ impl Fs {
             // Space allocated beyond the old end stays, as zeros.
             return Ok(());
         }
-        self.take_out(file, size.div_ceil(PAGE_BYTES)..PAGES)?;
+        self.take_out(file, size.div_ceil(PAGE_BYTES)..end_page)?;
         let end = size.next_multiple_of(PAGE_BYTES);
         self.zero_bytes(file, size..end)?;
         file.tail_unsure.store(false, Ordering::Release);
@@ -82,7 +83,7 @@ impl Fs {
             return self.zero_bytes(file, bytes); // within one page
         }
         self.zero_bytes(file, bytes.start..whole.start * PAGE_BYTES)?;
-        self.take_out(file, whole.clone())?;
+        self.take_out(file, whole.start..whole.end.min(file.end_page()))?;
         self.zero_bytes(file, whole.end * PAGE_BYTES..bytes.end)
     }
 
