@@ -324,6 +324,27 @@ impl Superblock {
                 return wrong(format!("chunk {index} is of a slice that does not exist"));
             }
         }
+        let chunks = self
+            .chunks
+            .iter()
+            .map(|c| (c.device, c.first_block, chunk_blocks, c.slice));
+        let chunks = chunks
+            .filter(|c| c.3.get() == CHUNK_NO_SLICE)
+            .map(|c| (c.0, c.1, c.2));
+        let regions = self
+            .regions
+            .iter()
+            .map(|r| (r.device, r.first_block, r.blocks.get()));
+        let mut parts: Vec<(u16, u64, u64)> = chunks
+            .chain(regions)
+            .map(|(d, first, n)| (d.get(), first.get(), n))
+            .collect();
+        parts.sort_unstable();
+        let crossing =
+            |pair: &[(u16, u64, u64)]| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1;
+        if let Some(pair) = parts.windows(2).find(|pair| crossing(pair)) {
+            return wrong(format!("two parts of device {} overlap", pair[0].0));
+        }
         Ok(())
     }
 }
@@ -399,6 +420,21 @@ mod tests {
                 assert_eq!(Superblock::decode(&torn), Err(SuperblockError::Checksum));
             }
         }
+    }
+
+    #[test]
+    fn regions_that_overlap_are_refused() {
+        let mut superblock = sample();
+        superblock.regions.push(RegionEntry {
+            first_block: U64::new(999),
+            ..superblock.regions[0]
+        });
+        superblock.regions[1].blocks = U64::new(1);
+        let result = Superblock::decode(&superblock.encode());
+        assert!(
+            matches!(result, Err(SuperblockError::Inconsistent(_))),
+            "{result:?}"
+        );
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! pass removes shows as a wrong count in the next, until nothing is found any more.
 
 mod names;
-mod overlay;
 mod space;
 
 use std::collections::BTreeMap;
@@ -22,6 +21,7 @@ use crate::store::batch::Row;
 use crate::store::region::Region;
 use crate::store::{Change, InodeRecord, Store, StoreRef};
 use crate::types::{Ino, Kind};
+use crate::volume::overlay::Overlay;
 use crate::volume::superblocks::{Superblocks, read_copies};
 use crate::volume::{OpenMode, Volume, VolumeError, format};
 
@@ -207,10 +207,7 @@ fn check_label(
 /// One check over a view that swallows writes.
 fn look(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let copies = read_copies(&*devices[0])?;
-    let views = devices
-        .iter()
-        .map(|d| overlay::Overlay::over(d.clone()))
-        .collect();
+    let views = devices.iter().map(|d| Overlay::over(d.clone())).collect();
     let volume = Volume::open_from_devices(views, OpenMode { read_only: false })?;
     let mut report = Report::default();
     let mut find = |severity, text| report.findings.push(Finding { severity, text });

@@ -205,6 +205,7 @@ pub struct Store {
     before_commit: Mutex<Option<Box<dyn BeforeCommit>>>,
     room: batch::Room,
     options: StoreOptions,
+    writable: bool,
 }
 
 impl Store {
@@ -218,7 +219,7 @@ impl Store {
     }
 
     /// Opens the store of a volume, repairing it when the last writer died. With `writable` false
-    /// nothing but what the repair needs is written (give a region over an overlay).
+    /// batches are refused (EROFS); the repair is still written, so give a region over an overlay.
     pub fn open(region: Arc<Region>, options: StoreOptions, writable: bool) -> Result<Store> {
         Store::over(
             region::Backend(region.clone()),
@@ -254,6 +255,7 @@ impl Store {
             before_commit: Mutex::new(None),
             room: batch::Room::default(),
             options,
+            writable,
         })
     }
 
@@ -299,6 +301,9 @@ impl Store {
     }
 
     fn commit_operations(&self, changes: &[Change], operations: batch::Operations) -> Result<()> {
+        if !self.writable {
+            return Err(Error::Errno(30)); // EROFS
+        }
         let mut writer = self.writer.lock();
         if let Some(error) = &writer.failed {
             return Err(error.clone());

@@ -6,6 +6,7 @@ pub mod format;
 mod format_paths;
 mod layout;
 pub mod open;
+pub(crate) mod overlay;
 pub mod superblocks;
 
 use std::sync::Arc;
@@ -19,9 +20,10 @@ pub use self::error::VolumeError;
 pub use self::format::{FormatOptions, Summary, format_devices};
 pub use self::format_paths::{format, format_and_open};
 pub use self::open::{OpenMode, VolumeLock};
+use self::overlay::Overlay;
 use self::superblocks::Superblocks;
 use crate::alloc::{Allocator, Blocks, Place};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::region::Region;
 use crate::store::{Store, StoreOptions, StoreRef};
 use crate::types::SliceId;
@@ -174,7 +176,21 @@ impl Volume {
 
     /// The store without an allocator, for who cannot trust the bitmaps. Its region does not grow.
     pub(crate) fn open_store_only(&self, cache_bytes: usize) -> Result<StoreRef> {
-        let region = Region::new(self.devices.clone(), self.superblocks.clone());
+        let region = if self.read_only {
+            // redb writes when it is opened, the more so after a crash: that stays in memory.
+            let views: Vec<_> = self
+                .devices
+                .iter()
+                .map(|d| Overlay::over(d.clone()))
+                .collect();
+            let superblocks = Superblocks::read(views[0].clone()).map_err(|e| match e {
+                superblocks::ReadError::Io(error) => Error::Io(error),
+                error => Error::Damaged(error.to_string()),
+            })?;
+            Region::new(views, Arc::new(superblocks))
+        } else {
+            Region::new(self.devices.clone(), self.superblocks.clone())
+        };
         let container_blocks = self.superblocks.with(|s| s.head.container_blocks.get());
         let options = StoreOptions {
             cache_bytes,

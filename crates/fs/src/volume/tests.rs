@@ -310,6 +310,25 @@ fn a_full_metadata_region_refuses_creation_and_lets_removals_through() {
 }
 
 #[test]
+fn a_volume_opened_read_only_after_a_crash_is_read_and_not_written() {
+    let device = formatted(32, 1);
+    let volume = opened(&device);
+    volume.mark_dirty().unwrap();
+    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    store.commit(&file_batch(2, 300, &allocator)).unwrap();
+    let cut = device.after_power_cut();
+    cut.budget.store(0, Ordering::Relaxed);
+    let volume =
+        Volume::open_from_devices(vec![cut.clone()], OpenMode { read_only: true }).unwrap();
+    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    assert_eq!(store.inode_count().unwrap(), 301);
+    assert!(matches!(
+        store.commit(&[Change::DelInode(2)]),
+        Err(Error::Errno(30))
+    ));
+}
+
+#[test]
 fn a_batch_that_does_not_fit_is_refused_whole_and_smaller_ones_still_go_through() {
     let device = formatted(20, 1);
     let (store, allocator) = opened(&device).open_store(1 << 20).unwrap();

@@ -1,4 +1,5 @@
-//! A device whose writes stay in memory.
+//! A device whose writes stay in memory: for checks and for volumes that are opened read-only, as
+//! opening the metadata store after a crash writes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,13 +10,13 @@ use parking_lot::RwLock;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// A view of a device: reads see what was written to the view, the device itself never changes.
-pub(super) struct Overlay {
+pub(crate) struct Overlay {
     base: Arc<dyn Device>,
     written: RwLock<HashMap<u64, Box<[u8]>>>,
 }
 
 impl Overlay {
-    pub(super) fn over(base: Arc<dyn Device>) -> Arc<dyn Device> {
+    pub(crate) fn over(base: Arc<dyn Device>) -> Arc<dyn Device> {
         Arc::new(Overlay {
             base,
             written: RwLock::new(HashMap::new()),
