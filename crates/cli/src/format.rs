@@ -39,16 +39,7 @@ pub fn run(args: &FormatArgs) -> Outcome {
 fn text(volume: &std::path::Path, summary: &Summary) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let hex: String = summary.uuid.iter().map(|b| format!("{b:02x}")).collect();
-    writeln!(
-        out,
-        "{}: volume {}-{}-{}-{}-{}",
-        volume.display(),
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    )?;
+    writeln!(out, "{}: volume {hex}", volume.display())?;
     for (name, bytes) in &summary.devices {
         writeln!(out, "  device {name}: {}", size::human(*bytes))?;
     }

@@ -161,10 +161,16 @@ fn ask_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let output = child.wait_with_output().map_err(kernel)?;
     match device.map_err(kernel)? {
         Some(device) => Ok(device),
-        None => Err(MountError::Helper {
-            dir: dir.to_owned(),
-            message: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        }),
+        None => {
+            let mut message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            if message.contains(DEVICE) && message.contains("ermission") {
+                message.push_str(" (ordinary users may mount after, as root: chmod 666 /dev/fuse)");
+            }
+            Err(MountError::Helper {
+                dir: dir.to_owned(),
+                message,
+            })
+        }
     }
 }
 

@@ -107,10 +107,8 @@ fn zero_slices_too_many_slices_and_too_little_space_are_refused() {
 #[test]
 fn a_size_that_is_none_is_wrong_usage() {
     for size in ["0", "1X", "many", "-1G", "99999999999G"] {
-        let message = fail(
-            &mut jericho(["format", "/nonexistent/v", "--size", size]),
-            2,
-        );
+        let size = format!("--size={size}");
+        let message = fail(&mut jericho(["format", "/nonexistent/v", &size]), 2);
         says(&message, &["--size"]);
     }
 }

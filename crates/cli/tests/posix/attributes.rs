@@ -130,7 +130,7 @@ fn extended_attributes_are_set_listed_replaced_and_removed() {
         getxattr(&path, "user.name", &mut value[..10]),
         Err(Errno::RANGE)
     );
-    let mut names = vec![0u8; 100];
+    let mut names = [0u8; 100];
     let length = listxattr(&path, &mut names[..]).unwrap();
     assert_eq!(&names[..length], b"user.name\0");
     removexattr(&path, "user.name").unwrap();
