@@ -1,0 +1,412 @@
+//! What is promised of the contents of files, over real slices and simulated devices.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
+use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::fs::{File, Fs, FsOptions};
+use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
+use jericho_fs::volume::Volume;
+use jericho_fs::volume::format::{FormatOptions, format_devices};
+use jericho_fs::volume::open::OpenMode;
+use jericho_sim::SimDevice;
+use jericho_storage::Device;
+
+const CALLER: Caller = Caller {
+    uid: 1000,
+    gid: 100,
+    umask: 0o022,
+};
+const PAGE: u64 = 4096;
+const SLICES: u16 = 2;
+
+struct Mount {
+    device: Arc<SimDevice>,
+    fs: Option<Arc<Fs>>,
+    slices: Vec<Arc<Slice>>,
+}
+
+impl Mount {
+    fn new(device_bytes: u64) -> Mount {
+        let device = Arc::new(SimDevice::new("sim", device_bytes));
+        let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+        let options = FormatOptions {
+            slices: Some(SLICES),
+            ..FormatOptions::default()
+        };
+        format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();
+        let mut mount = Mount {
+            device,
+            fs: None,
+            slices: Vec::new(),
+        };
+        mount.up();
+        mount
+    }
+
+    fn up(&mut self) {
+        let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
+        let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+        self.slices = (0..SLICES)
+            .map(|id| {
+                let config = Config {
+                    id,
+                    frames: FRAMES_MIN,
+                    kernel_node: None,
+                    cpus: Vec::new(),
+                    dirty_age: Duration::from_secs(3600),
+                };
+                Slice::start(&config, volume.devices()).unwrap()
+            })
+            .collect();
+        let options = FsOptions {
+            read_only: false,
+            inode_cache: 100,
+            commit_interval_ms: 3_600_000,
+        };
+        self.fs = Some(Fs::open(Arc::new(volume), self.slices.clone(), options).unwrap());
+    }
+
+    fn down(&mut self) {
+        self.fs = None;
+        for slice in self.slices.drain(..) {
+            slice.close();
+        }
+    }
+
+    fn remount(&mut self) {
+        self.fs().close().unwrap();
+        self.down();
+        self.assert_sound();
+        self.up();
+    }
+
+    fn power_cut(&mut self, seed: u64) {
+        self.device.cut_power();
+        self.down();
+        self.device = Arc::new(self.device.crash(seed));
+        self.assert_sound();
+        self.up();
+    }
+
+    fn assert_sound(&self) {
+        let copy: Vec<Arc<dyn Device>> = vec![self.device.clone()];
+        let report = check_devices(copy, CheckOptions::default()).unwrap();
+        assert!(report.is_sound(), "{:#?}", report.findings);
+    }
+
+    fn fs(&self) -> &Arc<Fs> {
+        self.fs.as_ref().unwrap()
+    }
+
+    fn create(&self, name: &str) -> (Ino, Arc<File>) {
+        let fs = self.fs();
+        let attr = fs
+            .mknod(ROOT, name.as_bytes(), Kind::File, 0o644, 0, CALLER)
+            .unwrap();
+        (attr.ino, fs.open_file(attr.ino, false).unwrap())
+    }
+
+    fn open(&self, name: &str) -> Arc<File> {
+        let attr = self.fs().lookup(ROOT, name.as_bytes()).unwrap();
+        self.fs().open_file(attr.ino, false).unwrap()
+    }
+
+    fn try_write(&self, file: &Arc<File>, offset: u64, data: &[u8]) -> jericho_fs::Result<()> {
+        let _writing = file.writing();
+        self.fs().begin_write(file, offset, data.len() as u64)?;
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let within = (at % PAGE) as usize;
+            let len = (PAGE as usize - within).min(data.len() - done);
+            let slice = &self.slices[usize::from(file.slice())];
+            let (sender, receiver) = channel();
+            slice.get(&file.object(), at / PAGE, 1, Intent::Modify, move |grant| {
+                sender.send(grant).unwrap();
+            });
+            let mut grant = receiver.recv().unwrap()?;
+            grant.write(at / PAGE, within, &data[done..done + len]);
+            drop(grant);
+            done += len;
+            self.fs().end_write(file, at, len as u64, false);
+        }
+        Ok(())
+    }
+
+    fn write(&self, file: &Arc<File>, offset: u64, data: &[u8]) {
+        self.try_write(file, offset, data).unwrap();
+    }
+
+    fn read(&self, file: &Arc<File>) -> Vec<u8> {
+        let mut data = vec![0; file.size() as usize];
+        for (page, bytes) in data.chunks_mut(PAGE as usize).enumerate() {
+            let slice = &self.slices[usize::from(file.slice())];
+            let (sender, receiver) = channel();
+            slice.get(&file.object(), page as u64, 1, Intent::Read, move |grant| {
+                sender.send(grant).unwrap();
+            });
+            receiver
+                .recv()
+                .unwrap()
+                .unwrap()
+                .read(page as u64, 0, bytes);
+        }
+        data
+    }
+
+    fn fsync(&self, file: &Arc<File>) {
+        let (sender, receiver) = channel();
+        self.fs().fsync(
+            file,
+            false,
+            Box::new(move |result| sender.send(result).unwrap()),
+        );
+        receiver.recv().unwrap().unwrap();
+    }
+
+    fn commit(&self) {
+        let (sender, receiver) = channel();
+        self.fs()
+            .fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
+        receiver.recv().unwrap().unwrap();
+    }
+
+    fn truncate(&self, file: &Arc<File>, size: u64) -> Attr {
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        self.fs().setattr(file.ino(), set, CALLER).unwrap()
+    }
+
+    fn free(&self) -> u64 {
+        self.fs().statfs().unwrap().free
+    }
+}
+
+/// Bytes that tell where they belong.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed) as u8 | 1)
+        .collect()
+}
+
+#[test]
+fn a_write_that_was_synced_survives_a_power_cut() {
+    for seed in 0..8 {
+        let mut mount = Mount::new(64 << 20);
+        let (_, file) = mount.create("f");
+        let data = pattern(seed, 300_000);
+        mount.write(&file, 0, &data);
+        mount.fsync(&file);
+        mount.write(&file, 300_000, &pattern(seed + 1, 50_000));
+        drop(file);
+        mount.power_cut(seed);
+        let file = mount.open("f");
+        assert!(file.size() >= 300_000);
+        assert_eq!(mount.read(&file)[..300_000], data[..]);
+    }
+}
+
+#[test]
+fn a_size_never_covers_data_that_did_not_reach_the_device() {
+    for seed in 0..8 {
+        let mut mount = Mount::new(64 << 20);
+        let (_, file) = mount.create("f");
+        mount.write(&file, 0, &pattern(0, 10_000));
+        mount.commit();
+        mount.write(&file, 10_000, &pattern(0, 10_000)[..5000]);
+        mount.commit();
+        drop(file);
+        mount.power_cut(seed);
+        assert_eq!(mount.open("f").size(), 0, "nothing was written back");
+    }
+}
+
+#[test]
+fn what_a_truncation_cut_off_never_comes_back() {
+    for seed in 0..4 {
+        let mut mount = Mount::new(64 << 20);
+        let (_, file) = mount.create("f");
+        mount.write(&file, 0, &pattern(7, 100_000));
+        mount.fsync(&file);
+        mount.truncate(&file, 10_001);
+        mount.truncate(&file, 50_000);
+        let mut expected = pattern(7, 10_001);
+        expected.resize(50_000, 0);
+        assert_eq!(mount.read(&file), expected);
+        mount.fsync(&file);
+        drop(file);
+        mount.power_cut(seed);
+        assert_eq!(mount.read(&mount.open("f")), expected);
+    }
+}
+
+#[test]
+fn an_append_that_was_lost_does_not_show_when_the_file_grows() {
+    let mut mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    mount.write(&file, 0, &pattern(1, 1000));
+    mount.fsync(&file);
+    mount.write(&file, 1000, &pattern(2, 20_000));
+    // Written back, but its metadata is not committed.
+    let (sender, receiver) = channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    mount.slices[usize::from(file.slice())].sync(&file.object(), 0..1000, done);
+    receiver.recv().unwrap().unwrap();
+    mount.device.flush().unwrap();
+    drop(file);
+    mount.power_cut(1);
+    let file = mount.open("f");
+    assert_eq!(file.size(), 1000);
+    mount.truncate(&file, 30_000);
+    let mut expected = pattern(1, 1000);
+    expected.resize(30_000, 0);
+    assert_eq!(mount.read(&file), expected);
+}
+
+#[test]
+fn removed_files_give_all_their_space_back() {
+    let mut mount = Mount::new(64 << 20);
+    mount.commit();
+    let before = mount.free();
+    let (ino, file) = mount.create("f");
+    mount.write(&file, 0, &pattern(3, 1_000_000));
+    mount.fsync(&file);
+    mount.write(&file, 1_000_000, &pattern(3, 1_000_000));
+    mount.fs().unlink(ROOT, b"f").unwrap();
+    assert_eq!(mount.read(&file).len(), 2_000_000, "open, so still there");
+    mount.fs().close_file(&file);
+    drop(file);
+    mount.fs().forget(ino, 1);
+    mount.commit();
+    assert_eq!(mount.free(), before);
+    mount.remount();
+    assert_eq!(mount.free(), before);
+}
+
+#[test]
+fn a_full_volume_says_so_and_works_again_after_a_removal() {
+    let mount = Mount::new(24 << 20);
+    let (_, file) = mount.create("big");
+    let chunk = pattern(4, 1 << 20);
+    let mut written = 0;
+    let error = loop {
+        match mount.try_write(&file, written, &chunk) {
+            Ok(()) => written += chunk.len() as u64,
+            Err(error) => break error,
+        }
+        mount.fsync(&file);
+    };
+    assert_eq!(error.errno(), 28);
+    let free = mount.free();
+    mount.truncate(&file, 2 << 20);
+    mount.commit();
+    assert!(mount.free() > free);
+    let (_, other) = mount.create("other");
+    mount.write(&other, 0, &chunk);
+    mount.fsync(&other);
+    assert_eq!(mount.read(&other), chunk);
+    assert_eq!(mount.read(&file)[..], pattern(4, 1 << 20).repeat(2)[..]);
+}
+
+#[test]
+fn holes_are_made_found_and_read_as_zeros() {
+    let mut mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    let fs = mount.fs().clone();
+    mount.write(&file, 0, &pattern(5, 100_000));
+    fs.fallocate(&file, 3, 10_000, 40_000).unwrap();
+    let mut expected = pattern(5, 100_000);
+    expected[10_000..50_000].fill(0);
+    assert_eq!(mount.read(&file), expected);
+    assert_eq!(fs.seek(&file, 0, false).unwrap(), 12_288);
+    assert_eq!(fs.seek(&file, 12_288, true).unwrap(), 49_152);
+    assert_eq!(fs.seek(&file, 60_000, false).unwrap(), 100_000);
+    fs.fallocate(&file, 0x10, 60_000, 60_000).unwrap();
+    expected.resize(120_000, 0);
+    expected[60_000..].fill(0);
+    assert_eq!(mount.read(&file), expected);
+    let blocks = fs.getattr(file.ino()).unwrap().blocks;
+    assert_eq!(blocks, 8 * (30 - (49_152 - 12_288) / PAGE));
+    // Preallocated space takes data, and reads as zeros where it has none.
+    fs.fallocate(&file, 0, 200_000, 50_000).unwrap();
+    mount.write(&file, 220_000, b"middle");
+    expected.resize(250_000, 0);
+    expected[220_000..220_006].copy_from_slice(b"middle");
+    assert_eq!(mount.read(&file), expected);
+    mount.fsync(&file);
+    drop((file, fs));
+    mount.power_cut(3);
+    assert_eq!(mount.read(&mount.open("f")), expected);
+}
+
+#[test]
+fn a_file_that_was_moved_is_all_in_its_new_slice() {
+    let mut mount = Mount::new(64 << 20);
+    let (ino, file) = mount.create("f");
+    let data = pattern(6, 3_000_000);
+    mount.write(&file, 0, &data);
+    mount.fs().fallocate(&file, 0, 3_000_000, 100_000).unwrap();
+    let (old, _) = mount.fs().placement(ino).unwrap();
+    let new: SliceId = 1 - old;
+    let free = mount.free();
+    mount.fs().move_to(ino, new).unwrap();
+    assert_eq!(mount.fs().placement(ino).unwrap().0, new);
+    let pages = 3_100_000u64.div_ceil(PAGE);
+    assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(new, pages)]);
+    assert_eq!(mount.read(&file)[..3_000_000], data[..]);
+    mount.commit();
+    assert_eq!(mount.free(), free);
+    drop(file);
+    mount.power_cut(9);
+    let file = mount.open("f");
+    assert_eq!(
+        mount.fs().blocks_by_slice(file.ino()).unwrap(),
+        [(new, pages)]
+    );
+    assert_eq!(mount.read(&file)[..3_000_000], data[..]);
+}
+
+#[test]
+fn replacing_by_rename_leaves_the_old_or_the_new_contents() {
+    for seed in 0..6 {
+        let mut mount = Mount::new(64 << 20);
+        let (_, old) = mount.create("f");
+        mount.write(&old, 0, &pattern(1, 20_000));
+        mount.fsync(&old);
+        let (_, new) = mount.create("f.tmp");
+        mount.write(&new, 0, &pattern(2, 30_000));
+        mount.fs().rename(ROOT, b"f.tmp", ROOT, b"f", 0).unwrap();
+        if seed % 2 == 0 {
+            mount.commit();
+        }
+        drop((old, new));
+        mount.power_cut(seed);
+        let expected = if seed % 2 == 0 {
+            pattern(2, 30_000)
+        } else {
+            pattern(1, 20_000)
+        };
+        assert_eq!(mount.read(&mount.open("f")), expected);
+    }
+}
+
+#[test]
+fn a_write_back_error_reaches_the_fsync() {
+    let mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    mount.write(&file, 0, &pattern(1, 20_000));
+    mount.device.cut_power();
+    let (sender, receiver) = channel();
+    mount.fs().fsync(
+        &file,
+        false,
+        Box::new(move |result| sender.send(result).unwrap()),
+    );
+    assert_eq!(receiver.recv().unwrap().unwrap_err().errno(), 5);
+}

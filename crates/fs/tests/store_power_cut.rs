@@ -1,0 +1,134 @@
+//! A power cut in the middle of anything that the store does, with writes lost, reordered and torn.
+
+use std::sync::Arc;
+
+use jericho_format::record;
+use jericho_fs::Error;
+use jericho_fs::alloc::Allocator;
+use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::store::{Change, Extent, InodeRecord};
+use jericho_fs::types::{Kind, ROOT};
+use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
+use jericho_sim::{FaultPlan, SimDevice};
+use jericho_storage::Device;
+
+const FILES_PER_BATCH: u64 = 400;
+const BATCHES: u64 = 3;
+
+fn open(device: &Arc<SimDevice>) -> Result<Volume, Error> {
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let mode = OpenMode { read_only: false };
+    Volume::open_from_devices(devices, mode).map_err(|e| Error::Store(e.to_string()))
+}
+
+/// Files in the root, so that the volume is sound after each batch.
+fn batch(volume: &Volume, allocator: &Allocator, number: u64) -> Result<Vec<Change>, Error> {
+    let file = |ino: u64| InodeRecord {
+        kind: Kind::File,
+        perm: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        generation: 1,
+        size: 4096,
+        atime_ns: 0,
+        mtime_ns: ino.into(),
+        ctime_ns: 0,
+        btime_ns: 0,
+        slice: Some(0),
+        placement: None,
+        parent: ROOT,
+        target: None,
+    };
+    let root = InodeRecord {
+        kind: Kind::Directory,
+        nlink: 2,
+        size: (number + 1) * FILES_PER_BATCH,
+        slice: None,
+        ..file(ROOT)
+    };
+    let mut changes = vec![Change::PutInode(ROOT, root)];
+    for index in 0..FILES_PER_BATCH {
+        let ino = 2 + number * FILES_PER_BATCH + index;
+        let name = format!("file-{ino}").into_bytes().into_boxed_slice();
+        let mut ranges = Vec::new();
+        allocator.reserve(1)?;
+        allocator.allocate(0, None, 1, &mut ranges)?;
+        for blocks in ranges {
+            let extent = Extent {
+                page: 0,
+                blocks,
+                unwritten: false,
+            };
+            changes.push(Change::PutExtent(ino, extent));
+            changes.push(Change::Use(blocks));
+        }
+        let hash = volume.hash_name(&name);
+        changes.push(Change::PutInode(ino, file(ino)));
+        changes.push(Change::PutEntry {
+            dir: ROOT,
+            hash,
+            name,
+            ino,
+            kind: Kind::File,
+        });
+    }
+    Ok(changes)
+}
+
+/// Commits the batches until something fails; gives how many were acknowledged.
+fn work(device: &Arc<SimDevice>) -> (u64, Option<Error>) {
+    let mut done = 0;
+    let result = (|| {
+        let volume = open(device)?;
+        volume.mark_dirty()?;
+        let (store, allocator) = volume.open_store(1 << 20)?;
+        for number in 0..BATCHES {
+            store.commit(&batch(&volume, &allocator, number)?)?;
+            done += 1;
+        }
+        Ok(())
+    })();
+    (done, result.err())
+}
+
+#[test]
+fn a_power_cut_at_any_moment_leaves_a_sound_volume_with_everything_acknowledged() {
+    assert_eq!(record::RECORD_VERSION, 1);
+    let made = Arc::new(SimDevice::new("sim", 24 << 20));
+    let devices: Vec<Arc<dyn Device>> = vec![made.clone()];
+    format_devices(&devices, &[], &FormatOptions::default()).unwrap();
+    let mut cuts = 0;
+    for nth in 1.. {
+        let device = Arc::new(made.crash(0));
+        device.set_plan(FaultPlan::cut_power_at(nth));
+        let (acknowledged, error) = work(&device);
+        let is_cut = error.is_some();
+        cuts += u64::from(is_cut);
+        for seed in 0..3 {
+            let what = format!("power cut at operation {nth}, seed {seed}");
+            let after = Arc::new(device.crash(seed));
+            let view: Vec<Arc<dyn Device>> = vec![after.clone()];
+            let report = check_devices(view, CheckOptions::default()).unwrap();
+            assert!(report.is_sound(), "{what}: {:?}", report.findings);
+            let volume = open(&after).unwrap();
+            let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+            let files = store.inode_count().unwrap() - 1;
+            assert_eq!(
+                files % FILES_PER_BATCH,
+                0,
+                "{what}: half of a batch is there"
+            );
+            let batches = files / FILES_PER_BATCH;
+            assert!(
+                batches == acknowledged || batches == acknowledged + 1,
+                "{what}: {acknowledged} batches were acknowledged, {batches} are there"
+            );
+        }
+        if !is_cut {
+            break;
+        }
+    }
+    assert!(cuts > 20, "only {cuts} operations");
+}
