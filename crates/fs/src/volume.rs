@@ -145,11 +145,11 @@ impl Volume {
         })
     }
 
-    /// Hash of a name: 63 bits, never 0, different on every volume, so that nobody can prepare
+    /// Hash of a name: 63 bits, at least 16 (lower ones are for "." and ".."), different on every volume, so that nobody can prepare
     /// names that collide.
     pub fn hash_name(&self, name: &[u8]) -> u64 {
         let hash = SipHasher24::new_with_key(&self.hash_seed).hash(name) >> 1;
-        hash.max(1)
+        hash.max(16)
     }
 
     /// Marks the volume as mounted, durably: until `mark_clean`, who opens it repairs it.
