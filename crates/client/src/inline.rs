@@ -27,7 +27,10 @@ pub fn read(memory: &SliceMemory, object: u64, offset: u64, out: &mut [u8], epoc
     let mut done = 0;
     for (page, within, len) in pieces(offset, out.len()) {
         let out = &mut out[done..done + len];
-        if memory.read(Key::new(object, page), within, out, epoch).is_err() {
+        if memory
+            .read(Key::new(object, page), within, out, epoch)
+            .is_err()
+        {
             break;
         }
         done += len;

@@ -24,7 +24,13 @@ impl ReadAhead {
     /// The reader reads pages `[first, end)` of a file of `file_pages`. Returns pages to prefetch, at most
     /// `window_max` beyond the reader.
     #[inline]
-    pub fn advance(&self, first: u64, end: u64, file_pages: u64, window_max: u32) -> Option<Range<u64>> {
+    pub fn advance(
+        &self,
+        first: u64,
+        end: u64,
+        file_pages: u64,
+        window_max: u32,
+    ) -> Option<Range<u64>> {
         let next = self.next.load(Relaxed);
         if next != end {
             self.next.store(end, Relaxed);
@@ -43,7 +49,9 @@ impl ReadAhead {
         if window > 0 && ahead > end + u64::from(window / 2) {
             return None;
         }
-        let window = (window * 2).max((end - first) as u32 * 2).clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
+        let window = (window * 2)
+            .max((end - first) as u32 * 2)
+            .clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
         let until = (end + u64::from(window)).min(file_pages);
         if ahead >= until {
             return None;
@@ -63,10 +71,16 @@ mod tests {
         let (reader, mut asked) = (ReadAhead::default(), 0..0);
         for page in 0..10_000 {
             if let Some(range) = reader.advance(page, page + 1, 10_000, 512) {
-                assert!(range.start == asked.end || page < 2, "{range:?} after {asked:?}");
+                assert!(
+                    range.start == asked.end || page < 2,
+                    "{range:?} after {asked:?}"
+                );
                 asked = range;
             }
-            assert!(page == 0 || asked.end > page, "page {page} was not asked for");
+            assert!(
+                page == 0 || asked.end > page,
+                "page {page} was not asked for"
+            );
         }
         assert_eq!(asked.end, 10_000);
     }

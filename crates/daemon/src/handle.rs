@@ -13,6 +13,9 @@ pub struct Handle {
 
 impl Handle {
     pub(crate) fn new(file: Arc<File>) -> Arc<Handle> {
-        Arc::new(Handle { file, read_ahead: ReadAhead::default() })
+        Arc::new(Handle {
+            file,
+            read_ahead: ReadAhead::default(),
+        })
     }
 }

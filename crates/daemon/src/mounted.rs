@@ -69,7 +69,10 @@ impl Mounted {
 
     /// Home node of a slice.
     pub fn node_of_slice(&self, slice: SliceId) -> NodeId {
-        self.homes.get(usize::from(slice)).copied().unwrap_or(NodeId(0))
+        self.homes
+            .get(usize::from(slice))
+            .copied()
+            .unwrap_or(NodeId(0))
     }
 
     /// Number of slices.

@@ -56,7 +56,9 @@ pub enum OpenError {
         needed: u64,
     },
     /// The cache is larger than what memory can hold.
-    #[error("a cache of {given} bytes does not fit into this machine's {memory} bytes of memory: give a smaller --cache")]
+    #[error(
+        "a cache of {given} bytes does not fit into this machine's {memory} bytes of memory: give a smaller --cache"
+    )]
     CacheTooLarge {
         /// Asked for.
         given: u64,
@@ -81,7 +83,12 @@ impl Mounted {
     pub fn open(options: OpenOptions) -> Result<Arc<Mounted>, OpenError> {
         let path = std::fs::canonicalize(&options.volume).unwrap_or(options.volume.clone());
         let lock = Volume::lock(&path)?;
-        let volume = Volume::open(&path, OpenMode { read_only: options.read_only })?;
+        let volume = Volume::open(
+            &path,
+            OpenMode {
+                read_only: options.read_only,
+            },
+        )?;
         Mounted::start(Arc::new(volume), path, Some(lock), &options)
     }
 
@@ -116,10 +123,16 @@ impl Mounted {
             inode_cache: INODE_CACHE,
             commit_interval_ms: COMMIT_INTERVAL_MS,
         };
-        let fs = Fs::open(volume.clone(), slices.clone(), fs_options)
-            .map_err(|cause| OpenError::Fs { volume: path.clone(), cause })?;
+        let fs = Fs::open(volume.clone(), slices.clone(), fs_options).map_err(|cause| {
+            OpenError::Fs {
+                volume: path.clone(),
+                cause,
+            }
+        })?;
         let topology = options.topology.clone();
-        Ok(Mounted::assemble(path, read_only, topology, volume, homes, slices, fs, lock))
+        Ok(Mounted::assemble(
+            path, read_only, topology, volume, homes, slices, fs, lock,
+        ))
     }
 }
 
@@ -130,7 +143,11 @@ fn frames_per_slice(cache_bytes: Option<u64>, slices: usize) -> Result<u32, Open
     let default = (memory / 8).min(CACHE_BYTES_DEFAULT_MAX).max(needed);
     let given = cache_bytes.unwrap_or(default);
     if given < needed {
-        return Err(OpenError::CacheTooSmall { given, slices, needed });
+        return Err(OpenError::CacheTooSmall {
+            given,
+            slices,
+            needed,
+        });
     }
     if given.saturating_add(HEADROOM_BYTES) > memory {
         return Err(OpenError::CacheTooLarge { given, memory });
@@ -143,14 +160,27 @@ fn frames_per_slice(cache_bytes: Option<u64>, slices: usize) -> Result<u32, Open
 fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = info.totalram as u64 * u64::from(info.mem_unit);
-    let group = std::fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| {
-        let path = text.lines().find_map(|line| line.strip_prefix("0::"))?.trim_start_matches('/');
-        let limits = Path::new("/sys/fs/cgroup").join(path);
-        let limits = limits.ancestors().take_while(|dir| dir.starts_with("/sys/fs/cgroup"));
-        limits
-            .filter_map(|dir| std::fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse().ok())
-            .min()
-    });
+    let group = std::fs::read_to_string("/proc/self/cgroup")
+        .ok()
+        .and_then(|text| {
+            let path = text
+                .lines()
+                .find_map(|line| line.strip_prefix("0::"))?
+                .trim_start_matches('/');
+            let limits = Path::new("/sys/fs/cgroup").join(path);
+            let limits = limits
+                .ancestors()
+                .take_while(|dir| dir.starts_with("/sys/fs/cgroup"));
+            limits
+                .filter_map(|dir| {
+                    std::fs::read_to_string(dir.join("memory.max"))
+                        .ok()?
+                        .trim()
+                        .parse()
+                        .ok()
+                })
+                .min()
+        });
     group.map_or(machine, |group: u64| group.min(machine))
 }
 
@@ -161,10 +191,16 @@ fn homes(volume: &Volume, topology: &Topology) -> Vec<NodeId> {
         let name = volume.devices()[usize::from(device)].name();
         topology.node_of_block_device(Path::new(&*name))
     };
-    let known: Vec<Option<NodeId>> = volume.slices().iter().map(|s| of_device(s.device())).collect();
+    let known: Vec<Option<NodeId>> = volume
+        .slices()
+        .iter()
+        .map(|s| of_device(s.device()))
+        .collect();
     let distinct: BTreeSet<NodeId> = known.iter().flatten().copied().collect();
     let nodes: Vec<NodeId> = topology.nodes.iter().map(|node| node.id).collect();
     let turn = |slice: usize| nodes[slice % nodes.len()];
     let homes = known.iter().enumerate();
-    homes.map(|(i, node)| node.filter(|_| distinct.len() > 1).unwrap_or(turn(i))).collect()
+    homes
+        .map(|(i, node)| node.filter(|_| distinct.len() > 1).unwrap_or(turn(i)))
+        .collect()
 }

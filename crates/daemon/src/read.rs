@@ -55,7 +55,16 @@ impl Mounted {
         let (mounted, handle, buf) = (self.clone(), handle.clone(), std::mem::take(scratch));
         // The reader's own pages are asked for first; what it will want next follows in their wake.
         let ahead = (mounted.clone(), handle.clone());
-        Waiting { mounted, handle, offset, buf, len, done, reply }.go();
+        Waiting {
+            mounted,
+            handle,
+            offset,
+            buf,
+            len,
+            done,
+            reply,
+        }
+        .go();
         ahead.0.read_ahead(&ahead.1, offset, len, size);
     }
 
@@ -63,7 +72,9 @@ impl Mounted {
         let first = offset / PAGE_BYTES;
         let end = (offset + len as u64).div_ceil(PAGE_BYTES);
         let window = WINDOW_PAGES_MAX.min(self.frames_per_slice() / 16);
-        let pages = handle.read_ahead.advance(first, end, size.div_ceil(PAGE_BYTES), window);
+        let pages = handle
+            .read_ahead
+            .advance(first, end, size.div_ceil(PAGE_BYTES), window);
         let Some(pages) = pages else { return };
         let slice = self.slice(handle.file.slice());
         let object = handle.file.object();
@@ -106,7 +117,9 @@ where
         let count = (end - first).min(u64::from(PAGES_PER_GET_MAX)) as u32;
         let file = self.handle.file.clone();
         let slice = self.mounted.slice(file.slice()).clone();
-        slice.get(&file.object(), first, count, Intent::Read, move |granted| self.got(granted));
+        slice.get(&file.object(), first, count, Intent::Read, move |granted| {
+            self.got(granted)
+        });
     }
 
     fn got(mut self, granted: std::result::Result<Grant, CacheError>) {
@@ -127,6 +140,12 @@ where
         if self.done < self.len {
             return self.go();
         }
-        finish(&self.mounted, &self.handle, self.offset, &self.buf[..self.len], self.reply);
+        finish(
+            &self.mounted,
+            &self.handle,
+            self.offset,
+            &self.buf[..self.len],
+            self.reply,
+        );
     }
 }

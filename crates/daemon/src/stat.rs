@@ -94,7 +94,13 @@ impl Mounted {
         for slice in &self.slices {
             let (id, c) = (slice.id(), slice.counters());
             let node = self.node_of_slice(id).0;
-            add(nodes.entry(node).or_insert(NodeStat { node, ..NodeStat::default() }), &c);
+            add(
+                nodes.entry(node).or_insert(NodeStat {
+                    node,
+                    ..NodeStat::default()
+                }),
+                &c,
+            );
             let (capacity, free) = self.fs().space_of(id);
             slices.push(SliceStat {
                 id,
@@ -119,7 +125,12 @@ impl Mounted {
         }
         Stat {
             volume: self.path.display().to_string(),
-            uuid: self.volume.uuid().iter().map(|b| format!("{b:02x}")).collect(),
+            uuid: self
+                .volume
+                .uuid()
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect(),
             pid: std::process::id(),
             read_only: self.read_only(),
             topology: self.topology().source.clone(),
@@ -156,7 +167,10 @@ impl Mounted {
         }
         answer.resident_bytes_by_kernel_node = by_node.into_iter().collect();
         answer.stored_bytes_by_slice = self.fs().blocks_by_slice(ino)?;
-        answer.stored_bytes_by_slice.iter_mut().for_each(|(_, blocks)| *blocks *= PAGE_BYTES);
+        answer
+            .stored_bytes_by_slice
+            .iter_mut()
+            .for_each(|(_, blocks)| *blocks *= PAGE_BYTES);
         Ok(answer)
     }
 }

@@ -83,10 +83,21 @@ impl Mounted {
             return reply(Err(Error::Errno(libc::EROFS)));
         }
         // Appends are serialised by the kernel's inode lock, so the size can't move under us.
-        let offset = if mode.append { handle.file.size() } else { offset };
+        let offset = if mode.append {
+            handle.file.size()
+        } else {
+            offset
+        };
         let (mounted, handle, _writing) = (self.clone(), handle.clone(), handle.file.writing());
-        let mut progress =
-            Progress { mounted, handle, offset, done: 0, mode, reserved: false, _writing };
+        let mut progress = Progress {
+            mounted,
+            handle,
+            offset,
+            done: 0,
+            mode,
+            reserved: false,
+            _writing,
+        };
         match progress.advance(data) {
             Step::Done => progress.finish(data.len(), reply),
             Step::Wait => progress.wait(data.to_vec(), reply),
@@ -102,7 +113,9 @@ impl Progress {
         let file = &handle.file;
         let slice = mounted.slice(file.slice());
         if slice.is_throttling() {
-            return self.reserve(data.len()).map_or_else(Step::Failed, |()| Step::Wait);
+            return self
+                .reserve(data.len())
+                .map_or_else(Step::Failed, |()| Step::Wait);
         }
         let rest = &data[self.done..];
         let object = std::cell::OnceCell::new();
@@ -160,12 +173,26 @@ impl Progress {
         let first = at / PAGE_BYTES;
         if at % PAGE_BYTES == 0 && rest >= PAGE {
             let count = (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32;
-            return Piece { first, count, intent: Intent::Overwrite, pad: false };
+            return Piece {
+                first,
+                count,
+                intent: Intent::Overwrite,
+                pad: false,
+            };
         }
         // Nothing of a page beyond the end of the file needs to be fetched, as nothing of it is there.
         let pad = first * PAGE_BYTES >= self.handle.file.size();
-        let intent = if pad { Intent::Overwrite } else { Intent::Modify };
-        Piece { first, count: 1, intent, pad }
+        let intent = if pad {
+            Intent::Overwrite
+        } else {
+            Intent::Modify
+        };
+        Piece {
+            first,
+            count: 1,
+            intent,
+            pad,
+        }
     }
 
     /// Copies a piece into its pages and gives them back.
@@ -248,7 +275,8 @@ impl Progress {
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         let (fs, file) = (self.mounted.fs(), &self.handle.file);
-        let done: jericho_fs::fs::Done = Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
+        let done: jericho_fs::fs::Done =
+            Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
         match self.mode.sync {
             WriteSync::No => done(Ok(())),
             WriteSync::Data => fs.sync_range(file, self.offset, len as u64, done),

@@ -161,15 +161,16 @@ impl Fs {
     /// fails with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
-        let result = if self.core.options.read_only {
-            Ok(())
-        } else {
-            self.sync_all()
-                .and_then(|()| Ok(self.core.volume.mark_clean()?))
-        };
+        let result = self.sync_all();
         self.core.closed.store(true, Ordering::Release);
         self.stop();
-        result
+        // The last writes of all, before the volume may be called clean.
+        let closed = self.core.store.close();
+        result.and(closed)?;
+        if !self.core.options.read_only {
+            self.core.volume.mark_clean()?;
+        }
+        Ok(())
     }
 
     fn stop(&self) {

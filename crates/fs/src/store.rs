@@ -284,6 +284,17 @@ impl Store {
         self.commit_operations(changes, batch::prepare(changes))
     }
 
+    /// Closes the store: what redb keeps for a quick opening is written now and not when the last
+    /// reference goes, which may be after somebody else has opened the volume. Further batches are refused.
+    /// Reports an error that a device met in the store's life.
+    pub fn close(&self) -> Result<()> {
+        let mut writer = self.writer.lock();
+        let closed = || Error::Store("the store is closed".into());
+        writer.failed.get_or_insert_with(closed);
+        drop(writer.db.take());
+        self.region.as_ref().and_then(|region| region.last_error()).map_or(Ok(()), Err)
+    }
+
     /// Changes rows as such, for repairs; durable like `commit`.
     pub(crate) fn commit_rows(&self, rows: Vec<batch::Row>) -> Result<()> {
         self.commit_operations(&[], batch::Operations::new(rows, Vec::new()))
