@@ -12,7 +12,7 @@ use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
 use jericho_fs::volume::Volume;
 use jericho_fs::volume::format::{FormatOptions, format_devices};
 use jericho_fs::volume::open::OpenMode;
-use jericho_sim::SimDevice;
+use jericho_sim::{FaultPlan, Random, SimDevice};
 use jericho_storage::Device;
 
 const CALLER: Caller = Caller {
@@ -25,6 +25,8 @@ const SLICES: u16 = 2;
 
 struct Mount {
     device: Arc<SimDevice>,
+    /// Write-back by age and commits go on all the time, or happen only when asked for.
+    busy: bool,
     fs: Option<Arc<Fs>>,
     slices: Vec<Arc<Slice>>,
 }
@@ -40,6 +42,7 @@ impl Mount {
         format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();
         let mut mount = Mount {
             device,
+            busy: false,
             fs: None,
             slices: Vec::new(),
         };
@@ -57,7 +60,11 @@ impl Mount {
                     frames: FRAMES_MIN,
                     kernel_node: None,
                     cpus: Vec::new(),
-                    dirty_age: Duration::from_secs(3600),
+                    dirty_age: if self.busy {
+                        Duration::from_millis(1)
+                    } else {
+                        Duration::from_secs(3600)
+                    },
                 };
                 Slice::start(&config, volume.devices()).unwrap()
             })
@@ -65,7 +72,7 @@ impl Mount {
         let options = FsOptions {
             read_only: false,
             inode_cache: 100,
-            commit_interval_ms: 3_600_000,
+            commit_interval_ms: if self.busy { 1 } else { 3_600_000 },
         };
         self.fs = Some(Fs::open(Arc::new(volume), self.slices.clone(), options).unwrap());
     }
@@ -224,6 +231,52 @@ fn a_size_never_covers_data_that_did_not_reach_the_device() {
         drop(file);
         mount.power_cut(seed);
         assert_eq!(mount.open("f").size(), 0, "nothing was written back");
+    }
+}
+
+#[test]
+fn an_appended_file_is_a_prefix_after_a_power_cut_at_any_moment() {
+    for seed in 0..10 {
+        let mut mount = Mount::new(64 << 20);
+        mount.fs().close().unwrap();
+        mount.down();
+        mount.busy = true;
+        mount.up();
+        let mut random = Random::new(seed);
+        let (_, file) = mount.create("f");
+        mount.commit();
+        mount
+            .device
+            .set_plan(FaultPlan::cut_power_at(1 + random.below(600)));
+        // Whole pages stay what they were once appended; the last one is written again and again.
+        let data = pattern(seed, 8 << 20);
+        let (mut written, mut synced) = (0, 0);
+        while written < data.len() {
+            let len = (1 + random.below(9000) as usize).min(data.len() - written);
+            let part = &data[written..written + len];
+            if mount.try_write(&file, written as u64, part).is_err() {
+                break;
+            }
+            written += len;
+            if random.below(20) == 0 {
+                let (sender, receiver) = channel();
+                let done = Box::new(move |result| sender.send(result).unwrap());
+                mount.fs().fsync(&file, random.coin(), done);
+                if receiver.recv().unwrap().is_err() {
+                    break;
+                }
+                synced = written;
+            }
+        }
+        drop(file);
+        mount.power_cut(seed);
+        let found = mount.read(&mount.open("f"));
+        assert!(
+            synced <= found.len(),
+            "seed {seed}: {synced} bytes were synced"
+        );
+        let same = found.iter().zip(&data).take_while(|(a, b)| a == b).count();
+        assert_eq!(same, found.len(), "seed {seed}: the first wrong byte");
     }
 }
 
@@ -409,4 +462,77 @@ fn a_write_back_error_reaches_the_fsync() {
         Box::new(move |result| sender.send(result).unwrap()),
     );
     assert_eq!(receiver.recv().unwrap().unwrap_err().errno(), 5);
+}
+
+#[test]
+fn contents_agree_with_a_model_while_write_back_and_commits_go_on() {
+    for seed in 0..6 {
+        let mut mount = Mount::new(64 << 20);
+        mount.fs().close().unwrap();
+        mount.down();
+        mount.busy = true;
+        mount.up();
+        let mut random = Random::new(seed);
+        let (_, mut file) = mount.create("f");
+        let mut model: Vec<u8> = Vec::new();
+        for step in 0..60 {
+            let at = random.below(5 << 20);
+            let longest = if random.coin() { 9000 } else { 400_000 };
+            let len = 1 + random.below(longest);
+            let (from, to) = (at as usize, (at + len) as usize);
+            let zero = |model: &mut Vec<u8>| {
+                let end = to.min(model.len());
+                model[from.min(end)..end].fill(0);
+            };
+            let fs = mount.fs().clone();
+            match random.below(12) {
+                0..=4 => {
+                    let data = pattern(step, len as usize);
+                    mount.write(&file, at, &data);
+                    model.resize(model.len().max(to), 0);
+                    model[from..to].copy_from_slice(&data);
+                }
+                5 => {
+                    mount.truncate(&file, at);
+                    model.resize(from, 0);
+                }
+                6 => {
+                    fs.fallocate(&file, 3, at, len).unwrap();
+                    zero(&mut model);
+                }
+                7 => {
+                    fs.fallocate(&file, 0x10, at, len).unwrap();
+                    zero(&mut model);
+                    model.resize(model.len().max(to), 0);
+                }
+                8 => {
+                    fs.fallocate(&file, 0, at, len).unwrap();
+                    model.resize(model.len().max(to), 0);
+                }
+                9 => fs.move_to(file.ino(), random.below(2) as SliceId).unwrap(),
+                10 => mount.fsync(&file),
+                _ => {
+                    drop((file, fs));
+                    mount.remount();
+                    file = mount.open("f");
+                }
+            }
+            assert_eq!(file.size(), model.len() as u64, "seed {seed}, step {step}");
+            if step % 6 != 5 {
+                continue;
+            }
+            let found = mount.read(&file);
+            let wrong = found.iter().zip(&model).position(|(a, b)| a != b);
+            assert_eq!(
+                wrong, None,
+                "seed {seed}, step {step}: the first wrong byte"
+            );
+        }
+        drop(file);
+        mount.remount();
+        assert!(
+            mount.read(&mount.open("f")) == model,
+            "seed {seed}, at the end"
+        );
+    }
 }
