@@ -18,7 +18,7 @@ help:
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: minutes instead of an hour)'
 	@echo 'make build     the release binary: $(BIN)'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
-	@echo 'make install   PREFIX=$(PREFIX) (DESTDIR is honoured)'
+	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
@@ -36,7 +36,7 @@ demo: setup-demo
 test: setup-test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-bench
@@ -47,19 +47,24 @@ man: build
 	$(BIN) man $(TARGET)/man
 	@for shell in bash zsh fish; do $(BIN) completions $$shell > $(TARGET)/completions/jericho.$$shell; done
 
-install: man
+# As root there is often no cargo: what `make man` built as an ordinary user is installed as it is.
+install:
+	@[ -x $(BIN) ] && [ -d $(TARGET)/man ] || $(MAKE) man
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/jericho
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 $(TARGET)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -D -m 644 $(TARGET)/completions/jericho.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho
 	install -D -m 644 $(TARGET)/completions/jericho.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho
 	install -D -m 644 $(TARGET)/completions/jericho.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' packaging/jericho@.service > $(DESTDIR)$(UNITDIR)/jericho@.service
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/jericho $(DESTDIR)$(PREFIX)/share/man/man1/jericho*.1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho \
-	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish
+	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish \
+	  $(DESTDIR)$(UNITDIR)/jericho@.service
 
 clean:
 	$(CARGO) clean
