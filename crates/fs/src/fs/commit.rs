@@ -65,6 +65,8 @@ struct Cut {
     changes: Vec<Change>,
     xattrs: Vec<Arc<Inode>>,
     dead: Vec<Ino>,
+    /// Files whose data side was looked at: may be given up when closed.
+    files: Vec<Arc<Inode>>,
     freed: Vec<Blocks>,
 }
 
@@ -370,6 +372,9 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
     let mut rec = meta.rec.clone();
     rec.size = size;
     cut.changes.push(Change::PutInode(inode.ino, rec));
+    if file.is_some() {
+        cut.files.push(inode.clone());
+    }
     meta.committed_size = size;
     meta.stored = true;
     inode.included_in.store(cut.seq, Ordering::Release);
@@ -500,6 +505,9 @@ fn settle(core: &Core, cut: Cut) {
     }
     for blocks in cut.freed {
         core.allocator.release_committed(blocks);
+    }
+    for inode in cut.files {
+        inode.give_up_file(cut.seq);
     }
     for ino in &cut.dead {
         core.table.remove(*ino);

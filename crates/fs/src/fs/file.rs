@@ -177,6 +177,13 @@ impl File {
         self.map.try_read().is_some_and(|map| map.is_clean())
     }
 
+    /// Whether the store, once the last batch is durable, knows all that matters of the file.
+    pub(super) fn is_forgettable(&self) -> bool {
+        self.is_clean()
+            && !self.size_pending.load(Ordering::Acquire)
+            && self.error.try_lock().is_some_and(|error| error.is_none())
+    }
+
     /// After the map changed: stat's count of blocks.
     pub(super) fn count_blocks(&self, map: &Map) {
         self.inode

@@ -117,6 +117,24 @@ impl Inode {
         self.dirty.load(Ordering::Acquire) || self.included_in.load(Ordering::Acquire) > durable
     }
 
+    /// Forgets the data side of a file that is closed and durable: the store can tell it again.
+    pub fn give_up_file(&self, durable: u64) {
+        let Some(mut slot) = self.file.try_lock() else {
+            return;
+        };
+        // Only the slot hands out more references, so a count of one stays one.
+        let is_idle = slot
+            .as_ref()
+            .is_some_and(|f| Arc::strong_count(f) == 1 && f.is_forgettable());
+        if is_idle
+            && self.opens.load(Ordering::Acquire) == 0
+            && !self.unlinked.load(Ordering::Acquire)
+            && !self.is_uncommitted(durable)
+        {
+            slot.take();
+        }
+    }
+
     /// stat. `blocks` of a file must have been counted.
     pub fn attr(&self, meta: &Meta) -> Attr {
         let rec = &meta.rec;
@@ -140,5 +158,16 @@ impl Inode {
             ctime: to_system(rec.ctime_ns),
             btime: to_system(rec.btime_ns),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_takes_no_more_memory_than_is_documented() {
+        assert!(size_of::<Inode>() <= 512, "{}", size_of::<Inode>());
+        assert!(size_of::<File>() <= 512, "{}", size_of::<File>());
     }
 }

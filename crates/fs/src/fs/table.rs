@@ -151,7 +151,7 @@ impl Table {
                 .is_some_and(|meta| meta.overlay.is_empty())
             && file
                 .as_ref()
-                .is_none_or(|file| Arc::strong_count(file) == 1 && file.is_clean())
+                .is_none_or(|file| Arc::strong_count(file) == 1 && file.is_forgettable())
     }
 
     /// Every batch up to this one is durable.
