@@ -13,9 +13,9 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 .PHONY: help build demo test bench man install uninstall clean setup-demo setup-test setup-bench
 
 help:
-	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked (1-2 minutes)'
+	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
 	@echo 'make test      formatting, lints, all tests, real programs; what .ci/run does'
-	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: minutes instead of an hour)'
+	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 2 minutes instead of 20)'
 	@echo 'make build     the release binary: $(BIN)'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
 	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
