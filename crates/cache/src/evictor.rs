@@ -45,7 +45,8 @@ pub(crate) enum Job {
 
 /// A write transfer on its way.
 pub(crate) struct WriteBack {
-    parts: Vec<Part>,
+    /// Shared, so that its end can be told to the objects without the lock.
+    parts: Arc<Vec<Part>>,
     syncs: Vec<u64>,
 }
 
@@ -382,22 +383,19 @@ impl Evictor {
         while let Some(piece) = pieces.next() {
             let (device, offset_bytes) = (piece.device, piece.offset_bytes);
             let mut frames = piece.frames;
-            let mut write = WriteBack {
-                parts: vec![piece.part],
-                syncs: vec![],
-            };
-            write.syncs.extend(piece.sync);
+            let mut parts = vec![piece.part];
+            let mut syncs = Vec::from_iter(piece.sync);
             while let Some(next) = pieces.next_if(|p| {
                 p.device == device
                     && p.offset_bytes == offset_bytes + frames.len() as u64 * PAGE_BYTES
                     && frames.len() + p.frames.len() <= TRANSFER_PAGES_MAX
             }) {
                 frames.extend(next.frames);
-                write.parts.push(next.part);
-                write.syncs.extend(next.sync);
+                parts.push(next.part);
+                syncs.extend(next.sync);
             }
-            write.syncs.dedup();
-            for sync in &write.syncs {
+            syncs.dedup();
+            for sync in &syncs {
                 if let Some(sync) = self.syncs.get_mut(sync) {
                     sync.remaining += 1;
                 }
@@ -409,7 +407,8 @@ impl Evictor {
             let tag = {
                 let mut state = shared.lock();
                 let tag = state.new_id();
-                state.writing.insert(tag, write);
+                let parts = Arc::new(parts);
+                state.writing.insert(tag, WriteBack { parts, syncs });
                 tag
             };
             let direction = Direction::Write;
@@ -426,17 +425,18 @@ impl Evictor {
 
     fn write_ended(&mut self, completion: Completion) {
         let shared = self.shared.clone();
-        let Some(write) = shared.lock().writing.remove(&completion.tag) else {
-            return;
+        let parts = match shared.lock().writing.get(&completion.tag) {
+            Some(write) => write.parts.clone(),
+            None => return,
         };
         let error = completion.result.err().map(Error::from);
-        for part in &write.parts {
+        for part in parts.iter() {
             match &error {
                 None => {
                     // Told before the pages may be evicted: whoever fetches them again must be sent to where they
                     // now are.
                     part.object.written(part.first, part.entries.len() as u32);
-                    for index in &part.entries {
+                    for index in part.entries.iter() {
                         shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
                     }
                     shared.cleaned(part.entries.len() as u64);
@@ -444,7 +444,10 @@ impl Evictor {
                 Some(error) => self.failed(part, error),
             }
         }
-        for sync in write.syncs {
+        // Only now: until the object knows, or the pages are in the index again, `first_dirty` must find
+        // them here.
+        let write = shared.lock().writing.remove(&completion.tag);
+        for sync in write.into_iter().flat_map(|w| w.syncs) {
             self.sync_step(sync, error.clone());
         }
         let mut after = After::default();

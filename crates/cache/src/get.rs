@@ -502,7 +502,12 @@ impl Grant {
     /// Whether a page of the grant has contents: false for one got with `Intent::Overwrite` that was not in
     /// the cache and has not been written yet.
     pub fn is_filled(&self, page: u64) -> bool {
-        !self.shared.memory.entry(self.entry(page)).state().has(Flags::FILL)
+        !self
+            .shared
+            .memory
+            .entry(self.entry(page))
+            .state()
+            .has(Flags::FILL)
     }
 
     /// Reads bytes of a page of the grant, all of one instant. Panics outside of the grant. Not for pages

@@ -28,7 +28,7 @@ impl Error {
         match self {
             Error::Errno(e) => *e,
             Error::Io(e) => e.errno(),
-            Error::Store(_) => 5,    // EIO
+            Error::Store(_) => 5,     // EIO
             Error::Damaged(_) => 117, // EUCLEAN
         }
     }

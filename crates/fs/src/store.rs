@@ -292,7 +292,10 @@ impl Store {
         let closed = || Error::Store("the store is closed".into());
         writer.failed.get_or_insert_with(closed);
         drop(writer.db.take());
-        self.region.as_ref().and_then(|region| region.last_error()).map_or(Ok(()), Err)
+        self.region
+            .as_ref()
+            .and_then(|region| region.last_error())
+            .map_or(Ok(()), Err)
     }
 
     /// Changes rows as such, for repairs; durable like `commit`.
@@ -374,10 +377,26 @@ impl Store {
     /// Before something is created: ENOSPC when the metadata region has no room for it. Batches that
     /// remove things still get through then, as a reserve is kept for them.
     pub fn check_room(&self) -> Result<()> {
-        match &self.region {
-            Some(region) => self.room.check(region),
-            None => Ok(()),
+        let Some(region) = &self.region else {
+            return Ok(());
+        };
+        if region.has_reserve() {
+            return self.room.check(region);
         }
+        // A large batch may have taken the spare chunks a moment ago: once it is done there may well be
+        // space for new ones.
+        let _writer = self.writer.lock();
+        if !region.has_reserve() {
+            let refilled = self.make_ready(&[], 0);
+            refilled.or_else(|error| {
+                if error.errno() == 28 {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
+            })?;
+        }
+        self.room.check(region)
     }
 
     fn make_ready(&self, changes: &[Change], bytes: u64) -> Result<()> {
