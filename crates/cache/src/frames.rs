@@ -11,7 +11,7 @@ pub(crate) struct Frames {
 impl Frames {
     pub fn new(frames: u32) -> Frames {
         let mut words = vec![u64::MAX; (frames as usize).div_ceil(64)];
-        if frames % 64 != 0 {
+        if !frames.is_multiple_of(64) {
             *words.last_mut().expect("at least one frame") = (1 << (frames % 64)) - 1;
         }
         Frames {

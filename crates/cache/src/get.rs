@@ -25,12 +25,18 @@ use crate::{Intent, PAGES_PER_GET_MAX};
 
 pub(crate) type GetDone = Box<dyn FnOnce(Result<Grant, Error>) + Send>;
 
-/// A Get that waits.
-pub(crate) struct Pending {
+/// What a Get asks for.
+#[derive(Clone)]
+struct Wanted {
     object: Arc<dyn Object>,
     first: u64,
     count: u32,
     intent: Intent,
+}
+
+/// A Get that waits.
+pub(crate) struct Pending {
+    wanted: Wanted,
     done: Option<GetDone>,
     /// Entries pinned for it so far.
     held: Vec<u32>,
@@ -58,6 +64,9 @@ pub(crate) struct Reading {
     entries: Vec<u32>,
 }
 
+/// In place of the entry of a page that is not in the table.
+const ABSENT: u32 = u32::MAX;
+
 enum Entered {
     /// All pages are there (or taken, for Overwrite): their entries.
     Ready(Vec<u32>),
@@ -67,23 +76,26 @@ enum Entered {
     WouldWait,
 }
 
-/// The *new* stage. `pending`: what to wait with, if it has to.
+/// The *new* stage. `pending`: what waits, if it may; it then also gets what goes wrong.
 fn enter(
     state: &mut State,
     shared: &Arc<Shared>,
-    pending: Result<Pending, (&Arc<dyn Object>, u64, u32, Intent)>,
+    wanted: &Wanted,
+    pending: Option<Box<Pending>>,
     after: &mut After,
-) -> Result<Entered, (Option<Pending>, Error)> {
-    let (object, first, count, intent) = match &pending {
-        Ok(p) => (&p.object, p.first, p.count, p.intent),
-        Err(p) => *p,
-    };
+) -> Result<Entered, Error> {
+    let (object, first, count, intent) =
+        (&wanted.object, wanted.first, wanted.count, wanted.intent);
     debug_assert!(count > 0 && count <= PAGES_PER_GET_MAX);
-    if shared.closing.load(Relaxed) {
-        return Err((pending.ok(), Error::Closed));
-    }
-    if object.slice() != shared.id {
-        return Err((pending.ok(), Error::Moved));
+    let refused = if shared.closing.load(Relaxed) {
+        Some(Error::Closed)
+    } else {
+        (object.slice() != shared.id).then_some(Error::Moved)
+    };
+    if let Some(error) = refused {
+        let Some(p) = pending else { return Err(error) };
+        fail(state, shared, *p, error, after);
+        return Ok(Entered::Waits);
     }
     let id = object.id();
     let (mut entries, mut missing, mut clashes) =
@@ -92,7 +104,7 @@ fn enter(
         match shared.memory.lookup(Key::new(id, page)) {
             None => {
                 missing.push(entries.len());
-                entries.push(u32::MAX);
+                entries.push(ABSENT);
             }
             Some(found) => {
                 if !found.state.has(Flags::VALID) {
@@ -105,38 +117,40 @@ fn enter(
     let short_of_frames = !missing.is_empty()
         && (missing.len() as u32 > state.frames.free()
             || (!state.stalled.is_empty()
-                && pending.as_ref().is_ok_and(|p| !p.turn && p.held.is_empty())));
+                && pending
+                    .as_ref()
+                    .is_some_and(|p| !p.turn && p.held.is_empty())));
     let fills = !missing.is_empty() && intent != Intent::Overwrite;
-    if pending.is_err() && (short_of_frames || fills || !clashes.is_empty()) {
+    if pending.is_none() && (short_of_frames || fills || !clashes.is_empty()) {
         return Ok(Entered::WouldWait);
     }
     let overwrite_clash = intent == Intent::Overwrite && !clashes.is_empty();
     if short_of_frames && !overwrite_clash {
         after.wake_evictor = true;
-        let Ok(p) = pending else {
+        let Some(p) = pending else {
             return Ok(Entered::WouldWait);
         };
         if p.done.is_none() {
             // Read-ahead is not worth waiting for.
-            return Err((Some(p), Error::Closed));
+            p.held.iter().for_each(|index| state.unpin(*index));
+            return Ok(Entered::Waits);
         }
         shared.counts.stalled.fetch_add(1, Relaxed);
         let get = state.new_id();
-        state.pending.insert(get, p);
+        state.pending.insert(get, *p);
         state.stalled.push_back(get);
         return Ok(Entered::Waits);
     }
     let mut pages = Vec::with_capacity(missing.len());
     if !overwrite_clash {
+        for index in entries.iter().filter(|index| **index != ABSENT) {
+            state.pin(*index);
+        }
         for at in missing {
             let page = first + at as u64;
             let (index, frame) = state.insert(shared, Key::new(id, page));
             entries[at] = index;
             pages.push((page, index, frame));
-        }
-        let new: std::collections::HashSet<u32> = pages.iter().map(|p| p.1).collect();
-        for index in entries.iter().filter(|index| !new.contains(index)) {
-            state.pin(*index);
         }
         if state.frames.free() < shared.limits.free_low {
             after.wake_evictor = true;
@@ -144,20 +158,19 @@ fn enter(
     }
     if !fills && clashes.is_empty() {
         // What an earlier look held stays pinned by the pins of this one.
-        if let Ok(p) = pending {
-            p.held.iter().for_each(|index| state.unpin(*index));
-            if let Some(done) = p.done {
-                after
-                    .granted
-                    .push((done, Ok(Grant::new(shared, p.object, first, entries))));
-            } else {
-                entries.iter().for_each(|index| state.unpin(*index));
-            }
-            return Ok(Entered::Waits);
+        let Some(p) = pending else {
+            return Ok(Entered::Ready(entries));
+        };
+        p.held.iter().for_each(|index| state.unpin(*index));
+        if let Some(done) = p.done {
+            let grant = Grant::new(shared, p.wanted.object, first, entries);
+            after.granted.push((done, Ok(grant)));
+        } else {
+            entries.iter().for_each(|index| state.unpin(*index));
         }
-        return Ok(Entered::Ready(entries));
+        return Ok(Entered::Waits);
     }
-    let Ok(mut p) = pending else {
+    let Some(mut p) = pending else {
         return Ok(Entered::WouldWait);
     };
     p.held.iter().for_each(|index| state.unpin(*index));
@@ -172,7 +185,7 @@ fn enter(
         }
     }
     if fills {
-        let (object, read_ahead) = (p.object.clone(), p.done.is_none());
+        let (object, read_ahead) = (object.clone(), p.done.is_none());
         after.fills.push(Fill {
             get,
             object,
@@ -180,15 +193,15 @@ fn enter(
             read_ahead,
         });
     }
-    state.pending.insert(get, p);
+    state.pending.insert(get, *p);
     Ok(Entered::Waits)
 }
 
 /// Enters or re-enters a Get that may wait.
 fn enter_waiting(state: &mut State, shared: &Arc<Shared>, pending: Pending, after: &mut After) {
-    if let Err((Some(p), error)) = enter(state, shared, Ok(pending), after) {
-        fail(state, shared, p, error, after);
-    }
+    let wanted = pending.wanted.clone();
+    // Errors go to who waits.
+    let _ = enter(state, shared, &wanted, Some(Box::new(pending)), after);
 }
 
 fn fail(state: &mut State, shared: &Arc<Shared>, p: Pending, error: Error, after: &mut After) {
@@ -224,9 +237,10 @@ pub(crate) fn step(
         enter_waiting(state, shared, p, after);
     } else if let Some(done) = p.done.take() {
         let entries = std::mem::take(&mut p.held);
-        after
-            .granted
-            .push((done, Ok(Grant::new(shared, p.object, p.first, entries))));
+        after.granted.push((
+            done,
+            Ok(Grant::new(shared, p.wanted.object, p.wanted.first, entries)),
+        ));
     } else {
         p.held.iter().for_each(|index| state.unpin(*index));
     }
@@ -235,7 +249,7 @@ pub(crate) fn step(
 /// Looks at stalled Gets anew, in order, as long as there are frames.
 pub(crate) fn retry_stalled(state: &mut State, shared: &Arc<Shared>, after: &mut After) {
     while let Some(get) = state.stalled.front().copied() {
-        let need = state.pending.get(&get).map_or(0, |p| p.count);
+        let need = state.pending.get(&get).map_or(0, |p| p.wanted.count);
         if need > state.frames.free() && !shared.closing.load(Relaxed) {
             after.wake_evictor = true;
             return;
@@ -422,17 +436,17 @@ pub(crate) fn try_get(
     intent: Intent,
 ) -> Result<Option<Grant>, Error> {
     let mut after = After::default();
-    let entered = enter(
-        &mut shared.lock(),
-        shared,
-        Err((object, first, count, intent)),
-        &mut after,
-    );
+    let wanted = Wanted {
+        object: object.clone(),
+        first,
+        count,
+        intent,
+    };
+    let entered = enter(&mut shared.lock(), shared, &wanted, None, &mut after);
     run(shared, after);
-    match entered {
-        Ok(Entered::Ready(entries)) => Ok(Some(Grant::new(shared, object.clone(), first, entries))),
-        Ok(Entered::WouldWait | Entered::Waits) => Ok(None),
-        Err((_, error)) => Err(error),
+    match entered? {
+        Entered::Ready(entries) => Ok(Some(Grant::new(shared, wanted.object, first, entries))),
+        Entered::WouldWait | Entered::Waits => Ok(None),
     }
 }
 
@@ -446,19 +460,20 @@ pub(crate) fn get(
     done: Option<GetDone>,
 ) {
     let mut after = After::default();
-    let object = object.clone();
-    let (held, remaining, error, again, turn) = (vec![], 0, None, false, false);
-    let pending = Pending {
-        object,
+    let wanted = Wanted {
+        object: object.clone(),
         first,
         count,
         intent,
+    };
+    let pending = Pending {
+        wanted,
         done,
-        held,
-        remaining,
-        error,
-        again,
-        turn,
+        held: vec![],
+        remaining: 0,
+        error: None,
+        again: false,
+        turn: false,
     };
     enter_waiting(&mut shared.lock(), shared, pending, &mut after);
     run(shared, after);

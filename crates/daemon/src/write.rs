@@ -171,7 +171,7 @@ impl Progress {
         let at = self.offset + self.done as u64;
         let rest = len - self.done;
         let first = at / PAGE_BYTES;
-        if at % PAGE_BYTES == 0 && rest >= PAGE {
+        if at.is_multiple_of(PAGE_BYTES) && rest >= PAGE {
             let count = (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32;
             return Piece {
                 first,
