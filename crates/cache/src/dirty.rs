@@ -5,7 +5,7 @@
 //! page that is dirty once the announcements are drained. Pages are kept in groups of sixteen, so
 //! that a sequential writer costs a tree entry per 64 KiB and a random one no more than a plain set.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,8 +62,6 @@ pub(crate) struct DirtyIndex {
     objects: HashMap<u64, DirtyObject>,
     /// Ids in the order of `since`; ids that left `objects` are skipped.
     order: VecDeque<(u64, Instant)>,
-    /// When the first object whose write-back failed may be tried again.
-    retry: Option<Instant>,
 }
 
 impl DirtyIndex {
@@ -114,8 +112,8 @@ impl DirtyIndex {
         self.objects.keys().copied().collect()
     }
 
-    /// The object that has been dirty longest and may be tried, and since when.
-    pub fn oldest(&mut self, now: Instant) -> Option<(u64, Instant)> {
+    /// The object that has been dirty longest and may be tried, and since when. None of `busy`.
+    pub fn oldest(&mut self, now: Instant, busy: &HashSet<u64>) -> Option<(u64, Instant)> {
         let objects = &self.objects;
         while let Some((id, since)) = self.order.front() {
             if objects.get(id).is_some_and(|o| o.since == *since) {
@@ -129,6 +127,7 @@ impl DirtyIndex {
                 objects
                     .get(id)
                     .is_some_and(|o| o.since == *since && o.not_before.is_none_or(|t| t <= now))
+                    && !busy.contains(id)
             })
             .copied()
     }
@@ -139,9 +138,6 @@ impl DirtyIndex {
             object.since = now;
             object.not_before = not_before;
             self.order.push_back((id, now));
-        }
-        if let Some(t) = not_before {
-            self.retry = Some(self.retry.map_or(t, |r| if r < now { t } else { r.min(t) }));
         }
     }
 }

@@ -6,7 +6,7 @@
 //! their blocks are neighbours. Replacement is LRU by coarse timestamps: ages are sampled, and a
 //! sweep drops clean pages at least as old as the threshold that the sample gives.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -496,22 +496,25 @@ impl Evictor {
             short
         };
         let starved = short && !self.evict();
-        self.write_back(starved);
+        let skipped = self.write_back(starved);
         let state = shared.lock();
         if !state.invalidations.is_empty() {
             return Some(Duration::from_millis(1));
         }
-        // Frames are needed and none could be had: pages are pinned, latched or on their way. What ends that
-        // wakes us, except for a latch or a young dirty page.
-        if starved && state.writing.is_empty() {
-            return Some(Duration::from_millis(2));
+        // Frames are needed and none could be had, or dirty pages could not be taken: they are pinned, latched
+        // or on their way. What ends that wakes us, except for a latch.
+        if (starved || skipped) && state.writing.is_empty() {
+            return Some(Duration::from_millis(1));
         }
         (shared.dirty() > 0 || !shared.announced.is_empty()).then_some(Duration::from_millis(500))
     }
 
     /// Starts background write-backs: of old pages, and of any while there are too many or frames are wanted.
-    fn write_back(&mut self, starved: bool) {
+    /// True when pages had to be left out because somebody is writing to them.
+    fn write_back(&mut self, starved: bool) -> bool {
         let shared = self.shared.clone();
+        // Objects of which only pages were left that can't be taken now.
+        let mut busy = HashSet::new();
         while self.queue.in_flight() < BACKGROUND_TRANSFERS_MAX {
             let mut chosen = vec![];
             let mut pages = 0;
@@ -520,7 +523,7 @@ impl Evictor {
                 let now = Instant::now();
                 let many = shared.dirty() >= u64::from(shared.limits.dirty_background);
                 while pages < BATCH_PAGES {
-                    let Some((id, since)) = state.dirty.oldest(now) else {
+                    let Some((id, since)) = state.dirty.oldest(now, &busy) else {
                         break;
                     };
                     if !(starved || many || now - since >= shared.limits.dirty_age) {
@@ -529,8 +532,10 @@ impl Evictor {
                     let (c, skipped, next) = choose(&mut state, &shared, id, 0..u64::MAX, None);
                     if next.is_some() || !skipped.is_empty() {
                         // The rest waits for its turn behind the others, or for what it is busy with.
-                        let later = c.is_none().then_some(now + Duration::from_millis(100));
-                        state.dirty.requeue(id, now, later);
+                        state.dirty.requeue(id, now, None);
+                        if c.is_none() {
+                            busy.insert(id);
+                        }
                     }
                     let Some(c) = c else { continue };
                     pages += c.pages.len();
@@ -538,10 +543,11 @@ impl Evictor {
                 }
             }
             if chosen.is_empty() {
-                return;
+                break;
             }
             self.write(chosen);
         }
+        !busy.is_empty()
     }
 
     /// Frees frames up to the high watermark. False if it could not reach even the low one.

@@ -299,7 +299,7 @@ fn overlapping_gets_of_all_kinds_end() {
                 });
                 tx.send(sent).unwrap();
             });
-        if random(&mut seed) % 64 == 0 {
+        if random(&mut seed).is_multiple_of(64) {
             bed.slice.prefetch(&object, random(&mut seed) % 4000, 128);
         }
     }
