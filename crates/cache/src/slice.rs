@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Flags, SliceMemory};
-use jericho_storage::{Device, Queue};
+use jericho_storage::{Completion, Device, Queue};
 use parking_lot::Mutex;
 
 use crate::counters::Counts;
@@ -422,6 +422,10 @@ impl Drop for Slice {
     }
 }
 
+/// How long the pipeline looks for more to do before it sleeps, while reads are on their way: a sleep and the
+/// wake-up from it cost more than what a fast device takes for a block.
+const LOOK: Duration = Duration::from_micros(50);
+
 /// The pipeline thread: starts reads and ends them; the callbacks of finished Gets run here.
 fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
     let mut completions = vec![];
@@ -429,14 +433,33 @@ fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
         while let Some(transfer) = shared.reads.pop() {
             queue.submit(transfer);
         }
-        if shared.closing.load(SeqCst) && queue.in_flight() == 0 && shared.reads.is_empty() {
+        let idle = queue.in_flight() == 0;
+        if shared.closing.load(SeqCst) && idle && shared.reads.is_empty() {
             return;
         }
-        queue.wait(&mut completions, None);
+        if !idle {
+            look(shared, queue.as_mut(), &mut completions);
+        }
+        if completions.is_empty() && shared.reads.is_empty() {
+            queue.wait(&mut completions, None);
+        }
         for completion in completions.drain(..) {
             let mut after = After::default();
             get::read_ended(shared, completion.tag, completion.result, &mut after);
             run(shared, after);
         }
+    }
+}
+
+/// Starts what was submitted and looks for completions and new reads for a short while, letting others have the
+/// CPU in between.
+fn look(shared: &Shared, queue: &mut dyn Queue, completions: &mut Vec<Completion>) {
+    let begun = Instant::now();
+    loop {
+        queue.wait(completions, Some(Duration::ZERO));
+        if !completions.is_empty() || !shared.reads.is_empty() || begun.elapsed() > LOOK {
+            return;
+        }
+        std::thread::yield_now();
     }
 }
