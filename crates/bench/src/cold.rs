@@ -3,13 +3,15 @@
 //! The same misses are measured twice: through the mount, where the kernel's FUSE transport is part of the
 //! path, and by driving the slices in this process, where it is not.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use jericho_daemon::{Mounted, OpenOptions};
+use jericho_daemon::{Handle, Mounted, OpenOptions};
 use jericho_topology::Topology;
 
 use crate::Result;
@@ -100,6 +102,49 @@ fn offsets(pattern: &Pattern, bytes: u64) -> Vec<u64> {
     offsets
 }
 
+thread_local!(static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+
+/// Chains of reads: the end of one starts the next, wherever it ends.
+struct Driver {
+    mounted: Arc<Mounted>,
+    handle: Arc<Handle>,
+    block_bytes: u32,
+    rest: Mutex<std::vec::IntoIter<u64>>,
+    until: Instant,
+    ended: mpsc::Sender<std::result::Result<u64, String>>,
+}
+
+impl Driver {
+    fn pump(self: Arc<Self>) {
+        const ENDED: u8 = 1;
+        const RETURNED: u8 = 2;
+        loop {
+            let next = self.rest.lock().map_or(None, |mut rest| rest.next());
+            let Some(offset) = next.filter(|_| Instant::now() < self.until) else {
+                break;
+            };
+            // Whoever comes second goes on: the read's end here, in a loop, or elsewhere, when it has waited.
+            let state = Arc::new(AtomicU8::new(0));
+            let (driver, theirs) = (self.clone(), state.clone());
+            let answer = move |result: jericho_fs::Result<&[u8]>| {
+                let result = result.map(|b| b.len() as u64).map_err(|e| e.to_string());
+                // The receiver outlives every sender.
+                let _ = driver.ended.send(result);
+                if theirs.swap(ENDED, Ordering::AcqRel) == RETURNED {
+                    driver.pump();
+                }
+            };
+            SCRATCH.with_borrow_mut(|scratch| {
+                let (handle, block_bytes) = (&self.handle, self.block_bytes);
+                self.mounted.read(handle, offset, block_bytes, scratch, answer);
+            });
+            if state.swap(RETURNED, Ordering::AcqRel) != ENDED {
+                break;
+            }
+        }
+    }
+}
+
 /// Reads through the slices in this process, `depth` at a time; MiB a second.
 fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration) -> Result<f64> {
     let mounted = Mounted::open(OpenOptions {
@@ -113,31 +158,23 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         .lookup(jericho_fs::types::ROOT, NAME.as_bytes())?;
     let handle = mounted.open_file(attr.ino, false)?;
     let (ended, ends) = mpsc::channel();
-    let mut scratch = Vec::new();
-    let (mut in_flight, mut read_bytes) = (0, 0u64);
     let begun = Instant::now();
-    let mut rest = offsets(pattern, bytes).into_iter();
-    loop {
-        while in_flight < pattern.depth && begun.elapsed() < runtime {
-            let Some(offset) = rest.next() else { break };
-            let ended = ended.clone();
-            mounted.read(
-                &handle,
-                offset,
-                pattern.block_bytes,
-                &mut scratch,
-                move |result| {
-                    // The receiver outlives every read: it is dropped after all have ended.
-                    let _ = ended.send(result.map(<[u8]>::len).map_err(|e| e.to_string()));
-                },
-            );
-            in_flight += 1;
-        }
-        if in_flight == 0 {
-            break;
-        }
-        read_bytes += ends.recv()?? as u64;
-        in_flight -= 1;
+    let driver = Arc::new(Driver {
+        mounted: mounted.clone(),
+        handle: handle.clone(),
+        block_bytes: pattern.block_bytes,
+        rest: Mutex::new(offsets(pattern, bytes).into_iter()),
+        until: begun + runtime,
+        ended,
+    });
+    for _ in 0..pattern.depth {
+        driver.clone().pump();
+    }
+    drop(driver);
+    // Ends when the last chain of reads has dropped its driver.
+    let mut read_bytes = 0u64;
+    for result in ends {
+        read_bytes += result?;
     }
     let seconds = begun.elapsed().as_secs_f64();
     mounted.close_file(&handle);

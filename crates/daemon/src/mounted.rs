@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crossbeam_queue::ArrayQueue;
 use jericho_cache::Slice;
 use jericho_fs::Result;
 use jericho_fs::fs::{File, Fs};
@@ -11,6 +12,9 @@ use jericho_fs::volume::{Volume, VolumeLock};
 use jericho_topology::{NodeId, Topology};
 
 use crate::handle::Handle;
+
+/// Buffers kept, of at most the longest read each: 64 MiB at the very most.
+const BUFFERS: usize = 64;
 
 /// A volume that is up.
 pub struct Mounted {
@@ -21,6 +25,9 @@ pub struct Mounted {
     homes: Vec<NodeId>,
     pub(crate) slices: Vec<Arc<Slice>>,
     frames_per_slice: u32,
+    /// Buffers of reads that had to wait, for the next ones: fresh ones would be zeroed, and large ones mapped,
+    /// each time.
+    pub(crate) buffers: ArrayQueue<Vec<u8>>,
     fs: Arc<Fs>,
     /// Held until the last user is gone.
     _lock: Option<VolumeLock>,
@@ -47,6 +54,7 @@ impl Mounted {
             homes,
             slices,
             frames_per_slice,
+            buffers: ArrayQueue::new(BUFFERS),
             fs,
             _lock: lock,
         })

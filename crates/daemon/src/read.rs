@@ -52,7 +52,9 @@ impl Mounted {
             self.read_ahead(handle, offset, len, size);
             return finish(self, handle, offset, &scratch[..len], reply);
         }
-        let (mounted, handle, buf) = (self.clone(), handle.clone(), std::mem::take(scratch));
+        // What has hit is in the caller's buffer: it goes along, and the caller gets another for the next read.
+        let (mounted, handle) = (self.clone(), handle.clone());
+        let buf = std::mem::replace(scratch, self.buffers.pop().unwrap_or_default());
         // The reader's own pages are asked for first; what it will want next follows in their wake.
         let ahead = (mounted.clone(), handle.clone());
         Waiting {
@@ -147,5 +149,7 @@ where
             &self.buf[..self.len],
             self.reply,
         );
+        // Full already: then it is freed.
+        let _ = self.mounted.buffers.push(self.buf);
     }
 }

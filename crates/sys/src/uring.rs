@@ -37,6 +37,9 @@ const TRANSFER_BYTES_MAX: usize = 1 << 30;
 /// Operations that a ring can have in flight at most.
 pub const DEPTH_LIMIT: u32 = 16 * 1024;
 
+/// IORING_ENTER_GETEVENTS of io_uring_enter(2).
+const GETEVENTS: u32 = 1;
+
 /// Marks the completion of the doorbell's poll; slots are small numbers.
 const DOORBELL_TAG: u64 = u64::MAX;
 
@@ -307,6 +310,16 @@ impl Ring {
                 let timespec = types::Timespec::from(timeout);
                 let args = types::SubmitArgs::new().timespec(&timespec);
                 self.ring.submitter().submit_with_args(want, &args)
+            }
+            _ if want == 0 && self.ring.submission().taskrun() => {
+                // With DEFER_TASKRUN completions appear only when the kernel is asked for them: without this
+                // flag, who merely looks would see none, however long ago they came.
+                let pushed = self.ring.submission().len() as u32;
+                // SAFETY: no argument but numbers is passed; what was pushed is sound by `push`.
+                unsafe {
+                    let submitter = self.ring.submitter();
+                    submitter.enter::<libc::sigset_t>(pushed, 0, GETEVENTS, None)
+                }
             }
             _ => self.ring.submitter().submit_and_wait(want),
         };
