@@ -447,6 +447,10 @@ fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
             let mut after = After::default();
             get::read_ended(shared, completion.tag, completion.result, &mut after);
             run(shared, after);
+            // What the callback has asked for goes out while the other completions are dealt with.
+            while let Some(transfer) = shared.reads.pop() {
+                queue.submit(transfer);
+            }
         }
     }
 }
