@@ -136,7 +136,8 @@ impl Driver {
             };
             SCRATCH.with_borrow_mut(|scratch| {
                 let (handle, block_bytes) = (&self.handle, self.block_bytes);
-                self.mounted.read(handle, offset, block_bytes, scratch, answer);
+                self.mounted
+                    .read(handle, offset, block_bytes, scratch, answer);
             });
             if state.swap(RETURNED, Ordering::AcqRel) != ENDED {
                 break;
