@@ -1,27 +1,49 @@
-//! Sequential writes and a sync, through a cache that is much smaller, against fio's O_DIRECT writes.
+//! Sequential write-back, alone and as the end of writes through the mount, against fio's O_DIRECT writes.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
 
 use crate::Result;
 use crate::compare::Comparison;
 use crate::fio::Job;
 use crate::mounts::Volume;
-use crate::settings::Settings;
+use crate::settings::{MIB, Settings};
 
 /// Writes in flight on the raw side: enough to keep the device busy.
 const RAW_DEPTH: u32 = 8;
 
-/// One comparison.
+/// Dirty bytes for the measurement of write-back alone: below the background limit (a tenth) of its cache, so that
+/// none are written before it begins.
+const ALONE_BYTES: u64 = 120 << 20;
+const ALONE_CACHE: &str = "1280M";
+
+fn comparison(name: &str, conditions: String, target_ratio: Option<f64>) -> Comparison {
+    Comparison {
+        name: name.into(),
+        conditions,
+        unit: "MiB/s",
+        ours: "mount",
+        peer: "fio O_DIRECT on the same device",
+        target_ratio,
+        our_values: Vec::new(),
+        peer_values: Vec::new(),
+    }
+}
+
+/// Write-back alone (fsync of dirty pages), and writes with their fsync through the mount.
 pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    let name = "write-back";
-    if !wanted(name) || settings.self_test {
+    let (alone, whole) = ("write-back", "write and fsync");
+    if settings.self_test || !(wanted(alone) || wanted(whole)) {
         return Ok(Vec::new());
     }
-    let size = format!("size={}M", settings.pick(1024, 256));
-    let cache = settings.pick("256M", "64M");
+    let whole_bytes = settings.pick(1024, 256) * MIB;
+    let whole_cache = settings.pick("1G", "256M");
     let mut volume = Volume::format(settings, "write-back", "3G")?;
-    volume.mount(cache)?;
     let raw_file = settings.dir.join("write-back.raw");
-    let depth = format!("iodepth={RAW_DEPTH}");
-    let raw = || {
+    let raw = |bytes: u64| {
+        let (size, depth) = (format!("size={bytes}"), format!("iodepth={RAW_DEPTH}"));
         let args = [
             "rw=write",
             "bs=1M",
@@ -34,28 +56,54 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         ];
         Ok(Job::on_file(&raw_file, &args).run()?.mib_per_s)
     };
-    let ours = || {
-        let args = ["rw=write", "bs=1M", &size, "ioengine=psync", "end_fsync=1"];
-        Ok(Job::on_file(&volume.mnt().join("file"), &args)
-            .run()?
-            .mib_per_s)
-    };
-    // Both files have their blocks before it counts.
-    ours()?;
-    raw()?;
-    let comparison = Comparison {
-        name: name.into(),
-        conditions: format!(
-            "1 MiB writes and fsync, cache {cache}, {size}; peer: io_uring, depth {RAW_DEPTH}"
-        ),
-        unit: "MiB/s",
-        ours: "mount",
-        peer: "fio O_DIRECT on the same device",
-        target_ratio: Some(0.9),
-        our_values: Vec::new(),
-        peer_values: Vec::new(),
-    };
-    let comparison = comparison.run(settings.rounds, ours, raw);
+    let mut comparisons = Vec::new();
+    // Both files get their blocks before it counts.
+    raw(whole_bytes)?;
+    if wanted(alone) {
+        volume.mount(ALONE_CACHE)?;
+        let file = volume.mnt().join("alone");
+        let ours = || write_back_alone(&file);
+        ours()?;
+        let conditions = format!(
+            "fsync of {} MiB of dirty pages, cache {ALONE_CACHE}; peer: 1 MiB writes, io_uring, depth {RAW_DEPTH}",
+            ALONE_BYTES / MIB
+        );
+        let comparison = comparison(alone, conditions, Some(0.9));
+        comparisons.push(comparison.run(settings.rounds, ours, || raw(ALONE_BYTES))?);
+        volume.umount()?;
+    }
+    if wanted(whole) {
+        volume.mount(whole_cache)?;
+        let size = format!("size={whole_bytes}");
+        let ours = || {
+            let args = ["rw=write", "bs=1M", &size, "ioengine=psync", "end_fsync=1"];
+            let job = Job::on_file(&volume.mnt().join("whole"), &args);
+            Ok(job.run()?.mib_per_s)
+        };
+        ours()?;
+        let conditions = format!(
+            "fio psync, 1 MiB writes and fsync, {} MiB, cache {whole_cache}; peer: io_uring, depth {RAW_DEPTH}",
+            whole_bytes / MIB
+        );
+        let comparison = comparison(whole, conditions, None);
+        comparisons.push(comparison.run(settings.rounds, ours, || raw(whole_bytes))?);
+    }
     std::fs::remove_file(&raw_file)?;
-    Ok(vec![comparison?])
+    Ok(comparisons)
+}
+
+/// Dirties pages, then times their fsync; MiB a second.
+fn write_back_alone(file: &Path) -> Result<f64> {
+    let mut file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(file)?;
+    let block = vec![0x5a; MIB as usize];
+    for _ in 0..ALONE_BYTES / MIB {
+        file.write_all(&block)?;
+    }
+    let begun = Instant::now();
+    file.sync_data()?;
+    Ok((ALONE_BYTES / MIB) as f64 / begun.elapsed().as_secs_f64())
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use jericho_cache::{Grant, Intent, OWNER_DAEMON, PAGES_PER_GET_MAX};
-use jericho_format::PAGE_BYTES;
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::fs::Writing;
 use jericho_fs::{Error, Result};
 
@@ -81,6 +81,11 @@ impl Mounted {
     {
         if self.read_only() {
             return reply(Err(Error::Errno(libc::EROFS)));
+        }
+        // Before anything makes a page key of it.
+        let end = offset.checked_add(data.len() as u64);
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+            return reply(Err(Error::Errno(libc::EFBIG)));
         }
         // Appends are serialised by the kernel's inode lock, so the size can't move under us.
         let offset = if mode.append {

@@ -31,6 +31,22 @@ fn stat_is_right_after_each_change() {
 }
 
 #[test]
+fn a_file_that_would_be_too_large_is_refused_and_harms_nobody() {
+    let v = Volume::mounted();
+    let file = File::create(v.at("f")).unwrap();
+    file.write_all_at(b"here", 0).unwrap();
+    for offset in [1 << 46, (1 << 62) - 4096, i64::MAX as u64 - 4096] {
+        let error = file.write_at(b"x", offset).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(27), "EFBIG at {offset}: {error}");
+        assert!(file.set_len(offset + 1).is_err());
+    }
+    file.write_all_at(b"y", (1 << 46) - 1).unwrap();
+    assert_eq!(fs::metadata(v.at("f")).unwrap().len(), 1 << 46);
+    file.set_len(4).unwrap();
+    assert_eq!(fs::read(v.at("f")).unwrap(), b"here");
+}
+
+#[test]
 fn bytes_beyond_a_truncation_read_as_zeros_when_the_file_grows_again() {
     let v = Volume::mounted();
     let file = File::options()
