@@ -322,10 +322,18 @@ impl Store {
         if let Some(error) = &writer.failed {
             return Err(error.clone());
         }
-        let estimate_bytes = batch::estimate_bytes(&operations);
-        let mut retried = false;
+        let mapped_bytes = self.region.as_ref().map_or(0, |r| r.mapped_bytes());
+        let mut room_bytes = batch::estimate_bytes(&operations, mapped_bytes);
+        let mut chunks = None;
         loop {
-            self.make_ready(changes, estimate_bytes << u32::from(retried))?;
+            self.make_ready(changes, room_bytes)?;
+            // Tried once more with twice the room, as long as there is more room to be had.
+            let now = self.region.as_ref().map(|r| r.chunks());
+            if chunks.is_some() && chunks == now {
+                self.room.none_left();
+                return Err(Error::Errno(28));
+            }
+            chunks = now;
             let Some(db) = writer.db.as_ref() else {
                 return Err(Error::Store("the store is closed".into()));
             };
@@ -350,11 +358,7 @@ impl Store {
                         writer.failed = Some(error.clone());
                         return Err(error);
                     }
-                    if retried {
-                        self.room.none_left();
-                        return Err(Error::Errno(28));
-                    }
-                    retried = true;
+                    room_bytes = room_bytes.saturating_mul(2);
                 }
             }
         }

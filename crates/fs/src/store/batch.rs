@@ -119,14 +119,15 @@ impl Operations {
 
 /// An upper estimate of what a batch writes to the metadata region: its rows, leaves that are
 /// copied, and the paths to them.
-pub(super) fn estimate_bytes(operations: &Operations) -> u64 {
+pub(super) fn estimate_bytes(operations: &Operations, mapped_bytes: u64) -> u64 {
     let rows: usize = operations
         .rows
         .iter()
         .map(|r| r.key.len() + r.value.as_ref().map_or(0, Vec::len))
         .sum();
-    // Rows that go to places far apart copy a leaf each; rows of a large batch share leaves.
-    let leaves = operations.rows.len().min(256) + operations.blocks.len().min(256);
+    // Every row may go to a leaf of its own, which is copied; but there are no more leaves than are mapped.
+    let leaves =
+        (operations.rows.len() + operations.blocks.len()).min(mapped_bytes as usize / 4096);
     (rows as u64) * 2 + (leaves as u64 + 64) * 4096
 }
 

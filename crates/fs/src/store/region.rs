@@ -113,6 +113,16 @@ impl Region {
         self.chunk_blocks
     }
 
+    /// Chunks of the region, mapped or spare.
+    pub fn chunks(&self) -> usize {
+        CHUNKS_MAX - self.free_entries()
+    }
+
+    /// Bytes that hold something.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.state.read().map.len() as u64 * self.chunk_bytes()
+    }
+
     /// Chunks that are ready to be mapped.
     pub fn spare_chunks(&self) -> usize {
         self.state.read().spares.len()
