@@ -398,7 +398,9 @@ impl Slice {
         self.shared.read_waker.wake();
         self.shared.evict_waker.wake();
         for thread in std::mem::take(&mut *self.threads.lock()) {
-            if thread.join().is_err() {
+            // The last reference may go in a callback that a thread of the slice itself runs.
+            let own = thread.thread().id() == std::thread::current().id();
+            if !own && thread.join().is_err() {
                 tracing::error!(slice = self.shared.id, "a thread of the slice had panicked");
             }
         }
