@@ -318,16 +318,8 @@ impl Evictor {
         }
         let mut pieces: Vec<Piece> = vec![];
         for c in chosen {
-            let mut rest = &c.pages[..];
-            while !rest.is_empty() {
-                let first = rest[0].0;
-                let count = rest
-                    .iter()
-                    .zip(first..)
-                    .take_while(|(p, n)| p.0 == *n)
-                    .count();
-                let (pages, others) = rest.split_at(count);
-                rest = others;
+            for pages in c.pages.chunk_by(|a, b| a.0 + 1 == b.0) {
+                let (first, count) = (pages[0].0, pages.len());
                 let mut runs = vec![];
                 if let Err(error) = c.object.allocate(first, count as u32, &mut runs) {
                     let entries = pages.iter().map(|p| p.1).collect();

@@ -267,20 +267,15 @@ pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
     let mut holes: Vec<u32> = vec![];
     let mut transfers: Vec<(Transfer, Vec<u32>)> = vec![];
     let mut error = None;
-    let mut rest = &fill.pages[..];
-    while !rest.is_empty() && error.is_none() {
-        let first = rest[0].0;
-        let count = rest
-            .iter()
-            .zip(first..)
-            .take_while(|(p, n)| p.0 == *n)
-            .count();
-        let (pages, others) = rest.split_at(count);
-        rest = others;
+    for pages in fill.pages.chunk_by(|a, b| a.0 + 1 == b.0) {
+        let (first, count) = (pages[0].0, pages.len());
         let mut runs = vec![];
         match fill.object.resolve(first, count as u32, &mut runs) {
             Ok(()) => plan(shared, pages, &runs, &mut holes, &mut transfers),
-            Err(e) => error = Some(e),
+            Err(e) => {
+                error = Some(e);
+                break;
+            }
         }
     }
     if let Some(error) = error {
@@ -586,16 +581,10 @@ impl Drop for Grant {
         let mut after = After::default();
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        let now = (!self.dirtied.is_empty()).then(std::time::Instant::now);
-        let mut pages = &self.dirtied[..];
-        while let (Some(now), Some(first)) = (now, pages.first()) {
-            let count = pages
-                .iter()
-                .zip(*first..)
-                .take_while(|(p, n)| *p == n)
-                .count();
-            state.dirty.add(&self.object, *first, count as u64, now);
-            pages = &pages[count..];
+        for pages in self.dirtied.chunk_by(|a, b| a + 1 == *b) {
+            let count = pages.len() as u64;
+            let now = std::time::Instant::now();
+            state.dirty.add(&self.object, pages[0], count, now);
         }
         for index in &self.entries {
             state.unpin(*index);

@@ -159,10 +159,8 @@ impl Slice {
         let cpus = cpus.to_vec();
         let name = format!("{role}-{slice}");
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let mut set = rustix::thread::CpuSet::new();
-            cpus.iter().for_each(|cpu| set.set(*cpu as usize));
             if !cpus.is_empty()
-                && let Err(error) = rustix::thread::sched_setaffinity(None, &set)
+                && let Err(error) = jericho_sys::affinity::set(None, &cpus)
             {
                 tracing::warn!(slice, %error, "cannot keep the slice's thread on its node's CPUs");
             }
@@ -334,13 +332,6 @@ impl Slice {
             .into_iter()
             .flatten()
             .min()
-    }
-
-    /// Number of pages of an object that the index holds dirty.
-    pub fn dirty_of(&self, object: u64) -> u64 {
-        let mut state = self.shared.lock();
-        state.drain_announced(&self.shared);
-        state.dirty.pages(object, 0..u64::MAX, usize::MAX).len() as u64
     }
 
     /// The object's resident pages and the kernel's node of each: move_pages(2).

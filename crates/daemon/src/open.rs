@@ -9,6 +9,7 @@ use jericho_cache::{Config, FRAMES_MIN, Slice, StartError};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::fs::{Fs, FsOptions};
 use jericho_fs::volume::{OpenMode, Volume, VolumeError, VolumeLock};
+use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
 
 use crate::mounted::Mounted;
@@ -65,6 +66,9 @@ pub enum OpenError {
         /// Memory.
         memory: u64,
     },
+    /// The kernel does not tell how much memory there is.
+    #[error("cannot read how much memory this machine has: {0}; is /proc mounted?")]
+    MemorySize(std::io::Error),
     /// A slice could not be started.
     #[error(transparent)]
     Slice(#[from] StartError),
@@ -138,7 +142,9 @@ impl Mounted {
 
 /// Frames of each slice.
 fn frames_per_slice(cache_bytes: Option<u64>, slices: usize) -> Result<u32, OpenError> {
-    let memory = memory_bytes();
+    let memory = Memory::read()
+        .map_err(OpenError::MemorySize)?
+        .usable_bytes();
     let needed = slices as u64 * u64::from(FRAMES_MIN) * PAGE_BYTES;
     let default = (memory / 8).min(CACHE_BYTES_DEFAULT_MAX).max(needed);
     let given = cache_bytes.unwrap_or(default);
@@ -154,34 +160,6 @@ fn frames_per_slice(cache_bytes: Option<u64>, slices: usize) -> Result<u32, Open
     }
     let frames = given / PAGE_BYTES / slices as u64;
     Ok(frames.min(u64::from(jericho_shm::State::FRAMES_MAX)) as u32)
-}
-
-/// Memory of the machine, or of the control group that we are in if that is less.
-fn memory_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    let machine = info.totalram as u64 * u64::from(info.mem_unit);
-    let group = std::fs::read_to_string("/proc/self/cgroup")
-        .ok()
-        .and_then(|text| {
-            let path = text
-                .lines()
-                .find_map(|line| line.strip_prefix("0::"))?
-                .trim_start_matches('/');
-            let limits = Path::new("/sys/fs/cgroup").join(path);
-            let limits = limits
-                .ancestors()
-                .take_while(|dir| dir.starts_with("/sys/fs/cgroup"));
-            limits
-                .filter_map(|dir| {
-                    std::fs::read_to_string(dir.join("memory.max"))
-                        .ok()?
-                        .trim()
-                        .parse()
-                        .ok()
-                })
-                .min()
-        });
-    group.map_or(machine, |group: u64| group.min(machine))
 }
 
 /// Home node of each slice: that of its device, where the devices of the volume are on several nodes; otherwise

@@ -14,8 +14,6 @@ pub mod errno {
     };
 }
 pub mod limits;
-pub mod lock;
 pub mod memory;
 pub mod process;
 pub mod uring;
-pub mod xattr;
