@@ -125,7 +125,6 @@ impl Slice {
             memory,
             limits,
             state: Mutex::new(State::new(frames)),
-            epoch: 0.into(),
             dirty_pages: 0.into(),
             announced: SegQueue::new(),
             reads: SegQueue::new(),

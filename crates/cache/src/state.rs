@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use crossbeam_queue::SegQueue;
@@ -29,8 +29,6 @@ pub(crate) struct Shared {
     pub memory: SliceMemory,
     pub limits: Limits,
     pub state: Mutex<State>,
-    /// Coarse time for the LRU: moves on each time a sixteenth of the slice was filled anew.
-    pub epoch: AtomicU8,
     /// Pages that are dirty or being written back.
     pub dirty_pages: AtomicU64,
     /// Pages that writers made dirty and that the index has not taken in yet.
@@ -151,7 +149,7 @@ impl State {
         self.filled_in_epoch += 1;
         if self.filled_in_epoch >= shared.limits.frames / 16 {
             self.filled_in_epoch = 0;
-            shared.epoch.fetch_add(1, Ordering::Relaxed);
+            shared.memory.next_epoch();
         }
         (index, frame)
     }
@@ -183,8 +181,9 @@ impl State {
 }
 
 impl Shared {
+    /// Coarse time of the LRU: moves on each time a sixteenth of the slice was filled anew.
     pub fn epoch(&self) -> u8 {
-        self.epoch.load(Ordering::Relaxed)
+        self.memory.epoch()
     }
 
     pub fn dirty(&self) -> u64 {
@@ -202,10 +201,16 @@ impl Shared {
         if before == 0 || (before < background && before + n >= background) {
             self.evict_waker.wake();
         }
+        if before + n >= u64::from(self.limits.dirty_max) {
+            self.memory.set_throttled(true);
+        }
     }
 
     pub fn cleaned(&self, n: u64) {
-        self.dirty_pages.fetch_sub(n, Ordering::AcqRel);
+        let before = self.dirty_pages.fetch_sub(n, Ordering::AcqRel);
+        if before - n < u64::from(self.limits.dirty_max) {
+            self.memory.set_throttled(false);
+        }
     }
 
     /// Whether a state is that of a clean page that nobody is changing or moving.

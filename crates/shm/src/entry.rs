@@ -13,7 +13,7 @@
 //! were the page's at one instant. DIRTY, WRITE_BACK and BACKED say nothing about the bytes
 //! and are left out of the comparison.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 use jericho_format::{INO_MAX, PAGE_MAX};
 
@@ -135,6 +135,16 @@ impl State {
         self.0 & !(OWNER_MASK | Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0)
     }
 
+    /// What says whose latch it is.
+    #[inline]
+    fn holder(self) -> u64 {
+        self.0 & !(Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0)
+    }
+
+    fn flags(self) -> u64 {
+        self.0 & (((1 << FLAG_BITS) - 1) << FRAME_BITS)
+    }
+
     /// The next version with other flags and frame and no owner.
     #[inline]
     pub(crate) fn next(self, flags: u64, frame: u32) -> State {
@@ -162,6 +172,7 @@ pub struct Entry {
     state: AtomicU64,
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Entry>() == 16);
 
 impl Entry {
@@ -186,46 +197,60 @@ impl Entry {
     /// The state again after a copy: the fence keeps the copy's loads before this load.
     #[inline]
     pub(crate) fn state_after_copy(&self) -> State {
-        std::sync::atomic::fence(Ordering::Acquire);
+        fence(Ordering::Acquire);
         State(self.state.load(Ordering::Relaxed))
     }
 
-    /// Takes the page's latch if the state is still `seen`. Acquire: the copy that follows is not
-    /// moved before it.
+    /// Takes the page's latch if the state is still `seen`; gives the state with the latch. Acquire: the
+    /// copy that follows is not moved before it.
     #[inline]
-    pub fn try_latch(&self, seen: State, owner: u16) -> bool {
+    pub fn try_latch(&self, seen: State, owner: u16) -> Option<State> {
         debug_assert!(seen.has(Flags::VALID) && !seen.has(Flags::LATCH));
-        let latched = self
-            .state
-            .compare_exchange(
-                seen.0,
-                seen.latched_by(owner).0,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            )
-            .is_ok();
+        let latched = seen.latched_by(owner);
+        self.state
+            .compare_exchange(seen.0, latched.0, Ordering::Acquire, Ordering::Relaxed)
+            .ok()?;
         // The latch must be visible before any byte of the copy is: a reader that saw new bytes must also
         // see the latch or a later version. Pairs with the fence in `state_after_copy`.
-        std::sync::atomic::fence(Ordering::Release);
-        latched
+        fence(Ordering::Release);
+        Some(latched)
     }
 
-    /// Gives the latch back, with flags added. Returns the state before, whose DIRTY tells whether the
-    /// page was dirty already.
+    /// Gives the latch that left the state `latched` back, with flags added. Returns the state before, whose
+    /// DIRTY tells whether the page was dirty already; `None` when the latch was broken meanwhile: the page is
+    /// somebody else's, and nothing was changed.
     #[inline]
-    pub fn unlatch(&self, set: Flags) -> State {
+    pub fn unlatch(&self, latched: State, set: Flags) -> Option<State> {
         // A loop, because WRITE_BACK may be cleared by its completion meanwhile.
         let mut seen = self.state.load(Ordering::Relaxed);
         loop {
+            if State(seen).holder() != latched.holder() {
+                return None;
+            }
             let next = State(seen).unlatched(set).0;
             match self
                 .state
                 .compare_exchange_weak(seen, next, Ordering::Release, Ordering::Relaxed)
             {
-                Ok(_) => return State(seen),
+                Ok(_) => return Some(State(seen)),
                 Err(now) => seen = now,
             }
         }
+    }
+
+    /// Opens a latch that its holder can't or won't give back, if the state is still `seen`: the page is
+    /// dirty with whatever its frame holds. `frame`: where its bytes are from now on.
+    pub fn break_latch(&self, seen: State, frame: u32) -> bool {
+        debug_assert!(seen.has(Flags::LATCH));
+        let flags = seen.flags() & !Flags::LATCH.0 | Flags::DIRTY.0 | Flags::BACKED.0;
+        self.state
+            .compare_exchange(
+                seen.0,
+                seen.next(flags, frame).0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
     }
 
     /// Sets and clears flags that say nothing about the bytes, if the state is still `seen`.

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::mem::size_of;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
@@ -45,6 +46,11 @@ impl Geometry {
         self.lines * WAYS
     }
 
+    /// Where the words of the slice follow the stamps.
+    fn words_at(self) -> usize {
+        (self.entries() as usize).next_multiple_of(64)
+    }
+
     fn table_bytes(self) -> usize {
         self.entries() as usize * size_of::<Entry>() + self.lines as usize * size_of::<u16>()
     }
@@ -68,6 +74,8 @@ pub enum Miss {
     Unbacked,
     /// A writer held the latch for long.
     Busy,
+    /// The latch was taken away from this writer, which had held it for too long: the page is not written.
+    Broken,
 }
 
 /// An entry that held the key at the moment of the lookup.
@@ -104,9 +112,85 @@ impl SliceMemory {
         Ok(SliceMemory {
             geometry,
             table: make("table", geometry.table_bytes(), true)?,
-            stamps: make("stamps", geometry.entries() as usize, false)?,
+            stamps: make("stamps", geometry.words_at() + 64, false)?,
             frames: make("frames", frames as usize * PAGE, true)?,
         })
+    }
+
+    /// Maps the segments of a slice with `frames` frames that another process made: table, stamps, frames.
+    ///
+    /// Errors: `InvalidData` when a segment is shorter than the geometry says; EACCES when `writable` is
+    /// asked of read-only descriptors.
+    pub fn attach(frames: u32, fds: [OwnedFd; 3], writable: bool) -> io::Result<SliceMemory> {
+        if frames == 0 || frames > State::FRAMES_MAX {
+            let what = format!("a slice with {frames} frames cannot be");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        let geometry = Geometry::for_frames(frames);
+        let [table, stamps, data] = fds;
+        let map = |fd, len| Mapping::from_fd(fd, len, writable).map(Arc::new);
+        Ok(SliceMemory {
+            geometry,
+            table: map(table, geometry.table_bytes())?,
+            stamps: map(stamps, geometry.words_at() + 64)?,
+            frames: map(data, frames as usize * PAGE)?,
+        })
+    }
+
+    /// Table, stamps and frames, to be handed to another process.
+    pub fn segments(&self) -> [&Mapping; 3] {
+        [&self.table, &self.stamps, &self.frames]
+    }
+
+    /// Whether this process may write.
+    pub fn is_writable(&self) -> bool {
+        self.frames.is_writable()
+    }
+
+    fn word(&self, at: usize) -> &AtomicU8 {
+        debug_assert!(at < 64);
+        // SAFETY: the stamps segment has 64 bytes after `words_at` and stays mapped while `self` lives.
+        unsafe {
+            &*self
+                .stamps
+                .as_ptr()
+                .add(self.geometry.words_at() + at)
+                .cast::<AtomicU8>()
+        }
+    }
+
+    /// Coarse time of the LRU.
+    #[inline]
+    pub fn epoch(&self) -> u8 {
+        self.word(0).load(Ordering::Relaxed)
+    }
+
+    /// The slice: the next epoch begins.
+    pub fn next_epoch(&self) {
+        self.word(0).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether writers have to go through the daemon, since too much is dirty.
+    #[inline]
+    pub fn is_throttled(&self) -> bool {
+        self.word(1).load(Ordering::Relaxed) != 0
+    }
+
+    /// The slice: sets that.
+    pub fn set_throttled(&self, throttled: bool) {
+        if self.is_throttled() != throttled {
+            self.word(1).store(u8::from(throttled), Ordering::Relaxed);
+        }
+    }
+
+    /// Goes through the table: calls `each` with the index, key and state of every page in it.
+    pub fn scan(&self, mut each: impl FnMut(u32, Key, State)) {
+        for index in 0..self.geometry.entries() {
+            let entry = self.entry(index);
+            if let Some(key) = entry.key() {
+                each(index, key, entry.state());
+            }
+        }
     }
 
     /// Sizes.
@@ -238,13 +322,16 @@ impl SliceMemory {
                 return Err(Miss::Unbacked);
             }
             let entry = self.entry(index);
-            if !state.has(Flags::LATCH) && entry.try_latch(state, owner) {
+            if !state.has(Flags::LATCH)
+                && let Some(latched) = entry.try_latch(state, owner)
+            {
                 let copied = self.copy_in(state.frame(), offset, data);
-                let before = entry.unlatch(if copied.is_ok() {
+                let set = if copied.is_ok() {
                     Flags::DIRTY
                 } else {
                     Flags(0)
-                });
+                };
+                let before = entry.unlatch(latched, set).ok_or(Miss::Broken)?;
                 copied?;
                 self.touch(index, epoch);
                 return Ok(!before.has(Flags::DIRTY));

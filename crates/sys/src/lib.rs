@@ -6,6 +6,8 @@
 pub mod affinity;
 pub mod block;
 pub mod doorbell;
+pub mod futex;
+pub mod handover;
 pub mod errno {
     //! The error numbers that callers name; the rest they only pass on.
     pub use libc::{

@@ -161,6 +161,15 @@ impl Mapping {
         self.base.as_ptr()
     }
 
+    /// A descriptor of the segment through which nobody can map it writable. Errors: those of open(2)
+    /// on /proc/self/fd (no /proc, EMFILE).
+    pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
+        use std::os::fd::AsRawFd;
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
+    }
+
     /// The memfd behind the mapping.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -1,0 +1,362 @@
+//! The control segment: what clients must know of a volume. The daemon writes it, clients only read.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use jericho_sys::memory::Mapping;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
+const VERSION: u32 = 1;
+const CPUS: usize = 1024;
+const SLICES_AT: usize = 4096;
+const SLICES: usize = 1024;
+const SLOTS_AT: usize = SLICES_AT + 64 * SLICES;
+
+/// When threads are moved to their data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// When it pays.
+    #[default]
+    Adaptive,
+    /// Never.
+    Never,
+    /// At the first access that finds the thread elsewhere.
+    Always,
+}
+
+impl Policy {
+    /// The number in shared memory.
+    pub fn number(self) -> u8 {
+        match self {
+            Policy::Adaptive => 0,
+            Policy::Never => 1,
+            Policy::Always => 2,
+        }
+    }
+
+    /// From the number; an unknown one is the default.
+    pub fn from_number(number: u8) -> Policy {
+        match number {
+            1 => Policy::Never,
+            2 => Policy::Always,
+            _ => Policy::Adaptive,
+        }
+    }
+}
+
+#[repr(C, align(64))]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    slices: AtomicU32,
+    slots: AtomicU32,
+    nodes: AtomicU32,
+    instance: AtomicU64,
+    policy: AtomicU32,
+    _unused: [u32; 7],
+    cpu_nodes: [AtomicU16; CPUS],
+}
+
+#[repr(C, align(64))]
+struct SliceInfo {
+    frames: AtomicU32,
+    node: AtomicU16,
+}
+
+/// The daemon's part of a file's slot.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct SlotInfo {
+    object: AtomicU64,
+    generation: AtomicU32,
+    flags: AtomicU32,
+    home: AtomicU16,
+    policy: AtomicU8,
+}
+
+const _: () = assert!(size_of::<SlotInfo>() == 64 && size_of::<SliceInfo>() == 64);
+const _: () = assert!(std::mem::offset_of!(Header, cpu_nodes) == 64);
+
+impl SlotInfo {
+    /// No inline access.
+    pub const KERNEL: u32 = 1;
+    /// No inline writes.
+    pub const NO_WRITE: u32 = 2;
+
+    /// The object; 0: the slot is free.
+    #[inline]
+    pub fn object(&self) -> u64 {
+        self.object.load(Ordering::Relaxed)
+    }
+
+    /// Changes each time the slot is given out or taken back. Acquire: what is read of the slot
+    /// afterwards is at least as new.
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// `KERNEL`, `NO_WRITE`.
+    #[inline]
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Acquire)
+    }
+
+    /// The slice that caches the file.
+    #[inline]
+    pub fn home(&self) -> u16 {
+        self.home.load(Ordering::Relaxed)
+    }
+
+    /// Thread policy of the file; `None`: the volume's.
+    #[inline]
+    pub fn policy(&self) -> Option<Policy> {
+        match self.policy.load(Ordering::Relaxed) {
+            0 => None,
+            n => Some(Policy::from_number(n - 1)),
+        }
+    }
+
+    /// The daemon gives the slot to an object, or (0) takes it back.
+    pub fn set(&self, object: u64, home: u16, flags: u32) {
+        self.object.store(object, Ordering::Relaxed);
+        self.home.store(home, Ordering::Relaxed);
+        self.flags.store(flags, Ordering::Relaxed);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The daemon changes the home.
+    pub fn set_home(&self, home: u16) {
+        self.home.store(home, Ordering::Release);
+    }
+
+    /// The daemon sets and clears flags.
+    pub fn set_flags(&self, set: u32, clear: u32) {
+        self.flags.fetch_or(set, Ordering::SeqCst);
+        self.flags.fetch_and(!clear, Ordering::SeqCst);
+    }
+
+    /// The daemon sets the thread policy.
+    pub fn set_policy(&self, policy: Option<Policy>) {
+        self.policy
+            .store(policy.map_or(0, |p| p.number() + 1), Ordering::Relaxed);
+    }
+}
+
+/// The segment.
+#[derive(Debug)]
+pub struct Control {
+    mapping: Mapping,
+    slices: u16,
+    slots: u32,
+}
+
+impl Control {
+    /// For a volume: frames and node of each slice (at most 1024), the node of each CPU (65535: none).
+    pub fn create(
+        name: &str,
+        slices: &[(u32, u16)],
+        slots: u32,
+        cpu_nodes: &[u16],
+        instance: u64,
+    ) -> io::Result<Control> {
+        assert!(slices.len() <= SLICES, "more slices than a volume can have");
+        let len = SLOTS_AT + slots as usize * size_of::<SlotInfo>();
+        let mapping = Mapping::create(&format!("jericho-{name}-control"), len, false)?;
+        let control = Control {
+            mapping,
+            slices: slices.len() as u16,
+            slots,
+        };
+        let header = control.header();
+        for (cpu, word) in header.cpu_nodes.iter().enumerate() {
+            let node = cpu_nodes.get(cpu).copied().unwrap_or(u16::MAX);
+            word.store(node, Ordering::Relaxed);
+        }
+        for (index, (frames, node)) in slices.iter().enumerate() {
+            let info = control.slice_info(index as u16);
+            info.frames.store(*frames, Ordering::Relaxed);
+            info.node.store(*node, Ordering::Relaxed);
+        }
+        header.slices.store(slices.len() as u32, Ordering::Relaxed);
+        header.slots.store(slots, Ordering::Relaxed);
+        let known = cpu_nodes.iter().filter(|n| **n != u16::MAX);
+        let nodes = known.map(|n| u32::from(*n) + 1).max().unwrap_or(1);
+        header.nodes.store(nodes, Ordering::Relaxed);
+        header.instance.store(instance, Ordering::Relaxed);
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok(control)
+    }
+
+    /// Another process's, read-only. Errors: `InvalidData` for anything that is not a control segment of
+    /// this version; as `Mapping::from_fd`.
+    pub fn attach(fd: OwnedFd) -> io::Result<Control> {
+        let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        let slots = {
+            let head = Mapping::from_fd(fd.try_clone()?, SLOTS_AT, false)?;
+            let head = Control {
+                mapping: head,
+                slices: 0,
+                slots: 0,
+            };
+            let header = head.header();
+            if header.magic.load(Ordering::Acquire) != MAGIC {
+                return Err(bad("this is no control segment of jericho".into()));
+            }
+            let version = header.version.load(Ordering::Relaxed);
+            if version != VERSION {
+                return Err(bad(format!(
+                    "the daemon speaks version {version} of the shared memory, this library {VERSION}"
+                )));
+            }
+            header.slots.load(Ordering::Relaxed)
+        };
+        let len = SLOTS_AT + slots as usize * size_of::<SlotInfo>();
+        let mapping = Mapping::from_fd(fd, len, false)?;
+        let mut control = Control {
+            mapping,
+            slices: 0,
+            slots,
+        };
+        let slices = control.header().slices.load(Ordering::Relaxed);
+        if slices as usize > SLICES {
+            return Err(bad(format!("a volume with {slices} slices cannot be")));
+        }
+        control.slices = slices as u16;
+        Ok(control)
+    }
+
+    /// The segment, to be handed over (read-only).
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    #[inline]
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping is at least SLOTS_AT long, page-aligned, and lives as long as `self`; the
+        // fields are atomics, valid for every bit pattern.
+        unsafe { &*self.mapping.as_ptr().cast::<Header>() }
+    }
+
+    #[inline]
+    fn slice_info(&self, slice: u16) -> &SliceInfo {
+        assert!(slice < self.slices, "no such slice");
+        // SAFETY: as in `header`; there is room for 1024 slices and `slices` is not more.
+        unsafe {
+            &*self
+                .mapping
+                .as_ptr()
+                .add(SLICES_AT)
+                .cast::<SliceInfo>()
+                .add(usize::from(slice))
+        }
+    }
+
+    /// Random number of the daemon's life.
+    pub fn instance(&self) -> u64 {
+        self.header().instance.load(Ordering::Relaxed)
+    }
+
+    /// Number of slices.
+    #[inline]
+    pub fn slice_count(&self) -> u16 {
+        self.slices
+    }
+
+    /// Number of slots.
+    #[inline]
+    pub fn slot_count(&self) -> u32 {
+        self.slots
+    }
+
+    /// Nodes: one more than the highest number.
+    pub fn node_count(&self) -> u32 {
+        self.header().nodes.load(Ordering::Relaxed)
+    }
+
+    /// Frames of a slice.
+    pub fn frames_of(&self, slice: u16) -> u32 {
+        self.slice_info(slice).frames.load(Ordering::Relaxed)
+    }
+
+    /// Home node of a slice.
+    #[inline]
+    pub fn node_of_slice(&self, slice: u16) -> u16 {
+        self.slice_info(slice).node.load(Ordering::Relaxed)
+    }
+
+    /// Node of a CPU; 65535: of none.
+    #[inline]
+    pub fn node_of_cpu(&self, cpu: u32) -> u16 {
+        let nodes = &self.header().cpu_nodes;
+        nodes
+            .get(cpu as usize)
+            .map_or(u16::MAX, |node| node.load(Ordering::Relaxed))
+    }
+
+    /// Thread policy of the volume.
+    pub fn policy(&self) -> Policy {
+        Policy::from_number(self.header().policy.load(Ordering::Relaxed) as u8)
+    }
+
+    /// The daemon sets it.
+    pub fn set_policy(&self, policy: Policy) {
+        self.header()
+            .policy
+            .store(u32::from(policy.number()), Ordering::Relaxed);
+    }
+
+    /// The daemon's part of a slot; `None` beyond the last.
+    #[inline]
+    pub fn slot(&self, index: u32) -> Option<&SlotInfo> {
+        (index < self.slots).then(|| {
+            // SAFETY: as in `header`; the mapping has room for `slots` of them.
+            unsafe {
+                &*self
+                    .mapping
+                    .as_ptr()
+                    .add(SLOTS_AT)
+                    .cast::<SlotInfo>()
+                    .add(index as usize)
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_segment_is_attached_as_it_was_made() {
+        let made = Control::create("test", &[(4096, 0), (8192, 1)], 100, &[0, 1, 1], 42).unwrap();
+        made.set_policy(Policy::Always);
+        made.slot(99).unwrap().set(7, 1, SlotInfo::NO_WRITE);
+        let fd = made.mapping().read_only_fd().unwrap();
+        let seen = Control::attach(fd).unwrap();
+        assert_eq!((seen.slice_count(), seen.slot_count()), (2, 100));
+        assert_eq!((seen.frames_of(1), seen.node_of_slice(1)), (8192, 1));
+        assert_eq!(seen.node_of_cpu(2), 1);
+        assert_eq!(seen.node_of_cpu(3), u16::MAX);
+        assert_eq!(seen.node_of_cpu(5000), u16::MAX);
+        assert_eq!((seen.instance(), seen.node_count()), (42, 2));
+        assert_eq!(seen.policy(), Policy::Always);
+        let slot = seen.slot(99).unwrap();
+        assert_eq!(
+            (slot.object(), slot.home(), slot.flags()),
+            (7, 1, SlotInfo::NO_WRITE)
+        );
+        assert_eq!(slot.generation(), 1);
+        assert!(seen.slot(100).is_none());
+    }
+
+    #[test]
+    fn another_version_is_refused_by_name() {
+        let made = Control::create("test", &[(4096, 0)], 1, &[0], 1).unwrap();
+        made.header().version.store(9, Ordering::Relaxed);
+        let error = Control::attach(made.mapping().read_only_fd().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("version 9"), "{error}");
+    }
+}

@@ -1,0 +1,258 @@
+//! The slots segment: what the writers of a file share, size and locks.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use jericho_sys::futex;
+use jericho_sys::memory::Mapping;
+
+use crate::lock::Lock;
+
+/// Stripe locks of a slot.
+pub const STRIPES: usize = 15;
+const HEADER: usize = 4096;
+const SIZE_BITS: u32 = 46;
+/// Bytes to a stripe.
+const STRIPE_SHIFT: u32 = 20;
+
+/// A file's size with the count of its truncations: `[cuts:18][bytes:46]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeWord(u64);
+
+impl SizeWord {
+    /// Bytes.
+    #[inline]
+    pub fn bytes(self) -> u64 {
+        self.0 & ((1 << SIZE_BITS) - 1)
+    }
+
+    fn with_bytes(self, bytes: u64) -> SizeWord {
+        SizeWord(self.0 >> SIZE_BITS << SIZE_BITS | bytes & ((1 << SIZE_BITS) - 1))
+    }
+
+    fn cut_to(self, bytes: u64) -> SizeWord {
+        SizeWord(self.0.wrapping_add(1 << SIZE_BITS)).with_bytes(bytes)
+    }
+}
+
+/// A file's part that its writers change.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub struct Slot {
+    size: AtomicU64,
+    modified: AtomicU64,
+    _unused: [u64; 6],
+    extend: Lock,
+    stripes: [Lock; STRIPES],
+}
+
+const _: () = assert!(size_of::<Slot>() == 128);
+
+impl Slot {
+    /// The size now. Acquire: pages that it covers are there.
+    #[inline]
+    pub fn size(&self) -> SizeWord {
+        SizeWord(self.size.load(Ordering::Acquire))
+    }
+
+    /// A writer that holds the extend lock and has written the pages makes the file longer. False when the
+    /// size is not `seen` any more.
+    #[inline]
+    pub fn extend(&self, seen: SizeWord, bytes: u64) -> bool {
+        self.size
+            .compare_exchange(
+                seen.0,
+                seen.with_bytes(bytes).0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+    }
+
+    /// The daemon sets the size; writers that saw the old one are refused when `cut`.
+    pub fn set_size(&self, bytes: u64, cut: bool) {
+        let mut seen = SizeWord(self.size.load(Ordering::Relaxed));
+        loop {
+            let next = if cut {
+                seen.cut_to(bytes)
+            } else {
+                seen.with_bytes(bytes)
+            };
+            match self
+                .size
+                .compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => seen = SizeWord(now),
+            }
+        }
+    }
+
+    /// The daemon has made the file longer, or equally long: the size grows to `bytes` unless it is more.
+    pub fn grow(&self, bytes: u64) {
+        let mut seen = self.size();
+        while seen.bytes() < bytes && !self.extend(seen, bytes) {
+            seen = self.size();
+        }
+    }
+
+    /// When the last inline write was, in nanoseconds of the realtime clock; 0: none.
+    #[inline]
+    pub fn modified(&self) -> u64 {
+        self.modified.load(Ordering::Relaxed)
+    }
+
+    /// An inline write happens now.
+    #[inline]
+    pub fn set_modified(&self, now_ns: u64) {
+        if self.modified.load(Ordering::Relaxed) != now_ns {
+            self.modified.store(now_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// The daemon takes the mark of inline writes.
+    pub fn take_modified(&self) -> u64 {
+        if self.modified() == 0 {
+            return 0;
+        }
+        self.modified.swap(0, Ordering::AcqRel)
+    }
+
+    /// Held by who makes the file longer, or appends.
+    #[inline]
+    pub fn extend_lock(&self) -> &Lock {
+        &self.extend
+    }
+
+    /// Stripes that bytes `[offset, offset + len)` fall into, in the order in which they are locked. `len` > 0.
+    #[inline]
+    pub fn stripes_of(offset: u64, len: u64) -> impl Iterator<Item = usize> {
+        let first = offset >> STRIPE_SHIFT;
+        let last = (offset + len - 1) >> STRIPE_SHIFT;
+        let mut wanted = 0u32;
+        for mib in first..=last.min(first + STRIPES as u64 - 1) {
+            wanted |= 1 << (mib % STRIPES as u64);
+        }
+        (0..STRIPES).filter(move |stripe| wanted >> stripe & 1 != 0)
+    }
+
+    /// A stripe's lock.
+    #[inline]
+    pub fn stripe(&self, stripe: usize) -> &Lock {
+        &self.stripes[stripe]
+    }
+
+    /// Opens all locks that `owner`, who is dead, holds.
+    pub fn open_dead(&self, owner: u16) {
+        self.extend.open_dead(owner);
+        self.stripes.iter().for_each(|lock| lock.open_dead(owner));
+    }
+}
+
+/// The segment.
+#[derive(Debug)]
+pub struct Slots {
+    mapping: Mapping,
+    count: u32,
+}
+
+impl Slots {
+    /// For `count` slots. Memory is taken as slots are used.
+    pub fn create(name: &str, count: u32) -> io::Result<Slots> {
+        let len = HEADER + count as usize * size_of::<Slot>();
+        let mapping = Mapping::create(&format!("jericho-{name}-slots"), len, false)?;
+        Ok(Slots { mapping, count })
+    }
+
+    /// Another process's. Errors as `Mapping::from_fd`.
+    pub fn attach(fd: OwnedFd, count: u32, writable: bool) -> io::Result<Slots> {
+        let len = HEADER + count as usize * size_of::<Slot>();
+        let mapping = Mapping::from_fd(fd, len, writable)?;
+        Ok(Slots { mapping, count })
+    }
+
+    /// The segment, to be handed over.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Number of slots.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// A slot. `None` beyond the last. A process that mapped the segment read-only may only call what
+    /// reads: a write would end it with SIGSEGV.
+    #[inline]
+    pub fn slot(&self, index: u32) -> Option<&Slot> {
+        (index < self.count).then(|| {
+            // SAFETY: the mapping has room for `count` slots after the header and stays mapped while `self`
+            // lives; its start is page-aligned, so slots are aligned. All fields are atomics, valid for every
+            // bit pattern, but for unused bytes that nobody reads.
+            unsafe {
+                &*self
+                    .mapping
+                    .as_ptr()
+                    .add(HEADER)
+                    .cast::<Slot>()
+                    .add(index as usize)
+            }
+        })
+    }
+
+    fn bell(&self) -> &AtomicU32 {
+        // SAFETY: the header's first word; as in `slot`.
+        unsafe { &*self.mapping.as_ptr().cast::<AtomicU32>() }
+    }
+
+    /// A writing client wakes the daemon.
+    pub fn ring(&self) {
+        self.bell().fetch_add(1, Ordering::SeqCst);
+        futex::wake_all(self.bell());
+    }
+
+    /// The daemon: what the bell says now, for `sleep`.
+    pub fn rung(&self) -> u32 {
+        self.bell().load(Ordering::SeqCst)
+    }
+
+    /// The daemon: sleeps until the bell rings, unless it has since `seen`, or for `timeout`.
+    pub fn sleep(&self, seen: u32, timeout: Option<std::time::Duration>) {
+        match timeout {
+            Some(timeout) => futex::wait(self.bell(), seen, timeout),
+            None => futex::wait_forever(self.bell(), seen),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_that_saw_the_size_before_a_truncation_cannot_extend() {
+        let slots = Slots::create("test", 4).unwrap();
+        let slot = slots.slot(3).unwrap();
+        assert!(slots.slot(4).is_none());
+        slot.set_size(10_000, false);
+        let seen = slot.size();
+        slot.set_size(10_000, true);
+        assert_eq!(slot.size().bytes(), 10_000);
+        assert!(!slot.extend(seen, 20_000));
+        assert!(slot.extend(slot.size(), 20_000));
+        slot.grow(15_000);
+        assert_eq!(slot.size().bytes(), 20_000);
+        slot.grow(25_000);
+        assert_eq!(slot.size().bytes(), 25_000);
+    }
+
+    #[test]
+    fn stripes_come_in_order_and_cover_the_range() {
+        let of = |offset, len| Slot::stripes_of(offset, len).collect::<Vec<_>>();
+        assert_eq!(of(0, 1), [0]);
+        assert_eq!(of((1 << 20) - 1, 2), [0, 1]);
+        assert_eq!(of(14 << 20, 2 << 20), [0, 14]);
+        assert_eq!(of(3 << 20, 1 << 30).len(), STRIPES);
+    }
+}
