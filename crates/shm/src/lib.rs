@@ -5,6 +5,7 @@
 //! This crate knows pages of numbered objects; which slice changes the table when is `cache`'s business.
 
 mod area;
+mod call;
 mod control;
 mod entry;
 mod lock;
@@ -20,6 +21,9 @@ mod sync {
 }
 
 pub use area::{Area, Counter, RING_KEYS, RingReader, TOUCHED};
+pub use call::{
+    Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
+};
 pub use control::{Control, Policy, SlotInfo};
 
 pub use entry::{Entry, Flags, Key, State};

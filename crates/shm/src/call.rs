@@ -1,0 +1,303 @@
+//! The small messages around shared memory: the ioctl on a descriptor, and the hand-over of segments.
+//! Native-endian, as all of it stays on one machine.
+
+/// Version of the protocol in `docs/formats/shm.md`.
+pub const PROTOCOL: u32 = 1;
+/// Bytes of the ioctl's argument, in and out.
+pub const CALL_BYTES: usize = 64;
+/// Bytes of a request and of a reply of the hand-over.
+pub const HANDOVER_BYTES: usize = 32;
+
+const HANDOVER_MAGIC: u64 = u64::from_ne_bytes(*b"JRCHhand");
+const NR_FAST: u32 = 1;
+
+/// What a descriptor's program asks by ioctl.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// May this open file be read (and, with `write`, written) inline?
+    Fast {
+        /// Inline writes are wanted too.
+        write: bool,
+    },
+    /// Read pages ahead.
+    ReadAhead {
+        /// First page.
+        first: u64,
+        /// Number of pages.
+        pages: u32,
+    },
+    /// Promise space for pages at or beyond the end and put them into the cache.
+    Reserve {
+        /// First page.
+        first: u64,
+        /// Number of pages.
+        pages: u32,
+    },
+    /// The file is about to be mapped: no inline access any more, page cache coherent.
+    Mapped,
+}
+
+/// The answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// 0: done; else a number of `Refusal`.
+    pub status: u32,
+    /// Slot of the file.
+    pub slot: u32,
+    /// The slot's generation.
+    pub generation: u32,
+    /// Pages that were reserved.
+    pub pages: u32,
+    /// The daemon's life.
+    pub instance: u64,
+    /// The object.
+    pub object: u64,
+}
+
+/// Why a descriptor takes the kernel path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Refusal {
+    /// The protocol's version differs.
+    Version = 1,
+    /// The caller is not of the volume owner's uid.
+    Owner = 2,
+    /// The file has set-id bits, which each write must take off.
+    SetId = 3,
+    /// The file is mapped somewhere.
+    Mapped = 4,
+    /// The mount or the descriptor is read-only.
+    ReadOnly = 5,
+    /// Too many files are open inline.
+    Slots = 6,
+    /// No space, or no frames, for what was to be reserved.
+    Space = 7,
+    /// The fast path is switched off, or the daemon closes.
+    Off = 8,
+}
+
+fn u32_at(bytes: &[u8; CALL_BYTES], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn u64_at(bytes: &[u8; CALL_BYTES], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(word)
+}
+
+/// `_IOWR('J', n, 64 bytes)`.
+const fn number(n: u32) -> u32 {
+    3 << 30 | (CALL_BYTES as u32) << 16 | (b'J' as u32) << 8 | n
+}
+
+impl Call {
+    /// The ioctl's number and argument.
+    pub fn encode(self) -> (u32, [u8; CALL_BYTES]) {
+        let (n, flags, first, pages) = match self {
+            Call::Fast { write } => (NR_FAST, u32::from(write), 0, 0),
+            Call::ReadAhead { first, pages } => (2, 0, first, pages),
+            Call::Reserve { first, pages } => (3, 0, first, pages),
+            Call::Mapped => (4, 0, 0, 0),
+        };
+        let mut bytes = [0; CALL_BYTES];
+        bytes[0..4].copy_from_slice(&PROTOCOL.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&flags.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&first.to_ne_bytes());
+        bytes[16..20].copy_from_slice(&pages.to_ne_bytes());
+        (number(n), bytes)
+    }
+
+    /// From an ioctl. `Ok(None)`: not one of ours. `Err`: of another version.
+    pub fn decode(number_given: u32, argument: &[u8]) -> Result<Option<Call>, Refusal> {
+        let Some(n) = (1..=4).find(|n| number(*n) == number_given) else {
+            return Ok(None);
+        };
+        let Ok(bytes) = <&[u8; CALL_BYTES]>::try_from(argument) else {
+            return Ok(None);
+        };
+        if u32_at(bytes, 0) != PROTOCOL {
+            return Err(Refusal::Version);
+        }
+        let (first, pages) = (u64_at(bytes, 8), u32_at(bytes, 16));
+        Ok(Some(match n {
+            NR_FAST => Call::Fast {
+                write: u32_at(bytes, 4) & 1 != 0,
+            },
+            2 => Call::ReadAhead { first, pages },
+            3 => Call::Reserve { first, pages },
+            _ => Call::Mapped,
+        }))
+    }
+}
+
+impl Answer {
+    /// A refusal.
+    pub fn refused(why: Refusal) -> Answer {
+        Answer {
+            status: why as u32,
+            ..Answer::default()
+        }
+    }
+
+    /// The bytes.
+    pub fn encode(self) -> [u8; CALL_BYTES] {
+        let mut bytes = [0; CALL_BYTES];
+        bytes[0..4].copy_from_slice(&self.status.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.slot.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.generation.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.pages.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.instance.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&self.object.to_ne_bytes());
+        bytes
+    }
+
+    /// From the bytes.
+    pub fn decode(bytes: &[u8; CALL_BYTES]) -> Answer {
+        Answer {
+            status: u32_at(bytes, 0),
+            slot: u32_at(bytes, 4),
+            generation: u32_at(bytes, 8),
+            pages: u32_at(bytes, 12),
+            instance: u64_at(bytes, 16),
+            object: u64_at(bytes, 24),
+        }
+    }
+}
+
+/// Name of the abstract socket of a daemon's life.
+pub fn socket_name(instance: u64) -> String {
+    format!("jericho-{instance:016x}")
+}
+
+/// A client asks for the segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Writable table, stamps, frames and slots are wanted.
+    pub write: bool,
+    /// The client's owner number when it has one and wants write access added; 0: a new client.
+    pub owner: u16,
+}
+
+/// What comes with the segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// 0, or an errno that says why there are none.
+    pub error: u32,
+    /// The client's owner number.
+    pub owner: u16,
+    /// Slices, each with three segments after control, slots and area.
+    pub slices: u16,
+}
+
+fn message(words: [u32; 4]) -> [u8; HANDOVER_BYTES] {
+    let mut bytes = [0; HANDOVER_BYTES];
+    bytes[0..8].copy_from_slice(&HANDOVER_MAGIC.to_ne_bytes());
+    for (at, word) in words.iter().enumerate() {
+        bytes[8 + 4 * at..12 + 4 * at].copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+fn words(bytes: &[u8]) -> Option<[u32; 4]> {
+    let bytes = <&[u8; HANDOVER_BYTES]>::try_from(bytes).ok()?;
+    if bytes[0..8] != HANDOVER_MAGIC.to_ne_bytes() {
+        return None;
+    }
+    let mut words = [0; 4];
+    for (at, word) in words.iter_mut().enumerate() {
+        let b = &bytes[8 + 4 * at..12 + 4 * at];
+        *word = u32::from_ne_bytes([b[0], b[1], b[2], b[3]]);
+    }
+    (words[0] == PROTOCOL).then_some(words)
+}
+
+impl Request {
+    /// The bytes.
+    pub fn encode(self) -> [u8; HANDOVER_BYTES] {
+        message([PROTOCOL, u32::from(self.write), u32::from(self.owner), 0])
+    }
+
+    /// From the bytes; `None` for anything else, or another version.
+    pub fn decode(bytes: &[u8]) -> Option<Request> {
+        let [_, write, owner, _] = words(bytes)?;
+        Some(Request {
+            write: write & 1 != 0,
+            owner: u16::try_from(owner).ok()?,
+        })
+    }
+}
+
+impl Reply {
+    /// The bytes.
+    pub fn encode(self) -> [u8; HANDOVER_BYTES] {
+        let (owner, slices) = (u32::from(self.owner), u32::from(self.slices));
+        message([PROTOCOL, self.error, owner, slices])
+    }
+
+    /// From the bytes; `None` for anything else, or another version.
+    pub fn decode(bytes: &[u8]) -> Option<Reply> {
+        let [_, error, owner, slices] = words(bytes)?;
+        Some(Reply {
+            error,
+            owner: u16::try_from(owner).ok()?,
+            slices: u16::try_from(slices).ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_answers_survive_the_way() {
+        for call in [
+            Call::Fast { write: false },
+            Call::Fast { write: true },
+            Call::ReadAhead { first: 7, pages: 9 },
+            Call::Reserve {
+                first: 1 << 33,
+                pages: 1024,
+            },
+            Call::Mapped,
+        ] {
+            let (number, bytes) = call.encode();
+            assert_eq!(Call::decode(number, &bytes), Ok(Some(call)));
+            assert_eq!(Call::decode(number ^ 1 << 8, &bytes), Ok(None));
+            assert_eq!(Call::decode(number, &bytes[..63]), Ok(None));
+            let mut newer = bytes;
+            newer[0] += 1;
+            assert_eq!(Call::decode(number, &newer), Err(Refusal::Version));
+        }
+        let answer = Answer {
+            status: 1,
+            slot: 2,
+            generation: 3,
+            pages: 4,
+            instance: 5 << 40,
+            object: 6 << 20,
+        };
+        assert_eq!(Answer::decode(&answer.encode()), answer);
+    }
+
+    #[test]
+    fn hand_over_messages_survive_and_junk_is_refused() {
+        let request = Request {
+            write: true,
+            owner: 1023,
+        };
+        assert_eq!(Request::decode(&request.encode()), Some(request));
+        let reply = Reply {
+            error: 13,
+            owner: 2,
+            slices: 1024,
+        };
+        assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+        assert_eq!(Request::decode(&[0; HANDOVER_BYTES]), None);
+        assert_eq!(Request::decode(&request.encode()[..31]), None);
+        let mut newer = request.encode();
+        newer[8] += 1;
+        assert_eq!(Request::decode(&newer), None);
+    }
+}
