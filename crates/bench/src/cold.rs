@@ -157,7 +157,7 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
     let attr = mounted
         .fs()
         .lookup(jericho_fs::types::ROOT, NAME.as_bytes())?;
-    let handle = mounted.open_file(attr.ino, false)?;
+    let handle = mounted.open_file(attr.ino, false, false)?;
     let (ended, ends) = mpsc::channel();
     let begun = Instant::now();
     let driver = Arc::new(Driver {

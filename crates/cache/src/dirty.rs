@@ -96,6 +96,19 @@ impl DirtyIndex {
         }
     }
 
+    /// Whether the index names a page.
+    pub fn contains(&self, id: u64, page: u64) -> bool {
+        self.objects.get(&id).is_some_and(|o| {
+            let bits = o.pages.0.get(&(page >> GROUP_BITS));
+            bits.is_some_and(|bits| bits & 1 << (page & 15) != 0)
+        })
+    }
+
+    /// Whether it names none.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
     /// At most `limit` pages of an object in a range, in order.
     pub fn pages(&self, id: u64, range: Range<u64>, limit: usize) -> Vec<u64> {
         self.objects

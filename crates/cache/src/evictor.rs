@@ -161,6 +161,7 @@ impl Evictor {
                 done,
             } => self.sync(object, pages, None, Some(done)),
             Job::SyncAll { done } => {
+                self.shared.hear_clients();
                 let (ids, group) = {
                     let mut state = self.shared.lock();
                     state.drain_announced(&self.shared);
@@ -193,6 +194,9 @@ impl Evictor {
 
     fn sync(&mut self, object: u64, pages: Range<u64>, group: Option<u64>, done: Option<Done>) {
         let shared = self.shared.clone();
+        if group.is_none() {
+            shared.hear_clients();
+        }
         let mut state = shared.lock();
         state.drain_announced(&shared);
         let id = state.new_id();
@@ -477,6 +481,7 @@ impl Evictor {
         let short = {
             let mut state = shared.lock();
             state.drain_announced(&shared);
+            shared.put_count_right(&state);
             let short = state.frames.free() < shared.limits.free_low || !state.stalled.is_empty();
             if !state.invalidations.is_empty() {
                 let mut after = After::default();
@@ -639,12 +644,15 @@ fn choose(
                 state.dirty.remove(id, page);
                 continue 'page;
             };
-            if !found.state.has(Flags::DIRTY) {
+            if !found.state.has(Flags::DIRTY) || found.state.frame() >= shared.limits.frames {
                 // Clean or on its way; who makes it dirty again announces it again.
                 state.dirty.remove(id, page);
                 continue 'page;
             }
             if found.state.any(Flags::LATCH.with(Flags::WRITE_BACK)) {
+                if state.want_latched(shared, found.index, found.state) {
+                    continue;
+                }
                 skipped.push(page);
                 continue 'page;
             }

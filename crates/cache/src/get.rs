@@ -62,6 +62,8 @@ pub(crate) struct Fill {
 pub(crate) struct Reading {
     get: u64,
     entries: Vec<u32>,
+    /// The pages may be written inline.
+    backed: bool,
 }
 
 /// In place of the entry of a page that is not in the table.
@@ -304,6 +306,7 @@ pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
         state.fill_ended(shared, index, after);
     }
     let started = !transfers.is_empty();
+    let backed = fill.object.may_write_inline();
     for (mut transfer, entries) in transfers {
         transfer.tag = state.new_id();
         state.reading.insert(
@@ -311,6 +314,7 @@ pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
             Reading {
                 get: fill.get,
                 entries,
+                backed,
             },
         );
         shared.reads.push(transfer);
@@ -404,12 +408,14 @@ pub(crate) fn read_ended(
         return;
     };
     let error = result.err().map(Error::from);
+    let flags = if reading.backed {
+        Flags::VALID.with(Flags::BACKED)
+    } else {
+        Flags::VALID
+    };
     for index in reading.entries {
         if error.is_none() {
-            shared
-                .memory
-                .entry(index)
-                .publish(Flags::VALID.with(Flags::BACKED));
+            shared.memory.entry(index).publish(flags);
             state.fill_ended(shared, index, after);
         } else {
             drop_fill(&mut state, shared, index, after);
@@ -524,13 +530,18 @@ impl Grant {
     /// got with `Intent::Overwrite` and not yet written.
     pub fn read(&self, page: u64, offset: usize, out: &mut [u8]) {
         let key = Key::new(self.object.id(), page);
-        // Pinned, so it can only be Busy: its writer finishes without waiting for us.
+        // Pinned, so it can only be Busy: its writer finishes without waiting for us, or loses the latch.
         while let Err(miss) = self
             .shared
             .memory
             .read(key, offset, out, self.shared.epoch())
         {
-            assert_eq!(miss, Miss::Busy, "a pinned page is gone");
+            if miss != Miss::Busy {
+                // A client has spoilt the table. Its volume, its loss; but nobody else's bytes.
+                out.fill(0);
+                return;
+            }
+            self.shared.wait_for_latch(self.entry(page));
         }
     }
 
@@ -565,7 +576,28 @@ impl Grant {
                     return;
                 }
                 Ok(false) => return,
-                Err(miss) => assert_eq!(miss, Miss::Busy, "a pinned page is gone"),
+                Err(Miss::Busy | Miss::Broken) => self.shared.wait_for_latch(index),
+                Err(Miss::Unbacked) => {
+                    entry.mark(Flags::BACKED);
+                }
+                // As in `read`.
+                Err(Miss::Absent) => return,
+            }
+        }
+    }
+
+    /// Puts pages that were got with `Intent::Overwrite` and not written into the cache as zeros, and lets
+    /// all pages of the grant be written inline; space was promised for them.
+    pub fn offer(&mut self) {
+        let memory = &self.shared.memory;
+        for index in &self.entries {
+            let entry = memory.entry(*index);
+            let word = entry.state();
+            if word.has(Flags::FILL) {
+                memory.zero(word.frame());
+                entry.publish(Flags::BACKED);
+            } else {
+                entry.mark(Flags::BACKED);
             }
         }
     }
@@ -601,6 +633,16 @@ impl Drop for Grant {
         }
         drop(state);
         run(&shared, after);
+    }
+}
+
+impl Shared {
+    /// Somebody holds a pinned page's latch for longer than one can spin.
+    fn wait_for_latch(&self, index: u32) {
+        let word = self.memory.entry(index).state();
+        if !self.lock().want_latched(self, index, word) {
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
     }
 }
 

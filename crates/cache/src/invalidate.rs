@@ -30,6 +30,7 @@ pub(crate) fn invalidate(shared: &Arc<Shared>, object: u64, pages: Range<u64>, d
     } else {
         (pages.start, pages.end)
     };
+    shared.hear_clients();
     shared.lock().drain_announced(shared);
     while at < end {
         let mut state = shared.lock();
@@ -90,6 +91,7 @@ fn drop_page(state: &mut State, shared: &Arc<Shared>, object: u64, page: u64) ->
     };
     let busy = Flags::FILL.with(Flags::WRITE_BACK).with(Flags::LATCH);
     if found.state.any(busy) || state.pins.contains_key(&found.index) {
+        state.want_latched(shared, found.index, found.state);
         return false;
     }
     if !state.remove(shared, found.index, found.state) {

@@ -3,6 +3,7 @@
 //! Knows pages of numbered objects, not files. `docs/internals/cache.md` has the protocol.
 #![forbid(unsafe_code)]
 
+mod clients;
 mod counters;
 mod dirty;
 mod evictor;

@@ -72,6 +72,11 @@ pub trait Object: Send + Sync + 'static {
     /// Index of the slice that may cache the object's pages now. Asked under that slice's lock.
     fn slice(&self) -> u16;
 
+    /// Whether clients may write the object's pages in the cache without asking.
+    fn may_write_inline(&self) -> bool {
+        true
+    }
+
     /// Appends runs that cover exactly the pages `[first, first + count)`, for reading.
     fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error>;
 

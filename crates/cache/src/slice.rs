@@ -1,9 +1,9 @@
 //! A slice as others see it: started, asked, stopped.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ pub struct Resident {
 
 /// One slice. All calls are thread-safe.
 pub struct Slice {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -132,6 +132,8 @@ impl Slice {
             jobs: SegQueue::new(),
             evict_waker: write_queue.waker(),
             closing: AtomicBool::new(false),
+            announcer: OnceLock::new(),
+            on_broken: OnceLock::new(),
             counts: Counts::default(),
         });
         let this = Slice {
@@ -311,6 +313,7 @@ impl Slice {
     /// The first page >= `from` of the object that is dirty or being written back.
     pub fn first_dirty(&self, object: u64, from: u64) -> Option<u64> {
         let shared = &self.shared;
+        shared.hear_clients();
         let mut state = shared.lock();
         state.drain_announced(shared);
         let flight = state

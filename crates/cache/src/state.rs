@@ -6,8 +6,8 @@
 //! from an `After` that the locked part has filled.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crossbeam_queue::SegQueue;
@@ -15,6 +15,7 @@ use jericho_shm::{Flags, Key, SliceMemory, State as Word};
 use jericho_storage::{Transfer, Wake};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::clients::Latches;
 use crate::counters::Counts;
 use crate::dirty::DirtyIndex;
 use crate::evictor::{Job, WriteBack};
@@ -40,6 +41,9 @@ pub(crate) struct Shared {
     pub jobs: SegQueue<Job>,
     pub evict_waker: Arc<dyn Wake>,
     pub closing: AtomicBool,
+    /// See `Slice::set_announcer` and `set_on_broken`.
+    pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub on_broken: OnceLock<Box<dyn Fn(u16) + Send + Sync>>,
     pub counts: Counts,
 }
 
@@ -66,6 +70,7 @@ pub(crate) struct State {
     pub invalidations: Vec<Invalidation>,
     /// Writers that wait until there are fewer dirty pages.
     pub throttled: VecDeque<Box<dyn FnOnce() + Send>>,
+    pub latches: Latches,
     pub next_id: u64,
     pub filled_in_epoch: u32,
 }
@@ -94,6 +99,7 @@ impl State {
             chosen: Vec::new(),
             invalidations: Vec::new(),
             throttled: VecDeque::new(),
+            latches: Latches::default(),
             next_id: 1,
             filled_in_epoch: 0,
         }
@@ -207,8 +213,13 @@ impl Shared {
     }
 
     pub fn cleaned(&self, n: u64) {
-        let before = self.dirty_pages.fetch_sub(n, Ordering::AcqRel);
-        if before - n < u64::from(self.limits.dirty_max) {
+        // Never below nothing: clients may have announced less than they wrote.
+        let less = |count: u64| Some(count.saturating_sub(n));
+        let before = self
+            .dirty_pages
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, less)
+            .unwrap_or_default();
+        if before.saturating_sub(n) < u64::from(self.limits.dirty_max) {
             self.memory.set_throttled(false);
         }
     }

@@ -4,6 +4,7 @@
 //! hit, and through filesystem and slice for the rest.
 #![forbid(unsafe_code)]
 
+mod fast;
 mod handle;
 mod mounted;
 mod open;
@@ -11,6 +12,7 @@ mod read;
 mod stat;
 mod write;
 
+pub use fast::{ClientStat, KernelCache};
 pub use handle::Handle;
 pub use mounted::Mounted;
 pub use open::{OpenError, OpenOptions};

@@ -7,10 +7,11 @@ use crossbeam_queue::ArrayQueue;
 use jericho_cache::Slice;
 use jericho_fs::Result;
 use jericho_fs::fs::{File, Fs};
-use jericho_fs::types::{Ino, SliceId};
+use jericho_fs::types::{Attr, Caller, Ino, SetAttr, SliceId};
 use jericho_fs::volume::{Volume, VolumeLock};
 use jericho_topology::{NodeId, Topology};
 
+use crate::fast::Fast;
 use crate::handle::Handle;
 
 /// Buffers kept, of at most the longest read each: 64 MiB at the very most.
@@ -29,6 +30,7 @@ pub struct Mounted {
     /// each time.
     pub(crate) buffers: ArrayQueue<Vec<u8>>,
     fs: Arc<Fs>,
+    pub(crate) fast: Fast,
     /// Held until the last user is gone.
     _lock: Option<VolumeLock>,
 }
@@ -43,6 +45,7 @@ impl Mounted {
         homes: Vec<NodeId>,
         slices: Vec<Arc<Slice>>,
         fs: Arc<Fs>,
+        fast: Fast,
         lock: Option<VolumeLock>,
     ) -> Arc<Mounted> {
         let frames_per_slice = slices.first().map_or(0, |s| s.memory().geometry().frames);
@@ -56,6 +59,7 @@ impl Mounted {
             frames_per_slice,
             buffers: ArrayQueue::new(BUFFERS),
             fs,
+            fast,
             _lock: lock,
         })
     }
@@ -96,13 +100,61 @@ impl Mounted {
         self.frames_per_slice
     }
 
-    /// Opens a file for the data path.
-    pub fn open_file(&self, ino: Ino, truncate: bool) -> Result<Arc<Handle>> {
-        Ok(Handle::new(self.fs.open_file(ino, truncate)?))
+    /// Opens a file for the data path. `truncate`: O_TRUNC. `writable`: bytes will be written through it.
+    pub fn open_file(&self, ino: Ino, truncate: bool, writable: bool) -> Result<Arc<Handle>> {
+        let open = || self.fs.open_file(ino, truncate);
+        let file = if truncate {
+            self.resize(ino, Some(0), open)?
+        } else {
+            open()?
+        };
+        Ok(Handle::new(file, writable))
+    }
+
+    /// Changes attributes; see `Fs::setattr`.
+    pub fn setattr(&self, ino: Ino, set: SetAttr, who: Caller) -> Result<Attr> {
+        self.settle(ino);
+        let size = set.size;
+        let change = || self.fs.setattr(ino, set, who);
+        if size.is_some() {
+            self.resize(ino, size, change)
+        } else {
+            change()
+        }
+    }
+
+    /// Space and holes; see `Fs::fallocate`.
+    pub fn fallocate(&self, handle: &Handle, mode: i32, offset: u64, len: u64) -> Result<()> {
+        let file = &handle.file;
+        let change = || self.fs.fallocate(file, mode, offset, len);
+        // What may zero bytes that a reader copies at this moment counts as a cut.
+        self.resize(file.ino(), Some(u64::MAX), change)
+    }
+
+    /// Attributes; see `Fs::getattr`.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.settle(ino);
+        self.fs.getattr(ino)
+    }
+
+    /// Looks a name up; see `Fs::lookup`.
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let attr = self.fs.lookup(dir, name)?;
+        if self.attributes_may_be_kept(attr.ino) {
+            return Ok(attr);
+        }
+        self.getattr(attr.ino)
+    }
+
+    /// Makes what was written to a file durable; see `Fs::fsync`.
+    pub fn fsync(&self, handle: &Handle, datasync: bool, done: jericho_fs::fs::Done) {
+        self.settle(handle.file.ino());
+        self.fs.fsync(&handle.file, datasync, done);
     }
 
     /// Closes it.
     pub fn close_file(&self, handle: &Arc<Handle>) {
+        self.fast.release(self, handle);
         self.fs.close_file(&handle.file);
     }
 
@@ -114,6 +166,7 @@ impl Mounted {
     /// Writes everything back, commits, marks the volume clean, stops all threads. Reports what could not be
     /// written. The volume stays locked until the last reference is gone.
     pub fn close(&self) -> Result<()> {
+        self.close_clients();
         let result = self.fs.close();
         for slice in &self.slices {
             slice.close();

@@ -12,6 +12,7 @@ use jericho_fs::volume::{OpenMode, Volume, VolumeError, VolumeLock};
 use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
 
+use crate::fast::Fast;
 use crate::mounted::Mounted;
 
 /// Pages that were dirty this long are written back.
@@ -72,6 +73,11 @@ pub enum OpenError {
     /// A slice could not be started.
     #[error(transparent)]
     Slice(#[from] StartError),
+    /// The segments that programs on the fast path map could not be made.
+    #[error(
+        "cannot make the shared memory for programs: {0}; is the limit of open files high enough?"
+    )]
+    SharedMemory(std::io::Error),
     /// The filesystem could not be opened.
     #[error("cannot open the filesystem of {volume}: {cause}")]
     Fs {
@@ -133,9 +139,16 @@ impl Mounted {
                 cause,
             }
         })?;
+        // Who owns the volume may look into its cache.
+        let owner = std::fs::metadata(&path).map_or_else(
+            |_| jericho_sys::process::effective_uid(),
+            |metadata| std::os::unix::fs::MetadataExt::uid(&metadata),
+        );
+        let fast = Fast::new("volume", owner, &slices, &homes, topology)
+            .map_err(OpenError::SharedMemory)?;
         let topology = options.topology.clone();
         Ok(Mounted::assemble(
-            path, read_only, topology, volume, homes, slices, fs, lock,
+            path, read_only, topology, volume, homes, slices, fs, fast, lock,
         ))
     }
 }

@@ -37,6 +37,7 @@ impl Mounted {
         R: FnOnce(Result<&[u8]>) + Send + 'static,
     {
         let file = &handle.file;
+        self.settle(file.ino());
         let size = file.size();
         let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
         if len == 0 {

@@ -142,7 +142,7 @@ impl Mounted {
 
     /// Placement of an inode for `jericho where`.
     pub fn where_is(&self, ino: Ino) -> Result<Where> {
-        let attr = self.fs().getattr(ino)?;
+        let attr = self.getattr(ino)?;
         let (slice, _) = self.fs().placement(ino)?;
         let mut answer = Where {
             slice,

@@ -8,6 +8,7 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::fs::Writing;
 use jericho_fs::{Error, Result};
 
+use crate::fast::WriteGuard;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
@@ -47,6 +48,8 @@ struct Progress {
     reserved: bool,
     /// The file's home stays what it is until the write is over.
     _writing: Writing,
+    /// Inline writers of the same range wait.
+    _guard: Option<WriteGuard>,
 }
 
 /// What the next piece of a write needs of its pages.
@@ -87,8 +90,13 @@ impl Mounted {
         if end.is_none_or(|end| end > FILE_BYTES_MAX) {
             return reply(Err(Error::Errno(libc::EFBIG)));
         }
-        // Appends are serialised by the kernel's inode lock, so the size can't move under us.
-        let offset = if mode.append {
+        // Appends are serialised by the kernel's inode lock, and with inline writers by theirs, so the size
+        // can't move under us.
+        let guard = self.fast.written_file(handle.file.ino()).map(|file| {
+            let at = (!mode.append).then_some(offset);
+            WriteGuard::take(self, file, at, data.len() as u64)
+        });
+        let offset = if mode.append && guard.is_some() {
             handle.file.size()
         } else {
             offset
@@ -102,6 +110,7 @@ impl Mounted {
             mode,
             reserved: false,
             _writing,
+            _guard: guard,
         };
         match progress.advance(data) {
             Step::Done => progress.finish(data.len(), reply),
@@ -226,6 +235,7 @@ impl Progress {
     fn end(&self, at: u64, len: usize) {
         let fs = self.mounted.fs();
         fs.end_write(&self.handle.file, at, len as u64, self.mode.strip_suid);
+        self.mounted.size_grew(&self.handle.file);
     }
 
     /// Goes on when what `advance` could not have at once is there.

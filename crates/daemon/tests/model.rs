@@ -134,7 +134,7 @@ fn handles(mounted: &Mounted) -> Vec<Arc<Handle>> {
             .fs()
             .lookup(ROOT, format!("f{i}").as_bytes())
             .unwrap();
-        mounted.open_file(attr.ino, false).unwrap()
+        mounted.open_file(attr.ino, false, true).unwrap()
     };
     (0..FILES).map(open).collect()
 }

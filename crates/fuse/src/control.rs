@@ -126,7 +126,7 @@ impl Control {
             Ok(slice) => {
                 let mounted = self.mounted.clone();
                 self.in_the_mover(Box::new(move || {
-                    let result = mounted.fs().move_to(ino, slice);
+                    let result = mounted.move_to(ino, slice);
                     if let Err(error) = &result {
                         tracing::warn!(ino, slice, %error, "a move failed");
                     }

@@ -27,6 +27,7 @@ use fuser::{
 use jericho_daemon::{Handle, Mounted, WriteMode, WriteSync};
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Caller, DirEntry, Ino, Kind, SetAttr};
+use jericho_shm::{Answer, Call};
 
 use crate::control::{Control, PREFIX};
 use crate::convert::{self, errno};
@@ -96,10 +97,19 @@ impl Jericho {
         }
     }
 
-    fn reply_entry(operation: &'static str, result: Result<Attr, Error>, reply: ReplyEntry) {
+    /// How long the kernel may keep an inode's attributes (and, since fuser has one time for both, its name).
+    fn ttl(&self, ino: Ino) -> Duration {
+        if self.mounted.attributes_may_be_kept(ino) {
+            TTL
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    fn reply_entry(&self, operation: &'static str, result: Result<Attr, Error>, reply: ReplyEntry) {
         match result {
             Ok(a) => reply.entry(
-                &TTL,
+                &self.ttl(a.ino),
                 &convert::attr(&a),
                 Generation(u64::from(a.generation)),
             ),
@@ -152,7 +162,8 @@ impl Jericho {
             Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => fs.lookup(dir, name)?,
             other => other?,
         };
-        match self.mounted.open_file(attr.ino, flags & libc::O_TRUNC != 0) {
+        let truncate = flags & libc::O_TRUNC != 0;
+        match self.mounted.open_file(attr.ino, truncate, may_write(flags)) {
             Ok(handle) => Ok((attr, handle)),
             Err(e) => {
                 fs.forget(attr.ino, 1);
@@ -222,6 +233,10 @@ fn reply_value(reply: ReplyXattr, value: &[u8], size: u32) {
     }
 }
 
+fn may_write(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
 fn write_sync(flags: OpenFlags) -> WriteSync {
     if flags.0 & libc::O_SYNC == libc::O_SYNC {
         WriteSync::Full
@@ -267,12 +282,12 @@ impl Filesystem for Jericho {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.request("lookup", || {
-            match self.mounted.fs().lookup(parent.0, name.as_bytes()) {
+            match self.mounted.lookup(parent.0, name.as_bytes()) {
                 // Number 0: the kernel may remember that there is no such name.
                 Err(Error::Errno(libc::ENOENT)) => {
                     reply.entry(&TTL, &convert::bare_attr(0, Kind::File), Generation(0));
                 }
-                result => Self::reply_entry("lookup", result, reply),
+                result => self.reply_entry("lookup", result, reply),
             }
         });
     }
@@ -282,8 +297,8 @@ impl Filesystem for Jericho {
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.request("getattr", || match self.mounted.fs().getattr(ino.0) {
-            Ok(a) => reply.attr(&TTL, &convert::attr(&a)),
+        self.request("getattr", || match self.mounted.getattr(ino.0) {
+            Ok(a) => reply.attr(&self.ttl(a.ino), &convert::attr(&a)),
             Err(e) => reply.error(errno("getattr", &e)),
         });
     }
@@ -318,9 +333,9 @@ impl Filesystem for Jericho {
             };
             let result = self
                 .strip_privileges(ino.0, &mut set, req.uid())
-                .and_then(|()| self.mounted.fs().setattr(ino.0, set, caller(req, 0)));
+                .and_then(|()| self.mounted.setattr(ino.0, set, caller(req, 0)));
             match result {
-                Ok(a) => reply.attr(&TTL, &convert::attr(&a)),
+                Ok(a) => reply.attr(&self.ttl(a.ino), &convert::attr(&a)),
                 Err(e) => reply.error(errno("setattr", &e)),
             }
         });
@@ -352,7 +367,7 @@ impl Filesystem for Jericho {
                 .mounted
                 .fs()
                 .mknod(parent.0, name.as_bytes(), kind, perm, rdev, who);
-            Self::reply_entry("mknod", result, reply);
+            self.reply_entry("mknod", result, reply);
         });
     }
 
@@ -371,7 +386,7 @@ impl Filesystem for Jericho {
                 self.mounted
                     .fs()
                     .mkdir(parent.0, name.as_bytes(), perm, caller(req, umask));
-            Self::reply_entry("mkdir", result, reply);
+            self.reply_entry("mkdir", result, reply);
         });
     }
 
@@ -403,7 +418,7 @@ impl Filesystem for Jericho {
                 self.mounted
                     .fs()
                     .symlink(parent.0, link_name.as_bytes(), target, caller(req, 0));
-            Self::reply_entry("symlink", result, reply);
+            self.reply_entry("symlink", result, reply);
         });
     }
 
@@ -440,7 +455,7 @@ impl Filesystem for Jericho {
                 .mounted
                 .fs()
                 .link(ino.0, newparent.0, newname.as_bytes());
-            Self::reply_entry("link", result, reply);
+            self.reply_entry("link", result, reply);
         });
     }
 
@@ -455,18 +470,16 @@ impl Filesystem for Jericho {
                 let stripped = self.strip_privileges(ino.0, &mut set, req.uid());
                 set.size = None;
                 let stripped = match (stripped, set.perm) {
-                    (Ok(()), Some(_)) => self
-                        .mounted
-                        .fs()
-                        .setattr(ino.0, set, caller(req, 0))
-                        .map(|_| ()),
+                    (Ok(()), Some(_)) => {
+                        self.mounted.setattr(ino.0, set, caller(req, 0)).map(|_| ())
+                    }
                     (result, _) => result,
                 };
                 if let Err(e) = stripped {
                     return reply.error(errno("open", &e));
                 }
             }
-            match self.mounted.open_file(ino.0, truncate) {
+            match self.mounted.open_file(ino.0, truncate, may_write(flags.0)) {
                 Ok(handle) => match self.handles.insert(handle.clone()) {
                     Some(fh) => reply.opened(FileHandle(fh), FILE_FLAGS),
                     None => {
@@ -555,9 +568,10 @@ impl Filesystem for Jericho {
                     write_sync(flags)
                 };
                 // Appending writes exclude each other in the kernel, which knows the size and has
-                // put it into the offset. So O_APPEND needs nothing more here, and a positioned
-                // write through such a descriptor (RWF_NOAPPEND) goes where it says.
-                let append = false;
+                // put it into the offset; but for a file that clients make longer inline, whose size
+                // the daemon knows better. A mapping's pages go where they are.
+                let append = flags.0 & libc::O_APPEND != 0
+                    && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
                 let answer = move |written: Result<u32, Error>| match written {
                     Ok(n) => reply.written(n),
                     Err(e) => reply.error(errno("write", &e)),
@@ -615,9 +629,7 @@ impl Filesystem for Jericho {
         self.request("fsync", || {
             self.with_handle(fh, reply, ReplyEmpty::error, |handle, reply| {
                 let done = Box::new(move |result| Self::reply_empty("fsync", result, reply));
-                self.mounted
-                    .fs()
-                    .fsync(self.mounted.file(handle), datasync, done);
+                self.mounted.fsync(handle, datasync, done);
             });
         });
     }
@@ -667,7 +679,7 @@ impl Filesystem for Jericho {
                     any = true;
                     return Ok(!reply.add(attr.ino, e.cookie, name, &zero, &attr, Generation(0)));
                 }
-                let attr = match fs.lookup(ino.0, &e.name) {
+                let attr = match self.mounted.lookup(ino.0, &e.name) {
                     Ok(attr) => attr,
                     // Removed since it was listed.
                     Err(Error::Errno(libc::ENOENT)) => return Ok(true),
@@ -675,7 +687,8 @@ impl Filesystem for Jericho {
                 };
                 let generation = Generation(u64::from(attr.generation));
                 let a = convert::attr(&attr);
-                let full = reply.add(a.ino, e.cookie, name, &TTL, &a, generation);
+                let ttl = self.ttl(attr.ino);
+                let full = reply.add(a.ino, e.cookie, name, &ttl, &a, generation);
                 if full {
                     fs.forget(attr.ino, 1);
                 } else {
@@ -794,8 +807,7 @@ impl Filesystem for Jericho {
     ) {
         self.request("fallocate", || {
             self.with_handle(fh, reply, ReplyEmpty::error, |handle, reply| {
-                let file = self.mounted.file(handle);
-                let result = self.mounted.fs().fallocate(file, mode, offset, length);
+                let result = self.mounted.fallocate(handle, mode, offset, length);
                 Self::reply_empty("fallocate", result, reply);
             });
         });
@@ -804,7 +816,7 @@ impl Filesystem for Jericho {
     fn lseek(
         &self,
         _req: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: i64,
         whence: i32,
@@ -821,6 +833,7 @@ impl Filesystem for Jericho {
                 let Ok(offset) = u64::try_from(offset) else {
                     return reply.error(Errno::ENXIO);
                 };
+                self.mounted.settle(ino.0);
                 match self
                     .mounted
                     .fs()
@@ -852,16 +865,32 @@ impl Filesystem for Jericho {
 
     fn ioctl(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
-        _fh: FileHandle,
-        _flags: IoctlFlags,
-        _cmd: u32,
-        _in_data: &[u8],
+        fh: FileHandle,
+        flags: IoctlFlags,
+        cmd: u32,
+        in_data: &[u8],
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(Errno::ENOTTY);
+        self.request("ioctl", || {
+            // A directory has no handle of ours.
+            if flags.contains(IoctlFlags::FUSE_IOCTL_DIR) {
+                return reply.error(Errno::ENOTTY);
+            }
+            let call = match Call::decode(cmd, in_data) {
+                Ok(Some(call)) => call,
+                Ok(None) => return reply.error(Errno::ENOTTY),
+                Err(why) => return reply.ioctl(0, &Answer::refused(why).encode()),
+            };
+            let uid = req.uid();
+            self.with_handle(fh, reply, ReplyIoctl::error, |handle, reply| {
+                self.mounted.call(handle, call, uid, move |answer: Answer| {
+                    reply.ioctl(0, &answer.encode());
+                });
+            });
+        });
     }
 }
 

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
+mod caches;
 pub mod control;
 mod convert;
 mod filesystem;
@@ -99,7 +100,7 @@ pub fn mount(
         .workers
         .unwrap_or_else(|| placement.default_workers())
         .max(1);
-    let filesystem = filesystem::Jericho::new(mounted, placement);
+    let filesystem = filesystem::Jericho::new(mounted.clone(), placement);
 
     let device = attach::attach(&dir, &config)?;
     let mut session_config = fuser::Config::default();
@@ -133,6 +134,10 @@ pub fn mount(
         session_config.clone(),
     )
     .map_err(undo)?;
+    // Without it the mount works as well, only slower.
+    if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(session.notifier()))) {
+        tracing::warn!(%error, "programs get no fast path");
+    }
     let thread = std::thread::Builder::new()
         .name("mount".into())
         .spawn(move || session.run())

@@ -141,6 +141,11 @@ impl State {
         self.0 & !(Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0)
     }
 
+    /// Whether both are of one and the same time that somebody held the latch.
+    pub fn is_same_holding(self, other: State) -> bool {
+        self.holder() == other.holder()
+    }
+
     fn flags(self) -> u64 {
         self.0 & (((1 << FLAG_BITS) - 1) << FRAME_BITS)
     }

@@ -407,7 +407,10 @@ impl SliceMemory {
             self.overflow(line).fetch_add(1, Ordering::Relaxed);
             line = self.next_line(line);
         }
-        unreachable!("a table with more entries than frames is full")
+        // More entries than frames, so a client has filled the table: some page loses its entry.
+        let index = self.home_line(key) * WAYS;
+        self.entry(index).insert(key, frame);
+        index
     }
 
     /// Takes a page out if its state is still `seen`; then its frame is free. Only the slice, under its lock.

@@ -178,6 +178,21 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Resul
     }
 }
 
+/// Waits until one of the descriptors is readable or closed at its other end; tells which are.
+pub fn wait_any(fds: &[BorrowedFd<'_>]) -> io::Result<Vec<bool>> {
+    let mut polled: Vec<PollFd<'_>> = fds
+        .iter()
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+        .collect();
+    loop {
+        match rustix::event::poll(&mut polled, None) {
+            Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Makes a program begin with no signal blocked, whatever is blocked here: one that inherited a
 /// blocked SIGTERM could not be stopped with it.
 pub fn unblock_signals(command: &mut Command) -> &mut Command {

@@ -5,6 +5,7 @@ use crate::error::Error;
 pub const ENOENT: Error = Error::Errno(2);
 pub const ENXIO: Error = Error::Errno(6);
 pub const E2BIG: Error = Error::Errno(7);
+pub const EBUSY: Error = Error::Errno(16);
 pub const EEXIST: Error = Error::Errno(17);
 pub const ENOTDIR: Error = Error::Errno(20);
 pub const EISDIR: Error = Error::Errno(21);

@@ -46,6 +46,8 @@ pub struct File {
     error: Mutex<Option<Error>>,
     writers: Mutex<Writers>,
     writers_changed: Condvar,
+    /// Clients may write its pages in the cache.
+    inline_writes: AtomicBool,
 }
 
 /// Who holds the file's home where it is.
@@ -96,6 +98,7 @@ impl File {
             error: Mutex::new(None),
             writers: Mutex::default(),
             writers_changed: Condvar::new(),
+            inline_writes: AtomicBool::new(true),
             core,
             inode,
         })
@@ -145,6 +148,16 @@ impl File {
         while writers.count > 0 {
             self.writers_changed.wait(&mut writers);
         }
+    }
+
+    /// Whether clients may write pages that come into the cache from now on.
+    pub fn set_inline_writes(&self, allowed: bool) {
+        self.inline_writes.store(allowed, Ordering::SeqCst);
+    }
+
+    /// The page after the last one of the size, or that is promised or preallocated.
+    pub fn promised_end_page(&self) -> u64 {
+        self.end_page()
     }
 
     /// Writers may go on.
@@ -247,6 +260,10 @@ impl Object for File {
 
     fn slice(&self) -> u16 {
         File::slice(self)
+    }
+
+    fn may_write_inline(&self) -> bool {
+        self.inline_writes.load(Ordering::SeqCst) && !self.writers.lock().shut
     }
 
     fn resolve(&self, first: u64, count: u32, out: &mut Vec<PlaceRun>) -> CacheResult {

@@ -195,6 +195,10 @@ impl Fs {
             return Ok(());
         }
         if let Some(old) = old {
+            // Clients write inline without asking: they have to ask from here on, and wait with the others.
+            if !old.withdraw(file.ino()) {
+                return Err(EBUSY);
+            }
             wait(|done| old.sync(object, 0..PAGES, done))?;
         }
         file.inode.meta.write().rec.slice = Some(slice);

@@ -20,6 +20,7 @@ use jericho_format::PAGE_BYTES;
 
 use super::Fs;
 use super::core::wait;
+use super::extents::State;
 use super::file::File;
 use super::times::now_ns;
 use crate::error::Result;
@@ -72,6 +73,38 @@ impl Fs {
         let end = size.next_multiple_of(PAGE_BYTES);
         self.zero_bytes(file, size..end)?;
         file.tail_unsure.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes back the space that was promised beyond the end of the file for writes that did not come. Keeps
+    /// writers out for that long; what was preallocated stays.
+    pub fn release_promises(&self, file: &Arc<File>) -> Result<()> {
+        let end = |file: &File| file.size().div_ceil(PAGE_BYTES);
+        if file.promised_end_page() <= end(file) {
+            return Ok(());
+        }
+        file.shut_writers_out();
+        let result = self.release_promises_alone(file, end(file));
+        file.let_writers_in();
+        result
+    }
+
+    fn release_promises_alone(&self, file: &Arc<File>, end: u64) -> Result<()> {
+        let _alone = file.exclusive.write();
+        let promised: Vec<Range<u64>> = {
+            let map = file.map.read();
+            let runs = map.extents.from(end);
+            runs.filter(|run| matches!(run.state, State::Delalloc) && run.end() > end)
+                .map(|run| run.page.max(end)..run.end())
+                .collect()
+        };
+        if promised.is_empty() {
+            return Ok(());
+        }
+        let _hold = Hold::new(file);
+        for pages in promised {
+            self.take_out(file, pages)?;
+        }
         Ok(())
     }
 

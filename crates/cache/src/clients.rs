@@ -1,0 +1,246 @@
+//! What clients in other processes need of a slice, and what protects it from them.
+//!
+//! A client may die, or be stopped, while it holds a page's latch, and it may know of dirty pages that the
+//! slice does not. Nothing here or in the rest of the slice waits for one without bound.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Flags, Key, State as Word};
+
+use crate::object::Object;
+use crate::state::{Shared, State};
+use crate::{OWNER_DAEMON, Slice};
+
+/// A latch that was held for this long is taken away: a copy of 4 KiB takes less than a microsecond, and the
+/// longest that a running program is kept from its CPU is far below it.
+const LATCH_MAX: Duration = Duration::from_secs(1);
+/// Entries looked at with the lock held once.
+const CHUNK: u32 = 2048;
+
+/// Latches that clients hold for long.
+#[derive(Default)]
+pub(crate) struct Latches {
+    /// By entry: the state seen, and since when.
+    seen: HashMap<u32, (Word, Instant)>,
+    /// Frames into which a client whose latch was taken away may still copy.
+    quarantine: Vec<(u16, u32)>,
+}
+
+impl State {
+    /// Somebody wants a page that is latched. Takes the latch away if a client has held it for too long: true
+    /// then. The page goes on in another frame, since the client may still write into the old one.
+    pub fn want_latched(&mut self, shared: &Shared, index: u32, word: Word) -> bool {
+        if !word.has(Flags::LATCH) || word.owner() == OWNER_DAEMON {
+            return false;
+        }
+        let now = Instant::now();
+        // Those of pages that nobody wanted again.
+        if self.latches.seen.len() > 1024 {
+            self.latches
+                .seen
+                .retain(|_, (_, since)| now - *since < 2 * LATCH_MAX);
+        }
+        let seen = self.latches.seen.entry(index).or_insert((word, now));
+        if !seen.0.is_same_holding(word) {
+            *seen = (word, now);
+        }
+        if now - seen.1 < LATCH_MAX || self.frames.free() == 0 {
+            return false;
+        }
+        let frame = self.frames.take();
+        let mut bytes = [0; PAGE_BYTES as usize];
+        let copied = shared
+            .memory
+            .copy_out(word.frame(), 0, &mut bytes)
+            .and_then(|()| shared.memory.copy_in(frame, 0, &bytes));
+        if copied.is_err() || !shared.memory.entry(index).break_latch(word, frame) {
+            self.frames.give(frame);
+            return false;
+        }
+        self.latches.seen.remove(&index);
+        self.latches.quarantine.push((word.owner(), word.frame()));
+        if let Some(broken) = shared.on_broken.get() {
+            broken(word.owner());
+        }
+        true
+    }
+}
+
+impl Slice {
+    /// `announcer` takes in what clients have announced (with `dirtied_by_client`); it is called before each
+    /// question about dirty pages, without a lock of the slice. Set once.
+    pub fn set_announcer(&self, announcer: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.shared.announcer.set(announcer);
+    }
+
+    /// `broken` hears of clients whose latch was taken away. Called with the slice's lock held: it must not
+    /// call the slice. Set once.
+    pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) + Send + Sync>) {
+        let _ = self.shared.on_broken.set(broken);
+    }
+
+    /// A client says that it has made pages dirty. Those that are not, are not counted.
+    pub fn dirtied_by_client(&self, object: &Arc<dyn Object>, first: u64, count: u32) {
+        let memory = &self.shared.memory;
+        let is_dirty = |page: &u64| {
+            let found = memory.lookup(Key::new(object.id(), *page));
+            found.is_some_and(|found| found.state.has(Flags::DIRTY))
+        };
+        let mut page = first;
+        let end = first + u64::from(count);
+        while page < end {
+            let run = (page..end).take_while(is_dirty).count() as u64;
+            if run > 0 {
+                self.dirtied(object, page, run as u32);
+            }
+            page += run + 1;
+        }
+    }
+
+    /// Goes through the table for dirty pages that nobody has announced, and takes them in. `resolve` knows
+    /// the object of a number. Gives how many there were.
+    pub fn adopt_dirty(&self, resolve: &dyn Fn(u64) -> Option<Arc<dyn Object>>) -> usize {
+        let shared = &self.shared;
+        let entries = shared.memory.geometry().entries();
+        let mut unknown: Vec<Key> = vec![];
+        let mut at = 0;
+        while at < entries {
+            let mut state = shared.lock();
+            state.drain_announced(shared);
+            let stop = entries.min(at + CHUNK);
+            for index in at..stop {
+                let entry = shared.memory.entry(index);
+                if let Some(key) = entry.key()
+                    && entry.state().has(Flags::DIRTY)
+                    && !state.dirty.contains(key.object(), key.page())
+                {
+                    unknown.push(key);
+                }
+            }
+            at = stop;
+        }
+        unknown.sort_unstable_by_key(|key| (key.object(), key.page()));
+        let mut adopted = 0;
+        for pages in unknown.chunk_by(|a, b| a.object() == b.object()) {
+            let Some(object) = resolve(pages[0].object()) else {
+                continue;
+            };
+            for key in pages {
+                self.dirtied_by_client(&object, key.page(), 1);
+                adopted += 1;
+            }
+        }
+        adopted
+    }
+
+    /// A client is dead: opens its latches, as they are, and takes back what was kept out of its reach. Gives
+    /// how many latches that were. What it made dirty is to be adopted afterwards.
+    pub fn owner_gone(&self, owner: u16) -> usize {
+        let shared = &self.shared;
+        let entries = shared.memory.geometry().entries();
+        let (mut opened, mut at) = (0, 0);
+        while at < entries {
+            let _state = shared.lock();
+            let stop = entries.min(at + CHUNK);
+            for index in at..stop {
+                let entry = shared.memory.entry(index);
+                loop {
+                    let word = entry.state();
+                    if !word.has(Flags::LATCH) || word.owner() != owner {
+                        break;
+                    }
+                    // A loop, since write-back may end meanwhile.
+                    if entry.break_latch(word, word.frame()) {
+                        opened += 1;
+                        break;
+                    }
+                }
+            }
+            at = stop;
+        }
+        let mut state = shared.lock();
+        let quarantine = std::mem::take(&mut state.latches.quarantine);
+        for (holder, frame) in quarantine {
+            if holder == owner {
+                state.frames.give(frame);
+            } else {
+                state.latches.quarantine.push((holder, frame));
+            }
+        }
+        drop(state);
+        shared.evict_waker.wake();
+        opened
+    }
+
+    /// Keeps inline writers from an object's pages: none changes one after the return, unless its page was
+    /// made writable anew. Its `may_write_inline` must say no already. Waits for writers, at most for a latch
+    /// to be taken away; false if one could not be.
+    pub fn withdraw(&self, object: u64) -> bool {
+        let shared = &self.shared;
+        let pages = 0..u64::MAX;
+        let mut busy: Vec<u32> = crate::invalidate::resident(shared, object, &pages)
+            .into_iter()
+            .map(|(_, index)| index)
+            .collect();
+        let begun = Instant::now();
+        loop {
+            busy.retain(|index| {
+                let entry = shared.memory.entry(*index);
+                if entry.key().is_none_or(|key| key.object() != object) {
+                    return false;
+                }
+                entry.unmark(Flags::BACKED);
+                let word = entry.state();
+                if word.has(Flags::FILL) {
+                    // What was asked before the object said no may come with the flag.
+                    return true;
+                }
+                word.has(Flags::LATCH) && !shared.lock().want_latched(shared, *index, word)
+            });
+            if busy.is_empty() {
+                return true;
+            }
+            if begun.elapsed() > 2 * LATCH_MAX {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Frames that are kept from use because a client may still write into them.
+    pub fn quarantined(&self) -> usize {
+        self.shared.lock().latches.quarantine.len()
+    }
+}
+
+impl Shared {
+    /// Takes in what clients have announced. Not with the lock held.
+    pub fn hear_clients(&self) {
+        if let Some(announcer) = self.announcer.get() {
+            announcer();
+        }
+    }
+
+    /// When the index knows of no dirty page, nothing is on its way and nobody is writing, the count of dirty
+    /// pages is none: what clients announced twice or not at all is put right.
+    pub fn put_count_right(&self, state: &State) {
+        let count = self.dirty_pages.load(Relaxed);
+        if count > 0
+            && state.dirty.is_empty()
+            && state.writing.is_empty()
+            && state.chosen.is_empty()
+            && state.pins.is_empty()
+            && self.announced.is_empty()
+        {
+            // Fails when somebody counts at this moment.
+            let _ = self
+                .dirty_pages
+                .compare_exchange(count, 0, Relaxed, Relaxed);
+            self.memory.set_throttled(false);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The fast path's other end: files that clients read and write inline, and the clients themselves.
+//!
+//! `slots`: which files have a slot, who writes them, and taking in what clients did to size and times
+//! (`settle`). `clients`: the socket, the areas, deaths. `calls`: what descriptors ask by ioctl.
+//! The bytes and the protocol: `docs/formats/shm.md`.
+//!
+//! Rule: whoever answers the kernel about a file, or changes it, settles it first; whoever changes its
+//! size tells the slot. Nothing here waits for a client without bound.
+
+mod calls;
+mod clients;
+mod slots;
+mod write_guard;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock, Weak};
+
+use jericho_cache::Slice;
+use jericho_fs::types::Ino;
+use jericho_shm::{Control, Policy, Slots};
+use jericho_topology::{NodeId, Topology};
+use parking_lot::{Mutex, RwLock};
+
+use crate::mounted::Mounted;
+pub use clients::ClientStat;
+use clients::Clients;
+pub(crate) use slots::{Grants, SlotFile};
+pub(crate) use write_guard::WriteGuard;
+
+/// Files that can be open inline at once. The segments take memory as slots are used.
+const SLOTS: u32 = 65_536;
+
+/// What the front end knows of the kernel's caches.
+pub trait KernelCache: Send + Sync {
+    /// The kernel must ask anew for the attributes of an inode. Does not wait.
+    fn drop_attributes(&self, ino: Ino);
+    /// The kernel must drop the pages that it has of an inode, and its attributes. May wait for requests that
+    /// it makes for it.
+    fn drop_pages(&self, ino: Ino);
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// See the module.
+pub(crate) struct Fast {
+    control: Control,
+    slots: Slots,
+    /// Uids whose processes are served.
+    uids: [u32; 2],
+    slices: Vec<Arc<Slice>>,
+    files: RwLock<HashMap<Ino, Arc<SlotFile>>>,
+    free: Mutex<slots::FreeSlots>,
+    /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
+    in_use: AtomicUsize,
+    written: AtomicUsize,
+    clients: Mutex<Clients>,
+    kernel: OnceLock<Arc<dyn KernelCache>>,
+    closing: AtomicBool,
+    /// Work that may wait: a thread of its own.
+    jobs: Mutex<Option<Sender<Job>>>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    mounted: OnceLock<Weak<Mounted>>,
+    /// Closing one end makes the other readable.
+    stop: (UnixStream, UnixStream),
+}
+
+impl Fast {
+    pub fn new(
+        name: &str,
+        owner_uid: u32,
+        slices: &[Arc<Slice>],
+        homes: &[NodeId],
+        topology: &Topology,
+    ) -> io::Result<Fast> {
+        let geometry: Vec<(u32, u16)> = slices
+            .iter()
+            .zip(homes)
+            .map(|(slice, home)| (slice.memory().geometry().frames, home.0))
+            .collect();
+        let mut cpu_nodes = vec![];
+        for node in &topology.nodes {
+            for cpu in &node.cpus {
+                let at = *cpu as usize;
+                if cpu_nodes.len() <= at {
+                    cpu_nodes.resize(at + 1, u16::MAX);
+                }
+                // A virtual topology may deal a CPU out twice: the first node has it.
+                if cpu_nodes[at] == u16::MAX {
+                    cpu_nodes[at] = node.id.0;
+                }
+            }
+        }
+        // Unguessable is not needed, since the kernel vouches for peers; another number each time is.
+        let instance = std::hash::RandomState::new().build_hasher().finish();
+        Ok(Fast {
+            control: Control::create(name, &geometry, SLOTS, &cpu_nodes, instance)?,
+            slots: Slots::create(name, SLOTS)?,
+            uids: [owner_uid, jericho_sys::process::effective_uid()],
+            slices: slices.to_vec(),
+            files: RwLock::new(HashMap::new()),
+            free: Mutex::new(slots::FreeSlots::default()),
+            in_use: 0.into(),
+            written: 0.into(),
+            clients: Mutex::new(Clients::default()),
+            kernel: OnceLock::new(),
+            closing: AtomicBool::new(true),
+            jobs: Mutex::new(None),
+            threads: Mutex::new(vec![]),
+            mounted: OnceLock::new(),
+            stop: UnixStream::pair()?,
+        })
+    }
+
+    fn mounted(&self) -> Option<Arc<Mounted>> {
+        self.mounted.get()?.upgrade()
+    }
+
+    /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.
+    fn later(&self, job: impl FnOnce() + Send + 'static) {
+        if let Some(jobs) = &*self.jobs.lock() {
+            // The thread ends with the sender only.
+            let _ = jobs.send(Box::new(job));
+        }
+    }
+}
+
+impl Mounted {
+    /// Opens the fast path: from now on programs may ask for inline access. `kernel`: who else caches what
+    /// clients change.
+    pub fn serve_clients(self: &Arc<Self>, kernel: Arc<dyn KernelCache>) -> io::Result<()> {
+        let fast = &self.fast;
+        let _ = fast.mounted.set(Arc::downgrade(self));
+        if fast.kernel.set(kernel).is_err() {
+            return Ok(());
+        }
+        for slice in &fast.slices {
+            let weak = Arc::downgrade(self);
+            slice.set_announcer(Box::new(move || {
+                if let Some(mounted) = weak.upgrade() {
+                    mounted.fast.drain_rings();
+                }
+            }));
+            let weak = Arc::downgrade(self);
+            slice.set_on_broken(Box::new(move |owner| {
+                if let Some(mounted) = weak.upgrade() {
+                    mounted.fast.cut_off(owner);
+                    // It may never say that the page is dirty.
+                    let weak = Arc::downgrade(&mounted);
+                    mounted.fast.later(move || {
+                        if let Some(mounted) = weak.upgrade() {
+                            mounted.fast.adopt_dirty();
+                        }
+                    });
+                }
+            }));
+        }
+        let (sender, jobs) = channel::<Job>();
+        *fast.jobs.lock() = Some(sender);
+        let mut threads = fast.threads.lock();
+        threads.push(
+            std::thread::Builder::new()
+                .name("fast-jobs".into())
+                .spawn(move || {
+                    while let Ok(job) = jobs.recv() {
+                        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+                            tracing::error!("a job of the fast path panicked");
+                        }
+                    }
+                })?,
+        );
+        let listener = jericho_sys::handover::Listener::bind(&jericho_shm::socket_name(
+            fast.control.instance(),
+        ))?;
+        let mounted = Arc::downgrade(self);
+        threads.push(
+            std::thread::Builder::new()
+                .name("fast-clients".into())
+                .spawn(move || clients::serve(&mounted, &listener))?,
+        );
+        let mounted = Arc::downgrade(self);
+        threads.push(
+            std::thread::Builder::new()
+                .name("fast-rings".into())
+                .spawn(move || clients::rings(&mounted))?,
+        );
+        drop(threads);
+        fast.closing.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Ends the fast path: clients are cut off and take the kernel path, what they have done is taken in.
+    pub(crate) fn close_clients(&self) {
+        let fast = &self.fast;
+        fast.closing.store(true, Ordering::SeqCst);
+        let _ = fast.stop.0.shutdown(std::net::Shutdown::Both);
+        fast.slots.ring();
+        *fast.jobs.lock() = None;
+        for thread in std::mem::take(&mut *fast.threads.lock()) {
+            let own = thread.thread().id() == std::thread::current().id();
+            if !own && thread.join().is_err() {
+                tracing::error!("a thread of the fast path had panicked");
+            }
+        }
+        fast.cut_all_off();
+        let files: Vec<Ino> = fast.files.read().keys().copied().collect();
+        for ino in files {
+            self.settle(ino);
+        }
+    }
+
+    /// Thread policy of the volume for clients.
+    pub fn set_thread_policy(&self, policy: Policy) {
+        self.fast.control.set_policy(policy);
+    }
+}

@@ -1,0 +1,203 @@
+//! What a descriptor asks by ioctl.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jericho_cache::{Intent, PAGES_PER_GET_MAX};
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Answer, Call, Refusal, SlotInfo};
+
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+
+/// Pages promised ahead at once, and read ahead at once, at most: 8 MiB.
+const PAGES_MAX: u32 = 2048;
+
+impl Mounted {
+    /// Answers a call on an open file by a process of `uid`; `reply` may be called later, in another thread.
+    pub fn call<R>(self: &Arc<Self>, handle: &Arc<Handle>, call: Call, uid: u32, reply: R)
+    where
+        R: FnOnce(Answer) + Send + 'static,
+    {
+        let fast = &self.fast;
+        if fast.closing.load(Ordering::SeqCst) {
+            return reply(Answer::refused(Refusal::Off));
+        }
+        // A mapping concerns everybody else's access, whoever makes it.
+        if call != Call::Mapped && !fast.uids.contains(&uid) {
+            return reply(Answer::refused(Refusal::Owner));
+        }
+        match call {
+            Call::Fast { write } => self.grant(handle, write, reply),
+            Call::ReadAhead { first, pages } => {
+                self.prefetch(handle, first, pages.min(PAGES_MAX));
+                reply(Answer::default());
+            }
+            Call::Reserve { first, pages } => {
+                let pages = self.reserve(handle, first, pages.min(PAGES_MAX));
+                reply(pages.map_or_else(Answer::refused, |pages| Answer {
+                    pages,
+                    ..Answer::default()
+                }));
+            }
+            Call::Mapped => self.mapped(handle, reply),
+        }
+    }
+
+    fn grant<R>(self: &Arc<Self>, handle: &Arc<Handle>, write: bool, reply: R)
+    where
+        R: FnOnce(Answer) + Send + 'static,
+    {
+        let fast = &self.fast;
+        let file = &handle.file;
+        if write {
+            if !handle.writable || self.read_only() {
+                return reply(Answer::refused(Refusal::ReadOnly));
+            }
+            // Each write has to take them off, which only the kernel path does.
+            if !matches!(self.fs().getattr(file.ino()), Ok(attr) if attr.perm & 0o6000 == 0) {
+                return reply(Answer::refused(Refusal::SetId));
+            }
+        }
+        let granted = {
+            let mut grants = handle.grants.lock();
+            fast.grant(file, &mut grants, write)
+        };
+        let Some((slot_file, first_writer)) = granted else {
+            return reply(Answer::refused(Refusal::Slots));
+        };
+        if slot_file.mapped.load(Ordering::Acquire) > 0 {
+            return reply(Answer::refused(Refusal::Mapped));
+        }
+        let info = fast.info(&slot_file);
+        let answer = Answer {
+            status: 0,
+            slot: slot_file.slot,
+            generation: info.generation(),
+            pages: 0,
+            instance: fast.control.instance(),
+            object: file.ino(),
+        };
+        if !first_writer {
+            return reply(answer);
+        }
+        // From now on the kernel asks for attributes each time; what it has is dropped before the first write.
+        let (kernel, ino) = (fast.kernel.get().cloned(), file.ino());
+        fast.later(move || {
+            if let Some(kernel) = kernel {
+                kernel.drop_pages(ino);
+            }
+            reply(answer);
+        });
+    }
+
+    fn prefetch(&self, handle: &Handle, first: u64, pages: u32) {
+        let file = &handle.file;
+        let end = file.size().div_ceil(PAGE_BYTES);
+        let slice = self.slice(file.slice());
+        let object = file.object();
+        let stop = first.saturating_add(u64::from(pages)).min(end);
+        let mut at = first;
+        while at < stop {
+            let count = (stop - at).min(u64::from(PAGES_PER_GET_MAX)) as u32;
+            slice.prefetch(&object, at, count);
+            at += u64::from(count);
+        }
+    }
+
+    /// Promises space for pages and puts zeroed ones into the cache where there are none. Gives how many, from
+    /// the first on.
+    fn reserve(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        first: u64,
+        pages: u32,
+    ) -> Result<u32, Refusal> {
+        let file = &handle.file;
+        let may = {
+            let grants = handle.grants.lock();
+            grants.write && !grants.mapped
+        };
+        let end_max = jericho_format::FILE_BYTES_MAX / PAGE_BYTES;
+        if !may || pages == 0 || first >= end_max {
+            return Err(Refusal::ReadOnly);
+        }
+        self.settle(file.ino());
+        // Pages that the file has are not new: who overwrites them goes through the kernel.
+        if first < file.size() / PAGE_BYTES {
+            return Err(Refusal::Space);
+        }
+        let pages = (end_max - first).min(u64::from(pages)) as u32;
+        // Most of the cache stays for what has been written.
+        let pages = pages.min((self.frames_per_slice() / 16).max(1));
+        let slice = self.slice(file.slice());
+        if slice.is_throttling() {
+            return Err(Refusal::Space);
+        }
+        let _writing = file.writing();
+        let bytes = u64::from(pages) * PAGE_BYTES;
+        if self
+            .fs()
+            .begin_write(file, first * PAGE_BYTES, bytes)
+            .is_err()
+        {
+            return Err(Refusal::Space);
+        }
+        let object = file.object();
+        let mut done = 0;
+        while done < pages {
+            let (at, count) = (
+                first + u64::from(done),
+                (pages - done).min(PAGES_PER_GET_MAX),
+            );
+            match slice.try_get(&object, at, count, Intent::Overwrite) {
+                Ok(Some(mut grant)) => grant.offer(),
+                _ => break,
+            }
+            done += count;
+        }
+        if done == 0 {
+            return Err(Refusal::Space);
+        }
+        Ok(done)
+    }
+
+    /// The file is about to be mapped through this handle.
+    fn mapped<R>(self: &Arc<Self>, handle: &Arc<Handle>, reply: R)
+    where
+        R: FnOnce(Answer) + Send + 'static,
+    {
+        let fast = &self.fast;
+        let granted = {
+            let mut grants = handle.grants.lock();
+            let granted = fast.grant(&handle.file, &mut grants, false);
+            if let Some((slot_file, _)) = &granted
+                && !grants.mapped
+            {
+                grants.mapped = true;
+                slot_file.mapped.fetch_add(1, Ordering::AcqRel);
+            }
+            granted
+        };
+        // Without a free slot nobody accesses it inline either, or it would have one.
+        let Some((slot_file, _)) = granted else {
+            return reply(Answer::default());
+        };
+        fast.info(&slot_file).set_flags(SlotInfo::KERNEL, 0);
+        let (kernel, mounted) = (fast.kernel.get().cloned(), Arc::downgrade(self));
+        fast.later(move || {
+            if let Some(mounted) = mounted.upgrade() {
+                let file = &slot_file.file;
+                file.set_inline_writes(false);
+                if !mounted.slice(file.slice()).withdraw(file.ino()) {
+                    tracing::warn!(ino = file.ino(), "an inline writer does not finish");
+                }
+                mounted.settle(file.ino());
+                if let Some(kernel) = kernel {
+                    kernel.drop_pages(file.ino());
+                }
+            }
+            reply(Answer::default());
+        });
+    }
+}

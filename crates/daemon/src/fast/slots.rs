@@ -1,0 +1,264 @@
+//! Files with a slot.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use jericho_format::PAGE_BYTES;
+use jericho_fs::fs::File;
+use jericho_fs::types::{Ino, SliceId};
+use jericho_shm::{Slot, SlotInfo};
+
+use super::Fast;
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+
+/// A file that may be accessed inline.
+pub(crate) struct SlotFile {
+    pub slot: u32,
+    pub file: Arc<File>,
+    /// Handles that were granted access, of these such with write access, and such that are mapped.
+    /// Changed with `Fast::files` locked for writing.
+    pub granted: AtomicU32,
+    pub writers: AtomicU32,
+    pub mapped: AtomicU32,
+}
+
+/// What an open handle was granted.
+#[derive(Default)]
+pub(crate) struct Grants {
+    pub file: Option<Arc<SlotFile>>,
+    pub write: bool,
+    pub mapped: bool,
+}
+
+/// Numbers of free slots.
+#[derive(Default)]
+pub(crate) struct FreeSlots {
+    back: Vec<u32>,
+    next: u32,
+}
+
+impl SlotFile {
+    pub fn is_written(&self) -> bool {
+        self.writers.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Fast {
+    /// The file's slot, if it has one.
+    pub fn slot_file(&self, ino: Ino) -> Option<Arc<SlotFile>> {
+        if self.in_use.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.files.read().get(&ino).cloned()
+    }
+
+    /// Likewise, if it is written inline.
+    pub fn written_file(&self, ino: Ino) -> Option<Arc<SlotFile>> {
+        if self.written.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.files
+            .read()
+            .get(&ino)
+            .filter(|f| f.is_written())
+            .cloned()
+    }
+
+    pub fn written_files(&self) -> Vec<Arc<SlotFile>> {
+        if self.written.load(Ordering::Acquire) == 0 {
+            return vec![];
+        }
+        let files = self.files.read();
+        files.values().filter(|f| f.is_written()).cloned().collect()
+    }
+
+    pub fn slot(&self, file: &SlotFile) -> &Slot {
+        self.slots
+            .slot(file.slot)
+            .expect("slots are given out within the segment")
+    }
+
+    pub fn info(&self, file: &SlotFile) -> &SlotInfo {
+        self.control
+            .slot(file.slot)
+            .expect("slots are given out within the segment")
+    }
+
+    /// Gives a handle access to its file. `None`: no slot is free. The second part: it is the file's first
+    /// writer.
+    pub fn grant(
+        &self,
+        file: &Arc<File>,
+        grants: &mut Grants,
+        write: bool,
+    ) -> Option<(Arc<SlotFile>, bool)> {
+        let mut files = self.files.write();
+        let slot_file = match files.get(&file.ino()) {
+            Some(found) => found.clone(),
+            None => {
+                let slot = {
+                    let mut free = self.free.lock();
+                    match free.back.pop() {
+                        Some(slot) => slot,
+                        None if free.next < self.slots.count() => {
+                            free.next += 1;
+                            free.next - 1
+                        }
+                        None => return None,
+                    }
+                };
+                let made = Arc::new(SlotFile {
+                    slot,
+                    file: file.clone(),
+                    granted: AtomicU32::new(0),
+                    writers: AtomicU32::new(0),
+                    mapped: AtomicU32::new(0),
+                });
+                self.slot(&made).set_size(file.size(), true);
+                self.slot(&made).take_modified();
+                self.info(&made).set(file.ino(), file.slice(), 0);
+                files.insert(file.ino(), made.clone());
+                self.in_use.fetch_add(1, Ordering::AcqRel);
+                made
+            }
+        };
+        if grants.file.is_none() {
+            grants.file = Some(slot_file.clone());
+            slot_file.granted.fetch_add(1, Ordering::AcqRel);
+        }
+        let mut first = false;
+        if write && !grants.write {
+            grants.write = true;
+            first = slot_file.writers.fetch_add(1, Ordering::AcqRel) == 0;
+            if first {
+                self.written.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+        Some((slot_file, first))
+    }
+
+    /// The kernel has released the handle.
+    pub fn release(&self, mounted: &Mounted, handle: &Handle) {
+        let grants = std::mem::take(&mut *handle.grants.lock());
+        let Some(slot_file) = grants.file else { return };
+        if grants.write {
+            mounted.settle(slot_file.file.ino());
+        }
+        let mut files = self.files.write();
+        let mut last_writer = false;
+        if grants.mapped && slot_file.mapped.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.info(&slot_file).set_flags(0, SlotInfo::KERNEL);
+            slot_file.file.set_inline_writes(true);
+        }
+        if grants.write {
+            last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
+            if last_writer {
+                self.written.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        if slot_file.granted.fetch_sub(1, Ordering::AcqRel) == 1 {
+            files.remove(&slot_file.file.ino());
+            self.info(&slot_file).set(0, 0, SlotInfo::KERNEL);
+            self.free.lock().back.push(slot_file.slot);
+            self.in_use.fetch_sub(1, Ordering::AcqRel);
+        }
+        drop(files);
+        if last_writer {
+            let (file, weak) = (slot_file.file.clone(), self.mounted.get().cloned());
+            let kernel = self.kernel.get().cloned();
+            self.later(move || {
+                // A mapping that was made while the file was written inline may have old pages.
+                if let Some(kernel) = kernel {
+                    kernel.drop_pages(file.ino());
+                }
+                if let Some(mounted) = weak.and_then(|m| m.upgrade())
+                    && let Err(error) = mounted.fs().release_promises(&file)
+                {
+                    tracing::warn!(ino = file.ino(), %error, "space reserved ahead stays reserved");
+                }
+            });
+        }
+    }
+}
+
+impl Mounted {
+    /// Whether the kernel may keep a file's attributes: not while clients change them inline.
+    pub fn attributes_may_be_kept(&self, ino: Ino) -> bool {
+        self.fast.written_file(ino).is_none()
+    }
+
+    /// Takes in what clients have done to a file inline so far: dirty pages, size, times. Cheap when
+    /// nobody writes inline.
+    pub fn settle(&self, ino: Ino) {
+        if let Some(slot_file) = self.fast.written_file(ino) {
+            self.settle_file(&slot_file);
+        }
+    }
+
+    pub(crate) fn settle_file(&self, slot_file: &SlotFile) {
+        let (fast, file) = (&self.fast, &slot_file.file);
+        let slot = fast.slot(slot_file);
+        // The size first: the rings then have every page that it covers.
+        let size = slot.size().bytes();
+        let modified = slot.take_modified();
+        fast.drain_rings();
+        if size > file.size() {
+            // Only as far as there is a promise: a client that says more lies.
+            let promised = file.promised_end_page() * PAGE_BYTES;
+            let end = size.min(promised);
+            if end > file.size() {
+                self.fs().end_write(file, 0, end, false);
+                return;
+            }
+        }
+        if modified != 0 {
+            self.fs().end_write(file, 0, 0, false);
+        }
+    }
+
+    /// After the daemon has made a file longer, or changed nothing of its size.
+    pub(crate) fn size_grew(&self, file: &File) {
+        if let Some(slot_file) = self.fast.slot_file(file.ino()) {
+            self.fast.slot(&slot_file).grow(file.size());
+        }
+    }
+
+    /// Changes a file's size by `change` (truncation, O_TRUNC, fallocate) with inline writers kept out, and
+    /// readers told. `to`: the size afterwards if the change succeeds, when it may be less.
+    pub(crate) fn resize<T>(
+        &self,
+        ino: Ino,
+        to: Option<u64>,
+        change: impl FnOnce() -> jericho_fs::Result<T>,
+    ) -> jericho_fs::Result<T> {
+        let Some(slot_file) = self.fast.slot_file(ino) else {
+            return change();
+        };
+        let slot = self.fast.slot(&slot_file);
+        // A client that holds it for long goes on with a size word that is not the slot's any more.
+        let locked = slot.extend_lock().lock(jericho_cache::OWNER_DAEMON);
+        if slot_file.is_written() {
+            self.settle_file(&slot_file);
+        }
+        if let Some(to) = to {
+            // Before anything is zeroed or taken out: see the reader's rule.
+            slot.set_size(to.min(slot_file.file.size()), true);
+        }
+        let result = change();
+        slot.set_size(slot_file.file.size(), true);
+        if locked {
+            slot.extend_lock().unlock(jericho_cache::OWNER_DAEMON);
+        }
+        result
+    }
+
+    /// Re-homes an inode; see `Fs::move_to`.
+    pub fn move_to(&self, ino: Ino, slice: SliceId) -> jericho_fs::Result<()> {
+        let result = self.fs().move_to(ino, slice);
+        if let Some(slot_file) = self.fast.slot_file(ino) {
+            self.fast.info(&slot_file).set_home(slot_file.file.slice());
+        }
+        result
+    }
+}
