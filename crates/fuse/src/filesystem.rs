@@ -4,7 +4,7 @@
 //! - The daemon is the only writer, and every change comes through this kernel, which updates or
 //!   drops what it has cached of an inode with each change it sends (size after a direct write, link
 //!   count after unlink, everything after fallocate). So entries and attributes may be cached for
-//!   long, also the absence of a name. Whoever lets a change in by another way must tell the kernel.
+//!   long, also the absence of a name. Files that programs write inline are the exception: see `ttl`.
 //! - Every entry that is answered counts one lookup of its inode; `forget` gives it back.
 //! - A read or write that hits allocates nothing and takes no lock here.
 //! - A panic in a request costs that request (EIO), not its worker: without workers the mount hangs.
