@@ -1,0 +1,336 @@
+//! Calls on descriptors that belong to the program around us, by number.
+//!
+//! For the library that stands between a program and libc: it defines libc's symbols itself, so nothing here may
+//! go through them. The calls are made directly, errors are returned as errno, and the thread's `errno`
+//! stays as it is whatever happens.
+//!
+//! A number may be closed, or mean another file, at any time: the caller lives with that as the program would.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{OFlags, SeekFrom};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+
+/// What a call gives, or the errno.
+pub type Result<T> = std::result::Result<T, i32>;
+
+/// The number as something that can be handed to the kernel. EBADF for a negative one.
+fn number(fd: i32) -> Result<BorrowedFd<'static>> {
+    if fd < 0 {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: not -1 (checked). What is borrowed is used for one call and never closed by us; a number
+    // that nothing is open under makes that call fail with EBADF.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+fn errno(error: Errno) -> i32 {
+    error.raw_os_error()
+}
+
+fn place(offset: i64) -> Result<u64> {
+    u64::try_from(offset).map_err(|_| libc::EINVAL)
+}
+
+/// read(2).
+pub fn read(fd: i32, out: &mut [u8]) -> Result<usize> {
+    rustix::io::read(number(fd)?, out).map_err(errno)
+}
+
+/// pread(2).
+pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Result<usize> {
+    rustix::io::pread(number(fd)?, out, place(offset)?).map_err(errno)
+}
+
+/// preadv(2).
+pub fn preadv(fd: i32, parts: &mut [IoSliceMut<'_>], offset: i64) -> Result<usize> {
+    rustix::io::preadv(number(fd)?, parts, place(offset)?).map_err(errno)
+}
+
+/// write(2).
+pub fn write(fd: i32, data: &[u8]) -> Result<usize> {
+    rustix::io::write(number(fd)?, data).map_err(errno)
+}
+
+/// writev(2).
+pub fn writev(fd: i32, parts: &[IoSlice<'_>]) -> Result<usize> {
+    rustix::io::writev(number(fd)?, parts).map_err(errno)
+}
+
+/// pwrite(2).
+pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Result<usize> {
+    rustix::io::pwrite(number(fd)?, data, place(offset)?).map_err(errno)
+}
+
+/// pwritev(2).
+pub fn pwritev(fd: i32, parts: &[IoSlice<'_>], offset: i64) -> Result<usize> {
+    rustix::io::pwritev(number(fd)?, parts, place(offset)?).map_err(errno)
+}
+
+/// lseek(2); `whence` as the kernel numbers it. EINVAL for an unknown one.
+pub fn lseek(fd: i32, offset: i64, whence: i32) -> Result<i64> {
+    let to = match whence {
+        libc::SEEK_SET => SeekFrom::Start(place(offset)?),
+        libc::SEEK_CUR => SeekFrom::Current(offset),
+        libc::SEEK_END => SeekFrom::End(offset),
+        // The kernel's answer to a negative one is ENXIO: there is nothing there.
+        libc::SEEK_DATA => SeekFrom::Data(u64::try_from(offset).map_err(|_| libc::ENXIO)?),
+        libc::SEEK_HOLE => SeekFrom::Hole(u64::try_from(offset).map_err(|_| libc::ENXIO)?),
+        _ => return Err(libc::EINVAL),
+    };
+    rustix::fs::seek(number(fd)?, to)
+        .map(|at| at as i64)
+        .map_err(errno)
+}
+
+/// What fstat(2) tells that matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Device, as the kernel numbers it.
+    pub device: u64,
+    /// Inode.
+    pub inode: u64,
+    /// Whether it is a regular file.
+    pub is_regular: bool,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+/// fstat(2).
+pub fn fstat(fd: i32) -> Result<Stat> {
+    let stat = rustix::fs::fstat(number(fd)?).map_err(errno)?;
+    Ok(Stat {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+        is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+    })
+}
+
+/// A device number as `fstat` gives it, from its two parts.
+pub fn device(major: u32, minor: u32) -> u64 {
+    rustix::fs::makedev(major, minor)
+}
+
+/// How a file was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// Reading is allowed.
+    pub read: bool,
+    /// Writing is allowed.
+    pub write: bool,
+    /// O_APPEND.
+    pub append: bool,
+    /// O_SYNC or O_DSYNC.
+    pub sync: bool,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// O_PATH: no I/O at all.
+    pub path: bool,
+}
+
+/// fcntl(2), F_GETFL.
+pub fn mode(fd: i32) -> Result<Mode> {
+    let flags = rustix::fs::fcntl_getfl(number(fd)?).map_err(errno)?;
+    let access = flags & OFlags::RWMODE;
+    Ok(Mode {
+        read: access == OFlags::RDONLY || access == OFlags::RDWR,
+        write: access == OFlags::WRONLY || access == OFlags::RDWR,
+        append: flags.contains(OFlags::APPEND),
+        sync: flags.intersects(OFlags::SYNC | OFlags::DSYNC),
+        direct: flags.contains(OFlags::DIRECT),
+        path: flags.contains(OFlags::PATH),
+    })
+}
+
+/// Bytes that an ioctl of ours carries.
+pub const IOCTL_BYTES: usize = 64;
+
+struct Exchange<'a> {
+    number: u8,
+    data: &'a mut [u8; IOCTL_BYTES],
+}
+
+// SAFETY: the opcode says that 64 bytes are read and written at the pointer, and there are 64, exclusively
+// borrowed for the call. Nothing but the kernel's success or failure is made of the result.
+unsafe impl Ioctl for Exchange<'_> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        rustix::ioctl::opcode::read_write::<[u8; IOCTL_BYTES]>(b'J', self.number)
+    }
+
+    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+        self.data.as_mut_ptr().cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut std::ffi::c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// ioctl(2) with `_IOWR('J', number, 64 bytes)`: `data` goes in and comes back changed.
+pub fn ioctl(fd: i32, number_of_call: u8, data: &mut [u8; IOCTL_BYTES]) -> Result<()> {
+    let exchange = Exchange {
+        number: number_of_call,
+        data,
+    };
+    // SAFETY: as the implementation of `Ioctl` says; a descriptor of something else than a file of ours may
+    // take the number for another request, whose argument then is these 64 bytes as well, as the size is part
+    // of the number.
+    unsafe { rustix::ioctl::ioctl(number(fd)?, exchange) }.map_err(errno)
+}
+
+/// Whether this process's files are limited in size (RLIMIT_FSIZE): whoever extends one has to be told by the
+/// kernel, with SIGXFSZ.
+pub fn size_is_limited() -> bool {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize)
+        .current
+        .is_some()
+}
+
+/// A whole (small) file. Errors: errno.
+pub fn read_file(path: &str) -> Result<Vec<u8>> {
+    use std::os::fd::AsRawFd;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(errno)?;
+    let mut out = vec![];
+    let mut part = [0; 4096];
+    loop {
+        match read(file.as_raw_fd(), &mut part)? {
+            0 => return Ok(out),
+            n => out.extend_from_slice(&part[..n]),
+        }
+    }
+}
+
+/// The realtime clock at the resolution of the kernel's tick, in nanoseconds. No system call where the kernel
+/// offers a vDSO.
+pub fn coarse_realtime_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    (now.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(now.tv_nsec as u64)
+}
+
+/// The CPU on which the calling thread runs; it may be another one by the time this returns.
+#[inline]
+pub fn current_cpu() -> u32 {
+    // SAFETY: takes nothing and touches no memory of ours. It fails only where the kernel cannot say.
+    let cpu = unsafe { libc::sched_getcpu() };
+    u32::try_from(cpu).unwrap_or(u32::MAX)
+}
+
+/// A word that reads as zero in a child of fork(2), whatever it was in the parent.
+#[derive(Debug)]
+pub struct ForkMark(&'static AtomicU64);
+
+impl ForkMark {
+    /// Makes one; it is never given back. Errors: errno; EINVAL on a kernel before 4.14.
+    pub fn new() -> Result<ForkMark> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags};
+        let len = rustix::param::page_size();
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
+        let page = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE)
+        }
+        .map_err(errno)?;
+        // SAFETY: the range is exactly the mapping just made; the advice changes no contents here.
+        if let Err(error) = unsafe { rustix::mm::madvise(page, len, Advice::LinuxWipeOnFork) } {
+            // SAFETY: the mapping just made, into which nothing points.
+            let _ = unsafe { rustix::mm::munmap(page, len) };
+            return Err(errno(error));
+        }
+        // SAFETY: the page is zeroed, aligned, writable, and stays mapped for as long as the process lives.
+        Ok(ForkMark(unsafe { &*page.cast::<AtomicU64>() }))
+    }
+
+    /// What was last set in this process; 0 in a child that has set nothing.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Sets it.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn bytes_go_where_they_are_told_and_errors_are_returned() {
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        assert_eq!(pwrite(fd, b"hello", 3), Ok(5));
+        let parts = [IoSlice::new(b"a"), IoSlice::new(b"bc")];
+        assert_eq!(pwritev(fd, &parts, 0), Ok(3));
+        let mut out = [0; 10];
+        assert_eq!(pread(fd, &mut out, 0), Ok(8));
+        assert_eq!(&out[..8], b"abchello");
+        assert_eq!(lseek(fd, -2, libc::SEEK_END), Ok(6));
+        assert_eq!(read(fd, &mut out), Ok(2));
+        assert_eq!(write(fd, b"!"), Ok(1));
+        assert_eq!(lseek(fd, 0, libc::SEEK_CUR), Ok(9));
+        assert_eq!(lseek(fd, 0, 77), Err(libc::EINVAL));
+        assert_eq!(pread(fd, &mut out, -1), Err(libc::EINVAL));
+        assert_eq!(pread(-1, &mut out, 0), Err(libc::EBADF));
+        let stat = fstat(fd).unwrap();
+        assert_eq!((stat.is_regular, stat.size), (true, 9));
+        let mode = mode(fd).unwrap();
+        assert!(mode.read && mode.write && !mode.append && !mode.direct);
+    }
+
+    #[test]
+    fn what_knows_nothing_of_the_request_refuses_it() {
+        let file = tempfile::tempfile().unwrap();
+        let mut data = [7; IOCTL_BYTES];
+        assert_eq!(ioctl(file.as_raw_fd(), 1, &mut data), Err(libc::ENOTTY));
+        assert_eq!(data, [7; IOCTL_BYTES]);
+    }
+
+    #[test]
+    fn a_file_is_read_whole() {
+        let status = read_file("/proc/self/status").unwrap();
+        assert!(status.starts_with(b"Name:"));
+        assert_eq!(read_file("/does/not/exist"), Err(libc::ENOENT));
+    }
+
+    #[test]
+    fn the_mark_is_gone_in_a_child() {
+        let mark = ForkMark::new().unwrap();
+        mark.set(7);
+        // SAFETY: the child does nothing but look at a word and end, both of which are allowed after a fork of
+        // a process with threads.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(if mark.get() == 0 { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is valid for writes; the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((status, mark.get()), (0, 7));
+    }
+
+    #[test]
+    fn the_coarse_clock_is_the_realtime_clock() {
+        let before = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        let now = coarse_realtime_ns() / 1_000_000_000;
+        assert!(now + 2 >= before && now <= before + 3600);
+    }
+}
