@@ -76,6 +76,8 @@ pub enum Miss {
     Busy,
     /// The latch was taken away from this writer, which had held it for too long: the page is not written.
     Broken,
+    /// What the writer had assumed of the file is no longer so: the page is not written.
+    Changed,
 }
 
 /// An entry that held the key at the moment of the lookup.
@@ -280,6 +282,14 @@ impl SliceMemory {
     /// `epoch`. On `Ok` the bytes were the page's at one instant; otherwise `out` holds nothing of use.
     #[inline]
     pub fn read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Result<(), Miss> {
+        let index = self.read_unmarked(key, offset, out)?;
+        self.touch(index, epoch);
+        Ok(())
+    }
+
+    /// As `read`, for who may not write stamps: gives the entry, whose mark is the caller's affair.
+    #[inline]
+    pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
         let mut turns = 0;
         loop {
             let Some(Found { index, state }) = self.lookup(key) else {
@@ -291,8 +301,7 @@ impl SliceMemory {
             if !state.has(Flags::LATCH) {
                 self.copy_out(state.frame(), offset, out)?;
                 if self.entry(index).state_after_copy().identity() == state.identity() {
-                    self.touch(index, epoch);
-                    return Ok(());
+                    return Ok(index);
                 }
             }
             turns = pause(turns)?;
@@ -310,6 +319,21 @@ impl SliceMemory {
         owner: u16,
         epoch: u8,
     ) -> Result<bool, Miss> {
+        self.write_if(key, offset, data, owner, epoch, || true)
+    }
+
+    /// As `write`, if `still` says so once the latch is held (else `Changed`): what it looks at and was changed
+    /// before the daemon's own latch on the page is seen to be changed here.
+    #[inline]
+    pub fn write_if(
+        &self,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        epoch: u8,
+        still: impl Fn() -> bool,
+    ) -> Result<bool, Miss> {
         let mut turns = 0;
         loop {
             let Some(Found { index, state }) = self.lookup(key) else {
@@ -325,7 +349,11 @@ impl SliceMemory {
             if !state.has(Flags::LATCH)
                 && let Some(latched) = entry.try_latch(state, owner)
             {
-                let copied = self.copy_in(state.frame(), offset, data);
+                let copied = if still() {
+                    self.copy_in(state.frame(), offset, data)
+                } else {
+                    Err(Miss::Changed)
+                };
                 let set = if copied.is_ok() {
                     Flags::DIRTY
                 } else {
@@ -337,6 +365,17 @@ impl SliceMemory {
                 return Ok(!before.has(Flags::DIRTY));
             }
             turns = pause(turns)?;
+        }
+    }
+
+    /// Whether a write of the page could go on without the slice, as it is now.
+    #[inline]
+    pub fn is_writable_page(&self, key: Key) -> Result<(), Miss> {
+        match self.lookup(key) {
+            Some(found) if !found.state.has(Flags::VALID) => Err(Miss::Absent),
+            Some(found) if !found.state.has(Flags::BACKED) => Err(Miss::Unbacked),
+            Some(_) => Ok(()),
+            None => Err(Miss::Absent),
         }
     }
 
@@ -377,6 +416,12 @@ impl SliceMemory {
         if stamp.load(Ordering::Relaxed) != epoch {
             stamp.store(epoch, Ordering::Relaxed);
         }
+    }
+
+    /// Whether the entry is marked as used at `epoch`.
+    #[inline]
+    pub fn is_marked(&self, index: u32, epoch: u8) -> bool {
+        self.stamp(index).load(Ordering::Relaxed) == epoch
     }
 
     /// Epochs since the entry was last marked.

@@ -27,6 +27,12 @@ impl SizeWord {
         self.0 & ((1 << SIZE_BITS) - 1)
     }
 
+    /// Whether the file was not truncated between the two.
+    #[inline]
+    pub fn same_cuts(self, other: SizeWord) -> bool {
+        self.0 >> SIZE_BITS == other.0 >> SIZE_BITS
+    }
+
     fn with_bytes(self, bytes: u64) -> SizeWord {
         SizeWord(self.0 >> SIZE_BITS << SIZE_BITS | bytes & ((1 << SIZE_BITS) - 1))
     }

@@ -52,7 +52,9 @@ pub struct Mapping {
     len: usize,
     /// `len`, or 0 when the mapping is read-only: so that one comparison checks bounds and rights.
     writable_len: usize,
-    fd: OwnedFd,
+    /// `None` for a segment of another process: what maps it may be a program that has its own ideas about
+    /// which descriptors are open.
+    fd: Option<OwnedFd>,
 }
 
 // SAFETY: the mapping is process-wide: any thread may use its addresses until drop, which needs
@@ -93,7 +95,7 @@ impl Mapping {
     }
 
     /// Maps the first `len` bytes (rounded up to whole pages) of a segment received from another
-    /// process.
+    /// process, and closes the descriptor.
     ///
     /// Errors: EINVAL for a length of 0; `InvalidData` when the segment is shorter than `len`, or
     /// is not sealed against shrinking, because its owner could then kill this process with a
@@ -113,7 +115,9 @@ impl Mapping {
                 "the shared memory segment is not sealed against shrinking",
             ));
         }
-        Mapping::map(fd, len, writable, len >= HUGE_PAGE_BYTES)
+        let mut mapping = Mapping::map(fd, len, writable, len >= HUGE_PAGE_BYTES)?;
+        mapping.fd = None;
+        Ok(mapping)
     }
 
     /// Maps `len` bytes, a multiple of the page size, at a multiple of the huge page size when
@@ -135,7 +139,7 @@ impl Mapping {
             base,
             len,
             writable_len: if writable { len } else { 0 },
-            fd,
+            fd: Some(fd),
         })
     }
 
@@ -165,14 +169,18 @@ impl Mapping {
     /// on /proc/self/fd (no /proc, EMFILE).
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
-        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.fd().as_raw_fd());
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
         Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
     }
 
-    /// The memfd behind the mapping.
+    /// The memfd behind a mapping that this process has created. Panics for another process's, whose
+    /// descriptor is closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd
+            .as_ref()
+            .expect("the segment is this process's own")
+            .as_fd()
     }
 
     /// Sets the policy MPOL_BIND to kernel node `node` on a byte range: mbind(2).
@@ -327,15 +335,16 @@ impl Mapping {
     /// process. The policy stays. The range must start on a page (EINVAL otherwise).
     ///
     /// Never for memory that is registered with an I/O ring: the ring would keep transferring to
-    /// and from the pages that were given away.
+    /// and from the pages that were given away. EBADF for another process's segment.
     pub fn punch(&self, range: Range<usize>) -> io::Result<()> {
         self.check_pages(&range)?;
         if range.is_empty() {
             return Ok(());
         }
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        let fd = self.fd.as_ref().ok_or(rustix::io::Errno::BADF)?;
         Ok(rustix::fs::fallocate(
-            &self.fd,
+            fd,
             flags,
             range.start as u64,
             range.len() as u64,
