@@ -6,7 +6,7 @@ use jericho_shm::{Key, SliceMemory};
 const PAGE: usize = PAGE_BYTES as usize;
 
 /// Splits a byte range into (page, offset in page, length) pieces.
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize)> {
+pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
         if at == len {

@@ -1,12 +1,17 @@
 //! The application side: inline reads and writes of cached pages, in the caller's thread.
 //!
-//! Used by the mount's workers and by whatever else has a slice's segments mapped. Knows pages of
-//! numbered objects and never the filesystem or the cache behind them: what is not there, its
-//! caller asks for.
+//! Used by the mount's workers, by the library that stands between a program and libc, and by whatever else has a
+//! slice's segments mapped. Knows pages of numbered objects and never the filesystem or the cache behind
+//! them: what is not there, its caller asks for.
 #![forbid(unsafe_code)]
 
+mod fast;
 mod inline;
+mod inside;
+mod offset;
 mod read_ahead;
+mod session;
+mod source;
 
 pub use inline::{read, write};
 pub use read_ahead::ReadAhead;

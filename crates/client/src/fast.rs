@@ -1,0 +1,445 @@
+//! Reads and writes of a file in shared memory, in the caller's thread: no system call, no allocation, nothing
+//! waited for without bound. What does not go this way, the caller hands to the kernel.
+//!
+//! A write that covers several pages goes through the kernel *from its start* when one of them turns out not to be
+//! writable here: to go on from where it stopped would let another write in between the two halves.
+
+use std::sync::atomic::{Ordering, fence};
+
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+use jericho_shm::{Key, Lock, Miss, SizeWord, SliceMemory, Slot, SlotInfo};
+use jericho_sys::files;
+
+use crate::inline::pieces;
+use crate::session::Session;
+use crate::source::Source;
+
+const PAGE: usize = PAGE_BYTES as usize;
+/// Bytes of one inline write; its caller makes several of a longer one, as the kernel does too. It bounds for
+/// how long the locks are held.
+pub const WRITE_MAX: usize = 8 << 20;
+/// Times that a read begins anew because the file was truncated under it.
+const READ_TRIES: u32 = 3;
+
+/// Why something was not done inline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The slot is another file's by now.
+    Stale,
+    /// The daemon wants no inline access to the file for now, or to have no more of this process.
+    Withheld,
+    /// The slice wants writers to wait for it.
+    Throttled,
+    /// A page is not in the cache.
+    Absent,
+    /// A page has no promise of space.
+    Unbacked,
+    /// Another writer had it, or a lock, for long.
+    Busy,
+    /// The file was truncated, or extended, at the same time.
+    Changed,
+    /// It would leave a hole, or is beyond what a slot can say.
+    Far,
+}
+
+impl From<Miss> for Why {
+    fn from(miss: Miss) -> Why {
+        match miss {
+            Miss::Absent => Why::Absent,
+            Miss::Unbacked => Why::Unbacked,
+            Miss::Busy => Why::Busy,
+            // The daemon has cut this process off.
+            Miss::Broken => Why::Withheld,
+            Miss::Changed => Why::Changed,
+        }
+    }
+}
+
+/// A file, as a slot shows it.
+#[derive(Clone, Copy)]
+pub struct File<'a> {
+    session: &'a Session,
+    info: &'a SlotInfo,
+    slot: &'a Slot,
+    memory: &'a SliceMemory,
+    home: u16,
+    object: u64,
+    generation: u32,
+}
+
+/// How far a read came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Bytes that are in the caller's buffer.
+    pub done: usize,
+    /// The file's size when it was read.
+    pub size: u64,
+    /// Why it is not all of them; `None`: it is all, or all that there is.
+    pub rest: Option<Why>,
+}
+
+impl<'a> File<'a> {
+    /// Of a slot, if it is still the one that was given out for the object.
+    #[inline]
+    pub fn of(
+        session: &'a Session,
+        index: u32,
+        generation: u32,
+        object: u64,
+    ) -> Result<File<'a>, Why> {
+        if session.area.is_cut_off() {
+            return Err(Why::Withheld);
+        }
+        let info = session.control.slot(index).ok_or(Why::Stale)?;
+        let slot = session.slots.slot(index).ok_or(Why::Stale)?;
+        if info.generation() != generation || info.object() != object {
+            return Err(Why::Stale);
+        }
+        if info.flags() & SlotInfo::KERNEL != 0 {
+            return Err(Why::Withheld);
+        }
+        let home = info.home();
+        let memory = session.slices.get(usize::from(home)).ok_or(Why::Withheld)?;
+        Ok(File {
+            session,
+            info,
+            slot,
+            memory,
+            home,
+            object,
+            generation,
+        })
+    }
+
+    /// The size, which is this file's.
+    #[inline]
+    fn size_word(&self) -> Result<SizeWord, Why> {
+        let size = self.slot.size();
+        // After the size: the daemon moves the generation on before it puts another file's size there.
+        if self.info.generation() != self.generation {
+            return Err(Why::Stale);
+        }
+        Ok(size)
+    }
+
+    /// Bytes of the file.
+    pub fn size(&self) -> Result<u64, Why> {
+        Ok(self.size_word()?.bytes())
+    }
+
+    /// Slice that caches the file.
+    pub fn home(&self) -> u16 {
+        self.home
+    }
+
+    /// Whether a page is in the cache.
+    pub fn has_page(&self, page: u64) -> bool {
+        self.memory.lookup(Key::new(self.object, page)).is_some()
+    }
+
+    /// Reads at `at`, as far as pages hit. Each page's bytes are of one instant, and the size was the file's at an
+    /// instant of the call.
+    #[inline]
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Read {
+        let mut tries = 0;
+        let (read, pages) = loop {
+            let seen = match self.size_word() {
+                Ok(seen) => seen,
+                Err(why) => {
+                    return Read {
+                        done: 0,
+                        size: 0,
+                        rest: Some(why),
+                    };
+                }
+            };
+            let size = seen.bytes();
+            let len = size.saturating_sub(at).min(out.len() as u64) as usize;
+            let (done, pages, rest) = self.read_pages(at, &mut out[..len]);
+            // Zeros behind a new end must not be taken for bytes before the old one.
+            fence(Ordering::Acquire);
+            if self.slot.size().same_cuts(seen) {
+                break (Read { done, size, rest }, pages);
+            }
+            tries += 1;
+            if tries == READ_TRIES {
+                return Read {
+                    done: 0,
+                    size,
+                    rest: Some(Why::Changed),
+                };
+            }
+        };
+        self.account(pages, read.done, false);
+        read
+    }
+
+    #[inline]
+    fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, u64, Option<Why>) {
+        let epoch = self.memory.epoch();
+        let (mut done, mut pages) = (0, 0);
+        for (page, within, len) in pieces(at, out.len()) {
+            let key = Key::new(self.object, page);
+            match self
+                .memory
+                .read_unmarked(key, within, &mut out[done..done + len])
+            {
+                Ok(index) => self.mark(index, epoch),
+                Err(miss) => return (done, pages, Some(miss.into())),
+            }
+            done += len;
+            pages += 1;
+        }
+        (done, pages, None)
+    }
+
+    #[inline]
+    fn mark(&self, index: u32, epoch: u8) {
+        if !self.memory.is_marked(index, epoch) {
+            if self.memory.is_writable() {
+                self.memory.touch(index, epoch);
+            } else {
+                self.session.area.touch(self.home, index);
+            }
+        }
+    }
+
+    /// The one place that hears of every inline access.
+    #[inline]
+    fn account(&self, pages: u64, bytes: usize, write: bool) {
+        if pages > 0 {
+            self.session.account(self.home, pages, bytes as u64, write);
+        }
+    }
+
+    fn may_write(&self) -> Result<(), Why> {
+        if !self.session.is_writable() || self.info.flags() & SlotInfo::NO_WRITE != 0 {
+            return Err(Why::Withheld);
+        }
+        if self.memory.is_throttled() {
+            return Err(Why::Throttled);
+        }
+        Ok(())
+    }
+
+    /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`, all of them or (`Err`) not: then some may be there, but
+    /// the file is as long as it was.
+    pub fn write(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Why> {
+        self.may_write()?;
+        let end = at
+            .checked_add(len as u64)
+            .filter(|end| *end < FILE_BYTES_MAX);
+        let end = end.ok_or(Why::Far)?;
+        let seen = self.size_word()?;
+        if end <= seen.bytes() {
+            return self.write_within(seen, at, len, source);
+        }
+        let _extend = Held::lock(self.slot.extend_lock(), self.session.owner)?;
+        let seen = self.size_word()?;
+        if end <= seen.bytes() {
+            return self.write_within(seen, at, len, source);
+        }
+        self.extend(seen, at, len, source, false)
+    }
+
+    /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at the end of the file, all or (`Err`) none; gives the new end.
+    pub fn append(&self, len: usize, source: Source<'_, '_>) -> Result<u64, Why> {
+        self.may_write()?;
+        let _extend = Held::lock(self.slot.extend_lock(), self.session.owner)?;
+        let seen = self.size_word()?;
+        let end = seen.bytes() + len as u64;
+        if end >= FILE_BYTES_MAX {
+            return Err(Why::Far);
+        }
+        self.extend(seen, seen.bytes(), len, source, true)?;
+        Ok(end)
+    }
+
+    fn write_within(
+        &self,
+        seen: SizeWord,
+        at: u64,
+        len: usize,
+        source: Source<'_, '_>,
+    ) -> Result<(), Why> {
+        // Only a truncation matters: others may extend.
+        let still = || self.slot.size().same_cuts(seen);
+        let _stripes = self.lock_stripes(at, len)?;
+        self.check_pages(at, len)?;
+        self.put(at, len, source, still).map_err(|(_, why)| why)?;
+        self.wrote(at, len);
+        Ok(())
+    }
+
+    /// With the extend lock held.
+    fn extend(
+        &self,
+        seen: SizeWord,
+        at: u64,
+        len: usize,
+        source: Source<'_, '_>,
+        append: bool,
+    ) -> Result<(), Why> {
+        let (old, end) = (seen.bytes(), at + len as u64);
+        // A page that nothing is known of lies between: the daemon makes holes.
+        if at / PAGE_BYTES > old / PAGE_BYTES {
+            return Err(Why::Far);
+        }
+        let _stripes = self.lock_stripes(at, len)?;
+        self.check_pages(at, len)?;
+        // Nobody else changes the size while the lock is held; if it does change, the daemon has lost its patience
+        // and goes on without us.
+        let still = || self.slot.size() == seen;
+        if let Err((done, why)) = self.put(at, len, source, still) {
+            self.wipe(seen, old.max(at), at + done as u64);
+            return Err(why);
+        }
+        let mut now = seen;
+        while !self.slot.extend(now, end) {
+            now = self.slot.size();
+            if append || !now.same_cuts(seen) {
+                return Err(Why::Changed);
+            }
+            if now.bytes() >= end {
+                break;
+            }
+        }
+        self.wrote(at, len);
+        Ok(())
+    }
+
+    /// Behind the end of a file are zeros: puts them back after a write that ended half-way.
+    #[cold]
+    fn wipe(&self, seen: SizeWord, from: u64, to: u64) {
+        if from < to {
+            const ZEROS: [u8; PAGE] = [0; PAGE];
+            let epoch = self.memory.epoch();
+            for (page, within, len) in pieces(from, (to - from) as usize) {
+                let key = Key::new(self.object, page);
+                let still = || self.slot.size() == seen;
+                // A page that cannot be had any more is the daemon's, which knows where the file ends.
+                let _ = self.memory.write_if(
+                    key,
+                    within,
+                    &ZEROS[..len],
+                    self.session.owner,
+                    epoch,
+                    still,
+                );
+            }
+        }
+    }
+
+    /// A write over several pages excludes others that overlap it; one within a page needs no more than its latch.
+    #[inline]
+    fn lock_stripes(&self, at: u64, len: usize) -> Result<Stripes<'a>, Why> {
+        let mut stripes = Stripes {
+            slot: self.slot,
+            owner: self.session.owner,
+            held: 0,
+        };
+        if (at % PAGE_BYTES) as usize + len > PAGE {
+            for stripe in Slot::stripes_of(at, len as u64) {
+                if !self.slot.stripe(stripe).lock(self.session.owner) {
+                    return Err(Why::Busy);
+                }
+                stripes.held |= 1 << stripe;
+            }
+        }
+        Ok(stripes)
+    }
+
+    /// Looks before it leaps: a write that stops half-way costs more than lookups.
+    #[inline]
+    fn check_pages(&self, at: u64, len: usize) -> Result<(), Why> {
+        if (at % PAGE_BYTES) as usize + len > PAGE {
+            for (page, _, _) in pieces(at, len) {
+                self.memory.is_writable_page(Key::new(self.object, page))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes page by page while `still`; else gives how many bytes were written.
+    #[inline]
+    fn put(
+        &self,
+        at: u64,
+        len: usize,
+        mut source: Source<'_, '_>,
+        still: impl Fn() -> bool,
+    ) -> Result<(), (usize, Why)> {
+        let (epoch, owner) = (self.memory.epoch(), self.session.owner);
+        let (mut done, mut ring) = (0, false);
+        let mut result = Ok(());
+        for (page, within, len) in pieces(at, len) {
+            let key = Key::new(self.object, page);
+            let written = source.next(len, |bytes| {
+                self.memory
+                    .write_if(key, within, bytes, owner, epoch, &still)
+            });
+            match written {
+                // The slice hears of the page before the write is acknowledged, or the size covers it.
+                Ok(true) => ring |= self.session.area.announce(key),
+                Ok(false) => {}
+                Err(miss) => {
+                    result = Err((done, miss.into()));
+                    break;
+                }
+            }
+            done += len;
+        }
+        if ring {
+            self.session.slots.ring();
+        }
+        result
+    }
+
+    fn wrote(&self, at: u64, len: usize) {
+        self.slot.set_modified(files::coarse_realtime_ns());
+        let pages = (at + len as u64).div_ceil(PAGE_BYTES) - at / PAGE_BYTES;
+        self.account(pages, len, true);
+    }
+}
+
+/// A lock, given back on drop.
+struct Held<'a> {
+    lock: &'a Lock,
+    owner: u16,
+}
+
+impl<'a> Held<'a> {
+    fn lock(lock: &'a Lock, owner: u16) -> Result<Held<'a>, Why> {
+        if lock.lock(owner) {
+            Ok(Held { lock, owner })
+        } else {
+            Err(Why::Busy)
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.lock.unlock(self.owner);
+    }
+}
+
+/// Stripe locks, given back on drop.
+struct Stripes<'a> {
+    slot: &'a Slot,
+    owner: u16,
+    held: u32,
+}
+
+impl Drop for Stripes<'_> {
+    fn drop(&mut self) {
+        while self.held != 0 {
+            let stripe = self.held.trailing_zeros();
+            self.held &= self.held - 1;
+            self.slot.stripe(stripe as usize).unlock(self.owner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

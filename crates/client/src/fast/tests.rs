@@ -1,0 +1,448 @@
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use jericho_shm::{Area, Control, Flags, Slots};
+
+use super::*;
+
+const OBJECT: u64 = 7;
+const DAEMON: u16 = 1;
+
+/// A volume with one slice and one file, and what its daemon would do.
+struct Volume {
+    control: Control,
+    slots: Slots,
+    memory: SliceMemory,
+    frames_used: AtomicU64,
+    clients: AtomicU64,
+}
+
+impl Volume {
+    fn new(frames: u32) -> Volume {
+        let control = Control::create("test", &[(frames, 0)], 4, &[0; 64], 42).unwrap();
+        control.slot(0).unwrap().set(OBJECT, 0, 0);
+        Volume {
+            control,
+            slots: Slots::create("test", 4).unwrap(),
+            memory: SliceMemory::create("test", frames, None).unwrap(),
+            frames_used: AtomicU64::new(0),
+            clients: AtomicU64::new(0),
+        }
+    }
+
+    fn client(&self, writable: bool) -> Session {
+        let number = self.clients.fetch_add(1, Ordering::Relaxed);
+        let own = |mapping: &jericho_sys::memory::Mapping| {
+            if writable {
+                mapping.fd().try_clone_to_owned().unwrap()
+            } else {
+                mapping.read_only_fd().unwrap()
+            }
+        };
+        let control = Control::attach(self.control.mapping().read_only_fd().unwrap()).unwrap();
+        let slots = Slots::attach(own(self.slots.mapping()), 4, writable).unwrap();
+        let area = Area::create("test", 2 + number as u16).unwrap();
+        let segments = self.memory.segments().map(own);
+        let frames = self.control.frames_of(0);
+        let memory = SliceMemory::attach(frames, segments, writable).unwrap();
+        Session::new(number as usize, control, slots, area, vec![memory])
+    }
+
+    fn slot(&self) -> &Slot {
+        self.slots.slot(0).unwrap()
+    }
+
+    /// Pages of zeros that may be written.
+    fn reserve(&self, pages: std::ops::Range<u64>) {
+        for page in pages {
+            let key = Key::new(OBJECT, page);
+            let frame = self.frames_used.fetch_add(1, Ordering::Relaxed) as u32;
+            let index = self.memory.insert(key, frame, 0);
+            self.memory.zero(frame);
+            self.memory.entry(index).publish(Flags::BACKED);
+        }
+    }
+
+    fn bytes(&self, page: u64) -> Vec<u8> {
+        let mut out = vec![0; PAGE];
+        let key = Key::new(OBJECT, page);
+        self.memory.read(key, 0, &mut out, 0).unwrap();
+        out
+    }
+
+    fn write_as_daemon(&self, at: u64, data: &[u8]) {
+        let mut done = 0;
+        for (page, within, len) in pieces(at, data.len()) {
+            let data = &data[done..done + len];
+            while self
+                .memory
+                .write(Key::new(OBJECT, page), within, data, DAEMON, 0)
+                == Err(Miss::Busy)
+            {}
+            done += len;
+        }
+    }
+}
+
+fn file(session: &Session) -> File<'_> {
+    let generation = session.control.slot(0).unwrap().generation();
+    File::of(session, 0, generation, OBJECT).unwrap()
+}
+
+fn write(file: File<'_>, at: u64, data: &[u8]) -> Result<(), Why> {
+    file.write(at, data.len(), Source::new(&[IoSlice::new(data)]))
+}
+
+fn append(file: File<'_>, data: &[u8]) -> Result<u64, Why> {
+    file.append(data.len(), Source::new(&[IoSlice::new(data)]))
+}
+
+#[test]
+fn what_is_written_is_read_up_to_the_end_of_the_file() {
+    let volume = Volume::new(64);
+    volume.reserve(0..4);
+    let (writer, reader) = (volume.client(true), volume.client(false));
+    let data: Vec<u8> = (0..10_000u32).map(|i| (i * 7) as u8).collect();
+    write(file(&writer), 0, &data).unwrap();
+    assert_eq!(volume.slot().size().bytes(), 10_000);
+    assert!(volume.slot().modified() > 0);
+    let mut out = vec![0xee; 20_000];
+    let read = file(&reader).read(100, &mut out);
+    assert_eq!((read.done, read.rest), (9_900, None));
+    assert_eq!(out[..9_900], data[100..]);
+    assert!(out[9_900..].iter().all(|b| *b == 0xee));
+    for at in [10_000, 10_001, 1 << 40] {
+        let read = file(&reader).read(at, &mut out);
+        assert_eq!((read.done, read.rest), (0, None), "at {at}");
+    }
+    // Within the file, over a border of pages, and by parts that don't care about pages.
+    let (a, b, c) = ([1; 50], [2; 4096], [3; 5]);
+    let parts = [IoSlice::new(&a), IoSlice::new(&b), IoSlice::new(&c)];
+    file(&writer)
+        .write(4000, 4151, Source::new(&parts))
+        .unwrap();
+    let read = file(&reader).read(3999, &mut out);
+    assert_eq!(read.done, 6001);
+    let wanted = [&data[3999..4000], &a, &b, &c, &data[8151..]].concat();
+    assert_eq!(out[..6001], wanted);
+}
+
+#[test]
+fn the_slice_hears_of_every_page_that_became_dirty_and_of_each_once() {
+    let volume = Volume::new(64);
+    volume.reserve(0..4);
+    let writer = volume.client(true);
+    write(file(&writer), 0, &[1; 3 * PAGE]).unwrap();
+    write(file(&writer), 5, &[2; 100]).unwrap();
+    let (mut reader, mut pages) = (jericho_shm::RingReader::default(), vec![]);
+    assert!(reader.drain(&writer.area, |key| pages.push(key.page())));
+    assert_eq!(pages, [0, 1, 2]);
+}
+
+#[test]
+fn a_miss_ends_a_read_where_it_is_and_a_write_before_it_begins() {
+    let volume = Volume::new(64);
+    volume.reserve(0..2);
+    volume.reserve(3..4);
+    let client = volume.client(true);
+    volume.write_as_daemon(0, &[1; 2 * PAGE]);
+    volume.write_as_daemon(3 * 4096, &[1; PAGE]);
+    volume.slot().set_size(4 * 4096, false);
+    let mut out = vec![0; 4 * PAGE];
+    let read = file(&client).read(0, &mut out);
+    assert_eq!((read.done, read.rest), (2 * PAGE, Some(Why::Absent)));
+    assert_eq!(write(file(&client), 4096, &[9; 3 * PAGE]), Err(Why::Absent));
+    assert_eq!(volume.bytes(1), [1; PAGE], "nothing was written");
+    let key = Key::new(OBJECT, 1);
+    let index = volume.memory.lookup(key).unwrap().index;
+    volume.memory.entry(index).unmark(Flags::BACKED);
+    assert_eq!(write(file(&client), 4096, &[9]), Err(Why::Unbacked));
+}
+
+#[test]
+fn holes_and_impossible_ends_are_not_made_here() {
+    let volume = Volume::new(64);
+    volume.reserve(0..3);
+    let client = volume.client(true);
+    write(file(&client), 0, &[1; 100]).unwrap();
+    assert_eq!(write(file(&client), 2 * 4096, b"x"), Err(Why::Far));
+    // In the page that the file ends in there are zeros to be had.
+    write(file(&client), 200, &[2; 10]).unwrap();
+    let mut out = [9; 300];
+    assert_eq!(file(&client).read(0, &mut out).done, 210);
+    assert_eq!(
+        out[..210],
+        [vec![1; 100], vec![0; 100], vec![2; 10]].concat()
+    );
+    for at in [FILE_BYTES_MAX - 1, FILE_BYTES_MAX, u64::MAX] {
+        assert_eq!(write(file(&client), at, b"x"), Err(Why::Far));
+    }
+    volume.slot().set_size(FILE_BYTES_MAX - 1, true);
+    assert_eq!(append(file(&client), b"x"), Err(Why::Far));
+}
+
+#[test]
+fn who_may_not_write_inline_does_not() {
+    let volume = Volume::new(64);
+    volume.reserve(0..1);
+    volume.slot().set_size(100, false);
+    let (reader, writer) = (volume.client(false), volume.client(true));
+    assert_eq!(write(file(&reader), 0, b"x"), Err(Why::Withheld));
+    let info = volume.control.slot(0).unwrap();
+    info.set_flags(SlotInfo::NO_WRITE, 0);
+    assert_eq!(write(file(&writer), 0, b"x"), Err(Why::Withheld));
+    assert_eq!(file(&writer).read(0, &mut [0; 10]).done, 10);
+    info.set_flags(0, SlotInfo::NO_WRITE);
+    volume.memory.set_throttled(true);
+    assert_eq!(write(file(&writer), 0, b"x"), Err(Why::Throttled));
+    volume.memory.set_throttled(false);
+    assert_eq!(write(file(&writer), 0, b"x"), Ok(()));
+    info.set_flags(SlotInfo::KERNEL, 0);
+    let generation = info.generation();
+    let of = |generation, object| File::of(&writer, 0, generation, object).map(|_| ());
+    assert_eq!(of(generation, OBJECT), Err(Why::Withheld));
+    info.set_flags(0, SlotInfo::KERNEL);
+    assert_eq!(of(generation, OBJECT), Ok(()));
+    writer.area.cut_off();
+    assert_eq!(of(generation, OBJECT), Err(Why::Withheld));
+}
+
+#[test]
+fn a_slot_that_was_given_to_another_file_is_noticed() {
+    let volume = Volume::new(64);
+    volume.reserve(0..1);
+    volume.slot().set_size(100, false);
+    let client = volume.client(true);
+    let held = file(&client);
+    let info = volume.control.slot(0).unwrap();
+    let generation = info.generation();
+    info.set(OBJECT + 1, 0, 0);
+    assert_eq!(held.read(0, &mut [0; 10]).rest, Some(Why::Stale));
+    assert_eq!(held.read(1000, &mut [0; 10]).rest, Some(Why::Stale));
+    assert_eq!(write(held, 0, b"x"), Err(Why::Stale));
+    assert_eq!(append(held, b"x"), Err(Why::Stale));
+    for (generation, object) in [(generation, OBJECT), (generation + 1, OBJECT)] {
+        let again = File::of(&client, 0, generation, object);
+        assert_eq!(again.map(|_| ()), Err(Why::Stale));
+    }
+}
+
+#[test]
+fn a_writer_that_saw_the_file_before_it_was_truncated_writes_nothing() {
+    let volume = Volume::new(64);
+    volume.reserve(0..2);
+    volume.slot().set_size(8000, false);
+    let client = volume.client(true);
+    let before = volume.slot().size();
+    volume.slot().set_size(5000, true);
+    let (bytes, held) = ([0x55; 100], file(&client));
+    let parts = [IoSlice::new(&bytes)];
+    let late = held.write_within(before, 6000, 100, Source::new(&parts));
+    assert_eq!(late, Err(Why::Changed));
+    let late = held.extend(before, 7950, 100, Source::new(&parts), false);
+    assert_eq!(late, Err(Why::Changed));
+    let late = held.extend(before, 8000, 100, Source::new(&parts), true);
+    assert_eq!(late, Err(Why::Changed));
+    assert_eq!(volume.bytes(1), [0; PAGE]);
+    assert_eq!(volume.slot().size().bytes(), 5000);
+}
+
+#[test]
+fn a_lock_that_nobody_gives_back_sends_writers_to_the_kernel() {
+    let volume = Volume::new(64);
+    volume.reserve(0..3);
+    volume.slot().set_size(2 * 4096, false);
+    let client = volume.client(true);
+    assert!(volume.slot().extend_lock().try_lock(99));
+    assert_eq!(append(file(&client), b"x"), Err(Why::Busy));
+    assert_eq!(write(file(&client), 2 * 4096, b"x"), Err(Why::Busy));
+    assert_eq!(write(file(&client), 0, b"x"), Ok(()), "within the file");
+    assert!(volume.slot().stripe(0).try_lock(99));
+    assert_eq!(write(file(&client), 0, &[1; 5000]), Err(Why::Busy));
+    assert_eq!(write(file(&client), 0, b"x"), Ok(()), "within a page");
+    volume.slot().open_dead(99);
+    assert_eq!(write(file(&client), 0, &[1; 9000]), Ok(()));
+    assert_eq!(append(file(&client), b"x"), Ok(9001));
+}
+
+#[test]
+fn overlapping_writes_over_several_pages_end_as_one_or_the_other() {
+    let volume = Volume::new(64);
+    volume.reserve(0..12);
+    volume.slot().set_size(8 * 4096, false);
+    let sessions = [volume.client(true), volume.client(true)];
+    let gate = std::sync::Barrier::new(3);
+    std::thread::scope(|scope| {
+        for (who, session) in sessions.iter().enumerate() {
+            let gate = &gate;
+            scope.spawn(move || {
+                for round in 0..400u64 {
+                    gate.wait();
+                    // Every other round makes the file longer, too.
+                    let (at, len) = (
+                        100 + who as u64 * 3000,
+                        16_000 + (round % 2) as usize * 18_000,
+                    );
+                    let data = vec![1 + who as u8; len];
+                    while let Err(why) = write(file(session), at, &data) {
+                        assert_eq!(why, Why::Busy);
+                    }
+                    gate.wait();
+                    gate.wait();
+                }
+            });
+        }
+        for round in 0..400 {
+            volume.slot().set_size(8 * 4096, true);
+            gate.wait();
+            gate.wait();
+            let len = 16_000 + (round % 2) * 18_000;
+            let mut all = vec![0; 40_000];
+            let read = file(&sessions[0]).read(0, &mut all);
+            assert_eq!(
+                read.done,
+                if round % 2 == 0 { 8 * PAGE } else { 3100 + len }
+            );
+            // What both have written is one's, and each has what is its own.
+            assert!(all[100..3100].iter().all(|b| *b == 1));
+            let both = &all[3100..100 + len];
+            assert!(both.iter().all(|b| *b == both[0]), "round {round}");
+            assert!(all[100 + len..3100 + len].iter().all(|b| *b == 2));
+            gate.wait();
+        }
+    });
+}
+
+#[test]
+fn appended_records_are_all_there_and_whole() {
+    const RECORDS: u32 = 300;
+    let volume = Volume::new(2048);
+    volume.reserve(0..2000);
+    let sessions = [volume.client(true), volume.client(true)];
+    let len_of = |record: u32| 9 + (record as usize * 61) % 7000;
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let session = &sessions[usize::from(thread) % 2];
+            scope.spawn(move || {
+                for record in 0..RECORDS {
+                    let mut data = vec![thread; len_of(record)];
+                    data[1..5].copy_from_slice(&record.to_ne_bytes());
+                    let end = loop {
+                        match append(file(session), &data) {
+                            Ok(end) => break end,
+                            Err(why) => assert_eq!(why, Why::Busy),
+                        }
+                    };
+                    let mut seen = vec![0; data.len()];
+                    let at = end - data.len() as u64;
+                    assert_eq!(file(session).read(at, &mut seen).done, data.len());
+                    assert!(seen == data, "an append says where it went");
+                }
+            });
+        }
+    });
+    let mut all = vec![0; volume.slot().size().bytes() as usize];
+    assert_eq!(file(&sessions[0]).read(0, &mut all).done, all.len());
+    let (mut next, mut rest) = ([0; 4], &all[..]);
+    while !rest.is_empty() {
+        let thread = usize::from(rest[0]);
+        let record = u32::from_ne_bytes(rest[1..5].try_into().unwrap());
+        assert_eq!(record, next[thread], "in the order of its thread");
+        next[thread] += 1;
+        let (data, others) = rest.split_at(len_of(record));
+        assert!(data[5..].iter().all(|b| *b == thread as u8));
+        rest = others;
+    }
+    assert_eq!(next, [RECORDS; 4]);
+}
+
+#[test]
+fn a_reader_never_sees_zeros_that_a_truncation_left() {
+    let volume = Volume::new(64);
+    volume.reserve(0..3);
+    volume.write_as_daemon(0, &[0xaa; 10_000]);
+    volume.slot().set_size(10_000, false);
+    let client = volume.client(false);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut out, mut long, mut short) = (vec![0; 12_000], 0, 0);
+            while !stop.load(Ordering::Relaxed) {
+                let read = file(&client).read(0, &mut out);
+                assert!(out[..read.done].iter().all(|b| *b == 0xaa));
+                match (read.done, read.rest) {
+                    (10_000, None) => long += 1,
+                    (5_000, None) => short += 1,
+                    (_, rest) => assert!(matches!(rest, Some(Why::Busy | Why::Changed))),
+                }
+            }
+            (long, short)
+        });
+        for _ in 0..20_000 {
+            volume.slot().set_size(5_000, true);
+            volume.write_as_daemon(5_000, &[0; 5_000]);
+            volume.write_as_daemon(5_000, &[0xaa; 5_000]);
+            volume.slot().grow(10_000);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let (long, short) = reader.join().unwrap();
+        assert!(long + short > 0);
+    });
+}
+
+#[test]
+fn a_writer_that_stops_half_way_leaves_zeros_behind_the_end() {
+    let volume = Volume::new(64);
+    volume.reserve(0..3);
+    volume.slot().set_size(4000, false);
+    let client = volume.client(true);
+    // The second page goes away after it was looked at.
+    let held = file(&client);
+    let seen = volume.slot().size();
+    held.put(4000, 5000, Source::new(&[IoSlice::new(&[7; 5000])]), || {
+        true
+    })
+    .unwrap();
+    held.wipe(seen, 4000, 9000);
+    assert!(volume.bytes(0)[4000..].iter().all(|b| *b == 0));
+    assert_eq!(volume.bytes(1), [0; PAGE]);
+    assert!(volume.bytes(2)[..1000].iter().all(|b| *b == 0));
+}
+
+#[test]
+fn pages_and_bytes_are_counted_for_the_node_of_the_slice() {
+    let volume = Volume::new(64);
+    volume.reserve(0..2);
+    volume.slot().set_size(8000, false);
+    let client = volume.client(true);
+    file(&client).read(4000, &mut [0; 200]);
+    write(file(&client), 10, &[0; 20]).unwrap();
+    let sum = |of: fn(&jericho_shm::Counter) -> &AtomicU64| {
+        let counters = client.area.counters_of(0);
+        counters.map(|c| of(c).load(Ordering::Relaxed)).sum::<u64>()
+    };
+    assert_eq!(sum(|c| &c.local_pages) + sum(|c| &c.remote_pages), 3);
+    assert_eq!(sum(|c| &c.local_bytes) + sum(|c| &c.remote_bytes), 220);
+    assert_eq!(
+        (sum(|c| &c.written_pages), sum(|c| &c.written_bytes)),
+        (1, 20)
+    );
+}
+
+#[test]
+fn a_page_that_a_reader_used_is_marked_in_its_area() {
+    let volume = Volume::new(64);
+    volume.reserve(0..2);
+    volume.slot().set_size(8000, false);
+    let client = volume.client(false);
+    for _ in 0..5 {
+        volume.memory.next_epoch();
+    }
+    file(&client).read(4096, &mut [0; 10]);
+    let mut seen = vec![];
+    client
+        .area
+        .take_touched(|slice, entry| seen.push((slice, entry)));
+    let entry = volume.memory.lookup(Key::new(OBJECT, 1)).unwrap().index;
+    assert_eq!(seen, [(0, entry)]);
+}

@@ -1,0 +1,263 @@
+//! The offset of an open file description, when it is kept in this process.
+//!
+//! One word: `[tag:16][locked:1][offset:47]`; the offset of all ones says that the kernel has it. The tag
+//! is the description's generation, so that a thread that was held up while its number was closed cannot move
+//! the offset of what took the place in the table.
+//!
+//! A reader takes no lock: it reads first and moves the offset afterwards, from where it was, or reads
+//! again elsewhere. So two threads never get the same bytes. A writer locks, since what it did cannot be
+//! taken back.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use jericho_sys::futex;
+
+const OFFSET_BITS: u32 = 47;
+const LOCKED: u64 = 1 << OFFSET_BITS;
+const OFFSET_MASK: u64 = LOCKED - 1;
+/// Largest offset that is kept here; who seeks beyond hands it to the kernel.
+pub const OFFSET_MAX: u64 = OFFSET_MASK - 1;
+const SPINS: u32 = 64;
+const YIELDS: u32 = 32;
+const SLEEP: Duration = Duration::from_millis(20);
+/// Sleeps after which a lock is taken away: its holder has left without giving it back (a signal handler that
+/// jumped out of a write).
+const SLEEPS: u32 = 1000;
+
+/// Where the offset is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// Here.
+    At(u64),
+    /// In the kernel.
+    Kernel,
+    /// The word belongs to another description by now.
+    Gone,
+}
+
+/// The word, and who waits for it.
+#[derive(Debug)]
+pub struct Offset {
+    word: AtomicU64,
+    turn: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+fn pack(tag: u16, offset: u64) -> u64 {
+    u64::from(tag) << (OFFSET_BITS + 1) | offset
+}
+
+impl Offset {
+    /// Of no description.
+    pub const fn new() -> Offset {
+        Offset {
+            word: AtomicU64::new(OFFSET_MASK),
+            turn: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+        }
+    }
+
+    /// A new description begins: with its offset here, or (`None`) in the kernel.
+    pub fn begin(&self, tag: u16, offset: Option<u64>) {
+        let offset = offset.filter(|o| *o <= OFFSET_MAX).unwrap_or(OFFSET_MASK);
+        self.word.store(pack(tag, offset), Ordering::Release);
+    }
+
+    fn decode(word: u64, tag: u16) -> Position {
+        if (word >> (OFFSET_BITS + 1)) as u16 != tag {
+            return Position::Gone;
+        }
+        match word & OFFSET_MASK {
+            OFFSET_MASK => Position::Kernel,
+            offset => Position::At(offset),
+        }
+    }
+
+    /// Whether the kernel has the offset, without waiting for a writer.
+    #[inline]
+    pub fn is_in_kernel(&self, tag: u16) -> bool {
+        Offset::decode(self.word.load(Ordering::Acquire), tag) == Position::Kernel
+    }
+
+    /// Whether a writer has it now.
+    pub fn is_locked(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & LOCKED != 0
+    }
+
+    /// The offset, even while a writer changes it: where it began.
+    pub fn peek(&self, tag: u16) -> Position {
+        Offset::decode(self.word.load(Ordering::Acquire), tag)
+    }
+
+    /// The offset, once no writer has it.
+    #[inline]
+    pub fn get(&self, tag: u16) -> Position {
+        let word = self.word.load(Ordering::Acquire);
+        if word & LOCKED == 0 {
+            return Offset::decode(word, tag);
+        }
+        Offset::decode(self.wait(tag), tag)
+    }
+
+    /// A reader that was at `from` is at `to`. False when somebody else moved it meanwhile.
+    #[inline]
+    pub fn advance(&self, tag: u16, from: u64, to: u64) -> bool {
+        to <= OFFSET_MAX
+            && self
+                .word
+                .compare_exchange(
+                    pack(tag, from),
+                    pack(tag, to),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+    }
+
+    /// Locks the offset where it is here (`At`), for `unlock`.
+    #[inline]
+    pub fn lock(&self, tag: u16) -> Position {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            if word & LOCKED != 0 {
+                word = self.wait(tag);
+            }
+            let Position::At(at) = Offset::decode(word, tag) else {
+                return Offset::decode(word, tag);
+            };
+            match self.word.compare_exchange(
+                word,
+                word | LOCKED,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Position::At(at),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Gives the lock back, with the offset at `to`; `None`: in the kernel.
+    #[inline]
+    pub fn unlock(&self, tag: u16, to: Option<u64>) {
+        let to = to.filter(|to| *to <= OFFSET_MAX).unwrap_or(OFFSET_MASK);
+        self.word.store(pack(tag, to), Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            self.turn.fetch_add(1, Ordering::SeqCst);
+            futex::wake_all(&self.turn);
+        }
+    }
+
+    /// The word once it is not locked.
+    #[cold]
+    fn wait(&self, tag: u16) -> u64 {
+        for turn in 0..SPINS + YIELDS {
+            if turn < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+            let word = self.word.load(Ordering::Acquire);
+            if word & LOCKED == 0 {
+                return word;
+            }
+        }
+        // Its holder waits for the daemon.
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut sleeps = 0;
+        let word = loop {
+            let turn = self.turn.load(Ordering::SeqCst);
+            let word = self.word.load(Ordering::SeqCst);
+            if word & LOCKED == 0 {
+                break word;
+            }
+            if sleeps == SLEEPS {
+                let open = word & !LOCKED;
+                let same = Offset::decode(word, tag) != Position::Gone;
+                if !same
+                    || self
+                        .word
+                        .compare_exchange(word, open, Ordering::SeqCst, Ordering::Relaxed)
+                        .is_ok()
+                {
+                    break open;
+                }
+            }
+            futex::wait(&self.turn, turn, SLEEP);
+            sleeps += 1;
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        word
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_readers_never_get_the_same_place() {
+        let offset = Offset::new();
+        offset.begin(3, Some(0));
+        let taken: Vec<u64> = std::thread::scope(|scope| {
+            let reader = || {
+                let mut taken = vec![];
+                while taken.len() < 10_000 {
+                    let Position::At(at) = offset.get(3) else {
+                        panic!("it is here");
+                    };
+                    if offset.advance(3, at, at + 1) {
+                        taken.push(at);
+                    }
+                }
+                taken
+            };
+            let threads = [(); 3].map(|()| scope.spawn(reader));
+            threads
+                .into_iter()
+                .flat_map(|t| t.join().unwrap())
+                .collect()
+        });
+        let mut sorted = taken.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..30_000));
+    }
+
+    #[test]
+    fn a_writers_lock_keeps_readers_out_and_wakes_them() {
+        let offset = Offset::new();
+        offset.begin(1, Some(100));
+        assert_eq!(offset.lock(1), Position::At(100));
+        assert!(!offset.advance(1, 100, 101));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| offset.get(1));
+            while offset.sleepers.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            offset.unlock(1, Some(200));
+            assert_eq!(reader.join().unwrap(), Position::At(200));
+        });
+    }
+
+    #[test]
+    fn who_was_held_up_moves_nobody_elses_offset() {
+        let offset = Offset::new();
+        offset.begin(1, Some(5));
+        offset.begin(2, Some(5));
+        assert_eq!(offset.get(1), Position::Gone);
+        assert_eq!(offset.lock(1), Position::Gone);
+        assert!(!offset.advance(1, 5, 6));
+        assert_eq!(offset.get(2), Position::At(5));
+    }
+
+    #[test]
+    fn what_is_too_far_goes_to_the_kernel() {
+        let offset = Offset::new();
+        offset.begin(1, Some(5));
+        assert_eq!(offset.lock(1), Position::At(5));
+        offset.unlock(1, Some(OFFSET_MAX + 1));
+        assert_eq!(offset.get(1), Position::Kernel);
+        assert_eq!(offset.lock(1), Position::Kernel);
+    }
+}

@@ -1,0 +1,85 @@
+//! The bytes of a write, in one or several parts, taken piece by piece.
+
+use std::io::IoSlice;
+
+use jericho_format::PAGE_BYTES;
+
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// What is to be written.
+#[derive(Clone, Copy)]
+pub struct Source<'a, 'b> {
+    parts: &'a [IoSlice<'b>],
+    /// Bytes of the first part that are taken already.
+    taken: usize,
+}
+
+impl<'a, 'b> Source<'a, 'b> {
+    /// All of `parts`, in order.
+    pub fn new(parts: &'a [IoSlice<'b>]) -> Source<'a, 'b> {
+        Source { parts, taken: 0 }
+    }
+
+    /// Calls `put` with the next `len` bytes, at most a page and no more than there are. They are gathered
+    /// where they lie in several parts.
+    #[inline]
+    pub fn next<T>(&mut self, len: usize, put: impl FnOnce(&[u8]) -> T) -> T {
+        while self
+            .parts
+            .first()
+            .is_some_and(|part| self.taken == part.len())
+        {
+            self.parts = &self.parts[1..];
+            self.taken = 0;
+        }
+        match self.parts.first() {
+            Some(part) if part.len() - self.taken >= len => {
+                let bytes = &part[self.taken..self.taken + len];
+                self.taken += len;
+                put(bytes)
+            }
+            _ => {
+                let mut gathered = [0; PAGE];
+                self.gather(&mut gathered[..len]);
+                put(&gathered[..len])
+            }
+        }
+    }
+
+    #[cold]
+    fn gather(&mut self, mut out: &mut [u8]) {
+        while let (Some(part), false) = (self.parts.first(), out.is_empty()) {
+            let len = (part.len() - self.taken).min(out.len());
+            let (head, rest) = std::mem::take(&mut out).split_at_mut(len);
+            head.copy_from_slice(&part[self.taken..self.taken + len]);
+            out = rest;
+            self.taken += len;
+            if self.taken == part.len() {
+                self.parts = &self.parts[1..];
+                self.taken = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_come_out_as_one_run_of_bytes() {
+        let bytes: Vec<u8> = (0..200).collect();
+        let cuts = [0, 0, 7, 50, 50, 51, 200, 200];
+        let parts: Vec<_> = cuts
+            .windows(2)
+            .map(|w| IoSlice::new(&bytes[w[0]..w[1]]))
+            .collect();
+        for len in [1, 8, 40, 100, 200] {
+            let (mut source, mut out) = (Source::new(&parts), vec![]);
+            for _ in 0..bytes.len() / len {
+                source.next(len, |piece| out.extend_from_slice(piece));
+            }
+            assert_eq!(out, bytes, "by {len}");
+        }
+    }
+}
