@@ -8,7 +8,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -150,18 +150,18 @@ pub fn mode(fd: i32) -> Result<Mode> {
 pub const IOCTL_BYTES: usize = 64;
 
 struct Exchange<'a> {
-    number: u8,
+    request: Opcode,
     data: &'a mut [u8; IOCTL_BYTES],
 }
 
-// SAFETY: the opcode says that 64 bytes are read and written at the pointer, and there are 64, exclusively
-// borrowed for the call. Nothing but the kernel's success or failure is made of the result.
+// SAFETY: `ioctl` lets no request through but those that say of themselves that 64 bytes are read and written at the
+// pointer, and there are 64, exclusively borrowed for the call. Nothing is made of the result.
 unsafe impl Ioctl for Exchange<'_> {
     type Output = ();
     const IS_MUTATING: bool = true;
 
     fn opcode(&self) -> Opcode {
-        rustix::ioctl::opcode::read_write::<[u8; IOCTL_BYTES]>(b'J', self.number)
+        self.request
     }
 
     fn as_ptr(&mut self) -> *mut std::ffi::c_void {
@@ -173,15 +173,19 @@ unsafe impl Ioctl for Exchange<'_> {
     }
 }
 
-/// ioctl(2) with `_IOWR('J', number, 64 bytes)`: `data` goes in and comes back changed.
-pub fn ioctl(fd: i32, number_of_call: u8, data: &mut [u8; IOCTL_BYTES]) -> Result<()> {
+/// ioctl(2) with a request `_IOWR(.., .., 64 bytes)`: `data` goes in and comes back changed. EINVAL for any other
+/// request.
+pub fn ioctl(fd: i32, request: u32, data: &mut [u8; IOCTL_BYTES]) -> Result<()> {
+    let kind = (request >> 8 & 0xff) as u8;
+    let carries = rustix::ioctl::opcode::read_write::<[u8; IOCTL_BYTES]>(kind, request as u8);
+    if Opcode::from(request) != carries {
+        return Err(libc::EINVAL);
+    }
     let exchange = Exchange {
-        number: number_of_call,
+        request: carries,
         data,
     };
-    // SAFETY: as the implementation of `Ioctl` says; a descriptor of something else than a file of ours may
-    // take the number for another request, whose argument then is these 64 bytes as well, as the size is part
-    // of the number.
+    // SAFETY: the size of what is read and written is part of the request (checked), and `data` is as large.
     unsafe { rustix::ioctl::ioctl(number(fd)?, exchange) }.map_err(errno)
 }
 
@@ -225,12 +229,12 @@ pub fn current_cpu() -> u32 {
     u32::try_from(cpu).unwrap_or(u32::MAX)
 }
 
-/// A word that reads as zero in a child of fork(2), whatever it was in the parent.
+/// Words that read as zero in a child of fork(2), whatever they were in the parent.
 #[derive(Debug)]
-pub struct ForkMark(&'static AtomicU64);
+pub struct ForkMark(&'static [AtomicU64; 8]);
 
 impl ForkMark {
-    /// Makes one; it is never given back. Errors: errno; EINVAL on a kernel before 4.14.
+    /// Makes them; they are never given back. Errors: errno; EINVAL on a kernel before 4.14.
     pub fn new() -> Result<ForkMark> {
         use rustix::mm::{Advice, MapFlags, ProtFlags};
         let len = rustix::param::page_size();
@@ -246,25 +250,22 @@ impl ForkMark {
             let _ = unsafe { rustix::mm::munmap(page, len) };
             return Err(errno(error));
         }
-        // SAFETY: the page is zeroed, aligned, writable, and stays mapped for as long as the process lives.
-        Ok(ForkMark(unsafe { &*page.cast::<AtomicU64>() }))
+        // SAFETY: the page is zeroed, aligned, writable, larger than the words, and stays mapped for as long as the
+        // process lives.
+        Ok(ForkMark(unsafe { &*page.cast::<[AtomicU64; 8]>() }))
     }
 
-    /// What was last set in this process; 0 in a child that has set nothing.
+    /// One of the eight words.
     #[inline]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
-
-    /// Sets it.
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        &self.0[index]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::sync::atomic::Ordering;
 
     use super::*;
 
@@ -295,7 +296,10 @@ mod tests {
     fn what_knows_nothing_of_the_request_refuses_it() {
         let file = tempfile::tempfile().unwrap();
         let mut data = [7; IOCTL_BYTES];
-        assert_eq!(ioctl(file.as_raw_fd(), 1, &mut data), Err(libc::ENOTTY));
+        let ask = |request, data: &mut _| ioctl(file.as_raw_fd(), request, data);
+        assert_eq!(ask(0xc040_4a01, &mut data), Err(libc::ENOTTY));
+        // FIONREAD, which writes somewhere else than 64 bytes.
+        assert_eq!(ask(0x541b, &mut data), Err(libc::EINVAL));
         assert_eq!(data, [7; IOCTL_BYTES]);
     }
 
@@ -309,19 +313,20 @@ mod tests {
     #[test]
     fn the_mark_is_gone_in_a_child() {
         let mark = ForkMark::new().unwrap();
-        mark.set(7);
+        mark.word(0).store(7, Ordering::Relaxed);
+        let get = || mark.word(0).load(Ordering::Relaxed);
         // SAFETY: the child does nothing but look at a word and end, both of which are allowed after a fork of
         // a process with threads.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
             // SAFETY: ends the child without running anything of the parent's.
-            unsafe { libc::_exit(if mark.get() == 0 { 0 } else { 1 }) };
+            unsafe { libc::_exit(if get() == 0 { 0 } else { 1 }) };
         }
         let mut status = 0;
         // SAFETY: `status` is valid for writes; the child is ours.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!((status, mark.get()), (0, 7));
+        assert_eq!((status, get()), (0, 7));
     }
 
     #[test]
