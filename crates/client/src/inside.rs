@@ -79,12 +79,18 @@ pub fn unlocking() -> u64 {
     })
 }
 
-/// Whether this thread has interrupted itself with the offset of that description locked: where a handler's
-/// I/O goes then.
-pub fn interrupted(description: u32) -> Option<u64> {
-    THREAD.with(|thread| {
-        (thread.locking.get() == description && thread.end.get() != u64::MAX)
-            .then(|| thread.end.get() + thread.displaced.get())
+/// Whether this thread has the offset of that description locked, or is about to.
+#[inline]
+pub fn is_locking(description: u32) -> bool {
+    THREAD.with(|thread| thread.locking.get() == description)
+}
+
+/// Where the I/O of a handler goes that has interrupted a call with the offset locked; `begin` is where that call
+/// began, for one that has not yet said where it ends.
+pub fn behind(begin: u64) -> u64 {
+    THREAD.with(|thread| match thread.end.get() {
+        u64::MAX => begin,
+        end => end + thread.displaced.get(),
     })
 }
 
@@ -136,15 +142,15 @@ mod tests {
 
     #[test]
     fn what_a_handler_writes_comes_after_the_write_that_it_interrupted() {
-        assert_eq!(interrupted(5), None);
+        assert!(!is_locking(5));
         locking(5);
-        assert_eq!(interrupted(5), None, "the lock is not had yet");
+        assert_eq!((is_locking(5), is_locking(6)), (true, false));
+        assert_eq!(behind(70), 70, "its end is not known yet");
         ends_at(100);
-        assert_eq!(interrupted(5), Some(100));
-        assert_eq!(interrupted(6), None);
+        assert_eq!(behind(70), 100);
         displace(10);
-        assert_eq!(interrupted(5), Some(110));
+        assert_eq!(behind(70), 110);
         assert_eq!(unlocking(), 10);
-        assert_eq!(interrupted(5), None);
+        assert!(!is_locking(5));
     }
 }

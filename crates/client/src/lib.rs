@@ -5,11 +5,16 @@
 //! them: what is not there, its caller asks for.
 #![forbid(unsafe_code)]
 
+mod ask;
+mod description;
+mod devices;
 mod fast;
+pub mod fd;
 mod inline;
 mod inside;
 mod offset;
 mod read_ahead;
+mod report;
 mod session;
 mod source;
 

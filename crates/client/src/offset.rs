@@ -49,10 +49,10 @@ fn pack(tag: u16, offset: u64) -> u64 {
 }
 
 impl Offset {
-    /// Of no description.
+    /// Of no description: tags are odd.
     pub const fn new() -> Offset {
         Offset {
-            word: AtomicU64::new(OFFSET_MASK),
+            word: AtomicU64::new(0),
             turn: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
         }
@@ -138,11 +138,18 @@ impl Offset {
         }
     }
 
-    /// Gives the lock back, with the offset at `to`; `None`: in the kernel.
+    /// Gives the lock back, with the offset at `to`; `None`: in the kernel. Does nothing when it was taken away, or
+    /// the description is over.
     #[inline]
     pub fn unlock(&self, tag: u16, to: Option<u64>) {
         let to = to.filter(|to| *to <= OFFSET_MAX).unwrap_or(OFFSET_MASK);
-        self.word.store(pack(tag, to), Ordering::SeqCst);
+        let mine = |word: u64| {
+            let held = word & LOCKED != 0 && Offset::decode(word, tag) != Position::Gone;
+            held.then_some(pack(tag, to))
+        };
+        let _ = self
+            .word
+            .fetch_update(Ordering::SeqCst, Ordering::Relaxed, mine);
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             self.turn.fetch_add(1, Ordering::SeqCst);
             futex::wake_all(&self.turn);

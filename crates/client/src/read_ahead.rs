@@ -21,6 +21,30 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
+    /// Of a descriptor that was not read yet.
+    pub const fn new() -> ReadAhead {
+        ReadAhead {
+            next: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+            window: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether a read that begins at page `first` goes on where the last one ended. Writes nothing: random
+    /// readers of one descriptor on many CPUs share this.
+    #[inline]
+    pub fn goes_on(&self, first: u64) -> bool {
+        let next = self.next.load(Relaxed);
+        first == next || (next > 0 && first + 1 == next)
+    }
+
+    /// Forgets the position.
+    pub fn reset(&self) {
+        self.next.store(0, Relaxed);
+        self.ahead.store(0, Relaxed);
+        self.window.store(0, Relaxed);
+    }
+
     /// The reader reads pages `[first, end)` of a file of `file_pages`. Returns pages to prefetch, at most
     /// `window_max` beyond the reader.
     #[inline]

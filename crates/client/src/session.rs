@@ -4,16 +4,40 @@
 //! ever unmapped. A session is added for each daemon that is met, when one is wanted writable, and in
 //! a child of fork(2), which is another client than its parent.
 
-use jericho_shm::{Area, Control, SliceMemory, Slots};
-use jericho_sys::files;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use crate::inside;
+use jericho_shm::{Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, socket_name};
+use jericho_sys::files::{self, ForkMark};
+use jericho_sys::handover::Connection;
+
+use crate::inside::{self, SESSIONS_MAX};
+
+/// How long the daemon may take to hand its segments over, message by message.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a thread waits for another that attaches: that one's business may be a moment or a timeout.
+const ATTACHING_POLLS: u32 = 2000;
+const ATTACHING_POLL: Duration = Duration::from_millis(1);
+
+static SESSIONS: [OnceLock<Session>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static MARK: OnceLock<ForkMark> = OnceLock::new();
+/// Word of the mark: one more than the number of the first session that is this process's own. Zero: none is.
+const FIRST: usize = 0;
+/// Word of the mark: somebody attaches. There, so that a child never waits for a thread that it doesn't have.
+const ATTACHING: usize = 1;
 
 /// The segments of a volume's daemon, as this process has them.
 #[derive(Debug)]
 pub struct Session {
     /// Number among this process's sessions.
     pub number: usize,
+    /// The life of the daemon.
+    pub instance: u64,
     /// What the daemon tells.
     pub control: Control,
     /// What writers share.
@@ -37,6 +61,7 @@ impl Session {
     ) -> Session {
         Session {
             number,
+            instance: control.instance(),
             owner: area.owner(),
             control,
             slots,
@@ -61,4 +86,120 @@ impl Session {
             .counter(line, slice)
             .add(local, pages, bytes, write, alone);
     }
+}
+
+/// A session by its number, if it is this process's own: `None` in a child for one that its parent had.
+#[inline]
+pub fn get(number: usize) -> Option<&'static Session> {
+    let first = MARK.get()?.word(FIRST).load(Ordering::Acquire);
+    if first == 0 || (number as u64) < first - 1 {
+        return None;
+    }
+    SESSIONS.get(number)?.get()
+}
+
+/// The sessions of this process.
+pub fn all() -> impl Iterator<Item = &'static Session> {
+    (0..COUNT.load(Ordering::Acquire).min(SESSIONS_MAX)).filter_map(get)
+}
+
+fn find(instance: u64, write: bool) -> Option<&'static Session> {
+    all().find(|session| session.instance == instance && (!write || session.is_writable()))
+}
+
+/// The session with a daemon's life; attaches where there is none yet, or none that is writable and that is
+/// wanted. Errors: the daemon is not there, refuses, or this process lacks descriptors, address space or room for another
+/// session.
+pub fn attach(instance: u64, write: bool) -> io::Result<&'static Session> {
+    if let Some(session) = find(instance, write) {
+        return Ok(session);
+    }
+    let mark = mark()?;
+    let attaching = mark.word(ATTACHING);
+    let mut polls = 0;
+    while attaching.swap(1, Ordering::Acquire) != 0 {
+        if polls == ATTACHING_POLLS {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        polls += 1;
+        std::thread::sleep(ATTACHING_POLL);
+    }
+    let session = attach_alone(mark, instance, write);
+    attaching.store(0, Ordering::Release);
+    session
+}
+
+fn mark() -> io::Result<&'static ForkMark> {
+    if MARK.get().is_none() {
+        let mark = ForkMark::new().map_err(io::Error::from_raw_os_error)?;
+        // Another thread's is as good.
+        let _ = MARK.set(mark);
+    }
+    MARK.get().ok_or(io::ErrorKind::Other.into())
+}
+
+fn attach_alone(mark: &ForkMark, instance: u64, write: bool) -> io::Result<&'static Session> {
+    let number = COUNT.load(Ordering::Acquire);
+    if mark.word(FIRST).load(Ordering::Acquire) == 0 {
+        mark.word(FIRST).store(number as u64 + 1, Ordering::Release);
+    }
+    if let Some(session) = find(instance, write) {
+        return Ok(session);
+    }
+    let room = SESSIONS
+        .get(number)
+        .ok_or(io::Error::from(io::ErrorKind::StorageFull))?;
+    let owner = find(instance, false).map_or(0, |session| session.owner);
+    let session = receive(number, instance, Request { write, owner })?;
+    // Nobody else sets it: the number is taken under the lock.
+    let session = room.get_or_init(|| session);
+    COUNT.store(number + 1, Ordering::Release);
+    Ok(session)
+}
+
+/// Asks the daemon for its segments and maps them.
+fn receive(number: usize, instance: u64, request: Request) -> io::Result<Session> {
+    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    let connection = Connection::connect(&socket_name(instance), HANDOVER_TIMEOUT)?;
+    connection.send(&request.encode(), &[])?;
+    let mut fds = VecDeque::new();
+    let next = || -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let mut bytes = [0; HANDOVER_BYTES];
+        let (len, fds) = connection.receive(&mut bytes)?;
+        let reply = Reply::decode(&bytes[..len]);
+        let reply = reply.ok_or_else(|| bad("the daemon's answer is not of this version"))?;
+        match i32::try_from(reply.error) {
+            Ok(0) => Ok((reply, fds)),
+            errno => Err(io::Error::from_raw_os_error(errno.unwrap_or(0))),
+        }
+    };
+    let few = || bad("the daemon handed over too few segments");
+    let (reply, first) = next()?;
+    fds.extend(first);
+    let mut head = || fds.pop_front().ok_or_else(few);
+    let (control, slots, area) = (head()?, head()?, head()?);
+    let control = Control::attach(control)?;
+    let slots = Slots::attach(slots, control.slot_count(), request.write)?;
+    let area = Area::attach(area)?;
+    if control.slice_count() != reply.slices || control.instance() != instance {
+        return Err(bad("the daemon's control segment is another's"));
+    }
+    let mut slices = Vec::with_capacity(usize::from(reply.slices));
+    for slice in 0..reply.slices {
+        let mut segments = Vec::with_capacity(3);
+        while segments.len() < 3 {
+            match fds.pop_front() {
+                Some(fd) => segments.push(fd),
+                // The mapped ones are closed already, so a process with few descriptors gets by.
+                None => match next()?.1 {
+                    more if more.is_empty() => return Err(few()),
+                    more => fds.extend(more),
+                },
+            }
+        }
+        let segments = <[OwnedFd; 3]>::try_from(segments).map_err(|_| few())?;
+        let frames = control.frames_of(slice);
+        slices.push(SliceMemory::attach(frames, segments, request.write)?);
+    }
+    Ok(Session::new(number, control, slots, area, slices))
 }

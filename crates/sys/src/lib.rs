@@ -12,7 +12,7 @@ pub mod handover;
 pub mod errno {
     //! The error numbers that callers name; the rest they only pass on.
     pub use libc::{
-        EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, EIO, ENOENT, ENOMEM, ENOSPC, ENOSYS,
+        EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, EIO, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTTY,
         EOPNOTSUPP, EPERM, EROFS,
     };
 }

@@ -1,0 +1,42 @@
+//! Asking the daemon about an open file: the ioctl on its descriptor.
+
+use jericho_shm::{Answer, Call};
+use jericho_sys::files;
+
+/// The daemon's answer. Errors: errno; ENOTTY for a file of somebody else.
+pub fn ask(fd: i32, call: Call) -> Result<Answer, i32> {
+    #[cfg(test)]
+    if let Some(answer) = tests::answer(fd, call) {
+        return Ok(answer);
+    }
+    let (request, mut bytes) = call.encode();
+    files::ioctl(fd, request, &mut bytes)?;
+    Ok(Answer::decode(&bytes))
+}
+
+#[cfg(test)]
+pub mod tests {
+    //! A daemon for tests: answers for files that are no mount's.
+
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    type Daemon = Box<dyn Fn(Call) -> Answer + Send>;
+    static DAEMONS: Mutex<Option<HashMap<u64, Daemon>>> = Mutex::new(None);
+
+    /// Answers for the file with that inode from now on.
+    pub fn serve(inode: u64, daemon: impl Fn(Call) -> Answer + Send + 'static) {
+        let mut daemons = DAEMONS.lock().unwrap();
+        daemons
+            .get_or_insert_default()
+            .insert(inode, Box::new(daemon));
+    }
+
+    pub fn answer(fd: i32, call: Call) -> Option<Answer> {
+        let inode = files::fstat(fd).ok()?.inode;
+        let daemons = DAEMONS.lock().unwrap();
+        Some(daemons.as_ref()?.get(&inode)?(call))
+    }
+}

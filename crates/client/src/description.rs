@@ -1,0 +1,402 @@
+//! Open file descriptions that go the fast way, and the numbers under which the program knows them.
+//!
+//! Static tables of atomics, all zeros at first so that they take no memory before they are used: nothing is allocated and nothing locked, as any of it may be reached from a signal
+//! handler or in a child of a process with threads.
+//!
+//! A number's word: kind (2 bits), then what belongs to it.
+//!
+//! ```text
+//!   unknown, of our opening or of somebody else's ──first I/O──▶ description (index, generation)
+//!        ▲                │                                           │
+//!        └──forget────────┴────────────▶ kernel ◀─────────────────────┘ (as unknown, when reused behind our back)
+//! ```
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::ReadAhead;
+use crate::offset::Offset;
+
+/// Numbers that are known here; larger ones take the kernel path.
+const NUMBERS: usize = 65_536;
+/// Divides 2^16, so that an index comes out of a word by the remainder.
+const DESCRIPTIONS: usize = 16_384;
+/// Descriptions that are tried for a new one.
+const PROBES: usize = 64;
+/// References of a description that is being taken out.
+const DYING: u32 = u32::MAX;
+
+const KIND_SHIFT: u32 = 62;
+const UNKNOWN: u64 = 0;
+const KERNEL: u64 = 1;
+const DESCRIBED: u64 = 2;
+/// Of an unknown number: this process has opened it.
+const OPENED: u64 = 1 << 32;
+
+static NUMBER_WORDS: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
+static TABLE: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
+/// Changes with every forgetting, so that what was found out about a number before is not stored after.
+static TURN: AtomicU32 = AtomicU32::new(1);
+/// One more than the largest number that was ever seen.
+static NUMBERS_END: AtomicU32 = AtomicU32::new(0);
+
+/// May be read.
+pub const READ: u32 = 1;
+/// May be written.
+pub const WRITE: u32 = 2;
+/// Writes go to the end.
+pub const APPEND: u32 = 4;
+/// Writes have to be durable: the kernel's business.
+pub const SYNC: u32 = 8;
+/// The process's files are limited in size: whoever extends one asks the kernel.
+pub const LIMITED: u32 = 16;
+/// No write access to the segments was to be had.
+pub const NO_INLINE_WRITE: u32 = 32;
+/// All of it goes to the kernel.
+pub const TO_KERNEL: u32 = 64;
+
+/// What is known of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// Nothing yet.
+    Unknown {
+        /// This process has opened it, and nobody else has it.
+        opened: bool,
+        /// For `Seen`.
+        word: u64,
+    },
+    /// Not ours, or ours without a fast way.
+    Kernel,
+    /// A description.
+    Described(Open),
+}
+
+/// A description by a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// The number.
+    pub fd: i32,
+    /// In the table.
+    pub index: u32,
+    /// The description's generation.
+    pub generation: u32,
+}
+
+/// What is known of a description, of one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The session through which its slot is reached.
+    pub session: usize,
+    /// The slot.
+    pub slot: u32,
+    /// The slot's generation.
+    pub slot_generation: u32,
+    /// The object.
+    pub object: u64,
+    /// As the kernel tells them.
+    pub device: u64,
+    /// As the kernel tells them.
+    pub inode: u64,
+    /// `READ` ...
+    pub flags: u32,
+}
+
+/// An open file description.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Description {
+    generation: AtomicU32,
+    references: AtomicU32,
+    session: AtomicU32,
+    slot: AtomicU32,
+    slot_generation: AtomicU32,
+    flags: AtomicU32,
+    object: AtomicU64,
+    device: AtomicU64,
+    inode: AtomicU64,
+    /// The offset, when it is here. On a line of its own with what else sequential use changes.
+    pub offset: Offset,
+    /// The reader's position.
+    pub read_ahead: ReadAhead,
+    /// Where the last write that made the file longer ended.
+    pub extended_to: AtomicU64,
+    /// Pages that were last asked to be reserved.
+    pub reserved: AtomicU32,
+    /// Extending writes that go by without another try to reserve.
+    pub reserve_pause: AtomicU32,
+}
+
+impl Description {
+    const fn new() -> Description {
+        Description {
+            generation: AtomicU32::new(0),
+            references: AtomicU32::new(0),
+            session: AtomicU32::new(0),
+            slot: AtomicU32::new(0),
+            slot_generation: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            object: AtomicU64::new(0),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+            offset: Offset::new(),
+            read_ahead: ReadAhead::new(),
+            extended_to: AtomicU64::new(0),
+            reserved: AtomicU32::new(0),
+            reserve_pause: AtomicU32::new(0),
+        }
+    }
+
+    fn set(&self, facts: &Facts) {
+        self.session.store(facts.session as u32, Ordering::Relaxed);
+        self.slot.store(facts.slot, Ordering::Relaxed);
+        self.slot_generation
+            .store(facts.slot_generation, Ordering::Relaxed);
+        self.object.store(facts.object, Ordering::Relaxed);
+        self.device.store(facts.device, Ordering::Relaxed);
+        self.inode.store(facts.inode, Ordering::Relaxed);
+        self.flags.store(facts.flags, Ordering::Relaxed);
+    }
+
+    /// One reference less; without any the description is over.
+    fn release(&self) {
+        let mut references = self.references.load(Ordering::Relaxed);
+        loop {
+            let next = match references {
+                0 | DYING => return,
+                1 => DYING,
+                n => n - 1,
+            };
+            match self.references.compare_exchange(
+                references,
+                next,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) if next == DYING => break,
+                Ok(_) => return,
+                Err(now) => references = now,
+            }
+        }
+        // Even: of nobody.
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.references.store(0, Ordering::Release);
+    }
+
+    /// One more, if it is still of that generation.
+    fn retain(&self, generation: u32) -> bool {
+        let more = |n: u32| (n != 0 && n != DYING).then_some(n + 1);
+        let counted = self
+            .references
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, more)
+            .is_ok();
+        if counted && self.generation.load(Ordering::Acquire) != generation {
+            self.release();
+            return false;
+        }
+        counted
+    }
+}
+
+impl Open {
+    /// The description.
+    #[inline]
+    pub fn description(&self) -> &'static Description {
+        &TABLE[self.index as usize % DESCRIPTIONS]
+    }
+
+    /// What tells the description's offset from that of others in its place.
+    #[inline]
+    pub fn tag(&self) -> u16 {
+        self.generation as u16
+    }
+
+    /// What is known of it; `None` when it is over.
+    #[inline]
+    pub fn facts(&self) -> Option<Facts> {
+        let d = self.description();
+        let facts = Facts {
+            session: d.session.load(Ordering::Relaxed) as usize,
+            slot: d.slot.load(Ordering::Relaxed),
+            slot_generation: d.slot_generation.load(Ordering::Relaxed),
+            object: d.object.load(Ordering::Relaxed),
+            device: d.device.load(Ordering::Relaxed),
+            inode: d.inode.load(Ordering::Relaxed),
+            flags: d.flags.load(Ordering::Relaxed),
+        };
+        // The generation moves on before anything of a description that is over is changed.
+        fence(Ordering::Acquire);
+        (d.generation.load(Ordering::Relaxed) == self.generation).then_some(facts)
+    }
+
+    /// The slot is another, or reached through another session. Who sees half of it sees a slot that is not the
+    /// object's, and comes here as well.
+    pub fn set_slot(&self, facts: &Facts) {
+        let d = self.description();
+        d.session.store(facts.session as u32, Ordering::Relaxed);
+        d.slot.store(facts.slot, Ordering::Relaxed);
+        d.slot_generation
+            .store(facts.slot_generation, Ordering::Relaxed);
+    }
+
+    /// Adds flags.
+    pub fn add_flags(&self, flags: u32) {
+        self.description().flags.fetch_or(flags, Ordering::AcqRel);
+    }
+
+    /// Sets and clears those that fcntl(2) can change.
+    pub fn change_flags(&self, set: u32, clear: u32) {
+        let change = |flags: u32| Some(flags & !clear | set);
+        let flags = &self.description().flags;
+        let _ = flags.fetch_update(Ordering::AcqRel, Ordering::Relaxed, change);
+    }
+
+    fn word(&self) -> u64 {
+        DESCRIBED << KIND_SHIFT | u64::from(self.index) << 32 | u64::from(self.generation)
+    }
+}
+
+fn word_of(fd: i32) -> Option<&'static AtomicU64> {
+    NUMBER_WORDS.get(usize::try_from(fd).ok()?)
+}
+
+/// What is known of a number; `None` for one that is not in the table.
+#[inline]
+pub fn number(fd: i32) -> Option<Number> {
+    let word = word_of(fd)?.load(Ordering::Acquire);
+    Some(match word >> KIND_SHIFT {
+        KERNEL => Number::Kernel,
+        DESCRIBED => Number::Described(Open {
+            fd,
+            index: (word >> 32) as u32 % DESCRIPTIONS as u32,
+            generation: word as u32,
+        }),
+        _ => Number::Unknown {
+            opened: word & OPENED != 0,
+            word,
+        },
+    })
+}
+
+fn replace(fd: i32, new: u64) {
+    let Some(word) = word_of(fd) else { return };
+    NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+    let old = word.swap(new, Ordering::AcqRel);
+    if old >> KIND_SHIFT == DESCRIBED {
+        TABLE[(old >> 32) as usize % DESCRIPTIONS].release();
+    }
+}
+
+/// The number means something that nothing is known of.
+pub fn forget(fd: i32) {
+    let turn = TURN.fetch_add(1, Ordering::Relaxed);
+    replace(fd, UNKNOWN << KIND_SHIFT | u64::from(turn));
+}
+
+/// The number means what this process has just opened.
+pub fn opened(fd: i32) {
+    let turn = TURN.fetch_add(1, Ordering::Relaxed);
+    replace(fd, UNKNOWN << KIND_SHIFT | OPENED | u64::from(turn));
+}
+
+/// As `forget`, for all from `first` to `last`.
+pub fn forget_range(first: u32, last: u32) {
+    for fd in first
+        ..NUMBERS_END
+            .load(Ordering::Relaxed)
+            .min(last.saturating_add(1))
+    {
+        forget(fd as i32);
+    }
+}
+
+/// The number takes the kernel path, if it is still what it was when `seen` was loaded.
+pub fn set_kernel(fd: i32, seen: u64) {
+    if let Some(word) = word_of(fd) {
+        NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        let new = KERNEL << KIND_SHIFT | seen & u64::from(u32::MAX);
+        let _ = word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// The number has a description from now on, if it is still what it was when `seen` was loaded. `offset`: where
+/// its offset is, when not in the kernel. `None` when it is not, or there are too many descriptions.
+pub fn describe(fd: i32, seen: u64, facts: &Facts, offset: Option<u64>) -> Option<Open> {
+    let word = word_of(fd)?;
+    for probe in 0..PROBES {
+        let index = (fd as usize + probe) % DESCRIPTIONS;
+        let d = &TABLE[index];
+        let free = d
+            .references
+            .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
+        if free.is_err() {
+            continue;
+        }
+        // Its generation is even, and it is ours alone.
+        fence(Ordering::Release);
+        d.set(facts);
+        d.read_ahead.reset();
+        d.extended_to.store(u64::MAX, Ordering::Relaxed);
+        d.reserved.store(0, Ordering::Relaxed);
+        d.reserve_pause.store(0, Ordering::Relaxed);
+        let generation = d.generation.load(Ordering::Relaxed).wrapping_add(1);
+        d.offset.begin(generation as u16, offset);
+        d.generation.store(generation, Ordering::Release);
+        let open = Open {
+            fd,
+            index: index as u32,
+            generation,
+        };
+        NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        if word
+            .compare_exchange(seen, open.word(), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            return Some(open);
+        }
+        d.release();
+        return None;
+    }
+    None
+}
+
+/// `new` is another number of what `old` is, after dup(2) and its kin. What is unknown of `old` is to be found
+/// out before: its offset would be two.
+pub fn duplicated(old: i32, new: i32) {
+    if old == new {
+        return;
+    }
+    match number(old) {
+        Some(Number::Described(open)) if open.description().retain(open.generation) => {
+            replace(new, open.word());
+        }
+        Some(Number::Kernel) => replace(new, KERNEL << KIND_SHIFT),
+        _ => forget(new),
+    }
+}
+
+/// The number was closed and opened behind our back: nothing is known of it, if it is still `open`.
+pub fn disown(open: &Open) {
+    let Some(word) = word_of(open.fd) else { return };
+    let turn = TURN.fetch_add(1, Ordering::Relaxed);
+    let new = UNKNOWN << KIND_SHIFT | u64::from(turn);
+    if word
+        .compare_exchange(open.word(), new, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok()
+    {
+        open.description().release();
+    }
+}
+
+/// A number that this process opened is known to others from now on, so its offset stays in the kernel.
+pub fn unopened(fd: i32) {
+    if let Some(word) = word_of(fd) {
+        let clear = |word: u64| {
+            (word >> KIND_SHIFT == UNKNOWN && word & OPENED != 0).then_some(word & !OPENED)
+        };
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, clear);
+    }
+}
+
+/// All numbers that were ever used.
+pub fn numbers() -> impl Iterator<Item = i32> {
+    0..NUMBERS_END.load(Ordering::Relaxed) as i32
+}

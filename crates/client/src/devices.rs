@@ -1,0 +1,65 @@
+//! Which devices are mounts of Jericho: what `jericho run` says, or /proc/self/mountinfo at the first need.
+
+use std::sync::OnceLock;
+
+use jericho_sys::files;
+
+/// Set by `jericho run`: "major:minor,major:minor".
+pub const VARIABLE: &str = "JERICHO_DEVICES";
+const MOUNTINFO: &str = "/proc/self/mountinfo";
+const KIND: &str = "fuse.jericho";
+
+static DEVICES: OnceLock<Vec<u64>> = OnceLock::new();
+
+/// Whether a device (as fstat(2) numbers it) is a mount of Jericho.
+pub fn is_ours(device: u64) -> bool {
+    DEVICES.get_or_init(find).contains(&device)
+}
+
+fn find() -> Vec<u64> {
+    match std::env::var(VARIABLE) {
+        Ok(list) => list.split(',').filter_map(number).collect(),
+        Err(_) => {
+            let text = files::read_file(MOUNTINFO).unwrap_or_default();
+            in_mountinfo(&String::from_utf8_lossy(&text))
+        }
+    }
+}
+
+fn number(text: &str) -> Option<u64> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(files::device(major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn in_mountinfo(text: &str) -> Vec<u64> {
+    let ours = text.lines().filter(|line| {
+        let kind = line.split_once(" - ").map(|(_, rest)| rest);
+        kind.is_some_and(|rest| rest.split(' ').next() == Some(KIND))
+    });
+    ours.filter_map(|line| number(line.split(' ').nth(2)?))
+        .collect()
+}
+
+#[cfg(test)]
+pub fn set_for_tests(device: u64) {
+    let devices = DEVICES.get_or_init(|| vec![device]);
+    assert_eq!(devices, &[device]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_of_ours_are_found_and_no_others() {
+        let text = "22 1 0:21 / /sys rw - sysfs sysfs rw\n\
+                    90 1 0:55 / /mnt/a\\040b rw,nosuid shared:7 - fuse.jericho /vol rw,user_id=0\n\
+                    91 1 0:56 / /mnt/c rw - fuse.sshfs fuse.jericho rw\n\
+                    broken line\n\
+                    92 1 259:3 / /mnt/d rw - fuse.jericho other ro\n";
+        let wanted = [files::device(0, 55), files::device(259, 3)];
+        assert_eq!(in_mountinfo(text), wanted);
+        assert_eq!(number(" 0:55"), Some(wanted[0]));
+        assert_eq!(number("0"), None);
+    }
+}

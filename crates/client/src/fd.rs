@@ -1,0 +1,947 @@
+//! Reads and writes by descriptor number, as a program makes them.
+//!
+//! Each function that gives an `Option` says `None` for *make the ordinary call of libc*: the number is not of a Jericho
+//! mount, or has no fast way, or the kernel has its offset. `Some` is the result of the call, done here: without
+//! the kernel where it could be, else by the same call at the right offset.
+//!
+//! A number is found out about at its first I/O. Its offset is here when this process opened it and has
+//! let nobody else have it (`share`, `share_all`); else it is in the kernel, and only calls with an offset of their
+//! own go inline.
+
+use std::io::{IoSlice, IoSliceMut, Write};
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Call, Refusal};
+use jericho_sys::{errno, files};
+
+use crate::ask::ask;
+use crate::description::{
+    self, APPEND, Facts, LIMITED, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
+};
+use crate::devices;
+use crate::fast::{File, WRITE_MAX, Why};
+use crate::inside;
+use crate::offset::Position;
+use crate::report;
+pub use crate::report::Reason;
+use crate::session::{self, Session};
+use crate::source::Source;
+
+/// What a call gives, or the errno.
+pub type Result<T> = std::result::Result<T, i32>;
+
+/// Lowest address that a buffer of a program can have; what is below, the kernel calls EFAULT.
+const LOWEST_ADDRESS: usize = 4096;
+/// Most bytes that the kernel moves in a call.
+const BYTES_MAX: usize = 0x7fff_f000;
+/// Parts of a vectored call at most.
+const PARTS_MAX: usize = 1024;
+/// Furthest that is read ahead: 4 MiB.
+const WINDOW_PAGES_MAX: u32 = 1024;
+/// Pages reserved beyond the end for a writer that goes on: doubling from the first to the second.
+const RESERVE_MIN: u32 = 16;
+const RESERVE_MAX: u32 = 1024;
+/// Extending writes after a refusal to reserve until it is tried again.
+const RESERVE_PAUSE: u32 = 64;
+/// Times that a reader reads anew because somebody else moved the offset, before it locks it.
+const READ_TRIES: u32 = 3;
+/// Times that a number is looked up anew because it changed its meaning meanwhile.
+const LOOKUPS: u32 = 3;
+
+const SEEK_SET: i32 = 0;
+const SEEK_CUR: i32 = 1;
+const SEEK_END: i32 = 2;
+
+// ---- what a number is ----
+
+/// The description of a number that goes the fast way; finds out about a number at its first I/O.
+fn described(fd: i32) -> Option<Open> {
+    for _ in 0..LOOKUPS {
+        match description::number(fd)? {
+            Number::Kernel => return None,
+            Number::Described(open) => return Some(open),
+            Number::Unknown { opened, word } => classify(fd, opened, word)?,
+        }
+    }
+    None
+}
+
+/// Finds out about a number. `None`: nothing is to be known of it for now.
+#[cold]
+fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
+    let kernel = |why: Option<Reason>| {
+        why.into_iter().for_each(report::to_kernel);
+        description::set_kernel(fd, word);
+        Some(())
+    };
+    let stat = files::fstat(fd).ok()?;
+    if !devices::is_ours(stat.device) {
+        return kernel(None);
+    }
+    if !stat.is_regular {
+        return kernel(Some(Reason::NotRegular));
+    }
+    let mode = files::mode(fd).ok()?;
+    if mode.direct || mode.path {
+        return kernel(Some(Reason::Direct));
+    }
+    let write = mode.write && !mode.sync;
+    let Some(answer) = ask(fd, Call::Fast { write }).ok().filter(|a| a.status == 0) else {
+        return kernel(Some(Reason::Refused));
+    };
+    // Write access to the segments is asked for when something is written.
+    let Ok(session) = session::attach(answer.instance, false) else {
+        return kernel(Some(Reason::Attach));
+    };
+    let facts = Facts {
+        session: session.number,
+        slot: answer.slot,
+        slot_generation: answer.generation,
+        object: answer.object,
+        device: stat.device,
+        inode: stat.inode,
+        flags: flags_of(&mode),
+    };
+    let offset = match opened.then(|| files::lseek(fd, 0, SEEK_CUR)) {
+        Some(Ok(offset)) => u64::try_from(offset).ok(),
+        _ => None,
+    };
+    if description::describe(fd, word, &facts, offset).is_some() {
+        report::descriptor();
+    } else {
+        // Either the number changed its meaning, and this does nothing, or the table is full.
+        kernel(Some(Reason::Table))?;
+    }
+    Some(())
+}
+
+fn flags_of(mode: &files::Mode) -> u32 {
+    let flag = |is: bool, flag: u32| if is { flag } else { 0 };
+    flag(mode.read, READ)
+        | flag(mode.write, WRITE)
+        | flag(mode.append, APPEND)
+        | flag(mode.sync, SYNC)
+        | flag(files::size_is_limited(), LIMITED)
+}
+
+/// What an operation needs to know of a description; `None`: it takes the kernel path, or is over.
+#[inline]
+fn facts(open: &Open) -> Option<Facts> {
+    open.facts().filter(|facts| facts.flags & TO_KERNEL == 0)
+}
+
+/// What came of looking for a file's slot.
+enum Way {
+    /// Inline.
+    Inline(&'static Session, File<'static>),
+    /// Through the kernel, this time.
+    Kernel(Why),
+    /// By the ordinary call: the number means another file, or is the kernel's for good.
+    Ordinary,
+}
+
+#[inline]
+fn way(open: &Open, facts: &Facts) -> Way {
+    match session::get(facts.session) {
+        Some(session) => match file(session, facts) {
+            Ok(file) => Way::Inline(session, file),
+            Err(why) => way_anew(open, facts, why),
+        },
+        None => way_anew(open, facts, Why::Stale),
+    }
+}
+
+fn file(session: &'static Session, facts: &Facts) -> std::result::Result<File<'static>, Why> {
+    File::of(session, facts.slot, facts.slot_generation, facts.object)
+}
+
+/// The slot is not the file's any more, or this is a child and the session its parent's.
+#[cold]
+fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
+    if let Some(session) = session::get(facts.session) {
+        if session.area.is_cut_off() {
+            give_up(open, Reason::CutOff);
+            return Way::Ordinary;
+        }
+        if why != Why::Stale {
+            return Way::Kernel(why);
+        }
+    }
+    // Is it the same file at all?
+    match files::fstat(open.fd) {
+        Ok(stat) if (stat.device, stat.inode) == (facts.device, facts.inode) => {}
+        _ => {
+            description::disown(open);
+            return Way::Ordinary;
+        }
+    }
+    let write = facts.flags & WRITE != 0 && facts.flags & SYNC == 0;
+    let answer = ask(open.fd, Call::Fast { write });
+    let Some(answer) = answer.ok().filter(|answer| answer.status == 0) else {
+        give_up(open, Reason::Refused);
+        return Way::Ordinary;
+    };
+    let Ok(session) = session::attach(answer.instance, false) else {
+        give_up(open, Reason::Attach);
+        return Way::Ordinary;
+    };
+    let facts = Facts {
+        session: session.number,
+        slot: answer.slot,
+        slot_generation: answer.generation,
+        ..*facts
+    };
+    if answer.object != facts.object {
+        give_up(open, Reason::Refused);
+        return Way::Ordinary;
+    }
+    open.set_slot(&facts);
+    match file(session, &facts) {
+        Ok(file) => Way::Inline(session, file),
+        Err(why) => Way::Kernel(why),
+    }
+}
+
+/// The description takes the kernel path for good.
+fn give_up(open: &Open, why: Reason) {
+    if !is_given_up(open) {
+        open.add_flags(TO_KERNEL);
+        report::to_kernel(why);
+    }
+    hand_over(open);
+}
+
+fn is_given_up(open: &Open) -> bool {
+    open.facts()
+        .is_some_and(|facts| facts.flags & TO_KERNEL != 0)
+}
+
+/// The description's offset goes to the kernel, if it is here. When this thread has it locked, `with_offset` sees to
+/// it that it goes there afterwards.
+fn hand_over(open: &Open) {
+    if inside::is_locking(open.index) {
+        return;
+    }
+    let offset = &open.description().offset;
+    if let Position::At(at) = offset.lock(open.tag()) {
+        // Fails only for a number that was closed meanwhile.
+        let _ = files::lseek(open.fd, at as i64, SEEK_SET);
+        offset.unlock(open.tag(), None);
+    }
+}
+
+// ---- reading ----
+
+#[inline]
+fn is_fit(buffer: &[u8]) -> bool {
+    buffer.as_ptr().addr() >= LOWEST_ADDRESS && !buffer.is_empty() && buffer.len() <= BYTES_MAX
+}
+
+/// Reads at an offset: what hits inline, and from there on what the kernel gives.
+#[inline]
+fn read_at(open: &Open, facts: &Facts, out: &mut [u8], at: u64) -> Option<Result<usize>> {
+    let mut done = 0;
+    if facts.flags & READ != 0 && is_fit(out) {
+        let why = match way(open, facts) {
+            Way::Ordinary => return None,
+            Way::Kernel(why) => why,
+            Way::Inline(session, file) => {
+                let read = file.read(at, out);
+                read_ahead(open, session, &file, at, out.len(), &read);
+                match read.rest {
+                    None => {
+                        report::inline(false, read.done);
+                        return Some(Ok(read.done));
+                    }
+                    Some(why) => {
+                        done = read.done;
+                        why
+                    }
+                }
+            }
+        };
+        report::kernel(false, why);
+    }
+    Some(
+        match files::pread(open.fd, &mut out[done..], (at + done as u64) as i64) {
+            Ok(n) => Ok(done + n),
+            Err(_) if done > 0 => Ok(done),
+            Err(errno) => Err(errno),
+        },
+    )
+}
+
+/// Asks for what a sequential reader will want next.
+#[inline]
+fn read_ahead(
+    open: &Open,
+    session: &Session,
+    file: &File<'_>,
+    at: u64,
+    len: usize,
+    read: &crate::fast::Read,
+) {
+    let reader = &open.description().read_ahead;
+    let first = at / PAGE_BYTES;
+    if at >= read.size || (read.rest.is_none() && !reader.goes_on(first)) {
+        return;
+    }
+    let end = (at + len as u64).min(read.size).div_ceil(PAGE_BYTES);
+    let window = WINDOW_PAGES_MAX.min(session.control.frames_of(file.home()) / 16);
+    let pages = reader.advance(first, end, read.size.div_ceil(PAGE_BYTES), window);
+    let Some(pages) = pages else { return };
+    // A file that is in the cache already needs no asking: first, last and middle tell.
+    let middle = (pages.start + pages.end) / 2;
+    if [pages.start, middle, pages.end - 1]
+        .into_iter()
+        .all(|page| file.has_page(page))
+    {
+        return;
+    }
+    let call = Call::ReadAhead {
+        first: pages.start,
+        pages: (pages.end - pages.start) as u32,
+    };
+    // Without it the reader waits for what it reads, no more.
+    let _ = ask(open.fd, call);
+}
+
+/// Reads into several parts at an offset, as into one.
+fn read_parts_at(
+    open: &Open,
+    facts: &Facts,
+    parts: &mut [IoSliceMut<'_>],
+    at: u64,
+) -> Option<Result<usize>> {
+    let mut done = 0;
+    for part in parts.iter_mut().filter(|part| !part.is_empty()) {
+        match read_at(open, facts, part, at + done as u64) {
+            Some(Ok(n)) => {
+                done += n;
+                if n < part.len() {
+                    break;
+                }
+            }
+            _ if done > 0 => break,
+            other => return other,
+        }
+    }
+    Some(Ok(done))
+}
+
+/// Reads at the description's offset with `read` and moves it on.
+#[inline]
+fn read_here(
+    fd: i32,
+    read: impl FnMut(&Open, &Facts, u64) -> Option<Result<usize>>,
+) -> Option<Result<usize>> {
+    let Some(_inside) = inside::enter() else {
+        return interrupted(fd, read);
+    };
+    let open = described(fd)?;
+    let mut read = read;
+    let (offset, tag) = (&open.description().offset, open.tag());
+    if offset.is_in_kernel(tag) {
+        return None;
+    }
+    let facts = facts(&open)?;
+    for _ in 0..READ_TRIES {
+        let Position::At(at) = offset.get(tag) else {
+            return None;
+        };
+        match read(&open, &facts, at)? {
+            Ok(0) => return Some(Ok(0)),
+            Ok(n) if offset.advance(tag, at, at + n as u64) => return Some(Ok(n)),
+            // Another thread has read that: what this one has read is not its.
+            Ok(_) => {}
+            Err(errno) => return Some(Err(errno)),
+        }
+    }
+    with_offset(&open, |at| {
+        let n = read(&open, &facts, at);
+        let end = at + n.and_then(|n| n.ok()).unwrap_or(0) as u64;
+        (n, end)
+    })?
+}
+
+/// Does something with the description's offset locked, which gives its result and the new offset. `None`: the
+/// kernel has it.
+fn with_offset<T>(open: &Open, act: impl FnOnce(u64) -> (T, u64)) -> Option<T> {
+    let (offset, tag) = (&open.description().offset, open.tag());
+    inside::locking(open.index);
+    let Position::At(at) = offset.lock(tag) else {
+        inside::unlocking();
+        return None;
+    };
+    inside::ends_at(at);
+    let (result, end) = act(at);
+    offset.unlock(tag, Some(end + inside::unlocking()));
+    if is_given_up(open) {
+        hand_over(open);
+    }
+    Some(result)
+}
+
+/// A signal handler has interrupted an inline call of its thread: nothing is waited for that the thread may hold.
+#[cold]
+fn interrupted(
+    fd: i32,
+    mut io: impl FnMut(&Open, &Facts, u64) -> Option<Result<usize>>,
+) -> Option<Result<usize>> {
+    let Some(Number::Described(open)) = description::number(fd) else {
+        return None;
+    };
+    let (offset, tag) = (&open.description().offset, open.tag());
+    // Without flags all goes to the kernel, at the offset that is given.
+    let facts = Facts {
+        flags: 0,
+        ..open.facts()?
+    };
+    if offset.is_locked() && inside::is_locking(open.index) {
+        let Position::At(begin) = offset.peek(tag) else {
+            return None;
+        };
+        let result = io(&open, &facts, inside::behind(begin))?;
+        inside::displace(result.unwrap_or(0) as u64);
+        return Some(result);
+    }
+    let Position::At(at) = offset.get(tag) else {
+        return None;
+    };
+    let result = io(&open, &facts, at)?;
+    if let Ok(n) = result {
+        offset.advance(tag, at, at + n as u64);
+    }
+    Some(result)
+}
+
+/// read(2).
+#[inline]
+pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
+    if is_known_to_be_kernels(fd) {
+        return None;
+    }
+    read_here(fd, |open, facts, at| read_at(open, facts, out, at))
+}
+
+/// pread(2).
+#[inline]
+pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
+    if is_known_to_be_kernels(fd) || !is_fit(out) {
+        return None;
+    }
+    let at = u64::try_from(offset).ok()?;
+    let _inside = inside::enter()?;
+    let open = described(fd)?;
+    read_at(&open, &facts(&open)?, out, at)
+}
+
+/// readv(2), or with `at` preadv(2).
+pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<Result<usize>> {
+    if is_known_to_be_kernels(fd) {
+        return None;
+    }
+    let fits = parts.len() <= PARTS_MAX
+        && total(parts.iter().map(|part| part.len())).is_some_and(|total| total > 0);
+    match at {
+        Some(offset) => {
+            if !fits {
+                return None;
+            }
+            let at = u64::try_from(offset).ok()?;
+            let _inside = inside::enter()?;
+            let open = described(fd)?;
+            read_parts_at(&open, &facts(&open)?, parts, at)
+        }
+        None if fits => read_here(fd, |open, facts, at| read_parts_at(open, facts, parts, at)),
+        // The kernel says what is wrong with them; it moves nothing.
+        None => read_here(fd, |open, _, at| {
+            Some(files::preadv(open.fd, parts, at as i64))
+        }),
+    }
+}
+
+#[inline]
+fn is_known_to_be_kernels(fd: i32) -> bool {
+    matches!(description::number(fd), None | Some(Number::Kernel))
+}
+
+/// Bytes of a vectored call; `None` when the kernel would not move them all.
+fn total(lens: impl Iterator<Item = usize>) -> Option<usize> {
+    let mut total = 0usize;
+    for len in lens {
+        total = total.checked_add(len).filter(|n| *n <= BYTES_MAX)?;
+    }
+    Some(total)
+}
+
+// ---- writing ----
+
+/// Bytes to be written.
+#[derive(Clone, Copy)]
+struct Data<'a, 'b> {
+    parts: &'a [IoSlice<'b>],
+    len: usize,
+    /// Whether they can be looked at here; else the kernel says what is wrong with them.
+    is_fit: bool,
+}
+
+impl<'a, 'b> Data<'a, 'b> {
+    fn new(parts: &'a [IoSlice<'b>]) -> Data<'a, 'b> {
+        let len = total(parts.iter().map(|part| part.len()));
+        let fits = |part: &IoSlice<'_>| part.is_empty() || is_fit(part);
+        Data {
+            parts,
+            len: len.unwrap_or(0),
+            is_fit: parts.len() <= PARTS_MAX
+                && len.is_some_and(|len| len > 0)
+                && parts.iter().all(fits),
+        }
+    }
+}
+
+/// What a write did, and where the offset is after it.
+struct Written {
+    result: Result<usize>,
+    end: u64,
+}
+
+/// The file through a session that may write; asks for one the first time.
+#[inline]
+fn writable(
+    open: &Open,
+    facts: &Facts,
+    session: &'static Session,
+    file_seen: File<'static>,
+) -> std::result::Result<File<'static>, Why> {
+    if session.is_writable() {
+        return Ok(file_seen);
+    }
+    writable_anew(open, facts, session)
+}
+
+#[cold]
+fn writable_anew(
+    open: &Open,
+    facts: &Facts,
+    session: &Session,
+) -> std::result::Result<File<'static>, Why> {
+    let Ok(session) = session::attach(session.instance, true) else {
+        open.add_flags(NO_INLINE_WRITE);
+        return Err(Why::Withheld);
+    };
+    // Only the session: the slot may have been found anew since `facts`.
+    let facts = Facts {
+        session: session.number,
+        ..open.facts().unwrap_or(*facts)
+    };
+    open.set_slot(&facts);
+    file(session, &facts)
+}
+
+/// Writes at an offset (or, as the description says, at the end); `None`: by the ordinary call.
+fn write_at(open: &Open, facts: &Facts, data: Data<'_, '_>, at: u64) -> Option<Written> {
+    let inline = facts.flags & (WRITE | SYNC | NO_INLINE_WRITE) == WRITE && data.is_fit;
+    if inline {
+        let why = match way(open, facts) {
+            Way::Ordinary => return None,
+            Way::Kernel(why) => why,
+            Way::Inline(session, file) => {
+                let written = writable(open, facts, session, file)
+                    .and_then(|file| write_inline(open, facts, &file, data, at));
+                match written {
+                    Ok(written) => return Some(written),
+                    Err(why) => why,
+                }
+            }
+        };
+        report::kernel(true, why);
+    }
+    Some(write_by_kernel(open, facts, data, at, inline))
+}
+
+fn write_inline(
+    open: &Open,
+    facts: &Facts,
+    file: &File<'_>,
+    data: Data<'_, '_>,
+    at: u64,
+) -> std::result::Result<Written, Why> {
+    let end = if facts.flags & APPEND != 0 {
+        append_inline(open, facts, file, data)?
+    } else if data.len <= WRITE_MAX {
+        write_piece(open, facts, file, data, at)?
+    } else {
+        return write_long(open, facts, file, data, at);
+    };
+    report::inline(true, data.len);
+    Ok(Written {
+        result: Ok(data.len),
+        end,
+    })
+}
+
+/// One that is longer than the locks should be held: several, as the kernel makes of it too.
+#[cold]
+fn write_long(
+    open: &Open,
+    facts: &Facts,
+    file: &File<'_>,
+    data: Data<'_, '_>,
+    at: u64,
+) -> std::result::Result<Written, Why> {
+    let [part] = data.parts else {
+        return Err(Why::Far);
+    };
+    let mut done = 0;
+    for piece in part.chunks(WRITE_MAX) {
+        let parts = [IoSlice::new(piece)];
+        if let Err(why) = write_piece(open, facts, file, Data::new(&parts), at + done as u64) {
+            if done == 0 {
+                return Err(why);
+            }
+            report::kernel(true, why);
+            let rest = [IoSlice::new(&part[done..])];
+            let rest = write_by_kernel(open, facts, Data::new(&rest), at + done as u64, true);
+            // What is written is written, whatever became of the rest.
+            done += rest.result.unwrap_or(0);
+            break;
+        }
+        done += piece.len();
+    }
+    report::inline(true, done);
+    Ok(Written {
+        result: Ok(done),
+        end: at + done as u64,
+    })
+}
+
+fn write_piece(
+    open: &Open,
+    facts: &Facts,
+    file: &File<'_>,
+    data: Data<'_, '_>,
+    at: u64,
+) -> std::result::Result<u64, Why> {
+    let end = at.checked_add(data.len as u64).ok_or(Why::Far)?;
+    let extends = end > file.size()?;
+    if extends && facts.flags & LIMITED != 0 {
+        return Err(Why::Withheld);
+    }
+    let write = || file.write(at, data.len, Source::new(data.parts));
+    let mut result = write();
+    if extends && reserve(open, result, at, data.len) {
+        result = write();
+    }
+    if extends && result.is_ok() {
+        extended(open, end);
+    }
+    result.map(|()| end)
+}
+
+fn append_inline(
+    open: &Open,
+    facts: &Facts,
+    file: &File<'_>,
+    data: Data<'_, '_>,
+) -> std::result::Result<u64, Why> {
+    if facts.flags & LIMITED != 0 {
+        return Err(Why::Withheld);
+    }
+    if data.len > WRITE_MAX {
+        return Err(Why::Far);
+    }
+    let append = || file.append(data.len, Source::new(data.parts));
+    let at = file.size()?;
+    let mut result = append();
+    if reserve(open, result.map(drop), at, data.len) {
+        result = append();
+    }
+    if let Ok(end) = result {
+        extended(open, end);
+    }
+    result
+}
+
+fn extended(open: &Open, end: u64) {
+    let d = open.description();
+    d.extended_to
+        .store(end, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// After a write beyond the end that found no page there: has some put there, when the writer goes on where it
+/// stopped the last time. True: it is worth another try.
+fn reserve(open: &Open, result: std::result::Result<(), Why>, at: u64, len: usize) -> bool {
+    use std::sync::atomic::Ordering::Relaxed;
+    if !matches!(result, Err(Why::Absent | Why::Unbacked)) {
+        return false;
+    }
+    let d = open.description();
+    if d.extended_to.load(Relaxed) != at {
+        return false;
+    }
+    let pause = d.reserve_pause.load(Relaxed);
+    if pause > 0 {
+        d.reserve_pause.store(pause - 1, Relaxed);
+        return false;
+    }
+    let first = at / PAGE_BYTES;
+    let needed = (at + len as u64).div_ceil(PAGE_BYTES) - first;
+    if needed > u64::from(RESERVE_MAX) {
+        return false;
+    }
+    let pages = (d.reserved.load(Relaxed) * 2)
+        .clamp(RESERVE_MIN, RESERVE_MAX)
+        .max(needed as u32);
+    let answer = ask(open.fd, Call::Reserve { first, pages });
+    match answer {
+        Ok(answer) if answer.status == 0 && u64::from(answer.pages) >= needed => {
+            d.reserved.store(pages, Relaxed);
+            true
+        }
+        _ => {
+            d.reserved.store(0, Relaxed);
+            d.reserve_pause.store(RESERVE_PAUSE, Relaxed);
+            false
+        }
+    }
+}
+
+/// The same bytes through the kernel. `tried`: an inline write came before, whose successors may want pages
+/// beyond the end.
+fn write_by_kernel(
+    open: &Open,
+    facts: &Facts,
+    data: Data<'_, '_>,
+    at: u64,
+    tried: bool,
+) -> Written {
+    let append = facts.flags & APPEND != 0;
+    let result = match data.parts {
+        [part] => files::pwrite(open.fd, part, at as i64),
+        parts => files::pwritev(open.fd, parts, at as i64),
+    };
+    let mut end = at + result.unwrap_or(0) as u64;
+    if append && result.is_ok_and(|n| n > 0) {
+        // The kernel has put it at the end, wherever that was; then the size is at least what it was with it.
+        end = end_of(open).unwrap_or(end);
+    }
+    if tried && result.is_ok() {
+        extended(open, end);
+    }
+    Written { result, end }
+}
+
+fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result<usize>> {
+    if let Some(offset) = offset {
+        if !data.is_fit {
+            return None;
+        }
+        let at = u64::try_from(offset).ok()?;
+        let _inside = inside::enter()?;
+        let open = described(fd)?;
+        return Some(write_at(&open, &facts(&open)?, data, at)?.result);
+    }
+    let Some(_inside) = inside::enter() else {
+        return interrupted(fd, |open, facts, at| {
+            Some(write_by_kernel(open, facts, data, at, false).result)
+        });
+    };
+    let open = described(fd)?;
+    if open.description().offset.is_in_kernel(open.tag()) {
+        return None;
+    }
+    let facts = facts(&open)?;
+    with_offset(&open, |at| {
+        inside::ends_at(at + data.len as u64);
+        match write_at(&open, &facts, data, at) {
+            Some(written) => (Some(written.result), written.end),
+            None => (None, at),
+        }
+    })?
+}
+
+/// write(2).
+#[inline]
+pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize>> {
+    if is_known_to_be_kernels(fd) {
+        return None;
+    }
+    write_data(fd, Data::new(&[IoSlice::new(data)]), None)
+}
+
+/// pwrite(2).
+#[inline]
+pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<Result<usize>> {
+    if is_known_to_be_kernels(fd) {
+        return None;
+    }
+    write_data(fd, Data::new(&[IoSlice::new(data)]), Some(offset))
+}
+
+/// writev(2), or with `at` pwritev(2).
+pub fn writev(fd: i32, parts: &[IoSlice<'_>], at: Option<i64>) -> Option<Result<usize>> {
+    if is_known_to_be_kernels(fd) {
+        return None;
+    }
+    write_data(fd, Data::new(parts), at)
+}
+
+// ---- offset and size ----
+
+/// lseek(2).
+pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
+    if is_known_to_be_kernels(fd) {
+        return None;
+    }
+    let Some(_inside) = inside::enter() else {
+        return None;
+    };
+    let open = described(fd)?;
+    if open.description().offset.is_in_kernel(open.tag()) {
+        return None;
+    }
+    with_offset(&open, |at| {
+        let to = match whence {
+            SEEK_SET => Ok(offset),
+            SEEK_CUR => at
+                .checked_add_signed(offset)
+                .map(|to| to as i64)
+                .ok_or(errno::EINVAL),
+            SEEK_END => end_of(&open).and_then(|end| {
+                let to = end.checked_add_signed(offset).ok_or(errno::EINVAL)?;
+                Ok(to as i64)
+            }),
+            // Data, holes and what is unknown: the kernel looks, and what it finds is the offset.
+            _ => files::lseek(fd, offset, whence),
+        };
+        match to {
+            Ok(to) if to >= 0 => (Ok(to), to as u64),
+            Ok(_) => (Err(errno::EINVAL), at),
+            Err(errno) => (Err(errno), at),
+        }
+    })
+}
+
+fn end_of(open: &Open) -> Result<u64> {
+    match inline_size(open) {
+        Some(size) => Ok(size),
+        None => files::fstat(open.fd).map(|stat| stat.size),
+    }
+}
+
+fn inline_size(open: &Open) -> Option<u64> {
+    match way(open, &facts(open)?) {
+        Way::Inline(_, file) => file.size().ok(),
+        _ => None,
+    }
+}
+
+/// The size of a file that goes the fast way, newer than what the kernel may remember of it; for fstat(2).
+pub fn size(fd: i32) -> Option<u64> {
+    let Some(Number::Described(open)) = description::number(fd) else {
+        return None;
+    };
+    let _inside = inside::enter()?;
+    inline_size(&open)
+}
+
+// ---- what happens to numbers ----
+
+/// The number was given by an open(2) of this process that succeeded, with these flags.
+pub fn opened(fd: i32, _flags: i32) {
+    description::opened(fd);
+}
+
+/// The number means something else now, or is about to be closed.
+pub fn forget(fd: i32) {
+    description::forget(fd);
+}
+
+/// The same for all numbers from `first` to `last`.
+pub fn forget_range(first: u32, last: u32) {
+    description::forget_range(first, last);
+}
+
+/// `new` is another number of the open file of `old`: after dup(2), dup2(2), dup3(2), F_DUPFD.
+pub fn duplicated(old: i32, new: i32) {
+    if let Some(Number::Unknown { opened: true, .. }) = description::number(old) {
+        // Found out about now, so that both share one offset; what cannot be found out stays in the kernel.
+        let known = inside::enter().and_then(|_inside| described(old));
+        if known.is_none() {
+            description::unopened(old);
+        }
+    }
+    description::duplicated(old, new);
+}
+
+/// F_SETFL was done on the number: its flags are read anew.
+pub fn flags_changed(fd: i32) {
+    let Some(Number::Described(open)) = description::number(fd) else {
+        // Taken out of O_DIRECT, for one.
+        if is_known_to_be_kernels(fd) {
+            description::forget(fd);
+        }
+        return;
+    };
+    match files::mode(fd) {
+        Ok(mode) if mode.direct => give_up(&open, Reason::Direct),
+        Ok(mode) => {
+            let set = flags_of(&mode) & (APPEND | SYNC);
+            open.change_flags(set, APPEND | SYNC);
+        }
+        Err(_) => {}
+    }
+}
+
+/// The open file of the number takes the kernel path from now on, and its offset is the kernel's.
+pub fn to_kernel(fd: i32, why: Reason) {
+    match description::number(fd) {
+        Some(Number::Described(open)) => give_up(&open, why),
+        Some(Number::Unknown { word, .. }) => description::set_kernel(fd, word),
+        _ => {}
+    }
+}
+
+/// Before the file is mapped: the daemon makes the kernel's pages and its own one. Errors: errno, when the
+/// daemon can't, and mapping would show something else than reading.
+pub fn mapped(fd: i32) -> Result<()> {
+    let ours = files::fstat(fd).is_ok_and(|stat| stat.is_regular && devices::is_ours(stat.device));
+    if !ours {
+        return Ok(());
+    }
+    to_kernel(fd, Reason::Mapped);
+    match ask(fd, Call::Mapped) {
+        Ok(answer) if answer.status == 0 => Ok(()),
+        // There is no fast path, so the kernel's pages are all there are.
+        Ok(answer) if answer.status == Refusal::Off as u32 => Ok(()),
+        Err(errno::ENOTTY) => Ok(()),
+        Ok(_) => Err(errno::EBUSY),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Before fork(2), exec and posix_spawn: all offsets go to the kernel.
+pub fn share_all() {
+    for fd in description::numbers() {
+        share(fd);
+    }
+}
+
+/// Before somebody else gets the open file of the number (SCM_RIGHTS), or the kernel uses its offset (sendfile(2) ...):
+/// the offset goes to the kernel, for good.
+pub fn share(fd: i32) {
+    match description::number(fd) {
+        Some(Number::Described(open)) => hand_over(&open),
+        Some(Number::Unknown { opened: true, .. }) => description::unopened(fd),
+        _ => {}
+    }
+}
+
+/// What this process's calls did: some lines of text. Errors: those of `out`.
+pub fn report(out: &mut impl Write) -> std::io::Result<()> {
+    report::write_to(out)
+}
+
+#[cfg(test)]
+mod tests;
