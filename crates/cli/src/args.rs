@@ -35,7 +35,7 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount; returns once everything is on the device
     Umount(UmountArgs),
-    /// Mount a volume, run a command, unmount; exits with the command's status
+    /// Run a command that reads and writes cached files without the kernel, perhaps on a mount for itself
     Run(RunArgs),
     /// Show the slices of a mounted volume and how often the cache was hit
     Stat(StatArgs),
@@ -142,23 +142,56 @@ pub struct UmountArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  jericho run --volume my.volume --at /mnt/jericho -- fio job.fio
-  jericho run --volume my.volume --at ~/mnt --cache 1G -- bash
+  jericho run -- fio job.fio                                  on what is mounted already
+  jericho run --volume my.volume --at /mnt/jericho -- bash    mount, run, unmount
+  JERICHO_REPORT=1 jericho run -- sort /mnt/jericho/big       and say what was served inline
 
-Exits with the status of the command, or 128 and the signal that ended it. SIGTERM, SIGHUP and SIGINT
-are passed on to the command.")]
+The command and the programs that it starts load a library (LD_PRELOAD) that serves reads and writes of
+cached data in the program's own thread. Everything else goes through the kernel, as without it; so do
+static programs and set-user-id ones, into which nothing can be loaded.
+
+Exits with the status of the command, or 128 and the signal that ended it. With --volume, SIGTERM, SIGHUP
+and SIGINT are passed on to the command; without, the command takes this process's place.")]
 pub struct RunArgs {
-    /// First device of the volume
-    #[arg(long, value_name = "VOLUME")]
+    /// First device of a volume to mount while the command runs
+    #[arg(long, value_name = "VOLUME", requires = "at")]
     pub volume: Option<PathBuf>,
     /// An empty directory to mount it on
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", requires = "volume")]
     pub at: Option<PathBuf>,
     #[command(flatten)]
     pub options: MountOptions,
+    /// When a thread moves to the node of the data it uses [default: as the volume says]
+    #[arg(long, value_name = "POLICY", conflicts_with = "no_preload")]
+    pub placement: Option<Placement>,
+    /// Load no library: all reads and writes through the kernel
+    #[arg(long)]
+    pub no_preload: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<std::ffi::OsString>,
+}
+
+/// When a thread of a program moves to the node of its data.
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum Placement {
+    /// It stays where the kernel's scheduler puts it
+    Never,
+    /// With each access to another node
+    Always,
+    /// When it was measured to help
+    Adaptive,
+}
+
+impl Placement {
+    /// As the library reads it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Placement::Never => "never",
+            Placement::Always => "always",
+            Placement::Adaptive => "adaptive",
+        }
+    }
 }
 
 #[derive(Args, Debug)]

@@ -11,7 +11,7 @@ use jericho_fuse::attach;
 
 use crate::args::MountOptions;
 use crate::failure::{Context, Failure};
-use crate::{logging, memory, mounts};
+use crate::{logging, memory, mounts, preload};
 
 /// What the daemon writes when it serves.
 pub const SERVING: &str = "serving\n";
@@ -91,6 +91,7 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     let program =
         std::env::current_exe().context("cannot find this program to start its daemon")?;
     let mut command = Command::new(program);
+    preload::unset(&mut command);
     command
         .arg("mount")
         .args(["--foreground", "--report-to-parent"])

@@ -19,6 +19,7 @@ mod mount;
 mod mounts;
 mod notify;
 mod place;
+mod preload;
 mod run;
 mod serve;
 mod size;

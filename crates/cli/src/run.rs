@@ -1,38 +1,88 @@
-//! `jericho run`: mounts, runs a command, unmounts.
+//! `jericho run`: runs a command with the library that serves its reads and writes inline; mounts a
+//! volume around it if asked to.
 
 use std::io::IsTerminal;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::RunArgs;
+use crate::args::{MountOptions, RunArgs};
 use crate::failure::{Context, Failure, Outcome};
-use crate::{background, umount};
+use crate::{background, preload, umount};
 
 pub fn run(args: &RunArgs) -> Outcome {
-    let (Some(volume), Some(dir)) = (&args.volume, &args.at) else {
-        return Err(Failure::new(
-            "say which volume and where: jericho run --volume VOLUME --at DIR -- CMD. Running a \
-             command on volumes that are mounted already, without the kernel in the way of its \
-             reads and writes, is planned and not there yet",
-        ));
-    };
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
         Failure::new("no command was given; write it after --, for example -- bash")
     })?;
+    // Missed before anything is mounted.
+    let library = match args.no_preload {
+        true => None,
+        false => Some(preload::find()?),
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let prepare = |command: &mut Command| match &library {
+        Some(library) => preload::set(command, library, args.placement),
+        None => {
+            preload::unset(command);
+            Ok(())
+        }
+    };
+    match (&args.volume, &args.at) {
+        (Some(volume), Some(dir)) => on_mount(volume, dir, &args.options, command, prepare),
+        _ => {
+            refuse_mount_options(&args.options)?;
+            prepare(&mut command)?;
+            // Nothing is left to do afterwards, so it takes our place.
+            let error = command.exec();
+            Err(cannot_run(&command, error))
+        }
+    }
+}
+
+/// Options of a mount, and no mount: nobody would see that they did nothing.
+fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
+    let given = options.cache.is_some()
+        || options.read_only
+        || options.log.is_some()
+        || options.topology != "auto";
+    match given {
+        false => Ok(()),
+        true => Err(Failure::new(
+            "--cache, --topology, --read-only and --log are for a mount; say which with --volume VOLUME \
+             --at DIR, or leave them out to use what is mounted already",
+        )),
+    }
+}
+
+fn cannot_run(command: &Command, error: std::io::Error) -> Failure {
+    Failure::new(format!(
+        "cannot run {}: {error}",
+        command.get_program().display()
+    ))
+}
+
+/// Mounts, runs the command, unmounts.
+fn on_mount(
+    volume: &Path,
+    dir: &Path,
+    options: &MountOptions,
+    mut command: Command,
+    prepare: impl FnOnce(&mut Command) -> Result<(), Failure>,
+) -> Outcome {
     // Held back from here on: a signal must not end us between mount and unmount.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
-    let checked = background::check(volume, dir, &args.options)?;
-    background::start(&checked, &args.options)?;
+    let checked = background::check(volume, dir, options)?;
+    background::start(&checked, options)?;
 
-    let outcome = Command::new(program)
-        .args(arguments)
-        .spawn()
-        .context(format_args!("cannot run {}", program.display()))
+    // With the mount there, so that it is known to the command.
+    let outcome = prepare(&mut command)
+        .and_then(|()| command.spawn().map_err(|e| cannot_run(&command, e)))
         .and_then(|child| wait(child, &mut signals));
     let unmounted = umount::unmount(&checked.dir);
     let status = outcome?;

@@ -1,0 +1,61 @@
+//! Copies that the kernel makes from descriptor to descriptor: where no offset is given, it uses the
+//! description's own.
+
+use std::ffi::{c_int, c_uint};
+
+use libc::{off_t, size_t, ssize_t};
+
+use crate::real;
+use crate::transfer::share;
+
+exports! {
+    sendfile as sendfile, sendfile64:
+        (out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    copy_file_range as copy_file_range:
+        (from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, count: size_t,
+        flags: c_uint) -> ssize_t;
+    splice as splice:
+        (from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, count: size_t,
+        flags: c_uint) -> ssize_t;
+}
+
+fn share_unless_given(fd: c_int, offset: *mut off_t) {
+    if offset.is_null() {
+        share(fd);
+    }
+}
+
+pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    share(out);
+    share_unless_given(from, offset);
+    // SAFETY: the caller's arguments.
+    unsafe { real::sendfile(out, from, offset, count) }
+}
+
+pub unsafe fn copy_file_range(
+    from: c_int,
+    from_offset: *mut off_t,
+    to: c_int,
+    to_offset: *mut off_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    share_unless_given(from, from_offset);
+    share_unless_given(to, to_offset);
+    // SAFETY: the caller's arguments.
+    unsafe { real::copy_file_range(from, from_offset, to, to_offset, count, flags) }
+}
+
+pub unsafe fn splice(
+    from: c_int,
+    from_offset: *mut off_t,
+    to: c_int,
+    to_offset: *mut off_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    share_unless_given(from, from_offset);
+    share_unless_given(to, to_offset);
+    // SAFETY: the caller's arguments.
+    unsafe { real::splice(from, from_offset, to, to_offset, count, flags) }
+}

@@ -1,0 +1,41 @@
+//! `libjericho_preload.so`: the C library's calls on descriptors, for a program that was not
+//! written for Jericho.
+//!
+//! Each function here stands in front of the C library's of the same name. It asks
+//! `jericho_client::fd`, which knows what a number means; whatever is not served inline goes to the
+//! C library as it came. What is hooked and why, and what is not: `docs/internals/preload.md`.
+//!
+//! Rules for all of it: a hook may run before `main`, after the exit handlers, in a signal handler
+//! and in any thread. So it takes no lock, allocates nothing, never panics, and leaves errno as the
+//! C library would have.
+
+#[cfg(not(all(
+    target_os = "linux",
+    target_env = "gnu",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    target_pointer_width = "64"
+)))]
+compile_error!("the preload library is for glibc on x86-64 and aarch64 Linux");
+
+#[macro_use]
+mod export;
+
+mod copy;
+mod errno;
+mod exec;
+mod fork;
+mod map;
+mod messages;
+mod numbers;
+mod offset;
+mod open;
+mod raw;
+mod real;
+mod report;
+mod start;
+mod stat;
+mod stdio;
+mod streams;
+mod trampoline;
+mod transfer;
+mod vectors;

@@ -1,0 +1,110 @@
+//! Descriptors that travel over sockets: from then on two processes share an offset.
+
+use std::ffi::{c_int, c_uint};
+
+use jericho_client::fd;
+use libc::{mmsghdr, msghdr, ssize_t, timespec};
+
+use crate::transfer::share;
+use crate::{errno, real};
+
+exports! {
+    sendmsg as sendmsg: (socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendmmsg as sendmmsg, __sendmmsg:
+        (socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    recvmsg as recvmsg: (socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmmsg as recvmmsg:
+        (socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec)
+        -> c_int;
+}
+
+/// Does something with each descriptor that a message carries.
+///
+/// # Safety
+/// `message` is null or a message whose control bytes are `msg_controllen` long.
+unsafe fn each_right(message: *const msghdr, doing: impl Fn(c_int)) {
+    // SAFETY: the macros of the C library keep to `msg_controllen`; that a header's own length does too
+    // is checked for its descriptors below.
+    unsafe {
+        if message.is_null() || (*message).msg_control.is_null() {
+            return;
+        }
+        let end = (*message).msg_control as usize + (*message).msg_controllen;
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(header) as usize;
+                let data_end = (header as usize)
+                    .saturating_add((*header).cmsg_len)
+                    .min(end);
+                let numbers = data_end.saturating_sub(data) / size_of::<c_int>();
+                for i in 0..numbers {
+                    doing((data as *const c_int).add(i).read_unaligned());
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}
+
+/// What was received: known to others, so as if inherited.
+///
+/// # Safety
+/// As `each_right`, after a call that filled it.
+unsafe fn received(message: *const msghdr) {
+    // SAFETY: as the caller says.
+    errno::kept(|| unsafe { each_right(message, fd::forget) });
+}
+
+pub unsafe fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe {
+        each_right(message, share);
+        real::sendmsg(socket, message, flags)
+    }
+}
+
+pub unsafe fn sendmmsg(
+    socket: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe {
+        if !messages.is_null() {
+            for i in 0..count as usize {
+                each_right(&raw const (*messages.add(i)).msg_hdr, share);
+            }
+        }
+        real::sendmmsg(socket, messages, count, flags)
+    }
+}
+
+pub unsafe fn recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe {
+        let bytes = real::recvmsg(socket, message, flags);
+        if bytes >= 0 {
+            received(message);
+        }
+        bytes
+    }
+}
+
+pub unsafe fn recvmmsg(
+    socket: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe {
+        let filled = real::recvmmsg(socket, messages, count, flags, timeout);
+        for i in 0..usize::try_from(filled).unwrap_or(0) {
+            received(&raw const (*messages.add(i)).msg_hdr);
+        }
+        filled
+    }
+}

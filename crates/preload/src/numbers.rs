@@ -1,0 +1,134 @@
+//! Numbers that come to mean the same description, and what fcntl changes about one.
+
+use std::ffi::{c_int, c_uint};
+
+use jericho_client::fd::{self, Reason};
+use libc::flock;
+
+use crate::transfer::share;
+use crate::{errno, real, streams};
+
+exports! {
+    dup as dup: (old: c_int) -> c_int;
+    dup2 as dup2, __dup2: (old: c_int, new: c_int) -> c_int;
+    dup3 as dup3: (old: c_int, new: c_int, flags: c_int) -> c_int;
+    fcntl as fcntl, fcntl64, __fcntl: (fd: c_int, command: c_int, argument: usize) -> c_int;
+    pidfd_getfd as pidfd_getfd: (process: c_int, target: c_int, flags: c_uint) -> c_int;
+    login_tty as login_tty: (fd: c_int) -> c_int;
+}
+
+/// Tells the client that `new` means what `old` means; passes `new` on, which may be a failed call's
+/// -1.
+fn duplicated(old: c_int, new: c_int) -> c_int {
+    if new >= 0 && new != old {
+        errno::kept(|| {
+            fd::duplicated(old, new);
+            if streams::uses(new) {
+                fd::to_kernel(new, Reason::Stdio);
+            }
+        });
+    }
+    new
+}
+
+pub unsafe fn dup(old: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    duplicated(old, unsafe { real::dup(old) })
+}
+
+pub unsafe fn dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    duplicated(old, unsafe { real::dup2(old, new) })
+}
+
+pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    duplicated(old, unsafe { real::dup3(old, new, flags) })
+}
+
+// Known to the kernel, not to the `libc` crate.
+const F_DUPFD_QUERY: c_int = 1027;
+const F_CREATED_QUERY: c_int = 1028;
+const F_GET_RW_HINT: c_int = 1035;
+const F_SET_FILE_RW_HINT: c_int = 1038;
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+const F_SETOWN_EX: c_int = 15;
+const F_GETOWN_EX: c_int = 16;
+
+pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            // SAFETY: the caller's arguments.
+            return duplicated(fd, unsafe { real::fcntl(fd, command, argument) });
+        }
+        libc::F_SETFL => {
+            if changes_transfers(fd, argument as c_int) {
+                errno::kept(|| fd::to_kernel(fd, Reason::Fcntl));
+            }
+        }
+        libc::F_GETLK
+        | libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_OFD_GETLK
+        | libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW => {
+            let lock = argument as *const flock;
+            // SAFETY: these commands take a struct flock; a null one is the kernel's to refuse.
+            if !lock.is_null() && c_int::from(unsafe { (*lock).l_whence }) == libc::SEEK_CUR {
+                share(fd);
+            }
+        }
+        // Nothing here changes what a read or write does, or where.
+        libc::F_GETFD
+        | libc::F_SETFD
+        | libc::F_GETFL
+        | libc::F_GETOWN
+        | libc::F_SETOWN
+        | libc::F_GETLEASE
+        | libc::F_SETLEASE
+        | libc::F_NOTIFY
+        | libc::F_GETPIPE_SZ
+        | libc::F_SETPIPE_SZ
+        | libc::F_ADD_SEALS
+        | libc::F_GET_SEALS
+        | F_DUPFD_QUERY
+        | F_CREATED_QUERY
+        | F_GET_RW_HINT..=F_SET_FILE_RW_HINT
+        | F_SETSIG
+        | F_GETSIG
+        | F_SETOWN_EX
+        | F_GETOWN_EX => {}
+        _ => errno::kept(|| fd::to_kernel(fd, Reason::Fcntl)),
+    }
+    // SAFETY: the caller's arguments; one that the caller did not give is not looked at.
+    unsafe { real::fcntl(fd, command, argument) }
+}
+
+/// Whether these flags would make reads and writes other than they are now. O_NONBLOCK means
+/// nothing on a file.
+fn changes_transfers(fd: c_int, flags: c_int) -> bool {
+    // SAFETY: F_GETFL only asks.
+    let now = errno::kept(|| unsafe { real::fcntl(fd, libc::F_GETFL, 0) });
+    now >= 0 && (now ^ flags) & (libc::O_APPEND | libc::O_DIRECT) != 0
+}
+
+/// Another process has the description too, so its offset is the kernel's: as if inherited.
+unsafe fn pidfd_getfd(process: c_int, target: c_int, flags: c_uint) -> c_int {
+    // SAFETY: the caller's arguments.
+    let fd = unsafe { real::pidfd_getfd(process, target, flags) };
+    if fd >= 0 {
+        errno::kept(|| fd::forget(fd));
+    }
+    fd
+}
+
+/// Puts the terminal on 0, 1 and 2, and closes `fd`.
+unsafe fn login_tty(fd: c_int) -> c_int {
+    errno::kept(|| {
+        fd::forget(fd);
+        fd::forget_range(0, 2);
+    });
+    // SAFETY: the caller's arguments.
+    unsafe { real::login_tty(fd) }
+}

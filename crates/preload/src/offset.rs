@@ -1,0 +1,54 @@
+//! The offset, and the calls that mean it without saying so.
+
+use std::ffi::c_int;
+
+use jericho_client::fd;
+use libc::off_t;
+
+use crate::transfer::share;
+use crate::{errno, real};
+
+exports! {
+    lseek as lseek, lseek64, __lseek, llseek: (fd: c_int, offset: off_t, whence: c_int) -> off_t;
+    lockf as lockf, lockf64: (fd: c_int, command: c_int, length: off_t) -> c_int;
+    ioctl as ioctl: (fd: c_int, request: usize, argument: usize) -> c_int;
+}
+
+pub unsafe fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
+    match errno::kept(|| fd::lseek(fd, offset, whence)) {
+        Some(Ok(offset)) => offset,
+        Some(Err(errno)) => {
+            errno::set(errno);
+            -1
+        }
+        // SAFETY: the caller's arguments.
+        None => unsafe { real::lseek(fd, offset, whence) },
+    }
+}
+
+/// Locks from the offset on.
+unsafe fn lockf(fd: c_int, command: c_int, length: off_t) -> c_int {
+    share(fd);
+    // SAFETY: the caller's arguments.
+    unsafe { real::lockf(fd, command, length) }
+}
+
+/// The requests that count from the offset: bytes left to read, and XFS's old ways to reserve space
+/// and take it back, which the kernel offers for every file.
+const FROM_OFFSET: [u32; 6] = [
+    libc::FIONREAD as u32,
+    0x4030_5828, // FS_IOC_RESVSP
+    0x4030_582a, // FS_IOC_RESVSP64
+    0x4030_5829, // FS_IOC_UNRESVSP
+    0x4030_582b, // FS_IOC_UNRESVSP64
+    0x4030_5839, // FS_IOC_ZERO_RANGE
+];
+
+pub unsafe fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
+    // The kernel looks at 32 bits of it.
+    if FROM_OFFSET.contains(&(request as u32)) {
+        share(fd);
+    }
+    // SAFETY: the caller's arguments; one that the caller did not give is not looked at.
+    unsafe { real::ioctl(fd, request, argument) }
+}

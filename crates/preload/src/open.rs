@@ -1,0 +1,162 @@
+//! Descriptors of files that the program opens, and their end.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use jericho_client::fd::{self, Reason};
+use libc::{mode_t, size_t};
+
+use crate::{errno, real, streams};
+
+exports! {
+    open as open, open64, __open, __open64:
+        (path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+    open_checked as __open_2, __open64_2: (path: *const c_char, flags: c_int) -> c_int;
+    openat as openat, openat64:
+        (dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+    openat_checked as __openat_2, __openat64_2:
+        (dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    openat2 as openat2:
+        (dir: c_int, path: *const c_char, how: *const c_void, size: size_t) -> c_int;
+    creat as creat, creat64: (path: *const c_char, mode: mode_t) -> c_int;
+    open_by_handle_at as open_by_handle_at:
+        (mount: c_int, handle: *mut c_void, flags: c_int) -> c_int;
+    mkstemp as mkstemp, mkstemp64: (template: *mut c_char) -> c_int;
+    mkostemp as mkostemp, mkostemp64: (template: *mut c_char, flags: c_int) -> c_int;
+    mkstemps as mkstemps, mkstemps64: (template: *mut c_char, suffix: c_int) -> c_int;
+    mkostemps as mkostemps, mkostemps64:
+        (template: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
+    close as close, __close: (fd: c_int) -> c_int;
+    close_range as close_range: (first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    closefrom as closefrom: (first: c_int);
+}
+
+/// Tells the client of a new description, opened by this process, at offset 0; passes `fd` on, which
+/// may be a failed call's -1.
+pub fn opened(fd: c_int, flags: c_int) -> c_int {
+    if fd >= 0 {
+        errno::kept(|| {
+            fd::opened(fd, flags);
+            if streams::uses(fd) {
+                fd::to_kernel(fd, Reason::Stdio);
+            }
+        });
+    }
+    fd
+}
+
+pub unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller's arguments. `mode` may be whatever was in the register, when the caller gave
+    // none; then nobody looks at it.
+    opened(unsafe { real::open(path, flags, mode) }, flags)
+}
+
+unsafe fn open_checked(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    opened(unsafe { real::__open_2(path, flags) }, flags)
+}
+
+pub unsafe fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller's arguments; for `mode` see `open`.
+    opened(unsafe { real::openat(dir, path, flags, mode) }, flags)
+}
+
+unsafe fn openat_checked(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    opened(unsafe { real::__openat_2(dir, path, flags) }, flags)
+}
+
+/// Few C libraries have it, but a program may find out by looking for the name, and finds ours.
+pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size: size_t) -> c_int {
+    let fd = if real::symbol::openat2.address().is_null() {
+        let arguments = (dir as usize, path as usize, how as usize, size);
+        let (a, b, c, d) = arguments;
+        // SAFETY: the caller's arguments.
+        unsafe { real::syscall(libc::SYS_openat2, a, b, c, d, 0, 0) as c_int }
+    } else {
+        // SAFETY: the caller's arguments.
+        unsafe { real::openat2(dir, path, how, size) }
+    };
+    if fd < 0 {
+        return fd;
+    }
+    // SAFETY: the call succeeded, so `how` is a struct open_how, which begins with the flags.
+    let flags = unsafe { how.cast::<u64>().read_unaligned() };
+    opened(fd, flags as c_int)
+}
+
+pub unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+    // SAFETY: the caller's arguments.
+    opened(unsafe { real::creat(path, mode) }, flags)
+}
+
+unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    opened(
+        unsafe { real::open_by_handle_at(mount, handle, flags) },
+        flags,
+    )
+}
+
+/// How the C library opens temporary files.
+const TEMPORARY: c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+
+unsafe fn mkstemp(template: *mut c_char) -> c_int {
+    // SAFETY: the caller's arguments.
+    opened(unsafe { real::mkstemp(template) }, TEMPORARY)
+}
+
+unsafe fn mkostemp(template: *mut c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    opened(
+        unsafe { real::mkostemp(template, flags) },
+        TEMPORARY | flags,
+    )
+}
+
+unsafe fn mkstemps(template: *mut c_char, suffix: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    opened(unsafe { real::mkstemps(template, suffix) }, TEMPORARY)
+}
+
+unsafe fn mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    let fd = unsafe { real::mkostemps(template, suffix, flags) };
+    opened(fd, TEMPORARY | flags)
+}
+
+/// Forgotten before it is closed: afterwards the number may already be another thread's.
+pub unsafe fn close(fd: c_int) -> c_int {
+    errno::kept(|| fd::forget(fd));
+    // SAFETY: the caller's arguments.
+    unsafe { real::close(fd) }
+}
+
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // CLOSE_RANGE_CLOEXEC closes nothing now. CLOSE_RANGE_UNSHARE concerns descriptors that are
+    // shared with another process, in whose memory we would have to be too.
+    if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
+        errno::kept(|| fd::forget_range(first, last));
+    }
+    if real::symbol::close_range.address().is_null() {
+        let (first, last, flags) = (first as usize, last as usize, flags as usize);
+        // SAFETY: the caller's arguments.
+        return unsafe {
+            real::syscall(libc::SYS_close_range, first, last, flags, 0, 0, 0) as c_int
+        };
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real::close_range(first, last, flags) }
+}
+
+unsafe fn closefrom(first: c_int) {
+    let from = first.max(0) as c_uint;
+    errno::kept(|| fd::forget_range(from, c_uint::MAX));
+    if real::symbol::closefrom.address().is_null() {
+        // SAFETY: closes descriptors, which is what the caller wants.
+        unsafe { close_range(from, c_uint::MAX, 0) };
+    } else {
+        // SAFETY: the caller's arguments.
+        unsafe { real::closefrom(first) }
+    }
+}

@@ -1,0 +1,82 @@
+//! syscall(2): a program that goes around the C library, but by its door.
+//!
+//! What it does to descriptors is the same as by the function of that name, so that is called. All other
+//! numbers go on. (The kernel reads six arguments, and the C library passes as many on, whatever the
+//! caller gave.)
+
+use std::ffi::{c_int, c_long, c_uint};
+
+use crate::{copy, exec, fork, map, messages, numbers, offset, open, real, transfer, vectors};
+
+exports! {
+    syscall as syscall:
+        (number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+}
+
+unsafe fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let fd = a as c_int;
+    // SAFETY: the kernel's arguments of each call are those of the function, in the same order, except
+    // where it is said.
+    unsafe {
+        match number {
+            libc::SYS_read => transfer::read(fd, b as _, c) as c_long,
+            libc::SYS_pread64 => transfer::pread(fd, b as _, c, d as _) as c_long,
+            libc::SYS_write => transfer::write(fd, b as _, c) as c_long,
+            libc::SYS_pwrite64 => transfer::pwrite(fd, b as _, c, d as _) as c_long,
+            libc::SYS_readv => vectors::readv(fd, b as _, c as _) as c_long,
+            libc::SYS_writev => vectors::writev(fd, b as _, c as _) as c_long,
+            // The offset comes in two halves, of which the first has all of it on 64 bits.
+            libc::SYS_preadv => vectors::preadv(fd, b as _, c as _, d as _) as c_long,
+            libc::SYS_pwritev => vectors::pwritev(fd, b as _, c as _, d as _) as c_long,
+            libc::SYS_preadv2 => vectors::preadv2(fd, b as _, c as _, d as _, f as _) as c_long,
+            libc::SYS_pwritev2 => vectors::pwritev2(fd, b as _, c as _, d as _, f as _) as c_long,
+            libc::SYS_lseek => offset::lseek(fd, b as _, c as _) as c_long,
+            libc::SYS_ioctl => offset::ioctl(fd, b, c).into(),
+            libc::SYS_sendfile => copy::sendfile(fd, b as _, c as _, d) as c_long,
+            libc::SYS_splice => copy::splice(fd, b as _, c as _, d as _, e, f as _) as c_long,
+            libc::SYS_copy_file_range => {
+                copy::copy_file_range(fd, b as _, c as _, d as _, e, f as _) as c_long
+            }
+            libc::SYS_mmap => map::mmap(a as _, b, c as _, d as _, e as _, f as _) as c_long,
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_open => open::open(a as _, b as _, c as _).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_creat => open::creat(a as _, b as _).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => numbers::dup2(fd, b as _).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork | libc::SYS_vfork => fork::fork().into(),
+            libc::SYS_openat => open::openat(fd, b as _, c as _, d as _).into(),
+            libc::SYS_openat2 => open::openat2(fd, b as _, c as _, d).into(),
+            libc::SYS_close => open::close(fd).into(),
+            libc::SYS_close_range => open::close_range(a as c_uint, b as _, c as _).into(),
+            libc::SYS_dup => numbers::dup(fd).into(),
+            libc::SYS_dup3 => numbers::dup3(fd, b as _, c as _).into(),
+            libc::SYS_fcntl => numbers::fcntl(fd, b as _, c).into(),
+            libc::SYS_sendmsg => messages::sendmsg(fd, b as _, c as _) as c_long,
+            libc::SYS_recvmsg => messages::recvmsg(fd, b as _, c as _) as c_long,
+            libc::SYS_execve => exec::execve(a as _, b as _, c as _).into(),
+            libc::SYS_execveat => exec::execveat(fd, b as _, c as _, d as _, e as _).into(),
+            libc::SYS_clone => {
+                fork::before_raw_clone(a as _);
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_clone3 => {
+                // It takes a struct that begins with the flags.
+                if a != 0 && b >= size_of::<u64>() {
+                    fork::before_raw_clone((a as *const u64).read_unaligned());
+                }
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Streams: what stdio does with its descriptor bypasses every hook, so those stay in the kernel.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use jericho_client::fd::{self, Reason};
+use libc::FILE;
+
+use crate::transfer::share;
+use crate::{errno, fork, real, streams};
+
+exports! {
+    fopen as fopen, fopen64, _IO_fopen: (path: *const c_char, mode: *const c_char) -> *mut FILE;
+    fdopen as fdopen, _IO_fdopen: (fd: c_int, mode: *const c_char) -> *mut FILE;
+    freopen as freopen, freopen64:
+        (path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE;
+    fclose as fclose, _IO_fclose: (file: *mut FILE) -> c_int;
+    tmpfile as tmpfile, tmpfile64: () -> *mut FILE;
+    popen as popen, _IO_popen: (command: *const c_char, mode: *const c_char) -> *mut FILE;
+    pclose as pclose: (file: *mut FILE) -> c_int;
+    vdprintf as vdprintf:
+        (fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    vdprintf_checked as __vdprintf_chk:
+        (fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    backtrace_symbols_fd as backtrace_symbols_fd:
+        (frames: *const *mut c_void, count: c_int, fd: c_int);
+}
+
+/// The stream's descriptor; -1 when it has none (fmemopen) or is null.
+///
+/// # Safety
+/// `file` is null or a stream.
+unsafe fn number(file: *mut FILE) -> c_int {
+    if file.is_null() {
+        return -1;
+    }
+    // SAFETY: a stream.
+    errno::kept(|| unsafe { real::fileno(file) })
+}
+
+/// A stream that was just opened, or null: its descriptor is stdio's.
+///
+/// # Safety
+/// `file` is null or a stream.
+unsafe fn opened(file: *mut FILE) -> *mut FILE {
+    // SAFETY: as the caller says.
+    let fd = unsafe { number(file) };
+    if fd >= 0 {
+        errno::kept(|| {
+            streams::add(fd);
+            // What was known is of a number that was closed without our seeing it.
+            fd::forget(fd);
+            fd::to_kernel(fd, Reason::Stdio);
+        });
+    }
+    file
+}
+
+/// A stream that is about to be closed, or to get another file.
+///
+/// # Safety
+/// `file` is null or a stream.
+unsafe fn closing(file: *mut FILE) {
+    // SAFETY: as the caller says.
+    let fd = unsafe { number(file) };
+    if fd >= 0 {
+        errno::kept(|| {
+            fd::forget(fd);
+            streams::remove(fd);
+        });
+    }
+}
+
+unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe { opened(real::fopen(path, mode)) }
+}
+
+/// The kernel's offset must be right before: the stream may ask for it at once.
+unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if fd >= 0 {
+        errno::kept(|| fd::to_kernel(fd, Reason::Stdio));
+    }
+    // SAFETY: the caller's arguments.
+    let file = unsafe { real::fdopen(fd, mode) };
+    if !file.is_null() {
+        streams::add(fd);
+    }
+    file
+}
+
+unsafe fn freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe {
+        closing(file);
+        opened(real::freopen(path, mode, file))
+    }
+}
+
+unsafe fn fclose(file: *mut FILE) -> c_int {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe {
+        closing(file);
+        real::fclose(file)
+    }
+}
+
+unsafe fn tmpfile() -> *mut FILE {
+    // SAFETY: takes nothing.
+    unsafe { opened(real::tmpfile()) }
+}
+
+unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
+    fork::share_all();
+    // SAFETY: the caller's arguments.
+    unsafe { opened(real::popen(command, mode)) }
+}
+
+unsafe fn pclose(file: *mut FILE) -> c_int {
+    // SAFETY: the caller's arguments, here and below.
+    unsafe {
+        closing(file);
+        real::pclose(file)
+    }
+}
+
+/// It writes through a stream of its own. A va_list is passed as a pointer on both architectures.
+unsafe fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
+    share(fd);
+    // SAFETY: the caller's arguments.
+    unsafe { real::vdprintf(fd, format, arguments) }
+}
+
+unsafe fn vdprintf_checked(
+    fd: c_int,
+    flag: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    share(fd);
+    // SAFETY: the caller's arguments.
+    unsafe { real::__vdprintf_chk(fd, flag, format, arguments) }
+}
+
+/// Before dprintf and its checked form, which are variadic: see `trampoline`.
+pub extern "C" fn before_dprintf(fd: c_int) -> *const c_void {
+    share(fd);
+    real::symbol::dprintf.address()
+}
+
+/// See `before_dprintf`.
+pub extern "C" fn before_dprintf_checked(fd: c_int) -> *const c_void {
+    share(fd);
+    real::symbol::__dprintf_chk.address()
+}
+
+/// Written for crash handlers; it writes past our hooks.
+unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) {
+    share(fd);
+    // SAFETY: the caller's arguments.
+    unsafe { real::backtrace_symbols_fd(frames, count, fd) }
+}

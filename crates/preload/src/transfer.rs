@@ -1,0 +1,141 @@
+//! read, write and their kin with one buffer.
+
+use std::ffi::{c_int, c_void};
+
+use jericho_client::fd;
+use libc::{off_t, size_t, ssize_t};
+
+use crate::{errno, real};
+
+exports! {
+    read as read, __read: (fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t;
+    read_checked as __read_chk:
+        (fd: c_int, buffer: *mut c_void, count: size_t, room: size_t) -> ssize_t;
+    pread as pread, pread64, __pread64:
+        (fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t) -> ssize_t;
+    pread_checked as __pread_chk, __pread64_chk:
+        (fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t, room: size_t) -> ssize_t;
+    write as write, __write: (fd: c_int, data: *const c_void, count: size_t) -> ssize_t;
+    pwrite as pwrite, pwrite64, __pwrite64:
+        (fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t;
+}
+
+/// What the kernel transfers in one call at most; a longer one is cut to this.
+pub const MOST: usize = 0x7fff_f000;
+
+unsafe extern "C-unwind" {
+    /// Ends the calling thread if another one has cancelled it.
+    fn pthread_testcancel();
+}
+
+/// A call that is served inline makes no blocking call of the C library, so a thread that finds all its
+/// data in the cache could not be cancelled; this is that point.
+#[inline]
+pub fn cancellation_point() {
+    // SAFETY: takes nothing; if it unwinds, the frames of the hooks own nothing.
+    unsafe { pthread_testcancel() }
+}
+
+/// What a C function returns for the outcome of a transfer.
+#[inline]
+pub fn answer(outcome: Result<usize, i32>) -> ssize_t {
+    match outcome {
+        Ok(bytes) => bytes as ssize_t,
+        Err(errno) => {
+            errno::set(errno);
+            -1
+        }
+    }
+}
+
+/// A buffer and length that the kernel is to judge (EFAULT, EINVAL), not we.
+#[inline]
+fn is_odd(buffer: *const c_void, count: size_t) -> bool {
+    buffer.is_null() || count > isize::MAX as usize
+}
+
+/// The kernel is about to use the description's own offset, so that has to be the true one.
+#[cold]
+pub fn share(fd: c_int) {
+    errno::kept(|| fd::share(fd));
+}
+
+pub unsafe fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+    cancellation_point();
+    if is_odd(buffer, count) {
+        share(fd);
+    } else {
+        // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
+        let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
+        if let Some(outcome) = errno::kept(|| fd::read(fd, out)) {
+            return answer(outcome);
+        }
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real::read(fd, buffer, count) }
+}
+
+unsafe fn read_checked(fd: c_int, buffer: *mut c_void, count: size_t, room: size_t) -> ssize_t {
+    if count > room {
+        // SAFETY: the caller's arguments; it ends the program, with the C library's words.
+        return unsafe { real::__read_chk(fd, buffer, count, room) };
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { read(fd, buffer, count) }
+}
+
+pub unsafe fn pread(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t) -> ssize_t {
+    cancellation_point();
+    if !is_odd(buffer, count) && offset >= 0 {
+        // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
+        let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
+        if let Some(outcome) = errno::kept(|| fd::pread(fd, out, offset)) {
+            return answer(outcome);
+        }
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real::pread(fd, buffer, count, offset) }
+}
+
+unsafe fn pread_checked(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    offset: off_t,
+    room: size_t,
+) -> ssize_t {
+    if count > room {
+        // SAFETY: the caller's arguments; it ends the program, with the C library's words.
+        return unsafe { real::__pread_chk(fd, buffer, count, offset, room) };
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { pread(fd, buffer, count, offset) }
+}
+
+pub unsafe fn write(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
+    cancellation_point();
+    if is_odd(data, count) {
+        share(fd);
+    } else {
+        // SAFETY: the caller gives `count` bytes to read.
+        let bytes = unsafe { std::slice::from_raw_parts(data.cast(), count.min(MOST)) };
+        if let Some(outcome) = errno::kept(|| fd::write(fd, bytes)) {
+            return answer(outcome);
+        }
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real::write(fd, data, count) }
+}
+
+pub unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t {
+    cancellation_point();
+    if !is_odd(data, count) && offset >= 0 {
+        // SAFETY: the caller gives `count` bytes to read.
+        let bytes = unsafe { std::slice::from_raw_parts(data.cast(), count.min(MOST)) };
+        if let Some(outcome) = errno::kept(|| fd::pwrite(fd, bytes, offset)) {
+            return answer(outcome);
+        }
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real::pwrite(fd, data, count, offset) }
+}

@@ -1,0 +1,191 @@
+//! readv, writev and their kin with an offset and flags.
+
+use std::ffi::{c_int, c_void};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+use jericho_client::fd;
+use libc::{iovec, off_t, size_t, ssize_t};
+
+use crate::transfer::{self, MOST, answer, share};
+use crate::{errno, real};
+
+exports! {
+    readv as readv: (fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    preadv as preadv, preadv64:
+        (fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    preadv2 as preadv2, preadv64v2:
+        (fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    writev as writev: (fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    pwritev as pwritev, pwritev64:
+        (fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    pwritev2 as pwritev2, pwritev64v2:
+        (fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+}
+
+/// Parts of a call that is tried inline. More (the kernel takes 1024) would need a long copy of the
+/// list on the stack, which may be a signal handler's small one.
+const PARTS: usize = 64;
+
+/// The caller's list as slices, in memory of ours: null pointers of empty parts must not become
+/// slices, and the caller's list may be read-only. None: the kernel has to judge it.
+///
+/// # Safety
+/// `parts` points to `count` iovecs, or `count` is not in 0..=1024.
+unsafe fn list<'a, T>(
+    parts: *const iovec,
+    count: c_int,
+    room: &'a mut [MaybeUninit<T>; PARTS],
+    part: impl Fn(*mut c_void, size_t) -> T,
+) -> Option<&'a mut [T]> {
+    let count = usize::try_from(count).ok().filter(|n| *n <= PARTS)?;
+    if parts.is_null() && count > 0 {
+        return None;
+    }
+    let mut total = 0usize;
+    for (i, place) in room.iter_mut().take(count).enumerate() {
+        // SAFETY: the caller's list has `count` parts.
+        let iovec { iov_base, iov_len } = unsafe { *parts.add(i) };
+        total = total.checked_add(iov_len).filter(|t| *t <= MOST)?;
+        if iov_base.is_null() && iov_len > 0 {
+            return None;
+        }
+        let base = match iov_len {
+            0 => std::ptr::dangling_mut::<u8>().cast(),
+            _ => iov_base,
+        };
+        place.write(part(base, iov_len));
+    }
+    // SAFETY: the first `count` were just written.
+    Some(unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), count) })
+}
+
+/// Reads inline, at the description's offset or at `at`. None: the kernel's business.
+unsafe fn read(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    at: Option<i64>,
+) -> Option<Result<usize, i32>> {
+    let mut room = [const { MaybeUninit::uninit() }; PARTS];
+    let part = |base: *mut c_void, length| {
+        // SAFETY: the caller gives that much room in each part, for itself during the call.
+        IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(base.cast(), length) })
+    };
+    // SAFETY: the caller's list.
+    match unsafe { list(parts, count, &mut room, part) } {
+        Some(parts) => errno::kept(|| fd::readv(fd, parts, at)),
+        None => {
+            if at.is_none() {
+                share(fd);
+            }
+            None
+        }
+    }
+}
+
+/// Writes inline, at the description's offset or at `at`. None: the kernel's business.
+unsafe fn write(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    at: Option<i64>,
+) -> Option<Result<usize, i32>> {
+    let mut room = [const { MaybeUninit::uninit() }; PARTS];
+    let part = |base: *mut c_void, length| {
+        // SAFETY: the caller gives that many bytes to read in each part.
+        IoSlice::new(unsafe { std::slice::from_raw_parts(base.cast(), length) })
+    };
+    // SAFETY: the caller's list.
+    match unsafe { list(parts, count, &mut room, part) } {
+        Some(parts) => errno::kept(|| fd::writev(fd, parts, at)),
+        None => {
+            if at.is_none() {
+                share(fd);
+            }
+            None
+        }
+    }
+}
+
+pub unsafe fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    transfer::cancellation_point();
+    // SAFETY: the caller's arguments, here and below.
+    match unsafe { read(fd, parts, count, None) } {
+        Some(outcome) => answer(outcome),
+        None => unsafe { real::readv(fd, parts, count) },
+    }
+}
+
+pub unsafe fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+    transfer::cancellation_point();
+    if offset >= 0 {
+        // SAFETY: the caller's arguments, here and below.
+        if let Some(outcome) = unsafe { read(fd, parts, count, Some(offset)) } {
+            return answer(outcome);
+        }
+    }
+    unsafe { real::preadv(fd, parts, count, offset) }
+}
+
+/// With an offset of -1 it is readv with flags.
+pub unsafe fn preadv2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's arguments, throughout.
+    match (flags, offset) {
+        (0, -1) => unsafe { readv(fd, parts, count) },
+        (0, _) => unsafe { preadv(fd, parts, count, offset) },
+        _ => {
+            if offset == -1 {
+                share(fd);
+            }
+            unsafe { real::preadv2(fd, parts, count, offset, flags) }
+        }
+    }
+}
+
+pub unsafe fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    transfer::cancellation_point();
+    // SAFETY: the caller's arguments, here and below.
+    match unsafe { write(fd, parts, count, None) } {
+        Some(outcome) => answer(outcome),
+        None => unsafe { real::writev(fd, parts, count) },
+    }
+}
+
+pub unsafe fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+    transfer::cancellation_point();
+    if offset >= 0 {
+        // SAFETY: the caller's arguments, here and below.
+        if let Some(outcome) = unsafe { write(fd, parts, count, Some(offset)) } {
+            return answer(outcome);
+        }
+    }
+    unsafe { real::pwritev(fd, parts, count, offset) }
+}
+
+/// With an offset of -1 it is writev with flags.
+pub unsafe fn pwritev2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's arguments, throughout.
+    match (flags, offset) {
+        (0, -1) => unsafe { writev(fd, parts, count) },
+        (0, _) => unsafe { pwritev(fd, parts, count, offset) },
+        _ => {
+            if offset == -1 {
+                share(fd);
+            }
+            unsafe { real::pwritev2(fd, parts, count, offset, flags) }
+        }
+    }
+}
