@@ -576,7 +576,7 @@ impl Grant {
                     return;
                 }
                 Ok(false) => return,
-                Err(Miss::Busy | Miss::Broken) => self.shared.wait_for_latch(index),
+                Err(Miss::Busy | Miss::Broken | Miss::Changed) => self.shared.wait_for_latch(index),
                 Err(Miss::Unbacked) => {
                     entry.mark(Flags::BACKED);
                 }
