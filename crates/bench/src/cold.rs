@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,10 @@ struct Driver {
     block_bytes: u32,
     rest: Mutex<std::vec::IntoIter<u64>>,
     until: Instant,
-    ended: mpsc::Sender<std::result::Result<u64, String>>,
+    /// Bytes read so far. Not told by the channel: waking the waiting thread for each read would be measured too.
+    read_bytes: Arc<AtomicU64>,
+    /// Says what failed; who waits for its end wakes when the last chain has dropped it.
+    failed: mpsc::Sender<String>,
 }
 
 impl Driver {
@@ -127,9 +130,14 @@ impl Driver {
             let state = Arc::new(AtomicU8::new(0));
             let (driver, theirs) = (self.clone(), state.clone());
             let answer = move |result: jericho_fs::Result<&[u8]>| {
-                let result = result.map(|b| b.len() as u64).map_err(|e| e.to_string());
-                // The receiver outlives every sender.
-                let _ = driver.ended.send(result);
+                match result {
+                    Ok(bytes) => {
+                        let bytes = bytes.len() as u64;
+                        driver.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+                    }
+                    // The receiver outlives every sender.
+                    Err(error) => drop(driver.failed.send(error.to_string())),
+                }
                 if theirs.swap(ENDED, Ordering::AcqRel) == RETURNED {
                     driver.pump();
                 }
@@ -158,7 +166,8 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         .fs()
         .lookup(jericho_fs::types::ROOT, NAME.as_bytes())?;
     let handle = mounted.open_file(attr.ino, false, false)?;
-    let (ended, ends) = mpsc::channel();
+    let (failed, failures) = mpsc::channel();
+    let read_bytes = Arc::new(AtomicU64::new(0));
     let begun = Instant::now();
     let driver = Arc::new(Driver {
         mounted: mounted.clone(),
@@ -166,18 +175,19 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         block_bytes: pattern.block_bytes,
         rest: Mutex::new(offsets(pattern, bytes).into_iter()),
         until: begun + runtime,
-        ended,
+        read_bytes: read_bytes.clone(),
+        failed,
     });
     for _ in 0..pattern.depth {
         driver.clone().pump();
     }
     drop(driver);
     // Ends when the last chain of reads has dropped its driver.
-    let mut read_bytes = 0u64;
-    for result in ends {
-        read_bytes += result?;
+    if let Some(error) = failures.into_iter().next() {
+        return Err(error.into());
     }
     let seconds = begun.elapsed().as_secs_f64();
+    let read_bytes = read_bytes.load(Ordering::Relaxed);
     mounted.close_file(&handle);
     mounted.close()?;
     Ok(read_bytes as f64 / MIB as f64 / seconds)
