@@ -108,7 +108,12 @@ impl SliceMemory {
             if let Some(node) = node {
                 mapping.bind(0..mapping.len(), node)?;
             }
-            mapping.populate(0..mapping.len())?;
+            if huge {
+                // How much came of it shows in the speed only.
+                mapping.populate_huge()?;
+            } else {
+                mapping.populate(0..mapping.len())?;
+            }
             Ok(Arc::new(mapping))
         };
         Ok(SliceMemory {

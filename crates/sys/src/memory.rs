@@ -287,6 +287,44 @@ impl Mapping {
         }
     }
 
+    /// Populates the whole mapping (as `populate`, with its errors), on huge pages as far as the kernel has
+    /// them (MADV_COLLAPSE). Returns how many bytes it put on huge pages: 0 where the kernel (before 6.1)
+    /// or its administrator refuses, less than `len` where memory is fragmented or `len` is no multiple.
+    ///
+    /// The advice of `create` alone is not enough: by default the kernel does not heed it for shared memory,
+    /// and then neighbouring pages are scattered over the machine's memory, so that a long transfer has
+    /// a segment for each page and every copy misses the TLB.
+    pub fn populate_huge(&self) -> io::Result<usize> {
+        let mut huge = 0;
+        for start in (0..self.len).step_by(HUGE_PAGE_BYTES) {
+            let end = start + HUGE_PAGE_BYTES;
+            if end > self.len {
+                break;
+            }
+            // A small page first: a policy of the range decides where it comes from, and the huge page is then
+            // taken from the same node. Without it the kernel would not look at the policy.
+            self.populate(start..start + rustix::param::page_size())?;
+            // SAFETY: the range lies inside this mapping; collapsing keeps contents and addresses.
+            let collapsed = unsafe {
+                let start = self.base.as_ptr().add(start);
+                libc::madvise(start.cast(), HUGE_PAGE_BYTES, libc::MADV_COLLAPSE)
+            };
+            if collapsed == 0 {
+                huge += HUGE_PAGE_BYTES;
+                continue;
+            }
+            // The page is in use just now: the next may not be. Anything else (unknown to this kernel, forbidden, no
+            // huge page to be had even by compaction) would only be slow to hear again.
+            let error = io::Error::last_os_error().raw_os_error();
+            if !matches!(error, Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)) {
+                break;
+            }
+        }
+        // Maps what is there and gets the rest.
+        self.populate(0..self.len)?;
+        Ok(huge)
+    }
+
     /// The kernel node that holds the page at each byte offset, `None` where no page is present:
     /// move_pages(2) in query mode.
     ///

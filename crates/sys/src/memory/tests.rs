@@ -84,6 +84,24 @@ fn populating_keeps_contents_and_punching_drops_them() {
 }
 
 #[test]
+fn populating_with_huge_pages_keeps_contents_and_leaves_no_page_out() {
+    let len = 2 * HUGE_PAGE_BYTES + PAGE;
+    let mapping = Mapping::create("jericho-huge", len, true).unwrap();
+    mapping.bind(0..len, 0).unwrap();
+    mapping.copy_in(HUGE_PAGE_BYTES + 5 * PAGE, b"kept");
+    let huge = mapping.populate_huge().unwrap();
+    assert!(huge <= len && huge.is_multiple_of(HUGE_PAGE_BYTES));
+    let mut out = [0; 4];
+    mapping.copy_out(HUGE_PAGE_BYTES + 5 * PAGE, &mut out);
+    assert_eq!(&out, b"kept");
+    mapping.copy_out(len - 4, &mut out);
+    assert_eq!(out, [0; 4]);
+    let offsets: Vec<usize> = (0..len).step_by(PAGE).collect();
+    let nodes = mapping.nodes_of(&offsets).unwrap();
+    assert!(nodes.iter().all(|node| *node == Some(0)), "{nodes:?}");
+}
+
+#[test]
 fn a_page_that_cannot_be_had_is_an_error_of_populate_and_not_a_signal() {
     // A mapping that reaches past the end of its segment: touching it would be a SIGBUS.
     let fd = rustix::fs::memfd_create("jericho-short", MemfdFlags::CLOEXEC).unwrap();
