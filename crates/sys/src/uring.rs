@@ -305,20 +305,27 @@ impl Ring {
     /// One io_uring_enter(2). Interruptions and passing shortages are not errors: the caller's
     /// caller comes back.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) -> io::Result<()> {
+        let sq = self.ring.submission();
+        let (pushed, taskrun, overflown) = (sq.len(), sq.taskrun(), sq.cq_overflow());
+        drop(sq);
+        if want == 0 && pushed == 0 && !taskrun && !overflown {
+            // Nothing to start, and nothing to be had that is not in the completion ring already: who looks
+            // again and again, as the slices do between two reads, needs no system call for it.
+            return Ok(());
+        }
         let entered = match timeout {
             Some(timeout) if want > 0 => {
                 let timespec = types::Timespec::from(timeout);
                 let args = types::SubmitArgs::new().timespec(&timespec);
                 self.ring.submitter().submit_with_args(want, &args)
             }
-            _ if want == 0 && self.ring.submission().taskrun() => {
+            _ if want == 0 && taskrun => {
                 // With DEFER_TASKRUN completions appear only when the kernel is asked for them: without this
                 // flag, who merely looks would see none, however long ago they came.
-                let pushed = self.ring.submission().len() as u32;
                 // SAFETY: no argument but numbers is passed; what was pushed is sound by `push`.
                 unsafe {
                     let submitter = self.ring.submitter();
-                    submitter.enter::<libc::sigset_t>(pushed, 0, GETEVENTS, None)
+                    submitter.enter::<libc::sigset_t>(pushed as u32, 0, GETEVENTS, None)
                 }
             }
             _ => self.ring.submitter().submit_and_wait(want),
