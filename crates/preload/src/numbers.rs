@@ -24,7 +24,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
         errno::kept(|| {
             fd::duplicated(old, new);
             if streams::uses(new) {
-                fd::to_kernel(new, Reason::Stream);
+                fd::to_kernel(new, Reason::Stdio);
             }
         });
     }
@@ -64,7 +64,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         }
         libc::F_SETFL => {
             if changes_transfers(fd, argument as c_int) {
-                errno::kept(|| fd::to_kernel(fd, Reason::Unknown));
+                errno::kept(|| fd::to_kernel(fd, Reason::Fcntl));
             }
         }
         libc::F_GETLK
@@ -99,7 +99,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         | F_GETSIG
         | F_SETOWN_EX
         | F_GETOWN_EX => {}
-        _ => errno::kept(|| fd::to_kernel(fd, Reason::Unknown)),
+        _ => errno::kept(|| fd::to_kernel(fd, Reason::Fcntl)),
     }
     // SAFETY: the caller's arguments; one that the caller did not give is not looked at.
     unsafe { real::fcntl(fd, command, argument) }

@@ -49,7 +49,7 @@ unsafe fn opened(file: *mut FILE) -> *mut FILE {
             streams::add(fd);
             // What was known is of a number that was closed without our seeing it.
             fd::forget(fd);
-            fd::to_kernel(fd, Reason::Stream);
+            fd::to_kernel(fd, Reason::Stdio);
         });
     }
     file
@@ -78,7 +78,7 @@ unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
 /// The kernel's offset must be right before: the stream may ask for it at once.
 unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if fd >= 0 {
-        errno::kept(|| fd::to_kernel(fd, Reason::Stream));
+        errno::kept(|| fd::to_kernel(fd, Reason::Stdio));
     }
     // SAFETY: the caller's arguments.
     let file = unsafe { real::fdopen(fd, mode) };
