@@ -21,7 +21,7 @@ exports! {
         (fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
     vdprintf_checked as __vdprintf_chk:
         (fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
-    backtrace_symbols_fd as backtrace_symbols_fd:
+    backtrace_symbols_fd as backtrace_symbols_fd, __backtrace_symbols_fd:
         (frames: *const *mut c_void, count: c_int, fd: c_int);
 }
 

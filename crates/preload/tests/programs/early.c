@@ -1,0 +1,12 @@
+/* Uses a descriptor that a library opened before main, and leaves it to its destructor. */
+#include "check.h"
+
+int early_descriptor(void);
+void early_register(void);
+
+int main(void) {
+    NEXT_ARE_FROM(early_descriptor(), 10);
+    early_register();
+    done("main");
+    return 0;
+}

@@ -1,0 +1,147 @@
+//! Programs in C that use the C library's calls in all ways, and check what they get.
+//!
+//! Each is run as it is, and again with the library preloaded, in another directory: both have to
+//! succeed and to say the same. That directory is an ordinary one here; with JERICHO_TEST_DIR, or from
+//! the tests of the command, it is one of a mount.
+#![allow(dead_code)] // each test program uses its own part
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// The library that cargo has built for the tests.
+pub fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("a test knows its own path");
+    let path = program.with_file_name("libjericho_preload.so");
+    assert!(path.exists(), "cargo has not built {}", path.display());
+    path
+}
+
+/// The C compiler, which scripts/setup installs.
+pub fn compiler() -> Command {
+    Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+}
+
+/// Runs a command that must succeed.
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"));
+    assert!(output.status.success(), "{}", said(command, &output));
+    output
+}
+
+/// What a command said and how it ended.
+pub fn said(command: &Command, output: &Output) -> String {
+    format!(
+        "{command:?} ended with {}\n{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Programs, built in a directory that vanishes with this.
+pub struct Programs(TempDir);
+
+impl Programs {
+    pub fn new() -> Programs {
+        Programs(TempDir::new().expect("a directory for programs"))
+    }
+
+    /// Where what was built is.
+    pub fn dir(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Builds `source` (of tests/programs, without .c) with further arguments of the compiler.
+    pub fn build(&self, source: &str, target: &str, arguments: &[&str]) -> PathBuf {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../preload/tests/programs")
+            .join(source)
+            .with_extension("c");
+        let target = self.dir().join(target);
+        succeed(
+            compiler()
+                .args(["-O1", "-Wall", "-Werror", "-Wno-unused-result", "-pthread"])
+                // Wrong arguments are part of it.
+                .args([
+                    "-Wno-nonnull",
+                    "-Wno-stringop-overflow",
+                    "-Wno-stringop-overread",
+                ])
+                .arg(sources)
+                .args(arguments)
+                .arg("-o")
+                .arg(&target),
+        );
+        target
+    }
+
+    /// A program by its name, with the arguments it wants after the directory it works in.
+    pub fn program(&self, name: &str) -> (PathBuf, Vec<PathBuf>) {
+        match name {
+            "sharing" => {
+                let helpers = vec![
+                    self.build("read_from", "read_from", &[]),
+                    self.build("read_from", "static_read_from", &["-static"]),
+                ];
+                (self.build(name, name, &["-lutil"]), helpers)
+            }
+            "early" => {
+                self.build("early_library", "libearly.so", &["-shared", "-fPIC"]);
+                let dir = self.dir().to_str().expect("a name in UTF-8");
+                let arguments = [&format!("-L{dir}"), "-learly", &format!("-Wl,-rpath,{dir}")];
+                (self.build(name, name, &arguments), vec![])
+            }
+            _ => (self.build(name, name, &[]), vec![]),
+        }
+    }
+}
+
+/// The programs that take a directory and have to end with success.
+pub const NAMES: [&str; 10] = [
+    "aliases",
+    "allocator",
+    "closing",
+    "copying",
+    "early",
+    "flags",
+    "sharing",
+    "signals",
+    "streams",
+    "threads",
+];
+
+/// Builds a program, runs it in a directory of its own, and again with a command like `hooked` in
+/// `dir`, and compares what they say.
+pub fn compare(name: &str, hooked: impl Fn(&Path) -> Command, dir: &Path) {
+    let programs = Programs::new();
+    let (program, arguments) = programs.program(name);
+    let run = |mut command: Command, dir: &Path| {
+        command
+            .arg(dir)
+            .args(&arguments)
+            .env("JERICHO_TEST_EARLY", dir);
+        let output = succeed(&mut command);
+        (output.stdout, output.stderr)
+    };
+    let plain = TempDir::new().expect("a directory to work in");
+    let before = run(Command::new(&program), plain.path());
+    fs::create_dir(dir.join(name)).expect("a directory to work in");
+    let after = run(hooked(&program), &dir.join(name));
+    let text = |(out, err): &(Vec<u8>, Vec<u8>)| {
+        format!(
+            "{}\n{}",
+            String::from_utf8_lossy(out),
+            String::from_utf8_lossy(err)
+        )
+    };
+    assert_eq!(
+        text(&before),
+        text(&after),
+        "{name}: without the library, and with it"
+    );
+}
