@@ -23,8 +23,11 @@ pub unsafe fn mmap(
     offset: off_t,
 ) -> *mut c_void {
     if flags & libc::MAP_ANONYMOUS == 0 {
-        if fd >= 0 {
-            errno::kept(|| fd::mapped(fd));
+        if fd >= 0
+            && let Err(error) = errno::kept(|| fd::mapped(fd))
+        {
+            errno::set(error);
+            return libc::MAP_FAILED;
         }
     } else if real::symbol::mmap.known().is_null() {
         // The program's malloc is starting up and wants memory. Looking mmap up may need malloc.

@@ -24,7 +24,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
         errno::kept(|| {
             fd::duplicated(old, new);
             if streams::uses(new) {
-                fd::to_kernel(new, Reason::Stdio);
+                fd::to_kernel(new, Reason::Stream);
             }
         });
     }
@@ -63,9 +63,12 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
             return duplicated(fd, unsafe { real::fcntl(fd, command, argument) });
         }
         libc::F_SETFL => {
-            if changes_transfers(fd, argument as c_int) {
-                errno::kept(|| fd::to_kernel(fd, Reason::Fcntl));
+            // SAFETY: the caller's arguments.
+            let status = unsafe { real::fcntl(fd, command, argument) };
+            if status == 0 {
+                errno::kept(|| fd::flags_changed(fd));
             }
+            return status;
         }
         libc::F_GETLK
         | libc::F_SETLK
@@ -99,18 +102,10 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         | F_GETSIG
         | F_SETOWN_EX
         | F_GETOWN_EX => {}
-        _ => errno::kept(|| fd::to_kernel(fd, Reason::Fcntl)),
+        _ => errno::kept(|| fd::to_kernel(fd, Reason::Unknown)),
     }
     // SAFETY: the caller's arguments; one that the caller did not give is not looked at.
     unsafe { real::fcntl(fd, command, argument) }
-}
-
-/// Whether these flags would make reads and writes other than they are now. O_NONBLOCK means
-/// nothing on a file.
-fn changes_transfers(fd: c_int, flags: c_int) -> bool {
-    // SAFETY: F_GETFL only asks.
-    let now = errno::kept(|| unsafe { real::fcntl(fd, libc::F_GETFL, 0) });
-    now >= 0 && (now ^ flags) & (libc::O_APPEND | libc::O_DIRECT) != 0
 }
 
 /// Another process has the description too, so its offset is the kernel's: as if inherited.

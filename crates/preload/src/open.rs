@@ -37,7 +37,7 @@ pub fn opened(fd: c_int, flags: c_int) -> c_int {
         errno::kept(|| {
             fd::opened(fd, flags);
             if streams::uses(fd) {
-                fd::to_kernel(fd, Reason::Stdio);
+                fd::to_kernel(fd, Reason::Stream);
             }
         });
     }

@@ -104,7 +104,7 @@ fn write_to(fd: c_int) {
     let process = std::process::id();
     let _ = writeln!(out, "jericho: process {process}");
     let heading = out.length;
-    fd::report(&mut out);
+    let _ = fd::report(&mut out);
     // A process that had nothing to do with our volumes is not worth a line.
     if out.length != heading {
         let _ = out.flush();

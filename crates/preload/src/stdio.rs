@@ -49,7 +49,7 @@ unsafe fn opened(file: *mut FILE) -> *mut FILE {
             streams::add(fd);
             // What was known is of a number that was closed without our seeing it.
             fd::forget(fd);
-            fd::to_kernel(fd, Reason::Stdio);
+            fd::to_kernel(fd, Reason::Stream);
         });
     }
     file
@@ -78,7 +78,7 @@ unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
 /// The kernel's offset must be right before: the stream may ask for it at once.
 unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if fd >= 0 {
-        errno::kept(|| fd::to_kernel(fd, Reason::Stdio));
+        errno::kept(|| fd::to_kernel(fd, Reason::Stream));
     }
     // SAFETY: the caller's arguments.
     let file = unsafe { real::fdopen(fd, mode) };
