@@ -32,12 +32,12 @@ const PARTS: usize = 64;
 ///
 /// # Safety
 /// `parts` points to `count` iovecs, or `count` is not in 0..=1024.
-unsafe fn list<'a, T>(
+unsafe fn list<T>(
     parts: *const iovec,
     count: c_int,
-    room: &'a mut [MaybeUninit<T>; PARTS],
+    room: &mut [MaybeUninit<T>; PARTS],
     part: impl Fn(*mut c_void, size_t) -> T,
-) -> Option<&'a mut [T]> {
+) -> Option<&mut [T]> {
     let count = usize::try_from(count).ok().filter(|n| *n <= PARTS)?;
     if parts.is_null() && count > 0 {
         return None;
@@ -110,22 +110,26 @@ unsafe fn write(
 
 pub unsafe fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     transfer::cancellation_point();
-    // SAFETY: the caller's arguments, here and below.
-    match unsafe { read(fd, parts, count, None) } {
-        Some(outcome) => answer(outcome),
-        None => unsafe { real::readv(fd, parts, count) },
+    // SAFETY: the caller's arguments, throughout.
+    unsafe {
+        match read(fd, parts, count, None) {
+            Some(outcome) => answer(outcome),
+            None => real::readv(fd, parts, count),
+        }
     }
 }
 
 pub unsafe fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
     transfer::cancellation_point();
-    if offset >= 0 {
-        // SAFETY: the caller's arguments, here and below.
-        if let Some(outcome) = unsafe { read(fd, parts, count, Some(offset)) } {
+    // SAFETY: the caller's arguments, throughout.
+    unsafe {
+        if offset >= 0
+            && let Some(outcome) = read(fd, parts, count, Some(offset))
+        {
             return answer(outcome);
         }
+        real::preadv(fd, parts, count, offset)
     }
-    unsafe { real::preadv(fd, parts, count, offset) }
 }
 
 /// With an offset of -1 it is readv with flags.
@@ -137,36 +141,42 @@ pub unsafe fn preadv2(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the caller's arguments, throughout.
-    match (flags, offset) {
-        (0, -1) => unsafe { readv(fd, parts, count) },
-        (0, _) => unsafe { preadv(fd, parts, count, offset) },
-        _ => {
-            if offset == -1 {
-                share(fd);
+    unsafe {
+        match (flags, offset) {
+            (0, -1) => readv(fd, parts, count),
+            (0, _) => preadv(fd, parts, count, offset),
+            _ => {
+                if offset == -1 {
+                    share(fd);
+                }
+                real::preadv2(fd, parts, count, offset, flags)
             }
-            unsafe { real::preadv2(fd, parts, count, offset, flags) }
         }
     }
 }
 
 pub unsafe fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     transfer::cancellation_point();
-    // SAFETY: the caller's arguments, here and below.
-    match unsafe { write(fd, parts, count, None) } {
-        Some(outcome) => answer(outcome),
-        None => unsafe { real::writev(fd, parts, count) },
+    // SAFETY: the caller's arguments, throughout.
+    unsafe {
+        match write(fd, parts, count, None) {
+            Some(outcome) => answer(outcome),
+            None => real::writev(fd, parts, count),
+        }
     }
 }
 
 pub unsafe fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
     transfer::cancellation_point();
-    if offset >= 0 {
-        // SAFETY: the caller's arguments, here and below.
-        if let Some(outcome) = unsafe { write(fd, parts, count, Some(offset)) } {
+    // SAFETY: the caller's arguments, throughout.
+    unsafe {
+        if offset >= 0
+            && let Some(outcome) = write(fd, parts, count, Some(offset))
+        {
             return answer(outcome);
         }
+        real::pwritev(fd, parts, count, offset)
     }
-    unsafe { real::pwritev(fd, parts, count, offset) }
 }
 
 /// With an offset of -1 it is writev with flags.
@@ -178,14 +188,16 @@ pub unsafe fn pwritev2(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the caller's arguments, throughout.
-    match (flags, offset) {
-        (0, -1) => unsafe { writev(fd, parts, count) },
-        (0, _) => unsafe { pwritev(fd, parts, count, offset) },
-        _ => {
-            if offset == -1 {
-                share(fd);
+    unsafe {
+        match (flags, offset) {
+            (0, -1) => writev(fd, parts, count),
+            (0, _) => pwritev(fd, parts, count, offset),
+            _ => {
+                if offset == -1 {
+                    share(fd);
+                }
+                real::pwritev2(fd, parts, count, offset, flags)
             }
-            unsafe { real::pwritev2(fd, parts, count, offset, flags) }
         }
     }
 }
