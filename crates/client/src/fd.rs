@@ -21,7 +21,7 @@ use crate::description::{
 use crate::devices;
 use crate::fast::{File, WRITE_MAX, Why};
 use crate::inside;
-use crate::offset::Position;
+use crate::offset::{OFFSET_MAX, Position};
 use crate::report;
 pub use crate::report::Reason;
 use crate::session::{self, Session};
@@ -375,7 +375,11 @@ fn with_offset<T>(open: &Open, act: impl FnOnce(u64) -> (T, u64)) -> Option<T> {
     };
     inside::ends_at(at);
     let (result, end) = act(at);
-    offset.unlock(tag, Some(end + inside::unlocking()));
+    let end = end + inside::unlocking();
+    if end > OFFSET_MAX {
+        let _ = files::lseek(open.fd, end as i64, SEEK_SET);
+    }
+    offset.unlock(tag, Some(end));
     if is_given_up(open) {
         hand_over(open);
     }
@@ -794,9 +798,7 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     if is_known_to_be_kernels(fd) {
         return None;
     }
-    let Some(_inside) = inside::enter() else {
-        return None;
-    };
+    let _inside = inside::enter()?;
     let open = described(fd)?;
     if open.description().offset.is_in_kernel(open.tag()) {
         return None;
@@ -815,11 +817,13 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
             // Data, holes and what is unknown: the kernel looks, and what it finds is the offset.
             _ => files::lseek(fd, offset, whence),
         };
-        match to {
-            Ok(to) if to >= 0 => (Ok(to), to as u64),
-            Ok(_) => (Err(errno::EINVAL), at),
-            Err(errno) => (Err(errno), at),
-        }
+        // The kernel knows how far a file of its can reach.
+        let to = to.and_then(|to| match u64::try_from(to) {
+            Ok(far) if far > OFFSET_MAX => files::lseek(fd, to, SEEK_SET),
+            Ok(_) => Ok(to),
+            Err(_) => Err(errno::EINVAL),
+        });
+        (to, to.map_or(at, |to| to as u64))
     })
 }
 

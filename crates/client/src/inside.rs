@@ -44,7 +44,8 @@ pub struct Inside(());
 /// Begins an inline call; `None`: this thread is in one.
 #[inline]
 pub fn enter() -> Option<Inside> {
-    THREAD.with(|thread| (!thread.inside.replace(true)).then_some(Inside(())))
+    // Made only when it is: dropping one ends the call.
+    THREAD.with(|thread| (!thread.inside.replace(true)).then(|| Inside(())))
 }
 
 impl Drop for Inside {
@@ -131,7 +132,9 @@ mod tests {
     #[test]
     fn a_thread_is_inside_once() {
         let outer = enter().unwrap();
-        assert!(enter().is_none());
+        for _ in 0..3 {
+            assert!(enter().is_none());
+        }
         assert!(
             std::thread::spawn(|| enter().is_some()).join().unwrap(),
             "others are not"

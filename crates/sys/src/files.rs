@@ -146,6 +146,13 @@ pub fn mode(fd: i32) -> Result<Mode> {
     })
 }
 
+/// fcntl(2), F_SETFL with O_APPEND added.
+pub fn set_append(fd: i32) -> Result<()> {
+    let fd = number(fd)?;
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(errno)?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::APPEND).map_err(errno)
+}
+
 /// Bytes that an ioctl of ours carries.
 pub const IOCTL_BYTES: usize = 64;
 

@@ -1,1 +1,627 @@
+//! Descriptors of real files whose daemon is a stand-in: it answers as one would, and hands real segments over.
+//! What is in shared memory differs from what is in the kernel's file, so each byte tells where it came from.
 
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use jericho_shm::{
+    Answer, Area, Control, Flags, HANDOVER_BYTES, Key, Reply, Request, SliceMemory, SlotInfo,
+    Slots, socket_name,
+};
+use jericho_sys::handover::Listener;
+
+use super::*;
+use crate::ask;
+
+/// Held for reading by every test, and for writing by the one that shares the descriptors of all.
+static APART: RwLock<()> = RwLock::new(());
+
+const PAGE: usize = 4096;
+const FRAMES: u32 = 1024;
+
+/// A volume with one file, and its daemon.
+struct Daemon {
+    instance: u64,
+    control: Control,
+    slots: Slots,
+    memory: SliceMemory,
+    frames_used: AtomicU64,
+    calls: Mutex<Vec<Call>>,
+    refuse: AtomicBool,
+    areas: Mutex<Vec<Area>>,
+}
+
+impl Daemon {
+    fn new() -> Arc<Daemon> {
+        static INSTANCES: AtomicU64 = AtomicU64::new(0);
+        let count = INSTANCES.fetch_add(1, Ordering::Relaxed);
+        let instance = u64::from(std::process::id()) << 16 | count;
+        let control = Control::create("test", &[(FRAMES, 0)], 1, &[0; 64], instance).unwrap();
+        let daemon = Arc::new(Daemon {
+            instance,
+            control,
+            slots: Slots::create("test", 1).unwrap(),
+            memory: SliceMemory::create("test", FRAMES, None).unwrap(),
+            frames_used: AtomicU64::new(0),
+            calls: Mutex::new(vec![]),
+            refuse: AtomicBool::new(false),
+            areas: Mutex::new(vec![]),
+        });
+        let listener = Listener::bind(&socket_name(instance)).unwrap();
+        std::thread::spawn({
+            let daemon = daemon.clone();
+            move || {
+                while let Ok(connection) = listener.accept() {
+                    let mut bytes = [0; HANDOVER_BYTES];
+                    let (len, _) = connection.receive(&mut bytes).unwrap();
+                    let request = Request::decode(&bytes[..len]).unwrap();
+                    daemon.hand_over(&connection, request);
+                }
+            }
+        });
+        daemon
+    }
+
+    fn hand_over(&self, connection: &jericho_sys::handover::Connection, request: Request) {
+        let own = |mapping: &jericho_sys::memory::Mapping| {
+            if request.write {
+                mapping.fd().try_clone_to_owned().unwrap()
+            } else {
+                mapping.read_only_fd().unwrap()
+            }
+        };
+        let area = Area::create("test", 2).unwrap();
+        let mut fds = vec![
+            self.control.mapping().read_only_fd().unwrap(),
+            own(self.slots.mapping()),
+            area.mapping().fd().try_clone_to_owned().unwrap(),
+        ];
+        fds.extend(self.memory.segments().map(own));
+        self.areas.lock().unwrap().push(area);
+        let reply = Reply {
+            error: 0,
+            owner: 2,
+            slices: 1,
+        };
+        // In two messages, as of a volume with many slices.
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        connection.send(&reply.encode(), &fds[..4]).unwrap();
+        connection.send(&reply.encode(), &fds[4..]).unwrap();
+    }
+
+    fn answer(&self, object: u64, call: Call) -> Answer {
+        self.calls.lock().unwrap().push(call);
+        if self.refuse.load(Ordering::Relaxed) {
+            return Answer::refused(Refusal::Slots);
+        }
+        let info = self.control.slot(0).unwrap();
+        let mut answer = Answer {
+            status: 0,
+            slot: 0,
+            generation: info.generation(),
+            pages: 0,
+            instance: self.instance,
+            object,
+        };
+        if let Call::Reserve { first, pages } = call {
+            self.fill(object, first..first + u64::from(pages), 0);
+            answer.pages = pages;
+        }
+        answer
+    }
+
+    /// Puts pages into the cache, where they are not there.
+    fn fill(&self, object: u64, pages: std::ops::Range<u64>, byte: u8) {
+        for page in pages {
+            let key = Key::new(object, page);
+            if self.memory.lookup(key).is_some() {
+                continue;
+            }
+            let frame = self.frames_used.fetch_add(1, Ordering::Relaxed) as u32;
+            let index = self.memory.insert(key, frame, 0);
+            self.memory.copy_in(frame, 0, &[byte; PAGE]).unwrap();
+            self.memory.entry(index).publish(Flags::BACKED);
+        }
+    }
+
+    fn set_size(&self, bytes: u64) {
+        self.slots.slot(0).unwrap().set_size(bytes, false);
+    }
+
+    fn size(&self) -> u64 {
+        self.slots.slot(0).unwrap().size().bytes()
+    }
+
+    fn reserves(&self) -> Vec<(u64, u32)> {
+        let calls = self.calls.lock().unwrap();
+        let of = |call: &Call| match call {
+            Call::Reserve { first, pages } => Some((*first, *pages)),
+            _ => None,
+        };
+        calls.iter().filter_map(of).collect()
+    }
+}
+
+/// An open file of a volume; its number is forgotten when it is closed.
+struct Opened {
+    file: fs::File,
+    daemon: Arc<Daemon>,
+    object: u64,
+}
+
+impl Opened {
+    /// `pages` of `m` in shared memory, and as many bytes of `k` as the file has in the kernel.
+    fn new(pages: u64, size: u64) -> Opened {
+        Opened::with(pages, size, false)
+    }
+
+    fn with(pages: u64, size: u64, append: bool) -> Opened {
+        let daemon = Daemon::new();
+        let path = tempfile::NamedTempFile::new().unwrap();
+        fs::write(path.path(), vec![b'k'; size as usize]).unwrap();
+        let mut options = fs::OpenOptions::new();
+        let file = options.read(true).write(true).append(append).open(&path);
+        let file = file.unwrap();
+        let stat = files::fstat(file.as_raw_fd()).unwrap();
+        devices::set_for_tests(stat.device);
+        let object = stat.inode % (1 << 29) + 1;
+        ask::tests::serve(stat.inode, {
+            let daemon = daemon.clone();
+            move |call| daemon.answer(object, call)
+        });
+        daemon.control.slot(0).unwrap().set(object, 0, 0);
+        daemon.set_size(size);
+        daemon.fill(object, 0..pages, b'm');
+        opened(file.as_raw_fd(), 0);
+        Opened {
+            file,
+            daemon,
+            object,
+        }
+    }
+
+    fn fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    fn kernel_offset(&self) -> i64 {
+        files::lseek(self.fd(), 0, SEEK_CUR).unwrap()
+    }
+
+    fn read(&self, len: usize) -> Option<Result<Vec<u8>>> {
+        let mut out = vec![0; len];
+        let n = match read(self.fd(), &mut out)? {
+            Ok(n) => n,
+            Err(errno) => return Some(Err(errno)),
+        };
+        out.truncate(n);
+        Some(Ok(out))
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        forget(self.file.as_raw_fd());
+    }
+}
+
+#[test]
+fn hits_come_from_memory_and_misses_from_the_kernel_at_the_right_place() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 20_000);
+    f.file.write_at(b"K", 8192).unwrap();
+    assert_eq!(f.read(5000), Some(Ok(vec![b'm'; 5000])));
+    let mut out = [0; 100];
+    assert_eq!(pread(f.fd(), &mut out, 0), Some(Ok(100)));
+    // 3192 bytes hit; the kernel gives the rest.
+    let got = f.read(4000).unwrap().unwrap();
+    let wanted = [&vec![b'm'; 3192][..], b"K", &vec![b'k'; 807]].concat();
+    assert_eq!(got, wanted);
+    assert_eq!(f.read(1), Some(Ok(b"k".to_vec())));
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(9001)));
+    assert_eq!(f.kernel_offset(), 0, "nobody has moved it");
+    // The end is where shared memory says.
+    f.daemon.set_size(8000);
+    assert_eq!(lseek(f.fd(), -10, SEEK_END), Some(Ok(7990)));
+    assert_eq!(f.read(100), Some(Ok(vec![b'm'; 10])));
+    assert_eq!(f.read(100), Some(Ok(vec![])));
+    assert_eq!(size(f.fd()), Some(8000));
+}
+
+#[test]
+fn vectored_calls_are_one_call() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    let (mut a, mut b, mut c) = ([0; 10], [0; 0], [0; 5000]);
+    let mut parts = [&mut a[..], &mut b, &mut c].map(IoSliceMut::new);
+    assert_eq!(readv(f.fd(), &mut parts, None), Some(Ok(5010)));
+    assert_eq!(readv(f.fd(), &mut parts, None), Some(Ok(3182)));
+    assert_eq!(readv(f.fd(), &mut parts, Some(8190)), Some(Ok(2)));
+    let parts = [&b"ab"[..], b"", b"cd"].map(IoSlice::new);
+    assert_eq!(writev(f.fd(), &parts, Some(4095)), Some(Ok(4)));
+    assert_eq!(lseek(f.fd(), 4094, SEEK_SET), Some(Ok(4094)));
+    assert_eq!(f.read(6), Some(Ok(b"mabcdm".to_vec())));
+    assert_eq!(writev(f.fd(), &parts, None), Some(Ok(4)));
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(4104)));
+    let mut kernel = [0; 4];
+    f.file.read_at(&mut kernel, 4095).unwrap();
+    assert_eq!(&kernel, b"kkkk", "all of it was inline");
+}
+
+#[test]
+fn what_somebody_else_may_have_keeps_its_offset_in_the_kernel() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    forget(f.fd()); // as if it were inherited
+    assert_eq!(f.read(10), None);
+    assert_eq!(write(f.fd(), b"x"), None);
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), None);
+    let mut out = [0; 4];
+    assert_eq!(pread(f.fd(), &mut out, 100), Some(Ok(4)));
+    assert_eq!(&out, b"mmmm");
+    assert_eq!(pwrite(f.fd(), b"x", 101), Some(Ok(1)));
+    assert_eq!(pread(f.fd(), &mut out, 100), Some(Ok(4)));
+    assert_eq!(&out, b"mxmm");
+}
+
+#[test]
+fn sharing_puts_the_offset_where_it_was() {
+    let _apart = APART.write();
+    let (f, unread) = (Opened::new(2, 8192), Opened::new(2, 8192));
+    f.read(1234).unwrap().unwrap();
+    share_all();
+    assert_eq!(f.kernel_offset(), 1234);
+    assert_eq!((f.read(1), unread.read(1)), (None, None));
+    let mut out = [0; 4];
+    assert_eq!(pread(f.fd(), &mut out, 0), Some(Ok(4)), "still inline");
+    assert_eq!(&out, b"mmmm");
+    let g = Opened::new(2, 8192);
+    g.read(77).unwrap().unwrap();
+    to_kernel(g.fd(), Reason::Stream);
+    assert_eq!(g.kernel_offset(), 77);
+    assert_eq!(pread(g.fd(), &mut out, 0), None);
+    assert_eq!(size(g.fd()), None);
+}
+
+#[test]
+fn duplicates_share_their_offset_until_the_last_is_closed() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    // Nothing is known of it yet when it is duplicated.
+    let other = f.file.try_clone().unwrap();
+    duplicated(f.fd(), other.as_raw_fd());
+    let mut out = [0; 100];
+    assert_eq!(read(other.as_raw_fd(), &mut out), Some(Ok(100)));
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(100)));
+    forget(f.fd());
+    assert_eq!(read(other.as_raw_fd(), &mut out), Some(Ok(100)));
+    let Some(Number::Described(open)) = description::number(other.as_raw_fd()) else {
+        panic!("it is still there");
+    };
+    forget_range(other.as_raw_fd() as u32, other.as_raw_fd() as u32);
+    assert_eq!(open.facts(), None, "nothing is left of it");
+    drop(other);
+}
+
+#[test]
+fn readers_of_one_description_share_its_bytes_out() {
+    let _apart = APART.read();
+    let pages = 200;
+    let f = Opened::new(0, pages * 4096);
+    f.daemon.fill(f.object, 0..pages, 0);
+    let words: Vec<u8> = (0..pages as u32 * 1024)
+        .flat_map(|word| word.to_ne_bytes())
+        .collect();
+    for (page, bytes) in words.chunks(PAGE).enumerate() {
+        let key = Key::new(f.object, page as u64);
+        f.daemon.memory.write(key, 0, bytes, 1, 0).unwrap();
+    }
+    let (f, start) = (&f, std::sync::Barrier::new(3));
+    let mut seen: Vec<u32> = std::thread::scope(|scope| {
+        let threads = [(); 3].map(|()| {
+            scope.spawn(|| {
+                start.wait();
+                let mut seen = vec![];
+                loop {
+                    let bytes = f.read(40).unwrap().unwrap();
+                    if bytes.is_empty() {
+                        return seen;
+                    }
+                    let words = bytes.chunks(4).map(|w| w.try_into().unwrap());
+                    seen.extend(words.map(u32::from_ne_bytes));
+                }
+            })
+        });
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..pages as u32 * 1024));
+}
+
+#[test]
+fn a_writer_that_goes_on_has_pages_reserved_in_growing_steps() {
+    let _apart = APART.read();
+    let f = Opened::new(0, 0);
+    for round in 0..400u32 {
+        assert_eq!(write(f.fd(), &[round as u8; 4000]), Some(Ok(4000)));
+    }
+    assert_eq!(f.daemon.size(), 1_600_000);
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(1_600_000)));
+    // The first went through the kernel, the second found that there was one before it.
+    let reserves = f.daemon.reserves();
+    assert!(reserves.len() <= 6, "{reserves:?}");
+    assert!(
+        reserves.windows(2).all(|w| w[1].1 == w[0].1 * 2),
+        "{reserves:?}"
+    );
+    let mut out = [0; 8000];
+    assert_eq!(pread(f.fd(), &mut out, 399 * 4000 - 4000), Some(Ok(8000)));
+    assert!(out[..4000].iter().all(|b| *b == 398u32 as u8));
+    assert!(out[4000..].iter().all(|b| *b == 399u32 as u8));
+}
+
+#[test]
+fn appends_go_to_the_end_whoever_makes_them() {
+    let _apart = APART.read();
+    let f = Opened::with(2, 4000, true);
+    assert_eq!(write(f.fd(), b"one"), Some(Ok(3)));
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(4003)));
+    assert_eq!(lseek(f.fd(), 5, SEEK_SET), Some(Ok(5)));
+    assert_eq!(write(f.fd(), b"two"), Some(Ok(3)));
+    assert_eq!(pwrite(f.fd(), b"three", 0), Some(Ok(5)));
+    assert_eq!(f.daemon.size(), 4011);
+    let mut out = [0; 12];
+    assert_eq!(pread(f.fd(), &mut out, 3999), Some(Ok(12)));
+    assert_eq!(&out, b"monetwothree");
+    // What does not go inline, the kernel appends.
+    let info = f.daemon.control.slot(0).unwrap();
+    info.set_flags(SlotInfo::NO_WRITE, 0);
+    assert_eq!(write(f.fd(), b"kernel"), Some(Ok(6)));
+    assert_eq!(f.file.metadata().unwrap().len(), 4006);
+    let mut tail = [0; 6];
+    f.file.read_at(&mut tail, 4000).unwrap();
+    assert_eq!(&tail, b"kernel");
+}
+
+#[test]
+fn what_can_not_be_written_inline_goes_through_the_kernel_as_a_whole() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 4 * 4096);
+    // The third page is not there.
+    assert_eq!(pwrite(f.fd(), &[b'w'; 9000], 4000), Some(Ok(9000)));
+    let mut kernel = vec![0; 9002];
+    f.file.read_at(&mut kernel, 3999).unwrap();
+    assert_eq!(kernel, [&b"k"[..], &[b'w'; 9000], b"k"].concat());
+    f.daemon.memory.set_throttled(true);
+    assert_eq!(lseek(f.fd(), 100, SEEK_SET), Some(Ok(100)));
+    assert_eq!(write(f.fd(), b"xyz"), Some(Ok(3)));
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(103)));
+    f.file.read_at(&mut kernel[..3], 100).unwrap();
+    assert_eq!(&kernel[..3], b"xyz");
+}
+
+#[test]
+fn long_writes_are_made_of_several() {
+    let _apart = APART.read();
+    let f = Opened::new(0, 0);
+    let pages = 600 * 4096;
+    f.daemon.fill(f.object, 0..600, 0);
+    f.daemon.set_size(pages);
+    // More than is written at once, of which the last part is not there.
+    let data: Vec<u8> = (0..WRITE_MAX + 5000).map(|i| (i / 4096) as u8).collect();
+    assert_eq!(pwrite(f.fd(), &data, 0), Some(Ok(data.len())));
+    assert_eq!(f.file.metadata().unwrap().len(), data.len() as u64);
+    let mut out = vec![0; data.len()];
+    f.file.read_exact_at(&mut out, 0).unwrap();
+    assert!(out == data, "the kernel got it from the start");
+}
+
+#[test]
+fn offsets_and_buffers_that_are_wrong_are_the_kernels_to_judge() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    assert_eq!(f.read(0), Some(Ok(vec![])));
+    let mut out = [0; 4];
+    assert_eq!(pread(f.fd(), &mut out, -1), None);
+    assert_eq!(pread(f.fd(), &mut [], 0), None);
+    assert_eq!(pwrite(f.fd(), b"", 0), None);
+    assert_eq!(pwrite(f.fd(), b"x", -1), None);
+    assert_eq!(write(f.fd(), b""), Some(Ok(0)));
+    assert_eq!(lseek(f.fd(), -1, SEEK_SET), Some(Err(errno::EINVAL)));
+    assert_eq!(lseek(f.fd(), -1, SEEK_CUR), Some(Err(errno::EINVAL)));
+    assert_eq!(lseek(f.fd(), -9000, SEEK_END), Some(Err(errno::EINVAL)));
+    assert_eq!(lseek(f.fd(), 0, 99), Some(Err(errno::EINVAL)));
+    assert_eq!(lseek(f.fd(), 10, SEEK_CUR), Some(Ok(10)));
+    // As far as only the kernel can count, if it can: then it has the offset from there on.
+    let far = files::lseek(f.fd(), 1 << 60, SEEK_SET);
+    files::lseek(f.fd(), 0, SEEK_SET).unwrap();
+    assert_eq!(lseek(f.fd(), 1 << 60, SEEK_SET), Some(far));
+    if far.is_ok() {
+        assert_eq!(lseek(f.fd(), 0, SEEK_CUR), None);
+        assert_eq!(f.kernel_offset(), 1 << 60);
+    } else {
+        assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(10)));
+    }
+    for fd in [-1, 70_000, i32::MAX, i32::MIN] {
+        assert_eq!(read(fd, &mut out), None);
+        forget(fd);
+        opened(fd, 0);
+        share(fd);
+        duplicated(fd, fd);
+    }
+}
+
+#[test]
+fn files_of_others_are_left_alone_after_one_look() {
+    let _apart = APART.read();
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let fd = reader.as_raw_fd();
+    opened(fd, 0);
+    assert_eq!(read(fd, &mut [0; 4]), None);
+    assert_eq!(description::number(fd), Some(Number::Kernel));
+    duplicated(fd, 60_000);
+    assert_eq!(description::number(60_000), Some(Number::Kernel));
+    forget(60_000);
+    forget(fd);
+}
+
+#[test]
+fn a_daemon_that_refuses_leaves_all_to_the_kernel() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    f.daemon.refuse.store(true, Ordering::Relaxed);
+    assert_eq!(f.read(4), None);
+    assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
+    assert_eq!(f.daemon.calls.lock().unwrap().len(), 1, "it is asked once");
+}
+
+#[test]
+fn a_slot_that_was_taken_back_is_asked_for_anew() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    f.read(10).unwrap().unwrap();
+    let info = f.daemon.control.slot(0).unwrap();
+    info.set(0, 0, 0);
+    info.set(f.object, 0, 0);
+    assert_eq!(f.read(4), Some(Ok(b"mmmm".to_vec())));
+    // Not given again: the kernel goes on where this ended.
+    info.set(0, 0, 0);
+    f.daemon.refuse.store(true, Ordering::Relaxed);
+    assert_eq!(f.read(4), None);
+    assert_eq!(f.kernel_offset(), 14);
+    assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
+}
+
+#[test]
+fn a_writer_whose_slot_is_not_given_again_hands_its_offset_over() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    assert_eq!(write(f.fd(), b"abc"), Some(Ok(3)));
+    f.daemon.control.slot(0).unwrap().set(0, 0, 0);
+    f.daemon.refuse.store(true, Ordering::Relaxed);
+    assert_eq!(write(f.fd(), b"def"), None);
+    assert_eq!(f.kernel_offset(), 3);
+}
+
+#[test]
+fn who_is_cut_off_goes_on_through_the_kernel() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    assert_eq!(write(f.fd(), b"abc"), Some(Ok(3)));
+    f.daemon
+        .areas
+        .lock()
+        .unwrap()
+        .iter()
+        .for_each(Area::cut_off);
+    assert_eq!(f.read(4), None);
+    assert_eq!(f.kernel_offset(), 3);
+}
+
+#[test]
+fn a_number_that_was_closed_and_opened_behind_our_back_is_not_taken_for_the_old_file() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    f.read(10).unwrap().unwrap();
+    // A description of another file comes to have this file's number.
+    let Some(Number::Described(open)) = description::number(f.fd()) else {
+        panic!("it is described");
+    };
+    let other = Facts {
+        inode: open.facts().unwrap().inode + 1,
+        slot_generation: 77,
+        ..open.facts().unwrap()
+    };
+    opened(f.fd(), 0);
+    let Some(Number::Unknown { word, .. }) = description::number(f.fd()) else {
+        panic!("nothing is known of it");
+    };
+    description::describe(f.fd(), word, &other, Some(5000)).unwrap();
+    assert_eq!(write(f.fd(), b"x"), None);
+    assert!(matches!(
+        description::number(f.fd()),
+        Some(Number::Unknown { opened: false, .. })
+    ));
+    // What it was, it is: a file with its offset in the kernel.
+    assert_eq!(f.read(4), None);
+    assert_eq!(pread(f.fd(), &mut [0; 4], 0), Some(Ok(4)));
+}
+
+#[test]
+fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    let inside = inside::enter().unwrap();
+    assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])), "the offset moves on");
+    assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
+    // It interrupts a write: what it writes comes after that.
+    let Some(Number::Described(open)) = description::number(f.fd()) else {
+        panic!("it is described");
+    };
+    with_offset(&open, |at| {
+        assert_eq!(at, 20);
+        inside::ends_at(30);
+        assert_eq!(write(f.fd(), b"handler"), Some(Ok(7)));
+        ((), 30)
+    })
+    .unwrap();
+    drop(inside);
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(37)));
+    let mut kernel = [0; 9];
+    f.file.read_at(&mut kernel, 29).unwrap();
+    assert_eq!(&kernel, b"khandlerk");
+}
+
+#[test]
+fn flags_that_change_are_heard_of() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 4000);
+    assert_eq!(write(f.fd(), b"a"), Some(Ok(1)));
+    files::set_append(f.fd()).unwrap();
+    flags_changed(f.fd());
+    assert_eq!(write(f.fd(), b"b"), Some(Ok(1)));
+    assert_eq!(f.daemon.size(), 4001);
+}
+
+#[test]
+fn a_file_that_is_mapped_is_the_kernels() {
+    let _apart = APART.read();
+    let f = Opened::new(2, 8192);
+    f.read(9).unwrap().unwrap();
+    assert_eq!(mapped(f.fd()), Ok(()));
+    assert_eq!(f.daemon.calls.lock().unwrap().last(), Some(&Call::Mapped));
+    assert_eq!((f.read(1), f.kernel_offset()), (None, 9));
+    let (pipe, _) = std::io::pipe().unwrap();
+    assert_eq!(mapped(pipe.as_raw_fd()), Ok(()));
+}
+
+#[test]
+fn a_sequential_reader_has_pages_read_ahead_and_only_what_is_not_there() {
+    let _apart = APART.read();
+    let f = Opened::new(100, 400 * 4096);
+    for _ in 0..30 {
+        f.read(4096).unwrap().unwrap();
+    }
+    let asked = || {
+        let calls = f.daemon.calls.lock().unwrap();
+        let of = |call: &Call| match call {
+            Call::ReadAhead { first, pages } => Some((*first, *pages)),
+            _ => None,
+        };
+        calls.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(), [], "all of that is there");
+    for _ in 30..190 {
+        f.read(4096).unwrap().unwrap();
+    }
+    let asked = asked();
+    let ends = asked.iter().map(|(first, pages)| first + u64::from(*pages));
+    assert!(ends.max() >= Some(190), "{asked:?}");
+}
