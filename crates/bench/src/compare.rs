@@ -1,9 +1,54 @@
-//! Two sides measured in turn: A B A B ... so that whatever else the machine does meets both.
+//! Sides measured in turn: A B A B ... so that whatever else the machine does meets them all.
 
 use serde::Serialize;
 
 use crate::Result;
 use crate::stats::Summary;
+
+/// What can be measured again and again, and its name; a value is better when it is larger.
+pub struct Side<'a> {
+    name: &'static str,
+    measure: Box<dyn FnMut() -> Result<f64> + 'a>,
+}
+
+impl<'a> Side<'a> {
+    /// A side that `measure` measures once.
+    pub fn new(name: &'static str, measure: impl FnMut() -> Result<f64> + 'a) -> Side<'a> {
+        Side {
+            name,
+            measure: Box::new(measure),
+        }
+    }
+}
+
+/// Measures all sides `rounds` times in turn; who begins changes from round to round. The values of each side, round by
+/// round, in the order of the sides.
+pub fn in_turn(what: &str, rounds: u32, sides: &mut [Side]) -> Result<Vec<Vec<f64>>> {
+    let mut values = vec![Vec::new(); sides.len()];
+    for round in 0..rounds as usize {
+        for turn in 0..sides.len() {
+            let which = (round + turn) % sides.len();
+            values[which].push((sides[which].measure)()?);
+        }
+        let said: Vec<String> = sides
+            .iter()
+            .zip(&values)
+            .map(|(side, values)| format!("{} {:.0}", side.name, values[round]))
+            .collect();
+        let said = said.join(", ");
+        eprintln!("{what}: round {} of {rounds}: {said}", round + 1);
+    }
+    Ok(values)
+}
+
+/// Something simpler that does the same, and that no way of ours can be faster than.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bound {
+    /// What it is.
+    pub name: &'static str,
+    /// Its value of each round.
+    pub values: Vec<f64>,
+}
 
 /// What a workload measured, round by round.
 #[derive(Clone, Debug, Serialize)]
@@ -24,6 +69,8 @@ pub struct Comparison {
     pub our_values: Vec<f64>,
     /// The peer's value of each round.
     pub peer_values: Vec<f64>,
+    /// The bound of both sides, where one was measured.
+    pub bound: Option<Bound>,
 }
 
 impl Comparison {
@@ -31,37 +78,29 @@ impl Comparison {
     pub fn run(
         mut self,
         rounds: u32,
-        mut ours: impl FnMut() -> Result<f64>,
-        mut peer: impl FnMut() -> Result<f64>,
+        ours: impl FnMut() -> Result<f64>,
+        peer: impl FnMut() -> Result<f64>,
     ) -> Result<Comparison> {
-        for round in 0..rounds {
-            if round % 2 == 0 {
-                self.our_values.push(ours()?);
-                self.peer_values.push(peer()?);
-            } else {
-                self.peer_values.push(peer()?);
-                self.our_values.push(ours()?);
-            }
-            eprintln!(
-                "{}: round {} of {rounds}: {:.0} against {:.0} {}",
-                self.name,
-                round + 1,
-                self.our_values[round as usize],
-                self.peer_values[round as usize],
-                self.unit
-            );
-        }
+        let mut sides = [Side::new(self.ours, ours), Side::new(self.peer, peer)];
+        let mut values = in_turn(&self.name, rounds, &mut sides)?.into_iter();
+        self.our_values = values.next().unwrap_or_default();
+        self.peer_values = values.next().unwrap_or_default();
         Ok(self)
     }
 
     /// Ratios of the pairs, ours to the peer's.
     pub fn ratio(&self) -> Option<Summary> {
-        let ratios: Vec<f64> = self
-            .our_values
-            .iter()
-            .zip(&self.peer_values)
-            .map(|(a, b)| a / b)
-            .collect();
+        self.to_peer(&self.our_values)
+    }
+
+    /// The same of the bound.
+    pub fn bound_ratio(&self) -> Option<Summary> {
+        self.to_peer(&self.bound.as_ref()?.values)
+    }
+
+    fn to_peer(&self, values: &[f64]) -> Option<Summary> {
+        let pairs = values.iter().zip(&self.peer_values);
+        let ratios: Vec<f64> = pairs.map(|(a, b)| a / b).collect();
         Summary::of(&ratios)
     }
 }

@@ -1,34 +1,38 @@
 //! Small random reads and writes that hit, through the mount, against libfuse's passthrough with direct I/O.
 //!
 //! Both sides answer from memory: ours from a slice's frames, the passthrough from the kernel's page
-//! cache under it. What is compared is the path from the program to that memory and back.
+//! cache under it. What is compared is the path from the program to that memory and back. Beside them runs a
+//! filesystem that does nothing, which shows how much of that path is the kernel's transport.
 
 use std::path::{Path, PathBuf};
 
 use crate::Result;
-use crate::compare::Comparison;
+use crate::compare::{Bound, Comparison, Side, in_turn};
 use crate::fio::{Job, Measured};
 use crate::mounts::{Passthrough, Volume};
+use crate::null::NullMount;
 use crate::settings::Settings;
 
 /// A side that answers, and how to see that it answered from its cache.
-enum Side {
+enum Mount {
     Jericho(Volume),
     Passthrough(Passthrough),
+    Null(NullMount),
 }
 
-impl Side {
+impl Mount {
     fn mnt(&self) -> PathBuf {
         match self {
-            Side::Jericho(volume) => volume.mnt().to_owned(),
-            Side::Passthrough(passthrough) => passthrough.mnt().to_owned(),
+            Mount::Jericho(volume) => volume.mnt().to_owned(),
+            Mount::Passthrough(passthrough) => passthrough.mnt().to_owned(),
+            Mount::Null(null) => null.mnt().to_owned(),
         }
     }
 
     fn misses(&self) -> Result<u64> {
         match self {
-            Side::Jericho(volume) => volume.total("misses"),
-            Side::Passthrough(_) => Ok(0),
+            Mount::Jericho(volume) => volume.total("misses"),
+            Mount::Passthrough(_) | Mount::Null(_) => Ok(0),
         }
     }
 
@@ -61,13 +65,14 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         return Ok(Vec::new());
     }
     let ours = if settings.self_test {
-        Side::Passthrough(Passthrough::mount(settings, "self")?)
+        Mount::Passthrough(Passthrough::mount(settings, "self")?)
     } else {
         let mut volume = Volume::format(settings, "hits", "2G")?;
         volume.mount("1G")?;
-        Side::Jericho(volume)
+        Mount::Jericho(volume)
     };
-    let peer = Side::Passthrough(Passthrough::mount(settings, "passthrough")?);
+    let peer = Mount::Passthrough(Passthrough::mount(settings, "passthrough")?);
+    let null = Mount::Null(NullMount::mount(settings)?);
     let size = format!("size={}M", settings.pick(192, 64));
     let runtime = format!("runtime={}", settings.pick(8, 2));
     // Files of both jobs, written and read once, so that they are in the caches.
@@ -102,21 +107,28 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             )
             .run()
         };
-        let comparison = Comparison {
+        let mut sides = [
+            Side::new("mount", || ours.measure(job)),
+            Side::new("passthrough", || peer.measure(job)),
+            Side::new("null", || null.measure(job)),
+        ];
+        let values = in_turn(&name, settings.rounds, &mut sides)?;
+        let [our_values, peer_values, null_values] = <[Vec<f64>; 3]>::try_from(values)
+            .map_err(|_| "three sides give three lists of values")?;
+        comparisons.push(Comparison {
             name,
             conditions: format!("4 KiB, fio psync, {jobs} job(s), everything cached"),
             unit: "IOPS",
             ours: "mount",
             peer: "libfuse passthrough_hp, direct I/O",
             target_ratio: Some(1.3),
-            our_values: Vec::new(),
-            peer_values: Vec::new(),
-        };
-        comparisons.push(comparison.run(
-            settings.rounds,
-            || ours.measure(job),
-            || peer.measure(job),
-        )?);
+            our_values,
+            peer_values,
+            bound: Some(Bound {
+                name: "a FUSE filesystem that does nothing",
+                values: null_values,
+            }),
+        });
     }
     Ok(comparisons)
 }

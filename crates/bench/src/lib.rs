@@ -12,6 +12,7 @@ pub mod fio;
 pub mod footprint;
 pub mod hits;
 pub mod mounts;
+pub mod null;
 pub mod report;
 pub mod settings;
 pub mod small_files;

@@ -111,16 +111,21 @@ impl Report {
         for line in &self.conditions {
             let _ = writeln!(text, "- {line}");
         }
-        text.push_str("\nMedian (lower-upper quartile):\n\n");
-        text.push_str("| workload | Jericho | peer | unit | ratio | wanted | conditions |\n|---|---|---|---|---|---|---|\n");
+        text.push_str(
+            "\nMedian (lower-upper quartile); ratio: Jericho to peer; bound: to the same peer, something that does less.\n\n",
+        );
+        text.push_str("| workload | Jericho | peer | unit | ratio | wanted | bound | conditions |\n|---|---|---|---|---|---|---|---|\n");
         for c in &self.comparisons {
             let (ours, peer) = (Summary::of(&c.our_values), Summary::of(&c.peer_values));
             let wanted = c
                 .target_ratio
                 .map_or("-".into(), |target| format!("{target:.1}"));
+            let bound = c.bound.as_ref().map_or("-".into(), |bound| {
+                format!("{}: {}", bound.name, cell(c.bound_ratio()))
+            });
             let _ = writeln!(
                 text,
-                "| {} | {} | {} | {} | **{}** | {wanted} | {}; {} against {} |",
+                "| {} | {} | {} | {} | **{}** | {wanted} | {bound} | {}; {} against {} |",
                 c.name,
                 cell(ours),
                 cell(peer),
@@ -166,9 +171,10 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare::Bound;
 
     #[test]
-    fn a_table_tells_medians_quartiles_and_the_ratio_of_the_pairs() {
+    fn a_table_tells_medians_quartiles_and_the_ratios_of_the_pairs() {
         let report = Report {
             comparisons: vec![Comparison {
                 name: "x".into(),
@@ -179,10 +185,14 @@ mod tests {
                 target_ratio: Some(1.3),
                 our_values: vec![3000.0, 2000.0, 4000.0],
                 peer_values: vec![1000.0, 1000.0, 1000.0],
+                bound: Some(Bound {
+                    name: "nothing",
+                    values: vec![4000.0; 3],
+                }),
             }],
             ..Report::default()
         };
-        let expected = "| x | 3,000 (2,500-3,500) | 1,000 (1,000-1,000) | IOPS | **3.00 (2.50-3.50)** | 1.3 | c; a against b |";
+        let expected = "| x | 3,000 (2,500-3,500) | 1,000 (1,000-1,000) | IOPS | **3.00 (2.50-3.50)** | 1.3 | nothing: 4.00 (4.00-4.00) | c; a against b |";
         assert!(
             report.markdown().contains(expected),
             "{}",
