@@ -15,7 +15,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
 	@echo 'make test      formatting, lints, all tests, real programs; what .ci/run does'
-	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 2 minutes instead of 20)'
+	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
 	@echo 'make build     the release binary: $(BIN)'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
 	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::Result;
+use crate::report::number;
 use crate::stats::Summary;
 
 /// What can be measured again and again, and its name; a value is better when it is larger.
@@ -33,7 +34,7 @@ pub fn in_turn(what: &str, rounds: u32, sides: &mut [Side]) -> Result<Vec<Vec<f6
         let said: Vec<String> = sides
             .iter()
             .zip(&values)
-            .map(|(side, values)| format!("{} {:.0}", side.name, values[round]))
+            .map(|(side, values)| format!("{} {}", side.name, number(values[round])))
             .collect();
         let said = said.join(", ");
         eprintln!("{what}: round {} of {rounds}: {said}", round + 1);

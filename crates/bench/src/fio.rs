@@ -48,6 +48,16 @@ impl Job {
         Job { command }
     }
 
+    /// The same job as a program under `jericho run`.
+    pub fn under(self, jericho: &Path) -> Job {
+        let mut command = Command::new(jericho);
+        command
+            .args(["run", "--"])
+            .arg(self.command.get_program())
+            .args(self.command.get_args());
+        Job { command }
+    }
+
     /// Runs it to its end.
     pub fn run(mut self) -> Result<Measured> {
         let output = self

@@ -2,15 +2,17 @@
 //!
 //! Machines are noisy, so no absolute time is a claim here. A [`compare::Comparison`] runs its two sides in
 //! turn, several rounds, and reports medians, quartiles and the ratio of each round's pair. What the
-//! two sides are is in one module for each workload: [`hits`], [`cold`], [`write_back`],
+//! two sides are is in one module for each workload: [`hits`], [`inline`], [`cold`], [`write_back`],
 //! [`small_files`]; [`footprint`] measures the daemon's memory and idleness.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod cold;
 pub mod compare;
 pub mod fio;
 pub mod footprint;
 pub mod hits;
+pub mod inline;
 pub mod mounts;
 pub mod null;
 pub mod report;

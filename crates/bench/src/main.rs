@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use jericho_bench::report::{self, Report};
 use jericho_bench::settings::Settings;
-use jericho_bench::{Result, cold, footprint, hits, small_files, write_back};
+use jericho_bench::{Result, cold, footprint, hits, inline, small_files, write_back};
 
 /// Compares Jericho with its peers in alternating runs.
 #[derive(Parser)]
@@ -45,6 +45,9 @@ fn measure(settings: &Settings, only: &[String]) -> Result<Report> {
         ..Report::default()
     };
     report.comparisons.extend(hits::run(settings, wanted)?);
+    let inline = inline::run(settings, wanted)?;
+    report.comparisons.extend(inline.comparisons);
+    report.share_local = inline.share_local;
     report
         .comparisons
         .extend(small_files::run(settings, wanted)?);

@@ -19,6 +19,8 @@ pub struct Report {
     pub conditions: Vec<String>,
     /// Ratios.
     pub comparisons: Vec<Comparison>,
+    /// Accesses of clients that were local to their node, of all, where clients were measured; 0 to 1.
+    pub share_local: Option<f64>,
     /// The daemon's appetite, where it was measured.
     pub footprint: Option<Footprint>,
 }
@@ -78,7 +80,7 @@ pub fn conditions(settings: &Settings) -> Vec<String> {
 }
 
 /// Digits that a reader can take in: 12,345 or 1.23.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     if value < 100.0 {
         return format!("{value:.2}");
     }
@@ -119,7 +121,7 @@ impl Report {
             let (ours, peer) = (Summary::of(&c.our_values), Summary::of(&c.peer_values));
             let wanted = c
                 .target_ratio
-                .map_or("-".into(), |target| format!("{target:.1}"));
+                .map_or("-".into(), |target| target.to_string());
             let bound = c.bound.as_ref().map_or("-".into(), |bound| {
                 format!("{}: {}", bound.name, cell(c.bound_ratio()))
             });
@@ -135,6 +137,9 @@ impl Report {
                 c.ours,
                 c.peer
             );
+        }
+        if let Some(share) = self.share_local {
+            let _ = writeln!(text, "\nLocal accesses of clients: {:.1} %", share * 100.0);
         }
         if let Some(f) = &self.footprint {
             let _ = write!(

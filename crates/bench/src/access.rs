@@ -1,0 +1,78 @@
+//! The program `access` (programs/access.c): blocks read or written in a loop so tight that the program itself costs
+//! nothing worth mentioning, and the bare copy that bounds it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Result;
+use crate::mounts::run;
+use crate::settings::Settings;
+
+const SOURCE: &str = include_str!("../programs/access.c");
+
+/// How the bytes are moved.
+#[derive(Clone, Copy)]
+pub enum Engine {
+    /// read, write, pread, pwrite.
+    Calls,
+    /// memcpy from or to a mapping of the file.
+    Copy,
+}
+
+/// The compiled program.
+pub struct Access {
+    program: PathBuf,
+    jericho: PathBuf,
+}
+
+/// One run of it.
+#[derive(Clone, Copy)]
+pub struct Loop<'a> {
+    /// Calls or the bare copy.
+    pub engine: Engine,
+    /// `read` or `write`.
+    pub direction: &'a str,
+    /// `random`, `sequential`, `hot` or `append`.
+    pub order: &'a str,
+    /// Bytes in an operation.
+    pub block_bytes: u32,
+    /// How long it measures.
+    pub seconds: f64,
+}
+
+impl Access {
+    /// Compiles it into the directory of the run.
+    pub fn compile(settings: &Settings) -> Result<Access> {
+        let (source, program) = (settings.dir.join("access.c"), settings.dir.join("access"));
+        std::fs::write(&source, SOURCE)?;
+        run(Command::new("cc")
+            .args(["-std=c11", "-O2", "-pthread", "-o"])
+            .args([&program, &source]))?;
+        Ok(Access {
+            program,
+            jericho: settings.jericho.clone(),
+        })
+    }
+
+    /// Operations a second of one thread for each of `files`; `inline`: as a program under `jericho run`.
+    pub fn measure(&self, job: Loop, files: &[&Path], inline: bool) -> Result<f64> {
+        let mut command = if inline {
+            let mut command = Command::new(&self.jericho);
+            command.args(["run", "--"]).arg(&self.program);
+            command
+        } else {
+            Command::new(&self.program)
+        };
+        let engine = match job.engine {
+            Engine::Calls => "call",
+            Engine::Copy => "map",
+        };
+        command.args([engine, job.direction, job.order]);
+        command.args([job.block_bytes.to_string(), job.seconds.to_string()]);
+        let said = run(command.args(files))?;
+        Ok(said
+            .trim()
+            .parse()
+            .map_err(|e| format!("access printed no number ({e}): {said}"))?)
+    }
+}
