@@ -9,3 +9,4 @@ mod data;
 mod mapping;
 mod names;
 mod space;
+mod under_run;

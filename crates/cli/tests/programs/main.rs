@@ -3,6 +3,8 @@
 //! A program that is missing is a failure that says so: `scripts/setup test` installs them all.
 #![forbid(unsafe_code)]
 
+#[path = "../support/again.rs"]
+mod again;
 mod compile;
 mod crash;
 mod direct;
@@ -15,4 +17,5 @@ mod rehome;
 mod small_files;
 mod sqlite;
 mod trees;
+mod under_run;
 mod volume;

@@ -4,18 +4,41 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use crate::again;
+
 /// Far more than any program here needs: only something that hangs meets it.
 const LIMIT_S: u32 = 300;
 
 /// A command that is killed when it hangs, so that a stuck mount fails its test instead of blocking all.
-pub fn command(program: impl AsRef<OsStr>) -> Command {
+pub fn within_limit(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("timeout");
+    limit(&mut command, program);
     command
-        .arg("--signal=KILL")
-        .arg(LIMIT_S.to_string())
-        .arg(program.as_ref());
-    command.stdin(Stdio::null()).env("LC_ALL", "C");
+}
+
+/// The same; where the test runs under `jericho run`, so does the command, with the volumes that are mounted by now.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    if again::under_run() {
+        under_run(program)
+    } else {
+        within_limit(program)
+    }
+}
+
+/// A command under `jericho run`.
+pub fn under_run(program: impl AsRef<OsStr>) -> Command {
+    let [jericho, run, dashes] = again::run_prefix();
+    let mut command = Command::new(jericho);
+    limit(command.args([run, dashes, "timeout"]), program);
     command
+}
+
+fn limit(command: &mut Command, program: impl AsRef<OsStr>) {
+    command
+        .args(["--signal=KILL", &LIMIT_S.to_string()])
+        .arg(program.as_ref())
+        .stdin(Stdio::null())
+        .env("LC_ALL", "C");
 }
 
 /// Runs it, whatever its status.

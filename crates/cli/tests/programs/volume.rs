@@ -4,27 +4,31 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::program::{command, outcome, succeed};
+use crate::again::TestDir;
+use crate::program::{command, outcome, succeed, within_limit};
 
 /// The command under test.
 pub fn jericho() -> Command {
-    command(env!("CARGO_BIN_EXE_jericho"))
+    within_limit(env!("CARGO_BIN_EXE_jericho"))
 }
 
 /// A volume and the directory it is mounted on; both vanish with it, also when a test panics.
 pub struct Volume {
-    dir: TempDir,
+    dir: TestDir,
     cache: &'static str,
 }
 
 impl Volume {
     /// Formats a volume and mounts it on as many virtual nodes as it has slices.
     pub fn mounted(size: &str, slices: u16, cache: &'static str) -> Volume {
-        // Beside the build, not in /tmp: that may be a tmpfs, which is no device.
-        let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for the test");
-        let volume = Volume { dir, cache };
+        let volume = Volume {
+            dir: TestDir::new(),
+            cache,
+        };
+        if volume.dir.take_mount() {
+            return volume;
+        }
         std::fs::create_dir(volume.mnt()).expect("a mount point");
         let slices = slices.to_string();
         succeed(
@@ -73,6 +77,7 @@ impl Volume {
                 .arg(self.mnt())
                 .args(["--cache", self.cache, "--topology", "virtual:2"]),
         );
+        self.dir.is_mounted_now();
     }
 
     /// Unmounts it; everything is on the device afterwards.

@@ -2,12 +2,14 @@
 //! guard, also when a test panics.
 #![allow(dead_code)] // each test program uses its own part
 
+pub mod again;
+
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use tempfile::TempDir;
+use again::TestDir;
 
 /// The command under test.
 pub fn jericho<A: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
@@ -57,7 +59,7 @@ pub fn fail(command: &mut Command, status: i32) -> String {
 
 /// A volume, perhaps mounted.
 pub struct Volume {
-    dir: TempDir,
+    dir: TestDir,
 }
 
 impl Volume {
@@ -67,9 +69,12 @@ impl Volume {
     }
 
     pub fn of_size(size: &str) -> Volume {
-        // Beside the build, not in a tmpfs, which knows no direct I/O.
-        let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for the test");
-        let volume = Volume { dir };
+        let volume = Volume {
+            dir: TestDir::new(),
+        };
+        if volume.dir.is_taken_over() {
+            return volume;
+        }
         std::fs::create_dir(volume.mnt()).expect("a mount point");
         succeed(
             jericho(["format"])
@@ -122,7 +127,10 @@ impl Volume {
     }
 
     pub fn mount(&self) {
-        succeed(&mut self.mount_command());
+        if !self.dir.take_mount() {
+            succeed(&mut self.mount_command());
+            self.dir.is_mounted_now();
+        }
     }
 
     pub fn umount(&self) {
