@@ -79,7 +79,8 @@ impl Overlay {
                 });
             }
         }
-        merged.extend(stored);
+        // The store may have been asked for more than the reader takes now: it will ask again from `to` on.
+        merged.extend(stored.take_while(|e| e.hash <= to));
         merged
     }
 }
@@ -119,6 +120,27 @@ mod tests {
         );
         assert_eq!(overlay.get(7, b"seven"), Some(None));
         assert_eq!(overlay.get(4, b"four"), None);
+    }
+
+    #[test]
+    fn stored_entries_beyond_the_stop_of_a_reader_wait_for_its_next_step() {
+        let mut overlay = Overlay::default();
+        for (hash, name) in [(2, *b"two"), (4, *b"for"), (6, *b"six")] {
+            overlay.put(hash, name.into(), None, 1);
+        }
+        let to = overlay.stop(1, 1);
+        assert_eq!(to, 4);
+        let stored = || {
+            vec![
+                entry(3, "three", 3),
+                entry(4, "for", 4),
+                entry(5, "five", 5),
+                entry(6, "six", 6),
+            ]
+        };
+        assert_eq!(overlay.merge(stored(), 1, to), [entry(3, "three", 3)]);
+        let rest = stored().split_off(2);
+        assert_eq!(overlay.merge(rest, to + 1, u64::MAX), [entry(5, "five", 5)]);
     }
 
     #[test]
