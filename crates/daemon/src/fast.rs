@@ -59,6 +59,8 @@ pub(crate) struct Fast {
     in_use: AtomicUsize,
     written: AtomicUsize,
     clients: Mutex<Clients>,
+    /// A client's ring was too small: dirty pages are to be looked for.
+    lost: AtomicBool,
     kernel: OnceLock<Arc<dyn KernelCache>>,
     closing: AtomicBool,
     /// Work that may wait: a thread of its own.
@@ -107,6 +109,7 @@ impl Fast {
             in_use: 0.into(),
             written: 0.into(),
             clients: Mutex::new(Clients::default()),
+            lost: AtomicBool::new(false),
             kernel: OnceLock::new(),
             closing: AtomicBool::new(true),
             jobs: Mutex::new(None),

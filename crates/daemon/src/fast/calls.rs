@@ -113,13 +113,17 @@ impl Mounted {
         first: u64,
         pages: u32,
     ) -> Result<u32, Refusal> {
-        let file = &handle.file;
-        let may = {
+        let (fast, file) = (&self.fast, &handle.file);
+        let granted = {
             let grants = handle.grants.lock();
-            grants.write && !grants.mapped
+            grants
+                .file
+                .clone()
+                .filter(|_| grants.write && !grants.mapped)
         };
+        let slot_file = granted.ok_or(Refusal::ReadOnly)?;
         let end_max = jericho_format::FILE_BYTES_MAX / PAGE_BYTES;
-        if !may || pages == 0 || first >= end_max {
+        if pages == 0 || first >= end_max {
             return Err(Refusal::ReadOnly);
         }
         self.settle(file.ino());
@@ -146,11 +150,15 @@ impl Mounted {
         let object = file.object();
         let mut done = 0;
         while done < pages {
-            let (at, count) = (
-                first + u64::from(done),
-                (pages - done).min(PAGES_PER_GET_MAX),
-            );
-            match slice.try_get(&object, at, count, Intent::Overwrite) {
+            let at = first + u64::from(done);
+            // The page that the file ends in has bytes, which must be there; what is behind it has none.
+            let end = fast.slot(&slot_file).size().bytes().max(file.size());
+            let (count, intent) = if at * PAGE_BYTES < end {
+                (1, Intent::Modify)
+            } else {
+                ((pages - done).min(PAGES_PER_GET_MAX), Intent::Overwrite)
+            };
+            match slice.try_get(&object, at, count, intent) {
                 Ok(Some(mut grant)) => grant.offer(),
                 _ => break,
             }

@@ -71,8 +71,19 @@ fn pages_of(area: &Area, slice: u16) -> (u64, u64) {
 }
 
 impl Fast {
-    /// Takes in all pages that clients have announced. Called before every question about dirty pages.
-    /// True: there were some.
+    /// Takes in all pages that clients have announced, and looks for those whose announcement was lost. True:
+    /// there were some. Not with a lock of `fs` or of a slice held.
+    pub fn hear(&self) -> bool {
+        let any = self.drain_rings();
+        if self.lost.swap(false, SeqCst) {
+            self.adopt_dirty();
+            return true;
+        }
+        any
+    }
+
+    /// Takes in all pages that clients have announced. Called before every question about dirty pages. True:
+    /// there were some.
     pub fn drain_rings(&self) -> bool {
         let mut keys: Vec<Key> = vec![];
         let mut lost = false;
@@ -86,7 +97,9 @@ impl Fast {
             self.announce(&mut keys);
         }
         if lost {
-            self.adopt_dirty();
+            // Not here: this may be called from inside `fs`, which must not be asked for files then.
+            self.lost.store(true, SeqCst);
+            self.slots.ring();
         }
         lost || !keys.is_empty()
     }
@@ -143,7 +156,7 @@ impl Fast {
 
     /// A client is gone: its latches and locks are opened, its pages and its number taken back.
     fn bury(&self, owner: u16) {
-        self.drain_rings();
+        self.hear();
         let Some(client) = self.clients.lock().by_owner.remove(&owner) else {
             return;
         };
@@ -343,7 +356,7 @@ pub(crate) fn rings(mounted: &Weak<Mounted>) {
         };
         let fast = &strong.fast;
         let seen = fast.slots.rung();
-        let mut busy = fast.drain_rings();
+        let mut busy = fast.hear();
         for slot_file in fast.written_files() {
             strong.settle_file(&slot_file);
         }
@@ -359,7 +372,7 @@ pub(crate) fn rings(mounted: &Weak<Mounted>) {
                     .for_each(|c| c.area.want_bell(wanted));
             };
             want(true);
-            busy = fast.drain_rings();
+            busy = fast.hear();
         }
         if fast.closing.load(SeqCst) {
             return;

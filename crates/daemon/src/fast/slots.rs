@@ -202,7 +202,7 @@ impl Mounted {
         // The size first: the rings then have every page that it covers.
         let size = slot.size().bytes();
         let modified = slot.take_modified();
-        fast.drain_rings();
+        fast.hear();
         if size > file.size() {
             // Only as far as there is a promise: a client that says more lies.
             let promised = file.promised_end_page() * PAGE_BYTES;
