@@ -17,6 +17,8 @@ pub mod errno {
     };
 }
 pub mod limits;
+pub mod load;
 pub mod memory;
 pub mod process;
+pub mod rseq;
 pub mod uring;

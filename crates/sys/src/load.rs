@@ -1,0 +1,136 @@
+//! How busy CPUs are and how long a thread had to wait for one: what a decision to move a thread looks at.
+//!
+//! Reads files of /proc in pieces through a buffer on the stack: it is called in threads of programs that
+//! may be in the middle of anything, allocation included.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+/// What a CPU has done since the machine was started, in ticks of the kernel (only ratios mean something).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    /// Ran something.
+    pub busy: u64,
+    /// Had nothing to run, or waited for a device.
+    pub idle: u64,
+}
+
+/// Calls `each` with every CPU that is online, ascending. Errors: /proc is not there.
+pub fn cpu_times(mut each: impl FnMut(u32, CpuTime)) -> io::Result<()> {
+    let file = open("/proc/stat")?;
+    let mut buffer = [0u8; 4096];
+    let mut held = 0;
+    loop {
+        let read = read(&file, &mut buffer[held..])?;
+        held += read;
+        let mut rest = &buffer[..held];
+        while let Some(end) = rest.iter().position(|b| *b == b'\n') {
+            // The lines of CPUs come first.
+            if !rest.starts_with(b"cpu") {
+                return Ok(());
+            }
+            if let Some((cpu, time)) = cpu_line(&rest[..end]) {
+                each(cpu, time);
+            }
+            rest = &rest[end + 1..];
+        }
+        let left = rest.len();
+        // The end, or a line that is longer than any of a CPU.
+        if read == 0 || left == buffer.len() {
+            return Ok(());
+        }
+        buffer.copy_within(held - left..held, 0);
+        held = left;
+    }
+}
+
+/// `cpu7 user nice system idle iowait irq softirq steal ...`; `None` for the sum over all CPUs.
+fn cpu_line(line: &[u8]) -> Option<(u32, CpuTime)> {
+    let line = std::str::from_utf8(line).ok()?;
+    let mut fields = line.strip_prefix("cpu")?.split_ascii_whitespace();
+    // The sum has a space behind `cpu`.
+    if line.as_bytes().get(3)? == &b' ' {
+        return None;
+    }
+    let cpu = fields.next()?.parse().ok()?;
+    let mut time = CpuTime::default();
+    // What follows (guests) is in `user` already.
+    for (at, field) in fields.take(8).enumerate() {
+        let ticks: u64 = field.parse().ok()?;
+        match at {
+            3 | 4 => time.idle += ticks,
+            _ => time.busy += ticks,
+        }
+    }
+    Some((cpu, time))
+}
+
+/// Nanoseconds that the calling thread was ready to run and had no CPU, since it was started. `None` where
+/// the kernel does not count that.
+pub fn waited_ns() -> Option<u64> {
+    let file = open("/proc/thread-self/schedstat").ok()?;
+    let mut buffer = [0u8; 128];
+    let length = read(&file, &mut buffer).ok()?;
+    let mut fields = std::str::from_utf8(&buffer[..length])
+        .ok()?
+        .split_ascii_whitespace();
+    let ran: u64 = fields.next()?.parse().ok()?;
+    let waited = fields.next()?.parse().ok()?;
+    // A thread that asks has run: zero says that nothing is counted.
+    (ran > 0).then_some(waited)
+}
+
+fn open(path: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+fn read(file: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match rustix::io::read(file, &mut *buffer) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cpu_of_ours_is_told_once_and_has_done_something() {
+        let mut seen = vec![];
+        cpu_times(|cpu, time| seen.push((cpu, time))).unwrap();
+        let numbers: Vec<u32> = seen.iter().map(|(cpu, _)| *cpu).collect();
+        assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+        for cpu in crate::affinity::get(None).unwrap() {
+            assert!(numbers.contains(&cpu), "CPU {cpu} is not in {numbers:?}");
+        }
+        assert!(seen.iter().all(|(_, t)| t.busy + t.idle > 0), "{seen:?}");
+    }
+
+    #[test]
+    fn a_line_is_split_into_busy_and_idle() {
+        let line = b"cpu12 1 2 4 8 16 32 64 128 1000 1000";
+        let time = CpuTime {
+            busy: 1 + 2 + 4 + 32 + 64 + 128,
+            idle: 8 + 16,
+        };
+        assert_eq!(cpu_line(line), Some((12, time)));
+        assert_eq!(cpu_line(b"cpu  1 2 3 4 5 6 7 8"), None);
+        assert_eq!(cpu_line(b"cpu1 x"), None);
+        assert_eq!(cpu_line(b"intr 1"), None);
+    }
+
+    #[test]
+    fn waiting_only_grows() {
+        // Where the kernel counts nothing, there is nothing to compare, at either time.
+        let first = waited_ns();
+        std::thread::yield_now();
+        assert!(first <= waited_ns().or(first));
+    }
+}
