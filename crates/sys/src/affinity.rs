@@ -38,6 +38,73 @@ pub fn set(tid: Option<u32>, cpus: &[u32]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(pid(tid)?, &set)?)
 }
 
+/// A set of CPUs 0 to 1023 in a value: for those who must not allocate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuMask([u64; CpuMask::WORDS]);
+
+impl CpuMask {
+    const WORDS: usize = 16;
+    /// CPUs above this number are in no mask.
+    pub const CPU_MAX: u32 = 1023;
+    /// No CPU.
+    pub const EMPTY: CpuMask = CpuMask([0; CpuMask::WORDS]);
+
+    /// Adds a CPU; one above [`CpuMask::CPU_MAX`] is left out.
+    pub fn insert(&mut self, cpu: u32) {
+        if let Some(word) = self.0.get_mut(cpu as usize / 64) {
+            *word |= 1 << (cpu % 64);
+        }
+    }
+
+    /// Whether it is in.
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0
+            .get(cpu as usize / 64)
+            .is_some_and(|word| word >> (cpu % 64) & 1 == 1)
+    }
+
+    /// The CPUs that are in both.
+    pub fn and(&self, other: &CpuMask) -> CpuMask {
+        CpuMask(std::array::from_fn(|i| self.0[i] & other.0[i]))
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        *self == CpuMask::EMPTY
+    }
+
+    /// Whether all of it are in `other`.
+    pub fn is_subset(&self, other: &CpuMask) -> bool {
+        self.and(other) == *self
+    }
+}
+
+impl FromIterator<u32> for CpuMask {
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> CpuMask {
+        let mut mask = CpuMask::EMPTY;
+        cpus.into_iter().for_each(|cpu| mask.insert(cpu));
+        mask
+    }
+}
+
+/// As [`get`], without allocating.
+pub fn mask(tid: Option<u32>) -> io::Result<CpuMask> {
+    let set = rustix::thread::sched_getaffinity(pid(tid)?)?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|cpu| set.is_set(*cpu))
+        .map(|cpu| cpu as u32)
+        .collect())
+}
+
+/// As [`set`], without allocating.
+pub fn set_mask(tid: Option<u32>, mask: &CpuMask) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    (0..=CpuMask::CPU_MAX)
+        .filter(|cpu| mask.contains(*cpu))
+        .for_each(|cpu| set.set(cpu as usize));
+    Ok(rustix::thread::sched_setaffinity(pid(tid)?, &set)?)
+}
+
 fn pid(tid: Option<u32>) -> io::Result<Option<Pid>> {
     let Some(tid) = tid else { return Ok(None) };
     match i32::try_from(tid).ok().and_then(Pid::from_raw) {
@@ -71,6 +138,23 @@ mod tests {
         done.send(()).unwrap();
         assert_eq!(thread.join().unwrap(), all);
         assert_eq!(get(None).unwrap(), all, "others stay as they were");
+    }
+
+    #[test]
+    fn a_mask_says_the_same_as_a_list() {
+        let all = get(None).unwrap();
+        std::thread::spawn(move || {
+            assert_eq!(mask(None).unwrap(), all.iter().copied().collect());
+            let last = all[all.len() - 1];
+            let only: CpuMask = [last, CpuMask::CPU_MAX + 1].into_iter().collect();
+            set_mask(None, &only).unwrap();
+            assert_eq!((get(None).unwrap(), mask(None).unwrap()), (vec![last], only));
+            assert!(only.contains(last) && !only.is_empty());
+            assert!(only.is_subset(&all.into_iter().collect()));
+            assert!(!only.is_subset(&CpuMask::EMPTY) && CpuMask::EMPTY.is_subset(&only));
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
