@@ -13,6 +13,7 @@ pub mod fd;
 mod inline;
 mod inside;
 mod offset;
+pub mod placement;
 mod read_ahead;
 mod report;
 mod session;

@@ -148,7 +148,10 @@ mod tests {
             let last = all[all.len() - 1];
             let only: CpuMask = [last, CpuMask::CPU_MAX + 1].into_iter().collect();
             set_mask(None, &only).unwrap();
-            assert_eq!((get(None).unwrap(), mask(None).unwrap()), (vec![last], only));
+            assert_eq!(
+                (get(None).unwrap(), mask(None).unwrap()),
+                (vec![last], only)
+            );
             assert!(only.contains(last) && !only.is_empty());
             assert!(only.is_subset(&all.into_iter().collect()));
             assert!(!only.is_subset(&CpuMask::EMPTY) && CpuMask::EMPTY.is_subset(&only));

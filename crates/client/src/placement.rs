@@ -1,0 +1,248 @@
+//! Which CPUs a thread runs on: near the data that it uses, where that helps, and never against its program.
+//!
+//! [`account`] is called with each inline access. It adds to a few cells of the thread; once for each
+//! [`DECIDE_BYTES`] it looks at the clock and asks the [`mover`] what to do. Nothing here allocates or waits.
+//!
+//! What programs do must not go wrong by it: whoever forks, executes, starts a thread or asks for its own affinity calls
+//! [`release`] first, as the new thread inherits the mask. Whoever is called for other reasons calls [`tick`], so that a
+//! thread that went on to other things is let go.
+
+pub mod mover;
+pub mod nodes;
+
+use std::cell::{Cell, RefCell};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use jericho_sys::affinity::{self, CpuMask};
+use jericho_sys::load;
+
+use mover::{Mover, NODES, NOWHERE, World};
+use nodes::{Idle, Nodes};
+
+pub use nodes::learn;
+
+/// A decision is made each time that a thread has used this much.
+const DECIDE_BYTES: u32 = 512 << 10;
+/// What an access costs beside its bytes: the lines of the page table are remote too.
+const ACCESS_BYTES: u32 = 256;
+/// One access counts as this much at most, so that sums do not overflow.
+const ACCESS_BYTES_MAX: usize = 16 << 20;
+
+/// When threads are moved to the data. The numbers are those of the control segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Policy {
+    /// When it is worth it.
+    #[default]
+    Adaptive = 0,
+    /// Not at all.
+    Never = 1,
+    /// At the first access that is remote.
+    Always = 2,
+}
+
+impl Policy {
+    /// From the number in the control segment; `None` for one that this version does not know.
+    pub fn from_number(number: u32) -> Option<Policy> {
+        match number {
+            0 => Some(Policy::Adaptive),
+            1 => Some(Policy::Never),
+            2 => Some(Policy::Always),
+            _ => None,
+        }
+    }
+
+    /// The word that users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Adaptive => "adaptive",
+            Policy::Never => "never",
+            Policy::Always => "always",
+        }
+    }
+
+    /// What counts for a file: the variable `JERICHO_PLACEMENT` of the run, else what was set for the file's
+    /// directory (the byte of its slot: 0 or 1 + a policy), else the volume's. Numbers that this version does not know
+    /// are *never*: whatever they mean, doing nothing is no harm.
+    pub fn of(slot: u8, volume: u32) -> Policy {
+        Policy::choose(Policy::of_run(), slot, volume)
+    }
+
+    fn choose(run: Option<Policy>, slot: u8, volume: u32) -> Policy {
+        run.unwrap_or_else(|| {
+            let number = slot.checked_sub(1).map_or(volume, u32::from);
+            Policy::from_number(number).unwrap_or(Policy::Never)
+        })
+    }
+
+    /// The policy of this run, read once.
+    pub fn of_run() -> Option<Policy> {
+        static OF_RUN: OnceLock<Option<Policy>> = OnceLock::new();
+        *OF_RUN.get_or_init(|| std::env::var(VARIABLE).ok()?.parse().ok())
+    }
+}
+
+/// Environment variable with the policy of a run.
+pub const VARIABLE: &str = "JERICHO_PLACEMENT";
+
+impl std::str::FromStr for Policy {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Policy, String> {
+        [Policy::Adaptive, Policy::Never, Policy::Always]
+            .into_iter()
+            .find(|policy| policy.name() == word)
+            .ok_or_else(|| format!("expected never, always or adaptive, found {word:?}"))
+    }
+}
+
+/// What the calling thread has used since its last decision, and how it is placed.
+struct Thread {
+    /// For each node, and `NOWHERE`: local bytes, remote bytes.
+    used: [[Cell<u32>; 2]; NODES + 1],
+    sum: Cell<u32>,
+    is_held: Cell<bool>,
+    mover: RefCell<Mover>,
+}
+
+thread_local! {
+    // No destructor: a signal handler or a destructor of the program may still read when the thread is ending.
+    static THREAD: Thread = const {
+        const ZERO: [Cell<u32>; 2] = [const { Cell::new(0) }; 2];
+        Thread {
+            used: [ZERO; NODES + 1],
+            sum: Cell::new(0),
+            is_held: Cell::new(false),
+            mover: RefCell::new(Mover::new()),
+        }
+    };
+}
+
+/// Accounts an access of the calling thread to `bytes` bytes whose home is node `home`, made on a CPU of node
+/// `cpu_node`, under `policy`; may move the thread. Only for volumes whose nodes are this process's ([`learn`]).
+#[inline]
+pub fn account(policy: Policy, home: u16, cpu_node: u16, bytes: usize) {
+    THREAD.with(|thread| {
+        let remote = home != cpu_node;
+        let slot = match policy {
+            Policy::Never => NOWHERE,
+            _ => usize::from(home).min(NOWHERE),
+        };
+        let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + ACCESS_BYTES;
+        let cell = &thread.used[slot][usize::from(remote)];
+        cell.set(cell.get() + weight);
+        let sum = thread.sum.get() + weight;
+        thread.sum.set(sum);
+        if sum >= DECIDE_BYTES || (remote && policy == Policy::Always) {
+            thread.decide(policy, home, remote);
+        }
+    });
+}
+
+/// Puts back the calling thread's own mask. Before a fork, an exec, a spawn, a new thread, and before the program
+/// asks for its affinity.
+#[inline]
+pub fn release() {
+    THREAD.with(|thread| {
+        if thread.is_held.get() {
+            thread.release();
+        }
+    });
+}
+
+/// Lets the calling thread go if it was held and has used nothing of ours for a while. For calls that are about
+/// something else; costs one load for a thread that is not held.
+#[inline]
+pub fn tick() {
+    THREAD.with(|thread| {
+        if thread.is_held.get() {
+            thread.tick();
+        }
+    });
+}
+
+/// The node that the calling thread is held on.
+pub fn held_on() -> Option<u16> {
+    let held = THREAD.with(|thread| Some(thread.mover.try_borrow().ok()?.held_on()));
+    held.flatten().map(|node| node as u16)
+}
+
+impl Thread {
+    #[cold]
+    fn decide(&self, policy: Policy, home: u16, remote: bool) {
+        // Borrowed: a signal handler that came into the middle of a decision.
+        let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut())
+        else {
+            return self.sum.set(0);
+        };
+        let (now, mut world) = (now(), Myself { nodes });
+        if self.sum.get() >= DECIDE_BYTES {
+            self.sum.set(0);
+            mover.advance(now, &mut world);
+            for (node, [local, remote]) in self.used.iter().enumerate() {
+                mover.used(node, local.take().into(), remote.take().into());
+            }
+            // Held by an access under *always* it stays, until its use says otherwise.
+            mover.decide(now, &mut world);
+        }
+        if remote && policy == Policy::Always {
+            mover.place(now, usize::from(home), &mut world);
+        }
+        self.is_held.set(mover.held_on().is_some());
+    }
+
+    #[cold]
+    fn release(&self) {
+        if let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut()) {
+            mover.release(&mut Myself { nodes });
+            self.is_held.set(false);
+        }
+    }
+
+    #[cold]
+    fn tick(&self) {
+        if let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut()) {
+            mover.let_go_if_idle(now(), &mut Myself { nodes });
+            self.is_held.set(mover.held_on().is_some());
+        }
+    }
+}
+
+/// Nanoseconds of a monotonic clock, from the first call on; never 0.
+fn now() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
+}
+
+static IDLE: Idle = Idle::new();
+
+/// The calling thread.
+struct Myself {
+    nodes: &'static Nodes,
+}
+
+impl World for Myself {
+    fn mask(&mut self) -> Option<CpuMask> {
+        affinity::mask(None).ok()
+    }
+
+    fn set_mask(&mut self, mask: &CpuMask) -> bool {
+        affinity::set_mask(None, mask).is_ok()
+    }
+
+    fn cpus_of(&self, node: usize) -> CpuMask {
+        self.nodes.cpus_of(node)
+    }
+
+    fn idle_share(&mut self, now: u64, node: usize) -> Option<f32> {
+        IDLE.share(now, self.nodes, node)
+    }
+
+    fn waited_ns(&mut self) -> Option<u64> {
+        load::waited_ns()
+    }
+}
+
+#[cfg(test)]
+mod tests;

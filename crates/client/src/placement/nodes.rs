@@ -1,0 +1,163 @@
+//! The nodes of this process: which CPUs each has, and how idle they are.
+//!
+//! A process may have several volumes mounted. Where their daemons were given different topologies, the numbers of their
+//! nodes mean different things: threads follow the data of those that agree with the first.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
+
+use jericho_sys::affinity::CpuMask;
+use jericho_sys::load::{self, CpuTime};
+
+use super::mover::NODES;
+
+/// /proc/stat is read at most this often in a process, in nanoseconds.
+const READ_EVERY: u64 = 1_000_000_000;
+/// A reading older than this says nothing any more.
+const STALE: u64 = 5 * READ_EVERY;
+
+/// The CPUs of each node.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Nodes([CpuMask; NODES]);
+
+impl Nodes {
+    /// From the node of each CPU; numbers of [`NODES`] or more are left out.
+    pub fn new(node_of_cpu: impl Fn(u32) -> u16) -> Nodes {
+        let mut nodes = [CpuMask::EMPTY; NODES];
+        for cpu in 0..=CpuMask::CPU_MAX {
+            if let Some(mask) = nodes.get_mut(usize::from(node_of_cpu(cpu))) {
+                mask.insert(cpu);
+            }
+        }
+        Nodes(nodes)
+    }
+
+    /// The CPUs of a node.
+    pub fn cpus_of(&self, node: usize) -> CpuMask {
+        self.0.get(node).copied().unwrap_or_default()
+    }
+}
+
+static OF_PROCESS: OnceLock<Nodes> = OnceLock::new();
+
+/// Takes the nodes of a volume for this process's. False when those of another volume came first and differ.
+pub fn learn(nodes: Nodes) -> bool {
+    // Compared with what is there, be it ours or another's.
+    let known = match OF_PROCESS.get() {
+        Some(known) => known,
+        None => {
+            let copy = Nodes(nodes.0);
+            OF_PROCESS.get_or_init(|| copy)
+        }
+    };
+    *known == nodes
+}
+
+/// The nodes of this process; `None` before the first volume.
+pub fn of_process() -> Option<&'static Nodes> {
+    OF_PROCESS.get()
+}
+
+/// How idle the nodes' CPUs were between the last two readings.
+pub struct Idle {
+    /// When `share` was written; 0: never.
+    read_at: AtomicU64,
+    /// Thousandths and one; 0: not known.
+    share: [AtomicU32; NODES],
+    /// The last reading.
+    times: Mutex<[CpuTime; NODES]>,
+}
+
+impl Idle {
+    /// Nothing is known.
+    pub const fn new() -> Idle {
+        const UNKNOWN: AtomicU32 = AtomicU32::new(0);
+        const NO_TIME: CpuTime = CpuTime { busy: 0, idle: 0 };
+        Idle {
+            read_at: AtomicU64::new(0),
+            share: [UNKNOWN; NODES],
+            times: Mutex::new([NO_TIME; NODES]),
+        }
+    }
+
+    /// Share (0 to 1) of the time of a node's CPUs that was idle between the last two readings; reads anew when the
+    /// last reading is a second old. `None` until there were two, and when the last one is too long ago.
+    pub fn share(&self, now: u64, nodes: &Nodes, node: usize) -> Option<f32> {
+        let at = self.read_at.load(Relaxed);
+        let age = now.saturating_sub(at);
+        if at == 0 || age >= READ_EVERY {
+            // One thread reads; the others take what is there.
+            let won = self
+                .read_at
+                .compare_exchange(at, now.max(1), Relaxed, Relaxed);
+            if won.is_ok() {
+                self.read(nodes, at != 0 && age < STALE);
+            }
+        }
+        match self.share.get(node)?.load(Relaxed) {
+            0 => None,
+            known => Some((known - 1) as f32 / 1000.0),
+        }
+    }
+
+    /// Reads; what is the difference to a reading `is_fresh` or not.
+    fn read(&self, nodes: &Nodes, is_fresh: bool) {
+        let Ok(mut last) = self.times.try_lock() else {
+            return;
+        };
+        let mut times = [CpuTime::default(); NODES];
+        let read = load::cpu_times(|cpu, time| {
+            for (sum, cpus) in times.iter_mut().zip(&nodes.0) {
+                if cpus.contains(cpu) {
+                    sum.busy += time.busy;
+                    sum.idle += time.idle;
+                }
+            }
+        });
+        for ((share, new), old) in self.share.iter().zip(&times).zip(last.iter()) {
+            let idle = new.idle.saturating_sub(old.idle);
+            let all = new.busy.saturating_sub(old.busy) + idle;
+            let known = read.is_ok() && is_fresh && all > 0;
+            let thousandths = (idle * 1000).checked_div(all).unwrap_or(0) as u32;
+            share.store(if known { thousandths + 1 } else { 0 }, Relaxed);
+        }
+        *last = times;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_belong_to_the_node_that_the_table_says() {
+        let nodes = Nodes::new(|cpu| match cpu {
+            0 | 2 => 0,
+            1 => 1,
+            3 => NODES as u16,
+            _ => u16::MAX,
+        });
+        assert_eq!(nodes.cpus_of(0), [0, 2].into_iter().collect());
+        assert_eq!(nodes.cpus_of(1), [1].into_iter().collect());
+        assert!(nodes.cpus_of(2).is_empty() && nodes.cpus_of(NODES).is_empty());
+    }
+
+    #[test]
+    fn idleness_is_known_from_the_second_reading_on_and_not_from_an_old_one() {
+        let nodes = Nodes::new(|_| 0);
+        let idle = Idle::new();
+        assert_eq!(idle.share(1, &nodes, 0), None);
+        assert_eq!(idle.share(READ_EVERY / 2, &nodes, 0), None, "too soon");
+        // Ticks are long: until the kernel has counted one.
+        let mut now = READ_EVERY + 1;
+        let share = loop {
+            if let Some(share) = idle.share(now, &nodes, 0) {
+                break share;
+            }
+            now += READ_EVERY;
+        };
+        assert!((0.0..=1.0).contains(&share), "{share}");
+        assert_eq!(idle.share(now, &nodes, 1), None, "a node without CPUs");
+        assert_eq!(idle.share(now + STALE, &nodes, 0), None, "too long ago");
+    }
+}
