@@ -157,6 +157,7 @@ impl Driver {
 /// Reads through the slices in this process, `depth` at a time; MiB a second.
 fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration) -> Result<f64> {
     let mounted = Mounted::open(OpenOptions {
+        threads: Default::default(),
         volume: volume.to_owned(),
         read_only: true,
         cache_bytes: Some(CACHE_BYTES),

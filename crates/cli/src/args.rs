@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use jericho_daemon::ThreadPolicy;
 
 use crate::size;
 
@@ -95,6 +96,10 @@ pub struct MountOptions {
     /// NUMA nodes: auto, virtual:N, or the path of a topology file
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub topology: String,
+    /// When threads are moved to the data that they use: adaptive (when it is worth it), never, or
+    /// always; directories can have their own (see place)
+    #[arg(long, value_name = "POLICY", default_value = "adaptive")]
+    pub placement: ThreadPolicy,
     /// Change nothing
     #[arg(long)]
     pub read_only: bool,
@@ -223,9 +228,14 @@ Examples:
   jericho place /mnt/jericho/db                    show
   jericho place /mnt/jericho/db --node 1           what is created below from now on
   jericho place /mnt/jericho/db --node 1 --move    and what is there, while it is in use
+  jericho place /mnt/jericho/db --placement never  whoever uses what is created below stays where it is
 
 By default each directory in the root of the volume goes to the next slice, and everything below it
-follows.")]
+follows.
+
+Threads are moved too, to the data that they use: adaptively (when it is worth it; never against an affinity that a
+program has set), never, or always (at the first access from another node). What is created gets the policy of its
+directory; --placement on a file changes that file's. For one run the variable JERICHO_PLACEMENT wins over both.")]
 pub struct PlaceArgs {
     /// A file or directory of a mounted volume
     pub path: PathBuf,
@@ -235,6 +245,9 @@ pub struct PlaceArgs {
     /// The slice, where a node has several
     #[arg(long, value_name = "N")]
     pub slice: Option<u16>,
+    /// When threads are moved to the data: never, always, adaptive, or inherit (as the directory above)
+    #[arg(long, value_name = "POLICY")]
+    pub placement: Option<ThreadsWish>,
     /// Move what is there already
     #[arg(long = "move")]
     pub move_there: bool,
@@ -287,6 +300,32 @@ Examples:
 pub struct ManArgs {
     /// An existing directory
     pub dir: Option<PathBuf>,
+}
+
+/// A policy, or that of the directory above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadsWish(pub Option<ThreadPolicy>);
+
+impl std::str::FromStr for ThreadsWish {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<ThreadsWish, String> {
+        match word {
+            "inherit" => Ok(ThreadsWish(None)),
+            _ => word
+                .parse()
+                .map(|policy| ThreadsWish(Some(policy)))
+                .map_err(|_| {
+                    format!("expected never, always, adaptive or inherit, found {word:?}")
+                }),
+        }
+    }
+}
+
+impl std::fmt::Display for ThreadsWish {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0.map_or("inherit", ThreadPolicy::name))
+    }
 }
 
 #[cfg(test)]

@@ -95,7 +95,8 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     command
         .arg("mount")
         .args(["--foreground", "--report-to-parent"])
-        .args(["--topology", &options.topology]);
+        .args(["--topology", &options.topology])
+        .args(["--placement", options.placement.name()]);
     if let Some(bytes) = options.cache {
         command.args(["--cache", &bytes.to_string()]);
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use jericho_daemon::{Stat, Where};
-use jericho_fuse::control::{MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, WHERE};
+use jericho_fuse::control::{MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, THREADS, WHERE};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -71,12 +71,17 @@ pub fn set_place(path: &Path, place: &str) -> Result<(), Failure> {
     set(path, PLACE, place)
 }
 
+/// Says when threads are moved to what is at `path`, or created below: a policy's name or `inherit`.
+pub fn set_threads(path: &Path, policy: &str) -> Result<(), Failure> {
+    set(path, THREADS, policy)
+}
+
 /// Moves a file; returns when it is there.
 pub fn move_to(path: &Path, place: &str) -> Result<(), Failure> {
     set(path, MOVE, place)
 }
 
-fn set(path: &Path, name: &str, place: &str) -> Result<(), Failure> {
-    rustix::fs::lsetxattr(path, name, place.as_bytes(), XattrFlags::empty())
+fn set(path: &Path, name: &str, value: &str) -> Result<(), Failure> {
+    rustix::fs::lsetxattr(path, name, value.as_bytes(), XattrFlags::empty())
         .map_err(|errno| explain(path, errno))
 }

@@ -12,8 +12,15 @@ use crate::failure::{Context, Failure, Outcome, print, print_json};
 use crate::{control, size};
 
 pub fn run(args: &PlaceArgs) -> Outcome {
-    let Some(place) = wanted(args)? else {
-        return show(args);
+    let place = wanted(args)?;
+    if let Some(policy) = args.placement {
+        control::set_threads(&args.path, &policy.to_string())?;
+    }
+    let Some(place) = place else {
+        return match args.placement {
+            Some(_) if !args.json => Ok(ExitCode::SUCCESS),
+            _ => show(args),
+        };
     };
     let metadata =
         std::fs::symlink_metadata(&args.path).context(format_args!("{}", args.path.display()))?;
@@ -83,10 +90,12 @@ fn show(args: &PlaceArgs) -> Outcome {
             "inherited or dealt out"
         };
         print(&format!(
-            "{}: slice {} on node {} ({why})\n",
+            "{}: slice {} on node {} ({why}); threads are moved there: {} ({})\n",
             args.path.display(),
             place.slice,
-            place.node
+            place.node,
+            place.threads,
+            place.threads_from
         ))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -14,6 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::time::Instant;
 
+use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 use jericho_sys::affinity::{self, CpuMask};
 use jericho_sys::load;
 
@@ -29,72 +30,24 @@ const ACCESS_BYTES: u32 = 256;
 /// One access counts as this much at most, so that sums do not overflow.
 const ACCESS_BYTES_MAX: usize = 16 << 20;
 
-/// When threads are moved to the data. The numbers are those of the control segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Policy {
-    /// When it is worth it.
-    #[default]
-    Adaptive = 0,
-    /// Not at all.
-    Never = 1,
-    /// At the first access that is remote.
-    Always = 2,
-}
-
-impl Policy {
-    /// From the number in the control segment; `None` for one that this version does not know.
-    pub fn from_number(number: u32) -> Option<Policy> {
-        match number {
-            0 => Some(Policy::Adaptive),
-            1 => Some(Policy::Never),
-            2 => Some(Policy::Always),
-            _ => None,
-        }
-    }
-
-    /// The word that users write.
-    pub fn name(self) -> &'static str {
-        match self {
-            Policy::Adaptive => "adaptive",
-            Policy::Never => "never",
-            Policy::Always => "always",
-        }
-    }
-
-    /// What counts for a file: the variable `JERICHO_PLACEMENT` of the run, else what was set for the file's
-    /// directory (the byte of its slot: 0 or 1 + a policy), else the volume's. Numbers that this version does not know
-    /// are *never*: whatever they mean, doing nothing is no harm.
-    pub fn of(slot: u8, volume: u32) -> Policy {
-        Policy::choose(Policy::of_run(), slot, volume)
-    }
-
-    fn choose(run: Option<Policy>, slot: u8, volume: u32) -> Policy {
-        run.unwrap_or_else(|| {
-            let number = slot.checked_sub(1).map_or(volume, u32::from);
-            Policy::from_number(number).unwrap_or(Policy::Never)
-        })
-    }
-
-    /// The policy of this run, read once.
-    pub fn of_run() -> Option<Policy> {
-        static OF_RUN: OnceLock<Option<Policy>> = OnceLock::new();
-        *OF_RUN.get_or_init(|| std::env::var(VARIABLE).ok()?.parse().ok())
-    }
-}
-
 /// Environment variable with the policy of a run.
 pub const VARIABLE: &str = "JERICHO_PLACEMENT";
 
-impl std::str::FromStr for Policy {
-    type Err = String;
+/// What counts for a file: the variable `JERICHO_PLACEMENT` of the run, else what was set for the file or its
+/// directory (the byte of its slot: 0, or 1 + a policy), else the volume's.
+pub fn policy_of(slot: u8, volume: u32) -> ThreadPolicy {
+    choose(policy_of_run(), slot, volume)
+}
 
-    fn from_str(word: &str) -> Result<Policy, String> {
-        [Policy::Adaptive, Policy::Never, Policy::Always]
-            .into_iter()
-            .find(|policy| policy.name() == word)
-            .ok_or_else(|| format!("expected never, always or adaptive, found {word:?}"))
-    }
+fn choose(run: Option<ThreadPolicy>, slot: u8, volume: u32) -> ThreadPolicy {
+    run.or(ThreadsOfInode::from_byte(slot).policy())
+        .unwrap_or_else(|| ThreadPolicy::from_number(volume))
+}
+
+/// The policy of this run, read once. A word that is none counts as not there: `jericho run` has checked it.
+pub fn policy_of_run() -> Option<ThreadPolicy> {
+    static OF_RUN: OnceLock<Option<ThreadPolicy>> = OnceLock::new();
+    *OF_RUN.get_or_init(|| std::env::var(VARIABLE).ok()?.parse().ok())
 }
 
 /// What the calling thread has used since its last decision, and how it is placed.
@@ -109,9 +62,8 @@ struct Thread {
 thread_local! {
     // No destructor: a signal handler or a destructor of the program may still read when the thread is ending.
     static THREAD: Thread = const {
-        const ZERO: [Cell<u32>; 2] = [const { Cell::new(0) }; 2];
         Thread {
-            used: [ZERO; NODES + 1],
+            used: [const { [const { Cell::new(0) }; 2] }; NODES + 1],
             sum: Cell::new(0),
             is_held: Cell::new(false),
             mover: RefCell::new(Mover::new()),
@@ -122,11 +74,11 @@ thread_local! {
 /// Accounts an access of the calling thread to `bytes` bytes whose home is node `home`, made on a CPU of node
 /// `cpu_node`, under `policy`; may move the thread. Only for volumes whose nodes are this process's ([`learn`]).
 #[inline]
-pub fn account(policy: Policy, home: u16, cpu_node: u16, bytes: usize) {
+pub fn account(policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
     THREAD.with(|thread| {
         let remote = home != cpu_node;
         let slot = match policy {
-            Policy::Never => NOWHERE,
+            ThreadPolicy::Never => NOWHERE,
             _ => usize::from(home).min(NOWHERE),
         };
         let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + ACCESS_BYTES;
@@ -134,7 +86,7 @@ pub fn account(policy: Policy, home: u16, cpu_node: u16, bytes: usize) {
         cell.set(cell.get() + weight);
         let sum = thread.sum.get() + weight;
         thread.sum.set(sum);
-        if sum >= DECIDE_BYTES || (remote && policy == Policy::Always) {
+        if sum >= DECIDE_BYTES || (remote && policy == ThreadPolicy::Always) {
             thread.decide(policy, home, remote);
         }
     });
@@ -170,7 +122,7 @@ pub fn held_on() -> Option<u16> {
 
 impl Thread {
     #[cold]
-    fn decide(&self, policy: Policy, home: u16, remote: bool) {
+    fn decide(&self, policy: ThreadPolicy, home: u16, remote: bool) {
         // Borrowed: a signal handler that came into the middle of a decision.
         let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut())
         else {
@@ -186,7 +138,7 @@ impl Thread {
             // Held by an access under *always* it stays, until its use says otherwise.
             mover.decide(now, &mut world);
         }
-        if remote && policy == Policy::Always {
+        if remote && policy == ThreadPolicy::Always {
             mover.place(now, usize::from(home), &mut world);
         }
         self.is_held.set(mover.held_on().is_some());

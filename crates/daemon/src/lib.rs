@@ -14,6 +14,7 @@ mod write;
 
 pub use fast::{ClientStat, KernelCache};
 pub use handle::Handle;
+pub use jericho_format::threads::ThreadPolicy;
 pub use mounted::Mounted;
 pub use open::{OpenError, OpenOptions};
 pub use stat::{NodeStat, SliceStat, Stat, Where};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use jericho_cache::Slice;
+use jericho_format::threads::ThreadPolicy;
 use jericho_fs::Result;
 use jericho_fs::fs::{File, Fs};
 use jericho_fs::types::{Attr, Caller, Ino, SetAttr, SliceId};
@@ -21,6 +22,7 @@ const BUFFERS: usize = 64;
 pub struct Mounted {
     pub(crate) path: PathBuf,
     read_only: bool,
+    threads: ThreadPolicy,
     topology: Topology,
     pub(crate) volume: Arc<Volume>,
     homes: Vec<NodeId>,
@@ -40,6 +42,7 @@ impl Mounted {
     pub(crate) fn assemble(
         path: PathBuf,
         read_only: bool,
+        threads: ThreadPolicy,
         topology: Topology,
         volume: Arc<Volume>,
         homes: Vec<NodeId>,
@@ -52,6 +55,7 @@ impl Mounted {
         Arc::new(Mounted {
             path,
             read_only,
+            threads,
             topology,
             volume,
             homes,
@@ -72,6 +76,11 @@ impl Mounted {
     /// Whether nothing is changed.
     pub fn read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// When threads are moved to the data, where no directory says otherwise.
+    pub fn threads(&self) -> ThreadPolicy {
+        self.threads
     }
 
     /// Nodes in use.

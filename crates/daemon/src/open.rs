@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use jericho_cache::{Config, FRAMES_MIN, Slice, StartError};
 use jericho_format::PAGE_BYTES;
+use jericho_format::threads::ThreadPolicy;
 use jericho_fs::fs::{Fs, FsOptions};
 use jericho_fs::volume::{OpenMode, Volume, VolumeError, VolumeLock};
 use jericho_sys::limits::Memory;
@@ -37,6 +38,8 @@ pub struct OpenOptions {
     pub cache_bytes: Option<u64>,
     /// Nodes.
     pub topology: Topology,
+    /// When threads are moved to the data, where no directory says otherwise.
+    pub threads: ThreadPolicy,
 }
 
 /// Why a volume could not be brought up; the message names the thing and what to do.
@@ -148,7 +151,16 @@ impl Mounted {
             .map_err(OpenError::SharedMemory)?;
         let topology = options.topology.clone();
         Ok(Mounted::assemble(
-            path, read_only, topology, volume, homes, slices, fs, fast, lock,
+            path,
+            read_only,
+            options.threads,
+            topology,
+            volume,
+            homes,
+            slices,
+            fs,
+            fast,
+            lock,
         ))
     }
 }

@@ -119,6 +119,7 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
     let options = OpenOptions {
+        threads: Default::default(),
         volume: PathBuf::from("simulated"),
         read_only: false,
         // Smaller than the files together, so that pages are evicted and come back.

@@ -7,6 +7,7 @@
 pub mod label;
 pub mod record;
 pub mod superblock;
+pub mod threads;
 
 /// Size of a block on a volume and of a page in a cache.
 pub const PAGE_BYTES: u64 = 4096;

@@ -77,8 +77,10 @@ pub struct InodeValue {
     pub placement: U16,
     /// Bytes of the symbolic link's target that follow.
     pub target_bytes: U16,
+    /// When threads are moved to the data: a `threads::ThreadsOfInode`.
+    pub threads: u8,
     /// Zero.
-    pub reserved: U16,
+    pub reserved: u8,
 }
 const _: () = assert!(size_of::<InodeValue>() == 96);
 

@@ -84,7 +84,7 @@ fn every_field_is_on_the_page_at_its_offset() {
         documented("InodeValue"),
         fields!(InodeValue: version kind perm nlink uid gid rdev generation size atime_s mtime_s
             ctime_s btime_s atime_ns mtime_ns ctime_ns btime_ns parent slice placement target_bytes
-            reserved)
+            threads reserved)
     );
     assert_eq!(
         documented("EntryValue"),

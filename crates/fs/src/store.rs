@@ -19,6 +19,8 @@ use self::region::Region;
 use self::tables::{BITMAPS, BytesTable, ENTRIES, EXTENTS, INODES, ORPHANS, USED, VALUES, XATTRS};
 use crate::alloc::Blocks;
 use crate::error::{Error, Result};
+use jericho_format::threads::ThreadsOfInode;
+
 use crate::types::{Ino, Kind, SliceId};
 
 /// Everything durable about an inode but its extents, entries and attributes.
@@ -52,6 +54,8 @@ pub struct InodeRecord {
     pub slice: Option<SliceId>,
     /// Directories: the placement that the user set here, for what is created from then on.
     pub placement: Option<SliceId>,
+    /// When threads are moved to the data (files), and what is created below inherits (directories).
+    pub threads: ThreadsOfInode,
     /// Directories: the parent; files: the directory they were created in (a hint for messages).
     pub parent: Ino,
     /// Symbolic links: the target.

@@ -545,3 +545,36 @@ fn contents_agree_with_a_model_while_write_back_and_commits_go_on() {
         );
     }
 }
+
+#[test]
+fn how_threads_follow_is_inherited_when_something_is_made_and_survives_a_remount() {
+    use jericho_format::threads::ThreadPolicy::{Always, Never};
+    let mut mount = Mount::new(64 << 20);
+    let fs = mount.fs().clone();
+    let of = |fs: &jericho_fs::fs::Fs, ino| {
+        let threads = fs.threads(ino).unwrap();
+        (threads.policy(), threads.is_set_here())
+    };
+    let (before, file) = mount.create("before");
+    assert_eq!(of(&fs, before), (None, false));
+    fs.set_threads(ROOT, Some(Never)).unwrap();
+    assert_eq!(of(&fs, ROOT), (Some(Never), true));
+    assert_eq!(of(&fs, before), (None, false), "what is there stays");
+    let (after, _) = mount.create("after");
+    assert_eq!(of(&fs, after), (Some(Never), false));
+
+    fs.set_threads(before, Some(Always)).unwrap();
+    assert_eq!(file.threads().policy(), Some(Always), "while it is open");
+    fs.set_threads(after, Some(Always)).unwrap();
+    fs.set_threads(after, None).unwrap();
+    assert_eq!(of(&fs, after), (Some(Never), false));
+    drop((fs, file));
+    mount.commit();
+    mount.power_cut(5);
+    let fs = mount.fs();
+    assert_eq!(of(fs, ROOT), (Some(Never), true));
+    assert_eq!(of(fs, before), (Some(Always), true));
+    assert_eq!(of(fs, after), (Some(Never), false));
+    fs.set_threads(ROOT, None).unwrap();
+    assert_eq!(of(fs, ROOT), (None, false));
+}

@@ -37,6 +37,7 @@ fn batch(volume: &Volume, allocator: &Allocator, number: u64) -> Result<Vec<Chan
         btime_ns: 0,
         slice: Some(0),
         placement: None,
+        threads: Default::default(),
         parent: ROOT,
         target: None,
     };

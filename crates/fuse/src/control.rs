@@ -8,9 +8,11 @@
 //! | `jericho.stat`  | `Stat` as JSON, at most [`STAT_SLICES_PER_PAGE`] slices (`jericho.stat+N`: from slice N on) | |
 //! | `jericho.where` | `Where` of this inode as JSON                  |                                  |
 //! | `jericho.place` | [`Place`] of this inode as JSON                | where new files below go         |
+//! | `jericho.threads` |                                              | when threads are moved to it, or to what is created below |
 //! | `jericho.move`  |                                                | moves this inode, waits for it   |
 //!
-//! A place is written `node:N` or just `N`, or `slice:N`. Only root and the inode's owner may set.
+//! A place is written `node:N` or just `N`, or `slice:N`; when threads are moved: `never`, `always`, `adaptive`, or
+//! `inherit`. Only root and the inode's owner may set.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -28,6 +30,8 @@ pub const STAT: &str = "jericho.stat";
 pub const WHERE: &str = "jericho.where";
 /// Where a file is meant to be.
 pub const PLACE: &str = "jericho.place";
+/// When threads are moved to a file.
+pub const THREADS: &str = "jericho.threads";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
 /// An attribute holds at most 64 KiB: more slices than this come in further pages.
@@ -42,6 +46,10 @@ pub struct Place {
     pub node: u16,
     /// Set here by a user, rather than inherited or dealt out.
     pub explicit: bool,
+    /// When threads are moved there: `adaptive`, `never` or `always`.
+    pub threads: String,
+    /// Who says so: `set here`, `inherited`, or `the volume`.
+    pub threads_from: String,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -71,11 +79,21 @@ impl Control {
             WHERE => to_json(&self.mounted.where_is(ino).map_err(|e| e.errno())?),
             PLACE => {
                 let (slice, explicit) = self.mounted.fs().placement(ino).map_err(|e| e.errno())?;
-                let node = self.mounted.node_of_slice(slice).0;
+                let threads = self.mounted.fs().threads(ino).map_err(|e| e.errno())?;
+                let from = match threads.policy() {
+                    None => "the volume",
+                    Some(_) if threads.is_set_here() => "set here",
+                    Some(_) => "inherited",
+                };
                 to_json(&Place {
                     slice,
-                    node,
+                    node: self.mounted.node_of_slice(slice).0,
                     explicit,
+                    threads: threads
+                        .policy()
+                        .unwrap_or(self.mounted.threads())
+                        .to_string(),
+                    threads_from: from.into(),
                 })
             }
             _ => Err(libc::ENODATA),
@@ -113,6 +131,9 @@ impl Control {
         uid: u32,
         reply: impl FnOnce(Result<(), i32>) + Send + 'static,
     ) {
+        if name == THREADS {
+            return reply(self.set_threads(ino, value, uid));
+        }
         match self.checked(ino, name, value, uid) {
             Err(errno) => reply(Err(errno)),
             Ok(slice) if name == PLACE => {
@@ -136,16 +157,30 @@ impl Control {
         }
     }
 
+    fn set_threads(&self, ino: Ino, value: &[u8], uid: u32) -> Result<(), i32> {
+        let policy = match self.text_of_owner(ino, value, uid)? {
+            "inherit" => None,
+            word => Some(word.parse().map_err(|_| libc::EINVAL)?),
+        };
+        let set = self.mounted.fs().set_threads(ino, policy);
+        set.map_err(|e| e.errno())
+    }
+
+    /// The value as text, when the caller may set something.
+    fn text_of_owner<'a>(&self, ino: Ino, value: &'a [u8], uid: u32) -> Result<&'a str, i32> {
+        if uid != 0 && self.mounted.fs().getattr(ino).map_err(|e| e.errno())?.uid != uid {
+            return Err(libc::EPERM);
+        }
+        let value = std::str::from_utf8(value).map_err(|_| libc::EINVAL)?;
+        Ok(value.trim_end_matches(['\0', '\n']))
+    }
+
     /// The slice that is meant, when the caller may ask for it.
     fn checked(&self, ino: Ino, name: &str, value: &[u8], uid: u32) -> Result<SliceId, i32> {
         if name != PLACE && name != MOVE {
             return Err(libc::EOPNOTSUPP);
         }
-        if uid != 0 && self.mounted.fs().getattr(ino).map_err(|e| e.errno())?.uid != uid {
-            return Err(libc::EPERM);
-        }
-        let value = std::str::from_utf8(value).map_err(|_| libc::EINVAL)?;
-        let value = value.trim_end_matches(['\0', '\n']);
+        let value = self.text_of_owner(ino, value, uid)?;
         let slices = self.mounted.slice_count();
         if let Some(slice) = value.strip_prefix("slice:") {
             let slice: SliceId = slice.parse().map_err(|_| libc::EINVAL)?;

@@ -268,6 +268,29 @@ fn a_node_that_the_volume_has_not_is_refused_with_those_it_has() {
 }
 
 #[test]
+fn a_word_that_is_no_policy_for_threads_is_refused_with_those_there_are() {
+    let volume = Volume::mounted();
+    let words = ["never", "always", "adaptive"];
+    let message = fail(
+        jericho(["place", "--placement", "sometimes"]).arg(volume.mnt()),
+        2,
+    );
+    says(&message, &["sometimes", "inherit"]);
+    says(&message, &words);
+    let message = fail(volume.mount_command().args(["--placement", "inherit"]), 2);
+    says(&message, &words);
+    // What reaches the daemon past the command is checked too.
+    let set = |value: &[u8]| {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(volume.mnt(), "jericho.threads", value, flags)
+    };
+    for value in [&b"sometimes"[..], b"", b"\xff", b"node:0"] {
+        assert_eq!(set(value), Err(rustix::io::Errno::INVAL));
+    }
+    assert_eq!(set(b"always\0"), Ok(()));
+}
+
+#[test]
 fn run_without_a_volume_says_what_it_needs() {
     says(
         &fail(&mut jericho(["run", "--", "true"]), 1),

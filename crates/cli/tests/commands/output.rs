@@ -88,6 +88,38 @@ fn place_sets_where_new_files_go_and_move_takes_along_what_is_there() {
 }
 
 #[test]
+fn how_threads_follow_is_set_for_a_volume_a_directory_and_a_file() {
+    let volume = Volume::formatted();
+    succeed(volume.mount_command().args(["--placement", "never"]));
+    let of = |path: &str| {
+        let json = succeed(jericho(["place", "--json"]).arg(volume.at(path)));
+        let place: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let text = |name: &str| place[name].as_str().unwrap().to_owned();
+        (text("threads"), text("threads_from"))
+    };
+    let is = |policy: &str, from: &str| (policy.to_owned(), from.to_owned());
+    let set = |path: &str, policy: &str| {
+        succeed(jericho(["place", "--placement", policy]).arg(volume.at(path)));
+    };
+    std::fs::create_dir(volume.at("dir")).unwrap();
+    assert_eq!(of("dir"), is("never", "the volume"));
+    set("dir", "always");
+    std::fs::write(volume.at("dir/file"), b"x").unwrap();
+    assert_eq!(of("dir"), is("always", "set here"));
+    assert_eq!(of("dir/file"), is("always", "inherited"));
+    set("dir/file", "adaptive");
+    assert_eq!(of("dir/file"), is("adaptive", "set here"));
+    volume.umount();
+    volume.check();
+    volume.mount();
+    assert_eq!(of("dir"), is("always", "set here"));
+    set("dir/file", "inherit");
+    assert_eq!(of("dir/file"), is("always", "inherited"));
+    set("dir", "inherit");
+    assert_eq!(of("dir"), is("adaptive", "the volume"));
+}
+
+#[test]
 fn the_control_attributes_are_in_no_listing() {
     let volume = Volume::mounted();
     std::fs::write(volume.at("file"), b"x").unwrap();

@@ -253,7 +253,10 @@ impl Mover {
         }
         if self.window[held.node].all < LOST * total {
             self.release(world);
-            self.maybe_move(now, total, world);
+            // It may have turned out that the program has placed it.
+            if !self.hands_off {
+                self.maybe_move(now, total, world);
+            }
         }
     }
 

@@ -68,14 +68,19 @@ pub struct Idle {
     times: Mutex<[CpuTime; NODES]>,
 }
 
+impl Default for Idle {
+    fn default() -> Idle {
+        Idle::new()
+    }
+}
+
 impl Idle {
     /// Nothing is known.
     pub const fn new() -> Idle {
-        const UNKNOWN: AtomicU32 = AtomicU32::new(0);
         const NO_TIME: CpuTime = CpuTime { busy: 0, idle: 0 };
         Idle {
             read_at: AtomicU64::new(0),
-            share: [UNKNOWN; NODES],
+            share: [const { AtomicU32::new(0) }; NODES],
             times: Mutex::new([NO_TIME; NODES]),
         }
     }

@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use jericho_cache::{Error as CacheError, Object, Place, Run as PlaceRun, Slice};
 use jericho_format::PAGE_BYTES;
+use jericho_format::threads::ThreadsOfInode;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::core::Core;
@@ -25,6 +26,7 @@ pub struct File {
     pub(super) core: Arc<Core>,
     pub(super) inode: Arc<Inode>,
     home: AtomicU16,
+    threads: AtomicU8,
     size: AtomicU64,
     /// Shared: reserving space, moving pieces. Exclusive: taking pages out, changing the home.
     pub(super) exclusive: RwLock<()>,
@@ -86,6 +88,7 @@ impl File {
             .unwrap_or(0);
         Arc::new(File {
             home: AtomicU16::new(home),
+            threads: AtomicU8::new(meta.rec.threads.byte()),
             size: AtomicU64::new(size),
             exclusive: RwLock::new(()),
             map: RwLock::new(map),
@@ -117,6 +120,15 @@ impl File {
     /// Slice that caches it now. May change at any time (re-homing): a Get answers `Moved` then.
     pub fn slice(&self) -> SliceId {
         self.home.load(Ordering::Acquire)
+    }
+
+    /// When the threads that use it are moved to its data.
+    pub fn threads(&self) -> ThreadsOfInode {
+        ThreadsOfInode::from_byte(self.threads.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_threads(&self, threads: ThreadsOfInode) {
+        self.threads.store(threads.byte(), Ordering::Relaxed);
     }
 
     /// Size in bytes now.

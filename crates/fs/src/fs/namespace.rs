@@ -241,6 +241,7 @@ impl Fs {
             btime_ns: now,
             slice,
             placement: None,
+            threads: meta.rec.threads.inherited(),
             parent: dir,
             target: new.target.map(Into::into),
         };

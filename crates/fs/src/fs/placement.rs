@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use jericho_cache::{Object, Slice};
 use jericho_format::PAGE_BYTES;
+use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 
 use super::Fs;
 use super::core::{Core, PAGES, wait};
@@ -107,6 +108,44 @@ impl Fs {
         }
         meta.rec.ctime_ns = now_ns();
         drop(meta);
+        core.mark_dirty(&inode);
+        Ok(())
+    }
+
+    /// When threads are moved to the inode's data, or to that of what is created in it.
+    pub fn threads(&self, ino: Ino) -> Result<ThreadsOfInode> {
+        let inode = self.core.inode(ino)?;
+        let meta = inode.meta.read();
+        Ok(meta.rec.threads)
+    }
+
+    /// Sets that, also of a file that is open; `None`: as its directory has it now. What is in a directory already
+    /// stays as it is.
+    pub fn set_threads(&self, ino: Ino, policy: Option<ThreadPolicy>) -> Result<()> {
+        let core = &self.core;
+        core.may_change()?;
+        let inode = core.inode(ino)?;
+        let threads = match policy {
+            Some(policy) => ThreadsOfInode::set_here(policy),
+            None if ino == ROOT => ThreadsOfInode::default(),
+            None => {
+                let parent = inode.meta.read().rec.parent;
+                match core.inode(parent) {
+                    Ok(parent) => parent.meta.read().rec.threads.inherited(),
+                    // A file keeps the directory that it was made in, which may be gone by now.
+                    Err(_) => ThreadsOfInode::default(),
+                }
+            }
+        };
+        let mut meta = inode.meta.write();
+        meta.rec.threads = threads;
+        meta.rec.ctime_ns = now_ns();
+        drop(meta);
+        // After the record: whoever loads the file later has it from there.
+        let file = inode.file.lock().clone();
+        if let Some(file) = file {
+            file.set_threads(threads);
+        }
         core.mark_dirty(&inode);
         Ok(())
     }

@@ -9,6 +9,7 @@ use super::tables::ReadError;
 use super::{Entry, Extent, InodeRecord};
 use crate::alloc::Blocks;
 use crate::types::{Ino, Kind, SliceId};
+use jericho_format::threads::ThreadsOfInode;
 
 type Read<T> = std::result::Result<T, ReadError>;
 
@@ -78,7 +79,8 @@ pub(crate) fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
         placement: slice_to_u16(inode.placement),
         // A target is at most a path, 4095 bytes.
         target_bytes: U16::new(target.len().min(usize::from(u16::MAX)) as u16),
-        reserved: U16::new(0),
+        threads: inode.threads.byte(),
+        reserved: 0,
     };
     let mut bytes = Vec::with_capacity(size_of::<InodeValue>() + target.len());
     bytes.extend_from_slice(value.as_bytes());
@@ -120,6 +122,7 @@ pub(crate) fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
         btime_ns: record::join_time(value.btime_s.get(), value.btime_ns.get()),
         slice: slice_from_u16(value.slice),
         placement: slice_from_u16(value.placement),
+        threads: ThreadsOfInode::from_byte(value.threads),
         parent: value.parent.get(),
         target: (kind == Kind::Symlink).then(|| target.into()),
     })

@@ -17,6 +17,7 @@ fn inode(kind: Kind) -> InodeRecord {
         btime_ns: 4,
         slice: Some(3),
         placement: None,
+        threads: Default::default(),
         parent: ROOT,
         target: (kind == Kind::Symlink).then(|| b"over/there"[..].into()),
     }

@@ -254,6 +254,7 @@ pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
         btime_ns: now,
         slice: None,
         placement: None,
+        threads: Default::default(),
         parent: ROOT,
         target: None,
     }
