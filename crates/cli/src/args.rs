@@ -201,7 +201,9 @@ impl Placement {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Counters start at 0 with each mount. HITS are page lookups that found their page in the cache.")]
+Counters start at 0 with each mount. HITS are page lookups that found their page in the cache. LOCAL is the share of
+pages that were accessed by a thread on the node that they are on: the program's own, or for programs that come through
+the kernel the daemon's worker.")]
 pub struct StatArgs {
     /// The directory of a mount, or anything in it
     pub dir: PathBuf,

@@ -44,14 +44,19 @@ fn explain(path: &Path, errno: Errno) -> Failure {
 /// The counters of the mount that `path` is on. Volumes with many slices come in pages.
 pub fn stat(path: &Path) -> Result<Stat, Failure> {
     let mut all: Stat = get(path, STAT)?;
-    let mut last = all.slices.len().max(all.nodes.len());
+    let longest = |page: &Stat| {
+        let lengths = [page.slices.len(), page.nodes.len(), page.clients.len()];
+        lengths.into_iter().max().unwrap_or(0)
+    };
+    let mut last = longest(&all);
     let mut next = STAT_SLICES_PER_PAGE;
     while last == STAT_SLICES_PER_PAGE {
         let page: Stat = get(path, &format!("{STAT}+{next}"))?;
-        last = page.slices.len().max(page.nodes.len());
+        last = longest(&page);
         next += STAT_SLICES_PER_PAGE;
         all.slices.extend(page.slices);
         all.nodes.extend(page.nodes);
+        all.clients.extend(page.clients);
     }
     Ok(all)
 }

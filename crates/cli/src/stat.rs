@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use jericho_daemon::{SliceStat, Stat};
+use jericho_daemon::{Locality, SliceStat, Stat};
 
 use crate::args::StatArgs;
 use crate::failure::{Context, Outcome, print, print_json};
@@ -31,6 +31,7 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
     writeln!(out, "volume    {} ({})", stat.volume, stat.uuid)?;
     writeln!(out, "daemon    process {}, {mode}", stat.pid)?;
     writeln!(out, "topology  {}", stat.topology)?;
+    writeln!(out, "threads   follow their data: {}", stat.threads)?;
     for (index, device) in stat.devices.iter().enumerate() {
         writeln!(
             out,
@@ -42,7 +43,7 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
     let mut rows = vec![
         [
             "SLICE", "NODE", "USED", "OF", "CACHED", "OF", "DIRTY", "HITS", "MISSES", "RATIO",
-            "EVICTED", "WRITTEN",
+            "LOCAL", "EVICTED", "WRITTEN",
         ]
         .map(String::from),
     ];
@@ -64,6 +65,20 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
         out.truncate(out.trim_end().len());
         out.push('\n');
     }
+    if !stat.clients.is_empty() {
+        out.push('\n');
+    }
+    for client in &stat.clients {
+        writeln!(
+            out,
+            "{} (process {}) reads{} without the kernel: {} pages local, {} remote",
+            client.name,
+            client.pid,
+            if client.writes { " and writes" } else { "" },
+            client.local,
+            client.remote
+        )?;
+    }
     let troubles: u64 = stat.slices.iter().map(|s| s.write_errors).sum();
     if troubles > 0 {
         writeln!(
@@ -74,13 +89,9 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-fn row(name: String, node: String, s: &SliceStat) -> [String; 12] {
+fn row(name: String, node: String, s: &SliceStat) -> [String; 13] {
     let lookups = s.hits + s.misses;
-    let ratio = if lookups == 0 {
-        "-".into()
-    } else {
-        format!("{:.1}%", 100.0 * s.hits as f64 / lookups as f64)
-    };
+    let ratio = percent((lookups > 0).then(|| s.hits as f64 / lookups as f64));
     [
         name,
         node,
@@ -92,9 +103,15 @@ fn row(name: String, node: String, s: &SliceStat) -> [String; 12] {
         s.hits.to_string(),
         s.misses.to_string(),
         ratio,
+        percent(s.locality.share_local),
         s.evictions.to_string(),
         size::human(s.written_back_bytes),
     ]
+}
+
+/// A share in percent; `-` for the share of nothing.
+pub fn percent(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.1}%", 100.0 * share))
 }
 
 /// Sums of what the table shows.
@@ -121,6 +138,7 @@ impl Default for Total {
             clashed: 0,
             throttled: 0,
             write_errors: 0,
+            locality: Locality::default(),
         })
     }
 }
@@ -136,6 +154,8 @@ impl Total {
         self.0.misses += s.misses;
         self.0.evictions += s.evictions;
         self.0.written_back_bytes += s.written_back_bytes;
+        let (mine, its) = (self.0.locality, s.locality);
+        self.0.locality = Locality::new(mine.local + its.local, mine.remote + its.remote);
     }
 }
 
@@ -165,13 +185,16 @@ mod tests {
             slices: vec![slice(0, 3, 1), slice(1, 0, 0)],
             nodes: Vec::new(),
             devices: vec!["file".into()],
+            locality: Locality::default(),
+            threads: "adaptive".into(),
+            clients: Vec::new(),
         };
         let text = table(&stat).unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[5].contains("RATIO"), "{text}");
-        assert!(lines[6].contains("75.0%"), "{text}");
-        assert!(lines[7].contains(" - "), "{text}");
-        assert!(lines[8].trim_start().starts_with("all"), "{text}");
-        assert!(lines[8].contains("2.0 GiB"), "{text}");
+        assert!(lines[6].contains("RATIO"), "{text}");
+        assert!(lines[7].contains("75.0%"), "{text}");
+        assert!(lines[8].contains(" - "), "{text}");
+        assert!(lines[9].trim_start().starts_with("all"), "{text}");
+        assert!(lines[9].contains("2.0 GiB"), "{text}");
     }
 }

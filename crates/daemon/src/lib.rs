@@ -6,6 +6,7 @@
 
 mod fast;
 mod handle;
+mod locality;
 mod mounted;
 mod open;
 mod read;
@@ -15,6 +16,7 @@ mod write;
 pub use fast::{ClientStat, KernelCache};
 pub use handle::Handle;
 pub use jericho_format::threads::ThreadPolicy;
+pub use locality::Locality;
 pub use mounted::Mounted;
 pub use open::{OpenError, OpenOptions};
 pub use stat::{NodeStat, SliceStat, Stat, Where};

@@ -14,6 +14,7 @@ use jericho_topology::{NodeId, Topology};
 
 use crate::fast::Fast;
 use crate::handle::Handle;
+use crate::locality::Counters;
 
 /// Buffers kept, of at most the longest read each: 64 MiB at the very most.
 const BUFFERS: usize = 64;
@@ -26,6 +27,7 @@ pub struct Mounted {
     topology: Topology,
     pub(crate) volume: Arc<Volume>,
     homes: Vec<NodeId>,
+    pub(crate) locality: Counters,
     pub(crate) slices: Vec<Arc<Slice>>,
     frames_per_slice: u32,
     /// Buffers of reads that had to wait, for the next ones: fresh ones would be zeroed, and large ones mapped,
@@ -56,10 +58,11 @@ impl Mounted {
             path,
             read_only,
             threads,
-            topology,
             volume,
+            locality: Counters::new(&homes, &topology),
             homes,
             slices,
+            topology,
             frames_per_slice,
             buffers: ArrayQueue::new(BUFFERS),
             fs,

@@ -46,7 +46,9 @@ impl Mounted {
         if scratch.len() < len {
             scratch.resize(len, 0);
         }
-        let (slice, out) = (self.slice(file.slice()), &mut scratch[..len]);
+        let home = file.slice();
+        self.accessed(home, offset, len);
+        let (slice, out) = (self.slice(home), &mut scratch[..len]);
         let done = jericho_client::read(slice.memory(), file.ino(), offset, out, slice.epoch());
         count(slice, offset, done, len);
         if done == len {

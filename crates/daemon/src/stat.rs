@@ -8,6 +8,8 @@ use jericho_fs::Result;
 use jericho_fs::types::{Ino, SliceId};
 use serde::{Deserialize, Serialize};
 
+use crate::fast::ClientStat;
+use crate::locality::Locality;
 use crate::mounted::Mounted;
 
 /// `jericho stat --json`.
@@ -29,6 +31,12 @@ pub struct Stat {
     pub nodes: Vec<NodeStat>,
     /// One line per device.
     pub devices: Vec<String>,
+    /// Over all slices.
+    pub locality: Locality,
+    /// When threads are moved to the data, where no directory says otherwise.
+    pub threads: String,
+    /// Programs that read and write without the kernel.
+    pub clients: Vec<ClientStat>,
 }
 
 /// One slice in `Stat`.
@@ -53,6 +61,7 @@ pub struct SliceStat {
     pub clashed: u64,
     pub throttled: u64,
     pub write_errors: u64,
+    pub locality: Locality,
 }
 
 /// One node in `Stat`.
@@ -65,6 +74,7 @@ pub struct NodeStat {
     pub dirty: u64,
     pub hits: u64,
     pub misses: u64,
+    pub locality: Locality,
 }
 
 /// `jericho where --json`.
@@ -91,15 +101,24 @@ impl Mounted {
     pub fn stat(&self) -> Stat {
         let mut nodes: BTreeMap<u16, NodeStat> = BTreeMap::new();
         let mut slices = vec![];
+        let mut all = (0, 0);
         for slice in &self.slices {
-            let (id, c) = (slice.id(), slice.counters());
+            let (id, mut c) = (slice.id(), slice.counters());
             let node = self.node_of_slice(id).0;
-            add(
-                nodes.entry(node).or_insert(NodeStat {
-                    node,
-                    ..NodeStat::default()
-                }),
-                &c,
+            let inline = self.client_pages(id);
+            // A program that found its page asked nobody.
+            c.hits += inline.0 + inline.1;
+            let mount = self.locality.of(id);
+            let (local, remote) = (mount.0 + inline.0, mount.1 + inline.1);
+            all = (all.0 + local, all.1 + remote);
+            let of_node = nodes.entry(node).or_insert(NodeStat {
+                node,
+                ..NodeStat::default()
+            });
+            add(of_node, &c);
+            of_node.locality = Locality::new(
+                of_node.locality.local + local,
+                of_node.locality.remote + remote,
             );
             let (capacity, free) = self.fs().space_of(id);
             slices.push(SliceStat {
@@ -121,6 +140,7 @@ impl Mounted {
                 clashed: c.clashed,
                 throttled: c.throttled,
                 write_errors: c.write_errors,
+                locality: Locality::new(local, remote),
             });
         }
         Stat {
@@ -137,6 +157,9 @@ impl Mounted {
             slices,
             nodes: nodes.into_values().collect(),
             devices: self.volume.devices().iter().map(|d| d.describe()).collect(),
+            locality: Locality::new(all.0, all.1),
+            threads: self.threads().to_string(),
+            clients: self.client_counters(),
         }
     }
 

@@ -101,6 +101,7 @@ impl Mounted {
         } else {
             offset
         };
+        self.accessed(handle.file.slice(), offset, data.len());
         let (mounted, handle, _writing) = (self.clone(), handle.clone(), handle.file.writing());
         let mut progress = Progress {
             mounted,

@@ -34,7 +34,7 @@ pub const PLACE: &str = "jericho.place";
 pub const THREADS: &str = "jericho.threads";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
-/// An attribute holds at most 64 KiB: more slices than this come in further pages.
+/// An attribute holds at most 64 KiB: more slices, nodes or clients than this come in further pages.
 pub const STAT_SLICES_PER_PAGE: usize = 64;
 
 /// `jericho place --json`.
@@ -115,6 +115,12 @@ impl Control {
             .collect();
         stat.nodes = stat
             .nodes
+            .into_iter()
+            .skip(first)
+            .take(STAT_SLICES_PER_PAGE)
+            .collect();
+        stat.clients = stat
+            .clients
             .into_iter()
             .skip(first)
             .take(STAT_SLICES_PER_PAGE)

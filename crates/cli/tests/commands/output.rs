@@ -26,11 +26,18 @@ fn stat_gives_scripts_every_slice_with_its_counters() {
         ] {
             assert!(slice[field].is_u64(), "{field} in {slice}");
         }
+        assert!(slice["locality"]["local"].is_u64(), "{slice}");
     }
     assert!(
         slices.iter().any(|s| s["hits"].as_u64() > Some(0)),
         "{stat}"
     );
+    let locality = &stat["locality"];
+    let (local, remote) = (&locality["local"], &locality["remote"]);
+    let pages = local.as_u64().unwrap() + remote.as_u64().unwrap();
+    assert!(pages >= 2 * (1 << 20) / 4096, "written and read: {stat}");
+    let share = local.as_u64().unwrap() as f64 / pages as f64;
+    assert_eq!(locality["share_local"].as_f64(), Some(share));
     let table = succeed(jericho(["stat"]).arg(volume.mnt()));
     assert!(
         table.contains("RATIO") && table.contains("SLICE"),

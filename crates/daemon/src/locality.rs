@@ -1,0 +1,149 @@
+//! Local and remote accesses, counted all the time: was the thread that copied on the node of the data?
+//!
+//! For requests that come through the mount that thread is the worker. Each thread adds to cache lines of its own, so
+//! that counting shares nothing between cores.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use jericho_format::PAGE_BYTES;
+use jericho_sys::affinity::CpuMask;
+use jericho_topology::{NodeId, Topology};
+use serde::{Deserialize, Serialize};
+
+use crate::mounted::Mounted;
+
+/// Threads beyond this number share lines with others.
+const LINES: usize = 32;
+
+/// Pages accessed by threads on the node of the data, and by others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Locality {
+    /// Pages.
+    pub local: u64,
+    /// Pages.
+    pub remote: u64,
+    /// `local` of all, 0 to 1; `None` while there was no access.
+    pub share_local: Option<f64>,
+}
+
+impl Locality {
+    /// From the two sums.
+    pub fn new(local: u64, remote: u64) -> Locality {
+        let all = local.saturating_add(remote);
+        Locality {
+            local,
+            remote,
+            share_local: (all > 0).then(|| local as f64 / all as f64),
+        }
+    }
+}
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Line {
+    local: AtomicU64,
+    remote: AtomicU64,
+}
+
+struct OfSlice {
+    /// CPUs that are local to it: those of its home, or the nearest ones of a home without CPUs.
+    cpus: CpuMask,
+    lines: [Line; LINES],
+}
+
+/// The counters, by slice.
+pub(crate) struct Counters(Vec<OfSlice>);
+
+impl Counters {
+    pub fn new(homes: &[NodeId], topology: &Topology) -> Counters {
+        let of_slice = |home: &NodeId| OfSlice {
+            cpus: topology.cpus_of(*home).iter().copied().collect(),
+            lines: Default::default(),
+        };
+        Counters(homes.iter().map(of_slice).collect())
+    }
+
+    /// Counts `pages` pages of a slice that the calling thread accesses.
+    #[inline]
+    pub fn count(&self, slice: u16, pages: u64) {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        thread_local!(static LINE: usize = NEXT.fetch_add(1, Relaxed) % LINES);
+        let Some(slice) = self.0.get(usize::from(slice)) else {
+            return;
+        };
+        LINE.with(|at| {
+            let line = &slice.lines[*at];
+            match slice.cpus.contains(jericho_sys::rseq::current_cpu()) {
+                true => line.local.fetch_add(pages, Relaxed),
+                false => line.remote.fetch_add(pages, Relaxed),
+            };
+        });
+    }
+
+    /// Pages of a slice: local, remote.
+    pub fn of(&self, slice: u16) -> (u64, u64) {
+        let lines = self.0.get(usize::from(slice)).map_or(&[][..], |s| &s.lines);
+        lines.iter().fold((0, 0), |(local, remote), line| {
+            (
+                local + line.local.load(Relaxed),
+                remote + line.remote.load(Relaxed),
+            )
+        })
+    }
+}
+
+impl Mounted {
+    /// Counts an access of the calling thread to a range of a file in `slice`.
+    #[inline]
+    pub(crate) fn accessed(&self, slice: u16, offset: u64, len: usize) {
+        let pages = (offset + len as u64).div_ceil(PAGE_BYTES) - offset / PAGE_BYTES;
+        self.locality.count(slice, pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jericho_sys::affinity;
+
+    #[test]
+    fn a_thread_is_local_on_the_cpus_of_the_home_and_remote_elsewhere() {
+        let topology = Topology::from_spec("virtual:2").unwrap();
+        let counters = Counters::new(&[NodeId(0), NodeId(1)], &topology);
+        let cpus = topology.cpus_of(NodeId(1)).to_vec();
+        std::thread::spawn(move || {
+            affinity::set(None, &cpus).unwrap();
+            counters.count(0, 5);
+            counters.count(1, 7);
+            counters.count(9, 1);
+            // With one CPU both nodes have it.
+            let shared = topology.cpus_of(NodeId(0)) == cpus;
+            assert_eq!(counters.of(0), if shared { (5, 0) } else { (0, 5) });
+            assert_eq!(counters.of(1), (7, 0));
+            assert_eq!(counters.of(9), (0, 0));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn threads_at_once_lose_no_count() {
+        let topology = Topology::from_spec("virtual:1").unwrap();
+        let counters = Counters::new(&[NodeId(0)], &topology);
+        std::thread::scope(|scope| {
+            for _ in 0..2 * LINES {
+                scope.spawn(|| (0..1000).for_each(|_| counters.count(0, 2)));
+            }
+        });
+        let (local, remote) = counters.of(0);
+        assert_eq!(local + remote, 2 * LINES as u64 * 2000);
+    }
+
+    #[test]
+    fn the_share_of_nothing_is_not_a_number_of_pages() {
+        assert_eq!(Locality::new(0, 0).share_local, None);
+        assert_eq!(Locality::new(3, 1).share_local, Some(0.75));
+        let json = serde_json::to_string(&Locality::new(0, 0)).unwrap();
+        assert_eq!(json, r#"{"local":0,"remote":0,"share_local":null}"#);
+    }
+}
