@@ -1,6 +1,7 @@
 //! The command line: a contract with scripts. Additions are fine; what is here stays.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use jericho_daemon::ThreadPolicy;
@@ -40,6 +41,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show the slices of a mounted volume and how often the cache was hit
     Stat(StatArgs),
+    /// Show what a mounted volume is doing, live
+    Top(TopArgs),
     /// Show where a file is: slice, home node, bytes in memory by node
     Where(WhereArgs),
     /// Show or set on which node files are placed
@@ -210,6 +213,33 @@ pub struct StatArgs {
     /// One line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho top /mnt/jericho
+  jericho top /mnt/jericho --interval 10 >> log    lines, as standard output is no terminal
+
+Rates, HITS and LOCAL are of the last interval; what is shown first is of all the time since the mount. On a terminal
+q leaves.")]
+pub struct TopArgs {
+    /// The directory of a mount, or anything in it
+    pub dir: PathBuf,
+    /// Time between two looks, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub interval: Duration,
+    /// Show it once, as lines
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// From a tenth of a second to a day.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=86400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("expected a number of seconds from 0.1 to 86400".into()),
+    }
 }
 
 #[derive(Args, Debug)]

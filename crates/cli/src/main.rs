@@ -24,7 +24,7 @@ mod run;
 mod serve;
 mod size;
 mod stat;
-
+mod top;
 mod topology;
 mod umount;
 mod whereis;
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Command::Umount(a) => umount::run(&a),
         Command::Run(a) => run::run(&a),
         Command::Stat(a) => stat::run(&a),
+        Command::Top(a) => top::run(&a),
         Command::Where(a) => whereis::run(&a),
         Command::Place(a) => place::run(&a),
         Command::Check(a) => check::run(&a),

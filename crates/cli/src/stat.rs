@@ -115,33 +115,8 @@ pub fn percent(share: Option<f64>) -> String {
 }
 
 /// Sums of what the table shows.
+#[derive(Default)]
 struct Total(SliceStat);
-
-impl Default for Total {
-    fn default() -> Total {
-        Total(SliceStat {
-            id: 0,
-            node: 0,
-            capacity_bytes: 0,
-            used_bytes: 0,
-            frames: 0,
-            resident: 0,
-            dirty: 0,
-            hits: 0,
-            misses: 0,
-            evictions: 0,
-            read_bytes: 0,
-            read_ahead_bytes: 0,
-            written_back_bytes: 0,
-            write_backs: 0,
-            stalled: 0,
-            clashed: 0,
-            throttled: 0,
-            write_errors: 0,
-            locality: Locality::default(),
-        })
-    }
-}
 
 impl Total {
     fn add(&mut self, s: &SliceStat) {
@@ -170,7 +145,7 @@ mod tests {
             hits,
             misses,
             capacity_bytes: 1 << 30,
-            ..Total::default().0
+            ..SliceStat::default()
         }
     }
 

@@ -40,7 +40,7 @@ pub struct Stat {
 }
 
 /// One slice in `Stat`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are the contract; see the manual page
 pub struct SliceStat {
     pub id: u16,

@@ -242,7 +242,7 @@ fn without_the_device_the_message_says_how_to_get_it() {
 #[test]
 fn what_is_not_on_a_volume_has_no_statistics_and_no_place() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for subcommand in ["stat", "where", "place"] {
+    for subcommand in ["stat", "top", "where", "place"] {
         let message = fail(jericho([subcommand]).arg(dir.path()), 1);
         says(&message, &["not on a mounted Jericho volume"]);
         let message = fail(jericho([subcommand]).arg(dir.path().join("missing")), 1);

@@ -37,12 +37,40 @@ fn stat_gives_scripts_every_slice_with_its_counters() {
     let pages = local.as_u64().unwrap() + remote.as_u64().unwrap();
     assert!(pages >= 2 * (1 << 20) / 4096, "written and read: {stat}");
     let share = local.as_u64().unwrap() as f64 / pages as f64;
-    assert_eq!(locality["share_local"].as_f64(), Some(share));
+    let said = locality["share_local"].as_f64().unwrap();
+    assert!((said - share).abs() < 1e-9, "{said} of {locality}");
     let table = succeed(jericho(["stat"]).arg(volume.mnt()));
     assert!(
         table.contains("RATIO") && table.contains("SLICE"),
         "{table}"
     );
+}
+
+#[test]
+fn top_prints_what_there_is_where_there_is_no_terminal() {
+    let volume = Volume::mounted();
+    std::fs::write(volume.at("file"), pattern(7, 1 << 20)).unwrap();
+    let once = succeed(jericho(["top", "--once"]).arg(volume.mnt()));
+    for part in ["NODE", "SLICE", "LOCAL", "% local", "adaptive", "volume"] {
+        assert!(once.contains(part), "{part:?} is not in {once}");
+    }
+    assert!(once.lines().all(|line| !line.contains('\u{1b}')), "{once}");
+
+    // Without --once it goes on until nobody reads any more.
+    let mut command = jericho(["top", "--interval", "0.1"]);
+    let mut child = command
+        .arg(volume.mnt())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut views = std::io::BufRead::lines(out)
+        .map(|line| line.unwrap())
+        .filter(|line| line.contains("% local") || line.contains("- local"));
+    assert!(views.next().unwrap().contains("since the mount"));
+    assert!(views.next().unwrap().contains("the last "));
+    drop(views);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
@@ -153,7 +181,7 @@ fn every_subcommand_has_a_manual_page_and_help_with_its_options() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     succeed(jericho(["man"]).arg(dir.path()));
     for name in [
-        "format", "mount", "umount", "run", "stat", "where", "place", "check", "topology",
+        "format", "mount", "umount", "run", "stat", "top", "where", "place", "check", "topology",
     ] {
         let page = dir.path().join(format!("jericho-{name}.1"));
         assert!(
