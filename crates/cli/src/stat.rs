@@ -162,6 +162,7 @@ mod tests {
             devices: vec!["file".into()],
             locality: Locality::default(),
             threads: "adaptive".into(),
+            threads_moved: 0,
             clients: Vec::new(),
         };
         let text = table(&stat).unwrap();

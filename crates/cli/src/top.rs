@@ -371,6 +371,7 @@ mod tests {
             devices: vec!["file".into()],
             locality,
             threads: "adaptive".into(),
+            threads_moved: 0,
             clients: vec![ClientStat {
                 pid: 42,
                 name: "fio".into(),

@@ -5,12 +5,14 @@
 #![forbid(unsafe_code)]
 
 mod fast;
+mod follow;
 mod handle;
 mod locality;
 mod mounted;
 mod open;
 mod read;
 mod stat;
+mod tasks;
 mod write;
 
 pub use fast::{ClientStat, KernelCache};

@@ -13,6 +13,7 @@ use jericho_fs::volume::{Volume, VolumeLock};
 use jericho_topology::{NodeId, Topology};
 
 use crate::fast::Fast;
+use crate::follow::Follow;
 use crate::handle::Handle;
 use crate::locality::Counters;
 
@@ -28,6 +29,7 @@ pub struct Mounted {
     pub(crate) volume: Arc<Volume>,
     homes: Vec<NodeId>,
     pub(crate) locality: Counters,
+    pub(crate) follow: Follow,
     pub(crate) slices: Vec<Arc<Slice>>,
     frames_per_slice: u32,
     /// Buffers of reads that had to wait, for the next ones: fresh ones would be zeroed, and large ones mapped,
@@ -60,6 +62,7 @@ impl Mounted {
             threads,
             volume,
             locality: Counters::new(&homes, &topology),
+            follow: Follow::new(&topology),
             homes,
             slices,
             topology,
@@ -179,6 +182,7 @@ impl Mounted {
     /// written. The volume stays locked until the last reference is gone.
     pub fn close(&self) -> Result<()> {
         self.close_clients();
+        self.follow.close();
         let result = self.fs.close();
         for slice in &self.slices {
             slice.close();

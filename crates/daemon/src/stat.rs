@@ -35,6 +35,8 @@ pub struct Stat {
     pub locality: Locality,
     /// When threads are moved to the data, where no directory says otherwise.
     pub threads: String,
+    /// Threads that came through the kernel and were moved to their data.
+    pub threads_moved: u64,
     /// Programs that read and write without the kernel.
     pub clients: Vec<ClientStat>,
 }
@@ -159,6 +161,7 @@ impl Mounted {
             devices: self.volume.devices().iter().map(|d| d.describe()).collect(),
             locality: Locality::new(all.0, all.1),
             threads: self.threads().to_string(),
+            threads_moved: self.follow.moved(),
             clients: self.client_counters(),
         }
     }

@@ -524,7 +524,7 @@ impl Filesystem for Jericho {
 
     fn read(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -539,6 +539,7 @@ impl Filesystem for Jericho {
                     Ok(bytes) => reply.data(bytes),
                     Err(e) => reply.error(errno("read", &e)),
                 };
+                self.mounted.requested(handle, req.pid(), size as usize);
                 SCRATCH.with_borrow_mut(|scratch| {
                     self.mounted.read(handle, offset, size, scratch, answer);
                 });
@@ -548,7 +549,7 @@ impl Filesystem for Jericho {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -581,6 +582,7 @@ impl Filesystem for Jericho {
                     sync,
                     strip_suid: strip,
                 };
+                self.mounted.requested(handle, req.pid(), data.len());
                 self.mounted.write(handle, offset, data, mode, answer);
             });
         });

@@ -1,0 +1,215 @@
+use std::io::{Read, Write};
+
+use super::*;
+
+fn time(base: Instant, ms: u64) -> Instant {
+    base + Duration::from_millis(ms)
+}
+
+#[test]
+fn a_thread_is_worth_a_move_when_it_uses_one_node_much_within_a_short_time() {
+    let (base, adaptive) = (Instant::now(), ThreadPolicy::Adaptive);
+    let mut seen = NOTHING;
+    let mut adds = |tid, node, bytes, ms| seen.add(tid, node, bytes, adaptive, time(base, ms));
+    assert!(!adds(7, 1, WORTH - 1, 0));
+    assert!(adds(7, 1, 1, 1), "together that is enough");
+    assert!(!adds(7, 1, WORTH - 1, 2), "and counted anew");
+    assert!(!adds(8, 1, 1, 3), "of another thread");
+    assert!(!adds(8, 1, WORTH - 1, 2000), "too long ago");
+}
+
+#[test]
+fn a_thread_that_uses_two_nodes_in_turn_stays() {
+    let (base, mut seen) = (Instant::now(), NOTHING);
+    for turn in 0..1000 {
+        let node = (turn % 2) as u16;
+        let worth = seen.add(7, node, 8 << 20, ThreadPolicy::Adaptive, base);
+        assert!(!worth, "turn {turn}");
+    }
+    // It goes on with one of them.
+    assert!((0..4000).any(|_| seen.add(7, 1, 8 << 20, ThreadPolicy::Adaptive, base)));
+}
+
+#[test]
+fn always_asks_for_no_reason() {
+    let mut seen = NOTHING;
+    assert!(seen.add(7, 1, 1, ThreadPolicy::Always, Instant::now()));
+}
+
+/// A process of its own with one thread, which is asleep.
+struct Program(std::process::Child);
+
+impl Program {
+    fn start() -> Program {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("cat runs");
+        let input = child.stdin.as_mut().unwrap();
+        input.write_all(b"x").unwrap();
+        let answer = child.stdout.as_mut().unwrap();
+        answer.read_exact(&mut [0]).unwrap();
+        // It has answered: when it sleeps next, it stays asleep, and on its CPU.
+        let stat = format!("/proc/{}/stat", child.id());
+        while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
+        Program(child)
+    }
+
+    fn tid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn cpus(&self) -> Vec<u32> {
+        affinity::get(Some(self.tid())).unwrap()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A placer on a machine of which each CPU is a node, and a CPU (a node of its own) on which the program is not. `None` on a machine with one CPU, on which nobody
+/// can be anywhere else.
+fn placer(program: &Program) -> Option<(Placer, u32, Vec<u32>)> {
+    let all = program.cpus();
+    let shared = Shared {
+        nodes: Nodes::new(|cpu| cpu as u16),
+        node_of_cpu: (0..=CpuMask::CPU_MAX).map(|cpu| cpu as u16).collect(),
+        idle: Idle::new(),
+        fast: Mutex::default(),
+        moved: AtomicU64::new(0),
+        start: Instant::now(),
+    };
+    let (_, on) = Task::find(program.tid()).unwrap();
+    let elsewhere = |cpu: &u32| *cpu != on && *cpu < NODES as u32;
+    let Some(other) = all.iter().copied().find(elsewhere) else {
+        eprintln!("not tested: there is one CPU, {on}");
+        assert_eq!(all, [on]);
+        return None;
+    };
+    Some((Placer::new(Arc::new(shared)), other, all))
+}
+
+fn order(program: &Program, cpu: u32) -> Order {
+    Order {
+        tid: program.tid(),
+        node: cpu as u16,
+    }
+}
+
+#[test]
+fn a_thread_of_another_process_is_placed_and_gets_its_mask_back() {
+    let program = Program::start();
+    let Some((mut placer, cpu, all)) = placer(&program) else {
+        return;
+    };
+    let now = Instant::now();
+    placer.consider(&order(&program, cpu), now);
+    assert_eq!(program.cpus(), [cpu]);
+    // While it goes on, so does the lease.
+    placer.consider(&order(&program, cpu), now + LEASE / 2);
+    placer.put_back(|placed| placed.until <= now + LEASE);
+    assert_eq!(program.cpus(), [cpu]);
+    placer.put_back(|placed| placed.until <= now + LEASE * 2);
+    assert_eq!(program.cpus(), all);
+    assert_eq!(placer.shared.moved.load(Relaxed), 1);
+}
+
+#[test]
+fn a_thread_that_its_program_places_meanwhile_is_left_alone_for_good() {
+    let program = Program::start();
+    let Some((mut placer, cpu, all)) = placer(&program) else {
+        return;
+    };
+    let now = Instant::now();
+    placer.consider(&order(&program, cpu), now);
+    let other: Vec<u32> = all.iter().copied().filter(|c| *c != cpu).take(1).collect();
+    affinity::set(Some(program.tid()), &other).unwrap();
+    placer.put_back(|_| true);
+    assert_eq!(program.cpus(), other);
+    affinity::set(Some(program.tid()), &all).unwrap();
+    placer.consider(&order(&program, cpu), now + Duration::from_secs(60));
+    assert_eq!(program.cpus(), all);
+}
+
+#[test]
+fn what_a_placed_thread_starts_gets_the_mask_back_too_and_what_was_there_stays() {
+    let program = Program::start();
+    let Some((mut placer, cpu, all)) = placer(&program) else {
+        return;
+    };
+    // This thread is placed, as it starts the others: an older one with that very mask, and one that inherits it.
+    std::thread::spawn(move || {
+        let older = Program::start();
+        affinity::set(Some(older.tid()), &[cpu]).unwrap();
+        let (me, _) = Task::find(affinity::current_tid()).unwrap();
+        let since = tasks::now_ticks().unwrap() + 1;
+        // Ticks are long: the next one begins.
+        while tasks::now_ticks().unwrap() < since {
+            std::thread::yield_now();
+        }
+        let (found, set) = (all.iter().copied().collect(), [cpu].into_iter().collect());
+        affinity::set_mask(None, &set).unwrap();
+        let younger = Program::start();
+        assert_eq!(younger.cpus(), [cpu]);
+        let now = Instant::now();
+        placer.placed.push(Placed {
+            task: me,
+            node: cpu as u16,
+            found,
+            set,
+            at: now,
+            until: now,
+            since,
+            narrow: true,
+            hands_off: false,
+            again: 0,
+        });
+        placer.put_back(|_| true);
+        assert_eq!(affinity::get(None).unwrap(), all);
+        assert_eq!((younger.cpus(), older.cpus()), (all, vec![cpu]));
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn threads_of_a_program_on_the_fast_path_place_themselves() {
+    let program = Program::start();
+    let Some((mut placer, cpu, all)) = placer(&program) else {
+        return;
+    };
+    placer.shared.fast.lock().insert(program.tid());
+    placer.consider(&order(&program, cpu), Instant::now());
+    assert_eq!(program.cpus(), all);
+    placer.shared.fast.lock().clear();
+    placer.consider(&order(&program, cpu), Instant::now());
+    assert_eq!(program.cpus(), [cpu]);
+}
+
+#[test]
+fn the_placer_ends_with_the_mount_and_leaves_nothing_narrow() {
+    let program = Program::start();
+    let topology = Topology::from_spec("virtual:2").unwrap();
+    let follow = Follow::new(&topology);
+    let all = program.cpus();
+    for node in [0, 1] {
+        follow.order(Order {
+            tid: program.tid(),
+            node,
+        });
+    }
+    follow.close();
+    assert_eq!(program.cpus(), all);
+    follow.order(Order {
+        tid: program.tid(),
+        node: 0,
+    });
+    assert!(follow.placer.lock().is_none(), "it does not come back");
+}

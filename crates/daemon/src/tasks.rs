@@ -1,0 +1,154 @@
+//! Threads of other processes, from /proc.
+
+use std::fs;
+
+/// Threads that are looked at for what they have started, at most.
+const TASKS_MAX: usize = 4096;
+
+/// A thread. Its number is given to another one after its end; number and start together are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Task {
+    /// The kernel's id of the thread.
+    pub tid: u32,
+    /// Its process.
+    pub pid: u32,
+    /// When it was started, in ticks since boot.
+    pub start: u64,
+}
+
+impl Task {
+    /// A thread, and the CPU that it ran on last; `None`: there is none of that number (any more).
+    pub fn find(tid: u32) -> Option<(Task, u32)> {
+        let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+        let pid = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+        let (start, cpu) = start_and_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
+        let pid = pid.trim().parse().ok()?;
+        Some((Task { tid, pid, start }, cpu))
+    }
+
+    /// Whether it has not ended.
+    pub fn is_alive(&self) -> bool {
+        Task::find(self.tid).is_some_and(|(task, _)| task == *self)
+    }
+}
+
+/// Now, in the ticks of [`Task::start`]. /proc/uptime counts hundredths of a second, and so do ticks.
+pub(crate) fn now_ticks() -> Option<u64> {
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let (seconds, hundredths) = uptime.split_ascii_whitespace().next()?.split_once('.')?;
+    Some(seconds.parse::<u64>().ok()? * 100 + hundredths.parse::<u64>().ok()?)
+}
+
+/// Threads and processes that `task` has started at `since` or later, and those that they have started: all that can
+/// have inherited something that it has had since then. Not what its process's other threads have started.
+pub(crate) fn started_since(task: &Task, since: u64) -> Vec<Task> {
+    let (mut found, mut ahead, mut looked) = (vec![], vec![task.pid], 0);
+    while let Some(pid) = ahead.pop() {
+        let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+            continue;
+        };
+        for thread in threads.flatten() {
+            looked += 1;
+            if looked > TASKS_MAX {
+                return found;
+            }
+            let path = thread.path();
+            let tid = thread.file_name().to_str().and_then(|n| n.parse().ok());
+            let stat = fs::read_to_string(path.join("stat")).unwrap_or_default();
+            let (Some(tid), Some((start, _))) = (tid, start_and_cpu(&stat)) else {
+                continue;
+            };
+            if tid != task.tid {
+                if start < since {
+                    continue;
+                }
+                found.push(Task { tid, pid, start });
+            }
+            let children = fs::read_to_string(path.join("children")).unwrap_or_default();
+            let children = children
+                .split_ascii_whitespace()
+                .filter_map(|n| n.parse().ok());
+            // Those that are older have no younger ones of interest: they did not inherit.
+            ahead.extend(
+                children.filter(|child| {
+                    Task::find(*child).is_some_and(|(child, _)| child.start >= since)
+                }),
+            );
+        }
+    }
+    found
+}
+
+/// From a line of /proc/N/stat. The name in it may have blanks and brackets.
+fn start_and_cpu(stat: &str) -> Option<(u64, u32)> {
+    // The first field behind the name is number 3.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let start = fields.nth(22 - 3)?.parse().ok()?;
+    let cpu = fields.nth(39 - 22 - 1)?.parse().ok()?;
+    Some((start, cpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jericho_sys::affinity;
+
+    #[test]
+    fn a_thread_is_found_with_its_process_and_cpu() {
+        let cpu = affinity::get(None).unwrap()[0];
+        std::thread::Builder::new()
+            .name("a) 1 (b".into())
+            .spawn(move || {
+                affinity::set(None, &[cpu]).unwrap();
+                let tid = affinity::current_tid();
+                let (task, on) = Task::find(tid).unwrap();
+                assert_eq!((task.tid, task.pid, on), (tid, std::process::id(), cpu));
+                assert!(task.is_alive());
+                let before = Task {
+                    start: task.start - 1,
+                    ..task
+                };
+                assert!(!before.is_alive(), "another thread of that number");
+            })
+            .unwrap()
+            .join()
+            .unwrap();
+        assert_eq!(Task::find(u32::MAX), None);
+    }
+
+    #[test]
+    fn what_a_thread_starts_is_found_and_what_that_starts() {
+        let (task, _) = Task::find(affinity::current_tid()).unwrap();
+        let since = now_ticks().unwrap();
+        assert!(since >= task.start);
+        // A shell that starts another program and waits for it.
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "cat; true"])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The child of the child comes when it comes.
+        let names = || -> Vec<String> {
+            started_since(&task, since)
+                .iter()
+                .filter_map(|t| fs::read_to_string(format!("/proc/{}/comm", t.tid)).ok())
+                .map(|name| name.trim().to_owned())
+                .collect()
+        };
+        let (mut seen, end) = (
+            names(),
+            std::time::Instant::now() + std::time::Duration::from_secs(60),
+        );
+        while !seen.iter().any(|name| name == "cat") && std::time::Instant::now() < end {
+            seen = names();
+        }
+        let later = started_since(&task, since + 1_000_000);
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert_eq!(later, []);
+        assert!(
+            seen.iter().any(|n| n == "cat") && seen.iter().any(|n| n == "sh"),
+            "{seen:?}"
+        );
+    }
+}
