@@ -16,6 +16,7 @@ mod program;
 mod rehome;
 mod small_files;
 mod sqlite;
+mod threads;
 mod trees;
 mod under_run;
 mod volume;
