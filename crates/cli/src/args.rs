@@ -100,9 +100,9 @@ pub struct MountOptions {
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub topology: String,
     /// When threads are moved to the data that they use: adaptive (when it is worth it), never, or
-    /// always; directories can have their own (see place)
-    #[arg(long, value_name = "POLICY", default_value = "adaptive")]
-    pub placement: ThreadPolicy,
+    /// always [default: adaptive]; directories can have their own (see place)
+    #[arg(long, value_name = "POLICY")]
+    pub placement: Option<ThreadPolicy>,
     /// Change nothing
     #[arg(long)]
     pub read_only: bool,
@@ -156,7 +156,8 @@ Examples:
 
 The command and the programs that it starts load a library (LD_PRELOAD) that serves reads and writes of
 cached data in the program's own thread. Everything else goes through the kernel, as without it; so do
-static programs and set-user-id ones, into which nothing can be loaded.
+static programs and set-user-id ones, into which nothing can be loaded. With --placement its threads follow
+their data by that policy, whatever directories say.
 
 Exits with the status of the command, or 128 and the signal that ended it. With --volume, SIGTERM, SIGHUP
 and SIGINT are passed on to the command; without, the command takes this process's place.")]
@@ -169,37 +170,12 @@ pub struct RunArgs {
     pub at: Option<PathBuf>,
     #[command(flatten)]
     pub options: MountOptions,
-    /// When a thread moves to the node of the data it uses [default: as the volume says]
-    #[arg(long, value_name = "POLICY", conflicts_with = "no_preload")]
-    pub placement: Option<Placement>,
     /// Load no library: all reads and writes through the kernel
     #[arg(long)]
     pub no_preload: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<std::ffi::OsString>,
-}
-
-/// When a thread of a program moves to the node of its data.
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-pub enum Placement {
-    /// It stays where the kernel's scheduler puts it
-    Never,
-    /// With each access to another node
-    Always,
-    /// When it was measured to help
-    Adaptive,
-}
-
-impl Placement {
-    /// As the library reads it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Placement::Never => "never",
-            Placement::Always => "always",
-            Placement::Adaptive => "adaptive",
-        }
-    }
 }
 
 #[derive(Args, Debug)]

@@ -95,8 +95,10 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     command
         .arg("mount")
         .args(["--foreground", "--report-to-parent"])
-        .args(["--topology", &options.topology])
-        .args(["--placement", options.placement.name()]);
+        .args(["--topology", &options.topology]);
+    if let Some(policy) = options.placement {
+        command.args(["--placement", policy.name()]);
+    }
     if let Some(bytes) = options.cache {
         command.args(["--cache", &bytes.to_string()]);
     }

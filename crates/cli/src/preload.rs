@@ -6,7 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::args::Placement;
+use jericho_daemon::{PLACEMENT_VARIABLE, ThreadPolicy};
+
 use crate::failure::{Context, Failure};
 use crate::mounts;
 
@@ -54,7 +55,7 @@ pub fn find() -> Result<PathBuf, Failure> {
 pub fn set(
     command: &mut Command,
     library: &Path,
-    placement: Option<Placement>,
+    placement: Option<ThreadPolicy>,
 ) -> Result<(), Failure> {
     let devices = devices()?;
     if devices.is_empty() {
@@ -75,7 +76,7 @@ pub fn set(
     }
     command.env(LD_PRELOAD, list);
     if let Some(placement) = placement {
-        command.env("JERICHO_PLACEMENT", placement.as_str());
+        command.env(PLACEMENT_VARIABLE, placement.name());
     }
     Ok(())
 }

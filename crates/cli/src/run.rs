@@ -26,7 +26,7 @@ pub fn run(args: &RunArgs) -> Outcome {
     let mut command = Command::new(program);
     command.args(arguments);
     let prepare = |command: &mut Command| match &library {
-        Some(library) => preload::set(command, library, args.placement),
+        Some(library) => preload::set(command, library, args.options.placement),
         None => {
             preload::unset(command);
             Ok(())

@@ -98,7 +98,7 @@ fn serve(
         volume: checked.volume.clone(),
         read_only: options.read_only,
         cache_bytes: options.cache,
-        threads: options.placement,
+        threads: options.placement.unwrap_or_default(),
         topology,
     })
     .map_err(|e| Failure::new(format!("{e}{}", where_mounted(&checked.volume))))?;

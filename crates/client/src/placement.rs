@@ -76,6 +76,10 @@ thread_local! {
 #[inline]
 pub fn account(policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
     THREAD.with(|thread| {
+        // What is never followed matters only to a thread that is held: it may be what that goes on with.
+        if policy == ThreadPolicy::Never && !thread.is_held.get() {
+            return;
+        }
         let remote = home != cpu_node;
         let slot = match policy {
             ThreadPolicy::Never => NOWHERE,

@@ -161,6 +161,21 @@ fn run_mounts_runs_unmounts_and_passes_the_status_on() {
 }
 
 #[test]
+fn run_tells_the_command_how_its_threads_follow_only_when_asked_to() {
+    let volume = Volume::formatted();
+    let told = |options: &[&str]| {
+        let mut command = jericho(["run", "--log"]);
+        command.arg(volume.log()).arg("--volume").arg(volume.file());
+        command.arg("--at").arg(volume.mnt());
+        command.args(["--cache", "32M"]).args(options);
+        command.args(["--", "sh", "-c", "echo ${JERICHO_PLACEMENT-nothing}"]);
+        succeed(command.env_remove("JERICHO_PLACEMENT"))
+    };
+    assert_eq!(told(&[]), "nothing\n");
+    assert_eq!(told(&["--placement", "never"]), "never\n");
+}
+
+#[test]
 fn run_passes_sigterm_on_to_the_command_and_unmounts_after_it() {
     let volume = Volume::formatted();
     let mut command = jericho(["run", "--log"]);
