@@ -942,8 +942,11 @@ pub fn share(fd: i32) {
     }
 }
 
-/// What this process's calls did: some lines of text. Errors: those of `out`.
+/// What this process's calls did: some lines of text, none when it has met no file of a mount. Errors: those of `out`.
 pub fn report(out: &mut impl Write) -> std::io::Result<()> {
+    if report::is_empty() {
+        return Ok(());
+    }
     report::write_to(out)
 }
 

@@ -126,6 +126,12 @@ fn sum(of: impl Fn(&Line) -> &AtomicU64) -> u64 {
     each.sum()
 }
 
+/// Whether this process has met a file of a mount at all.
+pub fn is_empty() -> bool {
+    let met = |n: &AtomicU64| n.load(Ordering::Relaxed) > 0;
+    !met(&INLINE) && !TO_KERNEL.iter().any(met)
+}
+
 /// Writes what was counted, in lines that begin with `jericho:`. Errors: those of `out`.
 pub fn write_to(out: &mut impl Write) -> std::io::Result<()> {
     for (what, calls, bytes, kernel) in [
@@ -170,6 +176,13 @@ pub fn write_to(out: &mut impl Write) -> std::io::Result<()> {
     )?;
     let (mut local, mut remote) = (0, 0);
     for session in session::all() {
+        // One that was followed by a writable one has its area in common with that.
+        let followed = |later: &session::Session| {
+            later.number > session.number && later.instance == session.instance
+        };
+        if session::all().any(followed) {
+            continue;
+        }
         for slice in 0..session.control.slice_count().min(64) {
             for counter in session.area.counters_of(slice) {
                 local += counter.local_bytes.load(Ordering::Relaxed);

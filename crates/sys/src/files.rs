@@ -222,7 +222,12 @@ pub fn read_file(path: &str) -> Result<Vec<u8>> {
 /// The realtime clock at the resolution of the kernel's tick, in nanoseconds. No system call where the kernel
 /// offers a vDSO.
 pub fn coarse_realtime_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is valid for writes. The clock exists since 2.6.32; the call can't fail otherwise.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now) };
     (now.tv_sec as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(now.tv_nsec as u64)
