@@ -190,6 +190,8 @@ mod tests {
                 let mut bytes = [0; 16];
                 let (len, fds) = c.receive(&mut bytes).unwrap();
                 assert_eq!((&bytes[..len], fds.len()), (&b"three"[..], 3));
+                // Among them is the other end itself.
+                drop(fds);
                 let (len, fds) = c.receive(&mut bytes).unwrap();
                 assert_eq!((len, fds.len()), (0, 0), "closed");
             }
