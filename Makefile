@@ -7,6 +7,8 @@ QUICK  ?=
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BIN    := $(TARGET)/release/jericho
+# What `jericho run` makes programs load.
+LIB    := $(TARGET)/release/libjericho_preload.so
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
@@ -16,7 +18,7 @@ help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
 	@echo 'make test      formatting, lints, all tests, real programs; what .ci/run does'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
-	@echo 'make build     the release binary: $(BIN)'
+	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
 	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
 	@echo 'make uninstall what install put there'
@@ -26,11 +28,11 @@ setup-demo setup-test setup-bench: setup-%:
 	@scripts/setup $*
 
 build:
-	$(CARGO) build --release -p jericho-cli
+	$(CARGO) build --release -p jericho-cli -p jericho-preload
 
 demo: setup-demo
 	@echo 'Building jericho ...'
-	@$(CARGO) build --release --quiet -p jericho-cli
+	@$(CARGO) build --release --quiet -p jericho-cli -p jericho-preload
 	@scripts/demo $(BIN)
 
 test: setup-test
@@ -39,7 +41,7 @@ test: setup-test
 	$(CARGO) test --workspace --no-fail-fast
 
 bench: setup-bench
-	$(CARGO) build --release -p jericho-cli -p jericho-bench
+	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench
 	$(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 man: build
@@ -49,8 +51,9 @@ man: build
 
 # As root there is often no cargo: what `make man` built as an ordinary user is installed as it is.
 install:
-	@[ -x $(BIN) ] && [ -d $(TARGET)/man ] || $(MAKE) man
+	@[ -x $(BIN) ] && [ -e $(LIB) ] && [ -d $(TARGET)/man ] || $(MAKE) man
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/jericho
+	install -D -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 $(TARGET)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -D -m 644 $(TARGET)/completions/jericho.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho
@@ -64,7 +67,8 @@ uninstall:
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish \
-	  $(DESTDIR)$(UNITDIR)/jericho@.service
+	  $(DESTDIR)$(PREFIX)/lib/jericho/libjericho_preload.so $(DESTDIR)$(UNITDIR)/jericho@.service
+	-rmdir $(DESTDIR)$(PREFIX)/lib/jericho
 
 clean:
 	$(CARGO) clean

@@ -16,15 +16,17 @@ const LIBRARY: &str = "libjericho_preload.so";
 /// What the dynamic linker reads: libraries to load before all others, separated by colons or spaces.
 const LD_PRELOAD: &str = "LD_PRELOAD";
 
-/// Where the library is: what JERICHO_PRELOAD says, or next to this program, or where `make install`
-/// puts it.
+/// Where the library is: what JERICHO_PRELOAD says, or where cargo builds it (below `deps` it is never
+/// an old one), or next to this program, or where `make install` puts it.
 pub fn find() -> Result<PathBuf, Failure> {
     let candidates = match std::env::var_os("JERICHO_PRELOAD") {
         Some(path) => vec![PathBuf::from(path)],
         None => {
             let program = std::env::current_exe().context("cannot find this program")?;
             let dir = program.parent().unwrap_or(Path::new("/"));
-            vec![dir.join(LIBRARY), dir.join("../lib/jericho").join(LIBRARY)]
+            ["deps", ".", "../lib/jericho"]
+                .map(|place| dir.join(place).join(LIBRARY))
+                .into()
         }
     };
     let found = candidates.iter().find(|path| path.is_file());

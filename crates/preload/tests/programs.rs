@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 /// Where the programs that run with the library do their work.
 fn place() -> TempDir {
-    match std::env::var_os("JERICHO_TEST_DIR") {
+    match std::env::var_os("JERICHO_PRELOAD_TEST_DIR") {
         Some(dir) => TempDir::new_in(dir),
         None => TempDir::new(),
     }

@@ -291,10 +291,39 @@ fn a_word_that_is_no_policy_for_threads_is_refused_with_those_there_are() {
 }
 
 #[test]
-fn run_without_a_volume_says_what_it_needs() {
+fn run_with_half_of_what_it_needs_says_the_rest() {
+    says(&fail(&mut jericho(["run"]), 2), &["CMD"]);
     says(
-        &fail(&mut jericho(["run", "--", "true"]), 1),
-        &["--volume", "--at"],
+        &fail(&mut jericho(["run", "--volume", "v", "--", "true"]), 2),
+        &["--at"],
     );
-    says(&fail(&mut jericho(["run", "--volume", "v"]), 2), &["CMD"]);
+    says(
+        &fail(&mut jericho(["run", "--at", "d", "--", "true"]), 2),
+        &["--volume"],
+    );
+    // Nobody would see that it did nothing.
+    says(
+        &fail(&mut jericho(["run", "--cache", "32M", "--", "true"]), 1),
+        &["--cache", "--volume"],
+    );
+    says(
+        &fail(&mut jericho(["run", "--", "/nonexistent/program"]), 1),
+        &["/nonexistent/program"],
+    );
+}
+
+#[test]
+fn run_without_its_library_says_where_it_looked_and_what_to_do() {
+    let run = |path: &str| {
+        let mut command = jericho(["run", "--", "true"]);
+        fail(command.env("JERICHO_PRELOAD", path), 1)
+    };
+    says(
+        &run("/nonexistent/library.so"),
+        &["/nonexistent/library.so", "JERICHO_PRELOAD", "--no-preload"],
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("with space.so");
+    std::fs::write(&path, "").unwrap();
+    says(&run(path.to_str().unwrap()), &["with space.so", "colon"]);
 }

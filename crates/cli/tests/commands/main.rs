@@ -8,3 +8,4 @@ mod bad_input;
 mod life;
 mod ordinary_user;
 mod output;
+mod run;

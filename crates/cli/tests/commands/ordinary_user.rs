@@ -23,6 +23,9 @@ fn an_ordinary_user_formats_mounts_uses_and_unmounts_a_volume() {
     open_to_all(dir.path());
     let program = dir.path().join("jericho");
     std::fs::copy(env!("CARGO_BIN_EXE_jericho"), &program).unwrap();
+    let library = "libjericho_preload.so";
+    let built = std::env::current_exe().unwrap().with_file_name(library);
+    std::fs::copy(built, dir.path().join(library)).unwrap();
     let script = "
         trap 'cat .local/state/jericho/*; fusermount3 -u -z mnt 2>&- || true' EXIT
         mkdir mnt

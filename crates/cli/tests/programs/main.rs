@@ -5,6 +5,7 @@
 
 #[path = "../support/again.rs"]
 mod again;
+mod calls;
 mod compile;
 mod crash;
 mod direct;

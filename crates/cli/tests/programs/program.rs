@@ -68,3 +68,10 @@ pub fn run_in(dir: &Path, program: &str, args: &[&str]) -> String {
 pub fn shell_in(dir: &Path, script: &str) -> String {
     run_in(dir, "sh", &["-e", "-c", script])
 }
+
+/// A command under `jericho run`, on the volumes that are mounted by now.
+pub fn within_run(program: &Path) -> Command {
+    let mut command = command(env!("CARGO_BIN_EXE_jericho"));
+    command.args(["run", "--"]).arg(program);
+    command
+}

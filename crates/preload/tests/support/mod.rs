@@ -1,7 +1,7 @@
 //! Programs in C that use the C library's calls in all ways, and check what they get.
 //!
 //! Each is run as it is, and again with the library preloaded, in another directory: both have to
-//! succeed and to say the same. That directory is an ordinary one here; with JERICHO_TEST_DIR, or from
+//! succeed and to say the same. That directory is an ordinary one here; with JERICHO_PRELOAD_TEST_DIR, or from
 //! the tests of the command, it is one of a mount.
 #![allow(dead_code)] // each test program uses its own part
 
