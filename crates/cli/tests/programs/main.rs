@@ -15,6 +15,7 @@ mod git;
 mod idle;
 mod program;
 mod rehome;
+mod same;
 mod small_files;
 mod sqlite;
 mod threads;
