@@ -13,6 +13,7 @@ mod fio;
 mod full;
 mod git;
 mod idle;
+mod instructions;
 mod program;
 mod rehome;
 mod same;

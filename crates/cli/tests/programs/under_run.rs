@@ -4,6 +4,12 @@ use crate::again;
 
 #[test]
 fn every_program_has_the_same_result_under_run() {
-    // `idle` waits for the daemon, not for programs; `same` and `killed` run everything under `jericho run` anyway.
-    again::cases_again(&["under_run::", "idle::", "same::", "killed::"]);
+    // `idle` waits for the daemon, not for programs; the others here are under `jericho run` anyway.
+    again::cases_again(&[
+        "under_run::",
+        "idle::",
+        "same::",
+        "killed::",
+        "instructions::",
+    ]);
 }
