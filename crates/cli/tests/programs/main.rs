@@ -14,6 +14,7 @@ mod full;
 mod git;
 mod idle;
 mod instructions;
+mod killed;
 mod program;
 mod rehome;
 mod same;
