@@ -4,6 +4,7 @@ CARGO  ?= cargo
 PREFIX ?= /usr/local
 # make bench QUICK=1: a few minutes, to see that the harness works; its numbers are not for quoting.
 QUICK  ?=
+SOAK_SECONDS ?= 1800
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BIN    := $(TARGET)/release/jericho
@@ -12,11 +13,13 @@ LIB    := $(TARGET)/release/libjericho_preload.so
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test bench man install uninstall clean setup-demo setup-test setup-bench
+.PHONY: help build demo test programs soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
 	@echo 'make test      formatting, lints, all tests, real programs; what .ci/run does'
+	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
+	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
@@ -24,7 +27,7 @@ help:
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-bench: setup-%:
+setup-demo setup-test setup-programs setup-bench: setup-%:
 	@scripts/setup $*
 
 build:
@@ -38,7 +41,16 @@ demo: setup-demo
 test: setup-test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) build --workspace
 	$(CARGO) test --workspace --no-fail-fast
+
+programs: setup-programs
+	$(CARGO) build --workspace
+	$(CARGO) test -p jericho-cli --test programs -- --ignored large::
+
+soak: setup-test
+	$(CARGO) build --release --workspace
+	JERICHO_SOAK_SECONDS=$(SOAK_SECONDS) $(CARGO) test --release -p jericho-cli --test programs -- --nocapture killed::
 
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench

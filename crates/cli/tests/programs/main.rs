@@ -15,6 +15,7 @@ mod git;
 mod idle;
 mod instructions;
 mod killed;
+mod large;
 mod program;
 mod rehome;
 mod same;

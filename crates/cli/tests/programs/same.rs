@@ -91,7 +91,7 @@ impl Pair {
 }
 
 /// Runs a script in both, and all is still there after a remount.
-fn behaves_the_same(cache: &'static str, script: &str) {
+pub fn behaves_the_same(cache: &'static str, script: &str) {
     let pair = Pair::new(cache);
     pair.run(script);
     pair.finish();
