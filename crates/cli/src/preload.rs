@@ -115,7 +115,7 @@ fn others() -> OsString {
 }
 
 fn without_ours(list: &OsStr) -> OsString {
-    let entries = list.as_bytes().split(|b| is_separator(b));
+    let entries = list.as_bytes().split(is_separator);
     let others: Vec<_> = entries
         .filter(|entry| !entry.is_empty())
         .filter(|entry| Path::new(OsStr::from_bytes(entry)).file_name() != Some(LIBRARY.as_ref()))
