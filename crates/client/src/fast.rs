@@ -141,37 +141,34 @@ impl<'a> File<'a> {
     /// instant of the call.
     #[inline]
     pub fn read(&self, at: u64, out: &mut [u8]) -> Read {
-        let mut tries = 0;
-        let (read, pages) = loop {
+        let none = |why| Read {
+            done: 0,
+            size: 0,
+            rest: Some(why),
+        };
+        for _ in 0..READ_TRIES {
             let seen = match self.size_word() {
                 Ok(seen) => seen,
-                Err(why) => {
-                    return Read {
-                        done: 0,
-                        size: 0,
-                        rest: Some(why),
-                    };
-                }
+                Err(why) => return none(why),
             };
-            let size = seen.bytes();
-            let len = size.saturating_sub(at).min(out.len() as u64) as usize;
-            let (done, pages, rest) = self.read_pages(at, &mut out[..len]);
-            // Zeros behind a new end must not be taken for bytes before the old one.
-            fence(Ordering::Acquire);
-            if self.slot.size().same_cuts(seen) {
-                break (Read { done, size, rest }, pages);
+            if let Some((read, pages)) = self.read_as_of(seen, at, out) {
+                self.account(pages, read.done, false);
+                return read;
             }
-            tries += 1;
-            if tries == READ_TRIES {
-                return Read {
-                    done: 0,
-                    size,
-                    rest: Some(Why::Changed),
-                };
-            }
-        };
-        self.account(pages, read.done, false);
-        read
+        }
+        none(Why::Changed)
+    }
+
+    /// Reads a file of the size that was seen; `None` when it was truncated meanwhile.
+    #[inline]
+    fn read_as_of(&self, seen: SizeWord, at: u64, out: &mut [u8]) -> Option<(Read, u64)> {
+        let size = seen.bytes();
+        let len = size.saturating_sub(at).min(out.len() as u64) as usize;
+        let (done, pages, rest) = self.read_pages(at, &mut out[..len]);
+        // Zeros behind a new end must not be taken for bytes before the old one.
+        fence(Ordering::Acquire);
+        let same = self.slot.size().same_cuts(seen);
+        same.then_some((Read { done, size, rest }, pages))
     }
 
     #[inline]

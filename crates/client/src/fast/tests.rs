@@ -248,6 +248,22 @@ fn a_writer_that_saw_the_file_before_it_was_truncated_writes_nothing() {
 }
 
 #[test]
+fn a_reader_that_saw_the_file_before_it_was_truncated_reads_anew() {
+    let volume = Volume::new(64);
+    volume.reserve(0..2);
+    volume.slot().set_size(8000, false);
+    let (client, mut out) = (volume.client(false), [9; 100]);
+    let before = volume.slot().size();
+    volume.slot().set_size(5000, true);
+    let held = file(&client);
+    assert_eq!(held.read_as_of(before, 6000, &mut out), None);
+    assert_eq!(held.read_as_of(before, 0, &mut out), None);
+    let now = volume.slot().size();
+    let (read, pages) = held.read_as_of(now, 4950, &mut out).unwrap();
+    assert_eq!((read.done, read.rest, pages), (50, None, 1));
+}
+
+#[test]
 fn a_lock_that_nobody_gives_back_sends_writers_to_the_kernel() {
     let volume = Volume::new(64);
     volume.reserve(0..3);
@@ -265,65 +281,99 @@ fn a_lock_that_nobody_gives_back_sends_writers_to_the_kernel() {
     assert_eq!(append(file(&client), b"x"), Ok(9001));
 }
 
+/// Lets threads go on together, awake: one that has to be woken comes too late to meet the others.
+#[derive(Default)]
+struct Gate {
+    arrived: AtomicU64,
+    broken: AtomicBool,
+}
+
+impl Gate {
+    fn pass(&self, round: u64, threads: u64) {
+        self.arrived.fetch_add(1, Ordering::SeqCst);
+        while self.arrived.load(Ordering::SeqCst) < (round + 1) * threads {
+            assert!(!self.broken.load(Ordering::SeqCst), "another has failed");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Keeps the others from waiting for a thread that has failed.
+struct Breaks<'a>(&'a Gate);
+
+impl Drop for Breaks<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.broken.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
 #[test]
 fn overlapping_writes_over_several_pages_end_as_one_or_the_other() {
-    let volume = Volume::new(64);
-    volume.reserve(0..12);
-    volume.slot().set_size(8 * 4096, false);
+    const PAGES: usize = 80;
+    const SHIFT: usize = 3000;
+    let volume = Volume::new(256);
+    volume.reserve(0..2 * PAGES as u64);
     let sessions = [volume.client(true), volume.client(true)];
-    let gate = std::sync::Barrier::new(3);
+    let (start, end) = (Gate::default(), Gate::default());
+    // Every other round makes the file longer, too.
+    let len_of = |round: u64| (PAGES / 2 + PAGES * (round % 2) as usize) * PAGE;
     std::thread::scope(|scope| {
         for (who, session) in sessions.iter().enumerate() {
-            let gate = &gate;
+            let (start, end) = (&start, &end);
             scope.spawn(move || {
-                for round in 0..400u64 {
-                    gate.wait();
-                    // Every other round makes the file longer, too.
-                    let (at, len) = (
-                        100 + who as u64 * 3000,
-                        16_000 + (round % 2) as usize * 18_000,
-                    );
-                    let data = vec![1 + who as u8; len];
-                    while let Err(why) = write(file(session), at, &data) {
+                let _breaks = (Breaks(start), Breaks(end));
+                for round in 0..300 {
+                    let data = vec![1 + who as u8; len_of(round)];
+                    // The first is slower, as it gathers, and the second sets out later: it would overtake.
+                    let piece = [100, data.len()][who];
+                    let parts: Vec<_> = data.chunks(piece).map(IoSlice::new).collect();
+                    start.pass(round, 3);
+                    for _ in 0..who as u64 * round * 50 {
+                        std::hint::spin_loop();
+                    }
+                    let at = 100 + (who * SHIFT) as u64;
+                    let write = || file(session).write(at, data.len(), Source::new(&parts));
+                    while let Err(why) = write() {
                         assert_eq!(why, Why::Busy);
                     }
-                    gate.wait();
-                    gate.wait();
+                    end.pass(round, 3);
                 }
             });
         }
-        for round in 0..400 {
-            volume.slot().set_size(8 * 4096, true);
-            gate.wait();
-            gate.wait();
-            let len = 16_000 + (round % 2) * 18_000;
-            let mut all = vec![0; 40_000];
-            let read = file(&sessions[0]).read(0, &mut all);
-            assert_eq!(
-                read.done,
-                if round % 2 == 0 { 8 * PAGE } else { 3100 + len }
-            );
-            // What both have written is one's, and each has what is its own.
-            assert!(all[100..3100].iter().all(|b| *b == 1));
-            let both = &all[3100..100 + len];
+        let _breaks = (Breaks(&start), Breaks(&end));
+        let mut all = vec![0; 2 * PAGES * PAGE];
+        for round in 0..300 {
+            volume.slot().set_size((PAGES * PAGE) as u64, true);
+            start.pass(round, 3);
+            end.pass(round, 3);
+            let len = len_of(round);
+            let size = (PAGES * PAGE).max(100 + SHIFT + len);
+            assert_eq!(file(&sessions[0]).read(0, &mut all).done, size);
+            // Each has what is its own, and what both have written is one's.
+            assert!(all[100..100 + SHIFT].iter().all(|b| *b == 1));
+            assert!(all[100 + len..][..SHIFT].iter().all(|b| *b == 2));
+            let both = &all[100 + SHIFT..100 + len];
             assert!(both.iter().all(|b| *b == both[0]), "round {round}");
-            assert!(all[100 + len..3100 + len].iter().all(|b| *b == 2));
-            gate.wait();
         }
     });
 }
 
 #[test]
 fn appended_records_are_all_there_and_whole() {
-    const RECORDS: u32 = 300;
+    const RECORDS: u32 = 1000;
     let volume = Volume::new(2048);
     volume.reserve(0..2000);
     let sessions = [volume.client(true), volume.client(true)];
-    let len_of = |record: u32| 9 + (record as usize * 61) % 7000;
+    let start = Gate::default();
+    let len_of = |record: u32| 9 + (record as usize * 61) % 3000;
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let session = &sessions[usize::from(thread) % 2];
+            let start = &start;
             scope.spawn(move || {
+                start.pass(0, 4);
                 for record in 0..RECORDS {
                     let mut data = vec![thread; len_of(record)];
                     data[1..5].copy_from_slice(&record.to_ne_bytes());
