@@ -142,8 +142,7 @@ impl Mounted {
     pub fn fallocate(&self, handle: &Handle, mode: i32, offset: u64, len: u64) -> Result<()> {
         let file = &handle.file;
         let change = || self.fs.fallocate(file, mode, offset, len);
-        // What may zero bytes that a reader copies at this moment counts as a cut.
-        self.resize(file.ino(), Some(u64::MAX), change)
+        self.resize(file.ino(), None, change)
     }
 
     /// Attributes; see `Fs::getattr`.

@@ -95,6 +95,12 @@ impl Slot {
         }
     }
 
+    /// The daemon goes on without the extend lock, or changes bytes of the file: writers and readers that saw the
+    /// size begin anew.
+    pub fn cut(&self) {
+        self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
+    }
+
     /// The daemon has made the file longer, or equally long: the size grows to `bytes` unless it is more.
     pub fn grow(&self, bytes: u64) {
         let mut seen = self.size();

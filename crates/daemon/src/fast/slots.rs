@@ -224,8 +224,8 @@ impl Mounted {
         }
     }
 
-    /// Changes a file's size by `change` (truncation, O_TRUNC, fallocate) with inline writers kept out, and
-    /// readers told. `to`: the size afterwards if the change succeeds, when it may be less.
+    /// Changes a file by `change` with inline writers kept out, and readers told. `to`: the size afterwards, of a
+    /// truncation or O_TRUNC; fallocate has none.
     pub(crate) fn resize<T>(
         &self,
         ino: Ino,
@@ -241,12 +241,16 @@ impl Mounted {
         if slot_file.is_written() {
             self.settle_file(&slot_file);
         }
-        if let Some(to) = to {
-            // Before anything is zeroed or taken out: see the reader's rule.
-            slot.set_size(to.min(slot_file.file.size()), true);
+        // Before anything is zeroed or taken out: see the reader's rule.
+        match to {
+            Some(to) => slot.set_size(to.min(slot_file.file.size()), true),
+            None => slot.cut(),
         }
         let result = change();
-        slot.set_size(slot_file.file.size(), true);
+        match to {
+            Some(_) => slot.set_size(slot_file.file.size(), true),
+            None => slot.grow(slot_file.file.size()),
+        }
         if locked {
             slot.extend_lock().unlock(jericho_cache::OWNER_DAEMON);
         }

@@ -29,6 +29,10 @@ impl WriteGuard {
         let slot = mounted.fast.slot(&file);
         let beyond = offset.is_none_or(|offset| offset + len > slot.size().bytes());
         let extend = beyond && slot.extend_lock().lock(OWNER_DAEMON);
+        if beyond && !extend {
+            // Its holder must not go on where we write now.
+            slot.cut();
+        }
         let mut stripes = vec![];
         if let Some(offset) = offset
             && len > 0
