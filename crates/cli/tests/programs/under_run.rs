@@ -11,5 +11,6 @@ fn every_program_has_the_same_result_under_run() {
         "same::",
         "killed::",
         "instructions::",
+        "calls::",
     ]);
 }
