@@ -205,7 +205,9 @@ impl<'a> File<'a> {
     #[inline]
     fn account(&self, pages: u64, bytes: usize, write: bool) {
         if pages > 0 {
-            self.session.account(self.home, pages, bytes as u64, write);
+            let policy = self.info.policy();
+            self.session
+                .account(self.home, policy, pages, bytes as u64, write);
         }
     }
 

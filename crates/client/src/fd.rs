@@ -854,11 +854,13 @@ pub fn size(fd: i32) -> Option<u64> {
 
 /// The number was given by an open(2) of this process that succeeded, with these flags.
 pub fn opened(fd: i32, _flags: i32) {
+    crate::placement::tick();
     description::opened(fd);
 }
 
 /// The number means something else now, or is about to be closed.
 pub fn forget(fd: i32) {
+    crate::placement::tick();
     description::forget(fd);
 }
 

@@ -6,6 +6,8 @@
 
 use std::cell::Cell;
 
+use crate::placement;
+
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
 
@@ -51,6 +53,9 @@ pub fn enter() -> Option<Inside> {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
+        // Everything that the call has held is given back by now. Before the mark goes, so that a handler that
+        // comes into the middle of a move makes none.
+        placement::settle();
         THREAD.with(|thread| thread.inside.set(false));
     }
 }

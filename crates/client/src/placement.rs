@@ -1,7 +1,8 @@
 //! Which CPUs a thread runs on: near the data that it uses, where that helps, and never against its program.
 //!
-//! [`account`] is called with each inline access. It adds to a few cells of the thread; once for each
-//! [`DECIDE_BYTES`] it looks at the clock and asks the [`mover`] what to do. Nothing here allocates or waits.
+//! [`account`] is called with each inline access and adds to a few cells of the thread. [`settle`] is called when the
+//! thread holds nothing that others wait for; once for each [`DECIDE_BYTES`] it looks at the clock and asks the [`mover`]
+//! what to do. Nothing here allocates.
 //!
 //! What programs do must not go wrong by it: whoever forks, executes, starts a thread or asks for its own affinity calls
 //! [`release`] first, as the new thread inherits the mask. Whoever is called for other reasons calls [`tick`], so that a
@@ -14,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
+use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
 use jericho_sys::load;
 
@@ -34,14 +35,10 @@ const ACCESS_BYTES_MAX: usize = 16 << 20;
 pub const VARIABLE: &str = "JERICHO_PLACEMENT";
 
 /// What counts for a file: the variable `JERICHO_PLACEMENT` of the run, else what was set for the file or its
-/// directory (the byte of its slot: 0, or 1 + a policy), else the volume's.
-pub fn policy_of(slot: u8, volume: u32) -> ThreadPolicy {
-    choose(policy_of_run(), slot, volume)
-}
-
-fn choose(run: Option<ThreadPolicy>, slot: u8, volume: u32) -> ThreadPolicy {
-    run.or(ThreadsOfInode::from_byte(slot).policy())
-        .unwrap_or_else(|| ThreadPolicy::from_number(volume))
+/// directory, else the volume's.
+#[inline]
+pub fn policy_of(file: Option<ThreadPolicy>, volume: ThreadPolicy) -> ThreadPolicy {
+    policy_of_run().or(file).unwrap_or(volume)
 }
 
 /// The policy of this run, read once. A word that is none counts as not there: `jericho run` has checked it.
@@ -50,11 +47,17 @@ pub fn policy_of_run() -> Option<ThreadPolicy> {
     *OF_RUN.get_or_init(|| std::env::var(VARIABLE).ok()?.parse().ok())
 }
 
+/// Of `Thread::due`; homes are 16 bits.
+const NOTHING: u32 = u32::MAX;
+const LOOK: u32 = u32::MAX - 1;
+
 /// What the calling thread has used since its last decision, and how it is placed.
 struct Thread {
     /// For each node, and `NOWHERE`: local bytes, remote bytes.
     used: [[Cell<u32>; 2]; NODES + 1],
     sum: Cell<u32>,
+    /// What `settle` has to do: `NOTHING`, `LOOK`, or the home of an access under *always* that was remote.
+    due: Cell<u32>,
     is_held: Cell<bool>,
     mover: RefCell<Mover>,
 }
@@ -65,6 +68,7 @@ thread_local! {
         Thread {
             used: [const { [const { Cell::new(0) }; 2] }; NODES + 1],
             sum: Cell::new(0),
+            due: Cell::new(NOTHING),
             is_held: Cell::new(false),
             mover: RefCell::new(Mover::new()),
         }
@@ -72,7 +76,7 @@ thread_local! {
 }
 
 /// Accounts an access of the calling thread to `bytes` bytes whose home is node `home`, made on a CPU of node
-/// `cpu_node`, under `policy`; may move the thread. Only for volumes whose nodes are this process's ([`learn`]).
+/// `cpu_node`, under `policy`. Only for volumes whose nodes are this process's ([`learn`]).
 #[inline]
 pub fn account(policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
     THREAD.with(|thread| {
@@ -87,11 +91,24 @@ pub fn account(policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
         };
         let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + ACCESS_BYTES;
         let cell = &thread.used[slot][usize::from(remote)];
-        cell.set(cell.get() + weight);
-        let sum = thread.sum.get() + weight;
+        cell.set(cell.get().saturating_add(weight));
+        let sum = thread.sum.get().saturating_add(weight);
         thread.sum.set(sum);
-        if sum >= DECIDE_BYTES || (remote && policy == ThreadPolicy::Always) {
-            thread.decide(policy, home, remote);
+        if remote && policy == ThreadPolicy::Always {
+            thread.due.set(u32::from(home));
+        } else if sum >= DECIDE_BYTES && thread.due.get() == NOTHING {
+            thread.due.set(LOOK);
+        }
+    });
+}
+
+/// Does what accesses have made due; may move the thread. Not while it holds anything that others wait for: a move takes
+/// as long as the scheduler likes.
+#[inline]
+pub fn settle() {
+    THREAD.with(|thread| {
+        if thread.due.get() != NOTHING {
+            thread.decide(thread.due.replace(NOTHING));
         }
     });
 }
@@ -126,7 +143,7 @@ pub fn held_on() -> Option<u16> {
 
 impl Thread {
     #[cold]
-    fn decide(&self, policy: ThreadPolicy, home: u16, remote: bool) {
+    fn decide(&self, due: u32) {
         // Borrowed: a signal handler that came into the middle of a decision.
         let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut())
         else {
@@ -142,8 +159,8 @@ impl Thread {
             // Held by an access under *always* it stays, until its use says otherwise.
             mover.decide(now, &mut world);
         }
-        if remote && policy == ThreadPolicy::Always {
-            mover.place(now, usize::from(home), &mut world);
+        if due != LOOK {
+            mover.place(now, due as usize, &mut world);
         }
         self.is_held.set(mover.held_on().is_some());
     }

@@ -11,11 +11,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, socket_name};
-use jericho_sys::files::{self, ForkMark};
+use jericho_sys::files::ForkMark;
 use jericho_sys::handover::Connection;
 
 use crate::inside::{self, SESSIONS_MAX};
+use crate::placement;
+use crate::placement::nodes::Nodes;
 
 /// How long the daemon may take to hand its segments over, message by message.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -48,6 +51,8 @@ pub struct Session {
     pub slices: Vec<SliceMemory>,
     /// The owner number under which this process latches and locks.
     pub owner: u16,
+    /// Its nodes are those that this process's threads are placed by.
+    follows: bool,
 }
 
 impl Session {
@@ -59,7 +64,12 @@ impl Session {
         area: Area,
         slices: Vec<SliceMemory>,
     ) -> Session {
+        // Looked up now, where it may take its time, rather than in an access.
+        jericho_sys::rseq::current_cpu();
+        placement::policy_of_run();
+        let nodes = Nodes::new(|cpu| control.node_of_cpu(cpu));
         Session {
+            follows: placement::learn(nodes),
             number,
             instance: control.instance(),
             owner: area.owner(),
@@ -76,11 +86,24 @@ impl Session {
         self.slices.first().is_some_and(SliceMemory::is_writable)
     }
 
-    /// Counts an access to pages of a slice, as local when this thread runs on the slice's node.
+    /// Counts an access to pages of a slice, as local when this thread runs on the slice's node; `file`: the thread policy
+    /// of the file, if it has its own.
     #[inline]
-    pub fn account(&self, slice: u16, pages: u64, bytes: u64, write: bool) {
+    pub fn account(
+        &self,
+        slice: u16,
+        file: Option<ThreadPolicy>,
+        pages: u64,
+        bytes: u64,
+        write: bool,
+    ) {
         let home = self.control.node_of_slice(slice);
-        let local = self.control.node_of_cpu(files::current_cpu()) == home;
+        let node = self.control.node_of_cpu(jericho_sys::rseq::current_cpu());
+        let local = node == home;
+        if self.follows {
+            let policy = placement::policy_of(file, self.control.policy());
+            placement::account(policy, home, node, bytes as usize);
+        }
         let (line, alone) = inside::line(self.number, || self.area.take_thread());
         self.area
             .counter(line, slice)

@@ -21,8 +21,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
 use jericho_cache::Slice;
+use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::Ino;
-use jericho_shm::{Control, Policy, Slots};
+use jericho_shm::{Control, Slots};
 use jericho_topology::{NodeId, Topology};
 use parking_lot::{Mutex, RwLock};
 
@@ -119,6 +120,11 @@ impl Fast {
         })
     }
 
+    /// Thread policy of the volume for clients.
+    pub fn set_thread_policy(&self, policy: ThreadPolicy) {
+        self.control.set_policy(policy);
+    }
+
     fn mounted(&self) -> Option<Arc<Mounted>> {
         self.mounted.get()?.upgrade()
     }
@@ -138,6 +144,10 @@ impl Mounted {
     pub fn serve_clients(self: &Arc<Self>, kernel: Arc<dyn KernelCache>) -> io::Result<()> {
         let fast = &self.fast;
         let _ = fast.mounted.set(Arc::downgrade(self));
+        let weak = Arc::downgrade(self);
+        self.follow.leave_out(Box::new(move |pid| {
+            weak.upgrade().is_some_and(|m| m.fast.is_client(pid))
+        }));
         if fast.kernel.set(kernel).is_err() {
             return Ok(());
         }
@@ -214,10 +224,5 @@ impl Mounted {
         for ino in files {
             self.settle(ino);
         }
-    }
-
-    /// Thread policy of the volume for clients.
-    pub fn set_thread_policy(&self, policy: Policy) {
-        self.fast.control.set_policy(policy);
     }
 }

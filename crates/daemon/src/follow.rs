@@ -14,10 +14,9 @@
 //! - Threads of programs that are on the fast path place themselves: they are left alone here.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -121,13 +120,16 @@ thread_local! {
     };
 }
 
+/// Says of a process whether its threads place themselves.
+pub(crate) type LeftOut = Box<dyn Fn(u32) -> bool + Send + Sync>;
+
 /// What workers and placer share.
 struct Shared {
     nodes: Nodes,
     node_of_cpu: Vec<u16>,
     idle: Idle,
-    /// Processes on the fast path.
-    fast: Mutex<BTreeSet<u32>>,
+    /// Whose threads place themselves.
+    is_left_out: OnceLock<LeftOut>,
     moved: AtomicU64,
     start: Instant,
 }
@@ -153,7 +155,7 @@ impl Follow {
                 nodes,
                 node_of_cpu: (0..=CpuMask::CPU_MAX).map(node_of).collect(),
                 idle: Idle::new(),
-                fast: Mutex::default(),
+                is_left_out: OnceLock::new(),
                 moved: AtomicU64::new(0),
                 start: Instant::now(),
             }),
@@ -210,14 +212,9 @@ impl Follow {
         }
     }
 
-    /// A program is on the fast path from now on: its threads place themselves.
-    pub fn client_came(&self, pid: u32) {
-        self.shared.fast.lock().insert(pid);
-    }
-
-    /// It is not any more.
-    pub fn client_went(&self, pid: u32) {
-        self.shared.fast.lock().remove(&pid);
+    /// Processes of which this is true are left alone: their threads place themselves. Said once.
+    pub fn leave_out(&self, is_left_out: LeftOut) {
+        let _ = self.shared.is_left_out.set(is_left_out);
     }
 
     /// Threads moved since the mount.
@@ -310,7 +307,9 @@ impl Placer {
         let Some((task, cpu)) = Task::find(order.tid) else {
             return;
         };
-        if task.pid == std::process::id() || self.shared.fast.lock().contains(&task.pid) {
+        if task.pid == std::process::id()
+            || self.shared.is_left_out.get().is_some_and(|is| is(task.pid))
+        {
             return;
         }
         let mut again = 0;

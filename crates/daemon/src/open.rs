@@ -149,6 +149,7 @@ impl Mounted {
         );
         let fast = Fast::new("volume", owner, &slices, &homes, topology)
             .map_err(OpenError::SharedMemory)?;
+        fast.set_thread_policy(options.threads);
         let topology = options.topology.clone();
         Ok(Mounted::assemble(
             path,

@@ -168,7 +168,7 @@ impl Control {
             "inherit" => None,
             word => Some(word.parse().map_err(|_| libc::EINVAL)?),
         };
-        let set = self.mounted.fs().set_threads(ino, policy);
+        let set = self.mounted.set_threads(ino, policy);
         set.map_err(|e| e.errno())
     }
 

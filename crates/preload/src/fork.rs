@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_ulong, c_void};
 use jericho_client::fd;
 use libc::pid_t;
 
-use crate::{errno, real};
+use crate::{errno, real, threads};
 
 exports! {
     fork as fork, __fork: () -> pid_t;
@@ -31,9 +31,10 @@ exports! {
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
 }
 
-/// Puts every description's offset into the kernel, for good.
+/// Puts every description's offset into the kernel, for good, and gives the thread its CPUs back: a child would inherit both.
 pub fn share_all() {
     errno::kept(fd::share_all);
+    threads::release();
 }
 
 pub unsafe fn fork() -> pid_t {
@@ -64,16 +65,18 @@ unsafe fn bare_fork() -> pid_t {
 /// Before clone, which is variadic: see `trampoline`. Only a clone with memory of its own is a new
 /// process as far as we are concerned.
 pub extern "C" fn before_clone(_: usize, _: usize, flags: c_int) -> *const c_void {
-    if flags & libc::CLONE_VM == 0 {
-        share_all();
+    match flags & libc::CLONE_VM {
+        0 => share_all(),
+        _ => threads::release(),
     }
     real::symbol::clone.address()
 }
 
 /// Before a clone that was made with syscall(2).
 pub fn before_raw_clone(flags: c_ulong) {
-    if flags & libc::CLONE_VM as c_ulong == 0 {
-        share_all();
+    match flags & libc::CLONE_VM as c_ulong {
+        0 => share_all(),
+        _ => threads::release(),
     }
 }
 

@@ -36,6 +36,7 @@ mod start;
 mod stat;
 mod stdio;
 mod streams;
+mod threads;
 mod trampoline;
 mod transfer;
 mod vectors;

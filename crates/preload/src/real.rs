@@ -7,7 +7,10 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use libc::{FILE, iovec, mmsghdr, mode_t, msghdr, off_t, pid_t, size_t, ssize_t, timespec};
+use libc::{
+    FILE, cpu_set_t, iovec, mmsghdr, mode_t, msghdr, off_t, pid_t, pthread_attr_t, pthread_t,
+    size_t, ssize_t, timespec,
+};
 
 use crate::errno;
 
@@ -203,6 +206,13 @@ real! {
     fn sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
     fn recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
     fn recvmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+
+    fn pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, start: *const c_void, argument: *mut c_void) -> c_int;
+    fn thrd_create(thread: *mut c_void, start: *const c_void, argument: *mut c_void) -> c_int;
+    fn sched_getaffinity(pid: pid_t, size: size_t, cpus: *mut cpu_set_t) -> c_int;
+    fn sched_setaffinity(pid: pid_t, size: size_t, cpus: *const cpu_set_t) -> c_int;
+    fn pthread_getaffinity_np(thread: pthread_t, size: size_t, cpus: *mut cpu_set_t) -> c_int;
+    fn pthread_setaffinity_np(thread: pthread_t, size: size_t, cpus: *const cpu_set_t) -> c_int;
 
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
 

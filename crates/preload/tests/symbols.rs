@@ -23,6 +23,7 @@ const HOOKED: &str = "
     backtrace_symbols_fd __backtrace_symbols_fd
     fork __fork vfork __vfork _Fork clone __clone forkpty daemon system wordexp
     posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp
+    pthread_create thrd_create sched_getaffinity sched_setaffinity pthread_getaffinity_np pthread_setaffinity_np
     execve execv execvp execvpe execl execle execlp fexecve execveat _exit _Exit
     sendmsg sendmmsg __sendmmsg recvmsg recvmmsg syscall";
 

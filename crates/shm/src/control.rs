@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 use jericho_sys::memory::Mapping;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
@@ -12,38 +13,6 @@ const CPUS: usize = 1024;
 const SLICES_AT: usize = 4096;
 const SLICES: usize = 1024;
 const SLOTS_AT: usize = SLICES_AT + 64 * SLICES;
-
-/// When threads are moved to their data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// When it pays.
-    #[default]
-    Adaptive,
-    /// Never.
-    Never,
-    /// At the first access that finds the thread elsewhere.
-    Always,
-}
-
-impl Policy {
-    /// The number in shared memory.
-    pub fn number(self) -> u8 {
-        match self {
-            Policy::Adaptive => 0,
-            Policy::Never => 1,
-            Policy::Always => 2,
-        }
-    }
-
-    /// From the number; an unknown one is the default.
-    pub fn from_number(number: u8) -> Policy {
-        match number {
-            1 => Policy::Never,
-            2 => Policy::Always,
-            _ => Policy::Adaptive,
-        }
-    }
-}
 
 #[repr(C, align(64))]
 struct Header {
@@ -111,11 +80,8 @@ impl SlotInfo {
 
     /// Thread policy of the file; `None`: the volume's.
     #[inline]
-    pub fn policy(&self) -> Option<Policy> {
-        match self.policy.load(Ordering::Relaxed) {
-            0 => None,
-            n => Some(Policy::from_number(n - 1)),
-        }
+    pub fn policy(&self) -> Option<ThreadPolicy> {
+        ThreadsOfInode::from_byte(self.policy.load(Ordering::Relaxed)).policy()
     }
 
     /// The daemon gives the slot to an object, or (0) takes it back.
@@ -138,9 +104,9 @@ impl SlotInfo {
     }
 
     /// The daemon sets the thread policy.
-    pub fn set_policy(&self, policy: Option<Policy>) {
-        self.policy
-            .store(policy.map_or(0, |p| p.number() + 1), Ordering::Relaxed);
+    pub fn set_policy(&self, policy: Option<ThreadPolicy>) {
+        let number = policy.map_or(0, |policy| policy as u8 + 1);
+        self.policy.store(number, Ordering::Relaxed);
     }
 }
 
@@ -297,15 +263,15 @@ impl Control {
     }
 
     /// Thread policy of the volume.
-    pub fn policy(&self) -> Policy {
-        Policy::from_number(self.header().policy.load(Ordering::Relaxed) as u8)
+    pub fn policy(&self) -> ThreadPolicy {
+        ThreadPolicy::from_number(self.header().policy.load(Ordering::Relaxed))
     }
 
     /// The daemon sets it.
-    pub fn set_policy(&self, policy: Policy) {
+    pub fn set_policy(&self, policy: ThreadPolicy) {
         self.header()
             .policy
-            .store(u32::from(policy.number()), Ordering::Relaxed);
+            .store(u32::from(policy as u8), Ordering::Relaxed);
     }
 
     /// The daemon's part of a slot; `None` beyond the last.
@@ -332,7 +298,7 @@ mod tests {
     #[test]
     fn a_control_segment_is_attached_as_it_was_made() {
         let made = Control::create("test", &[(4096, 0), (8192, 1)], 100, &[0, 1, 1], 42).unwrap();
-        made.set_policy(Policy::Always);
+        made.set_policy(ThreadPolicy::Always);
         made.slot(99).unwrap().set(7, 1, SlotInfo::NO_WRITE);
         let fd = made.mapping().read_only_fd().unwrap();
         let seen = Control::attach(fd).unwrap();
@@ -342,7 +308,7 @@ mod tests {
         assert_eq!(seen.node_of_cpu(3), u16::MAX);
         assert_eq!(seen.node_of_cpu(5000), u16::MAX);
         assert_eq!((seen.instance(), seen.node_count()), (42, 2));
-        assert_eq!(seen.policy(), Policy::Always);
+        assert_eq!(seen.policy(), ThreadPolicy::Always);
         let slot = seen.slot(99).unwrap();
         assert_eq!(
             (slot.object(), slot.home(), slot.flags()),

@@ -24,7 +24,7 @@ pub use area::{Area, Counter, RING_KEYS, RingReader, TOUCHED};
 pub use call::{
     Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
 };
-pub use control::{Control, Policy, SlotInfo};
+pub use control::{Control, SlotInfo};
 
 pub use entry::{Entry, Flags, Key, State};
 pub use lock::Lock;

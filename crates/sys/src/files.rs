@@ -233,14 +233,6 @@ pub fn coarse_realtime_ns() -> u64 {
         .wrapping_add(now.tv_nsec as u64)
 }
 
-/// The CPU on which the calling thread runs; it may be another one by the time this returns.
-#[inline]
-pub fn current_cpu() -> u32 {
-    // SAFETY: takes nothing and touches no memory of ours. It fails only where the kernel cannot say.
-    let cpu = unsafe { libc::sched_getcpu() };
-    u32::try_from(cpu).unwrap_or(u32::MAX)
-}
-
 /// Words that read as zero in a child of fork(2), whatever they were in the parent.
 #[derive(Debug)]
 pub struct ForkMark(&'static [AtomicU64; 8]);

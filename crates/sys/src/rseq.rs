@@ -56,6 +56,9 @@ fn find() -> Option<isize> {
         )
     };
     if offset.is_null() || size.is_null() {
+        // SAFETY: takes nothing. It takes away the message that a look-up in vain leaves, which a program would take for
+        // one of its own; what it returns is not looked at.
+        unsafe { libc::dlerror() };
         return None;
     }
     // SAFETY: glibc documents them as constants of these types, set before any code of a program or of a

@@ -341,39 +341,3 @@ proptest! {
         prop_assert!(moves.windows(2).all(|pair| pair[1] - pair[0] >= HOLD_MIN), "{moves:?}");
     }
 }
-
-#[test]
-fn the_run_wins_over_the_directory_and_that_over_the_volume() {
-    use ThreadPolicy::*;
-    let always = ThreadsOfInode::set_here(Always).inherited().byte();
-    assert_eq!(choose(Some(Never), always, 0), Never);
-    assert_eq!(choose(None, always, Never as u32), Always);
-    assert_eq!(choose(None, 0, Never as u32), Never);
-    assert_eq!(choose(None, 0, 0), Adaptive);
-}
-
-/// On this very machine: each CPU is made a node of its own, as there may be one real one only.
-#[test]
-fn a_real_thread_goes_where_its_data_is_and_gets_its_mask_back() {
-    assert!(learn(Nodes::new(|cpu| cpu as u16)));
-    assert!(!learn(Nodes::new(|cpu| cpu as u16 / 2)), "another topology");
-    let cpus = affinity::get(None).unwrap();
-    let own = affinity::mask(None).unwrap();
-    for cpu in cpus.iter().copied().filter(|cpu| *cpu < NODES as u32) {
-        std::thread::spawn(move || {
-            account(ThreadPolicy::Always, cpu as u16, cpu as u16 + 1, 4096);
-            let only: CpuMask = [cpu].into_iter().collect();
-            // With one CPU there is nothing to narrow.
-            let narrowed = only != own;
-            assert_eq!(held_on(), narrowed.then_some(cpu as u16));
-            assert_eq!(affinity::mask(None).unwrap(), only);
-            assert_eq!(jericho_sys::rseq::current_cpu(), cpu);
-            tick();
-            assert_eq!(held_on().is_some(), narrowed, "used a moment ago");
-            release();
-            assert_eq!((held_on(), affinity::mask(None).unwrap()), (None, own));
-        })
-        .join()
-        .unwrap();
-    }
-}

@@ -201,6 +201,12 @@ impl Fast {
         }
     }
 
+    /// Whether a process is on the fast path.
+    pub(super) fn is_client(&self, pid: u32) -> bool {
+        let clients = self.clients.lock();
+        clients.by_owner.values().any(|c| c.peer.pid == pid)
+    }
+
     pub(super) fn cut_all_off(&self) {
         for client in self.clients.lock().by_owner.values() {
             client.area.cut_off();

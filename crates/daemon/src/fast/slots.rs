@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_format::PAGE_BYTES;
+use jericho_format::threads::ThreadPolicy;
 use jericho_fs::fs::File;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_shm::{Slot, SlotInfo};
@@ -117,6 +118,7 @@ impl Fast {
                 });
                 self.slot(&made).set_size(file.size(), true);
                 self.slot(&made).take_modified();
+                self.info(&made).set_policy(file.threads().policy());
                 self.info(&made).set(file.ino(), file.slice(), 0);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
@@ -183,6 +185,16 @@ impl Fast {
 }
 
 impl Mounted {
+    /// Sets when threads are moved to an inode's data (see `Fs::set_threads`), also for programs that have it open.
+    pub fn set_threads(&self, ino: Ino, policy: Option<ThreadPolicy>) -> jericho_fs::Result<()> {
+        self.fs().set_threads(ino, policy)?;
+        if let Some(slot_file) = self.fast.slot_file(ino) {
+            let policy = slot_file.file.threads().policy();
+            self.fast.info(&slot_file).set_policy(policy);
+        }
+        Ok(())
+    }
+
     /// Whether the kernel may keep a file's attributes: not while clients change them inline.
     pub fn attributes_may_be_kept(&self, ino: Ino) -> bool {
         self.fast.written_file(ino).is_none()
