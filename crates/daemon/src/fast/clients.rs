@@ -178,9 +178,6 @@ impl Fast {
                 );
             }
         }
-        if let Some(mounted) = self.mounted() {
-            mounted.follow.client_went(client.peer.pid);
-        }
         let mut clients = self.clients.lock();
         for slice in &self.slices {
             let (local, remote) = pages_of(&client.area, slice.id());
@@ -273,13 +270,7 @@ impl Fast {
             peer,
             writes: request.write,
         };
-        let pid = client.peer.pid;
         clients.by_owner.insert(owner, client);
-        drop(clients);
-        // Its threads place themselves.
-        if let Some(mounted) = self.mounted() {
-            mounted.follow.client_came(pid);
-        }
         Ok(owner)
     }
 
