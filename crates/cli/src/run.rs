@@ -36,6 +36,7 @@ pub fn run(args: &RunArgs) -> Outcome {
         (Some(volume), Some(dir)) => on_mount(volume, dir, &args.options, command, prepare),
         _ => {
             refuse_mount_options(&args.options)?;
+            refuse_policy_of_nobody(args)?;
             prepare(&mut command)?;
             // Nothing is left to do afterwards, so it takes our place.
             let error = command.exec();
@@ -55,6 +56,17 @@ fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
         true => Err(Failure::new(
             "--cache, --topology, --read-only and --log are for a mount; say which with --volume VOLUME \
              --at DIR, or leave them out to use what is mounted already",
+        )),
+    }
+}
+
+/// With neither a library nor a mount of ours nobody would read it.
+fn refuse_policy_of_nobody(args: &RunArgs) -> Result<(), Failure> {
+    match args.no_preload && args.options.placement.is_some() {
+        false => Ok(()),
+        true => Err(Failure::new(
+            "--placement is for the library, and --no-preload is to run without it; leave one of them \
+             out, or set the policy of a directory with: jericho place DIR --placement POLICY",
         )),
     }
 }

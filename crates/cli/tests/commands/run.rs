@@ -1,6 +1,6 @@
 //! What a command gets from `jericho run`.
 
-use super::support::{Volume, jericho, output, succeed};
+use super::support::{Volume, fail, jericho, output, succeed};
 
 /// A shell script under `jericho run`, with options before.
 fn run(options: &[&str], script: &str) -> std::process::Command {
@@ -44,6 +44,9 @@ fn a_library_that_was_preloaded_before_stays_behind_ours() {
 fn without_the_library_a_command_runs_as_it_is() {
     let said = succeed(&mut run(&["--no-preload"], "echo \"<$LD_PRELOAD>\""));
     assert_eq!(said.trim(), "<>");
+    let mut command = run(&["--no-preload", "--placement", "never"], "true");
+    let message = fail(&mut command, 1);
+    assert!(message.contains("--placement"), "{message}");
 }
 
 #[test]
