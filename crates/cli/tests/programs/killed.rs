@@ -225,10 +225,7 @@ impl Stage {
         // It may have been emptied meanwhile, by the successor of a killed writer.
         if self.ledger.whole(writer) == whole {
             read.unwrap_or_else(|e| panic!("log of writer {writer} at {at} of {logged}: {e}"));
-            assert!(
-                bytes == text(writer, at..at + bytes.len() as u64),
-                "log of writer {writer} at {at} of {logged}"
-            );
+            assert_text(writer, at, &bytes, logged);
         }
     }
 
@@ -254,9 +251,24 @@ impl Stage {
             "log of writer {writer}: {logged} bytes were written, it has {}",
             log.len()
         );
-        assert!(
-            log == text(writer, 0..log.len() as u64),
-            "log of writer {writer} has foreign bytes"
+        assert_text(writer, 0, &log, logged);
+    }
+}
+
+/// The bytes at an offset of a log are what its writer appended there.
+fn assert_text(writer: u64, at: u64, bytes: &[u8], logged: u64) {
+    let expected = text(writer, at..at + bytes.len() as u64);
+    let foreign: Vec<usize> = (0..bytes.len())
+        .filter(|n| bytes[*n] != expected[*n])
+        .collect();
+    let zeros = foreign.iter().filter(|n| bytes[**n] == 0).count();
+    if let (Some(first), Some(last)) = (foreign.first(), foreign.last()) {
+        panic!(
+            "log of writer {writer}, {logged} bytes: read {} at {at}, {} are foreign ({zeros} zero), from {} to {}",
+            bytes.len(),
+            foreign.len(),
+            at + *first as u64,
+            at + *last as u64
         );
     }
 }
