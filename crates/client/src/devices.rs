@@ -11,6 +11,12 @@ const KIND: &str = "fuse.jericho";
 
 static DEVICES: OnceLock<Vec<u64>> = OnceLock::new();
 
+/// Finds out now. A process that forks while another of its threads finds out has a child that would wait for that
+/// thread for ever: so this is called before there are threads.
+pub fn prepare() {
+    DEVICES.get_or_init(find);
+}
+
 /// Whether a device (as fstat(2) numbers it) is a mount of Jericho.
 pub fn is_ours(device: u64) -> bool {
     DEVICES.get_or_init(find).contains(&device)

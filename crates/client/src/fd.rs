@@ -927,6 +927,17 @@ pub fn mapped(fd: i32) -> Result<()> {
     }
 }
 
+/// Before main, while there is one thread: reads what the environment says.
+pub fn prepare() {
+    devices::prepare();
+    crate::placement::policy_of_run();
+}
+
+/// Keeps other threads from attaching while this one forks: the child would have no thread to end what they began.
+pub fn before_fork() -> impl Drop {
+    session::keep_others_from_attaching()
+}
+
 /// Before fork(2), exec and posix_spawn: all offsets go to the kernel.
 pub fn share_all() {
     for fd in description::numbers() {

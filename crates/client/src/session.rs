@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jericho_format::threads::ThreadPolicy;
@@ -150,6 +150,32 @@ pub fn attach(instance: u64, write: bool) -> io::Result<&'static Session> {
     let session = attach_alone(mark, instance, write);
     attaching.store(0, Ordering::Release);
     session
+}
+
+/// While this lives no other thread attaches. In the child of a fork the word is zero anyway.
+pub struct Alone(Option<&'static AtomicU64>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if let Some(attaching) = self.0 {
+            attaching.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Waits for a thread that attaches, as long as that may take.
+pub fn keep_others_from_attaching() -> Alone {
+    let Some(mark) = MARK.get() else {
+        return Alone(None);
+    };
+    let attaching = mark.word(ATTACHING);
+    for _ in 0..ATTACHING_POLLS {
+        if attaching.swap(1, Ordering::Acquire) == 0 {
+            return Alone(Some(attaching));
+        }
+        std::thread::sleep(ATTACHING_POLL);
+    }
+    Alone(None)
 }
 
 fn mark() -> io::Result<&'static ForkMark> {

@@ -39,6 +39,7 @@ pub fn share_all() {
 
 pub unsafe fn fork() -> pid_t {
     share_all();
+    let _alone = errno::kept(fd::before_fork);
     // SAFETY: takes nothing.
     unsafe { real::fork() }
 }

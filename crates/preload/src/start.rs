@@ -1,6 +1,6 @@
 //! What happens when the library is loaded, and when the program ends.
 
-use crate::{real, report};
+use crate::{errno, real, report};
 
 // The C library calls what stands in these sections, once, before main and after the program's own
 // exit handlers.
@@ -15,6 +15,7 @@ static END: extern "C" fn() = end;
 /// Not before other libraries' constructors, necessarily: hooks work without it.
 extern "C" fn start() {
     real::find_all();
+    errno::kept(jericho_client::fd::prepare);
     report::prepare();
 }
 
