@@ -92,12 +92,17 @@ pub struct Facts {
     pub slot_generation: u32,
     /// The object.
     pub object: u64,
-    /// As the kernel tells them.
-    pub device: u64,
-    /// As the kernel tells them.
-    pub inode: u64,
     /// `READ` ...
     pub flags: u32,
+}
+
+/// By what the kernel knows a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Device, as fstat(2) tells it.
+    pub device: u64,
+    /// Inode, as fstat(2) tells it.
+    pub inode: u64,
 }
 
 /// An open file description.
@@ -145,14 +150,14 @@ impl Description {
         }
     }
 
-    fn set(&self, facts: &Facts) {
+    fn set(&self, facts: &Facts, identity: Identity) {
         self.session.store(facts.session as u32, Ordering::Relaxed);
         self.slot.store(facts.slot, Ordering::Relaxed);
         self.slot_generation
             .store(facts.slot_generation, Ordering::Relaxed);
         self.object.store(facts.object, Ordering::Relaxed);
-        self.device.store(facts.device, Ordering::Relaxed);
-        self.inode.store(facts.inode, Ordering::Relaxed);
+        self.device.store(identity.device, Ordering::Relaxed);
+        self.inode.store(identity.inode, Ordering::Relaxed);
         self.flags.store(facts.flags, Ordering::Relaxed);
     }
 
@@ -218,13 +223,27 @@ impl Open {
             slot: d.slot.load(Ordering::Relaxed),
             slot_generation: d.slot_generation.load(Ordering::Relaxed),
             object: d.object.load(Ordering::Relaxed),
-            device: d.device.load(Ordering::Relaxed),
-            inode: d.inode.load(Ordering::Relaxed),
             flags: d.flags.load(Ordering::Relaxed),
         };
+        self.is_still().then_some(facts)
+    }
+
+    /// The file behind it; `None` when it is over.
+    pub fn identity(&self) -> Option<Identity> {
+        let d = self.description();
+        let identity = Identity {
+            device: d.device.load(Ordering::Relaxed),
+            inode: d.inode.load(Ordering::Relaxed),
+        };
+        self.is_still().then_some(identity)
+    }
+
+    /// Whether what was loaded of the description before was this one's.
+    #[inline]
+    fn is_still(&self) -> bool {
         // The generation moves on before anything of a description that is over is changed.
         fence(Ordering::Acquire);
-        (d.generation.load(Ordering::Relaxed) == self.generation).then_some(facts)
+        self.description().generation.load(Ordering::Relaxed) == self.generation
     }
 
     /// The slot is another, or reached through another session. Who sees half of it sees a slot that is not the
@@ -254,6 +273,7 @@ impl Open {
     }
 }
 
+#[inline]
 fn word_of(fd: i32) -> Option<&'static AtomicU64> {
     NUMBER_WORDS.get(usize::try_from(fd).ok()?)
 }
@@ -319,7 +339,13 @@ pub fn set_kernel(fd: i32, seen: u64) {
 
 /// The number has a description from now on, if it is still what it was when `seen` was loaded. `offset`: where
 /// its offset is, when not in the kernel. `None` when it is not, or there are too many descriptions.
-pub fn describe(fd: i32, seen: u64, facts: &Facts, offset: Option<u64>) -> Option<Open> {
+pub fn describe(
+    fd: i32,
+    seen: u64,
+    facts: &Facts,
+    identity: Identity,
+    offset: Option<u64>,
+) -> Option<Open> {
     let word = word_of(fd)?;
     for probe in 0..PROBES {
         let index = (fd as usize + probe) % DESCRIPTIONS;
@@ -332,7 +358,7 @@ pub fn describe(fd: i32, seen: u64, facts: &Facts, offset: Option<u64>) -> Optio
         }
         // Its generation is even, and it is ours alone.
         fence(Ordering::Release);
-        d.set(facts);
+        d.set(facts, identity);
         d.read_ahead.reset();
         d.extended_to.store(u64::MAX, Ordering::Relaxed);
         d.reserved.store(0, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 //! A write that covers several pages goes through the kernel *from its start* when one of them turns out not to be
 //! writable here: to go on from where it stopped would let another write in between the two halves.
 
+use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
@@ -11,6 +12,7 @@ use jericho_shm::{Key, Lock, Miss, SizeWord, SliceMemory, Slot, SlotInfo};
 use jericho_sys::files;
 
 use crate::inline::pieces;
+use crate::inside::Thread;
 use crate::session::Session;
 use crate::source::Source;
 
@@ -123,6 +125,7 @@ impl<'a> File<'a> {
     }
 
     /// Bytes of the file.
+    #[inline]
     pub fn size(&self) -> Result<u64, Why> {
         Ok(self.size_word()?.bytes())
     }
@@ -151,8 +154,7 @@ impl<'a> File<'a> {
                 Ok(seen) => seen,
                 Err(why) => return none(why),
             };
-            if let Some((read, pages)) = self.read_as_of(seen, at, out) {
-                self.account(pages, read.done, false);
+            if let Some(read) = self.read_as_of(seen, at, out) {
                 return read;
             }
         }
@@ -161,56 +163,77 @@ impl<'a> File<'a> {
 
     /// Reads a file of the size that was seen; `None` when it was truncated meanwhile.
     #[inline]
-    fn read_as_of(&self, seen: SizeWord, at: u64, out: &mut [u8]) -> Option<(Read, u64)> {
+    fn read_as_of(&self, seen: SizeWord, at: u64, out: &mut [u8]) -> Option<Read> {
         let size = seen.bytes();
         let len = size.saturating_sub(at).min(out.len() as u64) as usize;
-        let (done, pages, rest) = self.read_pages(at, &mut out[..len]);
+        let (done, rest) = self.read_pages(at, &mut out[..len]);
         // Zeros behind a new end must not be taken for bytes before the old one.
         fence(Ordering::Acquire);
         let same = self.slot.size().same_cuts(seen);
-        same.then_some((Read { done, size, rest }, pages))
+        same.then_some(Read { done, size, rest })
     }
 
     #[inline]
-    fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, u64, Option<Why>) {
+    fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>) {
         let epoch = self.memory.epoch();
-        let (mut done, mut pages) = (0, 0);
+        let within = (at % PAGE_BYTES) as usize;
+        if within + out.len() > PAGE || out.is_empty() {
+            return self.read_many(at, out, epoch);
+        }
+        let key = Key::new(self.object, at / PAGE_BYTES);
+        match self.memory.read_unmarked(key, within, out) {
+            Ok(index) => {
+                self.mark(index, epoch);
+                (out.len(), None)
+            }
+            Err(miss) => (0, Some(miss.into())),
+        }
+    }
+
+    /// Of any number of pages.
+    #[inline(never)]
+    fn read_many(&self, at: u64, out: &mut [u8], epoch: u8) -> (usize, Option<Why>) {
+        let mut done = 0;
         for (page, within, len) in pieces(at, out.len()) {
             let key = Key::new(self.object, page);
-            match self
-                .memory
-                .read_unmarked(key, within, &mut out[done..done + len])
-            {
+            let out = &mut out[done..done + len];
+            match self.memory.read_unmarked(key, within, out) {
                 Ok(index) => self.mark(index, epoch),
-                Err(miss) => return (done, pages, Some(miss.into())),
+                Err(miss) => return (done, Some(miss.into())),
             }
             done += len;
-            pages += 1;
         }
-        (done, pages, None)
+        (done, None)
     }
 
     #[inline]
     fn mark(&self, index: u32, epoch: u8) {
         if !self.memory.is_marked(index, epoch) {
-            if self.memory.is_writable() {
-                self.memory.touch(index, epoch);
-            } else {
-                self.session.area.touch(self.home, index);
-            }
+            self.mark_anew(index, epoch);
         }
     }
 
-    /// The one place that hears of every inline access.
+    #[cold]
+    fn mark_anew(&self, index: u32, epoch: u8) {
+        if self.memory.is_writable() {
+            self.memory.touch(index, epoch);
+        } else {
+            self.session.area.touch(self.home, index);
+        }
+    }
+
+    /// The one place that hears of every inline access: what it did to the bytes `bytes`. `calls`: 0 when a part of the
+    /// call was done elsewhere, else 1.
     #[inline]
-    fn account(&self, pages: u64, bytes: usize, write: bool) {
-        if pages > 0 {
+    pub fn account(&self, thread: &Thread, write: bool, bytes: Range<u64>, calls: u64) {
+        if !bytes.is_empty() {
             let policy = self.info.policy();
             self.session
-                .account(self.home, policy, pages, bytes as u64, write);
+                .account(thread, self.home, policy, write, bytes, calls);
         }
     }
 
+    #[inline]
     fn may_write(&self) -> Result<(), Why> {
         if !self.session.is_writable() || self.info.flags() & SlotInfo::NO_WRITE != 0 {
             return Err(Why::Withheld);
@@ -223,6 +246,7 @@ impl<'a> File<'a> {
 
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`, all of them or (`Err`) not: then some may be there, but
     /// the file is as long as it was.
+    #[inline]
     pub fn write(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Why> {
         self.may_write()?;
         let end = at
@@ -233,6 +257,12 @@ impl<'a> File<'a> {
         if end <= seen.bytes() {
             return self.write_within(seen, at, len, source);
         }
+        self.write_beyond(at, len, source)
+    }
+
+    #[inline(never)]
+    fn write_beyond(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Why> {
+        let end = at + len as u64;
         let _extend = Held::lock(self.slot.extend_lock(), self.session.owner)?;
         let seen = self.size_word()?;
         if end <= seen.bytes() {
@@ -254,6 +284,7 @@ impl<'a> File<'a> {
         Ok(end)
     }
 
+    #[inline]
     fn write_within(
         &self,
         seen: SizeWord,
@@ -266,7 +297,7 @@ impl<'a> File<'a> {
         let _stripes = self.lock_stripes(at, len)?;
         self.check_pages(at, len)?;
         self.put(at, len, source, still).map_err(|(_, why)| why)?;
-        self.wrote(at, len);
+        self.wrote();
         Ok(())
     }
 
@@ -303,7 +334,7 @@ impl<'a> File<'a> {
                 break;
             }
         }
-        self.wrote(at, len);
+        self.wrote();
         Ok(())
     }
 
@@ -394,10 +425,13 @@ impl<'a> File<'a> {
         result
     }
 
-    fn wrote(&self, at: u64, len: usize) {
-        self.slot.set_modified(files::coarse_realtime_ns());
-        let pages = (at + len as u64).div_ceil(PAGE_BYTES) - at / PAGE_BYTES;
-        self.account(pages, len, true);
+    /// Leaves the mark of inline writes, unless it is there already. The daemon gives the file the time at which
+    /// it takes the mark, which is after this write.
+    #[inline]
+    fn wrote(&self) {
+        if self.slot.modified() == 0 {
+            self.slot.set_modified(files::coarse_realtime_ns());
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! own go inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
+use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Call, Refusal};
@@ -16,11 +17,12 @@ use jericho_sys::{errno, files};
 
 use crate::ask::ask;
 use crate::description::{
-    self, APPEND, Facts, LIMITED, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
+    self, APPEND, Facts, Identity, LIMITED, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL,
+    WRITE,
 };
 use crate::devices;
 use crate::fast::{File, WRITE_MAX, Why};
-use crate::inside;
+use crate::inside::{self, Thread};
 use crate::offset::{OFFSET_MAX, Position};
 use crate::report;
 pub use crate::report::Reason;
@@ -54,13 +56,31 @@ const SEEK_END: i32 = 2;
 
 // ---- what a number is ----
 
+/// What is known of a number, if it may go the fast way.
+#[inline]
+fn fast_number(fd: i32) -> Option<Number> {
+    description::number(fd).filter(|number| *number != Number::Kernel)
+}
+
 /// The description of a number that goes the fast way; finds out about a number at its first I/O.
-fn described(fd: i32) -> Option<Open> {
+#[inline]
+fn described(fd: i32, number: Number) -> Option<Open> {
+    match number {
+        Number::Described(open) => Some(open),
+        Number::Kernel => None,
+        Number::Unknown { opened, word } => described_anew(fd, opened, word),
+    }
+}
+
+#[cold]
+fn described_anew(fd: i32, opened: bool, word: u64) -> Option<Open> {
+    let (mut opened, mut word) = (opened, word);
     for _ in 0..LOOKUPS {
+        classify(fd, opened, word)?;
         match description::number(fd)? {
             Number::Kernel => return None,
             Number::Described(open) => return Some(open),
-            Number::Unknown { opened, word } => classify(fd, opened, word)?,
+            Number::Unknown { opened: o, word: w } => (opened, word) = (o, w),
         }
     }
     None
@@ -98,15 +118,17 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
         slot: answer.slot,
         slot_generation: answer.generation,
         object: answer.object,
+        flags: flags_of(&mode),
+    };
+    let identity = Identity {
         device: stat.device,
         inode: stat.inode,
-        flags: flags_of(&mode),
     };
     let offset = match opened.then(|| files::lseek(fd, 0, SEEK_CUR)) {
         Some(Ok(offset)) => u64::try_from(offset).ok(),
         _ => None,
     };
-    if description::describe(fd, word, &facts, offset).is_some() {
+    if description::describe(fd, word, &facts, identity, offset).is_some() {
         report::descriptor();
     } else {
         // Either the number changed its meaning, and this does nothing, or the table is full.
@@ -151,6 +173,7 @@ fn way(open: &Open, facts: &Facts) -> Way {
     }
 }
 
+#[inline]
 fn file(session: &'static Session, facts: &Facts) -> std::result::Result<File<'static>, Why> {
     File::of(session, facts.slot, facts.slot_generation, facts.object)
 }
@@ -168,8 +191,12 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
         }
     }
     // Is it the same file at all?
-    match files::fstat(open.fd) {
-        Ok(stat) if (stat.device, stat.inode) == (facts.device, facts.inode) => {}
+    let identity = files::fstat(open.fd).map(|stat| Identity {
+        device: stat.device,
+        inode: stat.inode,
+    });
+    match (identity, open.identity()) {
+        (Ok(now), Some(then)) if now == then => {}
         _ => {
             description::disown(open);
             return Way::Ordinary;
@@ -239,29 +266,41 @@ fn is_fit(buffer: &[u8]) -> bool {
 
 /// Reads at an offset: what hits inline, and from there on what the kernel gives.
 #[inline]
-fn read_at(open: &Open, facts: &Facts, out: &mut [u8], at: u64) -> Option<Result<usize>> {
-    let mut done = 0;
-    if facts.flags & READ != 0 && is_fit(out) {
-        let why = match way(open, facts) {
-            Way::Ordinary => return None,
-            Way::Kernel(why) => why,
-            Way::Inline(session, file) => {
-                let read = file.read(at, out);
-                read_ahead(open, session, &file, at, out.len(), &read);
-                match read.rest {
-                    None => {
-                        report::inline(false, read.done);
-                        return Some(Ok(read.done));
-                    }
-                    Some(why) => {
-                        done = read.done;
-                        why
-                    }
-                }
-            }
-        };
-        report::kernel(false, why);
+fn read_at(
+    thread: &Thread,
+    open: &Open,
+    facts: &Facts,
+    out: &mut [u8],
+    at: u64,
+) -> Option<Result<usize>> {
+    if facts.flags & READ == 0 || !is_fit(out) {
+        return read_by_kernel(open, out, at, 0);
     }
+    let (done, why) = match way(open, facts) {
+        Way::Ordinary => return None,
+        Way::Kernel(why) => (0, why),
+        Way::Inline(session, file) => {
+            let read = file.read(at, out);
+            let whole = read.rest.is_none();
+            let calls = u64::from(whole);
+            file.account(thread, false, at..at + read.done as u64, calls);
+            let first = at / PAGE_BYTES;
+            if !whole || open.description().read_ahead.goes_on(first) {
+                read_ahead(open, session, &file, at, out.len(), &read);
+            }
+            match read.rest {
+                None => return Some(Ok(read.done)),
+                Some(why) => (read.done, why),
+            }
+        }
+    };
+    report::kernel(false, why);
+    read_by_kernel(open, out, at, done)
+}
+
+/// The rest of a read of which `done` bytes are there already.
+#[cold]
+fn read_by_kernel(open: &Open, out: &mut [u8], at: u64, done: usize) -> Option<Result<usize>> {
     Some(
         match files::pread(open.fd, &mut out[done..], (at + done as u64) as i64) {
             Ok(n) => Ok(done + n),
@@ -271,7 +310,7 @@ fn read_at(open: &Open, facts: &Facts, out: &mut [u8], at: u64) -> Option<Result
     )
 }
 
-/// Asks for what a sequential reader will want next.
+/// After a read of pages that a sequential reader wants, or that were not there: looks whether there is enough ahead.
 #[inline]
 fn read_ahead(
     open: &Open,
@@ -281,14 +320,23 @@ fn read_ahead(
     len: usize,
     read: &crate::fast::Read,
 ) {
-    let reader = &open.description().read_ahead;
-    let first = at / PAGE_BYTES;
-    if at >= read.size || (read.rest.is_none() && !reader.goes_on(first)) {
+    if at >= read.size {
         return;
     }
+    let reader = &open.description().read_ahead;
+    let (first, file_pages) = (at / PAGE_BYTES, read.size.div_ceil(PAGE_BYTES));
     let end = (at + len as u64).min(read.size).div_ceil(PAGE_BYTES);
+    if !reader.is_enough(first, end, file_pages) {
+        ask_ahead(open, session, file, first..end, file_pages);
+    }
+}
+
+/// Asks for what a sequential reader will want next.
+#[cold]
+fn ask_ahead(open: &Open, session: &Session, file: &File<'_>, read: Range<u64>, file_pages: u64) {
+    let reader = &open.description().read_ahead;
     let window = WINDOW_PAGES_MAX.min(session.control.frames_of(file.home()) / 16);
-    let pages = reader.advance(first, end, read.size.div_ceil(PAGE_BYTES), window);
+    let pages = reader.advance(read.start, read.end, file_pages, window);
     let Some(pages) = pages else { return };
     // A file that is in the cache already needs no asking: first, last and middle tell.
     let middle = (pages.start + pages.end) / 2;
@@ -308,6 +356,7 @@ fn read_ahead(
 
 /// Reads into several parts at an offset, as into one.
 fn read_parts_at(
+    thread: &Thread,
     open: &Open,
     facts: &Facts,
     parts: &mut [IoSliceMut<'_>],
@@ -315,7 +364,7 @@ fn read_parts_at(
 ) -> Option<Result<usize>> {
     let mut done = 0;
     for part in parts.iter_mut().filter(|part| !part.is_empty()) {
-        match read_at(open, facts, part, at + done as u64) {
+        match read_at(thread, open, facts, part, at + done as u64) {
             Some(Ok(n)) => {
                 done += n;
                 if n < part.len() {
@@ -333,49 +382,53 @@ fn read_parts_at(
 #[inline]
 fn read_here(
     fd: i32,
-    read: impl FnMut(&Open, &Facts, u64) -> Option<Result<usize>>,
+    mut read: impl FnMut(&Thread, &Open, &Facts, u64) -> Option<Result<usize>>,
 ) -> Option<Result<usize>> {
-    let Some(_inside) = inside::enter() else {
-        return interrupted(fd, read);
-    };
-    let open = described(fd)?;
-    let mut read = read;
-    let (offset, tag) = (&open.description().offset, open.tag());
-    if offset.is_in_kernel(tag) {
-        return None;
-    }
-    let facts = facts(&open)?;
-    for _ in 0..READ_TRIES {
-        let Position::At(at) = offset.get(tag) else {
+    let number = fast_number(fd)?;
+    let result = inside::enter(|thread| {
+        let open = described(fd, number)?;
+        let (offset, tag) = (&open.description().offset, open.tag());
+        if offset.is_in_kernel(tag) {
             return None;
-        };
-        match read(&open, &facts, at)? {
-            Ok(0) => return Some(Ok(0)),
-            Ok(n) if offset.advance(tag, at, at + n as u64) => return Some(Ok(n)),
-            // Another thread has read that: what this one has read is not its.
-            Ok(_) => {}
-            Err(errno) => return Some(Err(errno)),
         }
+        let facts = facts(&open)?;
+        for _ in 0..READ_TRIES {
+            let Position::At(at) = offset.get(tag) else {
+                return None;
+            };
+            match read(thread, &open, &facts, at)? {
+                Ok(0) => return Some(Ok(0)),
+                Ok(n) if offset.advance(tag, at, at + n as u64) => return Some(Ok(n)),
+                // Another thread has read that: what this one has read is not its.
+                Ok(_) => {}
+                Err(errno) => return Some(Err(errno)),
+            }
+        }
+        with_offset(thread, &open, |at| {
+            let n = read(thread, &open, &facts, at);
+            let end = at + n.and_then(|n| n.ok()).unwrap_or(0) as u64;
+            (n, end)
+        })?
+    });
+    match result {
+        Some(result) => result,
+        None => interrupted(fd, read),
     }
-    with_offset(&open, |at| {
-        let n = read(&open, &facts, at);
-        let end = at + n.and_then(|n| n.ok()).unwrap_or(0) as u64;
-        (n, end)
-    })?
 }
 
 /// Does something with the description's offset locked, which gives its result and the new offset. `None`: the
 /// kernel has it.
-fn with_offset<T>(open: &Open, act: impl FnOnce(u64) -> (T, u64)) -> Option<T> {
+#[inline]
+fn with_offset<T>(thread: &Thread, open: &Open, act: impl FnOnce(u64) -> (T, u64)) -> Option<T> {
     let (offset, tag) = (&open.description().offset, open.tag());
-    inside::locking(open.index);
+    thread.locking(open.index);
     let Position::At(at) = offset.lock(tag) else {
-        inside::unlocking();
+        thread.unlocking();
         return None;
     };
-    inside::ends_at(at);
+    thread.ends_at(at);
     let (result, end) = act(at);
-    let end = end + inside::unlocking();
+    let end = end + thread.unlocking();
     if end > OFFSET_MAX {
         let _ = files::lseek(open.fd, end as i64, SEEK_SET);
     }
@@ -390,7 +443,7 @@ fn with_offset<T>(open: &Open, act: impl FnOnce(u64) -> (T, u64)) -> Option<T> {
 #[cold]
 fn interrupted(
     fd: i32,
-    mut io: impl FnMut(&Open, &Facts, u64) -> Option<Result<usize>>,
+    mut io: impl FnMut(&Thread, &Open, &Facts, u64) -> Option<Result<usize>>,
 ) -> Option<Result<usize>> {
     let Some(Number::Described(open)) = description::number(fd) else {
         return None;
@@ -405,14 +458,15 @@ fn interrupted(
         let Position::At(begin) = offset.peek(tag) else {
             return None;
         };
-        let result = io(&open, &facts, inside::behind(begin))?;
+        let at = inside::behind(begin);
+        let result = inside::thread(|thread| io(thread, &open, &facts, at))?;
         inside::displace(result.unwrap_or(0) as u64);
         return Some(result);
     }
     let Position::At(at) = offset.get(tag) else {
         return None;
     };
-    let result = io(&open, &facts, at)?;
+    let result = inside::thread(|thread| io(thread, &open, &facts, at))?;
     if let Ok(n) = result {
         offset.advance(tag, at, at + n as u64);
     }
@@ -422,29 +476,28 @@ fn interrupted(
 /// read(2).
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
-    if is_known_to_be_kernels(fd) {
-        return None;
-    }
-    read_here(fd, |open, facts, at| read_at(open, facts, out, at))
+    read_here(fd, |thread, open, facts, at| {
+        read_at(thread, open, facts, out, at)
+    })
 }
 
 /// pread(2).
 #[inline]
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
-    if is_known_to_be_kernels(fd) || !is_fit(out) {
+    let number = fast_number(fd)?;
+    if !is_fit(out) {
         return None;
     }
     let at = u64::try_from(offset).ok()?;
-    let _inside = inside::enter()?;
-    let open = described(fd)?;
-    read_at(&open, &facts(&open)?, out, at)
+    inside::enter(|thread| {
+        let open = described(fd, number)?;
+        read_at(thread, &open, &facts(&open)?, out, at)
+    })?
 }
 
 /// readv(2), or with `at` preadv(2).
 pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<Result<usize>> {
-    if is_known_to_be_kernels(fd) {
-        return None;
-    }
+    let number = fast_number(fd)?;
     let fits = parts.len() <= PARTS_MAX
         && total(parts.iter().map(|part| part.len())).is_some_and(|total| total > 0);
     match at {
@@ -453,21 +506,19 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
                 return None;
             }
             let at = u64::try_from(offset).ok()?;
-            let _inside = inside::enter()?;
-            let open = described(fd)?;
-            read_parts_at(&open, &facts(&open)?, parts, at)
+            inside::enter(|thread| {
+                let open = described(fd, number)?;
+                read_parts_at(thread, &open, &facts(&open)?, parts, at)
+            })?
         }
-        None if fits => read_here(fd, |open, facts, at| read_parts_at(open, facts, parts, at)),
+        None if fits => read_here(fd, |thread, open, facts, at| {
+            read_parts_at(thread, open, facts, parts, at)
+        }),
         // The kernel says what is wrong with them; it moves nothing.
-        None => read_here(fd, |open, _, at| {
+        None => read_here(fd, |_, open, _, at| {
             Some(files::preadv(open.fd, parts, at as i64))
         }),
     }
-}
-
-#[inline]
-fn is_known_to_be_kernels(fd: i32) -> bool {
-    matches!(description::number(fd), None | Some(Number::Kernel))
 }
 
 /// Bytes of a vectored call; `None` when the kernel would not move them all.
@@ -544,7 +595,14 @@ fn writable_anew(
 }
 
 /// Writes at an offset (or, as the description says, at the end); `None`: by the ordinary call.
-fn write_at(open: &Open, facts: &Facts, data: Data<'_, '_>, at: u64) -> Option<Written> {
+#[inline]
+fn write_at(
+    thread: &Thread,
+    open: &Open,
+    facts: &Facts,
+    data: Data<'_, '_>,
+    at: u64,
+) -> Option<Written> {
     let inline = facts.flags & (WRITE | SYNC | NO_INLINE_WRITE) == WRITE && data.is_fit;
     if inline {
         let why = match way(open, facts) {
@@ -552,7 +610,7 @@ fn write_at(open: &Open, facts: &Facts, data: Data<'_, '_>, at: u64) -> Option<W
             Way::Kernel(why) => why,
             Way::Inline(session, file) => {
                 let written = writable(open, facts, session, file)
-                    .and_then(|file| write_inline(open, facts, &file, data, at));
+                    .and_then(|file| write_inline(thread, open, facts, &file, data, at));
                 match written {
                     Ok(written) => return Some(written),
                     Err(why) => why,
@@ -564,7 +622,9 @@ fn write_at(open: &Open, facts: &Facts, data: Data<'_, '_>, at: u64) -> Option<W
     Some(write_by_kernel(open, facts, data, at, inline))
 }
 
+#[inline]
 fn write_inline(
+    thread: &Thread,
     open: &Open,
     facts: &Facts,
     file: &File<'_>,
@@ -576,9 +636,9 @@ fn write_inline(
     } else if data.len <= WRITE_MAX {
         write_piece(open, facts, file, data, at)?
     } else {
-        return write_long(open, facts, file, data, at);
+        return write_long(thread, open, facts, file, data, at);
     };
-    report::inline(true, data.len);
+    file.account(thread, true, end - data.len as u64..end, 1);
     Ok(Written {
         result: Ok(data.len),
         end,
@@ -588,6 +648,7 @@ fn write_inline(
 /// One that is longer than the locks should be held: several, as the kernel makes of it too.
 #[cold]
 fn write_long(
+    thread: &Thread,
     open: &Open,
     facts: &Facts,
     file: &File<'_>,
@@ -597,29 +658,35 @@ fn write_long(
     let [part] = data.parts else {
         return Err(Why::Far);
     };
-    let mut done = 0;
+    let (mut end, mut rest) = (at, None);
     for piece in part.chunks(WRITE_MAX) {
         let parts = [IoSlice::new(piece)];
-        if let Err(why) = write_piece(open, facts, file, Data::new(&parts), at + done as u64) {
-            if done == 0 {
-                return Err(why);
+        match write_piece(open, facts, file, Data::new(&parts), end) {
+            Ok(to) => end = to,
+            Err(why) if end == at => return Err(why),
+            Err(why) => {
+                rest = Some(why);
+                break;
             }
-            report::kernel(true, why);
-            let rest = [IoSlice::new(&part[done..])];
-            let rest = write_by_kernel(open, facts, Data::new(&rest), at + done as u64, true);
-            // What is written is written, whatever became of the rest.
-            done += rest.result.unwrap_or(0);
-            break;
         }
-        done += piece.len();
     }
-    report::inline(true, done);
+    let mut done = (end - at) as usize;
+    file.account(thread, true, at..end, u64::from(rest.is_none()));
+    if let Some(why) = rest {
+        report::kernel(true, why);
+        let rest = [IoSlice::new(&part[done..])];
+        let rest = write_by_kernel(open, facts, Data::new(&rest), end, true);
+        // What is written is written, whatever became of the rest.
+        done += rest.result.unwrap_or(0);
+    }
     Ok(Written {
         result: Ok(done),
         end: at + done as u64,
     })
 }
 
+/// Gives the end of what was written.
+#[inline]
 fn write_piece(
     open: &Open,
     facts: &Facts,
@@ -628,21 +695,38 @@ fn write_piece(
     at: u64,
 ) -> std::result::Result<u64, Why> {
     let end = at.checked_add(data.len as u64).ok_or(Why::Far)?;
-    let extends = end > file.size()?;
-    if extends && facts.flags & LIMITED != 0 {
+    if end <= file.size()? {
+        file.write(at, data.len, Source::new(data.parts))?;
+        return Ok(end);
+    }
+    write_beyond(open, facts, file, data, at, end)
+}
+
+/// A write that seemed to make the file longer.
+#[inline(never)]
+fn write_beyond(
+    open: &Open,
+    facts: &Facts,
+    file: &File<'_>,
+    data: Data<'_, '_>,
+    at: u64,
+    end: u64,
+) -> std::result::Result<u64, Why> {
+    if facts.flags & LIMITED != 0 {
         return Err(Why::Withheld);
     }
     let write = || file.write(at, data.len, Source::new(data.parts));
     let mut result = write();
-    if extends && reserve(open, result, at, data.len) {
+    if reserve(open, result, at, data.len) {
         result = write();
     }
-    if extends && result.is_ok() {
+    if result.is_ok() {
         extended(open, end);
     }
     result.map(|()| end)
 }
 
+#[inline(never)]
 fn append_inline(
     open: &Open,
     facts: &Facts,
@@ -713,6 +797,7 @@ fn reserve(open: &Open, result: std::result::Result<(), Why>, at: u64, len: usiz
 
 /// The same bytes through the kernel. `tried`: an inline write came before, whose successors may want pages
 /// beyond the end.
+#[cold]
 fn write_by_kernel(
     open: &Open,
     facts: &Facts,
@@ -736,95 +821,97 @@ fn write_by_kernel(
     Written { result, end }
 }
 
-fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result<usize>> {
+#[inline]
+fn write_data(
+    fd: i32,
+    number: Number,
+    data: Data<'_, '_>,
+    offset: Option<i64>,
+) -> Option<Result<usize>> {
     if let Some(offset) = offset {
         if !data.is_fit {
             return None;
         }
         let at = u64::try_from(offset).ok()?;
-        let _inside = inside::enter()?;
-        let open = described(fd)?;
-        return Some(write_at(&open, &facts(&open)?, data, at)?.result);
+        return inside::enter(|thread| {
+            let open = described(fd, number)?;
+            Some(write_at(thread, &open, &facts(&open)?, data, at)?.result)
+        })?;
     }
-    let Some(_inside) = inside::enter() else {
-        return interrupted(fd, |open, facts, at| {
-            Some(write_by_kernel(open, facts, data, at, false).result)
-        });
-    };
-    let open = described(fd)?;
-    if open.description().offset.is_in_kernel(open.tag()) {
-        return None;
-    }
-    let facts = facts(&open)?;
-    with_offset(&open, |at| {
-        inside::ends_at(at + data.len as u64);
-        match write_at(&open, &facts, data, at) {
-            Some(written) => (Some(written.result), written.end),
-            None => (None, at),
+    let result = inside::enter(|thread| {
+        let open = described(fd, number)?;
+        if open.description().offset.is_in_kernel(open.tag()) {
+            return None;
         }
-    })?
+        let facts = facts(&open)?;
+        with_offset(thread, &open, |at| {
+            thread.ends_at(at + data.len as u64);
+            match write_at(thread, &open, &facts, data, at) {
+                Some(written) => (Some(written.result), written.end),
+                None => (None, at),
+            }
+        })?
+    });
+    match result {
+        Some(result) => result,
+        None => interrupted(fd, |_, open, facts, at| {
+            Some(write_by_kernel(open, facts, data, at, false).result)
+        }),
+    }
 }
 
 /// write(2).
 #[inline]
 pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize>> {
-    if is_known_to_be_kernels(fd) {
-        return None;
-    }
-    write_data(fd, Data::new(&[IoSlice::new(data)]), None)
+    write_data(fd, fast_number(fd)?, Data::new(&[IoSlice::new(data)]), None)
 }
 
 /// pwrite(2).
 #[inline]
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<Result<usize>> {
-    if is_known_to_be_kernels(fd) {
-        return None;
-    }
-    write_data(fd, Data::new(&[IoSlice::new(data)]), Some(offset))
+    let number = fast_number(fd)?;
+    write_data(fd, number, Data::new(&[IoSlice::new(data)]), Some(offset))
 }
 
 /// writev(2), or with `at` pwritev(2).
 pub fn writev(fd: i32, parts: &[IoSlice<'_>], at: Option<i64>) -> Option<Result<usize>> {
-    if is_known_to_be_kernels(fd) {
-        return None;
-    }
-    write_data(fd, Data::new(parts), at)
+    write_data(fd, fast_number(fd)?, Data::new(parts), at)
 }
 
 // ---- offset and size ----
 
 /// lseek(2).
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
-    if is_known_to_be_kernels(fd) {
-        return None;
+    let number = fast_number(fd)?;
+    inside::enter(|thread| {
+        let open = described(fd, number)?;
+        if open.description().offset.is_in_kernel(open.tag()) {
+            return None;
+        }
+        with_offset(thread, &open, |at| {
+            let to = seek(&open, at, offset, whence);
+            (to, to.map_or(at, |to| to as u64))
+        })
+    })?
+}
+
+/// Where an lseek leads to from `at`.
+fn seek(open: &Open, at: u64, offset: i64, whence: i32) -> Result<i64> {
+    let to = match whence {
+        SEEK_SET => offset,
+        SEEK_CUR => at.checked_add_signed(offset).ok_or(errno::EINVAL)? as i64,
+        SEEK_END => end_of(open)?
+            .checked_add_signed(offset)
+            .ok_or(errno::EINVAL)? as i64,
+        // Data, holes and what is unknown: the kernel looks, and what it finds is the offset.
+        _ => files::lseek(open.fd, offset, whence)?,
+    };
+    // The kernel knows how far a file of its can reach.
+    match u64::try_from(to) {
+        Ok(far) if far > OFFSET_MAX => files::lseek(open.fd, to, SEEK_SET),
+        Ok(_) => Ok(to),
+        Err(_) => Err(errno::EINVAL),
     }
-    let _inside = inside::enter()?;
-    let open = described(fd)?;
-    if open.description().offset.is_in_kernel(open.tag()) {
-        return None;
-    }
-    with_offset(&open, |at| {
-        let to = match whence {
-            SEEK_SET => Ok(offset),
-            SEEK_CUR => at
-                .checked_add_signed(offset)
-                .map(|to| to as i64)
-                .ok_or(errno::EINVAL),
-            SEEK_END => end_of(&open).and_then(|end| {
-                let to = end.checked_add_signed(offset).ok_or(errno::EINVAL)?;
-                Ok(to as i64)
-            }),
-            // Data, holes and what is unknown: the kernel looks, and what it finds is the offset.
-            _ => files::lseek(fd, offset, whence),
-        };
-        // The kernel knows how far a file of its can reach.
-        let to = to.and_then(|to| match u64::try_from(to) {
-            Ok(far) if far > OFFSET_MAX => files::lseek(fd, to, SEEK_SET),
-            Ok(_) => Ok(to),
-            Err(_) => Err(errno::EINVAL),
-        });
-        (to, to.map_or(at, |to| to as u64))
-    })
 }
 
 fn end_of(open: &Open) -> Result<u64> {
@@ -846,8 +933,7 @@ pub fn size(fd: i32) -> Option<u64> {
     let Some(Number::Described(open)) = description::number(fd) else {
         return None;
     };
-    let _inside = inside::enter()?;
-    inline_size(&open)
+    inside::enter(|_| inline_size(&open))?
 }
 
 // ---- what happens to numbers ----
@@ -871,10 +957,10 @@ pub fn forget_range(first: u32, last: u32) {
 
 /// `new` is another number of the open file of `old`: after dup(2), dup2(2), dup3(2), F_DUPFD.
 pub fn duplicated(old: i32, new: i32) {
-    if let Some(Number::Unknown { opened: true, .. }) = description::number(old) {
+    if let Some(number @ Number::Unknown { opened: true, .. }) = description::number(old) {
         // Found out about now, so that both share one offset; what cannot be found out stays in the kernel.
-        let known = inside::enter().and_then(|_inside| described(old));
-        if known.is_none() {
+        let known = inside::enter(|_| described(old, number));
+        if known.flatten().is_none() {
             description::unopened(old);
         }
     }
@@ -885,7 +971,7 @@ pub fn duplicated(old: i32, new: i32) {
 pub fn flags_changed(fd: i32) {
     let Some(Number::Described(open)) = description::number(fd) else {
         // Taken out of O_DIRECT, for one.
-        if is_known_to_be_kernels(fd) {
+        if fast_number(fd).is_none() {
             description::forget(fd);
         }
         return;

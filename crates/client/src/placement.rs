@@ -19,6 +19,7 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
 use jericho_sys::load;
 
+use crate::inside;
 use mover::{Mover, NODES, NOWHERE, World};
 use nodes::{Idle, Nodes};
 
@@ -34,13 +35,6 @@ const ACCESS_BYTES_MAX: usize = 16 << 20;
 /// Environment variable with the policy of a run.
 pub const VARIABLE: &str = "JERICHO_PLACEMENT";
 
-/// What counts for a file: the variable `JERICHO_PLACEMENT` of the run, else what was set for the file or its
-/// directory, else the volume's.
-#[inline]
-pub fn policy_of(file: Option<ThreadPolicy>, volume: ThreadPolicy) -> ThreadPolicy {
-    policy_of_run().or(file).unwrap_or(volume)
-}
-
 /// The policy of this run, read once. A word that is none counts as not there: `jericho run` has checked it.
 pub fn policy_of_run() -> Option<ThreadPolicy> {
     static OF_RUN: OnceLock<Option<ThreadPolicy>> = OnceLock::new();
@@ -51,8 +45,8 @@ pub fn policy_of_run() -> Option<ThreadPolicy> {
 const NOTHING: u32 = u32::MAX;
 const LOOK: u32 = u32::MAX - 1;
 
-/// What the calling thread has used since its last decision, and how it is placed.
-struct Thread {
+/// What a thread has used since its last decision, and how it is placed.
+pub(crate) struct Thread {
     /// For each node, and `NOWHERE`: local bytes, remote bytes.
     used: [[Cell<u32>; 2]; NODES + 1],
     sum: Cell<u32>,
@@ -62,64 +56,25 @@ struct Thread {
     mover: RefCell<Mover>,
 }
 
-thread_local! {
-    // No destructor: a signal handler or a destructor of the program may still read when the thread is ending.
-    static THREAD: Thread = const {
-        Thread {
-            used: [const { [const { Cell::new(0) }; 2] }; NODES + 1],
-            sum: Cell::new(0),
-            due: Cell::new(NOTHING),
-            is_held: Cell::new(false),
-            mover: RefCell::new(Mover::new()),
-        }
-    };
-}
-
 /// Accounts an access of the calling thread to `bytes` bytes whose home is node `home`, made on a CPU of node
 /// `cpu_node`, under `policy`. Only for volumes whose nodes are this process's ([`learn`]).
-#[inline]
 pub fn account(policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
-    THREAD.with(|thread| {
-        // What is never followed matters only to a thread that is held: it may be what that goes on with.
-        if policy == ThreadPolicy::Never && !thread.is_held.get() {
-            return;
-        }
-        let remote = home != cpu_node;
-        let slot = match policy {
-            ThreadPolicy::Never => NOWHERE,
-            _ => usize::from(home).min(NOWHERE),
-        };
-        let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + ACCESS_BYTES;
-        let cell = &thread.used[slot][usize::from(remote)];
-        cell.set(cell.get().saturating_add(weight));
-        let sum = thread.sum.get().saturating_add(weight);
-        thread.sum.set(sum);
-        if remote && policy == ThreadPolicy::Always {
-            thread.due.set(u32::from(home));
-        } else if sum >= DECIDE_BYTES && thread.due.get() == NOTHING {
-            thread.due.set(LOOK);
-        }
-    });
+    inside::thread(|thread| thread.placement.account(policy, home, cpu_node, bytes));
 }
 
 /// Does what accesses have made due; may move the thread. Not while it holds anything that others wait for: a move takes
 /// as long as the scheduler likes.
-#[inline]
 pub fn settle() {
-    THREAD.with(|thread| {
-        if thread.due.get() != NOTHING {
-            thread.decide(thread.due.replace(NOTHING));
-        }
-    });
+    inside::thread(|thread| thread.placement.settle());
 }
 
 /// Puts back the calling thread's own mask. Before a fork, an exec, a spawn, a new thread, and before the program
 /// asks for its affinity.
 #[inline]
 pub fn release() {
-    THREAD.with(|thread| {
-        if thread.is_held.get() {
-            thread.release();
+    inside::thread(|thread| {
+        if thread.placement.is_held.get() {
+            thread.placement.release();
         }
     });
 }
@@ -128,20 +83,63 @@ pub fn release() {
 /// something else; costs one load for a thread that is not held.
 #[inline]
 pub fn tick() {
-    THREAD.with(|thread| {
-        if thread.is_held.get() {
-            thread.tick();
+    inside::thread(|thread| {
+        if thread.placement.is_held.get() {
+            thread.placement.tick();
         }
     });
 }
 
 /// The node that the calling thread is held on.
 pub fn held_on() -> Option<u16> {
-    let held = THREAD.with(|thread| Some(thread.mover.try_borrow().ok()?.held_on()));
+    let held = inside::thread(|thread| Some(thread.placement.mover.try_borrow().ok()?.held_on()));
     held.flatten().map(|node| node as u16)
 }
 
 impl Thread {
+    /// Of a thread that has used nothing yet.
+    pub(crate) const fn new() -> Thread {
+        Thread {
+            used: [const { [const { Cell::new(0) }; 2] }; NODES + 1],
+            sum: Cell::new(0),
+            due: Cell::new(NOTHING),
+            is_held: Cell::new(false),
+            mover: RefCell::new(Mover::new()),
+        }
+    }
+
+    /// See [`account`].
+    #[inline]
+    pub(crate) fn account(&self, policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
+        // What is never followed matters only to a thread that is held: it may be what that goes on with.
+        if policy == ThreadPolicy::Never && !self.is_held.get() {
+            return;
+        }
+        let remote = home != cpu_node;
+        let slot = match policy {
+            ThreadPolicy::Never => NOWHERE,
+            _ => usize::from(home).min(NOWHERE),
+        };
+        let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + ACCESS_BYTES;
+        let cell = &self.used[slot][usize::from(remote)];
+        cell.set(cell.get().saturating_add(weight));
+        let sum = self.sum.get().saturating_add(weight);
+        self.sum.set(sum);
+        if remote && policy == ThreadPolicy::Always {
+            self.due.set(u32::from(home));
+        } else if sum >= DECIDE_BYTES && self.due.get() == NOTHING {
+            self.due.set(LOOK);
+        }
+    }
+
+    /// See [`settle`].
+    #[inline]
+    pub(crate) fn settle(&self) {
+        if self.due.get() != NOTHING {
+            self.decide(self.due.replace(NOTHING));
+        }
+    }
+
     #[cold]
     fn decide(&self, due: u32) {
         // Borrowed: a signal handler that came into the middle of a decision.

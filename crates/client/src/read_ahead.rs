@@ -35,6 +35,7 @@ impl ReadAhead {
     #[inline]
     pub fn goes_on(&self, first: u64) -> bool {
         let next = self.next.load(Relaxed);
+        // Small reads come several times to the page that the last one ended in.
         first == next || (next > 0 && first + 1 == next)
     }
 
@@ -45,9 +46,24 @@ impl ReadAhead {
         self.window.store(0, Relaxed);
     }
 
+    /// The reader reads pages `[first, end)` of a file of `file_pages`: whether something is to be said about it to
+    /// `advance`. Moves a sequential reader on that has enough ahead.
+    #[inline]
+    pub fn is_enough(&self, first: u64, end: u64, file_pages: u64) -> bool {
+        if !self.goes_on(first) {
+            return false;
+        }
+        let enough = end + u64::from(self.window.load(Relaxed) / 2) + 1;
+        let ahead = self.ahead.load(Relaxed);
+        let is_enough = ahead >= enough.min(file_pages);
+        if is_enough && self.next.load(Relaxed) != end {
+            self.next.store(end, Relaxed);
+        }
+        is_enough
+    }
+
     /// The reader reads pages `[first, end)` of a file of `file_pages`. Returns pages to prefetch, at most
     /// `window_max` beyond the reader.
-    #[inline]
     pub fn advance(
         &self,
         first: u64,
@@ -55,12 +71,10 @@ impl ReadAhead {
         file_pages: u64,
         window_max: u32,
     ) -> Option<Range<u64>> {
-        let next = self.next.load(Relaxed);
-        if next != end {
+        let sequential = self.goes_on(first);
+        if self.next.load(Relaxed) != end {
             self.next.store(end, Relaxed);
         }
-        // Small reads come several times to the page that the last one ended in.
-        let sequential = first == next || (next > 0 && first + 1 == next);
         let window = self.window.load(Relaxed);
         if !sequential {
             if window != 0 {

@@ -1,14 +1,10 @@
 //! What this process's calls did: counted all the time, told when asked (`JERICHO_REPORT`).
 
 use std::io::Write;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fast::Why;
-use crate::inside;
 use crate::session;
-
-/// Threads that count on lines of their own; the last is shared.
-const LINES: usize = 32;
 
 /// Why a descriptor takes the kernel path for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,55 +53,13 @@ const WHYS: [(Why, &str); 8] = [
     (Why::Far, "would leave a hole"),
 ];
 
-#[repr(align(64))]
-struct Line {
-    reads: AtomicU64,
-    writes: AtomicU64,
-    read_bytes: AtomicU64,
-    written_bytes: AtomicU64,
-}
-
-static COUNTED: [Line; LINES] = [const {
-    Line {
-        reads: AtomicU64::new(0),
-        writes: AtomicU64::new(0),
-        read_bytes: AtomicU64::new(0),
-        written_bytes: AtomicU64::new(0),
-    }
-}; LINES];
-static LINES_TAKEN: AtomicU32 = AtomicU32::new(0);
 static KERNEL_READS: [AtomicU64; WHYS.len()] = [const { AtomicU64::new(0) }; WHYS.len()];
 static KERNEL_WRITES: [AtomicU64; WHYS.len()] = [const { AtomicU64::new(0) }; WHYS.len()];
 static TO_KERNEL: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
 static INLINE: AtomicU64 = AtomicU64::new(0);
 
-fn bump(word: &AtomicU64, by: u64, alone: bool) {
-    if alone {
-        word.store(word.load(Ordering::Relaxed) + by, Ordering::Relaxed);
-    } else {
-        word.fetch_add(by, Ordering::Relaxed);
-    }
-}
-
-/// A call was done without the kernel.
-#[inline]
-pub fn inline(write: bool, bytes: usize) {
-    let (line, alone) = inside::own_line(|| {
-        let taken = LINES_TAKEN.fetch_add(1, Ordering::Relaxed);
-        let last = LINES as u32 - 1;
-        (taken.min(last), taken < last)
-    });
-    let line = &COUNTED[line as usize % LINES];
-    let (calls, count) = if write {
-        (&line.writes, &line.written_bytes)
-    } else {
-        (&line.reads, &line.read_bytes)
-    };
-    bump(calls, 1, alone);
-    bump(count, bytes as u64, alone);
-}
-
 /// A call of a descriptor that goes inline needed the kernel.
+#[cold]
 pub fn kernel(write: bool, why: Why) {
     let counts = if write { &KERNEL_WRITES } else { &KERNEL_READS };
     counts[why as usize].fetch_add(1, Ordering::Relaxed);
@@ -121,32 +75,57 @@ pub fn to_kernel(why: Reason) {
     TO_KERNEL[why as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-fn sum(of: impl Fn(&Line) -> &AtomicU64) -> u64 {
-    let each = COUNTED.iter().map(|line| of(line).load(Ordering::Relaxed));
-    each.sum()
-}
-
 /// Whether this process has met a file of a mount at all.
 pub fn is_empty() -> bool {
     let met = |n: &AtomicU64| n.load(Ordering::Relaxed) > 0;
     !met(&INLINE) && !TO_KERNEL.iter().any(met)
 }
 
+/// What was counted in the areas of this process's sessions.
+#[derive(Default)]
+struct Sums {
+    reads: u64,
+    writes: u64,
+    written: u64,
+    local: u64,
+    remote: u64,
+}
+
+fn sums() -> Sums {
+    let mut sums = Sums::default();
+    for session in session::all() {
+        // One that was followed by a writable one has its area in common with that.
+        let followed = |later: &session::Session| {
+            later.number > session.number && later.instance == session.instance
+        };
+        if session::all().any(followed) {
+            continue;
+        }
+        for slice in 0..session.control.slice_count().min(64) {
+            for counter in session.area.counters_of(slice) {
+                for (sum, word) in [
+                    (&mut sums.reads, &counter.read_calls),
+                    (&mut sums.writes, &counter.write_calls),
+                    (&mut sums.written, &counter.written_bytes),
+                    (&mut sums.local, &counter.local_bytes),
+                    (&mut sums.remote, &counter.remote_bytes),
+                ] {
+                    *sum = sum.wrapping_add(word.load(Ordering::Relaxed));
+                }
+            }
+        }
+    }
+    sums
+}
+
 /// Writes what was counted, in lines that begin with `jericho:`. Errors: those of `out`.
 pub fn write_to(out: &mut impl Write) -> std::io::Result<()> {
+    let sums = sums();
+    let (local, remote) = (sums.local, sums.remote);
+    let read = local.wrapping_add(remote).wrapping_sub(sums.written);
     for (what, calls, bytes, kernel) in [
-        (
-            "reads",
-            sum(|l| &l.reads),
-            sum(|l| &l.read_bytes),
-            &KERNEL_READS,
-        ),
-        (
-            "writes",
-            sum(|l| &l.writes),
-            sum(|l| &l.written_bytes),
-            &KERNEL_WRITES,
-        ),
+        ("reads", sums.reads, read, &KERNEL_READS),
+        ("writes", sums.writes, sums.written, &KERNEL_WRITES),
     ] {
         let others: u64 = kernel.iter().map(|n| n.load(Ordering::Relaxed)).sum();
         write!(
@@ -174,26 +153,9 @@ pub fn write_to(out: &mut impl Write) -> std::io::Result<()> {
             .iter()
             .map(|(why, name)| (&TO_KERNEL[*why as usize], *name)),
     )?;
-    let (mut local, mut remote) = (0, 0);
-    for session in session::all() {
-        // One that was followed by a writable one has its area in common with that.
-        let followed = |later: &session::Session| {
-            later.number > session.number && later.instance == session.instance
-        };
-        if session::all().any(followed) {
-            continue;
-        }
-        for slice in 0..session.control.slice_count().min(64) {
-            for counter in session.area.counters_of(slice) {
-                local += counter.local_bytes.load(Ordering::Relaxed);
-                remote += counter.remote_bytes.load(Ordering::Relaxed);
-            }
-        }
-    }
-    let share = if local + remote == 0 {
-        100.0
-    } else {
-        local as f64 * 100.0 / (local + remote) as f64
+    let share = match local.wrapping_add(remote) {
+        0 => 100.0,
+        all => local as f64 * 100.0 / all as f64,
     };
     writeln!(
         out,
@@ -232,7 +194,6 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_told() {
-        inline(true, 7);
         kernel(false, Why::Busy);
         to_kernel(Reason::Stream);
         let mut out = vec![];

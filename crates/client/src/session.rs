@@ -6,17 +6,21 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
-use jericho_shm::{Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, socket_name};
+use jericho_shm::{
+    Access, Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, socket_name,
+};
 use jericho_sys::files::ForkMark;
 use jericho_sys::handover::Connection;
 
-use crate::inside::{self, SESSIONS_MAX};
+use crate::inside::{SESSIONS_MAX, Thread};
 use crate::placement;
 use crate::placement::nodes::Nodes;
 
@@ -53,6 +57,8 @@ pub struct Session {
     pub owner: u16,
     /// Its nodes are those that this process's threads are placed by.
     follows: bool,
+    /// The thread policy of this run, if it has one, which comes before that of a file, which comes before the volume's.
+    policy_of_run: Option<ThreadPolicy>,
 }
 
 impl Session {
@@ -66,10 +72,10 @@ impl Session {
     ) -> Session {
         // Looked up now, where it may take its time, rather than in an access.
         jericho_sys::rseq::current_cpu();
-        placement::policy_of_run();
         let nodes = Nodes::new(|cpu| control.node_of_cpu(cpu));
         Session {
             follows: placement::learn(nodes),
+            policy_of_run: placement::policy_of_run(),
             number,
             instance: control.instance(),
             owner: area.owner(),
@@ -86,28 +92,36 @@ impl Session {
         self.slices.first().is_some_and(SliceMemory::is_writable)
     }
 
-    /// Counts an access to pages of a slice, as local when this thread runs on the slice's node; `file`: the thread policy
-    /// of the file, if it has its own.
+    /// Counts an access of this thread to the bytes `bytes` of a file, as local when it runs on the node of the file's
+    /// slice. `file`: the thread policy of the file, if it has its own. `calls`: 0 when a part of the call was done
+    /// elsewhere, else 1.
     #[inline]
     pub fn account(
         &self,
+        thread: &Thread,
         slice: u16,
         file: Option<ThreadPolicy>,
-        pages: u64,
-        bytes: u64,
         write: bool,
+        bytes: Range<u64>,
+        calls: u64,
     ) {
         let home = self.control.node_of_slice(slice);
         let node = self.control.node_of_cpu(jericho_sys::rseq::current_cpu());
-        let local = node == home;
+        let len = bytes.end - bytes.start;
         if self.follows {
-            let policy = placement::policy_of(file, self.control.policy());
-            placement::account(policy, home, node, bytes as usize);
+            let policy = self.policy_of_run.or(file);
+            let policy = policy.unwrap_or_else(|| self.control.policy());
+            thread.placement.account(policy, home, node, len as usize);
         }
-        let (line, alone) = inside::line(self.number, || self.area.take_thread());
-        self.area
-            .counter(line, slice)
-            .add(local, pages, bytes, write, alone);
+        let access = Access {
+            local: node == home,
+            write,
+            pages: bytes.end.div_ceil(PAGE_BYTES) - bytes.start / PAGE_BYTES,
+            bytes: len,
+            calls,
+        };
+        let (line, alone) = thread.line(self.number, || self.area.take_thread());
+        self.area.counter(line, slice).add(&access, alone);
     }
 }
 

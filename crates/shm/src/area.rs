@@ -55,32 +55,65 @@ pub struct Counter {
     pub written_pages: AtomicU64,
     /// Bytes that were written.
     pub written_bytes: AtomicU64,
+    /// Calls that read and needed nobody else.
+    pub read_calls: AtomicU64,
+    /// Calls that wrote and needed nobody else.
+    pub write_calls: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Counter>() == 64);
+
+/// What a call did with the pages of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// On a CPU of the slice's node.
+    pub local: bool,
+    /// It wrote.
+    pub write: bool,
+    /// Pages.
+    pub pages: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Calls that this was: 0 when part of one was done elsewhere.
+    pub calls: u64,
 }
 
 impl Counter {
     /// Counts an access. `alone`: no other thread counts here, so no locked instruction is needed.
     #[inline]
-    pub fn add(&self, local: bool, pages: u64, bytes: u64, write: bool, alone: bool) {
-        let bump = |word: &AtomicU64, n: u64| {
-            if alone {
-                word.store(
-                    word.load(Ordering::Relaxed).wrapping_add(n),
-                    Ordering::Relaxed,
-                );
-            } else {
-                word.fetch_add(n, Ordering::Relaxed);
-            }
-        };
-        if local {
-            bump(&self.local_pages, pages);
-            bump(&self.local_bytes, bytes);
+    pub fn add(&self, access: &Access, alone: bool) {
+        if alone {
+            self.add_by(access, |word, n| {
+                let sum = word.load(Ordering::Relaxed).wrapping_add(n);
+                word.store(sum, Ordering::Relaxed);
+            });
         } else {
-            bump(&self.remote_pages, pages);
-            bump(&self.remote_bytes, bytes);
+            self.add_shared(access);
         }
-        if write {
-            bump(&self.written_pages, pages);
-            bump(&self.written_bytes, bytes);
+    }
+
+    #[cold]
+    fn add_shared(&self, access: &Access) {
+        self.add_by(access, |word, n| {
+            word.fetch_add(n, Ordering::Relaxed);
+        });
+    }
+
+    #[inline]
+    fn add_by(&self, access: &Access, bump: impl Fn(&AtomicU64, u64)) {
+        if access.local {
+            bump(&self.local_pages, access.pages);
+            bump(&self.local_bytes, access.bytes);
+        } else {
+            bump(&self.remote_pages, access.pages);
+            bump(&self.remote_bytes, access.bytes);
+        }
+        if access.write {
+            bump(&self.written_pages, access.pages);
+            bump(&self.written_bytes, access.bytes);
+            bump(&self.write_calls, access.calls);
+        } else {
+            bump(&self.read_calls, access.calls);
         }
     }
 }
@@ -361,7 +394,14 @@ mod tests {
         assert_eq!(lines[0], (0, true));
         assert_eq!(lines[14], (14, true));
         assert!(lines[15..].iter().all(|line| *line == (15, false)));
-        area.counter(15, 2).add(true, 3, 100, true, false);
+        let access = Access {
+            local: true,
+            write: true,
+            pages: 3,
+            bytes: 100,
+            calls: 1,
+        };
+        area.counter(15, 2).add(&access, false);
         let pages: u64 = area
             .counters_of(2)
             .map(|c| c.local_pages.load(Ordering::Relaxed))

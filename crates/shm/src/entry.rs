@@ -117,6 +117,12 @@ impl State {
         self.0 & flags.0 != 0
     }
 
+    /// Whether the frame holds the page's bytes, and nobody is changing them.
+    #[inline]
+    pub(crate) fn is_readable(self) -> bool {
+        self.0 & (Flags::VALID.0 | Flags::LATCH.0) == Flags::VALID.0
+    }
+
     /// Frame index.
     #[inline]
     pub fn frame(self) -> u32 {

@@ -20,7 +20,7 @@ mod sync {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-pub use area::{Area, Counter, RING_KEYS, RingReader, TOUCHED};
+pub use area::{Access, Area, Counter, RING_KEYS, RingReader, TOUCHED};
 pub use call::{
     Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
 };

@@ -256,31 +256,68 @@ impl SliceMemory {
         }
     }
 
-    /// Looks a key up. Without the slice's lock the answer may be out of date when it arrives, and a page that
-    /// is being inserted may be missed; a state found is validated by the caller.
+    /// The entries of a line (checked).
     #[inline]
-    pub fn lookup(&self, key: Key) -> Option<Found> {
-        let mut line = self.home_line(key);
-        // Bounded by the table: overflow counts read while they change can't send us round for ever.
-        for _ in 0..self.geometry.lines {
-            for way in 0..WAYS {
-                let index = line * WAYS + way;
-                let entry = self.entry(index);
+    fn line(&self, line: u32) -> &[Entry; WAYS as usize] {
+        assert!(line < self.geometry.lines);
+        // SAFETY: as in `entry`; a line is that many entries, one behind the other.
+        unsafe {
+            &*self
+                .table
+                .as_ptr()
+                .cast::<[Entry; WAYS as usize]>()
+                .add(line as usize)
+        }
+    }
+
+    #[inline]
+    fn find_in(&self, line: u32, key: Key) -> Option<(Found, &Entry)> {
+        for (way, entry) in self.line(line).iter().enumerate() {
+            if entry.is(key) {
+                // State first, key again after it: the key is this entry's for as long as the version
+                // stays what it is.
+                let state = entry.state();
                 if entry.is(key) {
-                    // State first, key again after it: the key is this entry's for as long as the version
-                    // stays what it is.
-                    let state = entry.state();
-                    if entry.is(key) {
-                        return Some(Found { index, state });
-                    }
+                    let index = line * WAYS + way as u32;
+                    return Some((Found { index, state }, entry));
                 }
             }
+        }
+        None
+    }
+
+    /// As `lookup`, with the entry.
+    #[inline]
+    fn find(&self, key: Key) -> Option<(Found, &Entry)> {
+        let home = self.home_line(key);
+        // Most pages are where they belong.
+        match self.find_in(home, key) {
+            Some(found) => Some(found),
+            None => self.find_beyond(home, key),
+        }
+    }
+
+    #[inline(never)]
+    fn find_beyond(&self, home: u32, key: Key) -> Option<(Found, &Entry)> {
+        let mut line = home;
+        // Bounded by the table: overflow counts read while they change can't send us round for ever.
+        for _ in 1..self.geometry.lines {
             if self.overflow(line).load(Ordering::Relaxed) == 0 {
                 return None;
             }
             line = self.next_line(line);
+            if let Some(found) = self.find_in(line, key) {
+                return Some(found);
+            }
         }
         None
+    }
+
+    /// Looks a key up. Without the slice's lock the answer may be out of date when it arrives, and a page that
+    /// is being inserted may be missed; a state found is validated by the caller.
+    #[inline]
+    pub fn lookup(&self, key: Key) -> Option<Found> {
+        Some(self.find(key)?.0)
     }
 
     /// Copies bytes `[offset, offset + out.len())` of a page, if it is in the cache, and marks it as used at
@@ -297,17 +334,14 @@ impl SliceMemory {
     pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
         let mut turns = 0;
         loop {
-            let Some(Found { index, state }) = self.lookup(key) else {
-                return Err(Miss::Absent);
-            };
-            if !state.has(Flags::VALID) {
-                return Err(Miss::Absent);
-            }
-            if !state.has(Flags::LATCH) {
+            let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
+            if state.is_readable() {
                 self.copy_out(state.frame(), offset, out)?;
-                if self.entry(index).state_after_copy().identity() == state.identity() {
+                if entry.state_after_copy().identity() == state.identity() {
                     return Ok(index);
                 }
+            } else if !state.has(Flags::VALID) {
+                return Err(Miss::Absent);
             }
             turns = pause(turns)?;
         }
@@ -341,16 +375,13 @@ impl SliceMemory {
     ) -> Result<bool, Miss> {
         let mut turns = 0;
         loop {
-            let Some(Found { index, state }) = self.lookup(key) else {
-                return Err(Miss::Absent);
-            };
+            let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
             if !state.has(Flags::VALID) {
                 return Err(Miss::Absent);
             }
             if !state.has(Flags::BACKED) {
                 return Err(Miss::Unbacked);
             }
-            let entry = self.entry(index);
             if !state.has(Flags::LATCH)
                 && let Some(latched) = entry.try_latch(state, owner)
             {
@@ -480,7 +511,7 @@ impl SliceMemory {
 }
 
 /// Spins, then yields, then gives up: a holder that was descheduled needs the CPU that we would burn.
-#[inline]
+#[cold]
 fn pause(turns: u32) -> Result<u32, Miss> {
     if turns < SPINS {
         std::hint::spin_loop();

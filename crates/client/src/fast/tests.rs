@@ -259,7 +259,7 @@ fn a_reader_that_saw_the_file_before_it_was_truncated_reads_anew() {
     assert_eq!(held.read_as_of(before, 6000, &mut out), None);
     assert_eq!(held.read_as_of(before, 0, &mut out), None);
     let now = volume.slot().size();
-    let (read, pages) = held.read_as_of(now, 4950, &mut out).unwrap();
+    let read = held.read_as_of(now, 4950, &mut out).unwrap();
     assert_eq!((read.done, read.rest, pages), (50, None, 1));
 }
 
@@ -465,8 +465,12 @@ fn pages_and_bytes_are_counted_for_the_node_of_the_slice() {
     volume.reserve(0..2);
     volume.slot().set_size(8000, false);
     let client = volume.client(true);
-    file(&client).read(4000, &mut [0; 200]);
-    write(file(&client), 10, &[0; 20]).unwrap();
+    crate::inside::enter(|thread| {
+        file(&client).account(thread, false, 4000..4200, 1);
+        file(&client).account(thread, true, 10..30, 1);
+        file(&client).account(thread, true, 10..10, 1);
+    })
+    .unwrap();
     let sum = |of: fn(&jericho_shm::Counter) -> &AtomicU64| {
         let counters = client.area.counters_of(0);
         counters.map(|c| of(c).load(Ordering::Relaxed)).sum::<u64>()
@@ -477,6 +481,7 @@ fn pages_and_bytes_are_counted_for_the_node_of_the_slice() {
         (sum(|c| &c.written_pages), sum(|c| &c.written_bytes)),
         (1, 20)
     );
+    assert_eq!((sum(|c| &c.read_calls), sum(|c| &c.write_calls)), (1, 1));
 }
 
 #[test]

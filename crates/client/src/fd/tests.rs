@@ -534,15 +534,16 @@ fn a_number_that_was_closed_and_opened_behind_our_back_is_not_taken_for_the_old_
         panic!("it is described");
     };
     let other = Facts {
-        inode: open.facts().unwrap().inode + 1,
         slot_generation: 77,
         ..open.facts().unwrap()
     };
+    let mut identity = open.identity().unwrap();
+    identity.inode += 1;
     opened(f.fd(), 0);
     let Some(Number::Unknown { word, .. }) = description::number(f.fd()) else {
         panic!("nothing is known of it");
     };
-    description::describe(f.fd(), word, &other, Some(5000)).unwrap();
+    description::describe(f.fd(), word, &other, identity, Some(5000)).unwrap();
     assert_eq!(write(f.fd(), b"x"), None);
     assert!(matches!(
         description::number(f.fd()),
@@ -558,21 +559,22 @@ fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
-    let inside = inside::enter().unwrap();
-    assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])), "the offset moves on");
-    assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
-    // It interrupts a write: what it writes comes after that.
-    let Some(Number::Described(open)) = description::number(f.fd()) else {
-        panic!("it is described");
-    };
-    with_offset(&open, |at| {
-        assert_eq!(at, 20);
-        inside::ends_at(30);
-        assert_eq!(write(f.fd(), b"handler"), Some(Ok(7)));
-        ((), 30)
+    inside::enter(|thread| {
+        assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])), "the offset moves on");
+        assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
+        // It interrupts a write: what it writes comes after that.
+        let Some(Number::Described(open)) = description::number(f.fd()) else {
+            panic!("it is described");
+        };
+        with_offset(thread, &open, |at| {
+            assert_eq!(at, 20);
+            thread.ends_at(30);
+            assert_eq!(write(f.fd(), b"handler"), Some(Ok(7)));
+            ((), 30)
+        })
+        .unwrap();
     })
     .unwrap();
-    drop(inside);
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(37)));
     let mut kernel = [0; 9];
     f.file.read_at(&mut kernel, 29).unwrap();
