@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_shm::{Key, Lock, Miss, SizeWord, SliceMemory, Slot, SlotInfo};
+use jericho_shm::{Access, Key, Lock, Miss, SizeWord, SliceMemory, Slot, SlotInfo};
 use jericho_sys::files;
 
 use crate::inline::pieces;
@@ -82,7 +82,7 @@ pub struct Read {
 
 impl<'a> File<'a> {
     /// Of a slot, if it is still the one that was given out for the object.
-    #[inline]
+    #[inline(always)]
     pub fn of(
         session: &'a Session,
         index: u32,
@@ -140,9 +140,27 @@ impl<'a> File<'a> {
         self.memory.lookup(Key::new(self.object, page)).is_some()
     }
 
+    /// What most reads are: of bytes of one page that is there and that nobody is changing. Gives how many there are;
+    /// `None`: it is not as simple as that, and `out` holds nothing of use.
+    #[inline(always)]
+    pub fn read_page(&self, at: u64, out: &mut [u8]) -> Option<usize> {
+        let seen = self.size_word().ok()?;
+        let left = seen.bytes().checked_sub(at)?;
+        let len = left.min(out.len() as u64) as usize;
+        let within = (at % PAGE_BYTES) as usize;
+        if len == 0 || len > PAGE - within {
+            return None;
+        }
+        let key = Key::new(self.object, at / PAGE_BYTES);
+        let index = self.memory.try_read(key, within, &mut out[..len])?;
+        self.mark(index, self.memory.epoch());
+        // As in `read_as_of`.
+        fence(Ordering::Acquire);
+        self.slot.size().same_cuts(seen).then_some(len)
+    }
+
     /// Reads at `at`, as far as pages hit. Each page's bytes are of one instant, and the size was the file's at an
     /// instant of the call.
-    #[inline]
     pub fn read(&self, at: u64, out: &mut [u8]) -> Read {
         let none = |why| Read {
             done: 0,
@@ -162,7 +180,6 @@ impl<'a> File<'a> {
     }
 
     /// Reads a file of the size that was seen; `None` when it was truncated meanwhile.
-    #[inline]
     fn read_as_of(&self, seen: SizeWord, at: u64, out: &mut [u8]) -> Option<Read> {
         let size = seen.bytes();
         let len = size.saturating_sub(at).min(out.len() as u64) as usize;
@@ -173,26 +190,8 @@ impl<'a> File<'a> {
         same.then_some(Read { done, size, rest })
     }
 
-    #[inline]
     fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>) {
         let epoch = self.memory.epoch();
-        let within = (at % PAGE_BYTES) as usize;
-        if within + out.len() > PAGE || out.is_empty() {
-            return self.read_many(at, out, epoch);
-        }
-        let key = Key::new(self.object, at / PAGE_BYTES);
-        match self.memory.read_unmarked(key, within, out) {
-            Ok(index) => {
-                self.mark(index, epoch);
-                (out.len(), None)
-            }
-            Err(miss) => (0, Some(miss.into())),
-        }
-    }
-
-    /// Of any number of pages.
-    #[inline(never)]
-    fn read_many(&self, at: u64, out: &mut [u8], epoch: u8) -> (usize, Option<Why>) {
         let mut done = 0;
         for (page, within, len) in pieces(at, out.len()) {
             let key = Key::new(self.object, page);
@@ -222,15 +221,35 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The one place that hears of every inline access: what it did to the bytes `bytes`. `calls`: 0 when a part of the
-    /// call was done elsewhere, else 1.
-    #[inline]
+    /// Tells of an inline access, to the bytes `bytes`. `calls`: 0 when a part of the call was done elsewhere, else 1.
     pub fn account(&self, thread: &Thread, write: bool, bytes: Range<u64>, calls: u64) {
         if !bytes.is_empty() {
+            let access = Access {
+                local: false,
+                write,
+                pages: bytes.end.div_ceil(PAGE_BYTES) - bytes.start / PAGE_BYTES,
+                bytes: bytes.end - bytes.start,
+                calls,
+            };
             let policy = self.info.policy();
             self.session
-                .account(thread, self.home, policy, write, bytes, calls);
+                .account(thread, thread.cpu(), self.home, policy, access);
         }
+    }
+
+    /// Tells of an inline access to one page, which was the whole call.
+    #[inline(always)]
+    pub fn account_hit(&self, thread: &Thread, write: bool, bytes: usize) {
+        let access = Access {
+            local: false,
+            write,
+            pages: 1,
+            bytes: bytes as u64,
+            calls: 1,
+        };
+        let policy = self.info.policy();
+        self.session
+            .account(thread, thread.cpu_lately(), self.home, policy, access);
     }
 
     #[inline]
@@ -242,6 +261,38 @@ impl<'a> File<'a> {
             return Err(Why::Throttled);
         }
         Ok(())
+    }
+
+    /// What most writes are: to one page, within the file, that is there. `None`: it is not as simple as that, and the
+    /// same bytes are to be written by `write`; some may be there already.
+    #[inline(always)]
+    pub fn write_page(&self, at: u64, data: &[u8]) -> Option<()> {
+        self.may_write().ok()?;
+        let seen = self.size_word().ok()?;
+        let left = seen.bytes().checked_sub(at)?;
+        let within = (at % PAGE_BYTES) as usize;
+        if data.len() as u64 > left || data.len() > PAGE - within {
+            return None;
+        }
+        let key = Key::new(self.object, at / PAGE_BYTES);
+        let still = || self.slot.size().same_cuts(seen);
+        let (epoch, owner) = (self.memory.epoch(), self.session.owner);
+        let was_clean = self
+            .memory
+            .try_write(key, within, data, owner, epoch, still)?;
+        if was_clean {
+            self.announce(key);
+        }
+        self.wrote();
+        Some(())
+    }
+
+    /// The slice hears of a page that became dirty.
+    #[inline(never)]
+    fn announce(&self, key: Key) {
+        if self.session.area.announce(key) {
+            self.session.slots.ring();
+        }
     }
 
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`, all of them or (`Err`) not: then some may be there, but

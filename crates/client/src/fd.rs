@@ -9,7 +9,6 @@
 //! own go inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
-use std::ops::Range;
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Call, Refusal};
@@ -22,6 +21,7 @@ use crate::description::{
 };
 use crate::devices;
 use crate::fast::{File, WRITE_MAX, Why};
+use crate::hit::{self, LOWEST_ADDRESS};
 use crate::inside::{self, Thread};
 use crate::offset::{OFFSET_MAX, Position};
 use crate::report;
@@ -32,8 +32,6 @@ use crate::source::Source;
 /// What a call gives, or the errno.
 pub type Result<T> = std::result::Result<T, i32>;
 
-/// Lowest address that a buffer of a program can have; what is below, the kernel calls EFAULT.
-const LOWEST_ADDRESS: usize = 4096;
 /// Most bytes that the kernel moves in a call.
 const BYTES_MAX: usize = 0x7fff_f000;
 /// Parts of a vectored call at most.
@@ -162,7 +160,6 @@ enum Way {
     Ordinary,
 }
 
-#[inline]
 fn way(open: &Open, facts: &Facts) -> Way {
     match session::get(facts.session) {
         Some(session) => match file(session, facts) {
@@ -265,7 +262,6 @@ fn is_fit(buffer: &[u8]) -> bool {
 }
 
 /// Reads at an offset: what hits inline, and from there on what the kernel gives.
-#[inline]
 fn read_at(
     thread: &Thread,
     open: &Open,
@@ -281,13 +277,9 @@ fn read_at(
         Way::Kernel(why) => (0, why),
         Way::Inline(session, file) => {
             let read = file.read(at, out);
-            let whole = read.rest.is_none();
-            let calls = u64::from(whole);
+            let calls = u64::from(read.rest.is_none());
             file.account(thread, false, at..at + read.done as u64, calls);
-            let first = at / PAGE_BYTES;
-            if !whole || open.description().read_ahead.goes_on(first) {
-                read_ahead(open, session, &file, at, out.len(), &read);
-            }
+            read_ahead(open, session, &file, at, out.len(), &read);
             match read.rest {
                 None => return Some(Ok(read.done)),
                 Some(why) => (read.done, why),
@@ -310,8 +302,7 @@ fn read_by_kernel(open: &Open, out: &mut [u8], at: u64, done: usize) -> Option<R
     )
 }
 
-/// After a read of pages that a sequential reader wants, or that were not there: looks whether there is enough ahead.
-#[inline]
+/// Asks for what a sequential reader will want next.
 fn read_ahead(
     open: &Open,
     session: &Session,
@@ -324,19 +315,13 @@ fn read_ahead(
         return;
     }
     let reader = &open.description().read_ahead;
-    let (first, file_pages) = (at / PAGE_BYTES, read.size.div_ceil(PAGE_BYTES));
+    let first = at / PAGE_BYTES;
     let end = (at + len as u64).min(read.size).div_ceil(PAGE_BYTES);
-    if !reader.is_enough(first, end, file_pages) {
-        ask_ahead(open, session, file, first..end, file_pages);
+    if read.rest.is_none() && reader.is_quiet(first, end) {
+        return;
     }
-}
-
-/// Asks for what a sequential reader will want next.
-#[cold]
-fn ask_ahead(open: &Open, session: &Session, file: &File<'_>, read: Range<u64>, file_pages: u64) {
-    let reader = &open.description().read_ahead;
     let window = WINDOW_PAGES_MAX.min(session.control.frames_of(file.home()) / 16);
-    let pages = reader.advance(read.start, read.end, file_pages, window);
+    let pages = reader.advance(first, end, read.size.div_ceil(PAGE_BYTES), window);
     let Some(pages) = pages else { return };
     // A file that is in the cache already needs no asking: first, last and middle tell.
     let middle = (pages.start + pages.end) / 2;
@@ -603,6 +588,27 @@ fn write_at(
     data: Data<'_, '_>,
     at: u64,
 ) -> Option<Written> {
+    if let [part] = data.parts
+        && data.is_fit
+        && hit::write(thread, facts, part, at).is_some()
+    {
+        return Some(Written {
+            result: Ok(data.len),
+            end: at + data.len as u64,
+        });
+    }
+    write_long(thread, open, facts, data, at)
+}
+
+/// Any write.
+#[inline(never)]
+fn write_long(
+    thread: &Thread,
+    open: &Open,
+    facts: &Facts,
+    data: Data<'_, '_>,
+    at: u64,
+) -> Option<Written> {
     let inline = facts.flags & (WRITE | SYNC | NO_INLINE_WRITE) == WRITE && data.is_fit;
     if inline {
         let why = match way(open, facts) {
@@ -622,7 +628,6 @@ fn write_at(
     Some(write_by_kernel(open, facts, data, at, inline))
 }
 
-#[inline]
 fn write_inline(
     thread: &Thread,
     open: &Open,
@@ -636,7 +641,7 @@ fn write_inline(
     } else if data.len <= WRITE_MAX {
         write_piece(open, facts, file, data, at)?
     } else {
-        return write_long(thread, open, facts, file, data, at);
+        return write_pieces(thread, open, facts, file, data, at);
     };
     file.account(thread, true, end - data.len as u64..end, 1);
     Ok(Written {
@@ -647,7 +652,7 @@ fn write_inline(
 
 /// One that is longer than the locks should be held: several, as the kernel makes of it too.
 #[cold]
-fn write_long(
+fn write_pieces(
     thread: &Thread,
     open: &Open,
     facts: &Facts,
@@ -686,7 +691,6 @@ fn write_long(
 }
 
 /// Gives the end of what was written.
-#[inline]
 fn write_piece(
     open: &Open,
     facts: &Facts,

@@ -7,6 +7,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use jericho_sys::rseq;
+
 use crate::placement;
 
 /// Sessions that a process can have; see `session`.
@@ -20,6 +22,9 @@ pub struct Thread {
     pub placement: placement::Thread,
     /// Description whose offset this thread has locked, or is about to; `u32::MAX`: none.
     locking: Cell<u32>,
+    /// See `cpu`, and for how many hits that is good.
+    cpu: Cell<u32>,
+    hits: Cell<u8>,
     /// Where the interrupted write ends.
     end: Cell<u64>,
     /// What a signal handler has written after it.
@@ -36,6 +41,8 @@ thread_local! {
             inside: Cell::new(false),
             placement: placement::Thread::new(),
             locking: Cell::new(u32::MAX),
+            cpu: Cell::new(0),
+            hits: Cell::new(0),
             end: Cell::new(0),
             displaced: Cell::new(0),
             lines: [const { Cell::new(0) }; SESSIONS_MAX],
@@ -77,7 +84,52 @@ pub fn enter<T>(call: impl FnOnce(&Thread) -> T) -> Option<T> {
     })
 }
 
+/// As `enter`, for a call that is over in a moment: nothing is done either (`None`) when something else is due for the
+/// thread, as what that takes would come on top.
+#[inline(always)]
+pub fn enter_briefly<T>(call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
+    THREAD.with(|thread| {
+        if thread.inside.get() || thread.placement.is_due() {
+            return None;
+        }
+        thread.inside.set(true);
+        compiler_fence(Ordering::SeqCst);
+        let result = call(thread);
+        compiler_fence(Ordering::SeqCst);
+        thread.inside.set(false);
+        result
+    })
+}
+
+/// Hits after which a thread looks anew on which CPU it is.
+const HITS: u8 = 16;
+
 impl Thread {
+    /// The CPU on which it runs.
+    #[inline]
+    pub fn cpu(&self) -> u32 {
+        let cpu = rseq::current_cpu();
+        self.cpu.set(cpu);
+        self.hits.set(HITS);
+        cpu
+    }
+
+    /// The CPU on which it ran a few hits ago: a hit is short, and not every C library can tell as fast.
+    #[inline]
+    pub fn cpu_lately(&self) -> u32 {
+        let hits = self.hits.get();
+        if hits == 0 {
+            return self.cpu_anew();
+        }
+        self.hits.set(hits - 1);
+        self.cpu.get()
+    }
+
+    #[cold]
+    fn cpu_anew(&self) -> u32 {
+        self.cpu()
+    }
+
     /// This thread is about to lock the offset of a description.
     #[inline]
     pub fn locking(&self, description: u32) {

@@ -10,6 +10,7 @@ mod description;
 mod devices;
 mod fast;
 pub mod fd;
+pub mod hit;
 mod inline;
 mod inside;
 mod offset;

@@ -64,6 +64,7 @@ impl Offset {
         self.word.store(pack(tag, offset), Ordering::Release);
     }
 
+    #[inline]
     fn decode(word: u64, tag: u16) -> Position {
         if (word >> (OFFSET_BITS + 1)) as u16 != tag {
             return Position::Gone;
@@ -98,6 +99,13 @@ impl Offset {
             return Offset::decode(word, tag);
         }
         Offset::decode(self.wait(tag), tag)
+    }
+
+    /// The offset, if no writer has it.
+    #[inline]
+    pub fn get_free(&self, tag: u16) -> Option<Position> {
+        let word = self.word.load(Ordering::Acquire);
+        (word & LOCKED == 0).then(|| Offset::decode(word, tag))
     }
 
     /// A reader that was at `from` is at `to`. False when somebody else moved it meanwhile.

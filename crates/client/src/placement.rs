@@ -132,10 +132,16 @@ impl Thread {
         }
     }
 
+    /// Whether there is something for `settle` to do.
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.due.get() != NOTHING
+    }
+
     /// See [`settle`].
     #[inline]
     pub(crate) fn settle(&self) {
-        if self.due.get() != NOTHING {
+        if self.is_due() {
             self.decide(self.due.replace(NOTHING));
         }
     }

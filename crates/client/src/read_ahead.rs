@@ -18,6 +18,8 @@ pub struct ReadAhead {
     ahead: AtomicU64,
     /// Pages to keep ahead of the reader; zero while it is not sequential.
     window: AtomicU32,
+    /// Up to this page there is enough ahead of a sequential reader.
+    quiet: AtomicU64,
 }
 
 impl ReadAhead {
@@ -27,6 +29,7 @@ impl ReadAhead {
             next: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             window: AtomicU32::new(0),
+            quiet: AtomicU64::new(0),
         }
     }
 
@@ -44,22 +47,21 @@ impl ReadAhead {
         self.next.store(0, Relaxed);
         self.ahead.store(0, Relaxed);
         self.window.store(0, Relaxed);
+        self.quiet.store(0, Relaxed);
     }
 
-    /// The reader reads pages `[first, end)` of a file of `file_pages`: whether something is to be said about it to
-    /// `advance`. Moves a sequential reader on that has enough ahead.
+    /// Whether a read of pages `[first, end)` that hits needs no `advance`: it goes not on from where the last one ended,
+    /// or there is enough ahead of it. Moves the reader on in the latter case.
     #[inline]
-    pub fn is_enough(&self, first: u64, end: u64, file_pages: u64) -> bool {
+    pub fn is_quiet(&self, first: u64, end: u64) -> bool {
         if !self.goes_on(first) {
-            return false;
+            return true;
         }
-        let enough = end + u64::from(self.window.load(Relaxed) / 2) + 1;
-        let ahead = self.ahead.load(Relaxed);
-        let is_enough = ahead >= enough.min(file_pages);
-        if is_enough && self.next.load(Relaxed) != end {
+        let is_quiet = end <= self.quiet.load(Relaxed);
+        if is_quiet && self.next.load(Relaxed) != end {
             self.next.store(end, Relaxed);
         }
-        is_enough
+        is_quiet
     }
 
     /// The reader reads pages `[first, end)` of a file of `file_pages`. Returns pages to prefetch, at most
@@ -81,6 +83,7 @@ impl ReadAhead {
                 self.window.store(0, Relaxed);
             }
             self.ahead.store(0, Relaxed);
+            self.quiet.store(0, Relaxed);
             return None;
         }
         let ahead = self.ahead.load(Relaxed).max(end);
@@ -91,6 +94,12 @@ impl ReadAhead {
             .max((end - first) as u32 * 2)
             .clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
         let until = (end + u64::from(window)).min(file_pages);
+        let enough = match until {
+            // There is no more to be asked for.
+            until if until == file_pages => until,
+            until => until - u64::from(window / 2) - 1,
+        };
+        self.quiet.store(enough, Relaxed);
         if ahead >= until {
             return None;
         }

@@ -6,13 +6,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{
     Access, Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, socket_name,
@@ -92,36 +90,29 @@ impl Session {
         self.slices.first().is_some_and(SliceMemory::is_writable)
     }
 
-    /// Counts an access of this thread to the bytes `bytes` of a file, as local when it runs on the node of the file's
-    /// slice. `file`: the thread policy of the file, if it has its own. `calls`: 0 when a part of the call was done
-    /// elsewhere, else 1.
-    #[inline]
+    /// Counts an access of this thread, on `cpu`, to a file of a slice, as local when that is of the slice's node, which it
+    /// fills in. `file`: the thread policy of the file, if it has its own.
+    #[inline(always)]
     pub fn account(
         &self,
         thread: &Thread,
+        cpu: u32,
         slice: u16,
         file: Option<ThreadPolicy>,
-        write: bool,
-        bytes: Range<u64>,
-        calls: u64,
+        access: Access,
     ) {
         let home = self.control.node_of_slice(slice);
-        let node = self.control.node_of_cpu(jericho_sys::rseq::current_cpu());
-        let len = bytes.end - bytes.start;
+        let node = self.control.node_of_cpu(cpu);
         if self.follows {
             let policy = self.policy_of_run.or(file);
             let policy = policy.unwrap_or_else(|| self.control.policy());
-            thread.placement.account(policy, home, node, len as usize);
+            let bytes = access.bytes as usize;
+            thread.placement.account(policy, home, node, bytes);
         }
-        let access = Access {
-            local: node == home,
-            write,
-            pages: bytes.end.div_ceil(PAGE_BYTES) - bytes.start / PAGE_BYTES,
-            bytes: len,
-            calls,
-        };
+        let local = node == home;
         let (line, alone) = thread.line(self.number, || self.area.take_thread());
-        self.area.counter(line, slice).add(&access, alone);
+        let counter = self.area.counter(line, slice);
+        counter.add(&Access { local, ..access }, alone);
     }
 }
 
@@ -129,7 +120,8 @@ impl Session {
 #[inline]
 pub fn get(number: usize) -> Option<&'static Session> {
     let first = MARK.get()?.word(FIRST).load(Ordering::Acquire);
-    if first == 0 || (number as u64) < first - 1 {
+    // Without any it is larger than all numbers.
+    if (number as u64) < first.wrapping_sub(1) {
         return None;
     }
     SESSIONS.get(number)?.get()

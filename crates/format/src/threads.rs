@@ -27,6 +27,7 @@ impl ThreadPolicy {
 
     /// From its number. One that this version does not know is *never*: whatever it means, doing nothing is no
     /// harm.
+    #[inline]
     pub fn from_number(number: u32) -> ThreadPolicy {
         match number {
             0 => ThreadPolicy::Adaptive,

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use jericho_client::fd;
+use jericho_client::{fd, hit};
 use libc::{off_t, size_t, ssize_t};
 
 use crate::{errno, real};
@@ -67,6 +67,9 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     } else {
         // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
         let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
+        if let Some(bytes) = hit::read(fd, out) {
+            return bytes as ssize_t;
+        }
         if let Some(outcome) = errno::kept(|| fd::read(fd, out)) {
             return answer(outcome);
         }
@@ -89,6 +92,9 @@ pub unsafe fn pread(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t
     if !is_odd(buffer, count) && offset >= 0 {
         // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
         let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
+        if let Some(bytes) = hit::pread(fd, out, offset) {
+            return bytes as ssize_t;
+        }
         if let Some(outcome) = errno::kept(|| fd::pread(fd, out, offset)) {
             return answer(outcome);
         }
@@ -132,6 +138,9 @@ pub unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, offset: off_
     if !is_odd(data, count) && offset >= 0 {
         // SAFETY: the caller gives `count` bytes to read.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast(), count.min(MOST)) };
+        if let Some(bytes) = hit::pwrite(fd, bytes, offset) {
+            return bytes as ssize_t;
+        }
         if let Some(outcome) = errno::kept(|| fd::pwrite(fd, bytes, offset)) {
             return answer(outcome);
         }

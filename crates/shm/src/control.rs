@@ -263,6 +263,7 @@ impl Control {
     }
 
     /// Thread policy of the volume.
+    #[inline]
     pub fn policy(&self) -> ThreadPolicy {
         ThreadPolicy::from_number(self.header().policy.load(Ordering::Relaxed))
     }

@@ -93,6 +93,8 @@ pub struct Found {
 #[derive(Debug)]
 pub struct SliceMemory {
     geometry: Geometry,
+    /// `Geometry::words_at`.
+    words_at: usize,
     table: Arc<Mapping>,
     stamps: Arc<Mapping>,
     frames: Arc<Mapping>,
@@ -118,6 +120,7 @@ impl SliceMemory {
         };
         Ok(SliceMemory {
             geometry,
+            words_at: geometry.words_at(),
             table: make("table", geometry.table_bytes(), true)?,
             stamps: make("stamps", geometry.words_at() + 64, false)?,
             frames: make("frames", frames as usize * PAGE, true)?,
@@ -138,6 +141,7 @@ impl SliceMemory {
         let map = |fd, len| Mapping::from_fd(fd, len, writable).map(Arc::new);
         Ok(SliceMemory {
             geometry,
+            words_at: geometry.words_at(),
             table: map(table, geometry.table_bytes())?,
             stamps: map(stamps, geometry.words_at() + 64)?,
             frames: map(data, frames as usize * PAGE)?,
@@ -161,7 +165,7 @@ impl SliceMemory {
             &*self
                 .stamps
                 .as_ptr()
-                .add(self.geometry.words_at() + at)
+                .add(self.words_at + at)
                 .cast::<AtomicU8>()
         }
     }
@@ -347,6 +351,68 @@ impl SliceMemory {
         }
     }
 
+    /// As `read_unmarked`, of a page that lies where it belongs and that nobody is changing: `None` for any other, and
+    /// when it changed meanwhile.
+    #[inline]
+    pub fn try_read(&self, key: Key, offset: usize, out: &mut [u8]) -> Option<u32> {
+        let (Found { index, state }, entry) = self.find_in(self.home_line(key), key)?;
+        if !state.is_readable() {
+            return None;
+        }
+        self.copy_out(state.frame(), offset, out).ok()?;
+        let same = entry.state_after_copy().identity() == state.identity();
+        same.then_some(index)
+    }
+
+    /// As `write_if`, of a page that lies where it belongs and whose latch is free: `None` for any other, and when
+    /// it was not written.
+    #[inline]
+    pub fn try_write(
+        &self,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        epoch: u8,
+        still: impl Fn() -> bool,
+    ) -> Option<bool> {
+        let (Found { index, state }, entry) = self.find_in(self.home_line(key), key)?;
+        if !state.is_readable() || !state.has(Flags::BACKED) {
+            return None;
+        }
+        let written = self.write_latched(entry, state, offset, data, owner, still)?;
+        self.touch(index, epoch);
+        written.ok()
+    }
+
+    /// Takes the latch of an entry in a state that allows it, and writes. `None`: the state is another by now.
+    #[inline]
+    fn write_latched(
+        &self,
+        entry: &Entry,
+        state: State,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        still: impl Fn() -> bool,
+    ) -> Option<Result<bool, Miss>> {
+        let latched = entry.try_latch(state, owner)?;
+        let copied = if still() {
+            self.copy_in(state.frame(), offset, data)
+        } else {
+            Err(Miss::Changed)
+        };
+        let set = if copied.is_ok() {
+            Flags::DIRTY
+        } else {
+            Flags(0)
+        };
+        let Some(before) = entry.unlatch(latched, set) else {
+            return Some(Err(Miss::Broken));
+        };
+        Some(copied.map(|()| !before.has(Flags::DIRTY)))
+    }
+
     /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was
     /// clean before and the slice has to be told that it is dirty.
     #[inline]
@@ -383,22 +449,11 @@ impl SliceMemory {
                 return Err(Miss::Unbacked);
             }
             if !state.has(Flags::LATCH)
-                && let Some(latched) = entry.try_latch(state, owner)
+                && let Some(written) = self.write_latched(entry, state, offset, data, owner, &still)
             {
-                let copied = if still() {
-                    self.copy_in(state.frame(), offset, data)
-                } else {
-                    Err(Miss::Changed)
-                };
-                let set = if copied.is_ok() {
-                    Flags::DIRTY
-                } else {
-                    Flags(0)
-                };
-                let before = entry.unlatch(latched, set).ok_or(Miss::Broken)?;
-                copied?;
+                let was_clean = written?;
                 self.touch(index, epoch);
-                return Ok(!before.has(Flags::DIRTY));
+                return Ok(was_clean);
             }
             turns = pause(turns)?;
         }

@@ -1,0 +1,118 @@
+//! The short way: reads and writes of one page that is there.
+//!
+//! One straight line, as instructions are counted here. Whatever is not as it mostly is ends in `None`: then nothing
+//! is done, or nothing that doing it anew would not make good, and the caller goes the long way (`fd`), which alone
+//! has to deal with everything. No system call is made, so errno stays what it is.
+
+use jericho_format::PAGE_BYTES;
+
+use crate::description::{
+    self, APPEND, Facts, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
+};
+use crate::fast::File;
+use crate::inside::{self, Thread};
+use crate::offset::Position;
+use crate::session;
+
+/// Lowest address that a buffer of a program can have; what is below, the kernel calls EFAULT.
+pub(crate) const LOWEST_ADDRESS: usize = 4096;
+
+#[inline]
+fn described(fd: i32) -> Option<Open> {
+    match description::number(fd)? {
+        Number::Described(open) => Some(open),
+        _ => None,
+    }
+}
+
+/// The file, when the description's flags among `among` are exactly `flags`.
+#[inline(always)]
+fn file(open: &Open, among: u32, flags: u32) -> Option<File<'static>> {
+    let facts = open.facts()?;
+    if facts.flags & (among | TO_KERNEL) != flags {
+        return None;
+    }
+    file_of(&facts)
+}
+
+#[inline(always)]
+fn file_of(facts: &Facts) -> Option<File<'static>> {
+    let session = session::get(facts.session)?;
+    File::of(session, facts.slot, facts.slot_generation, facts.object).ok()
+}
+
+/// Reads at `at`, and counts it if `moved` agrees with where that ends.
+#[inline(always)]
+fn read_page(
+    thread: &Thread,
+    open: &Open,
+    out: &mut [u8],
+    at: u64,
+    moved: impl FnOnce(u64) -> bool,
+) -> Option<usize> {
+    if out.as_ptr().addr() < LOWEST_ADDRESS {
+        return None;
+    }
+    let file = file(open, READ, READ)?;
+    let page = at / PAGE_BYTES;
+    if !open.description().read_ahead.is_quiet(page, page + 1) {
+        return None;
+    }
+    let len = file.read_page(at, out)?;
+    if !moved(at + len as u64) {
+        return None;
+    }
+    file.account_hit(thread, false, len);
+    Some(len)
+}
+
+/// pread(2).
+#[inline]
+pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
+    let open = described(fd)?;
+    let at = u64::try_from(offset).ok()?;
+    inside::enter_briefly(|thread| read_page(thread, &open, out, at, |_| true))
+}
+
+/// read(2).
+#[inline]
+pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
+    let open = described(fd)?;
+    inside::enter_briefly(|thread| {
+        let (offset, tag) = (&open.description().offset, open.tag());
+        let Position::At(at) = offset.get_free(tag)? else {
+            return None;
+        };
+        // When another thread has moved it meanwhile, that one has read this.
+        read_page(thread, &open, out, at, |end| offset.advance(tag, at, end))
+    })
+}
+
+/// pwrite(2).
+#[inline]
+pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
+    let open = described(fd)?;
+    let at = u64::try_from(offset).ok()?;
+    if data.as_ptr().addr() < LOWEST_ADDRESS || data.is_empty() {
+        return None;
+    }
+    inside::enter_briefly(|thread| {
+        let file = file(&open, WRITE | SYNC | APPEND | NO_INLINE_WRITE, WRITE)?;
+        file.write_page(at, data)?;
+        file.account_hit(thread, true, data.len());
+        Some(data.len())
+    })
+}
+
+/// The write of `write(2)`, whose caller has the offset locked. `data` is not empty and at an address of the program's.
+#[inline]
+pub(crate) fn write(thread: &Thread, facts: &Facts, data: &[u8], at: u64) -> Option<()> {
+    let among = WRITE | SYNC | APPEND | NO_INLINE_WRITE;
+    if facts.flags & among != WRITE {
+        return None;
+    }
+    let file = file_of(facts)?;
+    file.write_page(at, data)?;
+    file.account_hit(thread, true, data.len());
+    Some(())
+}
