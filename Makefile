@@ -13,11 +13,13 @@ LIB    := $(TARGET)/release/libjericho_preload.so
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test programs soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench
+.PHONY: help build demo test model model-mutants programs soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
 	@echo 'make test      formatting, lints, all tests, real programs; what .ci/run does'
+	@echo 'make model     the protocol of shared memory under a model checker (part of make test; SWITCHES=4: 10 times deeper)'
+	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
@@ -43,6 +45,17 @@ test: setup-test
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) build --workspace
 	$(CARGO) test --workspace --no-fail-fast
+	@$(MAKE) --no-print-directory model
+
+# With a target directory of its own, as the flag is another for every crate.
+SWITCHES ?= 3
+MODEL    := RUSTFLAGS='$(RUSTFLAGS) --cfg loom' LOOM_MAX_PREEMPTIONS=$(SWITCHES) $(CARGO)
+model:
+	$(MODEL) clippy --target-dir $(TARGET)/model -p jericho-shm --release --all-targets -- -D warnings
+	$(MODEL) test --target-dir $(TARGET)/model -p jericho-shm --release --lib model::
+
+model-mutants:
+	@scripts/model-mutants $(ONLY)
 
 programs: setup-programs
 	$(CARGO) build --workspace

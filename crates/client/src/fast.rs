@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_shm::{Access, Key, Lock, Miss, SizeWord, SliceMemory, Slot, SlotInfo};
+use jericho_shm::{
+    Access, Holding, Key, Lock, Miss, STRIPES, SizeWord, SliceMemory, Slot, SlotInfo,
+};
 use jericho_sys::files;
 
 use crate::inline::pieces;
@@ -314,8 +316,7 @@ impl<'a> File<'a> {
     #[inline(never)]
     fn write_beyond(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Why> {
         let end = at + len as u64;
-        let _extend = Held::lock(self.slot.extend_lock(), self.session.owner)?;
-        let seen = self.size_word()?;
+        let (_extend, seen) = self.lock_size()?;
         if end <= seen.bytes() {
             return self.write_within(seen, at, len, source);
         }
@@ -325,14 +326,27 @@ impl<'a> File<'a> {
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at the end of the file, all or (`Err`) none; gives the new end.
     pub fn append(&self, len: usize, source: Source<'_, '_>) -> Result<u64, Why> {
         self.may_write()?;
-        let _extend = Held::lock(self.slot.extend_lock(), self.session.owner)?;
-        let seen = self.size_word()?;
+        let (_extend, seen) = self.lock_size()?;
         let end = seen.bytes() + len as u64;
         if end >= FILE_BYTES_MAX {
             return Err(Why::Far);
         }
         self.extend(seen, seen.bytes(), len, source, true)?;
         Ok(end)
+    }
+
+    /// Takes the extend lock, and the size that nobody else changes while it is held.
+    fn lock_size(&self) -> Result<(Held<'a>, SizeWord), Why> {
+        let lock = self.slot.extend_lock();
+        let held = lock.lock(self.session.owner).ok_or(Why::Busy)?;
+        let held = Held { lock, held };
+        let seen = self.size_word()?;
+        // The daemon takes it away from who holds it for long and then counts a cut: a size from before that is found
+        // to be old when the page is written, one from after it is the daemon's to change.
+        if !lock.is_held(held.held) {
+            return Err(Why::Busy);
+        }
+        Ok((held, seen))
     }
 
     #[inline]
@@ -416,15 +430,12 @@ impl<'a> File<'a> {
     fn lock_stripes(&self, at: u64, len: usize) -> Result<Stripes<'a>, Why> {
         let mut stripes = Stripes {
             slot: self.slot,
-            owner: self.session.owner,
-            held: 0,
+            held: [None; STRIPES],
         };
         if (at % PAGE_BYTES) as usize + len > PAGE {
             for stripe in Slot::stripes_of(at, len as u64) {
-                if !self.slot.stripe(stripe).lock(self.session.owner) {
-                    return Err(Why::Busy);
-                }
-                stripes.held |= 1 << stripe;
+                let held = self.slot.stripe(stripe).lock(self.session.owner);
+                stripes.held[stripe] = Some(held.ok_or(Why::Busy)?);
             }
         }
         Ok(stripes)
@@ -489,38 +500,27 @@ impl<'a> File<'a> {
 /// A lock, given back on drop.
 struct Held<'a> {
     lock: &'a Lock,
-    owner: u16,
-}
-
-impl<'a> Held<'a> {
-    fn lock(lock: &'a Lock, owner: u16) -> Result<Held<'a>, Why> {
-        if lock.lock(owner) {
-            Ok(Held { lock, owner })
-        } else {
-            Err(Why::Busy)
-        }
-    }
+    held: Holding,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.lock.unlock(self.owner);
+        self.lock.unlock(self.held);
     }
 }
 
 /// Stripe locks, given back on drop.
 struct Stripes<'a> {
     slot: &'a Slot,
-    owner: u16,
-    held: u32,
+    held: [Option<Holding>; STRIPES],
 }
 
 impl Drop for Stripes<'_> {
     fn drop(&mut self) {
-        while self.held != 0 {
-            let stripe = self.held.trailing_zeros();
-            self.held &= self.held - 1;
-            self.slot.stripe(stripe as usize).unlock(self.owner);
+        for (stripe, held) in self.held.iter().enumerate() {
+            if let Some(held) = held {
+                self.slot.stripe(stripe).unlock(*held);
+            }
         }
     }
 }

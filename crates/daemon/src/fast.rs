@@ -9,6 +9,7 @@
 
 mod calls;
 mod clients;
+mod extend;
 mod slots;
 mod write_guard;
 

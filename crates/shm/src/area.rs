@@ -5,11 +5,13 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use jericho_sys::memory::Mapping;
 
 use crate::entry::Key;
+use crate::ring::Ring;
+use crate::sync::{self, AtomicU32, Ordering};
 
 /// Keys that the ring holds.
 pub const RING_KEYS: usize = 8192;
@@ -33,9 +35,11 @@ struct Header {
     overflow: AtomicU32,
     threads: AtomicU32,
     _unused: [u32; 10],
-    given_out: AtomicU64,
+    given_out: sync::AtomicU64,
+    done: sync::AtomicU64,
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(std::mem::offset_of!(Header, given_out) == 64);
 const _: () = assert!(size_of::<Header>() <= RING_AT);
 
@@ -188,27 +192,26 @@ impl Area {
     /// wants the bell rung.
     #[inline]
     pub fn announce(&self, key: Key) -> bool {
-        let header = self.header();
-        let position = header.given_out.fetch_add(1, Ordering::AcqRel) as usize % RING_KEYS;
-        let word = self.word(RING_AT + 8 * position);
-        if word
-            .compare_exchange(0, key.0, Ordering::SeqCst, Ordering::Relaxed)
-            .is_err()
-        {
-            header.overflow.store(1, Ordering::SeqCst);
-        }
-        // Half a turn without a look: the daemon is late.
-        let full = position.is_multiple_of(RING_KEYS / 4);
-        (header.wanted.load(Ordering::SeqCst) != 0 && header.wanted.swap(0, Ordering::SeqCst) != 0)
-            || full
+        self.ring().announce(key)
     }
 
     /// The daemon is about to sleep, or awake: whether it wants the bell. It looks at the ring once more
     /// after it has said that it does.
     pub fn want_bell(&self, wanted: bool) {
-        self.header()
-            .wanted
-            .store(u32::from(wanted), Ordering::SeqCst);
+        self.ring().want_bell(wanted);
+    }
+
+    #[inline]
+    pub(crate) fn ring(&self) -> Ring<'_, RING_KEYS> {
+        let header = self.header();
+        Ring {
+            wanted: &header.wanted,
+            overflow: &header.overflow,
+            given_out: &header.given_out,
+            done: &header.done,
+            // SAFETY: the mapping has room for RING_KEYS words at RING_AT, which is aligned; as in `header`.
+            words: unsafe { &*self.mapping.as_ptr().add(RING_AT).cast() },
+        }
     }
 
     /// A client that may not write stamps marks an entry as used. Lossy.
@@ -264,55 +267,10 @@ impl Area {
     }
 }
 
-/// The daemon's reader of a client's ring.
-#[derive(Debug, Default)]
-pub struct RingReader {
-    /// Positions looked at so far.
-    seen: u64,
-    /// Positions that were empty when they were looked at: their writer was held up.
-    empty: Vec<u16>,
-}
-
-impl RingReader {
-    /// Takes the keys that are there: calls `each` for every one. Returns false when keys were lost, and the
-    /// tables have to be gone through instead. Bounded by the ring's length, whatever the client does.
-    pub fn drain(&mut self, area: &Area, mut each: impl FnMut(Key)) -> bool {
-        let header = area.header();
-        // Before the keys are looked at: what is lost afterwards is found the next time.
-        let complete = header.overflow.load(Ordering::SeqCst) == 0
-            || header.overflow.swap(0, Ordering::SeqCst) == 0;
-        let given_out = header.given_out.load(Ordering::Acquire);
-        let fresh = given_out.wrapping_sub(self.seen).min(RING_KEYS as u64);
-        let mut take = |position: usize| {
-            let word = area.word(RING_AT + 8 * position);
-            if word.load(Ordering::Relaxed) == 0 {
-                return false;
-            }
-            if let Some(key) = Key::from_word(word.swap(0, Ordering::AcqRel)) {
-                each(key);
-            }
-            true
-        };
-        if fresh == RING_KEYS as u64 {
-            // All of them: those that were empty are among them.
-            self.empty.clear();
-        } else {
-            self.empty.retain(|position| !take(usize::from(*position)));
-        }
-        for position in given_out.wrapping_sub(fresh)..given_out {
-            let position = (position % RING_KEYS as u64) as usize;
-            if !take(position) && self.empty.len() < RING_KEYS {
-                self.empty.push(position as u16);
-            }
-        }
-        self.seen = given_out;
-        complete
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::ring::RingReader;
 
     fn keys(reader: &mut RingReader, area: &Area) -> (Vec<u64>, bool) {
         let mut out = vec![];
@@ -344,12 +302,15 @@ mod tests {
         let area = Area::create("test", 5).unwrap();
         let mut reader = RingReader::default();
         // Takes a position and is held up.
-        let held = area.header().given_out.fetch_add(1, Ordering::AcqRel) as usize;
+        let header = area.header();
+        let held = header.given_out.fetch_add(1, Ordering::AcqRel) as usize;
         area.announce(Key::new(1, 2));
         assert_eq!(keys(&mut reader, &area), (vec![2], true));
         area.word(RING_AT + 8 * held)
             .store(Key::new(1, 1).0, Ordering::Release);
         assert_eq!(keys(&mut reader, &area), (vec![1], true));
+        header.done.fetch_add(1, Ordering::Release);
+        assert_eq!(keys(&mut reader, &area), (vec![], true));
     }
 
     #[test]
@@ -364,7 +325,7 @@ mod tests {
                     .store(junk ^ at as u64, Ordering::Relaxed);
             }
             let (seen, _) = keys(&mut reader, &area);
-            assert!(seen.len() <= 2 * RING_KEYS && reader.empty.len() <= RING_KEYS);
+            assert!(seen.len() <= 2 * RING_KEYS);
         }
     }
 

@@ -187,6 +187,14 @@ pub struct Entry {
 const _: () = assert!(size_of::<Entry>() == 16);
 
 impl Entry {
+    #[cfg(all(test, loom))]
+    pub(crate) fn new() -> Entry {
+        Entry {
+            key: AtomicU64::new(0),
+            state: AtomicU64::new(0),
+        }
+    }
+
     /// The key now; `None` for an empty entry.
     #[inline]
     pub fn key(&self) -> Option<Key> {
@@ -194,8 +202,19 @@ impl Entry {
     }
 
     #[inline]
-    pub(crate) fn is(&self, key: Key) -> bool {
+    fn is(&self, key: Key) -> bool {
         self.key.load(Ordering::Relaxed) == key.0
+    }
+
+    /// The state, if the entry is the key's.
+    #[inline]
+    pub(crate) fn find(&self, key: Key) -> Option<State> {
+        if !self.is(key) {
+            return None;
+        }
+        // State first, key again after it: the key is this entry's for as long as the version stays what it is.
+        let state = self.state();
+        self.is(key).then_some(state)
     }
 
     /// The state now. Pairs with the releases of `publish`, `unlatch` and `remove`: what they wrote to the
@@ -250,10 +269,11 @@ impl Entry {
     }
 
     /// Opens a latch that its holder can't or won't give back, if the state is still `seen`: the page is
-    /// dirty with whatever its frame holds. `frame`: where its bytes are from now on.
+    /// dirty with whatever its frame holds. `frame`: where its bytes are from now on. BACKED stays what it is: the
+    /// right to write may have been withdrawn meanwhile, and must not come back.
     pub fn break_latch(&self, seen: State, frame: u32) -> bool {
         debug_assert!(seen.has(Flags::LATCH));
-        let flags = seen.flags() & !Flags::LATCH.0 | Flags::DIRTY.0 | Flags::BACKED.0;
+        let flags = seen.flags() & !Flags::LATCH.0 | Flags::DIRTY.0;
         self.state
             .compare_exchange(
                 seen.0,
@@ -294,6 +314,9 @@ impl Entry {
         self.state
             .store(seen.next(Flags::FILL.0, frame).0, Ordering::Release);
         self.key.store(key.0, Ordering::Release);
+        // As in `try_latch`, for the frame's last page: a reader that saw bytes that are filled in from here on must
+        // also see that that page has gone.
+        fence(Ordering::Release);
     }
 
     /// The slice makes a filled page visible. Release: pairs with `state`.

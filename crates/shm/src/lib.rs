@@ -4,31 +4,29 @@
 //! `docs/formats/shm.md`; a segment holds offsets and indices only, so that it can be mapped anywhere.
 //! This crate knows pages of numbered objects; which slice changes the table when is `cache`'s business.
 
+mod access;
 mod area;
 mod call;
 mod control;
 mod entry;
 mod lock;
 mod memory;
+#[cfg(all(test, loom))]
+mod model;
+mod ring;
 mod slots;
+mod sync;
 
-mod sync {
-    //! The atomics of the protocol: the model checker's when it runs.
-    #[cfg(loom)]
-    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
-    #[cfg(not(loom))]
-    pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
-}
-
-pub use area::{Access, Area, Counter, RING_KEYS, RingReader, TOUCHED};
+pub use area::{Access, Area, Counter, RING_KEYS, TOUCHED};
 pub use call::{
     Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
 };
 pub use control::{Control, SlotInfo};
 
 pub use entry::{Entry, Flags, Key, State};
-pub use lock::Lock;
+pub use lock::{Holding, Lock};
 pub use memory::{
     BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Miss, SliceMemory, WAYS, bookkeeping_bytes,
 };
+pub use ring::RingReader;
 pub use slots::{STRIPES, SizeWord, Slot, Slots};

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use jericho_format::PAGE_BYTES;
 use jericho_sys::memory::Mapping;
 
-use crate::entry::{Entry, Flags, Key, State};
+use crate::access::{before_fill, check_writable, try_read, try_write};
+use crate::entry::{Entry, Key, State};
 
 /// Entries in a line.
 pub const WAYS: u32 = 4;
@@ -277,14 +278,9 @@ impl SliceMemory {
     #[inline]
     fn find_in(&self, line: u32, key: Key) -> Option<(Found, &Entry)> {
         for (way, entry) in self.line(line).iter().enumerate() {
-            if entry.is(key) {
-                // State first, key again after it: the key is this entry's for as long as the version
-                // stays what it is.
-                let state = entry.state();
-                if entry.is(key) {
-                    let index = line * WAYS + way as u32;
-                    return Some((Found { index, state }, entry));
-                }
+            if let Some(state) = entry.find(key) {
+                let index = line * WAYS + way as u32;
+                return Some((Found { index, state }, entry));
             }
         }
         None
@@ -339,13 +335,9 @@ impl SliceMemory {
         let mut turns = 0;
         loop {
             let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
-            if state.is_readable() {
-                self.copy_out(state.frame(), offset, out)?;
-                if entry.state_after_copy().identity() == state.identity() {
-                    return Ok(index);
-                }
-            } else if !state.has(Flags::VALID) {
-                return Err(Miss::Absent);
+            let copy = |frame| self.copy_out(frame, offset, out);
+            if try_read(entry, state, copy)?.is_some() {
+                return Ok(index);
             }
             turns = pause(turns)?;
         }
@@ -377,40 +369,13 @@ impl SliceMemory {
         still: impl Fn() -> bool,
     ) -> Option<bool> {
         let (Found { index, state }, entry) = self.find_in(self.home_line(key), key)?;
-        if !state.is_readable() || !state.has(Flags::BACKED) {
-            return None;
-        }
-        let written = self.write_latched(entry, state, offset, data, owner, still)?;
+        let copy = |frame| match still() {
+            true => self.overwrite(frame, offset, data),
+            false => Err(Miss::Changed),
+        };
+        let was_clean = try_write(entry, state, owner, copy).ok()??;
         self.touch(index, epoch);
-        written.ok()
-    }
-
-    /// Takes the latch of an entry in a state that allows it, and writes. `None`: the state is another by now.
-    #[inline]
-    fn write_latched(
-        &self,
-        entry: &Entry,
-        state: State,
-        offset: usize,
-        data: &[u8],
-        owner: u16,
-        still: impl Fn() -> bool,
-    ) -> Option<Result<bool, Miss>> {
-        let latched = entry.try_latch(state, owner)?;
-        let copied = if still() {
-            self.copy_in(state.frame(), offset, data)
-        } else {
-            Err(Miss::Changed)
-        };
-        let set = if copied.is_ok() {
-            Flags::DIRTY
-        } else {
-            Flags(0)
-        };
-        let Some(before) = entry.unlatch(latched, set) else {
-            return Some(Err(Miss::Broken));
-        };
-        Some(copied.map(|()| !before.has(Flags::DIRTY)))
+        Some(was_clean)
     }
 
     /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was
@@ -442,16 +407,11 @@ impl SliceMemory {
         let mut turns = 0;
         loop {
             let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
-            if !state.has(Flags::VALID) {
-                return Err(Miss::Absent);
-            }
-            if !state.has(Flags::BACKED) {
-                return Err(Miss::Unbacked);
-            }
-            if !state.has(Flags::LATCH)
-                && let Some(written) = self.write_latched(entry, state, offset, data, owner, &still)
-            {
-                let was_clean = written?;
+            let copy = |frame| match still() {
+                true => self.overwrite(frame, offset, data),
+                false => Err(Miss::Changed),
+            };
+            if let Some(was_clean) = try_write(entry, state, owner, copy)? {
                 self.touch(index, epoch);
                 return Ok(was_clean);
             }
@@ -462,12 +422,7 @@ impl SliceMemory {
     /// Whether a write of the page could go on without the slice, as it is now.
     #[inline]
     pub fn is_writable_page(&self, key: Key) -> Result<(), Miss> {
-        match self.lookup(key) {
-            Some(found) if !found.state.has(Flags::VALID) => Err(Miss::Absent),
-            Some(found) if !found.state.has(Flags::BACKED) => Err(Miss::Unbacked),
-            Some(_) => Ok(()),
-            None => Err(Miss::Absent),
-        }
+        check_writable(self.lookup(key).ok_or(Miss::Absent)?.state)
     }
 
     /// Copies out of a frame. A frame index that is out of range (a state word that a hostile client spoilt)
@@ -482,9 +437,15 @@ impl SliceMemory {
         Ok(())
     }
 
-    /// Copies into a frame; as `copy_out`.
-    #[inline]
+    /// Copies into a frame of the slice's own; as `copy_out`.
     pub fn copy_in(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
+        before_fill();
+        self.overwrite(frame, offset, data)
+    }
+
+    /// Copies into a frame whose latch is held.
+    #[inline]
+    fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
         if frame >= self.geometry.frames {
             return Err(Miss::Absent);
         }
@@ -495,6 +456,7 @@ impl SliceMemory {
 
     /// Zeroes a frame of the slice's own.
     pub fn zero(&self, frame: u32) {
+        before_fill();
         let start = frame as usize * PAGE;
         self.frames.zero(start..start + PAGE);
     }
@@ -578,9 +540,10 @@ fn pause(turns: u32) -> Result<u32, Miss> {
     Ok(turns + 1)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::entry::Flags;
 
     fn memory(frames: u32) -> SliceMemory {
         SliceMemory::create("test", frames, None).unwrap()

@@ -2,12 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use jericho_sys::futex;
 use jericho_sys::memory::Mapping;
 
-use crate::lock::Lock;
+use crate::lock::{Holding, Lock};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, futex};
 
 /// Stripe locks of a slot.
 pub const STRIPES: usize = 15;
@@ -53,9 +52,21 @@ pub struct Slot {
     stripes: [Lock; STRIPES],
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Slot>() == 128);
 
 impl Slot {
+    #[cfg(all(test, loom))]
+    pub(crate) fn new(bytes: u64) -> Slot {
+        Slot {
+            size: AtomicU64::new(bytes),
+            modified: AtomicU64::new(0),
+            _unused: [0; 6],
+            extend: Lock::new(),
+            stripes: std::array::from_fn(|_| Lock::new()),
+        }
+    }
+
     /// The size now. Acquire: pages that it covers are there.
     #[inline]
     pub fn size(&self) -> SizeWord {
@@ -66,39 +77,48 @@ impl Slot {
     /// size is not `seen` any more.
     #[inline]
     pub fn extend(&self, seen: SizeWord, bytes: u64) -> bool {
+        self.replace(seen, seen.with_bytes(bytes))
+    }
+
+    #[inline]
+    fn replace(&self, seen: SizeWord, new: SizeWord) -> bool {
         self.size
-            .compare_exchange(
-                seen.0,
-                seen.with_bytes(bytes).0,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
+            .compare_exchange(seen.0, new.0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
 
     /// The daemon sets the size; writers that saw the old one are refused when `cut`.
     pub fn set_size(&self, bytes: u64, cut: bool) {
-        let mut seen = SizeWord(self.size.load(Ordering::Relaxed));
+        let mut seen = self.size();
         loop {
             let next = if cut {
                 seen.cut_to(bytes)
             } else {
                 seen.with_bytes(bytes)
             };
-            match self
-                .size
-                .compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed)
-            {
-                Ok(_) => return,
-                Err(now) => seen = SizeWord(now),
+            if self.replace(seen, next) {
+                return;
             }
+            seen = self.size();
         }
     }
 
-    /// The daemon goes on without the extend lock, or changes bytes of the file: writers and readers that saw the
-    /// size begin anew.
+    /// The daemon changes bytes of the file: writers and readers that saw the size begin anew.
     pub fn cut(&self) {
         self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
+    }
+
+    /// The daemon takes the extend lock for `owner`; from who holds it for long it is taken away. Who lost it fails
+    /// when it looks whether the size is what it was, or, if it saw the size only afterwards, whether the lock is
+    /// still its own.
+    pub fn seize(&self, owner: u16) -> Holding {
+        if let Some(held) = self.extend.lock(owner) {
+            return held;
+        }
+        // In this order: who sees the new count, sees that the lock is not its own.
+        let held = self.extend.take_over(owner);
+        self.cut();
+        held
     }
 
     /// The daemon has made the file longer, or equally long: the size grows to `bytes` unless it is more.
@@ -238,7 +258,7 @@ impl Slots {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

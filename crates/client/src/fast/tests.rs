@@ -269,11 +269,11 @@ fn a_lock_that_nobody_gives_back_sends_writers_to_the_kernel() {
     volume.reserve(0..3);
     volume.slot().set_size(2 * 4096, false);
     let client = volume.client(true);
-    assert!(volume.slot().extend_lock().try_lock(99));
+    assert!(volume.slot().extend_lock().try_lock(99).is_some());
     assert_eq!(append(file(&client), b"x"), Err(Why::Busy));
     assert_eq!(write(file(&client), 2 * 4096, b"x"), Err(Why::Busy));
     assert_eq!(write(file(&client), 0, b"x"), Ok(()), "within the file");
-    assert!(volume.slot().stripe(0).try_lock(99));
+    assert!(volume.slot().stripe(0).try_lock(99).is_some());
     assert_eq!(write(file(&client), 0, &[1; 5000]), Err(Why::Busy));
     assert_eq!(write(file(&client), 0, b"x"), Ok(()), "within a page");
     volume.slot().open_dead(99);

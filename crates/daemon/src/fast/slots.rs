@@ -10,6 +10,7 @@ use jericho_fs::types::{Ino, SliceId};
 use jericho_shm::{Slot, SlotInfo};
 
 use super::Fast;
+use super::extend::Extend;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
@@ -22,6 +23,8 @@ pub(crate) struct SlotFile {
     pub granted: AtomicU32,
     pub writers: AtomicU32,
     pub mapped: AtomicU32,
+    /// The daemon's hold on the slot's extend lock.
+    pub extend: Extend,
 }
 
 /// What an open handle was granted.
@@ -115,6 +118,7 @@ impl Fast {
                     granted: AtomicU32::new(0),
                     writers: AtomicU32::new(0),
                     mapped: AtomicU32::new(0),
+                    extend: Extend::default(),
                 });
                 self.slot(&made).set_size(file.size(), true);
                 self.slot(&made).take_modified();
@@ -248,8 +252,7 @@ impl Mounted {
             return change();
         };
         let slot = self.fast.slot(&slot_file);
-        // A client that holds it for long goes on with a size word that is not the slot's any more.
-        let locked = slot.extend_lock().lock(jericho_cache::OWNER_DAEMON);
+        slot_file.extend.hold(slot);
         if slot_file.is_written() {
             self.settle_file(&slot_file);
         }
@@ -263,9 +266,7 @@ impl Mounted {
             Some(_) => slot.set_size(slot_file.file.size(), true),
             None => slot.grow(slot_file.file.size()),
         }
-        if locked {
-            slot.extend_lock().unlock(jericho_cache::OWNER_DAEMON);
-        }
+        slot_file.extend.give_back(slot);
         result
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jericho_cache::OWNER_DAEMON;
 use jericho_format::PAGE_BYTES;
-use jericho_shm::Slot;
+use jericho_shm::{Holding, Slot};
 
 use super::SlotFile;
 use crate::mounted::Mounted;
@@ -14,12 +14,13 @@ pub(crate) struct WriteGuard {
     mounted: Arc<Mounted>,
     file: Arc<SlotFile>,
     extend: bool,
-    stripes: Vec<usize>,
+    stripes: Vec<(usize, Holding)>,
 }
 
 impl WriteGuard {
-    /// For a write of `len` bytes at `offset` (`None`: at the end), if clients write the file inline. What
-    /// can't be had within some time is gone without: a client that stopped must not stop others.
+    /// For a write of `len` bytes at `offset` (`None`: at the end), if clients write the file inline. A
+    /// stripe that can't be had within some time is gone without, and the extend lock is then taken away: a client
+    /// that stopped must not stop others.
     pub fn take(
         mounted: &Arc<Mounted>,
         file: Arc<SlotFile>,
@@ -28,10 +29,8 @@ impl WriteGuard {
     ) -> WriteGuard {
         let slot = mounted.fast.slot(&file);
         let beyond = offset.is_none_or(|offset| offset + len > slot.size().bytes());
-        let extend = beyond && slot.extend_lock().lock(OWNER_DAEMON);
-        if beyond && !extend {
-            // Its holder must not go on where we write now.
-            slot.cut();
+        if beyond {
+            file.extend.hold(slot);
         }
         let mut stripes = vec![];
         if let Some(offset) = offset
@@ -39,8 +38,8 @@ impl WriteGuard {
             && offset / PAGE_BYTES != (offset + len - 1) / PAGE_BYTES
         {
             for stripe in Slot::stripes_of(offset, len) {
-                if slot.stripe(stripe).lock(OWNER_DAEMON) {
-                    stripes.push(stripe);
+                if let Some(held) = slot.stripe(stripe).lock(OWNER_DAEMON) {
+                    stripes.push((stripe, held));
                 }
             }
         }
@@ -48,7 +47,7 @@ impl WriteGuard {
         WriteGuard {
             mounted: mounted.clone(),
             file,
-            extend,
+            extend: beyond,
             stripes,
         }
     }
@@ -57,11 +56,11 @@ impl WriteGuard {
 impl Drop for WriteGuard {
     fn drop(&mut self) {
         let slot = self.mounted.fast.slot(&self.file);
-        for stripe in self.stripes.iter().rev() {
-            slot.stripe(*stripe).unlock(OWNER_DAEMON);
+        for (stripe, held) in self.stripes.iter().rev() {
+            slot.stripe(*stripe).unlock(*held);
         }
         if self.extend {
-            slot.extend_lock().unlock(OWNER_DAEMON);
+            self.file.extend.give_back(slot);
         }
     }
 }

@@ -1,0 +1,80 @@
+//! One attempt to read or write a page through its entry: the order of looking, copying and looking again.
+//!
+//! Apart from where the bytes are, so that the model checker goes through the same steps.
+
+use crate::entry::{Entry, Flags, State};
+use crate::memory::Miss;
+use crate::sync::{Ordering, fence};
+
+/// Before a frame that is the slice's own is filled, by whichever thread: it was another page's before, and a reader
+/// of that page that sees bytes of the new one must also see that the old one has gone. `Entry::insert` says so of the
+/// thread that inserts; it orders nothing that another thread does. Pairs with the fence of `state_after_copy`.
+#[inline]
+pub(crate) fn before_fill() {
+    fence(Ordering::Release);
+}
+
+/// Whether the page can be read.
+#[inline]
+pub(crate) fn check_readable(seen: State) -> Result<(), Miss> {
+    if seen.has(Flags::VALID) {
+        Ok(())
+    } else {
+        Err(Miss::Absent)
+    }
+}
+
+/// Whether the page can be written without asking the slice.
+#[inline]
+pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
+    check_readable(seen)?;
+    if seen.has(Flags::BACKED) {
+        Ok(())
+    } else {
+        Err(Miss::Unbacked)
+    }
+}
+
+/// `copy` copies out of the frame of `seen`, which a lookup found. `Some`: what it copied was the page's at one
+/// instant. `None`: somebody was, or is, changing it.
+#[inline]
+pub(crate) fn try_read(
+    entry: &Entry,
+    seen: State,
+    copy: impl FnOnce(u32) -> Result<(), Miss>,
+) -> Result<Option<()>, Miss> {
+    check_readable(seen)?;
+    if seen.has(Flags::LATCH) {
+        return Ok(None);
+    }
+    copy(seen.frame())?;
+    let same = entry.state_after_copy().identity() == seen.identity();
+    Ok(same.then_some(()))
+}
+
+/// `copy` copies into the frame of `seen`, which a lookup found, under the page's latch; its error leaves the page
+/// as it was. `Some`: it is written, and was clean before, or not. `None`: another had the latch.
+#[inline]
+pub(crate) fn try_write(
+    entry: &Entry,
+    seen: State,
+    owner: u16,
+    copy: impl FnOnce(u32) -> Result<(), Miss>,
+) -> Result<Option<bool>, Miss> {
+    check_writable(seen)?;
+    if seen.has(Flags::LATCH) {
+        return Ok(None);
+    }
+    let Some(latched) = entry.try_latch(seen, owner) else {
+        return Ok(None);
+    };
+    let copied = copy(seen.frame());
+    let set = if copied.is_ok() {
+        Flags::DIRTY
+    } else {
+        Flags(0)
+    };
+    let before = entry.unlatch(latched, set).ok_or(Miss::Broken)?;
+    copied?;
+    Ok(Some(!before.has(Flags::DIRTY)))
+}

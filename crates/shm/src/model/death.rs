@@ -1,0 +1,133 @@
+//! Writers that stop for ever, or for long, while they hold a latch.
+
+use loom::thread;
+
+use super::*;
+use crate::access::before_fill;
+
+/// A writer that has copied that many words when it dies.
+fn die_with(copied: usize) {
+    explore(["None", "Some(new)", "Some(old)"], move |notes| {
+        let slice = Slice::with_page(Flags::BACKED);
+        let writer = thread::spawn({
+            let slice = slice.clone();
+            move || {
+                let latched = slice.entry().try_latch(slice.entry().state(), 7).unwrap();
+                for at in 0..copied {
+                    slice.put_word(latched.frame(), at, 2);
+                }
+            }
+        });
+        let reader = thread::spawn({
+            let slice = slice.clone();
+            move || [slice.read(0, key(1)), slice.read(0, key(1))]
+        });
+        // The daemon hears of the death after it.
+        writer.join().unwrap();
+        let seen = slice.entry().state();
+        assert!(seen.has(Flags::LATCH) && seen.owner() == 7);
+        assert!(slice.entry().break_latch(seen, seen.frame()));
+        assert!(slice.entry().state().has(Flags::DIRTY.with(Flags::BACKED)));
+        // What the dead one left is the page, for all and from then on.
+        let left = std::array::from_fn(|at| if at < copied { 2 } else { 1 });
+        let reads = reader.join().unwrap();
+        for read in reads {
+            assert!(read.is_none_or(|words| words == [1; WORDS] || words == left));
+            notes.add(read.map(|words| {
+                if words == left {
+                    Word("new")
+                } else {
+                    Word("old")
+                }
+            }));
+        }
+        if copied == 0 {
+            notes.add(Some(Word("old")));
+        }
+        assert_eq!(slice.read(0, key(1)), Some(left));
+        assert_eq!(slice.write(8, &[(0, 3), (1, 3)]), Ok(Some(false)));
+        assert_eq!(slice.read(0, key(1)), Some([3, 3]));
+    });
+}
+
+#[test]
+fn a_writer_that_dies_before_its_copy_leaves_the_old_page() {
+    die_with(0);
+}
+
+#[test]
+fn a_writer_that_dies_amid_its_copy_leaves_what_it_wrote() {
+    die_with(1);
+}
+
+#[test]
+fn a_writer_that_dies_after_its_copy_leaves_what_it_wrote() {
+    die_with(2);
+}
+
+#[test]
+fn the_late_copy_of_a_broken_writer_is_nobodys_page() {
+    let outcomes = ["(false, Ok(Some(true)))", "(true, Err(Broken))"];
+    explore(outcomes, |notes| {
+        let slice = Slice::with_page(Flags::BACKED);
+        let writer = thread::spawn({
+            let slice = slice.clone();
+            move || slice.write(7, &[(0, 2), (1, 2)])
+        });
+        let reader = thread::spawn({
+            let slice = slice.clone();
+            move || [slice.read_in(0, key(1)), slice.read_in(0, key(1))]
+        });
+        // As the slice takes a latch away: the page gets a copy of its bytes, as they are, in another frame.
+        let seen = slice.entry().state();
+        let mut copied = None;
+        if seen.has(Flags::LATCH) {
+            let words = slice.get(seen.frame());
+            before_fill();
+            slice.put(1, words);
+            copied = slice.entry().break_latch(seen, 1).then_some(words);
+        }
+        let after = slice.entry().state();
+        let done = writer.join().unwrap();
+        notes.add((copied.is_some(), done));
+        for (state, words) in reader.join().unwrap().into_iter().flatten() {
+            match state.frame() {
+                0 => assert!(words == [1, 1] || (words == [2, 2] && copied.is_none())),
+                _ => assert_eq!(Some(words), copied),
+            }
+        }
+        if copied.is_some() {
+            assert_eq!(
+                slice.entry().state(),
+                after,
+                "a broken writer changes nothing"
+            );
+            assert_eq!(slice.get(0), [2, 2], "its copy went on");
+        }
+        assert_eq!(slice.read(0, key(1)), Some(copied.unwrap_or([2, 2])));
+    });
+}
+
+#[test]
+fn a_latch_is_broken_or_given_back_while_write_back_ends() {
+    let outcomes = ["(false, Ok(true))", "(true, Err(Broken))"];
+    explore(outcomes, |notes| {
+        let slice = Slice::with_page(Flags::BACKED);
+        slice.entry().mark(Flags::WRITE_BACK);
+        let writer = thread::spawn({
+            let slice = slice.clone();
+            move || slice.write_surely(7, &[(0, 2)], || true)
+        });
+        let completion = thread::spawn({
+            let slice = slice.clone();
+            move || slice.entry().unmark(Flags::WRITE_BACK)
+        });
+        let seen = slice.entry().state();
+        let broken = seen.has(Flags::LATCH) && slice.entry().break_latch(seen, 1);
+        completion.join().unwrap();
+        notes.add((broken, writer.join().unwrap()));
+        let last = slice.entry().state();
+        assert!(last.has(Flags::DIRTY) && !last.any(Flags::LATCH.with(Flags::WRITE_BACK)));
+        assert_eq!((last.owner(), last.frame()), (0, broken.into()));
+    });
+}

@@ -1,0 +1,137 @@
+//! The atomics of the protocol, and how to wait: the model checker's when it runs.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+#[cfg(not(loom))]
+pub(crate) use jericho_sys::futex;
+
+#[cfg(not(loom))]
+pub(crate) use std::hint::spin_loop;
+#[cfg(not(loom))]
+pub(crate) use std::thread::yield_now;
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::Ordering;
+#[cfg(loom)]
+pub(crate) use modelled::{AtomicU32, AtomicU64, fence, futex, spin_loop, yield_now};
+
+#[cfg(loom)]
+mod modelled {
+    //! The checker's atomics, with two of its weaknesses made up for.
+    //!
+    //! It takes a SeqCst access for an AcqRel one and knows SeqCst of fences only. So each such access gets a
+    //! fence before it, as compilers do for processors without ordered instructions: two SeqCst accesses of a thread
+    //! stay in order, a SeqCst store and a weaker load after it do not.
+    //!
+    //! It keeps only the last access to a word, so that a load hides an older one with which a store has to change
+    //! places, and whole orders are left out. So each access is preceded by one to a condition variable on which
+    //! nobody waits: it orders nothing, and takes part in the exchange with all others of its word.
+
+    use loom::sync::Condvar;
+
+    use super::Ordering;
+
+    loom::lazy_static! {
+        static ref FENCES: Condvar = Condvar::new();
+    }
+
+    pub(crate) fn fence(ordering: Ordering) {
+        if ordering == Ordering::SeqCst {
+            FENCES.notify_all();
+        }
+        loom::sync::atomic::fence(ordering);
+    }
+
+    macro_rules! atomic {
+        ($name:ident, $number:ty) => {
+            #[derive(Debug)]
+            pub(crate) struct $name {
+                word: loom::sync::atomic::$name,
+                turn: Condvar,
+            }
+
+            #[allow(
+                dead_code,
+                reason = "only models make words, and not all widths use all operations"
+            )]
+            impl $name {
+                pub fn new(value: $number) -> $name {
+                    $name {
+                        word: loom::sync::atomic::$name::new(value),
+                        turn: Condvar::new(),
+                    }
+                }
+
+                fn before(&self, ordering: Ordering) {
+                    if ordering == Ordering::SeqCst {
+                        fence(ordering);
+                    }
+                    self.turn.notify_all();
+                }
+
+                pub fn load(&self, ordering: Ordering) -> $number {
+                    self.before(ordering);
+                    self.word.load(ordering)
+                }
+
+                pub fn store(&self, value: $number, ordering: Ordering) {
+                    self.before(ordering);
+                    self.word.store(value, ordering);
+                }
+
+                pub fn compare_exchange(
+                    &self,
+                    seen: $number,
+                    new: $number,
+                    success: Ordering,
+                    failure: Ordering,
+                ) -> Result<$number, $number> {
+                    self.before(success);
+                    self.word.compare_exchange(seen, new, success, failure)
+                }
+
+                // The checker's weak exchange fails no more often than the strong one.
+                pub fn compare_exchange_weak(
+                    &self,
+                    seen: $number,
+                    new: $number,
+                    success: Ordering,
+                    failure: Ordering,
+                ) -> Result<$number, $number> {
+                    self.compare_exchange(seen, new, success, failure)
+                }
+            }
+
+            atomic!($name, $number: swap fetch_add fetch_or fetch_and);
+        };
+        ($name:ident, $number:ty: $($op:ident)*) => {
+            #[allow(dead_code, reason = "not all widths use all operations")]
+            impl $name {
+                $(pub fn $op(&self, value: $number, ordering: Ordering) -> $number {
+                    self.before(ordering);
+                    self.word.$op(value, ordering)
+                })*
+            }
+        };
+    }
+
+    atomic!(AtomicU32, u32);
+    atomic!(AtomicU64, u64);
+
+    // Who waits with a bound may go on at any time; the checker lets others run there anyway.
+    pub(crate) fn spin_loop() {}
+    pub(crate) fn yield_now() {}
+
+    pub(crate) mod futex {
+        //! Waits that end at once, as real ones may.
+
+        use std::time::Duration;
+
+        use super::AtomicU32;
+
+        pub fn wait(_word: &AtomicU32, _seen: u32, _timeout: Duration) {}
+        pub fn wait_forever(_word: &AtomicU32, _seen: u32) {}
+        pub fn wake_all(_word: &AtomicU32) {}
+    }
+}
