@@ -79,3 +79,52 @@ fn a_report_tells_what_was_read_without_the_kernel() {
     assert!(report.contains("inline with 65536 bytes"), "{report}");
     assert!(report.starts_with("jericho: process "), "{report}");
 }
+
+/// Bytes that a command read inline on the node of the data, and from another.
+fn local_and_remote(volume: &Volume, options: &[&str], script: &str) -> (u64, u64) {
+    let report = volume.beside("report");
+    let mut command = run(options, script);
+    command.current_dir(volume.mnt());
+    succeed(command.env("JERICHO_REPORT", &report));
+    let report = std::fs::read_to_string(report).unwrap();
+    let line = report
+        .lines()
+        .find(|line| line.contains("local: "))
+        .unwrap();
+    let numbers = line.split(|c: char| !c.is_ascii_digit());
+    // Behind the share, which has two.
+    let numbers: Vec<u64> = numbers.filter_map(|n| n.parse().ok()).skip(2).collect();
+    let [local, remote] = numbers[..] else {
+        panic!("two numbers of bytes: {line}");
+    };
+    (local, remote)
+}
+
+#[test]
+fn a_program_reads_near_its_data_unless_it_was_placed_elsewhere() {
+    let own = rustix::thread::sched_getaffinity(None).unwrap();
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu));
+    let first = first.unwrap();
+    if own.count() < 2 {
+        eprintln!("not tested: there is one CPU");
+        return;
+    }
+    let volume = Volume::mounted();
+    const BYTES: u64 = 4 << 20;
+    for node in ["0", "1"] {
+        let dir = volume.at(node);
+        std::fs::create_dir(&dir).unwrap();
+        succeed(jericho(["place", "--node", node]).arg(&dir));
+        std::fs::write(dir.join("file"), vec![7; BYTES as usize]).unwrap();
+        let script = format!("cat {node}/file > /dev/null");
+        let (local, remote) = local_and_remote(&volume, &["--placement", "always"], &script);
+        assert!(local + remote >= BYTES / 10 * 9, "inline: {local} {remote}");
+        // The first access may find it elsewhere.
+        assert!(remote <= BYTES / 10, "node {node}: {local} {remote}");
+    }
+    // The first CPU is node 0's, and the program says that it wants to be there.
+    let script = format!("taskset -c {first} cat 1/file > /dev/null");
+    let (local, remote) = local_and_remote(&volume, &["--placement", "always"], &script);
+    assert_eq!(local, 0, "moved against its affinity; {remote}");
+    assert!(remote >= BYTES / 10 * 9, "inline: {remote}");
+}
