@@ -3,14 +3,15 @@
 //!
 //! A worker looks at one request in [`SAMPLE`] and adds it up in a table of its own. When a thread has used mostly one
 //! node, and enough of it to be worth a move, it sends an order to one thread, the *placer*, which does all that takes
-//! time: it reads where the thread is, narrows its mask, and puts the mask back after a while. (The thread waits for our
-//! answer at that moment and is moved when it wakes up, so the narrow mask has to stay for a little.)
+//! time: it reads where the thread is, narrows its mask, and puts the mask back once the thread was seen on its new CPUs.
+//! (It waits for our answer at that moment and is moved when it wakes up: narrowing and widening at once would do nothing.)
 //!
 //! Invariants:
 //! - A mask that is set is a part of the one that was found. One that is not ours any more when it is looked at again was set by
 //!   the program: that thread is left alone for good.
-//! - Every mask that was narrowed is put back when its time is over, and that of threads and processes which were
-//!   started meanwhile and inherited it.
+//! - Every mask that was narrowed is put back after [`LEASE`] at the latest, and that of threads and processes which were
+//!   started meanwhile and inherited it. One of those that chose the very same mask for itself in that time can't be told
+//!   from one that inherited it: that is why the time is short.
 //! - Threads of programs that are on the fast path place themselves: they are left alone here.
 
 use std::cell::RefCell;
@@ -39,9 +40,14 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Bytes in a window that are worth a move: a call through the kernel costs so much more than the distance that it takes
 /// more of them than inline.
 const WORTH: u64 = 16 << 20;
-/// How long a mask stays narrow; doubled, three times at most, when the thread did not stay where it was put.
-const LEASE: Duration = Duration::from_millis(200);
-/// A thread that was placed is not placed elsewhere before this is over.
+/// Requests of a thread that must have been looked at before anything is said about it.
+const SAMPLES_MIN: u32 = 4;
+/// A mask stays narrow for at most this long: longer than a read takes that has to wait for a device.
+const LEASE: Duration = Duration::from_millis(20);
+/// How often it is looked whether the thread has moved.
+const LOOK: Duration = Duration::from_millis(1);
+/// A thread that was placed is not placed again before this is over; doubled, four times at most, each time that it was
+/// taken away from there.
 const REST: Duration = Duration::from_millis(250);
 /// How long it is remembered that a thread was placed.
 const MEMORY: Duration = Duration::from_secs(4);
@@ -65,6 +71,7 @@ struct Seen {
     node: u16,
     here: u64,
     elsewhere: u64,
+    samples: u32,
     since: Option<Instant>,
 }
 
@@ -73,6 +80,7 @@ const NOTHING: Seen = Seen {
     node: 0,
     here: 0,
     elsewhere: 0,
+    samples: 0,
     since: None,
 };
 
@@ -88,6 +96,7 @@ impl Seen {
                 ..NOTHING
             };
         }
+        self.samples += 1;
         if self.node == node {
             self.here += bytes;
         } else {
@@ -96,8 +105,9 @@ impl Seen {
         if self.elsewhere > self.here {
             (self.node, self.here, self.elsewhere) = (node, self.elsewhere, self.here);
         }
-        let worth = policy == ThreadPolicy::Always
-            || self.here >= WORTH && self.here / 4 * 3 >= self.elsewhere * 3;
+        let is_dominant = self.here / 4 * 3 >= self.elsewhere * 3;
+        let is_enough = self.here >= WORTH && self.samples >= SAMPLES_MIN;
+        let worth = policy == ThreadPolicy::Always || is_enough && is_dominant;
         if worth && self.node == node {
             self.since = None;
             return true;
@@ -253,20 +263,23 @@ struct Placed {
     found: CpuMask,
     set: CpuMask,
     at: Instant,
-    until: Instant,
     /// When it was narrowed, in ticks since boot.
     since: u64,
+    /// It is not placed again before.
+    rest: Instant,
+    /// How often it was placed there without staying.
+    again: u32,
     /// The mask is narrow now.
     narrow: bool,
     /// Its program has set another mask meanwhile.
     hands_off: bool,
-    /// How often it was placed there without staying.
-    again: u32,
 }
 
 struct Placer {
     shared: Arc<Shared>,
     placed: Vec<Placed>,
+    /// When those that need not be remembered were last forgotten.
+    swept: Instant,
 }
 
 impl Placer {
@@ -274,66 +287,49 @@ impl Placer {
         Placer {
             shared,
             placed: Vec::new(),
+            swept: Instant::now(),
         }
     }
 
     fn run(mut self, orders: &Receiver<Order>) {
         loop {
-            let next = self
-                .placed
-                .iter()
-                .filter(|p| p.narrow)
-                .map(|p| p.until)
-                .min();
-            let order = match next {
-                None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(until) => orders.recv_timeout(until.saturating_duration_since(Instant::now())),
+            let order = match self.placed.iter().any(|p| p.narrow) {
+                false => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                true => orders.recv_timeout(LOOK),
             };
             let now = Instant::now();
+            self.put_back(|placed| placed.has_moved() || now >= placed.at + LEASE);
             match order {
                 Ok(order) => self.consider(&order, now),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            self.put_back(|placed| placed.until <= now);
-            self.placed
-                .retain(|p| p.narrow || now < p.until + MEMORY || p.hands_off && p.task.is_alive());
         }
         self.put_back(|_| true);
     }
 
     fn consider(&mut self, order: &Order, now: Instant) {
+        self.forget(now);
         let node = usize::from(order.node);
         let Some((task, cpu)) = Task::find(order.tid) else {
             return;
         };
-        if task.pid == std::process::id()
-            || self.shared.is_left_out.get().is_some_and(|is| is(task.pid))
-        {
+        let is_left_out = |pid| self.shared.is_left_out.get().is_some_and(|is| is(pid));
+        let is_there = self.shared.node_of_cpu.get(cpu as usize) == Some(&order.node);
+        if is_there || task.pid == std::process::id() || is_left_out(task.pid) {
             return;
         }
+        let known = self.placed.iter().position(|p| p.task == task);
         let mut again = 0;
-        if let Some(at) = self.placed.iter().position(|p| p.task == task) {
-            let known = &mut self.placed[at];
-            if known.hands_off || known.node != order.node && now < known.at + REST {
-                return;
-            }
-            if known.narrow && known.node == order.node {
-                known.until = now + lease(known.again);
+        if let Some(known) = known.and_then(|at| self.placed.get(at)) {
+            if known.hands_off || known.narrow || now < known.rest {
                 return;
             }
             if known.node == order.node {
                 again = known.again + 1;
             }
-            let mut known = self.placed.swap_remove(at);
-            known.put_back();
-            if known.hands_off {
-                self.placed.push(known);
-                return;
-            }
         }
-        let is_there = self.shared.node_of_cpu.get(cpu as usize) == Some(&order.node);
-        if is_there || self.placed.len() >= PLACED_MAX {
+        if known.is_none() && self.placed.len() >= PLACED_MAX {
             return;
         }
         let ns = self.shared.start.elapsed().as_nanos() as u64 + 1;
@@ -355,18 +351,31 @@ impl Placer {
         }
         self.shared.moved.fetch_add(1, Relaxed);
         tracing::debug!(tid = task.tid, node, "a thread was moved to its data");
+        if let Some(at) = known {
+            self.placed.swap_remove(at);
+        }
         self.placed.push(Placed {
             task,
             node: order.node,
             found,
             set,
             at: now,
-            until: now + lease(again),
             since,
+            rest: now + REST * (1 << again.min(4)),
+            again,
             narrow: true,
             hands_off: false,
-            again,
         });
+    }
+
+    /// Forgets, now and then, threads that were not placed for a while, and those that are gone.
+    fn forget(&mut self, now: Instant) {
+        if now - self.swept < WINDOW {
+            return;
+        }
+        self.swept = now;
+        self.placed
+            .retain(|p| p.narrow || now < p.rest + MEMORY || p.hands_off && p.task.is_alive());
     }
 
     fn put_back(&mut self, is_over: impl Fn(&Placed) -> bool) {
@@ -377,11 +386,16 @@ impl Placer {
 }
 
 impl Placed {
+    /// Whether it has run on the CPUs that were left to it, or is gone.
+    fn has_moved(&self) -> bool {
+        match Task::find(self.task.tid) {
+            Some((task, cpu)) => task != self.task || self.set.contains(cpu),
+            None => true,
+        }
+    }
+
     /// Puts the mask back, here and where it was inherited.
     fn put_back(&mut self) {
-        if !self.narrow {
-            return;
-        }
         self.narrow = false;
         // The number may be another thread's by now.
         if self.task.is_alive() {
@@ -404,10 +418,6 @@ impl Placed {
         // Fails only when it has just ended.
         let _ = affinity::set_mask(Some(tid), &self.found);
     }
-}
-
-fn lease(again: u32) -> Duration {
-    LEASE * (1 << again.min(3))
 }
 
 #[cfg(test)]

@@ -11,11 +11,18 @@ fn a_thread_is_worth_a_move_when_it_uses_one_node_much_within_a_short_time() {
     let (base, adaptive) = (Instant::now(), ThreadPolicy::Adaptive);
     let mut seen = NOTHING;
     let mut adds = |tid, node, bytes, ms| seen.add(tid, node, bytes, adaptive, time(base, ms));
-    assert!(!adds(7, 1, WORTH - 1, 0));
-    assert!(adds(7, 1, 1, 1), "together that is enough");
-    assert!(!adds(7, 1, WORTH - 1, 2), "and counted anew");
-    assert!(!adds(8, 1, 1, 3), "of another thread");
-    assert!(!adds(8, 1, WORTH - 1, 2000), "too long ago");
+    for ms in 0..3 {
+        assert!(!adds(7, 1, WORTH, ms), "a few may be chance");
+    }
+    assert!(adds(7, 1, 1, 3), "together that is enough");
+    for ms in 4..7 {
+        assert!(!adds(7, 1, WORTH, ms), "and counted anew");
+    }
+    // A thread whose number is as far from the other's as the table is long has its place.
+    assert!(!adds(7 + SEEN as u32, 1, WORTH, 8), "another thread");
+    for ms in 2000..2003 {
+        assert!(!adds(7 + SEEN as u32, 1, WORTH, ms), "too long ago");
+    }
 }
 
 #[test]
@@ -41,21 +48,27 @@ struct Program(std::process::Child);
 
 impl Program {
     fn start() -> Program {
-        let mut child = std::process::Command::new("cat")
+        let child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
             .expect("cat runs");
-        let input = child.stdin.as_mut().unwrap();
+        let mut program = Program(child);
+        program.wake();
+        program
+    }
+
+    /// Has it do something, and waits until it sleeps.
+    fn wake(&mut self) {
+        let input = self.0.stdin.as_mut().unwrap();
         input.write_all(b"x").unwrap();
-        let answer = child.stdout.as_mut().unwrap();
+        let answer = self.0.stdout.as_mut().unwrap();
         answer.read_exact(&mut [0]).unwrap();
         // It has answered: when it sleeps next, it stays asleep, and on its CPU.
-        let stat = format!("/proc/{}/stat", child.id());
+        let stat = format!("/proc/{}/stat", self.tid());
         while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
             std::thread::yield_now();
         }
-        Program(child)
     }
 
     fn tid(&self) -> u32 {
@@ -105,20 +118,29 @@ fn order(program: &Program, cpu: u32) -> Order {
 
 #[test]
 fn a_thread_of_another_process_is_placed_and_gets_its_mask_back() {
-    let program = Program::start();
+    let mut program = Program::start();
     let Some((mut placer, cpu, all)) = placer(&program) else {
         return;
     };
     let now = Instant::now();
     placer.consider(&order(&program, cpu), now);
     assert_eq!(program.cpus(), [cpu]);
-    // While it goes on, so does the lease.
-    placer.consider(&order(&program, cpu), now + LEASE / 2);
-    placer.put_back(|placed| placed.until <= now + LEASE);
+    // It is asleep, and so has not moved.
+    placer.put_back(Placed::has_moved);
     assert_eq!(program.cpus(), [cpu]);
-    placer.put_back(|placed| placed.until <= now + LEASE * 2);
+    program.wake();
+    placer.put_back(Placed::has_moved);
     assert_eq!(program.cpus(), all);
-    assert_eq!(placer.shared.moved.load(Relaxed), 1);
+    assert_eq!(Task::find(program.tid()).unwrap().1, cpu, "and it is there");
+    // Not at once again, wherever it is.
+    let other = all.iter().copied().find(|c| *c != cpu).unwrap();
+    placer.consider(&order(&program, other), now + REST / 2);
+    assert_eq!(program.cpus(), all);
+    placer.consider(&order(&program, other), now + REST);
+    assert_eq!(program.cpus(), [other]);
+    placer.put_back(|_| true);
+    assert_eq!(program.cpus(), all);
+    assert_eq!(placer.shared.moved.load(Relaxed), 2);
 }
 
 #[test]
@@ -165,11 +187,11 @@ fn what_a_placed_thread_starts_gets_the_mask_back_too_and_what_was_there_stays()
             found,
             set,
             at: now,
-            until: now,
             since,
+            rest: now,
+            again: 0,
             narrow: true,
             hands_off: false,
-            again: 0,
         });
         placer.put_back(|_| true);
         assert_eq!(affinity::get(None).unwrap(), all);
