@@ -26,7 +26,7 @@ use nodes::{Idle, Nodes};
 pub use nodes::learn;
 
 /// A decision is made each time that a thread has used this much.
-const DECIDE_BYTES: u32 = 512 << 10;
+const DECIDE_BYTES: u32 = 2 << 20;
 /// What an access costs beside its bytes: the lines of the page table are remote too.
 const ACCESS_BYTES: u32 = 256;
 /// One access counts as this much at most, so that sums do not overflow.

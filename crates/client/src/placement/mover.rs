@@ -110,6 +110,8 @@ pub struct Mover {
     not_before: u64,
     hold: u64,
     last_move: u64,
+    /// A node where it may not run, as seen when it was to be placed there, and when to look again.
+    refused: (usize, u64),
     /// Where it was nudged to last, and how often in a row.
     nudged: (usize, u32),
 }
@@ -135,6 +137,7 @@ impl Mover {
             not_before: 0,
             hold: HOLD_MIN,
             last_move: 0,
+            refused: (NOWHERE, 0),
             nudged: (NOWHERE, 0),
         }
     }
@@ -282,7 +285,9 @@ impl Mover {
 
     /// An access to data of `home` whose policy is *always* found the thread on another node.
     pub fn place(&mut self, now: u64, home: usize, world: &mut impl World) {
-        if self.hands_off || home >= NODES {
+        // Each access asks for it: one that cannot be had must not cost each a look at the mask.
+        let is_refused = self.refused.0 == home && now < self.refused.1;
+        if self.hands_off || home >= NODES || is_refused {
             return;
         }
         if let Some(held) = self.held {
@@ -295,7 +300,9 @@ impl Mover {
                 return;
             }
         }
-        self.narrow(now, home, true, world);
+        if !self.narrow(now, home, true, world) {
+            self.refused = (home, now + LOOK);
+        }
     }
 
     /// Puts back the mask that was found, unless the program has set another one since. Before a fork, an exec or

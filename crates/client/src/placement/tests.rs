@@ -22,6 +22,8 @@ struct Machine {
     sets: Vec<(u64, CpuMask)>,
     idle: [Option<f32>; 4],
     waited: u64,
+    /// Times that the mask was asked for.
+    looks: usize,
 }
 
 impl Machine {
@@ -35,6 +37,7 @@ impl Machine {
             sets: vec![],
             idle: [None; 4],
             waited: 0,
+            looks: 0,
         }
     }
 
@@ -79,6 +82,7 @@ impl Machine {
 
 impl World for Machine {
     fn mask(&mut self) -> Option<CpuMask> {
+        self.looks += 1;
         Some(self.mask)
     }
 
@@ -279,6 +283,20 @@ fn always_moves_at_the_first_remote_access_and_back_at_the_next() {
     mover.place(4, NOWHERE, &mut m);
     mover.release(&mut m);
     assert_eq!((mover.held_on(), m.mask), (None, m.own));
+}
+
+#[test]
+fn always_does_not_look_at_the_mask_with_each_access_that_may_not_be_local() {
+    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    m.program_sets(mask(0..4), false);
+    for now in 1..1000 {
+        mover.place(now, 2, &mut m);
+    }
+    assert_eq!((m.looks, mover.held_on()), (1, None));
+    // The program lets it go there.
+    m.program_sets(mask(0..16), false);
+    mover.place(1000 * MS, 2, &mut m);
+    assert_eq!(mover.held_on(), Some(2));
 }
 
 proptest! {
