@@ -17,6 +17,7 @@ use crate::inline::pieces;
 use crate::inside::Thread;
 use crate::session::Session;
 use crate::source::Source;
+use crate::tally::Place;
 
 const PAGE: usize = PAGE_BYTES as usize;
 /// Bytes of one inline write; its caller makes several of a longer one, as the kernel does too. It bounds for
@@ -67,6 +68,7 @@ pub struct File<'a> {
     slot: &'a Slot,
     memory: &'a SliceMemory,
     home: u16,
+    index: u32,
     object: u64,
     generation: u32,
 }
@@ -110,6 +112,7 @@ impl<'a> File<'a> {
             slot,
             memory,
             home,
+            index,
             object,
             generation,
         })
@@ -207,19 +210,10 @@ impl<'a> File<'a> {
         (done, None)
     }
 
-    #[inline]
+    #[inline(always)]
     fn mark(&self, index: u32, epoch: u8) {
         if !self.memory.is_marked(index, epoch) {
-            self.mark_anew(index, epoch);
-        }
-    }
-
-    #[cold]
-    fn mark_anew(&self, index: u32, epoch: u8) {
-        if self.memory.is_writable() {
-            self.memory.touch(index, epoch);
-        } else {
-            self.session.area.touch(self.home, index);
+            mark_anew(self.session, self.memory, self.home, index, epoch);
         }
     }
 
@@ -234,24 +228,22 @@ impl<'a> File<'a> {
                 calls,
             };
             let policy = self.info.policy();
-            self.session
-                .account(thread, thread.cpu(), self.home, policy, access);
+            self.session.account(thread, self.home, policy, access);
         }
     }
 
-    /// Tells of an inline access to one page, which was the whole call.
+    /// Tells of an inline access to one page, which was the whole call. Looks only now and then at where the thread is.
     #[inline(always)]
-    pub fn account_hit(&self, thread: &Thread, write: bool, bytes: usize) {
-        let access = Access {
-            local: false,
-            write,
-            pages: 1,
-            bytes: bytes as u64,
-            calls: 1,
-        };
-        let policy = self.info.policy();
-        self.session
-            .account(thread, thread.cpu_lately(), self.home, policy, access);
+    pub fn account_hit(self, thread: &Thread, write: bool, bytes: usize) {
+        let (session, info, home) = (self.session, self.info, self.home);
+        let file = (session.number as u64) << 32 | u64::from(self.index);
+        let place = thread
+            .tally
+            .place(file, || place_of(session, info, home, thread));
+        if let Some(cell) = place.used {
+            thread.placement.add(cell, bytes);
+        }
+        place.count(&session.area, write, bytes);
     }
 
     #[inline]
@@ -283,18 +275,10 @@ impl<'a> File<'a> {
             .memory
             .try_write(key, within, data, owner, epoch, still)?;
         if was_clean {
-            self.announce(key);
+            announce(self.session, key);
         }
         self.wrote();
         Some(())
-    }
-
-    /// The slice hears of a page that became dirty.
-    #[inline(never)]
-    fn announce(&self, key: Key) {
-        if self.session.area.announce(key) {
-            self.session.slots.ring();
-        }
     }
 
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`, all of them or (`Err`) not: then some may be there, but
@@ -492,8 +476,36 @@ impl<'a> File<'a> {
     #[inline]
     fn wrote(&self) {
         if self.slot.modified() == 0 {
-            self.slot.set_modified(files::coarse_realtime_ns());
+            set_modified(self.slot);
         }
+    }
+}
+
+/// The slice hears of a page that became dirty.
+#[inline(never)]
+fn announce(session: &Session, key: Key) {
+    if session.area.announce(key) {
+        session.slots.ring();
+    }
+}
+
+#[cold]
+fn set_modified(slot: &Slot) {
+    slot.set_modified(files::coarse_realtime_ns());
+}
+
+#[cold]
+fn place_of(session: &Session, info: &SlotInfo, home: u16, thread: &Thread) -> Place {
+    session.place(thread, home, info.policy())
+}
+
+/// As `File::mark`, when the mark is missing.
+#[cold]
+fn mark_anew(session: &Session, memory: &SliceMemory, home: u16, index: u32, epoch: u8) {
+    if memory.is_writable() {
+        memory.touch(index, epoch);
+    } else {
+        session.area.touch(home, index);
     }
 }
 

@@ -7,9 +7,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use jericho_sys::rseq;
-
 use crate::placement;
+use crate::tally::Tally;
 
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
@@ -20,11 +19,10 @@ pub struct Thread {
     inside: Cell<bool>,
     /// What it has used, and where it runs.
     pub placement: placement::Thread,
+    /// How its hits count.
+    pub tally: Tally,
     /// Description whose offset this thread has locked, or is about to; `u32::MAX`: none.
     locking: Cell<u32>,
-    /// See `cpu`, and for how many hits that is good.
-    cpu: Cell<u32>,
-    hits: Cell<u8>,
     /// Where the interrupted write ends.
     end: Cell<u64>,
     /// What a signal handler has written after it.
@@ -40,9 +38,8 @@ thread_local! {
         Thread {
             inside: Cell::new(false),
             placement: placement::Thread::new(),
+            tally: Tally::new(),
             locking: Cell::new(u32::MAX),
-            cpu: Cell::new(0),
-            hits: Cell::new(0),
             end: Cell::new(0),
             displaced: Cell::new(0),
             lines: [const { Cell::new(0) }; SESSIONS_MAX],
@@ -64,7 +61,10 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         // Everything that the call has held is given back by now. Before the mark goes, so that a handler that
         // comes into the middle of a move makes none.
-        self.0.placement.settle();
+        if self.0.placement.is_due() {
+            self.0.placement.settle();
+            self.0.tally.forget();
+        }
         compiler_fence(Ordering::SeqCst);
         self.0.inside.set(false);
     }
@@ -101,35 +101,7 @@ pub fn enter_briefly<T>(call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
     })
 }
 
-/// Hits after which a thread looks anew on which CPU it is.
-const HITS: u8 = 16;
-
 impl Thread {
-    /// The CPU on which it runs.
-    #[inline]
-    pub fn cpu(&self) -> u32 {
-        let cpu = rseq::current_cpu();
-        self.cpu.set(cpu);
-        self.hits.set(HITS);
-        cpu
-    }
-
-    /// The CPU on which it ran a few hits ago: a hit is short, and not every C library can tell as fast.
-    #[inline]
-    pub fn cpu_lately(&self) -> u32 {
-        let hits = self.hits.get();
-        if hits == 0 {
-            return self.cpu_anew();
-        }
-        self.hits.set(hits - 1);
-        self.cpu.get()
-    }
-
-    #[cold]
-    fn cpu_anew(&self) -> u32 {
-        self.cpu()
-    }
-
     /// This thread is about to lock the offset of a description.
     #[inline]
     pub fn locking(&self, description: u32) {

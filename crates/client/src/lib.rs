@@ -19,6 +19,7 @@ mod read_ahead;
 mod report;
 mod session;
 mod source;
+mod tally;
 
 pub use inline::{read, write};
 pub use read_ahead::ReadAhead;

@@ -48,7 +48,7 @@ const LOOK: u32 = u32::MAX - 1;
 /// What a thread has used since its last decision, and how it is placed.
 pub(crate) struct Thread {
     /// For each node, and `NOWHERE`: local bytes, remote bytes.
-    used: [[Cell<u32>; 2]; NODES + 1],
+    used: [Cell<u32>; 2 * (NODES + 1)],
     sum: Cell<u32>,
     /// What `settle` has to do: `NOTHING`, `LOOK`, or the home of an access under *always* that was remote.
     due: Cell<u32>,
@@ -100,7 +100,7 @@ impl Thread {
     /// Of a thread that has used nothing yet.
     pub(crate) const fn new() -> Thread {
         Thread {
-            used: [const { [const { Cell::new(0) }; 2] }; NODES + 1],
+            used: [const { Cell::new(0) }; 2 * (NODES + 1)],
             sum: Cell::new(0),
             due: Cell::new(NOTHING),
             is_held: Cell::new(false),
@@ -109,25 +109,38 @@ impl Thread {
     }
 
     /// See [`account`].
-    #[inline]
     pub(crate) fn account(&self, policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
+        if let Some(cell) = self.cell(policy, home, cpu_node) {
+            self.add(cell, bytes.min(ACCESS_BYTES_MAX));
+        }
+    }
+
+    /// The cell that an access adds to: see [`account`]; `None`: it counts nowhere.
+    pub(crate) fn cell(&self, policy: ThreadPolicy, home: u16, cpu_node: u16) -> Option<u8> {
         // What is never followed matters only to a thread that is held: it may be what that goes on with.
         if policy == ThreadPolicy::Never && !self.is_held.get() {
-            return;
+            return None;
         }
         let remote = home != cpu_node;
-        let slot = match policy {
+        if remote && policy == ThreadPolicy::Always {
+            self.due.set(u32::from(home));
+        }
+        let node = match policy {
             ThreadPolicy::Never => NOWHERE,
             _ => usize::from(home).min(NOWHERE),
         };
-        let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + ACCESS_BYTES;
-        let cell = &self.used[slot][usize::from(remote)];
+        Some((2 * node) as u8 + u8::from(remote))
+    }
+
+    /// Adds an access to so many bytes, at most `ACCESS_BYTES_MAX`.
+    #[inline]
+    pub(crate) fn add(&self, cell: u8, bytes: usize) {
+        let weight = bytes as u32 + ACCESS_BYTES;
+        let cell = &self.used[usize::from(cell) % (2 * (NODES + 1))];
         cell.set(cell.get().saturating_add(weight));
         let sum = self.sum.get().saturating_add(weight);
         self.sum.set(sum);
-        if remote && policy == ThreadPolicy::Always {
-            self.due.set(u32::from(home));
-        } else if sum >= DECIDE_BYTES && self.due.get() == NOTHING {
+        if sum >= DECIDE_BYTES && !self.is_due() {
             self.due.set(LOOK);
         }
     }
@@ -157,7 +170,8 @@ impl Thread {
         if self.sum.get() >= DECIDE_BYTES {
             self.sum.set(0);
             mover.advance(now, &mut world);
-            for (node, [local, remote]) in self.used.iter().enumerate() {
+            let (nodes, _) = self.used.as_chunks();
+            for (node, [local, remote]) in nodes.iter().enumerate() {
                 mover.used(node, local.take().into(), remote.take().into());
             }
             // Held by an access under *always* it stays, until its use says otherwise.

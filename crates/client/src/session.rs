@@ -21,6 +21,7 @@ use jericho_sys::handover::Connection;
 use crate::inside::{SESSIONS_MAX, Thread};
 use crate::placement;
 use crate::placement::nodes::Nodes;
+use crate::tally::Place;
 
 /// How long the daemon may take to hand its segments over, message by message.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,7 +29,7 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
 const ATTACHING_POLLS: u32 = 2000;
 const ATTACHING_POLL: Duration = Duration::from_millis(1);
 
-static SESSIONS: [OnceLock<Session>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
+static SESSIONS: [OnceLock<Held>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static MARK: OnceLock<ForkMark> = OnceLock::new();
 /// Word of the mark: one more than the number of the first session that is this process's own. Zero: none is.
@@ -57,6 +58,12 @@ pub struct Session {
     follows: bool,
     /// The thread policy of this run, if it has one, which comes before that of a file, which comes before the volume's.
     policy_of_run: Option<ThreadPolicy>,
+}
+
+/// A session, and what tells whether it is this process's own.
+struct Held {
+    session: Session,
+    mark: &'static ForkMark,
 }
 
 impl Session {
@@ -90,41 +97,49 @@ impl Session {
         self.slices.first().is_some_and(SliceMemory::is_writable)
     }
 
-    /// Counts an access of this thread, on `cpu`, to a file of a slice, as local when that is of the slice's node, which it
-    /// fills in. `file`: the thread policy of the file, if it has its own.
-    #[inline(always)]
-    pub fn account(
-        &self,
-        thread: &Thread,
-        cpu: u32,
-        slice: u16,
-        file: Option<ThreadPolicy>,
-        access: Access,
-    ) {
+    /// Counts an access of this thread to a file of a slice, as local when the thread is on the slice's node. `file`: the
+    /// thread policy of the file, if it has its own.
+    pub fn account(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>, access: Access) {
+        let place = self.place(thread, slice, file);
+        if let Some(cell) = place.used {
+            thread.placement.add(cell, access.bytes as usize);
+        }
+        let counter = self.area.counter_at(place.line);
+        counter.add(
+            Access {
+                local: place.local,
+                ..access
+            },
+            place.alone,
+        );
+    }
+
+    /// Where an access counts that this thread makes now.
+    pub fn place(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>) -> Place {
         let home = self.control.node_of_slice(slice);
-        let node = self.control.node_of_cpu(cpu);
-        if self.follows {
+        let node = self.control.node_of_cpu(jericho_sys::rseq::current_cpu());
+        let used = self.follows.then(|| {
             let policy = self.policy_of_run.or(file);
             let policy = policy.unwrap_or_else(|| self.control.policy());
-            let bytes = access.bytes as usize;
-            thread.placement.account(policy, home, node, bytes);
-        }
-        let local = node == home;
+            thread.placement.cell(policy, home, node)
+        });
         let (line, alone) = thread.line(self.number, || self.area.take_thread());
-        let counter = self.area.counter(line, slice);
-        counter.add(&Access { local, ..access }, alone);
+        Place {
+            line: Area::counter_number(line, slice),
+            alone,
+            local: node == home,
+            used: used.flatten(),
+        }
     }
 }
 
 /// A session by its number, if it is this process's own: `None` in a child for one that its parent had.
 #[inline]
 pub fn get(number: usize) -> Option<&'static Session> {
-    let first = MARK.get()?.word(FIRST).load(Ordering::Acquire);
-    // Without any it is larger than all numbers.
-    if (number as u64) < first.wrapping_sub(1) {
-        return None;
-    }
-    SESSIONS.get(number)?.get()
+    let held = SESSIONS.get(number)?.get()?;
+    let first = held.mark.word(FIRST).load(Ordering::Acquire);
+    // One more than the first of them; without any, what is one less is larger than all numbers.
+    (number as u64 >= first.wrapping_sub(1)).then_some(&held.session)
 }
 
 /// The sessions of this process.
@@ -193,7 +208,11 @@ fn mark() -> io::Result<&'static ForkMark> {
     MARK.get().ok_or(io::ErrorKind::Other.into())
 }
 
-fn attach_alone(mark: &ForkMark, instance: u64, write: bool) -> io::Result<&'static Session> {
+fn attach_alone(
+    mark: &'static ForkMark,
+    instance: u64,
+    write: bool,
+) -> io::Result<&'static Session> {
     let number = COUNT.load(Ordering::Acquire);
     if mark.word(FIRST).load(Ordering::Acquire) == 0 {
         mark.word(FIRST).store(number as u64 + 1, Ordering::Release);
@@ -207,9 +226,9 @@ fn attach_alone(mark: &ForkMark, instance: u64, write: bool) -> io::Result<&'sta
     let owner = find(instance, false).map_or(0, |session| session.owner);
     let session = receive(number, instance, Request { write, owner })?;
     // Nobody else sets it: the number is taken under the lock.
-    let session = room.get_or_init(|| session);
+    let held = room.get_or_init(|| Held { session, mark });
     COUNT.store(number + 1, Ordering::Release);
-    Ok(session)
+    Ok(&held.session)
 }
 
 /// Asks the daemon for its segments and maps them.

@@ -60,16 +60,46 @@ pub fn share(fd: c_int) {
     errno::kept(|| fd::share(fd));
 }
 
+/// The caller's room, if it can be looked at without ado; else the long way judges it.
+///
+/// # Safety
+/// The caller gives `count` bytes of room at `buffer` that nobody else uses during the call, or an address that no
+/// program has.
+#[inline(always)]
+unsafe fn room<'a>(buffer: *mut c_void, count: size_t) -> Option<&'a mut [u8]> {
+    let usual = buffer.addr() >= hit::LOWEST_ADDRESS && count <= MOST;
+    // SAFETY: not null, and the caller's promise.
+    usual.then(|| unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count) })
+}
+
+/// The caller's data, as `room`.
+///
+/// # Safety
+/// The caller gives `count` bytes to read at `data`, or an address that no program has.
+#[inline(always)]
+unsafe fn given<'a>(data: *const c_void, count: size_t) -> Option<&'a [u8]> {
+    let usual = data.addr() >= hit::LOWEST_ADDRESS && count <= MOST;
+    // SAFETY: not null, and the caller's promise.
+    usual.then(|| unsafe { std::slice::from_raw_parts(data.cast(), count) })
+}
+
 pub unsafe fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     cancellation_point();
+    // SAFETY: the caller's arguments.
+    match unsafe { room(buffer, count) }.and_then(|out| hit::read(fd, out)) {
+        Some(bytes) => bytes as ssize_t,
+        // SAFETY: the caller's arguments.
+        None => unsafe { read_long(fd, buffer, count) },
+    }
+}
+
+#[inline(never)]
+unsafe fn read_long(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     if is_odd(buffer, count) {
         share(fd);
     } else {
         // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
         let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
-        if let Some(bytes) = hit::read(fd, out) {
-            return bytes as ssize_t;
-        }
         if let Some(outcome) = errno::kept(|| fd::read(fd, out)) {
             return answer(outcome);
         }
@@ -89,12 +119,19 @@ unsafe fn read_checked(fd: c_int, buffer: *mut c_void, count: size_t, room: size
 
 pub unsafe fn pread(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t) -> ssize_t {
     cancellation_point();
+    // SAFETY: the caller's arguments.
+    match unsafe { room(buffer, count) }.and_then(|out| hit::pread(fd, out, offset)) {
+        Some(bytes) => bytes as ssize_t,
+        // SAFETY: the caller's arguments.
+        None => unsafe { pread_long(fd, buffer, count, offset) },
+    }
+}
+
+#[inline(never)]
+unsafe fn pread_long(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t) -> ssize_t {
     if !is_odd(buffer, count) && offset >= 0 {
         // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
         let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
-        if let Some(bytes) = hit::pread(fd, out, offset) {
-            return bytes as ssize_t;
-        }
         if let Some(outcome) = errno::kept(|| fd::pread(fd, out, offset)) {
             return answer(outcome);
         }
@@ -135,12 +172,19 @@ pub unsafe fn write(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
 
 pub unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t {
     cancellation_point();
+    // SAFETY: the caller's arguments.
+    match unsafe { given(data, count) }.and_then(|bytes| hit::pwrite(fd, bytes, offset)) {
+        Some(bytes) => bytes as ssize_t,
+        // SAFETY: the caller's arguments.
+        None => unsafe { pwrite_long(fd, data, count, offset) },
+    }
+}
+
+#[inline(never)]
+unsafe fn pwrite_long(fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t {
     if !is_odd(data, count) && offset >= 0 {
         // SAFETY: the caller gives `count` bytes to read.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast(), count.min(MOST)) };
-        if let Some(bytes) = hit::pwrite(fd, bytes, offset) {
-            return bytes as ssize_t;
-        }
         if let Some(outcome) = errno::kept(|| fd::pwrite(fd, bytes, offset)) {
             return answer(outcome);
         }

@@ -85,39 +85,54 @@ pub struct Access {
 impl Counter {
     /// Counts an access. `alone`: no other thread counts here, so no locked instruction is needed.
     #[inline]
-    pub fn add(&self, access: &Access, alone: bool) {
-        if alone {
-            self.add_by(access, |word, n| {
-                let sum = word.load(Ordering::Relaxed).wrapping_add(n);
-                word.store(sum, Ordering::Relaxed);
-            });
-        } else {
-            self.add_shared(access);
+    pub fn add(&self, access: Access, alone: bool) {
+        let Access {
+            local,
+            write,
+            pages,
+            bytes,
+            calls,
+        } = access;
+        if !alone {
+            return self.add_shared(local, write, pages, bytes, calls);
         }
+        let bump = |word: &AtomicU64, n: u64| {
+            let sum = word.load(Ordering::Relaxed).wrapping_add(n);
+            word.store(sum, Ordering::Relaxed);
+        };
+        self.each(local, write, pages, bytes, calls, bump);
     }
 
     #[cold]
-    fn add_shared(&self, access: &Access) {
-        self.add_by(access, |word, n| {
+    fn add_shared(&self, local: bool, write: bool, pages: u64, bytes: u64, calls: u64) {
+        let bump = |word: &AtomicU64, n: u64| {
             word.fetch_add(n, Ordering::Relaxed);
-        });
+        };
+        self.each(local, write, pages, bytes, calls, bump);
     }
 
-    #[inline]
-    fn add_by(&self, access: &Access, bump: impl Fn(&AtomicU64, u64)) {
-        if access.local {
-            bump(&self.local_pages, access.pages);
-            bump(&self.local_bytes, access.bytes);
+    #[inline(always)]
+    fn each(
+        &self,
+        local: bool,
+        write: bool,
+        pages: u64,
+        bytes: u64,
+        calls: u64,
+        bump: impl Fn(&AtomicU64, u64),
+    ) {
+        let (of_pages, of_bytes) = match local {
+            true => (&self.local_pages, &self.local_bytes),
+            false => (&self.remote_pages, &self.remote_bytes),
+        };
+        bump(of_pages, pages);
+        bump(of_bytes, bytes);
+        if write {
+            bump(&self.written_pages, pages);
+            bump(&self.written_bytes, bytes);
+            bump(&self.write_calls, calls);
         } else {
-            bump(&self.remote_pages, access.pages);
-            bump(&self.remote_bytes, access.bytes);
-        }
-        if access.write {
-            bump(&self.written_pages, access.pages);
-            bump(&self.written_bytes, access.bytes);
-            bump(&self.write_calls, access.calls);
-        } else {
-            bump(&self.read_calls, access.calls);
+            bump(&self.read_calls, calls);
         }
     }
 }
@@ -244,12 +259,18 @@ impl Area {
         (thread.min(last), thread < last)
     }
 
-    /// The counter of a thread's line for a slice.
+    /// Number of the counter of a thread's line for a slice.
     #[inline]
-    pub fn counter(&self, thread: u32, slice: u16) -> &Counter {
-        let line = (thread as usize).min(THREADS - 1) * COUNTED_SLICES
-            + usize::from(slice) % COUNTED_SLICES;
-        // SAFETY: `line` is below THREADS * COUNTED_SLICES, for which the mapping has room; aligned to 64 as
+    pub fn counter_number(thread: u32, slice: u16) -> u32 {
+        let line = (thread as usize).min(THREADS - 1) * COUNTED_SLICES;
+        (line + usize::from(slice) % COUNTED_SLICES) as u32
+    }
+
+    /// The counter with a number (mod what there are).
+    #[inline]
+    pub fn counter_at(&self, number: u32) -> &Counter {
+        let number = number as usize % (THREADS * COUNTED_SLICES);
+        // SAFETY: `number` is below THREADS * COUNTED_SLICES, for which the mapping has room; aligned to 64 as
         // COUNTERS_AT is; as in `header`.
         unsafe {
             &*self
@@ -257,8 +278,14 @@ impl Area {
                 .as_ptr()
                 .add(COUNTERS_AT)
                 .cast::<Counter>()
-                .add(line)
+                .add(number)
         }
+    }
+
+    /// The counter of a thread's line for a slice.
+    #[inline]
+    pub fn counter(&self, thread: u32, slice: u16) -> &Counter {
+        self.counter_at(Area::counter_number(thread, slice))
     }
 
     /// The counters of all threads for a slice (numbers from 64 on share those of the number mod 64).
@@ -362,7 +389,7 @@ mod tests {
             bytes: 100,
             calls: 1,
         };
-        area.counter(15, 2).add(&access, false);
+        area.counter(15, 2).add(access, false);
         let pages: u64 = area
             .counters_of(2)
             .map(|c| c.local_pages.load(Ordering::Relaxed))

@@ -275,7 +275,7 @@ impl SliceMemory {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn find_in(&self, line: u32, key: Key) -> Option<(Found, &Entry)> {
         for (way, entry) in self.line(line).iter().enumerate() {
             if let Some(state) = entry.find(key) {
@@ -345,7 +345,7 @@ impl SliceMemory {
 
     /// As `read_unmarked`, of a page that lies where it belongs and that nobody is changing: `None` for any other, and
     /// when it changed meanwhile.
-    #[inline]
+    #[inline(always)]
     pub fn try_read(&self, key: Key, offset: usize, out: &mut [u8]) -> Option<u32> {
         let (Found { index, state }, entry) = self.find_in(self.home_line(key), key)?;
         if !state.is_readable() {
@@ -358,7 +358,7 @@ impl SliceMemory {
 
     /// As `write_if`, of a page that lies where it belongs and whose latch is free: `None` for any other, and when
     /// it was not written.
-    #[inline]
+    #[inline(always)]
     pub fn try_write(
         &self,
         key: Key,
