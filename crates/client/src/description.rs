@@ -228,6 +228,13 @@ impl Open {
         self.is_still().then_some(facts)
     }
 
+    /// Its flags; `None` when it is over.
+    #[inline(always)]
+    pub fn flags(&self) -> Option<u32> {
+        let flags = self.description().flags.load(Ordering::Relaxed);
+        self.is_still().then_some(flags)
+    }
+
     /// The file behind it; `None` when it is over.
     pub fn identity(&self) -> Option<Identity> {
         let d = self.description();

@@ -15,9 +15,9 @@ use jericho_sys::files;
 
 use crate::inline::pieces;
 use crate::inside::Thread;
+use crate::lately::Place;
 use crate::session::Session;
 use crate::source::Source;
-use crate::tally::Place;
 
 const PAGE: usize = PAGE_BYTES as usize;
 /// Bytes of one inline write; its caller makes several of a longer one, as the kernel does too. It bounds for
@@ -68,7 +68,6 @@ pub struct File<'a> {
     slot: &'a Slot,
     memory: &'a SliceMemory,
     home: u16,
-    index: u32,
     object: u64,
     generation: u32,
 }
@@ -112,14 +111,22 @@ impl<'a> File<'a> {
             slot,
             memory,
             home,
-            index,
             object,
             generation,
         })
     }
 
+    /// Whether it can still be reached the same way, if the slot is still its own, which whoever looks at the size is told.
+    #[inline(always)]
+    pub fn is_reachable(&self) -> bool {
+        self.session.is_own()
+            && !self.session.area.is_cut_off()
+            && self.info.flags() & SlotInfo::KERNEL == 0
+            && self.info.home() == self.home
+    }
+
     /// The size, which is this file's.
-    #[inline]
+    #[inline(always)]
     fn size_word(&self) -> Result<SizeWord, Why> {
         let size = self.slot.size();
         // After the size: the daemon moves the generation on before it puts another file's size there.
@@ -157,8 +164,11 @@ impl<'a> File<'a> {
             return None;
         }
         let key = Key::new(self.object, at / PAGE_BYTES);
-        let index = self.memory.try_read(key, within, &mut out[..len])?;
-        self.mark(index, self.memory.epoch());
+        let epoch = self.memory.epoch();
+        let hit = self.memory.try_read(key, within, &mut out[..len], epoch)?;
+        if !hit.marked {
+            mark_anew(self.session, self.memory, self.home, hit.index, epoch);
+        }
         // As in `read_as_of`.
         fence(Ordering::Acquire);
         self.slot.size().same_cuts(seen).then_some(len)
@@ -236,10 +246,9 @@ impl<'a> File<'a> {
     #[inline(always)]
     pub fn account_hit(self, thread: &Thread, write: bool, bytes: usize) {
         let (session, info, home) = (self.session, self.info, self.home);
-        let file = (session.number as u64) << 32 | u64::from(self.index);
         let place = thread
-            .tally
-            .place(file, || place_of(session, info, home, thread));
+            .lately
+            .place(|| place_of(session, info, home, thread));
         if let Some(cell) = place.used {
             thread.placement.add(cell, bytes);
         }

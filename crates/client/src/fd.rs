@@ -590,12 +590,14 @@ fn write_at(
 ) -> Option<Written> {
     if let [part] = data.parts
         && data.is_fit
-        && hit::write(thread, facts, part, at).is_some()
     {
-        return Some(Written {
-            result: Ok(data.len),
-            end: at + data.len as u64,
-        });
+        if hit::write(thread, open, part, at).is_some() {
+            return Some(Written {
+                result: Ok(data.len),
+                end: at + data.len as u64,
+            });
+        }
+        thread.lately.forget();
     }
     write_long(thread, open, facts, data, at)
 }

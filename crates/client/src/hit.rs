@@ -7,7 +7,7 @@
 use jericho_format::PAGE_BYTES;
 
 use crate::description::{
-    self, APPEND, Facts, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
+    self, APPEND, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
 };
 use crate::fast::File;
 use crate::inside::{self, Thread};
@@ -16,6 +16,9 @@ use crate::session;
 
 /// Lowest address that a buffer of a program can have; what is below, the kernel calls EFAULT.
 pub const LOWEST_ADDRESS: usize = 4096;
+
+/// What a write looks at.
+const WRITE_FLAGS: u32 = WRITE | SYNC | APPEND | NO_INLINE_WRITE;
 
 #[inline]
 fn described(fd: i32) -> Option<Open> {
@@ -27,18 +30,25 @@ fn described(fd: i32) -> Option<Open> {
 
 /// The file, when the description's flags among `among` are exactly `flags`.
 #[inline(always)]
-fn file(open: &Open, among: u32, flags: u32) -> Option<File<'static>> {
-    let facts = open.facts()?;
-    if facts.flags & (among | TO_KERNEL) != flags {
+fn file(thread: &Thread, open: &Open, among: u32, flags: u32) -> Option<File<'static>> {
+    if open.flags()? & (among | TO_KERNEL) != flags {
         return None;
     }
-    file_of(&facts)
+    if !thread.lately.is(open.index, open.generation) {
+        find(thread, *open)?;
+    }
+    let file = thread.lately.file()?;
+    file.is_reachable().then_some(file)
 }
 
-#[inline(always)]
-fn file_of(facts: &Facts) -> Option<File<'static>> {
+/// Finds the file of a description that the thread did not use last.
+#[inline(never)]
+fn find(thread: &Thread, open: Open) -> Option<()> {
+    let facts = open.facts()?;
     let session = session::get(facts.session)?;
-    File::of(session, facts.slot, facts.slot_generation, facts.object).ok()
+    let file = File::of(session, facts.slot, facts.slot_generation, facts.object).ok()?;
+    thread.lately.set(open.index, open.generation, file);
+    Some(())
 }
 
 /// Reads at `at`, and counts it if `moved` agrees with where that ends.
@@ -50,7 +60,7 @@ fn read_page(
     at: u64,
     moved: impl FnOnce(u64) -> bool,
 ) -> Option<usize> {
-    let file = file(open, READ, READ)?;
+    let file = file(thread, open, READ, READ)?;
     let page = at / PAGE_BYTES;
     if !open.description().read_ahead.is_quiet(page, page + 1) {
         return None;
@@ -94,7 +104,7 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
         return None;
     }
     inside::enter_briefly(|thread| {
-        let file = file(&open, WRITE | SYNC | APPEND | NO_INLINE_WRITE, WRITE)?;
+        let file = file(thread, &open, WRITE_FLAGS, WRITE)?;
         file.write_page(at, data)?;
         file.account_hit(thread, true, data.len());
         Some(data.len())
@@ -103,12 +113,8 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
 
 /// The write of `write(2)`, whose caller has the offset locked. `data` is not empty and at an address of the program's.
 #[inline]
-pub(crate) fn write(thread: &Thread, facts: &Facts, data: &[u8], at: u64) -> Option<()> {
-    let among = WRITE | SYNC | APPEND | NO_INLINE_WRITE;
-    if facts.flags & among != WRITE {
-        return None;
-    }
-    let file = file_of(facts)?;
+pub(crate) fn write(thread: &Thread, open: &Open, data: &[u8], at: u64) -> Option<()> {
+    let file = file(thread, open, WRITE_FLAGS, WRITE)?;
     file.write_page(at, data)?;
     file.account_hit(thread, true, data.len());
     Some(())

@@ -7,8 +7,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use crate::lately::Lately;
 use crate::placement;
-use crate::tally::Tally;
 
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
@@ -19,8 +19,8 @@ pub struct Thread {
     inside: Cell<bool>,
     /// What it has used, and where it runs.
     pub placement: placement::Thread,
-    /// How its hits count.
-    pub tally: Tally,
+    /// What its last hit found out.
+    pub lately: Lately,
     /// Description whose offset this thread has locked, or is about to; `u32::MAX`: none.
     locking: Cell<u32>,
     /// Where the interrupted write ends.
@@ -38,7 +38,7 @@ thread_local! {
         Thread {
             inside: Cell::new(false),
             placement: placement::Thread::new(),
-            tally: Tally::new(),
+            lately: Lately::new(),
             locking: Cell::new(u32::MAX),
             end: Cell::new(0),
             displaced: Cell::new(0),
@@ -63,7 +63,7 @@ impl Drop for Inside<'_> {
         // comes into the middle of a move makes none.
         if self.0.placement.is_due() {
             self.0.placement.settle();
-            self.0.tally.forget();
+            self.0.lately.forget();
         }
         compiler_fence(Ordering::SeqCst);
         self.0.inside.set(false);
@@ -95,6 +95,9 @@ pub fn enter_briefly<T>(call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
         thread.inside.set(true);
         compiler_fence(Ordering::SeqCst);
         let result = call(thread);
+        if result.is_none() {
+            thread.lately.forget();
+        }
         compiler_fence(Ordering::SeqCst);
         thread.inside.set(false);
         result

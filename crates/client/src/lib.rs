@@ -13,13 +13,13 @@ pub mod fd;
 pub mod hit;
 mod inline;
 mod inside;
+mod lately;
 mod offset;
 pub mod placement;
 mod read_ahead;
 mod report;
 mod session;
 mod source;
-mod tally;
 
 pub use inline::{read, write};
 pub use read_ahead::ReadAhead;

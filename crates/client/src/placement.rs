@@ -45,10 +45,12 @@ pub fn policy_of_run() -> Option<ThreadPolicy> {
 const NOTHING: u32 = u32::MAX;
 const LOOK: u32 = u32::MAX - 1;
 
+const CELLS: usize = 2 * (NODES + 1);
+
 /// What a thread has used since its last decision, and how it is placed.
 pub(crate) struct Thread {
     /// For each node, and `NOWHERE`: local bytes, remote bytes.
-    used: [Cell<u32>; 2 * (NODES + 1)],
+    used: [Cell<u32>; CELLS],
     sum: Cell<u32>,
     /// What `settle` has to do: `NOTHING`, `LOOK`, or the home of an access under *always* that was remote.
     due: Cell<u32>,
@@ -100,7 +102,7 @@ impl Thread {
     /// Of a thread that has used nothing yet.
     pub(crate) const fn new() -> Thread {
         Thread {
-            used: [const { Cell::new(0) }; 2 * (NODES + 1)],
+            used: [const { Cell::new(0) }; CELLS],
             sum: Cell::new(0),
             due: Cell::new(NOTHING),
             is_held: Cell::new(false),
@@ -136,9 +138,11 @@ impl Thread {
     #[inline]
     pub(crate) fn add(&self, cell: u8, bytes: usize) {
         let weight = bytes as u32 + ACCESS_BYTES;
-        let cell = &self.used[usize::from(cell) % (2 * (NODES + 1))];
-        cell.set(cell.get().saturating_add(weight));
-        let sum = self.sum.get().saturating_add(weight);
+        if let Some(cell) = self.used.get(usize::from(cell)) {
+            cell.set(cell.get().wrapping_add(weight));
+        }
+        // Sums are taken long before they can overflow; who reads into very many parts at once is counted wrong.
+        let sum = self.sum.get().wrapping_add(weight);
         self.sum.set(sum);
         if sum >= DECIDE_BYTES && !self.is_due() {
             self.due.set(LOOK);

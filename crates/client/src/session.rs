@@ -19,9 +19,9 @@ use jericho_sys::files::ForkMark;
 use jericho_sys::handover::Connection;
 
 use crate::inside::{SESSIONS_MAX, Thread};
+use crate::lately::Place;
 use crate::placement;
 use crate::placement::nodes::Nodes;
-use crate::tally::Place;
 
 /// How long the daemon may take to hand its segments over, message by message.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
 const ATTACHING_POLLS: u32 = 2000;
 const ATTACHING_POLL: Duration = Duration::from_millis(1);
 
-static SESSIONS: [OnceLock<Held>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
+static SESSIONS: [OnceLock<Session>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static MARK: OnceLock<ForkMark> = OnceLock::new();
 /// Word of the mark: one more than the number of the first session that is this process's own. Zero: none is.
@@ -58,11 +58,7 @@ pub struct Session {
     follows: bool,
     /// The thread policy of this run, if it has one, which comes before that of a file, which comes before the volume's.
     policy_of_run: Option<ThreadPolicy>,
-}
-
-/// A session, and what tells whether it is this process's own.
-struct Held {
-    session: Session,
+    /// What tells whether it is this process's own.
     mark: &'static ForkMark,
 }
 
@@ -70,6 +66,7 @@ impl Session {
     /// Of what was handed over.
     pub fn new(
         number: usize,
+        mark: &'static ForkMark,
         control: Control,
         slots: Slots,
         area: Area,
@@ -81,6 +78,7 @@ impl Session {
         Session {
             follows: placement::learn(nodes),
             policy_of_run: placement::policy_of_run(),
+            mark,
             number,
             instance: control.instance(),
             owner: area.owner(),
@@ -89,6 +87,14 @@ impl Session {
             area,
             slices,
         }
+    }
+
+    /// Whether it is this process's own, and not its parent's.
+    #[inline(always)]
+    pub fn is_own(&self) -> bool {
+        let first = self.mark.word(FIRST).load(Ordering::Acquire);
+        // One more than the number of the first; without any, what is one less is larger than all numbers.
+        self.number as u64 >= first.wrapping_sub(1)
     }
 
     /// Whether this process may write inline.
@@ -136,10 +142,8 @@ impl Session {
 /// A session by its number, if it is this process's own: `None` in a child for one that its parent had.
 #[inline]
 pub fn get(number: usize) -> Option<&'static Session> {
-    let held = SESSIONS.get(number)?.get()?;
-    let first = held.mark.word(FIRST).load(Ordering::Acquire);
-    // One more than the first of them; without any, what is one less is larger than all numbers.
-    (number as u64 >= first.wrapping_sub(1)).then_some(&held.session)
+    let session = SESSIONS.get(number)?.get()?;
+    session.is_own().then_some(session)
 }
 
 /// The sessions of this process.
@@ -199,7 +203,7 @@ pub fn keep_others_from_attaching() -> Alone {
     Alone(None)
 }
 
-fn mark() -> io::Result<&'static ForkMark> {
+pub fn mark() -> io::Result<&'static ForkMark> {
     if MARK.get().is_none() {
         let mark = ForkMark::new().map_err(io::Error::from_raw_os_error)?;
         // Another thread's is as good.
@@ -224,15 +228,20 @@ fn attach_alone(
         .get(number)
         .ok_or(io::Error::from(io::ErrorKind::StorageFull))?;
     let owner = find(instance, false).map_or(0, |session| session.owner);
-    let session = receive(number, instance, Request { write, owner })?;
+    let session = receive(number, mark, instance, Request { write, owner })?;
     // Nobody else sets it: the number is taken under the lock.
-    let held = room.get_or_init(|| Held { session, mark });
+    let session = room.get_or_init(|| session);
     COUNT.store(number + 1, Ordering::Release);
-    Ok(&held.session)
+    Ok(session)
 }
 
 /// Asks the daemon for its segments and maps them.
-fn receive(number: usize, instance: u64, request: Request) -> io::Result<Session> {
+fn receive(
+    number: usize,
+    mark: &'static ForkMark,
+    instance: u64,
+    request: Request,
+) -> io::Result<Session> {
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let connection = Connection::connect(&socket_name(instance), HANDOVER_TIMEOUT)?;
     connection.send(&request.encode(), &[])?;
@@ -275,5 +284,5 @@ fn receive(number: usize, instance: u64, request: Request) -> io::Result<Session
         let frames = control.frames_of(slice);
         slices.push(SliceMemory::attach(frames, segments, request.write)?);
     }
-    Ok(Session::new(number, control, slots, area, slices))
+    Ok(Session::new(number, mark, control, slots, area, slices))
 }

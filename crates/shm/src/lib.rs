@@ -26,7 +26,8 @@ pub use control::{Control, SlotInfo};
 pub use entry::{Entry, Flags, Key, State};
 pub use lock::{Holding, Lock};
 pub use memory::{
-    BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Miss, SliceMemory, WAYS, bookkeeping_bytes,
+    BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
+    bookkeeping_bytes,
 };
 pub use ring::RingReader;
 pub use slots::{STRIPES, SizeWord, Slot, Slots};

@@ -90,6 +90,15 @@ pub struct Found {
     pub state: State,
 }
 
+/// An entry whose page was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit {
+    /// Index in the table.
+    pub index: u32,
+    /// Whether it is marked as used at the epoch.
+    pub marked: bool,
+}
+
 /// The memory of one slice.
 #[derive(Debug)]
 pub struct SliceMemory {
@@ -344,16 +353,24 @@ impl SliceMemory {
     }
 
     /// As `read_unmarked`, of a page that lies where it belongs and that nobody is changing: `None` for any other, and
-    /// when it changed meanwhile.
+    /// when it changed meanwhile. The mark is the caller's affair.
     #[inline(always)]
-    pub fn try_read(&self, key: Key, offset: usize, out: &mut [u8]) -> Option<u32> {
+    pub fn try_read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Option<Hit> {
         let (Found { index, state }, entry) = self.find_in(self.home_line(key), key)?;
         if !state.is_readable() {
             return None;
         }
         self.copy_out(state.frame(), offset, out).ok()?;
         let same = entry.state_after_copy().identity() == state.identity();
-        same.then_some(index)
+        if !same {
+            return None;
+        }
+        // SAFETY: `find_in` gives an index below the number of entries; as in `stamp`.
+        let stamp = unsafe { &*self.stamps.as_ptr().cast::<AtomicU8>().add(index as usize) };
+        Some(Hit {
+            index,
+            marked: stamp.load(Ordering::Relaxed) == epoch,
+        })
     }
 
     /// As `write_if`, of a page that lies where it belongs and whose latch is free: `None` for any other, and when
@@ -427,14 +444,14 @@ impl SliceMemory {
 
     /// Copies out of a frame. A frame index that is out of range (a state word that a hostile client spoilt)
     /// is a miss.
-    #[inline]
+    #[inline(always)]
     pub fn copy_out(&self, frame: u32, offset: usize, out: &mut [u8]) -> Result<(), Miss> {
-        if frame >= self.geometry.frames {
-            return Err(Miss::Absent);
-        }
         debug_assert!(offset + out.len() <= PAGE);
-        self.frames.copy_out(frame as usize * PAGE + offset, out);
-        Ok(())
+        // The segment ends with the last frame.
+        let copied = self
+            .frames
+            .try_copy_out(frame as usize * PAGE + offset, out);
+        copied.ok_or(Miss::Absent)
     }
 
     /// Copies into a frame of the slice's own; as `copy_out`.
@@ -444,14 +461,13 @@ impl SliceMemory {
     }
 
     /// Copies into a frame whose latch is held.
-    #[inline]
+    #[inline(always)]
     fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
-        if frame >= self.geometry.frames {
-            return Err(Miss::Absent);
-        }
         debug_assert!(offset + data.len() <= PAGE);
-        self.frames.copy_in(frame as usize * PAGE + offset, data);
-        Ok(())
+        let copied = self
+            .frames
+            .try_copy_in(frame as usize * PAGE + offset, data);
+        copied.ok_or(Miss::Absent)
     }
 
     /// Zeroes a frame of the slice's own.

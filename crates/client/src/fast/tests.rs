@@ -45,7 +45,14 @@ impl Volume {
         let segments = self.memory.segments().map(own);
         let frames = self.control.frames_of(0);
         let memory = SliceMemory::attach(frames, segments, writable).unwrap();
-        Session::new(number as usize, control, slots, area, vec![memory])
+        Session::new(
+            number as usize,
+            crate::session::mark().unwrap(),
+            control,
+            slots,
+            area,
+            vec![memory],
+        )
     }
 
     fn slot(&self) -> &Slot {
