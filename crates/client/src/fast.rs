@@ -15,7 +15,7 @@ use jericho_sys::files;
 
 use crate::inline::pieces;
 use crate::inside::Thread;
-use crate::lately::Place;
+use crate::lately::Lately;
 use crate::session::Session;
 use crate::source::Source;
 
@@ -68,7 +68,8 @@ pub struct File<'a> {
     slot: &'a Slot,
     memory: &'a SliceMemory,
     home: u16,
-    object: u64,
+    /// Of its first page.
+    key: Key,
     generation: u32,
 }
 
@@ -111,7 +112,7 @@ impl<'a> File<'a> {
             slot,
             memory,
             home,
-            object,
+            key: Key::new(object, 0),
             generation,
         })
     }
@@ -149,13 +150,13 @@ impl<'a> File<'a> {
 
     /// Whether a page is in the cache.
     pub fn has_page(&self, page: u64) -> bool {
-        self.memory.lookup(Key::new(self.object, page)).is_some()
+        self.memory.lookup(self.key.with_page(page)).is_some()
     }
 
     /// What most reads are: of bytes of one page that is there and that nobody is changing. Gives how many there are;
     /// `None`: it is not as simple as that, and `out` holds nothing of use.
     #[inline(always)]
-    pub fn read_page(&self, at: u64, out: &mut [u8]) -> Option<usize> {
+    pub fn read_page(&self, lately: &Lately, at: u64, out: &mut [u8]) -> Option<usize> {
         let seen = self.size_word().ok()?;
         let left = seen.bytes().checked_sub(at)?;
         let len = left.min(out.len() as u64) as usize;
@@ -163,11 +164,11 @@ impl<'a> File<'a> {
         if len == 0 || len > PAGE - within {
             return None;
         }
-        let key = Key::new(self.object, at / PAGE_BYTES);
-        let epoch = self.memory.epoch();
-        let hit = self.memory.try_read(key, within, &mut out[..len], epoch)?;
+        let key = self.key.with_page(at / PAGE_BYTES);
+        let line = lately.line(key, || self.memory.home_line(key));
+        let hit = self.memory.try_read(line, key, within, &mut out[..len])?;
         if !hit.marked {
-            mark_anew(self.session, self.memory, self.home, hit.index, epoch);
+            mark_anew(self.session, self.memory, self.home, hit.index);
         }
         // As in `read_as_of`.
         fence(Ordering::Acquire);
@@ -209,7 +210,7 @@ impl<'a> File<'a> {
         let epoch = self.memory.epoch();
         let mut done = 0;
         for (page, within, len) in pieces(at, out.len()) {
-            let key = Key::new(self.object, page);
+            let key = self.key.with_page(page);
             let out = &mut out[done..done + len];
             match self.memory.read_unmarked(key, within, out) {
                 Ok(index) => self.mark(index, epoch),
@@ -223,7 +224,7 @@ impl<'a> File<'a> {
     #[inline(always)]
     fn mark(&self, index: u32, epoch: u8) {
         if !self.memory.is_marked(index, epoch) {
-            mark_anew(self.session, self.memory, self.home, index, epoch);
+            mark_anew(self.session, self.memory, self.home, index);
         }
     }
 
@@ -246,12 +247,8 @@ impl<'a> File<'a> {
     #[inline(always)]
     pub fn account_hit(self, thread: &Thread, write: bool, bytes: usize) {
         let (session, info, home) = (self.session, self.info, self.home);
-        let place = thread
-            .lately
-            .place(|| place_of(session, info, home, thread));
-        if let Some(cell) = place.used {
-            thread.placement.add(cell, bytes);
-        }
+        let find = || session.place(thread, home, info.policy());
+        let place = thread.lately.place(&thread.placement, bytes, find);
         place.count(&session.area, write, bytes);
     }
 
@@ -269,7 +266,7 @@ impl<'a> File<'a> {
     /// What most writes are: to one page, within the file, that is there. `None`: it is not as simple as that, and the
     /// same bytes are to be written by `write`; some may be there already.
     #[inline(always)]
-    pub fn write_page(&self, at: u64, data: &[u8]) -> Option<()> {
+    pub fn write_page(&self, lately: &Lately, at: u64, data: &[u8]) -> Option<()> {
         self.may_write().ok()?;
         let seen = self.size_word().ok()?;
         let left = seen.bytes().checked_sub(at)?;
@@ -277,12 +274,13 @@ impl<'a> File<'a> {
         if data.len() as u64 > left || data.len() > PAGE - within {
             return None;
         }
-        let key = Key::new(self.object, at / PAGE_BYTES);
+        let key = self.key.with_page(at / PAGE_BYTES);
         let still = || self.slot.size().same_cuts(seen);
-        let (epoch, owner) = (self.memory.epoch(), self.session.owner);
+        let owner = self.session.owner;
+        let line = lately.line(key, || self.memory.home_line(key));
         let was_clean = self
             .memory
-            .try_write(key, within, data, owner, epoch, still)?;
+            .try_write(line, key, within, data, owner, still)?;
         if was_clean {
             announce(self.session, key);
         }
@@ -403,7 +401,7 @@ impl<'a> File<'a> {
             const ZEROS: [u8; PAGE] = [0; PAGE];
             let epoch = self.memory.epoch();
             for (page, within, len) in pieces(from, (to - from) as usize) {
-                let key = Key::new(self.object, page);
+                let key = self.key.with_page(page);
                 let still = || self.slot.size() == seen;
                 // A page that cannot be had any more is the daemon's, which knows where the file ends.
                 let _ = self.memory.write_if(
@@ -439,7 +437,7 @@ impl<'a> File<'a> {
     fn check_pages(&self, at: u64, len: usize) -> Result<(), Why> {
         if (at % PAGE_BYTES) as usize + len > PAGE {
             for (page, _, _) in pieces(at, len) {
-                self.memory.is_writable_page(Key::new(self.object, page))?;
+                self.memory.is_writable_page(self.key.with_page(page))?;
             }
         }
         Ok(())
@@ -458,7 +456,7 @@ impl<'a> File<'a> {
         let (mut done, mut ring) = (0, false);
         let mut result = Ok(());
         for (page, within, len) in pieces(at, len) {
-            let key = Key::new(self.object, page);
+            let key = self.key.with_page(page);
             let written = source.next(len, |bytes| {
                 self.memory
                     .write_if(key, within, bytes, owner, epoch, &still)
@@ -503,16 +501,11 @@ fn set_modified(slot: &Slot) {
     slot.set_modified(files::coarse_realtime_ns());
 }
 
-#[cold]
-fn place_of(session: &Session, info: &SlotInfo, home: u16, thread: &Thread) -> Place {
-    session.place(thread, home, info.policy())
-}
-
 /// As `File::mark`, when the mark is missing.
 #[cold]
-fn mark_anew(session: &Session, memory: &SliceMemory, home: u16, index: u32, epoch: u8) {
+fn mark_anew(session: &Session, memory: &SliceMemory, home: u16, index: u32) {
     if memory.is_writable() {
-        memory.touch(index, epoch);
+        memory.touch(index, memory.epoch());
     } else {
         session.area.touch(home, index);
     }

@@ -597,7 +597,7 @@ fn write_at(
                 end: at + data.len as u64,
             });
         }
-        thread.lately.forget();
+        thread.lately.forget(&thread.placement);
     }
     write_long(thread, open, facts, data, at)
 }

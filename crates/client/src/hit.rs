@@ -44,10 +44,16 @@ fn file(thread: &Thread, open: &Open, among: u32, flags: u32) -> Option<File<'st
 /// Finds the file of a description that the thread did not use last.
 #[inline(never)]
 fn find(thread: &Thread, open: Open) -> Option<()> {
+    // What is due is done by the long way.
+    if thread.placement.is_due() {
+        return None;
+    }
     let facts = open.facts()?;
     let session = session::get(facts.session)?;
     let file = File::of(session, facts.slot, facts.slot_generation, facts.object).ok()?;
-    thread.lately.set(open.index, open.generation, file);
+    thread
+        .lately
+        .set(&thread.placement, open.index, open.generation, file);
     Some(())
 }
 
@@ -65,7 +71,7 @@ fn read_page(
     if !open.description().read_ahead.is_quiet(page, page + 1) {
         return None;
     }
-    let len = file.read_page(at, out)?;
+    let len = file.read_page(&thread.lately, at, out)?;
     if !moved(at + len as u64) {
         return None;
     }
@@ -77,7 +83,8 @@ fn read_page(
 #[inline]
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
     let open = described(fd)?;
-    let at = u64::try_from(offset).ok()?;
+    // A negative one is beyond the end of any file.
+    let at = offset as u64;
     inside::enter_briefly(|thread| read_page(thread, &open, out, at, |_| true))
 }
 
@@ -99,13 +106,13 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
 #[inline]
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     let open = described(fd)?;
-    let at = u64::try_from(offset).ok()?;
+    let at = offset as u64;
     if data.is_empty() {
         return None;
     }
     inside::enter_briefly(|thread| {
         let file = file(thread, &open, WRITE_FLAGS, WRITE)?;
-        file.write_page(at, data)?;
+        file.write_page(&thread.lately, at, data)?;
         file.account_hit(thread, true, data.len());
         Some(data.len())
     })
@@ -115,7 +122,7 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
 #[inline]
 pub(crate) fn write(thread: &Thread, open: &Open, data: &[u8], at: u64) -> Option<()> {
     let file = file(thread, open, WRITE_FLAGS, WRITE)?;
-    file.write_page(at, data)?;
+    file.write_page(&thread.lately, at, data)?;
     file.account_hit(thread, true, data.len());
     Some(())
 }

@@ -63,7 +63,7 @@ impl Drop for Inside<'_> {
         // comes into the middle of a move makes none.
         if self.0.placement.is_due() {
             self.0.placement.settle();
-            self.0.lately.forget();
+            self.0.lately.forget(&self.0.placement);
         }
         compiler_fence(Ordering::SeqCst);
         self.0.inside.set(false);
@@ -84,19 +84,18 @@ pub fn enter<T>(call: impl FnOnce(&Thread) -> T) -> Option<T> {
     })
 }
 
-/// As `enter`, for a call that is over in a moment: nothing is done either (`None`) when something else is due for the
-/// thread, as what that takes would come on top.
+/// As `enter`, for a call that is over in a moment, and leaves what is due for the thread to others.
 #[inline(always)]
 pub fn enter_briefly<T>(call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
     THREAD.with(|thread| {
-        if thread.inside.get() || thread.placement.is_due() {
+        if thread.inside.get() {
             return None;
         }
         thread.inside.set(true);
         compiler_fence(Ordering::SeqCst);
         let result = call(thread);
         if result.is_none() {
-            thread.lately.forget();
+            thread.lately.forget(&thread.placement);
         }
         compiler_fence(Ordering::SeqCst);
         thread.inside.set(false);

@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 
-use jericho_shm::{Access, Area};
+use jericho_shm::{Access, Area, Key};
 
 use crate::fast::File;
+use crate::placement;
 
 /// Hits for which it is good where they count. A thread that the kernel moves counts so many, of a page at most, for the
 /// node that it left.
@@ -28,7 +29,12 @@ pub struct Lately {
     /// Index and generation; 0: none. A description's generation is odd.
     description: Cell<u64>,
     file: Cell<Option<File<'static>>>,
+    /// Group of pages (0: none), and its line.
+    group: Cell<u64>,
+    line: Cell<u32>,
+    /// Hits for which `place` is good, and bytes of those before.
     hits: Cell<u8>,
+    bytes: Cell<u32>,
     place: Cell<Place>,
 }
 
@@ -38,7 +44,10 @@ impl Lately {
         Lately {
             description: Cell::new(0),
             file: Cell::new(None),
+            group: Cell::new(0),
+            line: Cell::new(0),
             hits: Cell::new(0),
+            bytes: Cell::new(0),
             place: Cell::new(Place {
                 line: 0,
                 alone: false,
@@ -61,29 +70,75 @@ impl Lately {
     }
 
     /// This hit is of another.
-    pub fn set(&self, index: u32, generation: u32, file: File<'static>) {
+    pub fn set(
+        &self,
+        placement: &placement::Thread,
+        index: u32,
+        generation: u32,
+        file: File<'static>,
+    ) {
+        self.forget(placement);
         self.file.set(Some(file));
         self.description
             .set(u64::from(index) << 32 | u64::from(generation));
-        self.hits.set(0);
+    }
+
+    /// The line of the tables to which a page belongs; `find` looks that up. Neighbouring pages share one.
+    #[inline(always)]
+    pub fn line(&self, key: Key, find: impl FnOnce() -> u32) -> u32 {
+        if self.group.get() != key.group() {
+            self.group.set(key.group());
+            self.line.set(find());
+        }
+        self.line.get()
     }
 
     /// Where a hit of the file counts; `find` looks that up.
     #[inline(always)]
-    pub fn place(&self, find: impl FnOnce() -> Place) -> Place {
-        match self.hits.get() {
-            0 => {
-                self.hits.set(HITS);
-                self.place.set(find());
-            }
-            hits => self.hits.set(hits - 1),
+    pub fn place(
+        &self,
+        placement: &placement::Thread,
+        bytes: usize,
+        find: impl FnOnce() -> Place,
+    ) -> Place {
+        if self.hits.get() == 0 {
+            self.renew(placement, find);
         }
+        self.hits.set(self.hits.get() - 1);
+        self.bytes.set(self.bytes.get().wrapping_add(bytes as u32));
         self.place.get()
     }
 
+    #[cold]
+    fn renew(&self, placement: &placement::Thread, find: impl FnOnce() -> Place) {
+        self.flush(placement);
+        self.hits.set(HITS);
+        self.place.set(find());
+        if placement.is_due() {
+            // Whoever looks for the file anew sees to it.
+            self.description.set(0);
+        }
+    }
+
+    /// What was used is told to who decides where the thread runs.
+    fn flush(&self, placement: &placement::Thread) {
+        let bytes = self.bytes.take();
+        if bytes == 0 {
+            return;
+        }
+        if let Some(cell) = self.place.get().used {
+            let hits = u32::from(HITS - self.hits.get().min(HITS));
+            placement.add(cell, hits, bytes as usize);
+        }
+    }
+
     /// Things are different now.
-    pub fn forget(&self) {
+    #[cold]
+    pub fn forget(&self, placement: &placement::Thread) {
+        self.flush(placement);
         self.description.set(0);
+        self.group.set(0);
+        self.hits.set(0);
     }
 }
 

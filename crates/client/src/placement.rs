@@ -113,7 +113,7 @@ impl Thread {
     /// See [`account`].
     pub(crate) fn account(&self, policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
         if let Some(cell) = self.cell(policy, home, cpu_node) {
-            self.add(cell, bytes.min(ACCESS_BYTES_MAX));
+            self.add(cell, 1, bytes);
         }
     }
 
@@ -134,15 +134,13 @@ impl Thread {
         Some((2 * node) as u8 + u8::from(remote))
     }
 
-    /// Adds an access to so many bytes, at most `ACCESS_BYTES_MAX`.
-    #[inline]
-    pub(crate) fn add(&self, cell: u8, bytes: usize) {
-        let weight = bytes as u32 + ACCESS_BYTES;
+    /// Adds accesses to so many bytes together.
+    pub(crate) fn add(&self, cell: u8, accesses: u32, bytes: usize) {
+        let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + accesses * ACCESS_BYTES;
         if let Some(cell) = self.used.get(usize::from(cell)) {
-            cell.set(cell.get().wrapping_add(weight));
+            cell.set(cell.get().saturating_add(weight));
         }
-        // Sums are taken long before they can overflow; who reads into very many parts at once is counted wrong.
-        let sum = self.sum.get().wrapping_add(weight);
+        let sum = self.sum.get().saturating_add(weight);
         self.sum.set(sum);
         if sum >= DECIDE_BYTES && !self.is_due() {
             self.due.set(LOOK);

@@ -59,7 +59,7 @@ pub struct Session {
     /// The thread policy of this run, if it has one, which comes before that of a file, which comes before the volume's.
     policy_of_run: Option<ThreadPolicy>,
     /// What tells whether it is this process's own.
-    mark: &'static ForkMark,
+    first: &'static AtomicU64,
 }
 
 impl Session {
@@ -78,7 +78,7 @@ impl Session {
         Session {
             follows: placement::learn(nodes),
             policy_of_run: placement::policy_of_run(),
-            mark,
+            first: mark.word(FIRST),
             number,
             instance: control.instance(),
             owner: area.owner(),
@@ -92,7 +92,7 @@ impl Session {
     /// Whether it is this process's own, and not its parent's.
     #[inline(always)]
     pub fn is_own(&self) -> bool {
-        let first = self.mark.word(FIRST).load(Ordering::Acquire);
+        let first = self.first.load(Ordering::Acquire);
         // One more than the number of the first; without any, what is one less is larger than all numbers.
         self.number as u64 >= first.wrapping_sub(1)
     }
@@ -108,7 +108,7 @@ impl Session {
     pub fn account(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>, access: Access) {
         let place = self.place(thread, slice, file);
         if let Some(cell) = place.used {
-            thread.placement.add(cell, access.bytes as usize);
+            thread.placement.add(cell, 1, access.bytes as usize);
         }
         let counter = self.area.counter_at(place.line);
         counter.add(

@@ -41,6 +41,19 @@ impl Key {
         (word >> PAGE_BITS != 0).then_some(Key(word))
     }
 
+    /// The page with a number (at most `PAGE_MAX`, or this panics) of the same object.
+    #[inline]
+    pub fn with_page(self, page: u64) -> Key {
+        assert!(page <= PAGE_MAX, "page key out of range");
+        Key(self.0 & !PAGE_MAX | page)
+    }
+
+    /// What it has in common with the four neighbouring pages that share a line, and with no others.
+    #[inline]
+    pub fn group(self) -> u64 {
+        self.0 >> 2
+    }
+
     /// The object.
     #[inline]
     pub fn object(self) -> u64 {
@@ -135,10 +148,12 @@ impl State {
         ((self.0 & OWNER_MASK) >> (FRAME_BITS + FLAG_BITS)) as u16
     }
 
-    /// What must be the same before and after a copy for the copy to be good.
+    /// Whether a copy that was made between the two is good.
     #[inline]
-    pub(crate) fn identity(self) -> u64 {
-        self.0 & !(OWNER_MASK | Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0)
+    pub(crate) fn is_same_page(self, other: State) -> bool {
+        const OF_NO_BYTES: u64 =
+            OWNER_MASK | Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0;
+        (self.0 ^ other.0) & !OF_NO_BYTES == 0
     }
 
     /// What says whose latch it is.

@@ -95,7 +95,7 @@ pub struct Found {
 pub struct Hit {
     /// Index in the table.
     pub index: u32,
-    /// Whether it is marked as used at the epoch.
+    /// Whether it is marked as used at the present epoch.
     pub marked: bool,
 }
 
@@ -256,8 +256,9 @@ impl SliceMemory {
         unsafe { &*self.stamps.as_ptr().cast::<AtomicU8>().add(index as usize) }
     }
 
+    /// The line to which a page belongs, the same for all of a group. Below the number of lines.
     #[inline]
-    fn home_line(&self, key: Key) -> u32 {
+    pub fn home_line(&self, key: Key) -> u32 {
         ((u128::from(key.group_hash()) * u128::from(self.geometry.lines)) >> 64) as u32
     }
 
@@ -352,46 +353,45 @@ impl SliceMemory {
         }
     }
 
-    /// As `read_unmarked`, of a page that lies where it belongs and that nobody is changing: `None` for any other, and
+    /// As `read_unmarked`, of a page that lies in a line (see `home_line`) and that nobody is changing: `None` for any other, and
     /// when it changed meanwhile. The mark is the caller's affair.
     #[inline(always)]
-    pub fn try_read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Option<Hit> {
-        let (Found { index, state }, entry) = self.find_in(self.home_line(key), key)?;
+    pub fn try_read(&self, line: u32, key: Key, offset: usize, out: &mut [u8]) -> Option<Hit> {
+        let (Found { index, state }, entry) = self.find_in(line, key)?;
         if !state.is_readable() {
             return None;
         }
         self.copy_out(state.frame(), offset, out).ok()?;
-        let same = entry.state_after_copy().identity() == state.identity();
-        if !same {
+        if !entry.state_after_copy().is_same_page(state) {
             return None;
         }
         // SAFETY: `find_in` gives an index below the number of entries; as in `stamp`.
         let stamp = unsafe { &*self.stamps.as_ptr().cast::<AtomicU8>().add(index as usize) };
         Some(Hit {
             index,
-            marked: stamp.load(Ordering::Relaxed) == epoch,
+            marked: stamp.load(Ordering::Relaxed) == self.epoch(),
         })
     }
 
-    /// As `write_if`, of a page that lies where it belongs and whose latch is free: `None` for any other, and when
+    /// As `write_if`, of a page that lies in a line (see `home_line`) and whose latch is free: `None` for any other, and when
     /// it was not written.
     #[inline(always)]
     pub fn try_write(
         &self,
+        line: u32,
         key: Key,
         offset: usize,
         data: &[u8],
         owner: u16,
-        epoch: u8,
         still: impl Fn() -> bool,
     ) -> Option<bool> {
-        let (Found { index, state }, entry) = self.find_in(self.home_line(key), key)?;
+        let (Found { index, state }, entry) = self.find_in(line, key)?;
         let copy = |frame| match still() {
             true => self.overwrite(frame, offset, data),
             false => Err(Miss::Changed),
         };
         let was_clean = try_write(entry, state, owner, copy).ok()??;
-        self.touch(index, epoch);
+        self.touch(index, self.epoch());
         Some(was_clean)
     }
 
@@ -446,12 +446,12 @@ impl SliceMemory {
     /// is a miss.
     #[inline(always)]
     pub fn copy_out(&self, frame: u32, offset: usize, out: &mut [u8]) -> Result<(), Miss> {
-        debug_assert!(offset + out.len() <= PAGE);
-        // The segment ends with the last frame.
-        let copied = self
-            .frames
-            .try_copy_out(frame as usize * PAGE + offset, out);
-        copied.ok_or(Miss::Absent)
+        let at = self.frame_at(frame, offset, out.len())?;
+        // SAFETY: the bytes lie in the segment of the frames (`frame_at`), which stays mapped while `self` lives. `out` is
+        // exclusive and cannot overlap it, because nobody can borrow the segment's bytes. What was copied may be torn,
+        // which the callers find out.
+        unsafe { std::ptr::copy_nonoverlapping(at, out.as_mut_ptr(), out.len()) };
+        Ok(())
     }
 
     /// Copies into a frame of the slice's own; as `copy_out`.
@@ -463,11 +463,22 @@ impl SliceMemory {
     /// Copies into a frame whose latch is held.
     #[inline(always)]
     fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
-        debug_assert!(offset + data.len() <= PAGE);
-        let copied = self
-            .frames
-            .try_copy_in(frame as usize * PAGE + offset, data);
-        copied.ok_or(Miss::Absent)
+        assert!(self.is_writable(), "the segments are mapped read-only");
+        let at = self.frame_at(frame, offset, data.len())?;
+        // SAFETY: as in `copy_out`; the segment may be written (checked).
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
+        Ok(())
+    }
+
+    /// Where bytes `[offset, offset + len)` of a frame are. Panics when they are not of one page.
+    #[inline(always)]
+    fn frame_at(&self, frame: u32, offset: usize, len: usize) -> Result<*mut u8, Miss> {
+        assert!(offset <= PAGE && len <= PAGE - offset, "more than a page");
+        if frame >= self.geometry.frames {
+            return Err(Miss::Absent);
+        }
+        // SAFETY: the segment of the frames has room for that many (`create`, `attach`), and the bytes lie in one of them.
+        Ok(unsafe { self.frames.as_ptr().add(frame as usize * PAGE + offset) })
     }
 
     /// Zeroes a frame of the slice's own.
@@ -639,10 +650,7 @@ mod tests {
         assert!(m.remove(index, seen));
         assert!(!m.remove(index, seen));
         fill(&m, Key::new(1, 1), 0, 2);
-        assert_ne!(
-            m.entry(index).state_after_copy().identity(),
-            seen.identity()
-        );
+        assert!(!m.entry(index).state_after_copy().is_same_page(seen));
     }
 
     #[test]

@@ -29,7 +29,7 @@ impl SizeWord {
     /// Whether the file was not truncated between the two.
     #[inline]
     pub fn same_cuts(self, other: SizeWord) -> bool {
-        self.0 >> SIZE_BITS == other.0 >> SIZE_BITS
+        (self.0 ^ other.0) >> SIZE_BITS == 0
     }
 
     fn with_bytes(self, bytes: u64) -> SizeWord {

@@ -391,7 +391,7 @@ impl Mapping {
 
     /// Copies `out.len()` bytes from `offset`. Panics when out of bounds. The bytes may be torn if
     /// somebody writes them meanwhile: the caller validates.
-    #[inline(always)]
+    #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
         check_bounds(offset, out.len(), self.len);
         // SAFETY: the source lies inside the mapping (checked), which lives as long as `self`;
@@ -401,28 +401,8 @@ impl Mapping {
         }
     }
 
-    /// As `copy_out`; `None` instead of a panic: nothing was copied.
-    #[inline(always)]
-    pub fn try_copy_out(&self, offset: usize, out: &mut [u8]) -> Option<()> {
-        if !is_inside(offset, out.len(), self.len) {
-            return None;
-        }
-        self.copy_out(offset, out);
-        Some(())
-    }
-
-    /// As `copy_in`; `None` instead of a panic: nothing was copied.
-    #[inline(always)]
-    pub fn try_copy_in(&self, offset: usize, data: &[u8]) -> Option<()> {
-        if !is_inside(offset, data.len(), self.writable_len) {
-            return None;
-        }
-        self.copy_in(offset, data);
-        Some(())
-    }
-
     /// Copies `data` to `offset`. Panics when out of bounds, or when the mapping is read-only.
-    #[inline(always)]
+    #[inline]
     pub fn copy_in(&self, offset: usize, data: &[u8]) {
         check_bounds(offset, data.len(), self.writable_len);
         // SAFETY: the target lies inside the mapping (checked), is writable (`writable_len`), and
@@ -477,14 +457,9 @@ impl Drop for Mapping {
     }
 }
 
-#[inline(always)]
-fn is_inside(offset: usize, len: usize, limit: usize) -> bool {
-    offset <= limit && len <= limit - offset
-}
-
-#[inline(always)]
+#[inline]
 fn check_bounds(offset: usize, len: usize, limit: usize) {
-    if !is_inside(offset, len, limit) {
+    if offset > limit || len > limit - offset {
         out_of_bounds(offset, len, limit);
     }
 }
