@@ -143,6 +143,13 @@ impl<'a> File<'a> {
         Ok(self.size_word()?.bytes())
     }
 
+    /// Whether bytes `[at, at + len)` are within the file and one page.
+    #[inline]
+    pub fn has_in_page(&self, at: u64, len: usize) -> bool {
+        let left = self.slot.size().bytes().checked_sub(at);
+        left.is_some_and(|left| len as u64 <= left) && len <= PAGE - (at % PAGE_BYTES) as usize
+    }
+
     /// Slice that caches the file.
     pub fn home(&self) -> u16 {
         self.home
@@ -247,14 +254,14 @@ impl<'a> File<'a> {
     #[inline(always)]
     pub fn account_hit(self, thread: &Thread, write: bool, bytes: usize) {
         let (session, info, home) = (self.session, self.info, self.home);
-        let find = || session.place(thread, home, info.policy());
+        let find = move || session.place(thread, home, info.policy());
         let place = thread.lately.place(&thread.placement, bytes, find);
         place.count(&session.area, write, bytes);
     }
 
     #[inline]
     fn may_write(&self) -> Result<(), Why> {
-        if !self.session.is_writable() || self.info.flags() & SlotInfo::NO_WRITE != 0 {
+        if !self.memory.is_writable() || self.info.flags() & SlotInfo::NO_WRITE != 0 {
             return Err(Why::Withheld);
         }
         if self.memory.is_throttled() {
@@ -269,8 +276,8 @@ impl<'a> File<'a> {
     pub fn write_page(&self, lately: &Lately, at: u64, data: &[u8]) -> Option<()> {
         self.may_write().ok()?;
         let seen = self.size_word().ok()?;
-        let left = seen.bytes().checked_sub(at)?;
         let within = (at % PAGE_BYTES) as usize;
+        let left = seen.bytes().checked_sub(at)?;
         if data.len() as u64 > left || data.len() > PAGE - within {
             return None;
         }

@@ -21,7 +21,7 @@ use crate::description::{
 };
 use crate::devices;
 use crate::fast::{File, WRITE_MAX, Why};
-use crate::hit::{self, LOWEST_ADDRESS};
+use crate::hit::LOWEST_ADDRESS;
 use crate::inside::{self, Thread};
 use crate::offset::{OFFSET_MAX, Position};
 use crate::report;
@@ -404,7 +404,11 @@ fn read_here(
 /// Does something with the description's offset locked, which gives its result and the new offset. `None`: the
 /// kernel has it.
 #[inline]
-fn with_offset<T>(thread: &Thread, open: &Open, act: impl FnOnce(u64) -> (T, u64)) -> Option<T> {
+pub(crate) fn with_offset<T>(
+    thread: &Thread,
+    open: &Open,
+    act: impl FnOnce(u64) -> (T, u64),
+) -> Option<T> {
     let (offset, tag) = (&open.description().offset, open.tag());
     thread.locking(open.index);
     let Position::At(at) = offset.lock(tag) else {
@@ -580,31 +584,7 @@ fn writable_anew(
 }
 
 /// Writes at an offset (or, as the description says, at the end); `None`: by the ordinary call.
-#[inline]
 fn write_at(
-    thread: &Thread,
-    open: &Open,
-    facts: &Facts,
-    data: Data<'_, '_>,
-    at: u64,
-) -> Option<Written> {
-    if let [part] = data.parts
-        && data.is_fit
-    {
-        if hit::write(thread, open, part, at).is_some() {
-            return Some(Written {
-                result: Ok(data.len),
-                end: at + data.len as u64,
-            });
-        }
-        thread.lately.forget(&thread.placement);
-    }
-    write_long(thread, open, facts, data, at)
-}
-
-/// Any write.
-#[inline(never)]
-fn write_long(
     thread: &Thread,
     open: &Open,
     facts: &Facts,

@@ -5,11 +5,13 @@
 //! has to deal with everything. No system call is made, so errno stays what it is.
 
 use jericho_format::PAGE_BYTES;
+use jericho_sys::files;
 
 use crate::description::{
     self, APPEND, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
 };
 use crate::fast::File;
+use crate::fd::with_offset;
 use crate::inside::{self, Thread};
 use crate::offset::Position;
 use crate::session;
@@ -118,11 +120,34 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     })
 }
 
-/// The write of `write(2)`, whose caller has the offset locked. `data` is not empty and at an address of the program's.
+/// write(2), as `pwrite`. An errno is the kernel's answer.
 #[inline]
-pub(crate) fn write(thread: &Thread, open: &Open, data: &[u8], at: u64) -> Option<()> {
-    let file = file(thread, open, WRITE_FLAGS, WRITE)?;
-    file.write_page(&thread.lately, at, data)?;
-    file.account_hit(thread, true, data.len());
-    Some(())
+pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
+    let open = described(fd)?;
+    if data.is_empty() {
+        return None;
+    }
+    inside::enter_briefly(|thread| {
+        let file = file(thread, &open, WRITE_FLAGS, WRITE)?;
+        // Looked at before the offset is locked for nothing, as by whoever makes a file longer.
+        let Position::At(at) = open.description().offset.get_free(open.tag())? else {
+            return None;
+        };
+        if !file.has_in_page(at, data.len()) {
+            return None;
+        }
+        with_offset(thread, &open, |at| {
+            thread.ends_at(at + data.len() as u64);
+            if file.write_page(&thread.lately, at, data).is_some() {
+                file.account_hit(thread, true, data.len());
+                return (Some(Ok(data.len())), at + data.len() as u64);
+            }
+            if !thread.is_displaced() {
+                return (None, at);
+            }
+            // A handler has written behind these bytes already, so this is where they have to go.
+            let result = files::pwrite(open.fd, data, at as i64);
+            (Some(result), at + result.unwrap_or(0) as u64)
+        })?
+    })
 }

@@ -120,6 +120,13 @@ impl Thread {
         compiler_fence(Ordering::SeqCst);
     }
 
+    /// Whether a signal handler has written behind the write.
+    #[inline]
+    pub fn is_displaced(&self) -> bool {
+        compiler_fence(Ordering::SeqCst);
+        self.displaced.get() != 0
+    }
+
     /// It is about to unlock it: what was written after the write, in bytes.
     #[inline]
     pub fn unlocking(&self) -> u64 {

@@ -157,6 +157,16 @@ unsafe fn pread_checked(
 
 pub unsafe fn write(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
     cancellation_point();
+    // SAFETY: the caller's arguments.
+    match unsafe { given(data, count) }.and_then(|bytes| hit::write(fd, bytes)) {
+        Some(outcome) => answer(outcome),
+        // SAFETY: the caller's arguments.
+        None => unsafe { write_long(fd, data, count) },
+    }
+}
+
+#[inline(never)]
+unsafe fn write_long(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
     if is_odd(data, count) {
         share(fd);
     } else {

@@ -164,6 +164,7 @@ impl SliceMemory {
     }
 
     /// Whether this process may write.
+    #[inline]
     pub fn is_writable(&self) -> bool {
         self.frames.is_writable()
     }
@@ -463,10 +464,10 @@ impl SliceMemory {
     /// Copies into a frame whose latch is held.
     #[inline(always)]
     fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
-        assert!(self.is_writable(), "the segments are mapped read-only");
-        let at = self.frame_at(frame, offset, data.len())?;
-        // SAFETY: as in `copy_out`; the segment may be written (checked).
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
+        let to = self.frame_to_write(frame, offset, data.len())?;
+        // SAFETY: the bytes lie in the segment of the frames, which stays mapped while `self` lives and may be written
+        // (`frame_to_write`). They cannot overlap `data`, because nobody can borrow the segment's bytes.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
         Ok(())
     }
 
@@ -479,6 +480,13 @@ impl SliceMemory {
         }
         // SAFETY: the segment of the frames has room for that many (`create`, `attach`), and the bytes lie in one of them.
         Ok(unsafe { self.frames.as_ptr().add(frame as usize * PAGE + offset) })
+    }
+
+    /// As `frame_at`, to be written to. Panics when this process may not write.
+    #[inline(always)]
+    fn frame_to_write(&self, frame: u32, offset: usize, len: usize) -> Result<*mut u8, Miss> {
+        assert!(self.is_writable(), "the segments are mapped read-only");
+        self.frame_at(frame, offset, len)
     }
 
     /// Zeroes a frame of the slice's own.

@@ -155,6 +155,7 @@ impl Mapping {
     }
 
     /// Whether this process may write through the mapping.
+    #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable_len != 0
     }
