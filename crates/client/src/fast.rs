@@ -15,7 +15,7 @@ use jericho_sys::files;
 
 use crate::inline::pieces;
 use crate::inside::Thread;
-use crate::lately::Lately;
+use crate::lately::Place;
 use crate::session::Session;
 use crate::source::Source;
 
@@ -163,7 +163,7 @@ impl<'a> File<'a> {
     /// What most reads are: of bytes of one page that is there and that nobody is changing. Gives how many there are;
     /// `None`: it is not as simple as that, and `out` holds nothing of use.
     #[inline(always)]
-    pub fn read_page(&self, lately: &Lately, at: u64, out: &mut [u8]) -> Option<usize> {
+    pub fn read_page(&self, thread: &Thread, at: u64, out: &mut [u8]) -> Option<usize> {
         let seen = self.size_word().ok()?;
         let left = seen.bytes().checked_sub(at)?;
         let len = left.min(out.len() as u64) as usize;
@@ -172,10 +172,10 @@ impl<'a> File<'a> {
             return None;
         }
         let key = self.key.with_page(at / PAGE_BYTES);
-        let line = lately.line(key, || self.memory.home_line(key));
+        let line = thread.lately.line(key, || self.memory.home_line(key));
         let hit = self.memory.try_read(line, key, within, &mut out[..len])?;
         if !hit.marked {
-            mark_anew(self.session, self.memory, self.home, hit.index);
+            thread.lately.mark(hit.index);
         }
         // As in `read_as_of`.
         fence(Ordering::Acquire);
@@ -231,7 +231,17 @@ impl<'a> File<'a> {
     #[inline(always)]
     fn mark(&self, index: u32, epoch: u8) {
         if !self.memory.is_marked(index, epoch) {
-            mark_anew(self.session, self.memory, self.home, index);
+            self.mark_anew(index);
+        }
+    }
+
+    /// As `mark`, when the mark is missing.
+    #[cold]
+    pub fn mark_anew(&self, index: u32) {
+        if self.memory.is_writable() {
+            self.memory.touch(index, self.memory.epoch());
+        } else {
+            self.session.area.touch(self.home, index);
         }
     }
 
@@ -250,13 +260,17 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Tells of an inline access to one page, which was the whole call. Looks only now and then at where the thread is.
+    /// Tells of an inline access to one page of this file, the thread's last, which was the whole call. Looks only now
+    /// and then at where the thread is.
     #[inline(always)]
-    pub fn account_hit(self, thread: &Thread, write: bool, bytes: usize) {
-        let (session, info, home) = (self.session, self.info, self.home);
-        let find = move || session.place(thread, home, info.policy());
-        let place = thread.lately.place(&thread.placement, bytes, find);
-        place.count(&session.area, write, bytes);
+    pub fn account_hit(&self, thread: &Thread, write: bool, bytes: usize) {
+        let place = thread.lately.place(thread, bytes);
+        place.count(&self.session.area, write, bytes);
+    }
+
+    /// Where accesses of the thread to this file count now.
+    pub fn place(&self, thread: &Thread) -> Place {
+        self.session.place(thread, self.home, self.info.policy())
     }
 
     #[inline]
@@ -273,7 +287,7 @@ impl<'a> File<'a> {
     /// What most writes are: to one page, within the file, that is there. `None`: it is not as simple as that, and the
     /// same bytes are to be written by `write`; some may be there already.
     #[inline(always)]
-    pub fn write_page(&self, lately: &Lately, at: u64, data: &[u8]) -> Option<()> {
+    pub fn write_page(&self, thread: &Thread, at: u64, data: &[u8]) -> Option<()> {
         self.may_write().ok()?;
         let seen = self.size_word().ok()?;
         let within = (at % PAGE_BYTES) as usize;
@@ -284,7 +298,7 @@ impl<'a> File<'a> {
         let key = self.key.with_page(at / PAGE_BYTES);
         let still = || self.slot.size().same_cuts(seen);
         let owner = self.session.owner;
-        let line = lately.line(key, || self.memory.home_line(key));
+        let line = thread.lately.line(key, || self.memory.home_line(key));
         let was_clean = self
             .memory
             .try_write(line, key, within, data, owner, still)?;
@@ -506,16 +520,6 @@ fn announce(session: &Session, key: Key) {
 #[cold]
 fn set_modified(slot: &Slot) {
     slot.set_modified(files::coarse_realtime_ns());
-}
-
-/// As `File::mark`, when the mark is missing.
-#[cold]
-fn mark_anew(session: &Session, memory: &SliceMemory, home: u16, index: u32) {
-    if memory.is_writable() {
-        memory.touch(index, memory.epoch());
-    } else {
-        session.area.touch(home, index);
-    }
 }
 
 /// A lock, given back on drop.

@@ -235,9 +235,9 @@ fn give_up(open: &Open, why: Reason) {
     hand_over(open);
 }
 
+#[inline]
 fn is_given_up(open: &Open) -> bool {
-    open.facts()
-        .is_some_and(|facts| facts.flags & TO_KERNEL != 0)
+    open.flags().is_some_and(|flags| flags & TO_KERNEL != 0)
 }
 
 /// The description's offset goes to the kernel, if it is here. When this thread has it locked, `with_offset` sees to

@@ -73,7 +73,7 @@ fn read_page(
     if !open.description().read_ahead.is_quiet(page, page + 1) {
         return None;
     }
-    let len = file.read_page(&thread.lately, at, out)?;
+    let len = file.read_page(thread, at, out)?;
     if !moved(at + len as u64) {
         return None;
     }
@@ -114,7 +114,7 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     }
     inside::enter_briefly(|thread| {
         let file = file(thread, &open, WRITE_FLAGS, WRITE)?;
-        file.write_page(&thread.lately, at, data)?;
+        file.write_page(thread, at, data)?;
         file.account_hit(thread, true, data.len());
         Some(data.len())
     })
@@ -138,7 +138,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
         }
         with_offset(thread, &open, |at| {
             thread.ends_at(at + data.len() as u64);
-            if file.write_page(&thread.lately, at, data).is_some() {
+            if file.write_page(thread, at, data).is_some() {
                 file.account_hit(thread, true, data.len());
                 return (Some(Ok(data.len())), at + data.len() as u64);
             }

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use jericho_shm::{Access, Area, Key};
 
 use crate::fast::File;
+use crate::inside::Thread;
 use crate::placement;
 
 /// Hits for which it is good where they count. A thread that the kernel moves counts so many, of a page at most, for the
@@ -93,30 +94,35 @@ impl Lately {
         self.line.get()
     }
 
-    /// Where a hit of the file counts; `find` looks that up.
+    /// Where a hit of the last file counts, of that many bytes.
     #[inline(always)]
-    pub fn place(
-        &self,
-        placement: &placement::Thread,
-        bytes: usize,
-        find: impl FnOnce() -> Place,
-    ) -> Place {
+    pub fn place(&self, thread: &Thread, bytes: usize) -> Place {
         if self.hits.get() == 0 {
-            self.renew(placement, find);
+            self.renew(thread);
         }
-        self.hits.set(self.hits.get() - 1);
+        self.hits.set(self.hits.get().wrapping_sub(1));
         self.bytes.set(self.bytes.get().wrapping_add(bytes as u32));
         self.place.get()
     }
 
     #[cold]
-    fn renew(&self, placement: &placement::Thread, find: impl FnOnce() -> Place) {
-        self.flush(placement);
+    fn renew(&self, thread: &Thread) {
+        self.flush(&thread.placement);
         self.hits.set(HITS);
-        self.place.set(find());
-        if placement.is_due() {
+        if let Some(file) = self.file.get() {
+            self.place.set(file.place(thread));
+        }
+        if thread.placement.is_due() {
             // Whoever looks for the file anew sees to it.
             self.description.set(0);
+        }
+    }
+
+    /// Marks an entry of the last file as used.
+    #[cold]
+    pub fn mark(&self, index: u32) {
+        if let Some(file) = self.file.get() {
+            file.mark_anew(index);
         }
     }
 

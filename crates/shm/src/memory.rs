@@ -8,6 +8,7 @@
 use std::io;
 use std::mem::size_of;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
@@ -103,12 +104,26 @@ pub struct Hit {
 #[derive(Debug)]
 pub struct SliceMemory {
     geometry: Geometry,
-    /// `Geometry::words_at`.
-    words_at: usize,
     table: Arc<Mapping>,
     stamps: Arc<Mapping>,
     frames: Arc<Mapping>,
+    begins: Begins,
 }
+
+/// Where the segments begin in this process, and the words of the slice: the way through the mappings is longer.
+#[derive(Debug)]
+struct Begins {
+    table: NonNull<u8>,
+    stamps: NonNull<u8>,
+    words: NonNull<u8>,
+    frames: NonNull<u8>,
+}
+
+// SAFETY: addresses of mappings that any thread may use while they are mapped; what lies there is reached by atomics
+// and by copies only.
+unsafe impl Send for Begins {}
+// SAFETY: as above.
+unsafe impl Sync for Begins {}
 
 impl SliceMemory {
     /// Creates, binds to the kernel's node `node` (where given) and populates the segments: an error
@@ -128,13 +143,10 @@ impl SliceMemory {
             }
             Ok(Arc::new(mapping))
         };
-        Ok(SliceMemory {
-            geometry,
-            words_at: geometry.words_at(),
-            table: make("table", geometry.table_bytes(), true)?,
-            stamps: make("stamps", geometry.words_at() + 64, false)?,
-            frames: make("frames", frames as usize * PAGE, true)?,
-        })
+        let table = make("table", geometry.table_bytes(), true)?;
+        let stamps = make("stamps", geometry.words_at() + 64, false)?;
+        let data = make("frames", frames as usize * PAGE, true)?;
+        Ok(SliceMemory::of(geometry, table, stamps, data))
     }
 
     /// Maps the segments of a slice with `frames` frames that another process made: table, stamps, frames.
@@ -149,13 +161,40 @@ impl SliceMemory {
         let geometry = Geometry::for_frames(frames);
         let [table, stamps, data] = fds;
         let map = |fd, len| Mapping::from_fd(fd, len, writable).map(Arc::new);
-        Ok(SliceMemory {
+        let table = map(table, geometry.table_bytes())?;
+        let stamps = map(stamps, geometry.words_at() + 64)?;
+        let data = map(data, frames as usize * PAGE)?;
+        Ok(SliceMemory::of(geometry, table, stamps, data))
+    }
+
+    /// Of segments that are as long as the geometry says.
+    fn of(
+        geometry: Geometry,
+        table: Arc<Mapping>,
+        stamps: Arc<Mapping>,
+        frames: Arc<Mapping>,
+    ) -> SliceMemory {
+        assert!(
+            table.len() >= geometry.table_bytes()
+                && stamps.len() >= geometry.words_at() + 64
+                && frames.len() >= geometry.frames as usize * PAGE
+        );
+        let begin = |mapping: &Mapping| NonNull::new(mapping.as_ptr()).expect("mapped");
+        // SAFETY: inside of the segment, as was just asserted.
+        let words = unsafe { begin(&stamps).add(geometry.words_at()) };
+        let begins = Begins {
+            table: begin(&table),
+            stamps: begin(&stamps),
+            words,
+            frames: begin(&frames),
+        };
+        SliceMemory {
             geometry,
-            words_at: geometry.words_at(),
-            table: map(table, geometry.table_bytes())?,
-            stamps: map(stamps, geometry.words_at() + 64)?,
-            frames: map(data, frames as usize * PAGE)?,
-        })
+            table,
+            stamps,
+            frames,
+            begins,
+        }
     }
 
     /// Table, stamps and frames, to be handed to another process.
@@ -172,13 +211,7 @@ impl SliceMemory {
     fn word(&self, at: usize) -> &AtomicU8 {
         debug_assert!(at < 64);
         // SAFETY: the stamps segment has 64 bytes after `words_at` and stays mapped while `self` lives.
-        unsafe {
-            &*self
-                .stamps
-                .as_ptr()
-                .add(self.words_at + at)
-                .cast::<AtomicU8>()
-        }
+        unsafe { self.begins.words.add(at).cast::<AtomicU8>().as_ref() }
     }
 
     /// Coarse time of the LRU.
@@ -232,7 +265,13 @@ impl SliceMemory {
         // SAFETY: the table segment is at least `table_bytes` long, stays mapped while `self` lives,
         // begins page-aligned, and `index` is below the number of entries. Entries are atomics, valid
         // for every bit pattern, so that others may change them at any time.
-        unsafe { &*self.table.as_ptr().cast::<Entry>().add(index as usize) }
+        unsafe {
+            self.begins
+                .table
+                .cast::<Entry>()
+                .add(index as usize)
+                .as_ref()
+        }
     }
 
     #[inline]
@@ -254,7 +293,13 @@ impl SliceMemory {
     fn stamp(&self, index: u32) -> &AtomicU8 {
         assert!(index < self.geometry.entries());
         // SAFETY: the stamps segment has a byte for each entry and stays mapped while `self` lives.
-        unsafe { &*self.stamps.as_ptr().cast::<AtomicU8>().add(index as usize) }
+        unsafe {
+            self.begins
+                .stamps
+                .cast::<AtomicU8>()
+                .add(index as usize)
+                .as_ref()
+        }
     }
 
     /// The line to which a page belongs, the same for all of a group. Below the number of lines.
@@ -278,11 +323,11 @@ impl SliceMemory {
         assert!(line < self.geometry.lines);
         // SAFETY: as in `entry`; a line is that many entries, one behind the other.
         unsafe {
-            &*self
+            self.begins
                 .table
-                .as_ptr()
                 .cast::<[Entry; WAYS as usize]>()
                 .add(line as usize)
+                .as_ref()
         }
     }
 
@@ -367,7 +412,13 @@ impl SliceMemory {
             return None;
         }
         // SAFETY: `find_in` gives an index below the number of entries; as in `stamp`.
-        let stamp = unsafe { &*self.stamps.as_ptr().cast::<AtomicU8>().add(index as usize) };
+        let stamp = unsafe {
+            self.begins
+                .stamps
+                .cast::<AtomicU8>()
+                .add(index as usize)
+                .as_ref()
+        };
         Some(Hit {
             index,
             marked: stamp.load(Ordering::Relaxed) == self.epoch(),
@@ -451,7 +502,7 @@ impl SliceMemory {
         // SAFETY: the bytes lie in the segment of the frames (`frame_at`), which stays mapped while `self` lives. `out` is
         // exclusive and cannot overlap it, because nobody can borrow the segment's bytes. What was copied may be torn,
         // which the callers find out.
-        unsafe { std::ptr::copy_nonoverlapping(at, out.as_mut_ptr(), out.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
@@ -467,24 +518,24 @@ impl SliceMemory {
         let to = self.frame_to_write(frame, offset, data.len())?;
         // SAFETY: the bytes lie in the segment of the frames, which stays mapped while `self` lives and may be written
         // (`frame_to_write`). They cannot overlap `data`, because nobody can borrow the segment's bytes.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
         Ok(())
     }
 
     /// Where bytes `[offset, offset + len)` of a frame are. Panics when they are not of one page.
     #[inline(always)]
-    fn frame_at(&self, frame: u32, offset: usize, len: usize) -> Result<*mut u8, Miss> {
+    fn frame_at(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
         assert!(offset <= PAGE && len <= PAGE - offset, "more than a page");
         if frame >= self.geometry.frames {
             return Err(Miss::Absent);
         }
         // SAFETY: the segment of the frames has room for that many (`create`, `attach`), and the bytes lie in one of them.
-        Ok(unsafe { self.frames.as_ptr().add(frame as usize * PAGE + offset) })
+        Ok(unsafe { self.begins.frames.add(frame as usize * PAGE + offset) })
     }
 
     /// As `frame_at`, to be written to. Panics when this process may not write.
     #[inline(always)]
-    fn frame_to_write(&self, frame: u32, offset: usize, len: usize) -> Result<*mut u8, Miss> {
+    fn frame_to_write(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
         assert!(self.is_writable(), "the segments are mapped read-only");
         self.frame_at(frame, offset, len)
     }

@@ -129,7 +129,7 @@ impl Slot {
         }
     }
 
-    /// When the last inline write was, in nanoseconds of the realtime clock; 0: none.
+    /// When the first inline write was since the mark was taken, in nanoseconds of the realtime clock; 0: none.
     #[inline]
     pub fn modified(&self) -> u64 {
         self.modified.load(Ordering::Relaxed)
