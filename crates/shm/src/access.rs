@@ -48,7 +48,7 @@ pub(crate) fn try_read(
         return Ok(None);
     }
     copy(seen.frame())?;
-    let same = entry.state_after_copy().identity() == seen.identity();
+    let same = entry.state_after_copy().is_same_page(seen);
     Ok(same.then_some(()))
 }
 
