@@ -9,7 +9,9 @@ use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("hot.c");
 const PAGE: u32 = 4096;
-const TIMES: u64 = 2000;
+/// So many that what happens once in a run, such as the move of a thread (50,000 instructions), is no more than one or two to
+/// a round.
+const TIMES: u64 = 40_000;
 /// Instructions that a read of a cached page may cost beside the copy of its bytes.
 const MOST: u64 = 250;
 
