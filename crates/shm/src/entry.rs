@@ -217,17 +217,14 @@ impl Entry {
     }
 
     #[inline]
-    fn is(&self, key: Key) -> bool {
+    pub(crate) fn is(&self, key: Key) -> bool {
         self.key.load(Ordering::Relaxed) == key.0
     }
 
     /// The state, if the entry is the key's.
     #[inline]
     pub(crate) fn find(&self, key: Key) -> Option<State> {
-        if !self.is(key) {
-            return None;
-        }
-        // State first, key again after it: the key is this entry's for as long as the version stays what it is.
+        // State first, key after it: the key is this entry's for as long as the version stays what it is.
         let state = self.state();
         self.is(key).then_some(state)
     }
