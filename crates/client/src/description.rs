@@ -157,6 +157,12 @@ impl Description {
         }
     }
 
+    /// `READ` ..., of the one that it is now.
+    #[inline(always)]
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
     fn set(&self, facts: &Facts, identity: Identity) {
         self.session.store(facts.session as u32, Ordering::Relaxed);
         self.slot.store(facts.slot, Ordering::Relaxed);
@@ -236,9 +242,8 @@ impl Open {
     }
 
     /// Its flags; `None` when it is over.
-    #[inline(always)]
     pub fn flags(&self) -> Option<u32> {
-        let flags = self.description().flags.load(Ordering::Relaxed);
+        let flags = self.description().flags();
         self.is_still().then_some(flags)
     }
 
@@ -282,6 +287,16 @@ impl Open {
         let _ = flags.fetch_update(Ordering::AcqRel, Ordering::Relaxed, change);
     }
 
+    /// As the word of a number that has a description tells it.
+    #[inline(always)]
+    pub fn of_word(fd: i32, word: u64) -> Open {
+        Open {
+            fd,
+            index: (word >> 32) as u32 % DESCRIPTIONS as u32,
+            generation: word as u32,
+        }
+    }
+
     fn word(&self) -> u64 {
         DESCRIBED << KIND_SHIFT | u64::from(self.index) << 32 | u64::from(self.generation)
     }
@@ -292,17 +307,21 @@ fn word_of(fd: i32) -> Option<&'static AtomicU64> {
     NUMBER_WORDS.get(usize::try_from(fd).ok()?)
 }
 
+/// The word of a number that has a description: never 0, and another one whenever the number means something else.
+#[inline(always)]
+pub fn described(fd: i32) -> Option<u64> {
+    const _: () = assert!(DESCRIBED << KIND_SHIFT == 1 << 63 && KERNEL << KIND_SHIFT < 1 << 63);
+    let word = word_of(fd)?.load(Ordering::Acquire);
+    (word >> 63 != 0).then_some(word)
+}
+
 /// What is known of a number; `None` for one that is not in the table.
 #[inline]
 pub fn number(fd: i32) -> Option<Number> {
     let word = word_of(fd)?.load(Ordering::Acquire);
     Some(match word >> KIND_SHIFT {
         KERNEL => Number::Kernel,
-        DESCRIBED => Number::Described(Open {
-            fd,
-            index: (word >> 32) as u32 % DESCRIPTIONS as u32,
-            generation: word as u32,
-        }),
+        DESCRIBED => Number::Described(Open::of_word(fd, word)),
         _ => Number::Unknown {
             opened: word & OPENED != 0,
             word,

@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_shm::{
-    Access, Holding, Key, Lock, Miss, STRIPES, SizeWord, SliceMemory, Slot, SlotInfo,
+    Access, Holding, Key, Lock, Miss, STRIPES, SizeWord, SliceMemory, Slot, SlotInfo, SlotWord,
 };
 use jericho_sys::files;
 
@@ -67,10 +67,10 @@ pub struct File<'a> {
     info: &'a SlotInfo,
     slot: &'a Slot,
     memory: &'a SliceMemory,
-    home: u16,
     /// Of its first page.
     key: Key,
-    generation: u32,
+    /// What the slot's word has to be.
+    word: SlotWord,
 }
 
 /// How far a read came.
@@ -98,32 +98,30 @@ impl<'a> File<'a> {
         }
         let info = session.control.slot(index).ok_or(Why::Stale)?;
         let slot = session.slots.slot(index).ok_or(Why::Stale)?;
-        if info.generation() != generation || info.object() != object {
+        let word = info.word();
+        if word.generation() != generation || info.object() != object {
             return Err(Why::Stale);
         }
-        if info.flags() & SlotInfo::KERNEL != 0 {
+        if word.flags() & SlotInfo::KERNEL != 0 {
             return Err(Why::Withheld);
         }
-        let home = info.home();
-        let memory = session.slices.get(usize::from(home)).ok_or(Why::Withheld)?;
+        let memory = session.slices.get(usize::from(word.home()));
+        let memory = memory.ok_or(Why::Withheld)?;
         Ok(File {
             session,
             info,
             slot,
             memory,
-            home,
             key: Key::new(object, 0),
-            generation,
+            word,
         })
     }
 
-    /// Whether it can still be reached the same way, if the slot is still its own, which whoever looks at the size is told.
+    /// Whether it can still be reached the same way, if the slot is still what it was, which whoever looks at the size is
+    /// told.
     #[inline(always)]
     pub fn is_reachable(&self) -> bool {
-        self.session.is_own()
-            && !self.session.area.is_cut_off()
-            && self.info.flags() & SlotInfo::KERNEL == 0
-            && self.info.home() == self.home
+        self.session.is_own() && !self.session.area.is_cut_off()
     }
 
     /// The size, which is this file's.
@@ -131,10 +129,23 @@ impl<'a> File<'a> {
     fn size_word(&self) -> Result<SizeWord, Why> {
         let size = self.slot.size();
         // After the size: the daemon moves the generation on before it puts another file's size there.
-        if self.info.generation() != self.generation {
-            return Err(Why::Stale);
+        let word = self.info.word();
+        if word != self.word {
+            return Err(self.why_not(word));
         }
         Ok(size)
+    }
+
+    /// Why a slot with that word is not reached as this file.
+    #[cold]
+    fn why_not(&self, word: SlotWord) -> Why {
+        if word.generation() != self.word.generation() {
+            return Why::Stale;
+        }
+        match word.flags() & SlotInfo::KERNEL {
+            0 => Why::Changed,
+            _ => Why::Withheld,
+        }
     }
 
     /// Bytes of the file.
@@ -152,7 +163,7 @@ impl<'a> File<'a> {
 
     /// Slice that caches the file.
     pub fn home(&self) -> u16 {
-        self.home
+        self.word.home()
     }
 
     /// Whether a page is in the cache.
@@ -241,7 +252,7 @@ impl<'a> File<'a> {
         if self.memory.is_writable() {
             self.memory.touch(index, self.memory.epoch());
         } else {
-            self.session.area.touch(self.home, index);
+            self.session.area.touch(self.home(), index);
         }
     }
 
@@ -256,26 +267,18 @@ impl<'a> File<'a> {
                 calls,
             };
             let policy = self.info.policy();
-            self.session.account(thread, self.home, policy, access);
+            self.session.account(thread, self.home(), policy, access);
         }
     }
 
-    /// Tells of an inline access to one page of this file, the thread's last, which was the whole call. Looks only now
-    /// and then at where the thread is.
-    #[inline(always)]
-    pub fn account_hit(&self, thread: &Thread, write: bool, bytes: usize) {
-        let place = thread.lately.place(thread, bytes);
-        place.count(&self.session.area, write, bytes);
-    }
-
     /// Where accesses of the thread to this file count now.
-    pub fn place(&self, thread: &Thread) -> Place {
-        self.session.place(thread, self.home, self.info.policy())
+    pub fn place(&self, thread: &Thread) -> Place<'a> {
+        self.session.place(thread, self.home(), self.info.policy())
     }
 
     #[inline]
     fn may_write(&self) -> Result<(), Why> {
-        if !self.memory.is_writable() || self.info.flags() & SlotInfo::NO_WRITE != 0 {
+        if !self.memory.is_writable() || self.word.flags() & SlotInfo::NO_WRITE != 0 {
             return Err(Why::Withheld);
         }
         if self.memory.is_throttled() {

@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 
-use jericho_shm::{Access, Area, Key};
+use jericho_shm::{Access, Counter, Key};
 
+use crate::description::Description;
 use crate::fast::File;
 use crate::inside::Thread;
 use crate::placement;
@@ -14,10 +15,10 @@ const HITS: u8 = 16;
 
 /// Where hits of a file count.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// Line of counters in the session's area.
-    pub line: u32,
-    /// Whether that is the thread's alone.
+pub struct Place<'a> {
+    /// Counters in the session's area.
+    pub counter: &'a Counter,
+    /// Whether they are the thread's alone.
     pub alone: bool,
     /// Whether the thread is on the node of the data.
     pub local: bool,
@@ -27,61 +28,52 @@ pub struct Place {
 
 /// See the module.
 pub struct Lately {
-    /// Index and generation; 0: none. A description's generation is odd.
-    description: Cell<u64>,
-    file: Cell<Option<File<'static>>>,
+    /// Word of its number; 0: none.
+    word: Cell<u64>,
+    file: Cell<Option<(&'static Description, File<'static>)>>,
     /// Group of pages (0: none), and its line.
     group: Cell<u64>,
     line: Cell<u32>,
     /// Hits for which `place` is good, and bytes of those before.
     hits: Cell<u8>,
     bytes: Cell<u32>,
-    place: Cell<Place>,
+    place: Cell<Option<Place<'static>>>,
 }
 
 impl Lately {
     /// Of a thread that had no hit.
     pub const fn new() -> Lately {
         Lately {
-            description: Cell::new(0),
+            word: Cell::new(0),
             file: Cell::new(None),
             group: Cell::new(0),
             line: Cell::new(0),
             hits: Cell::new(0),
             bytes: Cell::new(0),
-            place: Cell::new(Place {
-                line: 0,
-                alone: false,
-                local: false,
-                used: None,
-            }),
+            place: Cell::new(None),
         }
     }
 
-    /// Whether the last hit was of this description.
+    /// The description and the file of the last hit, if that was by a number with this word.
     #[inline(always)]
-    pub fn is(&self, index: u32, generation: u32) -> bool {
-        self.description.get() == u64::from(index) << 32 | u64::from(generation)
-    }
-
-    /// The file of the last hit.
-    #[inline(always)]
-    pub fn file(&self) -> Option<File<'static>> {
-        self.file.get()
+    pub fn file(&self, word: u64) -> Option<(&'static Description, File<'static>)> {
+        match self.word.get() == word {
+            true => self.file.get(),
+            false => None,
+        }
     }
 
     /// This hit is of another.
     pub fn set(
         &self,
         placement: &placement::Thread,
-        index: u32,
-        generation: u32,
+        word: u64,
+        description: &'static Description,
         file: File<'static>,
     ) {
         self.forget(placement);
-        self.file.set(Some(file));
-        self.description
-            .set(u64::from(index) << 32 | u64::from(generation));
+        self.file.set(Some((description, file)));
+        self.word.set(word);
     }
 
     /// The line of the tables to which a page belongs; `find` looks that up. Neighbouring pages share one.
@@ -94,34 +86,36 @@ impl Lately {
         self.line.get()
     }
 
-    /// Where a hit of the last file counts, of that many bytes.
+    /// Counts a hit of the last file, of that many bytes.
     #[inline(always)]
-    pub fn place(&self, thread: &Thread, bytes: usize) -> Place {
+    pub fn count(&self, thread: &Thread, write: bool, bytes: usize) {
         if self.hits.get() == 0 {
             self.renew(thread);
         }
         self.hits.set(self.hits.get().wrapping_sub(1));
         self.bytes.set(self.bytes.get().wrapping_add(bytes as u32));
-        self.place.get()
+        if let Some(place) = self.place.get() {
+            place.count(write, bytes);
+        }
     }
 
     #[cold]
     fn renew(&self, thread: &Thread) {
         self.flush(&thread.placement);
         self.hits.set(HITS);
-        if let Some(file) = self.file.get() {
-            self.place.set(file.place(thread));
+        if let Some((_, file)) = self.file.get() {
+            self.place.set(Some(file.place(thread)));
         }
         if thread.placement.is_due() {
             // Whoever looks for the file anew sees to it.
-            self.description.set(0);
+            self.word.set(0);
         }
     }
 
     /// Marks an entry of the last file as used.
     #[cold]
     pub fn mark(&self, index: u32) {
-        if let Some(file) = self.file.get() {
+        if let Some((_, file)) = self.file.get() {
             file.mark_anew(index);
         }
     }
@@ -132,7 +126,7 @@ impl Lately {
         if bytes == 0 {
             return;
         }
-        if let Some(cell) = self.place.get().used {
+        if let Some(cell) = self.place.get().and_then(|place| place.used) {
             let hits = u32::from(HITS - self.hits.get().min(HITS));
             placement.add(cell, hits, bytes as usize);
         }
@@ -142,16 +136,16 @@ impl Lately {
     #[cold]
     pub fn forget(&self, placement: &placement::Thread) {
         self.flush(placement);
-        self.description.set(0);
+        self.word.set(0);
         self.group.set(0);
         self.hits.set(0);
     }
 }
 
-impl Place {
+impl Place<'_> {
     /// Counts a call that was one hit of that many bytes.
     #[inline(always)]
-    pub fn count(self, area: &Area, write: bool, bytes: usize) {
+    fn count(self, write: bool, bytes: usize) {
         let access = Access {
             local: self.local,
             write,
@@ -159,6 +153,6 @@ impl Place {
             bytes: bytes as u64,
             calls: 1,
         };
-        area.counter_at(self.line).add(access, self.alone);
+        self.counter.add(access, self.alone);
     }
 }

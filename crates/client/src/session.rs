@@ -110,18 +110,15 @@ impl Session {
         if let Some(cell) = place.used {
             thread.placement.add(cell, 1, access.bytes as usize);
         }
-        let counter = self.area.counter_at(place.line);
-        counter.add(
-            Access {
-                local: place.local,
-                ..access
-            },
-            place.alone,
-        );
+        let access = Access {
+            local: place.local,
+            ..access
+        };
+        place.counter.add(access, place.alone);
     }
 
     /// Where an access counts that this thread makes now.
-    pub fn place(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>) -> Place {
+    pub fn place(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>) -> Place<'_> {
         let home = self.control.node_of_slice(slice);
         let node = self.control.node_of_cpu(jericho_sys::rseq::current_cpu());
         let used = self.follows.then(|| {
@@ -131,7 +128,7 @@ impl Session {
         });
         let (line, alone) = thread.line(self.number, || self.area.take_thread());
         Place {
-            line: Area::counter_number(line, slice),
+            counter: self.area.counter_at(Area::counter_number(line, slice)),
             alone,
             local: node == home,
             used: used.flatten(),

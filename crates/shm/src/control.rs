@@ -8,7 +8,7 @@ use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 use jericho_sys::memory::Mapping;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const CPUS: usize = 1024;
 const SLICES_AT: usize = 4096;
 const SLICES: usize = 1024;
@@ -38,10 +38,36 @@ struct SliceInfo {
 #[repr(C, align(64))]
 pub struct SlotInfo {
     object: AtomicU64,
-    generation: AtomicU32,
-    flags: AtomicU32,
-    home: AtomicU16,
+    word: AtomicU64,
     policy: AtomicU8,
+}
+
+/// What has to be as it was for what is known of a slot to be good: `[home:16][flags:16][generation:32]`, high to low.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotWord(u64);
+
+impl SlotWord {
+    /// Changes each time the slot is given out or taken back.
+    #[inline]
+    pub fn generation(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// `SlotInfo::KERNEL`, `SlotInfo::NO_WRITE`.
+    #[inline]
+    pub fn flags(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    /// The slice that caches the file.
+    #[inline]
+    pub fn home(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    fn new(generation: u32, flags: u16, home: u16) -> SlotWord {
+        SlotWord(u64::from(home) << 48 | u64::from(flags) << 32 | u64::from(generation))
+    }
 }
 
 const _: () = assert!(size_of::<SlotInfo>() == 64 && size_of::<SliceInfo>() == 64);
@@ -49,9 +75,9 @@ const _: () = assert!(std::mem::offset_of!(Header, cpu_nodes) == 64);
 
 impl SlotInfo {
     /// No inline access.
-    pub const KERNEL: u32 = 1;
+    pub const KERNEL: u16 = 1;
     /// No inline writes.
-    pub const NO_WRITE: u32 = 2;
+    pub const NO_WRITE: u16 = 2;
 
     /// The object; 0: the slot is free.
     #[inline]
@@ -59,23 +85,17 @@ impl SlotInfo {
         self.object.load(Ordering::Relaxed)
     }
 
-    /// Changes each time the slot is given out or taken back. Acquire: what is read of the slot
-    /// afterwards is at least as new.
+    /// Acquire: what is read of the slot afterwards is at least as new.
     #[inline]
-    pub fn generation(&self) -> u32 {
-        self.generation.load(Ordering::Acquire)
+    pub fn word(&self) -> SlotWord {
+        SlotWord(self.word.load(Ordering::Acquire))
     }
 
-    /// `KERNEL`, `NO_WRITE`.
-    #[inline]
-    pub fn flags(&self) -> u32 {
-        self.flags.load(Ordering::Acquire)
-    }
-
-    /// The slice that caches the file.
-    #[inline]
-    pub fn home(&self) -> u16 {
-        self.home.load(Ordering::Relaxed)
+    fn change(&self, change: impl Fn(SlotWord) -> SlotWord) {
+        let next = |word| Some(change(SlotWord(word)).0);
+        let _ = self
+            .word
+            .fetch_update(Ordering::SeqCst, Ordering::Relaxed, next);
     }
 
     /// Thread policy of the file; `None`: the volume's.
@@ -85,22 +105,22 @@ impl SlotInfo {
     }
 
     /// The daemon gives the slot to an object, or (0) takes it back.
-    pub fn set(&self, object: u64, home: u16, flags: u32) {
+    pub fn set(&self, object: u64, home: u16, flags: u16) {
         self.object.store(object, Ordering::Relaxed);
-        self.home.store(home, Ordering::Relaxed);
-        self.flags.store(flags, Ordering::Relaxed);
-        self.generation.fetch_add(1, Ordering::Release);
+        self.change(|word| SlotWord::new(word.generation().wrapping_add(1), flags, home));
     }
 
     /// The daemon changes the home.
     pub fn set_home(&self, home: u16) {
-        self.home.store(home, Ordering::Release);
+        self.change(|word| SlotWord::new(word.generation(), word.flags(), home));
     }
 
     /// The daemon sets and clears flags.
-    pub fn set_flags(&self, set: u32, clear: u32) {
-        self.flags.fetch_or(set, Ordering::SeqCst);
-        self.flags.fetch_and(!clear, Ordering::SeqCst);
+    pub fn set_flags(&self, set: u16, clear: u16) {
+        self.change(|word| {
+            let flags = word.flags() & !clear | set;
+            SlotWord::new(word.generation(), flags, word.home())
+        });
     }
 
     /// The daemon sets the thread policy.
@@ -311,11 +331,17 @@ mod tests {
         assert_eq!((seen.instance(), seen.node_count()), (42, 2));
         assert_eq!(seen.policy(), ThreadPolicy::Always);
         let slot = seen.slot(99).unwrap();
+        let word = slot.word();
         assert_eq!(
-            (slot.object(), slot.home(), slot.flags()),
+            (slot.object(), word.home(), word.flags()),
             (7, 1, SlotInfo::NO_WRITE)
         );
-        assert_eq!(slot.generation(), 1);
+        assert_eq!(word.generation(), 1);
+        made.slot(99).unwrap().set_home(0);
+        made.slot(99)
+            .unwrap()
+            .set_flags(SlotInfo::KERNEL, SlotInfo::NO_WRITE);
+        assert_eq!(slot.word(), SlotWord::new(1, SlotInfo::KERNEL, 0));
         assert!(seen.slot(100).is_none());
     }
 

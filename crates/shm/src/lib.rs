@@ -21,7 +21,7 @@ pub use area::{Access, Area, Counter, RING_KEYS, TOUCHED};
 pub use call::{
     Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
 };
-pub use control::{Control, SlotInfo};
+pub use control::{Control, SlotInfo, SlotWord};
 
 pub use entry::{Entry, Flags, Key, State};
 pub use lock::{Holding, Lock};

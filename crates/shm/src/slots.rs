@@ -29,7 +29,8 @@ impl SizeWord {
     /// Whether the file was not truncated between the two.
     #[inline]
     pub fn same_cuts(self, other: SizeWord) -> bool {
-        (self.0 ^ other.0) >> SIZE_BITS == 0
+        // Mostly it is the very same.
+        self == other || (self.0 ^ other.0) >> SIZE_BITS == 0
     }
 
     fn with_bytes(self, bytes: u64) -> SizeWord {

@@ -92,7 +92,7 @@ impl Volume {
 }
 
 fn file(session: &Session) -> File<'_> {
-    let generation = session.control.slot(0).unwrap().generation();
+    let generation = session.control.slot(0).unwrap().word().generation();
     File::of(session, 0, generation, OBJECT).unwrap()
 }
 
@@ -205,7 +205,7 @@ fn who_may_not_write_inline_does_not() {
     volume.memory.set_throttled(false);
     assert_eq!(write(file(&writer), 0, b"x"), Ok(()));
     info.set_flags(SlotInfo::KERNEL, 0);
-    let generation = info.generation();
+    let generation = info.word().generation();
     let of = |generation, object| File::of(&writer, 0, generation, object).map(|_| ());
     assert_eq!(of(generation, OBJECT), Err(Why::Withheld));
     info.set_flags(0, SlotInfo::KERNEL);
@@ -222,7 +222,7 @@ fn a_slot_that_was_given_to_another_file_is_noticed() {
     let client = volume.client(true);
     let held = file(&client);
     let info = volume.control.slot(0).unwrap();
-    let generation = info.generation();
+    let generation = info.word().generation();
     info.set(OBJECT + 1, 0, 0);
     assert_eq!(held.read(0, &mut [0; 10]).rest, Some(Why::Stale));
     assert_eq!(held.read(1000, &mut [0; 10]).rest, Some(Why::Stale));

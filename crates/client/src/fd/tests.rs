@@ -101,7 +101,7 @@ impl Daemon {
         let mut answer = Answer {
             status: 0,
             slot: 0,
-            generation: info.generation(),
+            generation: info.word().generation(),
             pages: 0,
             instance: self.instance,
             object,

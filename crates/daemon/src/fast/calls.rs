@@ -79,7 +79,7 @@ impl Mounted {
         let answer = Answer {
             status: 0,
             slot: slot_file.slot,
-            generation: info.generation(),
+            generation: info.word().generation(),
             pages: 0,
             instance: fast.control.instance(),
             object: file.ino(),
