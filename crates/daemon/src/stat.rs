@@ -109,19 +109,21 @@ impl Mounted {
             let node = self.node_of_slice(id).0;
             let inline = self.client_pages(id);
             // A program that found its page asked nobody.
-            c.hits += inline.0 + inline.1;
+            // What programs count themselves may be any number.
+            c.hits = c.hits.saturating_add(inline.0.saturating_add(inline.1));
             let mount = self.locality.of(id);
-            let (local, remote) = (mount.0 + inline.0, mount.1 + inline.1);
-            all = (all.0 + local, all.1 + remote);
+            let sum =
+                |a: (u64, u64), b: (u64, u64)| (a.0.saturating_add(b.0), a.1.saturating_add(b.1));
+            let (local, remote) = sum(mount, inline);
+            all = sum(all, (local, remote));
             let of_node = nodes.entry(node).or_insert(NodeStat {
                 node,
                 ..NodeStat::default()
             });
             add(of_node, &c);
-            of_node.locality = Locality::new(
-                of_node.locality.local + local,
-                of_node.locality.remote + remote,
-            );
+            let of_slices = (of_node.locality.local, of_node.locality.remote);
+            let (local_sum, remote_sum) = sum(of_slices, (local, remote));
+            of_node.locality = Locality::new(local_sum, remote_sum);
             let (capacity, free) = self.fs().space_of(id);
             slices.push(SliceStat {
                 id,
@@ -205,6 +207,6 @@ fn add(node: &mut NodeStat, c: &Counters) {
     node.frames += c.frames;
     node.resident += c.resident;
     node.dirty += c.dirty;
-    node.hits += c.hits;
+    node.hits = node.hits.saturating_add(c.hits);
     node.misses += c.misses;
 }
