@@ -23,7 +23,7 @@ help:
 	@echo 'make model     the protocol of shared memory under a model checker (part of make test; SWITCHES=4: 10 times deeper)'
 	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
-	@echo 'make lab       a machine with four NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
+	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'

@@ -5,16 +5,22 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Its nodes.
-pub const NODES: usize = 4;
-/// CPUs go round over the nodes, twice.
+/// Its nodes; all have memory.
+pub const NODES: usize = 5;
+/// Those that have CPUs, the first.
+pub const CPU_NODES: usize = 4;
+/// The one that has none, and the node with CPUs that is nearest to it.
+pub const MEMORY_ONLY: usize = 4;
+pub const NEAREST: usize = 1;
+/// CPUs go round over the nodes that have some, twice.
 pub const CPUS: usize = 8;
 /// Distances between nodes.
 pub const DISTANCES: [[u64; NODES]; NODES] = [
-    [10, 12, 21, 21],
-    [12, 10, 21, 21],
-    [21, 21, 10, 12],
-    [21, 21, 12, 10],
+    [10, 12, 21, 21, 24],
+    [12, 10, 21, 21, 17],
+    [21, 21, 10, 12, 28],
+    [21, 21, 12, 10, 28],
+    [24, 17, 28, 28, 10],
 ];
 /// Memory that each node was given; the kernel keeps some of it.
 pub const MEMORY_BYTES: u64 = 768 << 20;
@@ -24,7 +30,7 @@ const MNT: &str = "/mnt";
 
 /// The node of a CPU.
 pub fn node_of(cpu: usize) -> usize {
-    cpu % NODES
+    cpu % CPU_NODES
 }
 
 /// Runs `jericho` with arguments that are parted by spaces, and gives what it says; panics unless it succeeds.
@@ -68,6 +74,15 @@ impl Volume {
 
     pub fn mount(&self) {
         jericho(&format!("mount {DISK} {MNT} --cache 64M"));
+    }
+
+    /// By a daemon that may run on the CPUs of this node only.
+    pub fn mount_on_cpus_of(&self, node: usize) {
+        let cpus = (0..CPUS).filter(|cpu| node_of(*cpu) == node);
+        let mask: u64 = cpus.map(|cpu| 1 << cpu).sum();
+        let mut command = Command::new("taskset");
+        command.arg(format!("{mask:x}")).arg("/usr/bin/jericho");
+        succeed(command.args(["mount", DISK, MNT, "--cache", "64M"]));
     }
 
     pub fn umount(&self) {

@@ -1,6 +1,8 @@
 //! The nodes are found as they are.
 
-use crate::guest::{CPUS, DISTANCES, MEMORY_BYTES, NODES, Volume, ask, node_of};
+use crate::guest::{
+    CPUS, DISTANCES, MEMORY_BYTES, MEMORY_ONLY, NEAREST, NODES, Volume, ask, node_of,
+};
 
 #[test]
 #[ignore = "for the guest of make lab"]
@@ -18,6 +20,8 @@ fn all_nodes_are_found_with_their_cpus_distances_and_memory() {
             serde_json::json!(DISTANCES[id]),
             "{node}"
         );
+        let nearest = if id == MEMORY_ONLY { NEAREST } else { id };
+        assert_eq!(node["nearest_cpu_node"], nearest, "{node}");
         let memory = node["memory_bytes"].as_u64().expect("bytes");
         assert!(
             (MEMORY_BYTES * 3 / 4..=MEMORY_BYTES).contains(&memory),
@@ -36,5 +40,5 @@ fn a_volume_has_a_slice_for_each_node() {
         .iter()
         .map(|s| s["node"].as_u64().expect("a node"))
         .collect();
-    assert_eq!(nodes, [0, 1, 2, 3], "{stat}");
+    assert_eq!(nodes, [0, 1, 2, 3, 4], "{stat}");
 }

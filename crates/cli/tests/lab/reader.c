@@ -3,7 +3,7 @@
  * end again and again, and rests for two seconds. KIND `free`: it may run everywhere once it has begun; `own`: it has
  * said where it wants to run. They begin together.
  *
- * Prints a line for each thread: CPU at its first read, bytes read until it was first seen on another CPU (-1: never), for each
+ * Prints a line for each thread: its first CPUs with the bytes that it had read when it was seen there (CPU:BYTES,...), for each
  * CPU how often it was seen there in the second half of its time (CPU:TIMES,...), and where it was allowed to run: before, after its
  * last read, and when it had rested.
  */
@@ -17,13 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CPUS = 64, PIECE = 64 << 10 };
+enum { CPUS = 64, PIECE = 64 << 10, STEPS = 100 };
 
 struct reader {
     int cpu, own;
     const char *file;
     pthread_t thread;
-    char told[4096];
+    char told[8192];
 };
 
 static pthread_barrier_t together;
@@ -59,7 +59,8 @@ static void *run(void *argument)
 {
     struct reader *me = argument;
     char before[64], after[64], rested[64];
-    long seen[CPUS] = {0}, moved = -1, bytes = 0;
+    long seen[CPUS] = {0}, bytes = 0;
+    int steps = 0;
     char *buffer = malloc(PIECE);
     cpu_set_t all, one;
 
@@ -77,26 +78,28 @@ static void *run(void *argument)
         fail("sched_setaffinity");
     allowed(before);
 
-    int first = sched_getcpu();
+    int last = -1;
+    size_t told = 0;
     long begin = now_ms(), passed = 0;
     for (off_t at = 0; passed < limit_ms; passed = now_ms() - begin) {
+        int cpu = sched_getcpu();
+        if (cpu != last && steps++ < STEPS)
+            told += (size_t)sprintf(me->told + told, "%d:%ld,", cpu, bytes);
+        last = cpu;
+        if (passed > limit_ms / 2 && cpu >= 0 && cpu < CPUS)
+            seen[cpu]++;
         ssize_t got = pread(fd, buffer, PIECE, at);
         if (got < 0)
             fail("pread");
         at = got < PIECE ? 0 : at + got;
         bytes += got;
-        int cpu = sched_getcpu();
-        if (cpu != first && moved < 0)
-            moved = bytes;
-        if (passed > limit_ms / 2 && cpu >= 0 && cpu < CPUS)
-            seen[cpu]++;
     }
     allowed(after);
     sleep(2);
     close(fd);
     allowed(rested);
 
-    size_t told = (size_t)sprintf(me->told, "%d %ld ", first, moved);
+    told += (size_t)sprintf(me->told + told, " ");
     for (int cpu = 0; cpu < CPUS; cpu++)
         if (seen[cpu])
             told += (size_t)sprintf(me->told + told, "%d:%ld,", cpu, seen[cpu]);

@@ -19,9 +19,8 @@ pub struct Task<'a> {
 /// What became of a thread.
 #[derive(Debug)]
 pub struct Thread {
-    pub first_cpu: usize,
-    /// Bytes that it had read when it was first seen on another CPU.
-    pub moved_after: Option<u64>,
+    /// Its first CPUs, with the bytes that it had read when it was seen there.
+    pub steps: Vec<(usize, u64)>,
     /// Share of its second half that it was seen on each node.
     pub share_on: BTreeMap<usize, f64>,
     /// Where it might run, in the kernel's words: before its first read, after its last, and when it had rested.
@@ -29,6 +28,14 @@ pub struct Thread {
 }
 
 impl Thread {
+    /// Bytes that it had read when it was first seen on a node.
+    pub fn came_to(&self, node: usize) -> Option<u64> {
+        let mut steps = self.steps.iter();
+        steps
+            .find(|(cpu, _)| node_of(*cpu) == node)
+            .map(|(_, bytes)| *bytes)
+    }
+
     pub fn share_on(&self, node: usize) -> f64 {
         self.share_on.get(&node).copied().unwrap_or(0.0)
     }
@@ -60,20 +67,16 @@ pub fn read(policy: Option<&str>, tasks: &[Task]) -> Vec<Thread> {
 
 fn parse(line: &str) -> Thread {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [first, moved, seen, allowed @ ..] = words.as_slice() else {
+    let [steps, seen, allowed @ ..] = words.as_slice() else {
         panic!("the reader said {line:?}");
     };
     let mut times: BTreeMap<usize, f64> = BTreeMap::new();
-    for pair in seen.split_terminator(',') {
-        let (cpu, seen) = pair.split_once(':').expect("CPU:TIMES");
-        *times
-            .entry(node_of(cpu.parse().expect("a CPU")))
-            .or_default() += seen.parse::<f64>().expect("a number");
+    for (cpu, seen) in pairs(seen) {
+        *times.entry(node_of(cpu)).or_default() += seen as f64;
     }
     let all: f64 = times.values().sum();
     Thread {
-        first_cpu: first.parse().expect("a CPU"),
-        moved_after: moved.parse().ok(),
+        steps: pairs(steps),
         share_on: times
             .into_iter()
             .map(|(node, seen)| (node, seen / all))
@@ -82,4 +85,16 @@ fn parse(line: &str) -> Thread {
             .expect("three lists")
             .map(str::to_owned),
     }
+}
+
+/// Of `CPU:NUMBER,CPU:NUMBER,`.
+fn pairs(text: &str) -> Vec<(usize, u64)> {
+    let pair = |pair: &str| {
+        let (cpu, number) = pair.split_once(':')?;
+        Some((cpu.parse().ok()?, number.parse().ok()?))
+    };
+    let pairs = text.split_terminator(',').map(pair);
+    pairs
+        .collect::<Option<_>>()
+        .unwrap_or_else(|| panic!("the reader said {text:?}"))
 }
