@@ -5,6 +5,8 @@ PREFIX ?= /usr/local
 # make bench QUICK=1: a few minutes, to see that the harness works; its numbers are not for quoting.
 QUICK  ?=
 SOAK_SECONDS ?= 1800
+# The longest that the guest of make lab may take.
+LAB_SECONDS ?= 900
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BIN    := $(TARGET)/release/jericho
@@ -13,7 +15,7 @@ LIB    := $(TARGET)/release/libjericho_preload.so
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants programs soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench
+.PHONY: help build demo test model model-mutants programs lab soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -21,6 +23,7 @@ help:
 	@echo 'make model     the protocol of shared memory under a model checker (part of make test; SWITCHES=4: 10 times deeper)'
 	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
+	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
@@ -29,7 +32,7 @@ help:
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-programs setup-bench: setup-%:
+setup-demo setup-test setup-programs setup-bench setup-lab: setup-%:
 	@scripts/setup $*
 
 build:
@@ -60,6 +63,10 @@ model-mutants:
 programs: setup-programs
 	$(CARGO) build --workspace
 	$(CARGO) test -p jericho-cli --test programs -- --ignored large::
+
+lab: setup-lab
+	$(CARGO) build --release -p jericho-cli -p jericho-preload
+	@CARGO='$(CARGO)' LAB_SECONDS=$(LAB_SECONDS) scripts/lab $(TARGET)/lab $(BIN) $(ONLY)
 
 soak: setup-test
 	$(CARGO) build --release --workspace

@@ -25,6 +25,7 @@ use jericho_cache::Slice;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::Ino;
 use jericho_shm::{Control, Slots};
+use jericho_sys::affinity::CpuMask;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::{Mutex, RwLock};
 
@@ -84,21 +85,14 @@ impl Fast {
         let geometry: Vec<(u32, u16)> = slices
             .iter()
             .zip(homes)
-            .map(|(slice, home)| (slice.memory().geometry().frames, home.0))
+            .map(|(slice, home)| {
+                let frames = slice.memory().geometry().frames;
+                (frames, topology.thread_node(*home).0)
+            })
             .collect();
-        let mut cpu_nodes = vec![];
-        for node in &topology.nodes {
-            for cpu in &node.cpus {
-                let at = *cpu as usize;
-                if cpu_nodes.len() <= at {
-                    cpu_nodes.resize(at + 1, u16::MAX);
-                }
-                // A virtual topology may deal a CPU out twice: the first node has it.
-                if cpu_nodes[at] == u16::MAX {
-                    cpu_nodes[at] = node.id.0;
-                }
-            }
-        }
+        // Also of CPUs where only others may run: programs are among those.
+        let node_of = |cpu| topology.node_of_cpu(cpu).map_or(u16::MAX, |node| node.0);
+        let cpu_nodes: Vec<u16> = (0..=CpuMask::CPU_MAX).map(node_of).collect();
         // Unguessable is not needed, since the kernel vouches for peers; another number each time is.
         let instance = std::hash::RandomState::new().build_hasher().finish();
         Ok(Fast {

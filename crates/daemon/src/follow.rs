@@ -148,6 +148,8 @@ struct Shared {
 pub(crate) struct Follow {
     /// There is more than one node that threads could be on.
     is_wanted: bool,
+    /// For each node the one whose CPUs are local to it.
+    thread_nodes: Vec<u16>,
     shared: Arc<Shared>,
     /// Started by the first order.
     placer: Mutex<Option<(SyncSender<Order>, JoinHandle<()>)>>,
@@ -161,6 +163,9 @@ impl Follow {
         let with_cpus = (0..NODES).filter(|n| !nodes.cpus_of(*n).is_empty());
         Follow {
             is_wanted: with_cpus.count() > 1,
+            thread_nodes: (topology.nodes.iter())
+                .map(|node| topology.thread_node(node.id).0)
+                .collect(),
             shared: Arc::new(Shared {
                 nodes,
                 node_of_cpu: (0..=CpuMask::CPU_MAX).map(node_of).collect(),
@@ -184,6 +189,7 @@ impl Follow {
             samples.turn += 1;
             if samples.turn >= SAMPLE {
                 samples.turn = 0;
+                let node = *self.thread_nodes.get(usize::from(node)).unwrap_or(&node);
                 let seen = &mut samples.seen[tid as usize % SEEN];
                 if seen.add(tid, node, bytes * u64::from(SAMPLE), policy, Instant::now()) {
                     self.order(Order { tid, node });

@@ -267,7 +267,7 @@ impl Control {
         self.slice_info(slice).frames.load(Ordering::Relaxed)
     }
 
-    /// Home node of a slice.
+    /// The node whose CPUs are local to a slice: its home, or the nearest one with CPUs.
     #[inline]
     pub fn node_of_slice(&self, slice: u16) -> u16 {
         self.slice_info(slice).node.load(Ordering::Relaxed)

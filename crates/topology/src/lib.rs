@@ -161,6 +161,15 @@ impl Topology {
             .and_then(|node| self.node(node.nearest_cpu_node));
         near.map_or(&[], |node| &node.cpus)
     }
+
+    /// The node whose CPUs are local to a node's memory for programs, which may run outside of this process's affinity: itself
+    /// if any CPU belongs to it, else its nearest CPU node.
+    pub fn thread_node(&self, id: NodeId) -> NodeId {
+        match self.node_by_cpu.contains(&Some(id)) {
+            true => id,
+            false => self.node(id).map_or(id, |node| node.nearest_cpu_node),
+        }
+    }
 }
 
 fn virtual_count(spec: &str, count: &str) -> Result<usize, TopologyError> {

@@ -52,6 +52,17 @@ fn a_memory_only_node_is_worked_on_from_its_nearest_cpus() {
     assert_eq!(expander.nearest_cpu_node, NodeId(1));
     assert_eq!(expander.kernel_node, Some(2));
     assert_eq!(topology.cpus_of(NodeId(2)), [2, 3]);
+    let for_programs = [0, 1, 2].map(|id| topology.thread_node(NodeId(id)).0);
+    assert_eq!(for_programs, [0, 1, 1]);
+}
+
+#[test]
+fn programs_may_run_on_nodes_where_this_process_may_not() {
+    let machine = FakeMachine::four_sockets();
+    let topology = machine.detect(&cpus(0..4));
+    assert!(topology.nodes[2].is_memory_only());
+    assert_eq!(topology.cpus_of(NodeId(2)), [0, 1, 2, 3]);
+    assert_eq!(topology.thread_node(NodeId(2)), NodeId(2));
 }
 
 #[test]

@@ -1,0 +1,144 @@
+//! The guest: its nodes as `scripts/lab` makes them, its disk, and the volume on it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Its nodes; all have memory.
+pub const NODES: usize = 5;
+/// Those that have CPUs, the first.
+pub const CPU_NODES: usize = 4;
+/// The one that has none, and the node with CPUs that is nearest to it.
+pub const MEMORY_ONLY: usize = 4;
+pub const NEAREST: usize = 1;
+/// CPUs go round over the nodes that have some, twice.
+pub const CPUS: usize = 8;
+/// Distances between nodes.
+pub const DISTANCES: [[u64; NODES]; NODES] = [
+    [10, 12, 21, 21, 24],
+    [12, 10, 21, 21, 17],
+    [21, 21, 10, 12, 28],
+    [21, 21, 12, 10, 28],
+    [24, 17, 28, 28, 10],
+];
+/// Memory that each node was given; the kernel keeps some of it.
+pub const MEMORY_BYTES: u64 = 768 << 20;
+
+const DISK: &str = "/dev/vda";
+const MNT: &str = "/mnt";
+
+/// The node of a CPU.
+pub fn node_of(cpu: usize) -> usize {
+    cpu % CPU_NODES
+}
+
+/// Runs `jericho` with arguments that are parted by spaces, and gives what it says; panics unless it succeeds.
+pub fn jericho(arguments: &str) -> String {
+    let mut command = Command::new("/usr/bin/jericho");
+    succeed(command.args(arguments.split_whitespace()))
+}
+
+/// The same, which answers in JSON.
+pub fn ask(arguments: &str) -> Value {
+    let text = jericho(arguments);
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("jericho {arguments}: {e}: {text}"))
+}
+
+/// Runs a command that must succeed; its standard output.
+pub fn succeed(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?} ended with {}\n{text}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
+
+/// The volume on the guest's disk, new and mounted; unmounted with this value.
+pub struct Volume;
+
+impl Volume {
+    /// With the number of slices that `format` chooses.
+    pub fn new() -> Volume {
+        jericho(&format!("format {DISK} --force"));
+        let volume = Volume;
+        volume.mount();
+        volume
+    }
+
+    pub fn mount(&self) {
+        jericho(&format!("mount {DISK} {MNT} --cache 64M"));
+    }
+
+    /// By a daemon that may run on the CPUs of this node only.
+    pub fn mount_on_cpus_of(&self, node: usize) {
+        let cpus = (0..CPUS).filter(|cpu| node_of(*cpu) == node);
+        let mask: u64 = cpus.map(|cpu| 1 << cpu).sum();
+        let mut command = Command::new("taskset");
+        command.arg(format!("{mask:x}")).arg("/usr/bin/jericho");
+        succeed(command.args(["mount", DISK, MNT, "--cache", "64M"]));
+    }
+
+    pub fn umount(&self) {
+        jericho(&format!("umount {MNT}"));
+    }
+
+    pub fn check(&self) {
+        jericho(&format!("check {DISK}"));
+    }
+
+    /// A file of so many MiB in a directory of its own for each node, in the order of the nodes. Bytes tell pages and files apart.
+    pub fn file_on_each_node(&self, mib: usize) -> Vec<PathBuf> {
+        let mut files = vec![PathBuf::new(); NODES];
+        for number in 0..NODES {
+            let dir = PathBuf::from(format!("{MNT}/{number}"));
+            std::fs::create_dir(&dir).expect("mkdir");
+            let file = dir.join("file");
+            std::fs::write(&file, content(number, mib)).expect("write");
+            let home = self.where_is(&file)["home_node"].as_u64().expect("a node") as usize;
+            assert_eq!(files[home], PathBuf::new(), "two files on node {home}");
+            files[home] = file;
+        }
+        files
+    }
+
+    pub fn where_is(&self, file: &std::path::Path) -> Value {
+        ask(&format!("where {} --json", file.display()))
+    }
+
+    pub fn stat(&self) -> Value {
+        ask(&format!("stat {MNT} --json"))
+    }
+
+    /// Pages that were accessed so far: from their own node, from others.
+    pub fn accesses(&self) -> [u64; 2] {
+        let stat = self.stat();
+        ["local", "remote"].map(|which| stat["locality"][which].as_u64().expect("a number"))
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // A case that failed half-way leaves it mounted.
+        let _ = Command::new("/usr/bin/jericho")
+            .args(["umount", MNT])
+            .output();
+    }
+}
+
+/// What is in the file of this number.
+pub fn content(number: usize, mib: usize) -> Vec<u8> {
+    let words = (0..mib << 17).map(|word| (word * NODES + number) as u64);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Prints a number that the page about the lab quotes.
+pub fn tell(what: &str, number: f64) {
+    println!("\nlab: {what}: {number:.3}");
+}

@@ -1,0 +1,171 @@
+//! Threads go to their data, by policy, and get their CPUs back.
+
+use std::path::Path;
+
+use crate::guest::{CPU_NODES, MEMORY_ONLY, NEAREST, Volume, jericho, tell};
+use crate::reader::{Task, Thread, read};
+
+const ALL: &str = "0-7";
+/// Of a thread's second half, on the node where it should be. The rest is for a scheduler that is free to move it.
+const SHARE: f64 = 0.8;
+/// Bytes that a thread has read when it has made its first access without the kernel, which finds out whose the file is.
+const AT_ONCE: u64 = 128 << 10;
+/// Some times what a move costs.
+const SOON: u64 = 16 << 20;
+
+/// A thread that begins on the node after that of its file.
+fn beside<'a>(files: &'a [std::path::PathBuf], node: usize) -> Task<'a> {
+    Task {
+        begins_on: (node + 1) % CPU_NODES,
+        is_placed_by_program: false,
+        file: &files[node],
+    }
+}
+
+/// One thread that reads a file and begins on node 3.
+fn one(policy: Option<&str>, file: &Path) -> Thread {
+    let task = Task {
+        begins_on: 3,
+        is_placed_by_program: false,
+        file,
+    };
+    let thread = read(policy, &[task]).remove(0);
+    println!("\n{policy:?}: {thread:?}");
+    assert_eq!(thread.allowed[0], ALL);
+    thread
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn adaptive_takes_a_thread_to_its_data_and_gives_its_cpus_back() {
+    let volume = Volume::new();
+    let files = volume.file_on_each_node(4);
+    let thread = one(Some("adaptive"), &files[2]);
+    // What a move costs, and not much more.
+    let came_soon = thread.came_to(2).is_some_and(|bytes| bytes <= SOON);
+    assert!(came_soon, "{thread:?}");
+    assert!(thread.share_on(2) > SHARE, "{thread:?}");
+    assert_eq!(thread.allowed[2], ALL);
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn never_leaves_a_thread_where_it_is() {
+    let volume = Volume::new();
+    let files = volume.file_on_each_node(4);
+    let thread = one(Some("never"), &files[2]);
+    // The first read goes through the kernel, which wakes it up where it likes, and the scheduler may move it some day.
+    let was_taken = thread
+        .came_to(2)
+        .is_some_and(|bytes| (AT_ONCE + 1..SOON).contains(&bytes));
+    assert!(!was_taken, "{thread:?}");
+    assert_eq!(thread.allowed[1..], [ALL, ALL]);
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn always_takes_a_thread_there_at_once_and_keeps_it() {
+    let volume = Volume::new();
+    let files = volume.file_on_each_node(4);
+    let thread = one(Some("always"), &files[2]);
+    let came_at_once = thread.came_to(2).is_some_and(|bytes| bytes <= AT_ONCE);
+    assert!(came_at_once, "{thread:?}");
+    assert_eq!(thread.share_on(2), 1.0, "{thread:?}");
+    assert_eq!(thread.allowed[1..], ["2,6", ALL]);
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn a_thread_that_its_program_has_placed_is_never_moved() {
+    let volume = Volume::new();
+    let files = volume.file_on_each_node(4);
+    for policy in [Some("adaptive"), Some("always"), None] {
+        let task = Task {
+            is_placed_by_program: true,
+            ..beside(&files, 2)
+        };
+        let thread = read(policy, &[task]).remove(0);
+        assert_eq!(thread.steps.len(), 1, "{policy:?}: {thread:?}");
+        assert_eq!(thread.allowed, ["3", "3", "3"], "{policy:?}");
+    }
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn a_thread_that_reads_through_the_kernel_is_taken_there_by_the_daemon() {
+    let volume = Volume::new();
+    let files = volume.file_on_each_node(4);
+    jericho(&format!("place {} --placement always", files[2].display()));
+    let thread = one(None, &files[2]);
+    // It sleeps for each answer, and where it wakes up is the scheduler's choice: nothing holds it there.
+    assert_ne!(volume.stat()["threads_moved"], 0);
+    assert!(thread.share_on(2) > 0.0, "{thread:?}");
+    assert_eq!(thread.allowed[2], ALL);
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn data_on_a_node_without_cpus_attracts_threads_to_the_nearest_that_has_some() {
+    let volume = Volume::new();
+    let files = volume.file_on_each_node(4);
+    let before = volume.accesses();
+    let thread = one(Some("adaptive"), &files[MEMORY_ONLY]);
+    assert!(thread.share_on(NEAREST) > SHARE, "{thread:?}");
+    assert_eq!(thread.allowed[2], ALL);
+    let share = share_since(&volume, before);
+    assert!(share >= 0.9, "{share} were local");
+    jericho(&format!(
+        "place {} --placement always",
+        files[MEMORY_ONLY].display()
+    ));
+    one(None, &files[MEMORY_ONLY]);
+    assert_ne!(volume.stat()["threads_moved"], 0);
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn programs_are_placed_on_nodes_where_the_daemon_may_not_run() {
+    let volume = Volume::new();
+    volume.umount();
+    volume.mount_on_cpus_of(0);
+    let files = volume.file_on_each_node(4);
+    let before = volume.accesses();
+    let thread = one(Some("adaptive"), &files[2]);
+    assert!(
+        thread.came_to(2).is_some_and(|bytes| bytes <= SOON),
+        "{thread:?}"
+    );
+    let share = share_since(&volume, before);
+    assert!(share >= 0.9, "{share} were local");
+}
+
+/// Share of accesses since `before` that were local.
+fn share_since(volume: &Volume, before: [u64; 2]) -> f64 {
+    let [local, remote] = volume.accesses();
+    let (local, remote) = ((local - before[0]) as f64, (remote - before[1]) as f64);
+    local / (local + remote)
+}
+
+/// Share of local accesses of a program with a thread for each node, which all begin elsewhere.
+fn share_local(volume: &Volume, files: &[std::path::PathBuf], policy: &str) -> f64 {
+    let before = volume.accesses();
+    let tasks: Vec<Task> = (0..CPU_NODES).map(|node| beside(files, node)).collect();
+    let threads = read(Some(policy), &tasks);
+    let share = share_since(volume, before);
+    tell(&format!("share of local accesses, {policy}"), share);
+    println!("{threads:?}");
+    share
+}
+
+#[test]
+#[ignore = "for the guest of make lab"]
+fn with_a_thread_for_each_node_accesses_become_local() {
+    let volume = Volume::new();
+    let files = volume.file_on_each_node(4);
+    let [never, adaptive, always] =
+        ["never", "adaptive", "always"].map(|policy| share_local(&volume, &files, policy));
+    // All begin elsewhere; the scheduler may take some to their data by chance.
+    assert!(never < 0.75, "never: {never}");
+    assert!(adaptive >= 0.9, "adaptive: {adaptive}");
+    assert!(always >= 0.9, "always: {always}");
+}
