@@ -134,11 +134,12 @@ impl Mounted {
         let pages = (end_max - first).min(u64::from(pages)) as u32;
         // Most of the cache stays for what has been written.
         let pages = pages.min((self.frames_per_slice() / 16).max(1));
+        // Before the slice is looked up: the file has another one after a move.
+        let _writing = file.writing();
         let slice = self.slice(file.slice());
         if slice.is_throttling() {
             return Err(Refusal::Space);
         }
-        let _writing = file.writing();
         let bytes = u64::from(pages) * PAGE_BYTES;
         if self
             .fs()
