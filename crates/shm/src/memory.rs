@@ -336,9 +336,8 @@ impl SliceMemory {
         let entries = self.line(line);
         // Sums, not jumps: where in its line a page lies can't be foreseen, and a jump that was foreseen wrongly costs more
         // than all else here. If a hostile client has put the key there twice, it is some entry.
-        let way = usize::from(entries[1].is(key))
-            | usize::from(entries[2].is(key)) * 2
-            | usize::from(entries[3].is(key)) * 3;
+        let if_there = |way: usize| usize::from(entries[way].is(key)) * way;
+        let way = if_there(1) | if_there(2) | if_there(3);
         let entry = &entries[way % WAYS as usize];
         let state = entry.find(key)?;
         let index = line * WAYS + way as u32;
