@@ -123,6 +123,18 @@ impl Mount {
     }
 
     fn try_write(&self, file: &Arc<File>, offset: u64, data: &[u8]) -> jericho_fs::Result<()> {
+        self.write_pages(file, offset, data, |at, len| {
+            self.fs().end_write(file, at, len, false);
+        })
+    }
+
+    fn write_pages(
+        &self,
+        file: &Arc<File>,
+        offset: u64,
+        data: &[u8],
+        written: impl Fn(u64, u64),
+    ) -> jericho_fs::Result<()> {
         let _writing = file.writing();
         self.fs().begin_write(file, offset, data.len() as u64)?;
         let mut done = 0;
@@ -139,7 +151,7 @@ impl Mount {
             grant.write(at / PAGE, within, &data[done..done + len]);
             drop(grant);
             done += len;
-            self.fs().end_write(file, at, len as u64, false);
+            written(at, len as u64);
         }
         Ok(())
     }
@@ -432,6 +444,27 @@ fn a_file_that_was_moved_is_all_in_its_new_slice() {
         [(new, pages)]
     );
     assert_eq!(mount.read(&file)[..3_000_000], data[..]);
+}
+
+#[test]
+fn a_file_is_moved_with_pages_behind_the_end_that_is_known() {
+    let mut mount = Mount::new(64 << 20);
+    let (ino, file) = mount.create("f");
+    let data = pattern(7, 500_000);
+    mount.write(&file, 0, &data[..100_000]);
+    // As by a program in its own thread, whose new size is heard of later.
+    mount
+        .write_pages(&file, 100_000, &data[100_000..], |_, _| {})
+        .unwrap();
+    let new: SliceId = 1 - file.slice();
+    mount.fs().move_to(ino, new).unwrap();
+    let pages = 500_000u64.div_ceil(PAGE);
+    assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(new, pages)]);
+    mount.fs().end_write(&file, 100_000, 400_000, false);
+    mount.fsync(&file);
+    drop(file);
+    mount.power_cut(4);
+    assert_eq!(mount.read(&mount.open("f")), data);
 }
 
 #[test]

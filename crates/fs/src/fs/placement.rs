@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jericho_cache::{Object, Slice};
-use jericho_format::PAGE_BYTES;
 use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 
 use super::Fs;
@@ -287,8 +286,8 @@ fn pages_away(file: &File, slice: SliceId) -> u64 {
 /// The next piece from page `from` on whose data is in another slice.
 fn next_away(file: &File, slice: SliceId, from: u64) -> Option<(u64, u64)> {
     let map = file.map.read();
-    let end = file.size().div_ceil(PAGE_BYTES);
-    map.extents.within(from..end).find_map(|run| {
+    // Also behind the end: programs that write inline tell the new size later.
+    map.extents.within(from..u64::MAX).find_map(|run| {
         let at = run.state.readable()?;
         (at.slice != slice).then(|| (run.page, u64::from(run.count).min(MOVE_PAGES)))
     })
