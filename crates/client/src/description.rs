@@ -14,6 +14,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::ReadAhead;
+use crate::fd::NEVER;
 use crate::offset::Offset;
 
 /// Numbers that are known here; larger ones take the kernel path.
@@ -126,9 +127,14 @@ pub struct Description {
     pub extended_to: AtomicU64,
     /// Pages that were last asked to be reserved.
     pub reserved: AtomicU32,
+    /// One more than the last of them, or `fd::NEVER`.
+    pub reserved_to: AtomicU64,
     /// Extending writes that go by without another try to reserve.
     pub reserve_pause: AtomicU32,
 }
+
+// As the shift by which it is found.
+const _: () = assert!(size_of::<Description>() == 128);
 
 impl Description {
     const fn new() -> Description {
@@ -146,6 +152,7 @@ impl Description {
             read_ahead: ReadAhead::new(),
             extended_to: AtomicU64::new(0),
             reserved: AtomicU32::new(0),
+            reserved_to: AtomicU64::new(0),
             reserve_pause: AtomicU32::new(0),
         }
     }
@@ -388,6 +395,7 @@ pub fn describe(
         d.read_ahead.reset();
         d.extended_to.store(u64::MAX, Ordering::Relaxed);
         d.reserved.store(0, Ordering::Relaxed);
+        d.reserved_to.store(NEVER, Ordering::Relaxed);
         d.reserve_pause.store(0, Ordering::Relaxed);
         let generation = d.generation.load(Ordering::Relaxed).wrapping_add(1);
         d.offset.begin(generation as u16, offset);

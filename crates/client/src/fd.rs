@@ -9,6 +9,7 @@
 //! own go inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
+use std::sync::atomic::Ordering::Relaxed;
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Call, Refusal};
@@ -41,6 +42,8 @@ const WINDOW_PAGES_MAX: u32 = 1024;
 /// Pages reserved beyond the end for a writer that goes on: doubling from the first to the second.
 const RESERVE_MIN: u32 = 16;
 const RESERVE_MAX: u32 = 1024;
+/// As the end of what is reserved: nothing is, so more is asked for only when a page is missing.
+pub(crate) const NEVER: u64 = u64::MAX;
 /// Extending writes after a refusal to reserve until it is tried again.
 const RESERVE_PAUSE: u32 = 64;
 /// Times that a reader reads anew because somebody else moved the offset, before it locks it.
@@ -739,14 +742,39 @@ fn append_inline(
 
 fn extended(open: &Open, end: u64) {
     let d = open.description();
-    d.extended_to
-        .store(end, std::sync::atomic::Ordering::Relaxed);
+    d.extended_to.store(end, Relaxed);
+    let (reserved, to) = (d.reserved.load(Relaxed), d.reserved_to.load(Relaxed));
+    // Half of it is used: the other half is time for more.
+    if end / PAGE_BYTES + u64::from(reserved / 2) >= to {
+        reserve_soon(open, end, to);
+    }
+}
+
+/// Has pages reserved behind those that are, before they are needed.
+#[cold]
+fn reserve_soon(open: &Open, end: u64, first: u64) {
+    let d = open.description();
+    let call = Call::Reserve {
+        first,
+        pages: (d.reserved.load(Relaxed) * 2).min(RESERVE_MAX),
+        soon: true,
+    };
+    let mut to = NEVER;
+    // Behind an end that others have moved nothing is known of what is there.
+    if first >= end.div_ceil(PAGE_BYTES)
+        && let Ok(answer) = ask(open.fd, call)
+        && answer.status == 0
+        && answer.pages > 0
+    {
+        d.reserved.store(answer.pages, Relaxed);
+        to = first + u64::from(answer.pages);
+    }
+    d.reserved_to.store(to, Relaxed);
 }
 
 /// After a write beyond the end that found no page there: has some put there, when the writer goes on where it
 /// stopped the last time. True: it is worth another try.
 fn reserve(open: &Open, result: std::result::Result<(), Why>, at: u64, len: usize) -> bool {
-    use std::sync::atomic::Ordering::Relaxed;
     if !matches!(result, Err(Why::Absent | Why::Unbacked)) {
         return false;
     }
@@ -767,14 +795,21 @@ fn reserve(open: &Open, result: std::result::Result<(), Why>, at: u64, len: usiz
     let pages = (d.reserved.load(Relaxed) * 2)
         .clamp(RESERVE_MIN, RESERVE_MAX)
         .max(needed as u32);
-    let answer = ask(open.fd, Call::Reserve { first, pages });
-    match answer {
+    let call = Call::Reserve {
+        first,
+        pages,
+        soon: false,
+    };
+    match ask(open.fd, call) {
         Ok(answer) if answer.status == 0 && u64::from(answer.pages) >= needed => {
             d.reserved.store(pages, Relaxed);
+            d.reserved_to
+                .store(first + u64::from(answer.pages), Relaxed);
             true
         }
         _ => {
             d.reserved.store(0, Relaxed);
+            d.reserved_to.store(NEVER, Relaxed);
             d.reserve_pause.store(RESERVE_PAUSE, Relaxed);
             false
         }

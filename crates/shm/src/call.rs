@@ -10,6 +10,9 @@ pub const HANDOVER_BYTES: usize = 32;
 
 const HANDOVER_MAGIC: u64 = u64::from_ne_bytes(*b"JRCHhand");
 const NR_FAST: u32 = 1;
+/// Flags of a call.
+const WRITE: u32 = 1;
+const SOON: u32 = 2;
 
 /// What a descriptor's program asks by ioctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,8 @@ pub enum Call {
         first: u64,
         /// Number of pages.
         pages: u32,
+        /// The answer comes before it is done.
+        soon: bool,
     },
     /// The file is about to be mapped: no inline access any more, page cache coherent.
     Mapped,
@@ -95,9 +100,9 @@ impl Call {
     /// The ioctl's number and argument.
     pub fn encode(self) -> (u32, [u8; CALL_BYTES]) {
         let (n, flags, first, pages) = match self {
-            Call::Fast { write } => (NR_FAST, u32::from(write), 0, 0),
+            Call::Fast { write } => (NR_FAST, u32::from(write) * WRITE, 0, 0),
             Call::ReadAhead { first, pages } => (2, 0, first, pages),
-            Call::Reserve { first, pages } => (3, 0, first, pages),
+            Call::Reserve { first, pages, soon } => (3, u32::from(soon) * SOON, first, pages),
             Call::Mapped => (4, 0, 0, 0),
         };
         let mut bytes = [0; CALL_BYTES];
@@ -119,13 +124,17 @@ impl Call {
         if u32_at(bytes, 0) != PROTOCOL {
             return Err(Refusal::Version);
         }
-        let (first, pages) = (u64_at(bytes, 8), u32_at(bytes, 16));
+        let (flags, first, pages) = (u32_at(bytes, 4), u64_at(bytes, 8), u32_at(bytes, 16));
         Ok(Some(match n {
             NR_FAST => Call::Fast {
-                write: u32_at(bytes, 4) & 1 != 0,
+                write: flags & WRITE != 0,
             },
             2 => Call::ReadAhead { first, pages },
-            3 => Call::Reserve { first, pages },
+            3 => Call::Reserve {
+                first,
+                pages,
+                soon: flags & SOON != 0,
+            },
             _ => Call::Mapped,
         }))
     }
@@ -259,6 +268,12 @@ mod tests {
             Call::Reserve {
                 first: 1 << 33,
                 pages: 1024,
+                soon: false,
+            },
+            Call::Reserve {
+                first: 0,
+                pages: 1,
+                soon: true,
             },
             Call::Mapped,
         ] {

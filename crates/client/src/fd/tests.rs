@@ -106,7 +106,7 @@ impl Daemon {
             instance: self.instance,
             object,
         };
-        if let Call::Reserve { first, pages } = call {
+        if let Call::Reserve { first, pages, .. } = call {
             self.fill(object, first..first + u64::from(pages), 0);
             answer.pages = pages;
         }
@@ -138,7 +138,7 @@ impl Daemon {
     fn reserves(&self) -> Vec<(u64, u32)> {
         let calls = self.calls.lock().unwrap();
         let of = |call: &Call| match call {
-            Call::Reserve { first, pages } => Some((*first, *pages)),
+            Call::Reserve { first, pages, .. } => Some((*first, *pages)),
             _ => None,
         };
         calls.iter().filter_map(of).collect()

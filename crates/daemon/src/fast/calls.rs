@@ -1,9 +1,9 @@
 //! What a descriptor asks by ioctl.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
-use jericho_cache::{Intent, PAGES_PER_GET_MAX};
+use jericho_cache::{Intent, Object, PAGES_PER_GET_MAX, Place};
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Answer, Call, Refusal, SlotInfo};
 
@@ -12,6 +12,8 @@ use crate::mounted::Mounted;
 
 /// Pages promised ahead at once, and read ahead at once, at most: 8 MiB.
 const PAGES_MAX: u32 = 2048;
+/// Pages that are reserved before other work for the same thread has its turn.
+const RESERVE_STEP: u32 = 128;
 
 impl Mounted {
     /// Answers a call on an open file by a process of `uid`; `reply` may be called later, in another thread.
@@ -33,8 +35,12 @@ impl Mounted {
                 self.prefetch(handle, first, pages.min(PAGES_MAX));
                 reply(Answer::default());
             }
-            Call::Reserve { first, pages } => {
-                let pages = self.reserve(handle, first, pages.min(PAGES_MAX));
+            Call::Reserve { first, pages, soon } => {
+                let pages = pages.min(PAGES_MAX);
+                let pages = match soon {
+                    true => self.reserve_soon(handle, first, pages),
+                    false => self.reserve(handle, first, pages),
+                };
                 reply(pages.map_or_else(Answer::refused, |pages| Answer {
                     pages,
                     ..Answer::default()
@@ -105,22 +111,49 @@ impl Mounted {
         }
     }
 
-    /// Promises space for pages and puts zeroed ones into the cache where there are none. Gives how many, from
-    /// the first on.
-    fn reserve(
+    /// Has pages reserved by another thread, while the writer goes on with those that it has. Gives how many will be, if there
+    /// is room for them.
+    fn reserve_soon(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         first: u64,
         pages: u32,
     ) -> Result<u32, Refusal> {
+        let pages = pages.min(self.reserved_max());
+        if self.slice(handle.file.slice()).is_throttling() {
+            return Err(Refusal::Space);
+        }
+        self.reserve_step(Arc::downgrade(handle), first, pages);
+        Ok(pages)
+    }
+
+    /// A few of them, and then the next; in between others have their turn in that thread.
+    fn reserve_step(self: &Arc<Self>, handle: Weak<Handle>, first: u64, pages: u32) {
+        let weak = Arc::downgrade(self);
+        self.fast.later(move || {
+            let (Some(mounted), Some(open)) = (weak.upgrade(), handle.upgrade()) else {
+                return;
+            };
+            let step = pages.min(RESERVE_STEP);
+            if mounted.reserve(&open, first, step) == Ok(step) && pages > step {
+                mounted.reserve_step(handle, first + u64::from(step), pages - step);
+            }
+        });
+    }
+
+    /// Pages that a writer may have reserved at once: most of the cache stays for what has been written.
+    fn reserved_max(&self) -> u32 {
+        (self.frames_per_slice() / 16).max(1)
+    }
+
+    /// Promises space for pages and puts zeroed ones into the cache where there are none. Gives how many, from
+    /// the first on.
+    fn reserve(&self, handle: &Handle, first: u64, pages: u32) -> Result<u32, Refusal> {
         let (fast, file) = (&self.fast, &handle.file);
-        let granted = {
-            let grants = handle.grants.lock();
-            grants
-                .file
-                .clone()
-                .filter(|_| grants.write && !grants.mapped)
-        };
+        // Until all is done: what is promised after the handle was released, nobody would take back.
+        let grants = handle.grants.lock();
+        let granted = grants.file.as_ref();
+        let granted = granted.filter(|_| grants.write && !grants.mapped);
         let slot_file = granted.ok_or(Refusal::ReadOnly)?;
         let end_max = jericho_format::FILE_BYTES_MAX / PAGE_BYTES;
         if pages == 0 || first >= end_max {
@@ -132,8 +165,7 @@ impl Mounted {
             return Err(Refusal::Space);
         }
         let pages = (end_max - first).min(u64::from(pages)) as u32;
-        // Most of the cache stays for what has been written.
-        let pages = pages.min((self.frames_per_slice() / 16).max(1));
+        let pages = pages.min(self.reserved_max());
         // Before the slice is looked up: the file has another one after a move.
         let _writing = file.writing();
         let slice = self.slice(file.slice());
@@ -153,16 +185,21 @@ impl Mounted {
         while done < pages {
             let at = first + u64::from(done);
             // The page that the file ends in has bytes, which must be there; what is behind it has none.
-            let end = fast.slot(&slot_file).size().bytes().max(file.size());
+            let end = fast.slot(slot_file).size().bytes().max(file.size());
             let (count, intent) = if at * PAGE_BYTES < end {
                 (1, Intent::Modify)
             } else {
                 ((pages - done).min(PAGES_PER_GET_MAX), Intent::Overwrite)
             };
-            match slice.try_get(&object, at, count, intent) {
-                Ok(Some(mut grant)) => grant.offer(),
-                _ => break,
+            let Ok(Some(mut grant)) = slice.try_get(&object, at, count, intent) else {
+                break;
+            };
+            // Somebody else may have made the file longer since then, through the kernel, and the pages have left the cache.
+            // Now that they are held, what is known of them stays true.
+            if intent == Intent::Overwrite && !is_hole(&*object, at, count) {
+                break;
             }
+            grant.offer();
             done += count;
         }
         if done == 0 {
@@ -209,4 +246,11 @@ impl Mounted {
             reply(Answer::default());
         });
     }
+}
+
+/// Whether no page of a range has bytes on a device.
+fn is_hole(object: &dyn Object, first: u64, count: u32) -> bool {
+    let mut runs = Vec::new();
+    object.resolve(first, count, &mut runs).is_ok()
+        && runs.iter().all(|run| matches!(run.place, Place::Hole))
 }
