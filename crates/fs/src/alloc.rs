@@ -413,6 +413,12 @@ impl Allocator {
         self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
+    /// As `release_uncommitted`, but the space stays promised: undoes `allocate`.
+    pub fn unallocate(&self, blocks: Blocks) {
+        let freed = self.give_back(blocks, "allocation without data");
+        self.reserved.fetch_add(freed, Ordering::AcqRel);
+    }
+
     /// Gives blocks back whose removal has just become durable.
     pub fn release_committed(&self, blocks: Blocks) {
         let freed = self.give_back(blocks, "removed extent");

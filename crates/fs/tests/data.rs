@@ -468,6 +468,26 @@ fn a_file_is_moved_with_pages_behind_the_end_that_is_known() {
 }
 
 #[test]
+fn space_that_was_promised_follows_a_moved_file_and_comes_back() {
+    let mount = Mount::new(64 << 20);
+    let (ino, file) = mount.create("f");
+    let free = mount.free();
+    mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
+    // All of the promise gets blocks with the first pages that are written back.
+    mount.write(&file, 0, &pattern(8, 2 * PAGE as usize));
+    mount.fsync(&file);
+    for new in [1 - file.slice(), file.slice()] {
+        mount.fs().move_to(ino, new).unwrap();
+        assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(new, 2)]);
+    }
+    mount.write(&file, 2 * PAGE, &pattern(9, PAGE as usize));
+    mount.fsync(&file);
+    mount.fs().release_promises(&file).unwrap();
+    mount.commit();
+    assert_eq!(free - mount.free(), 3);
+}
+
+#[test]
 fn replacing_by_rename_leaves_the_old_or_the_new_contents() {
     for seed in 0..6 {
         let mut mount = Mount::new(64 << 20);

@@ -359,6 +359,23 @@ impl Map {
         result
     }
 
+    /// Takes blocks in other slices than `home` from pages that were placed with those before them and have not been written;
+    /// their promise stays. Nothing may be dirty, nor on its way to the device.
+    pub fn unplace(&mut self, home: SliceId, allocator: &Allocator) {
+        let ahead: Vec<_> = self.extents.from(0).collect();
+        for run in ahead {
+            if let State::Pending { to, was: Was::Hole } = run.state
+                && to.slice != home
+            {
+                self.extents.set(Run {
+                    state: State::Delalloc,
+                    ..run
+                });
+                allocator.unallocate(to.blocks(run.count));
+            }
+        }
+    }
+
     /// Gives data that is in another slice new blocks at home. Without room there it stays.
     fn relocate(
         &mut self,

@@ -241,6 +241,7 @@ impl Fs {
         }
         file.inode.meta.write().rec.slice = Some(slice);
         file.set_home(slice);
+        file.map.write().unplace(slice, &self.core.allocator);
         self.core.mark_dirty(&file.inode);
         match old {
             Some(old) => wait(|done| old.invalidate(file.ino(), 0..PAGES, done)),

@@ -20,7 +20,7 @@ use jericho_format::PAGE_BYTES;
 
 use super::Fs;
 use super::core::wait;
-use super::extents::State;
+use super::extents::{State, Was};
 use super::file::File;
 use super::times::now_ns;
 use crate::error::Result;
@@ -94,7 +94,14 @@ impl Fs {
         let promised: Vec<Range<u64>> = {
             let map = file.map.read();
             let runs = map.extents.from(end);
-            runs.filter(|run| matches!(run.state, State::Delalloc) && run.end() > end)
+            // Also when blocks were found for it, with those of pages before it.
+            let unwritten = |state| {
+                matches!(
+                    state,
+                    State::Delalloc | State::Pending { was: Was::Hole, .. }
+                )
+            };
+            runs.filter(|run| unwritten(run.state) && run.end() > end)
                 .map(|run| run.page.max(end)..run.end())
                 .collect()
         };
