@@ -331,10 +331,17 @@ impl Entry {
         fence(Ordering::Release);
     }
 
-    /// The slice makes a filled page visible. Release: pairs with `state`.
+    /// The slice takes an entry that a client has spoilt for a page that was filled long ago. Who holds the page gets whatever
+    /// its frame has.
+    pub fn restore(&self) {
+        self.mark(Flags::VALID);
+        self.unmark(Flags::FILL);
+    }
+
+    /// The slice makes a filled page visible. Release: pairs with `state`. That FILL is still there is not asserted: a client
+    /// that lies can have cleared it.
     pub fn publish(&self, flags: Flags) {
         let seen = State(self.state.load(Ordering::Relaxed));
-        debug_assert!(seen.has(Flags::FILL));
         self.state.store(
             seen.next(Flags::VALID.0 | flags.0, seen.frame()).0,
             Ordering::Release,

@@ -21,6 +21,9 @@ use crate::entry::{Entry, Key, State};
 /// Entries in a line.
 pub const WAYS: u32 = 4;
 const PAGE: usize = PAGE_BYTES as usize;
+/// More full lines than an entry passes on its way, as a third of all entries is free (some 240 in the largest table): what
+/// lies further from home was put there by a client that lies, and looking for it would take the whole table.
+const PASSED_MAX: u32 = 4096;
 /// Turns a reader or writer takes before it lets the holder of a latch run.
 const SPINS: u32 = 64;
 
@@ -358,8 +361,8 @@ impl SliceMemory {
     #[inline(never)]
     fn find_beyond(&self, home: u32, key: Key) -> Option<(Found, &Entry)> {
         let mut line = home;
-        // Bounded by the table: overflow counts read while they change can't send us round for ever.
-        for _ in 1..self.geometry.lines {
+        // Bounded: overflow counts read while they change, or that lie, can't send us round for ever.
+        for _ in 1..self.geometry.lines.min(PASSED_MAX) {
             if self.overflow(line).load(Ordering::Relaxed) == 0 {
                 return None;
             }
@@ -581,7 +584,7 @@ impl SliceMemory {
     /// always room, as the table has more entries than there are frames.
     pub fn insert(&self, key: Key, frame: u32, epoch: u8) -> u32 {
         let mut line = self.home_line(key);
-        for _ in 0..self.geometry.lines {
+        for _ in 0..self.geometry.lines.min(PASSED_MAX) {
             for way in 0..WAYS {
                 let index = line * WAYS + way;
                 if self.entry(index).key().is_none() {
@@ -599,6 +602,39 @@ impl SliceMemory {
         index
     }
 
+    /// Lines from `home` on to `line`.
+    fn passed(&self, home: u32, line: u32) -> u32 {
+        match line.checked_sub(home) {
+            Some(passed) => passed,
+            None => self.geometry.lines - home + line,
+        }
+    }
+
+    /// Puts the overflow counts right, as far as entries lie where a lookup may look for them. Gives the entries that do
+    /// not. Only the slice, under its lock.
+    pub fn recount(&self) -> Vec<u32> {
+        let mut counts = vec![0u16; self.geometry.lines as usize];
+        let mut astray = vec![];
+        for index in 0..self.geometry.entries() {
+            let Some(key) = self.entry(index).key() else {
+                continue;
+            };
+            let (mut at, line) = (self.home_line(key), index / WAYS);
+            if self.passed(at, line) >= PASSED_MAX {
+                astray.push(index);
+                continue;
+            }
+            while at != line {
+                counts[at as usize] = counts[at as usize].saturating_add(1);
+                at = self.next_line(at);
+            }
+        }
+        for (line, count) in counts.into_iter().enumerate() {
+            self.overflow(line as u32).store(count, Ordering::Relaxed);
+        }
+        astray
+    }
+
     /// Takes a page out if its state is still `seen`; then its frame is free. Only the slice, under its lock.
     pub fn remove(&self, index: u32, seen: State) -> bool {
         let entry = self.entry(index);
@@ -607,6 +643,9 @@ impl SliceMemory {
             return false;
         }
         let mut line = self.home_line(key);
+        if self.passed(line, index / WAYS) >= PASSED_MAX {
+            return true;
+        }
         while line != index / WAYS {
             self.overflow(line).fetch_sub(1, Ordering::Relaxed);
             line = self.next_line(line);
