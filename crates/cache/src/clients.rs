@@ -18,6 +18,8 @@ use crate::{OWNER_DAEMON, Slice};
 /// A latch that was held for this long is taken away: a copy of 4 KiB takes less than a microsecond, and the
 /// longest that a running program is kept from its CPU is far below it.
 const LATCH_MAX: Duration = Duration::from_secs(1);
+/// An owner of so many latches that were held for too long says so of pages that it does not write.
+const LATCHES_OF_A_LIAR: usize = 256;
 /// Entries looked at with the lock held once.
 const CHUNK: u32 = 2048;
 
@@ -34,7 +36,9 @@ impl State {
     /// Somebody wants a page that is latched. Takes the latch away if a client has held it for too long: true
     /// then. The page goes on in another frame, since the client may still write into the old one.
     pub fn want_latched(&mut self, shared: &Shared, index: u32, word: Word) -> bool {
-        if !word.has(Flags::LATCH) || word.owner() == OWNER_DAEMON {
+        // The daemon's own are no exception: a client can latch a page in its name, and a thread of the daemon whose latch is
+        // gone writes the page anew.
+        if !word.has(Flags::LATCH) {
             return false;
         }
         let now = Instant::now();
@@ -48,25 +52,62 @@ impl State {
         if !seen.0.is_same_holding(word) {
             *seen = (word, now);
         }
-        if now - seen.1 < LATCH_MAX || self.frames.free() == 0 {
+        if now - seen.1 < LATCH_MAX {
             return false;
+        }
+        if self.frames.free() == 0 {
+            return self.break_in_place(shared, index, word, now);
         }
         let frame = self.frames.take();
         let mut bytes = [0; PAGE_BYTES as usize];
-        let copied = shared
-            .memory
-            .copy_out(word.frame(), 0, &mut bytes)
-            .and_then(|()| shared.memory.copy_in(frame, 0, &bytes));
-        if copied.is_err() || !shared.memory.entry(index).break_latch(word, frame) {
+        // Zeros when there is no such frame: a client has spoilt the entry.
+        let copied = shared.memory.copy_out(word.frame(), 0, &mut bytes);
+        let filled = shared.memory.copy_in(frame, 0, &bytes);
+        if filled.is_err() || !shared.memory.entry(index).break_latch(word, frame) {
             self.frames.give(frame);
             return false;
         }
         self.latches.seen.remove(&index);
-        self.latches.quarantine.push((word.owner(), word.frame()));
+        // Who is no client has no copy that may still go on. Nor does the daemon: that was a lie, or the page is
+        // written anew by a thread that has not run for a second, which may spoil the frame's next page: the frame waits.
+        let known = shared.on_broken.get().is_some_and(|b| b(word.owner()));
+        if copied.is_err() {
+            return true;
+        }
+        if known || word.owner() == OWNER_DAEMON {
+            self.latches.quarantine.push((word.owner(), word.frame()));
+        } else {
+            self.give_frame(word.frame());
+        }
+        true
+    }
+
+    /// Without a frame to go on in, for an owner that holds more latches than programs have threads that run: it does not
+    /// copy into all of these frames.
+    fn break_in_place(&mut self, shared: &Shared, index: u32, word: Word, now: Instant) -> bool {
+        let held = self.latches.seen.values();
+        let held = held
+            .filter(|(seen, since)| seen.owner() == word.owner() && now - *since >= LATCH_MAX)
+            .count();
+        if held < LATCHES_OF_A_LIAR || !shared.memory.entry(index).break_latch(word, word.frame()) {
+            return false;
+        }
         if let Some(broken) = shared.on_broken.get() {
             broken(word.owner());
         }
         true
+    }
+
+    /// Frames of which nobody knows whether a client still copies into them.
+    pub fn quarantined(&self) -> impl Iterator<Item = u32> {
+        self.latches.quarantine.iter().map(|(_, frame)| *frame)
+    }
+
+    /// Ends the quarantine after a latch that was the daemon's, or said so.
+    pub fn end_own_quarantine(&mut self) {
+        self.latches
+            .quarantine
+            .retain(|(owner, _)| *owner != OWNER_DAEMON);
     }
 }
 
@@ -77,9 +118,9 @@ impl Slice {
         let _ = self.shared.announcer.set(announcer);
     }
 
-    /// `broken` hears of clients whose latch was taken away. Called with the slice's lock held: it must not
-    /// call the slice. Set once.
-    pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) + Send + Sync>) {
+    /// `broken` hears of owners whose latch was taken away, and tells whether there is such a client. Called with the slice's
+    /// lock held: it must not call the slice. Set once.
+    pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) -> bool + Send + Sync>) {
         let _ = self.shared.on_broken.set(broken);
     }
 
@@ -166,7 +207,7 @@ impl Slice {
         let quarantine = std::mem::take(&mut state.latches.quarantine);
         for (holder, frame) in quarantine {
             if holder == owner {
-                state.frames.give(frame);
+                state.give_frame(frame);
             } else {
                 state.latches.quarantine.push((holder, frame));
             }
@@ -227,20 +268,22 @@ impl Shared {
 
     /// When the index knows of no dirty page, nothing is on its way and nobody is writing, the count of dirty
     /// pages is none: what clients announced twice or not at all is put right.
-    pub fn put_count_right(&self, state: &State) {
+    /// True when it was not.
+    pub fn put_count_right(&self, state: &State) -> bool {
         let count = self.dirty_pages.load(Relaxed);
-        if count > 0
-            && state.dirty.is_empty()
+        let nothing = state.dirty.is_empty()
             && state.writing.is_empty()
             && state.chosen.is_empty()
             && state.pins.is_empty()
-            && self.announced.is_empty()
-        {
-            // Fails when somebody counts at this moment.
-            let _ = self
-                .dirty_pages
-                .compare_exchange(count, 0, Relaxed, Relaxed);
-            self.memory.set_throttled(false);
+            && self.announced.is_empty();
+        if count == 0 || !nothing {
+            return false;
         }
+        // Fails when somebody counts at this moment.
+        let _ = self
+            .dirty_pages
+            .compare_exchange(count, 0, Relaxed, Relaxed);
+        self.memory.set_throttled(false);
+        true
     }
 }

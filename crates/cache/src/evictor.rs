@@ -442,7 +442,15 @@ impl Evictor {
         }
         // Only now: until the object knows, or the pages are in the index again, `first_dirty` must find
         // them here.
-        let write = shared.lock().writing.remove(&completion.tag);
+        let write = {
+            let mut state = shared.lock();
+            for part in parts.iter() {
+                for index in &part.entries {
+                    state.on_the_way.remove(index);
+                }
+            }
+            state.writing.remove(&completion.tag)
+        };
         for sync in write.into_iter().flat_map(|w| w.syncs) {
             self.sync_step(sync, error.clone());
         }
@@ -464,6 +472,7 @@ impl Evictor {
         for index in &part.entries {
             let before = shared.memory.entry(*index).mark(Flags::DIRTY);
             shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
+            state.on_the_way.remove(index);
             if before.has(Flags::DIRTY) {
                 shared.cleaned(1); // counted twice: as in flight and as dirty again
             }
@@ -481,7 +490,15 @@ impl Evictor {
         let short = {
             let mut state = shared.lock();
             state.drain_announced(&shared);
-            shared.put_count_right(&state);
+            if shared.put_count_right(&state) && !state.throttled.is_empty() {
+                // Nothing is on its way whose end would let them go on.
+                let mut after = After::default();
+                state.retry_waiting(&shared, &mut after);
+                after.wake_evictor = false;
+                drop(state);
+                run(&shared, after);
+                state = shared.lock();
+            }
             let short = state.frames.free() < shared.limits.free_low || !state.stalled.is_empty();
             if !state.invalidations.is_empty() {
                 let mut after = After::default();
@@ -493,6 +510,7 @@ impl Evictor {
             short
         };
         let starved = short && !self.evict();
+        shared.repair_if_needed(starved);
         let skipped = self.write_back(starved);
         let state = shared.lock();
         if !state.invalidations.is_empty() {
@@ -502,6 +520,9 @@ impl Evictor {
         // or on their way. What ends that wakes us, except for a latch.
         if (starved || skipped) && state.writing.is_empty() {
             return Some(Duration::from_millis(1));
+        }
+        if state.damage.is_suspected() {
+            return Some(Duration::from_millis(250));
         }
         (shared.dirty() > 0 || !shared.announced.is_empty()).then_some(Duration::from_millis(500))
     }
@@ -650,6 +671,10 @@ fn choose(
                 continue 'page;
             }
             if found.state.any(Flags::LATCH.with(Flags::WRITE_BACK)) {
+                if !found.state.has(Flags::LATCH) && !state.on_the_way.contains(&found.index) {
+                    // A client says so. Skipped this time, since it may say so again at once.
+                    shared.memory.entry(found.index).unmark(Flags::WRITE_BACK);
+                }
                 if state.want_latched(shared, found.index, found.state) {
                     continue;
                 }
@@ -659,6 +684,7 @@ fn choose(
             let entry = shared.memory.entry(found.index);
             if entry.try_mark(found.state, Flags::WRITE_BACK, Flags::DIRTY) {
                 state.dirty.remove(id, page);
+                state.on_the_way.insert(found.index);
                 pages.push((page, found.index, found.state.frame()));
                 state.chosen.push((id, page));
                 continue 'page;

@@ -37,16 +37,29 @@ impl Frames {
         self.cursor as u32 * 64 + bit
     }
 
+    /// All but the `used` ones are free, whatever was said of them before.
+    pub fn rebuild(&mut self, frames: u32, used: impl IntoIterator<Item = u32>) {
+        *self = Frames::new(frames);
+        for frame in used {
+            let (word, bit) = (frame as usize / 64, 1 << (frame % 64));
+            if self.words[word] & bit != 0 {
+                self.words[word] &= !bit;
+                self.free -= 1;
+            }
+        }
+    }
+
     /// Takes a frame back. One that is none, or free already, comes from a table that a client has spoilt:
-    /// it is left as it is.
-    pub fn give(&mut self, frame: u32) {
+    /// it is left as it is; false then.
+    pub fn give(&mut self, frame: u32) -> bool {
         let bit = 1 << (frame % 64);
         match self.words.get_mut(frame as usize / 64) {
             Some(word) if *word & bit == 0 => {
                 *word |= bit;
                 self.free += 1;
+                true
             }
-            _ => tracing::error!(frame, "a page table in shared memory was damaged"),
+            _ => false,
         }
     }
 }

@@ -110,7 +110,13 @@ fn enter(
             }
             Some(found) => {
                 if !found.state.has(Flags::VALID) {
-                    clashes.push(found.index);
+                    if state.filling.contains_key(&found.index) {
+                        clashes.push(found.index);
+                    } else if state.expel_unfilled(shared, found) {
+                        missing.push(entries.len());
+                        entries.push(ABSENT);
+                        continue;
+                    }
                 }
                 entries.push(found.index);
             }
@@ -390,8 +396,9 @@ pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) 
 fn drop_fill(state: &mut State, shared: &Arc<Shared>, index: u32, after: &mut After) {
     let entry = shared.memory.entry(index);
     let word = entry.state();
-    if word.has(Flags::FILL) {
-        state.remove(shared, index, word);
+    if word.has(Flags::FILL) && shared.memory.remove(index, word) {
+        let frame = state.filling.remove(&index);
+        state.give_frame(frame.unwrap_or(word.frame()));
     }
     state.fill_ended(shared, index, after);
 }
@@ -541,7 +548,7 @@ impl Grant {
                 out.fill(0);
                 return;
             }
-            self.shared.wait_for_latch(self.entry(page));
+            self.shared.wait_for_latch(key);
         }
     }
 
@@ -552,15 +559,9 @@ impl Grant {
         let index = self.entry(page);
         let entry = memory.entry(index);
         let word = entry.state();
-        if word.has(Flags::FILL) {
-            assert_eq!(
-                data.len() as u64,
-                PAGE_BYTES,
-                "a new page must be written as a whole"
-            );
-            memory
-                .copy_in(word.frame(), 0, data)
-                .expect("the slice's own frame is in range");
+        // Otherwise a client has spoilt the entry of a page that has its bytes, or the frame's number.
+        let is_new = data.len() as u64 == PAGE_BYTES;
+        if word.has(Flags::FILL) && is_new && memory.copy_in(word.frame(), 0, data).is_ok() {
             entry.publish(Flags::DIRTY.with(Flags::BACKED));
             self.dirtied.push(page);
             self.shared.dirtied(1);
@@ -576,9 +577,12 @@ impl Grant {
                     return;
                 }
                 Ok(false) => return,
-                Err(Miss::Busy | Miss::Broken | Miss::Changed) => self.shared.wait_for_latch(index),
+                Err(Miss::Busy | Miss::Broken | Miss::Changed) => self.shared.wait_for_latch(key),
                 Err(Miss::Unbacked) => {
-                    entry.mark(Flags::BACKED);
+                    // Not always `entry`: a client may have made a second one of the page.
+                    if let Some(found) = memory.lookup(key) {
+                        memory.entry(found.index).mark(Flags::BACKED);
+                    }
                 }
                 // As in `read`.
                 Err(Miss::Absent) => return,
@@ -594,7 +598,8 @@ impl Grant {
             let entry = memory.entry(*index);
             let word = entry.state();
             if word.has(Flags::FILL) {
-                memory.zero(word.frame());
+                // No such frame: a client has spoilt the entry.
+                let _ = memory.copy_in(word.frame(), 0, &[0; PAGE_BYTES as usize]);
                 entry.publish(Flags::BACKED);
             } else {
                 entry.mark(Flags::BACKED);
@@ -624,7 +629,7 @@ impl Drop for Grant {
             if word.has(Flags::FILL) {
                 // Never written: the writer gave up.
                 drop_fill(&mut state, &shared, *index, &mut after);
-            } else if !state.clashed.is_empty() {
+            } else {
                 state.fill_ended(&shared, *index, &mut after);
             }
         }
@@ -638,9 +643,11 @@ impl Drop for Grant {
 
 impl Shared {
     /// Somebody holds a pinned page's latch for longer than one can spin.
-    fn wait_for_latch(&self, index: u32) {
-        let word = self.memory.entry(index).state();
-        if !self.lock().want_latched(self, index, word) {
+    fn wait_for_latch(&self, key: Key) {
+        let Some(found) = self.memory.lookup(key) else {
+            return;
+        };
+        if !self.lock().want_latched(self, found.index, found.state) {
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
     }

@@ -89,8 +89,10 @@ fn drop_page(state: &mut State, shared: &Arc<Shared>, object: u64, page: u64) ->
     let Some(found) = shared.memory.lookup(key) else {
         return true;
     };
-    let busy = Flags::FILL.with(Flags::WRITE_BACK).with(Flags::LATCH);
-    if found.state.any(busy) || state.pins.contains_key(&found.index) {
+    // Of FILL and WRITE_BACK the table's word is not taken: who waited for a lie would wait for ever.
+    let on_its_way =
+        state.filling.contains_key(&found.index) || state.on_the_way.contains(&found.index);
+    if on_its_way || found.state.has(Flags::LATCH) || state.pins.contains_key(&found.index) {
         state.want_latched(shared, found.index, found.state);
         return false;
     }

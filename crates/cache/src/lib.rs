@@ -11,6 +11,7 @@ mod frames;
 mod get;
 mod invalidate;
 mod object;
+mod repair;
 mod slice;
 mod state;
 

@@ -5,7 +5,7 @@
 //! waits while it holds the lock; object calls that may be slow and callbacks are made without it,
 //! from an `After` that the locked part has filled.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -23,6 +23,7 @@ use crate::frames::Frames;
 use crate::get::{Fill, GetDone, Grant, Pending, Reading};
 use crate::invalidate::Invalidation;
 use crate::object::{Error, Object};
+use crate::repair::Damage;
 use crate::{Done, Limits};
 
 pub(crate) struct Shared {
@@ -43,7 +44,7 @@ pub(crate) struct Shared {
     pub closing: AtomicBool,
     /// See `Slice::set_announcer` and `set_on_broken`.
     pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    pub on_broken: OnceLock<Box<dyn Fn(u16) + Send + Sync>>,
+    pub on_broken: OnceLock<Box<dyn Fn(u16) -> bool + Send + Sync>>,
     pub counts: Counts,
 }
 
@@ -57,6 +58,10 @@ pub(crate) struct State {
     pub frames: Frames,
     /// Entries that may not be removed, and by how many Gets they are held.
     pub pins: HashMap<u32, u32>,
+    /// Entries that are being filled, and their frames: what the table says of that may be a lie.
+    pub filling: HashMap<u32, u32>,
+    /// Entries whose pages are on their way to the device, or chosen for that: likewise.
+    pub on_the_way: HashSet<u32>,
     pub dirty: DirtyIndex,
     pub pending: HashMap<u64, Pending>,
     /// Gets that wait for an entry's fill to end.
@@ -71,6 +76,7 @@ pub(crate) struct State {
     /// Writers that wait until there are fewer dirty pages.
     pub throttled: VecDeque<Box<dyn FnOnce() + Send>>,
     pub latches: Latches,
+    pub damage: Damage,
     pub next_id: u64,
     pub filled_in_epoch: u32,
 }
@@ -90,6 +96,8 @@ impl State {
         State {
             frames: Frames::new(frames),
             pins: HashMap::new(),
+            filling: HashMap::new(),
+            on_the_way: HashSet::new(),
             dirty: DirtyIndex::default(),
             pending: HashMap::new(),
             clashed: HashMap::new(),
@@ -100,6 +108,7 @@ impl State {
             invalidations: Vec::new(),
             throttled: VecDeque::new(),
             latches: Latches::default(),
+            damage: Damage::default(),
             next_id: 1,
             filled_in_epoch: 0,
         }
@@ -152,6 +161,7 @@ impl State {
         let frame = self.frames.take();
         let index = shared.memory.insert(key, frame, shared.epoch());
         self.pin(index);
+        self.filling.insert(index, frame);
         self.filled_in_epoch += 1;
         if self.filled_in_epoch >= shared.limits.frames / 16 {
             self.filled_in_epoch = 0;
@@ -164,13 +174,21 @@ impl State {
     pub fn remove(&mut self, shared: &Shared, index: u32, seen: Word) -> bool {
         let removed = shared.memory.remove(index, seen);
         if removed {
-            self.frames.give(seen.frame());
+            self.give_frame(seen.frame());
         }
         removed
     }
 
+    /// Takes a frame back. That two pages had it, or that there is none such, says that the table is spoilt.
+    pub fn give_frame(&mut self, frame: u32) {
+        if !self.frames.give(frame) {
+            self.damage.suspect(true);
+        }
+    }
+
     /// The fill of an entry has ended: whoever waited for it is one step further.
     pub fn fill_ended(&mut self, shared: &Arc<Shared>, index: u32, after: &mut After) {
+        self.filling.remove(&index);
         for id in self.clashed.remove(&index).unwrap_or_default() {
             crate::get::step(self, shared, id, None, after);
         }

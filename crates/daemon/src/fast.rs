@@ -155,16 +155,14 @@ impl Mounted {
             }));
             let weak = Arc::downgrade(self);
             slice.set_on_broken(Box::new(move |owner| {
-                if let Some(mounted) = weak.upgrade() {
-                    mounted.fast.cut_off(owner);
-                    // It may never say that the page is dirty.
-                    let weak = Arc::downgrade(&mounted);
-                    mounted.fast.later(move || {
-                        if let Some(mounted) = weak.upgrade() {
-                            mounted.fast.adopt_dirty();
-                        }
-                    });
-                }
+                let Some(mounted) = weak.upgrade() else {
+                    return false;
+                };
+                let known = mounted.fast.cut_off(owner);
+                // It may never say that the page is dirty.
+                mounted.fast.lost.store(true, Ordering::SeqCst);
+                mounted.fast.slots.ring();
+                known
             }));
         }
         let (sender, jobs) = channel::<Job>();

@@ -187,15 +187,20 @@ impl Fast {
         tracing::debug!(pid = client.peer.pid, owner, "a client has ended");
     }
 
-    /// A client that held a latch for too long.
-    pub fn cut_off(&self, owner: u16) {
-        if let Some(client) = self.clients.lock().by_owner.get(&owner) {
+    /// A client that held a latch for too long. False: no such client.
+    pub fn cut_off(&self, owner: u16) -> bool {
+        let clients = self.clients.lock();
+        let Some(client) = clients.by_owner.get(&owner) else {
+            return false;
+        };
+        if !client.area.is_cut_off() {
             client.area.cut_off();
             tracing::warn!(
                 pid = client.peer.pid,
                 "a program held a page for too long; it goes through the kernel from now on"
             );
         }
+        true
     }
 
     /// Whether a process is on the fast path.
