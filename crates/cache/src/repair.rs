@@ -15,6 +15,8 @@ use crate::state::{Shared, State};
 
 /// Suspicions are looked at so long after they arose. A writer announces a page that it made dirty within it.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// After a look that found nothing, while frames are wanted still: a device that fails has the same effect.
+const PATIENCE_IN_VAIN: Duration = Duration::from_secs(30);
 
 /// What speaks for a spoilt table.
 #[derive(Default)]
@@ -22,6 +24,8 @@ pub(crate) struct Damage {
     since: Option<Instant>,
     /// It is no mere lack of frames.
     certain: bool,
+    /// The last look found nothing.
+    in_vain: bool,
     /// Pages that are dirty without being in the index, as of the last look.
     unknown: HashMap<u32, Word>,
 }
@@ -29,6 +33,14 @@ pub(crate) struct Damage {
 impl Damage {
     pub fn is_suspected(&self) -> bool {
         self.since.is_some()
+    }
+
+    fn is_due(&self) -> bool {
+        let patience = match self.in_vain && !self.certain {
+            true => PATIENCE_IN_VAIN,
+            false => PATIENCE,
+        };
+        self.since.is_some_and(|since| since.elapsed() >= patience)
     }
 
     pub fn suspect(&mut self, certain: bool) {
@@ -149,11 +161,9 @@ impl Shared {
                 state.damage.suspect(false);
             } else if !state.damage.certain {
                 state.damage.since = None;
+                state.damage.in_vain = false;
             }
-            state
-                .damage
-                .since
-                .is_some_and(|since| since.elapsed() >= PATIENCE)
+            state.damage.is_due()
         };
         if !due || self.closing.load(Relaxed) {
             return;
@@ -170,6 +180,7 @@ impl Shared {
         let again = expelled + frames > 0 || !state.damage.unknown.is_empty();
         state.damage.since = (again || starved).then(Instant::now);
         state.damage.certain = again;
+        state.damage.in_vain = !again;
         drop(state);
         if expelled + frames > 0 {
             tracing::warn!(
