@@ -6,7 +6,7 @@ use crate::fio::verify;
 use crate::volume::Volume;
 
 /// CPU time that a process has used, in clock ticks (10 ms each).
-fn cpu_ticks(pid: u64) -> u64 {
+pub fn cpu_ticks(pid: u64) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon runs");
     // The name in parentheses may hold spaces; utime and stime are the 14th and 15th field of all.
     let (_, after_name) = stat

@@ -12,6 +12,7 @@ mod direct;
 mod fio;
 mod full;
 mod git;
+mod hostile;
 mod idle;
 mod instructions;
 mod killed;

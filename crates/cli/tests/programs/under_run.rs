@@ -12,6 +12,7 @@ fn every_program_has_the_same_result_under_run() {
         "threads::",
         "same::",
         "killed::",
+        "hostile::",
         "instructions::",
         "calls::",
     ]);

@@ -75,9 +75,16 @@ impl Volume {
                 .arg("mount")
                 .arg(self.file())
                 .arg(self.mnt())
-                .args(["--cache", self.cache, "--topology", "virtual:2"]),
+                .args(["--cache", self.cache, "--topology", "virtual:2"])
+                .arg("--log")
+                .arg(self.outside("log")),
         );
         self.dir.is_mounted_now();
+    }
+
+    /// What its daemons have said so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.outside("log")).expect("the log")
     }
 
     /// Unmounts it; everything is on the device afterwards.

@@ -1,0 +1,336 @@
+//! A client that lies: a program that got a volume's segments writes nonsense over all that it may write.
+//!
+//! It spoils what the volume has in its cache, which it could have done with the volume's file, too. But the daemon lives on, and
+//! every request of other programs ends: with an error if need be. Metadata stays sound, and another volume notices nothing.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::again;
+use crate::idle::cpu_ticks;
+use crate::program::{outcome, succeed, within_limit};
+use crate::volume::{Volume, jericho};
+
+const SOURCE: &str = include_str!("hostile.c");
+/// How long it lies, unless JERICHO_HOSTILE_MS says otherwise.
+const LIES_MS: u64 = 4000;
+/// How long programs go on afterwards.
+const AFTERWARDS: Duration = Duration::from_secs(2);
+/// A request takes no longer. A page that is latched costs whoever wants it a second.
+const REQUEST_MAX: Duration = Duration::from_secs(8);
+/// Nor does the end of a program or of the daemon.
+const END_MAX: Duration = Duration::from_secs(15);
+const ROLE: &str = "JERICHO_TEST_HOSTILE_ROLE";
+const FILES: usize = 4;
+const FILE_BYTES: usize = 1 << 20;
+
+/// Numbers that follow from a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (n ^ (n >> 31)) % limit
+    }
+}
+
+fn from_environment(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
+}
+
+/// One request of the program below, with whatever result, and its name.
+fn request(random: &mut Random, dir: &Path, files: &mut [File]) -> &'static str {
+    let file = &files[random.below(FILES as u64) as usize];
+    let at = random.below(FILE_BYTES as u64);
+    let mut bytes = vec![1; 1 + random.below(9000) as usize];
+    // What they answer is not asked: the cache may be spoilt. That they answer is.
+    match random.below(20) {
+        0..8 => {
+            let _ = file.read_at(&mut bytes, at);
+            "read"
+        }
+        8..14 => {
+            let _ = file.write_at(&bytes, at);
+            "write"
+        }
+        14 => {
+            let _ = file.sync_data();
+            "fdatasync"
+        }
+        15 => {
+            let _ = file.sync_all();
+            "fsync"
+        }
+        16 => {
+            let _ = file.set_len(at);
+            "ftruncate"
+        }
+        17 => {
+            let _ = file.metadata();
+            "fstat"
+        }
+        18 => {
+            let name = dir.join("replaced");
+            let _ = std::fs::write(&name, &bytes);
+            let _ = std::fs::read(&name);
+            let _ = std::fs::remove_file(&name);
+            "create, write, read and unlink"
+        }
+        _ => {
+            let number = random.below(FILES as u64) as usize;
+            if let Ok(opened) = open(dir, number) {
+                files[number] = opened;
+            }
+            "open and close"
+        }
+    }
+}
+
+fn open(dir: &Path, number: usize) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    options.open(dir.join(format!("file{number}")))
+}
+
+/// The ordinary program of the test below.
+#[test]
+#[ignore = "a part of the test here, which starts it as a process of its own"]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let parts: Vec<&str> = role.split('\t').collect();
+    let [seed, dir, stop] = parts[..] else {
+        panic!("{role}");
+    };
+    let (dir, stop) = (Path::new(dir), Path::new(stop));
+    let mut random = Random(seed.parse().expect("a seed"));
+    let files: std::io::Result<Vec<File>> = (0..FILES).map(|number| open(dir, number)).collect();
+    let mut files = files.expect("files");
+    let (mut count, mut longest, mut what) = (0, Duration::ZERO, "");
+    while !stop.exists() {
+        let begun = Instant::now();
+        let name = request(&mut random, dir, &mut files);
+        count += 1;
+        if begun.elapsed() > longest {
+            (longest, what) = (begun.elapsed(), name);
+        }
+    }
+    println!(
+        "\n{count} requests, longest {} ms: {what}",
+        longest.as_millis()
+    );
+    assert!(longest < REQUEST_MAX, "{what} took {longest:?}");
+}
+
+/// A child that ends with the test.
+struct Started {
+    child: Child,
+    who: &'static str,
+}
+
+impl Started {
+    fn of(who: &'static str, command: &mut Command) -> Started {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        Started {
+            child: child.expect("the program starts"),
+            who,
+        }
+    }
+
+    fn ordinary(
+        who: &'static str,
+        mut command: Command,
+        seed: u64,
+        dir: &Path,
+        stop: &Path,
+    ) -> Started {
+        let role = format!("{seed}\t{}\t{}", dir.display(), stop.display());
+        command
+            .args(["hostile::role", "--exact", "--ignored", "--nocapture"])
+            .env(ROLE, role);
+        Started::of(who, &mut command)
+    }
+
+    /// What it said; panics unless it succeeds in time.
+    fn end(&mut self) -> String {
+        let deadline = Instant::now() + END_MAX;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "{} hangs", self.who);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let pipes = [
+            self.child.stdout.take().map(std::io::read_to_string),
+            self.child.stderr.take().map(std::io::read_to_string),
+        ];
+        let said: String = pipes.into_iter().flatten().flatten().collect();
+        assert!(status.success(), "{}: {status}\n{said}", self.who);
+        said
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // It may hang in a request: it is not waited for.
+        let _ = self.child.kill();
+    }
+}
+
+/// Runs it; panics unless it ends in time.
+fn in_time(command: &mut Command) -> std::process::Output {
+    let begun = Instant::now();
+    let output = outcome(command);
+    let took = begun.elapsed();
+    assert!(took < END_MAX, "{command:?} took {took:?}");
+    output
+}
+
+fn compiled(volume: &Volume) -> PathBuf {
+    let (source, program) = (volume.outside("hostile.c"), volume.outside("hostile"));
+    std::fs::write(&source, SOURCE).expect("write");
+    let mut compiler = within_limit("cc");
+    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
+    succeed(compiler.args([&program, &source]));
+    program
+}
+
+#[test]
+fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seed = from_environment("JERICHO_SEED")
+        .unwrap_or_else(|| now.map_or(1, |now| now.as_nanos() as u64));
+    // Shown when the test fails. Who meets which lie depends on the machine, too.
+    println!("JERICHO_SEED={seed}");
+    let mut random = Random(seed);
+    let volume = Volume::mounted("512M", 2, "8M");
+    let other = Volume::mounted("256M", 1, "8M");
+    let kept: Vec<u8> = (0..FILE_BYTES).map(|at| (at * 7 / 5) as u8).collect();
+    let elsewhere = File::create(other.at("kept")).expect("create");
+    elsewhere.write_all_at(&kept, 0).expect("write");
+    elsewhere.sync_all().expect("fsync");
+    drop(elsewhere);
+
+    let program = compiled(&volume);
+    let (stop, dirs) = (
+        volume.outside("stop"),
+        ["a", "b", "c"].map(|dir| volume.make_dir(dir)),
+    );
+    let mut hostile = Command::new(&program);
+    hostile.arg(seed.to_string());
+    for dir in &dirs {
+        for number in 0..FILES {
+            let file = open(dir, number).expect("create");
+            file.write_all_at(&kept, 0).expect("write");
+            hostile.arg(dir.join(format!("file{number}")));
+        }
+    }
+    let me = || std::env::current_exe().expect("this program has a path");
+    let inline = || {
+        let [jericho, run, dashes] = again::run_prefix();
+        let mut command = Command::new(jericho);
+        command.args([run, dashes]).arg(me());
+        command
+    };
+    let mut programs = [
+        Started::ordinary(
+            "who goes through the kernel",
+            Command::new(me()),
+            random.below(1 << 40),
+            &dirs[0],
+            &stop,
+        ),
+        Started::ordinary(
+            "another that does",
+            Command::new(me()),
+            random.below(1 << 40),
+            &dirs[1],
+            &stop,
+        ),
+        Started::ordinary(
+            "who goes inline",
+            inline(),
+            random.below(1 << 40),
+            &dirs[2],
+            &stop,
+        ),
+    ];
+    let mut hostile = Started::of("who lies", &mut hostile);
+    let mut said = String::new();
+    let pipe = hostile.child.stdout.as_mut().expect("a pipe");
+    BufReader::new(pipe).read_line(&mut said).expect("a line");
+    if said != "ready\n" {
+        panic!("it does not get the segments: {}", hostile.end());
+    }
+
+    let lies = Duration::from_millis(from_environment("JERICHO_HOSTILE_MS").unwrap_or(LIES_MS));
+    let until = Instant::now() + lies;
+    while Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(200));
+        let stat = in_time(jericho().arg("stat").arg(volume.mnt()).arg("--json"));
+        assert!(stat.status.success(), "stat: {stat:?}\n{}", volume.log());
+        let _ = in_time(jericho().arg("where").arg(dirs[0].join("file0")));
+    }
+    assert!(
+        hostile.child.try_wait().expect("wait").is_none(),
+        "it should lie until it is killed: {}",
+        hostile.end()
+    );
+    hostile.child.kill().expect("kill");
+    hostile.child.wait().expect("wait");
+
+    std::thread::sleep(AFTERWARDS);
+    std::fs::write(&stop, "").expect("write");
+    for program in &mut programs {
+        let said = program.end();
+        println!("{}: {said}", program.who);
+    }
+    // Once nobody asks for anything, nothing is done. What is dirty is written back by the sync.
+    let pid = volume.daemon_pid();
+    let _ = in_time(within_limit("sync").arg("-f").arg(volume.mnt()));
+    let used = (0..4).find_map(|_| {
+        let before = cpu_ticks(pid);
+        std::thread::sleep(Duration::from_secs(1));
+        let used = cpu_ticks(pid) - before;
+        (used <= 10).then_some(used)
+    });
+    assert!(
+        used.is_some(),
+        "the daemon works on for nobody\n{}",
+        volume.log()
+    );
+    // It can be used on, whatever is in its cache.
+    let new = dirs[0].join("new");
+    let _ = in_time(within_limit("cp").args([&program, &new]));
+    let _ = in_time(within_limit("cmp").args([&program, &new]));
+
+    let umount = in_time(jericho().arg("umount").arg(volume.mnt()));
+    let log = volume.log();
+    assert!(!log.contains("panicked"), "{log}");
+    println!("umount: {}", umount.status);
+    assert!(umount.status.success(), "{umount:?}\n{log}");
+    volume.check();
+    volume.mount();
+    std::fs::write(&new, &kept).expect("a new file");
+    volume.remount();
+    assert!(std::fs::read(&new).expect("read") == kept);
+    volume.finish();
+
+    assert!(std::fs::read(other.at("kept")).expect("read") == kept);
+    other.remount();
+    assert!(std::fs::read(other.at("kept")).expect("read") == kept);
+    other.finish();
+}
