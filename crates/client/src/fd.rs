@@ -1041,8 +1041,31 @@ pub fn prepare() {
 }
 
 /// Keeps other threads from attaching while this one forks: the child would have no thread to end what they began.
-pub fn before_fork() -> impl Drop {
-    session::keep_others_from_attaching()
+pub fn before_fork() -> Forking {
+    Forking {
+        may_attach: session::may_attach(),
+        _alone: session::keep_others_from_attaching(),
+    }
+}
+
+/// A fork that is being made.
+pub struct Forking {
+    may_attach: bool,
+    _alone: session::Alone,
+}
+
+impl Forking {
+    /// In the child.
+    pub fn in_child(&self) {
+        if self.may_attach {
+            session::allow_attaching();
+        }
+    }
+}
+
+/// Before a child is made in any other way than by the C library's fork: all that it reads and writes goes through the kernel.
+pub fn before_bare_fork() {
+    session::before_bare_fork();
 }
 
 /// Before fork(2), exec and posix_spawn: all offsets go to the kernel.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jericho_format::threads::ThreadPolicy;
@@ -36,6 +36,11 @@ static MARK: OnceLock<ForkMark> = OnceLock::new();
 const FIRST: usize = 0;
 /// Word of the mark: somebody attaches. There, so that a child never waits for a thread that it doesn't have.
 const ATTACHING: usize = 1;
+/// Word of the mark: not zero where this process may attach though `BARE` is set.
+const MAY_ATTACH: usize = 2;
+/// A child was made, by this process or one before it, and not by the C library's fork. Locks of the C library that other threads
+/// had then are never opened in that child, those of malloc among them, and who attaches needs memory.
+static BARE: AtomicBool = AtomicBool::new(false);
 
 /// The segments of a volume's daemon, as this process has them.
 #[derive(Debug)]
@@ -159,6 +164,9 @@ pub fn attach(instance: u64, write: bool) -> io::Result<&'static Session> {
     if let Some(session) = find(instance, write) {
         return Ok(session);
     }
+    if !may_attach() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
     let mark = mark()?;
     let attaching = mark.word(ATTACHING);
     let mut polls = 0;
@@ -182,6 +190,27 @@ impl Drop for Alone {
         if let Some(attaching) = self.0 {
             attaching.store(0, Ordering::Release);
         }
+    }
+}
+
+/// Whether this process may attach: not as the child of a bare fork, nor as a child of such a child.
+pub fn may_attach() -> bool {
+    let allowed = |mark: &ForkMark| mark.word(MAY_ATTACH).load(Ordering::Acquire) != 0;
+    !BARE.load(Ordering::Acquire) || MARK.get().is_some_and(allowed)
+}
+
+/// This process goes on as its parent was allowed to: after the C library's fork, which leaves no lock closed in the child.
+pub fn allow_attaching() {
+    if let Some(mark) = MARK.get() {
+        mark.word(MAY_ATTACH).store(1, Ordering::Release);
+    }
+}
+
+/// Before a child is made in any other way than by the C library's fork.
+pub fn before_bare_fork() {
+    if may_attach() && mark().is_ok() {
+        allow_attaching();
+        BARE.store(true, Ordering::Release);
     }
 }
 

@@ -39,9 +39,14 @@ pub fn share_all() {
 
 pub unsafe fn fork() -> pid_t {
     share_all();
-    let _alone = errno::kept(fd::before_fork);
+    let forking = errno::kept(fd::before_fork);
     // SAFETY: takes nothing.
-    unsafe { real::fork() }
+    let pid = unsafe { real::fork() };
+    if pid == 0 {
+        forking.in_child();
+    }
+    errno::kept(|| drop(forking));
+    pid
 }
 
 /// As fork: the child of a real vfork runs in its parent's memory, where the dup2 and close that it
@@ -58,7 +63,10 @@ unsafe fn bare_fork() -> pid_t {
     unsafe {
         match real::symbol::_Fork.address().is_null() {
             true => real::fork(),
-            false => real::_Fork(),
+            false => {
+                errno::kept(fd::before_bare_fork);
+                real::_Fork()
+            }
         }
     }
 }
@@ -67,7 +75,10 @@ unsafe fn bare_fork() -> pid_t {
 /// process as far as we are concerned.
 pub extern "C" fn before_clone(_: usize, _: usize, flags: c_int) -> *const c_void {
     match flags & libc::CLONE_VM {
-        0 => share_all(),
+        0 => {
+            share_all();
+            errno::kept(fd::before_bare_fork);
+        }
         _ => threads::release(),
     }
     real::symbol::clone.address()
@@ -76,7 +87,10 @@ pub extern "C" fn before_clone(_: usize, _: usize, flags: c_int) -> *const c_voi
 /// Before a clone that was made with syscall(2).
 pub fn before_raw_clone(flags: c_ulong) {
     match flags & libc::CLONE_VM as c_ulong {
-        0 => share_all(),
+        0 => {
+            share_all();
+            errno::kept(fd::before_bare_fork);
+        }
         _ => threads::release(),
     }
 }

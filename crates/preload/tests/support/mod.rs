@@ -102,13 +102,14 @@ impl Programs {
 }
 
 /// The programs that take a directory and have to end with success.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     "aliases",
     "allocator",
     "closing",
     "copying",
     "early",
     "flags",
+    "forking",
     "sharing",
     "signals",
     "streams",
