@@ -3,11 +3,11 @@
 //! A client may die, or be stopped, while it holds a page's latch, and it may know of dirty pages that the
 //! slice does not. Nothing here or in the rest of the slice waits for one without bound.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Flags, Key, State as Word};
 

@@ -5,10 +5,12 @@
 //! page that is dirty once the announcements are drained. Pages are kept in groups of sixteen, so
 //! that a sequential writer costs a tree entry per 64 KiB and a random one no more than a plain set.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+
+use foldhash::{HashMap, HashSet};
 
 use crate::object::Object;
 

@@ -6,12 +6,12 @@
 //! their blocks are neighbours. Replacement is LRU by coarse timestamps: ages are sampled, and a
 //! sweep drops clean pages at least as old as the threshold that the sample gives.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Flags, Key};
 use jericho_storage::{Completion, Direction, Queue, Transfer};

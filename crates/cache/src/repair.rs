@@ -5,12 +5,13 @@
 //! entries come to that nobody can evict, and frames that no entry names any more; or when something impossible was
 //! met. What it costs is cached pages, and what clients wrote and did not announce.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use foldhash::{HashMap, HashMapExt};
 use jericho_shm::{Flags, Found, State as Word};
 
+use crate::OWNER_DAEMON;
 use crate::state::{Shared, State};
 
 /// Suspicions are looked at so long after they arose. A writer announces a page that it made dirty within it.
@@ -127,6 +128,10 @@ impl State {
                 unknown.insert(index, word);
             }
             *own_frame = true;
+        }
+        if let (false, Some(broken)) = (unknown.is_empty(), shared.on_broken.get()) {
+            // In no client's name: dirty pages of files that there are get into the index before the next look.
+            broken(OWNER_DAEMON);
         }
         self.damage.unknown = unknown;
         // A latch that was broken has taken its page to another frame.

@@ -5,12 +5,13 @@
 //! waits while it holds the lock; object calls that may be slow and callbacks are made without it,
 //! from an `After` that the locked part has filled.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crossbeam_queue::SegQueue;
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use jericho_shm::{Flags, Key, SliceMemory, State as Word};
 use jericho_storage::{Transfer, Wake};
 use parking_lot::{Mutex, MutexGuard};
