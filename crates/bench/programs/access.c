@@ -2,10 +2,13 @@
  * An ordinary program that reads or writes blocks in a tight loop, through calls or through a mapping.
  *
  *   access call|map read|write random|sequential|hot BLOCK SECONDS FILE...
+ *   access table read random|sequential|hot BLOCK SECONDS FILE...
  *   access call write append BLOCK SECONDS FILE...
  *
  * One thread for each FILE; a file may be given twice. Prints operations a second of all threads together. `map`
  * copies between the mapped file and a buffer, at the offsets that `call` would use: the bare cost of the copy.
+ * `table` copies from pages that it looks up in a table of the shape that a slice has (docs/formats/shm.md), and looks again
+ * whether they are still there: what no cache in shared memory can do without. It neither knows descriptors nor counts.
  * `append` writes a new file again and again; making and removing it is not counted.
  */
 #define _GNU_SOURCE
@@ -23,7 +26,9 @@
 
 enum { BATCH = 256, APPEND_BYTES = 64 << 20 };
 
-static int by_map, writing, random_order, hot, appending;
+enum { PAGE = 4096, WAYS = 4, HUGE = 2 << 20, VALID = 1 << 26 };
+
+static int by_map, by_table, writing, random_order, hot, appending;
 static size_t block;
 static double seconds;
 static pthread_barrier_t start;
@@ -45,6 +50,91 @@ static double now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+struct entry {
+    volatile uint64_t key, state;
+};
+
+struct table {
+    uint64_t lines, bytes;
+    struct entry *entries;
+    volatile uint8_t *used;
+    char *frames;
+};
+
+static void *huge(size_t bytes)
+{
+    char *memory = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        die("memory");
+    memory += HUGE - ((uintptr_t)memory & (HUGE - 1));
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
+static uint64_t home_line(const struct table *table, uint64_t key)
+{
+    uint64_t hash = key >> 2;
+    hash = (hash ^ (hash >> 32)) * 0x9e3779b97f4a7c15u;
+    hash = (hash ^ (hash >> 29)) * 0xbf58476d1ce4e5b9u;
+    hash ^= hash >> 32;
+    return (uint64_t)((unsigned __int128)hash * table->lines >> 64);
+}
+
+static uint64_t key_of(uint64_t page)
+{
+    return 1ull << 34 | page;
+}
+
+/* As for a cache of eight times the file. */
+static struct table fill_table(int fd, const char *file, uint64_t bytes)
+{
+    uint64_t pages = bytes / PAGE;
+    struct table table = {.lines = 8 * pages * 3 / 2 / WAYS, .bytes = pages * PAGE};
+    table.entries = huge(table.lines * WAYS * sizeof *table.entries);
+    table.used = calloc(table.lines, WAYS);
+    table.frames = huge(table.bytes);
+    if (!table.used)
+        die("memory");
+    for (uint64_t page = 0; page < pages; page++) {
+        if (pread(fd, table.frames + page * PAGE, PAGE, (off_t)(page * PAGE)) != PAGE)
+            die(file);
+        uint64_t line = home_line(&table, key_of(page)), way = 0;
+        while (table.entries[line * WAYS + way].key)
+            if (++way == WAYS) {
+                way = 0;
+                line = line + 1 == table.lines ? 0 : line + 1;
+            }
+        table.entries[line * WAYS + way].key = key_of(page);
+        table.entries[line * WAYS + way].state = VALID | page;
+    }
+    return table;
+}
+
+/* 0: somebody changed the page meanwhile, which nobody does here. */
+static __attribute__((noinline)) int copy_page(const struct table *table, uint64_t at, char *buffer, size_t bytes)
+{
+    if (at + bytes > table->bytes)
+        return 0;
+    uint64_t key = key_of(at / PAGE), line = home_line(table, key);
+    for (;; line = line + 1 == table->lines ? 0 : line + 1) {
+        struct entry *entry = table->entries + line * WAYS;
+        entry += (entry[1].key == key) + 2 * (entry[2].key == key) + 3 * (entry[3].key == key);
+        uint64_t state = entry->state;
+        if (entry->key != key)
+            continue;
+        if (!(state & VALID))
+            return 0;
+        memcpy(buffer, table->frames + (state & (VALID - 1)) * PAGE + at % PAGE, bytes);
+        __asm__ volatile("" : : : "memory");
+        if (entry->state != state)
+            return 0;
+        uint64_t index = (uint64_t)(entry - table->entries);
+        if (!table->used[index])
+            table->used[index] = 1;
+        return 1;
+    }
 }
 
 static void append(struct job *job, const char *buffer)
@@ -82,6 +172,11 @@ static void access_blocks(struct job *job, char *buffer)
         if (map == MAP_FAILED)
             die(job->file);
     }
+    struct table table = {0};
+    if (by_table && (writing || block > PAGE || PAGE % block))
+        exit(2);
+    if (by_table)
+        table = fill_table(fd, job->file, (uint64_t)about.st_size);
     uint64_t random = job->seed, next = 0, done = 0;
     double begun = now(), used;
     do {
@@ -106,6 +201,9 @@ static void access_blocks(struct job *job, char *buffer)
                     memcpy(buffer, map + at, block);
                 /* Nobody looks at the buffer: without this the copies could be left out. */
                 __asm__ volatile("" : : "r"(buffer), "r"(map) : "memory");
+            } else if (by_table) {
+                if (!copy_page(&table, (uint64_t)at, buffer, block))
+                    die("table");
             } else {
                 ssize_t moved = writing ? pwrite(fd, buffer, block, at) : pread(fd, buffer, block, at);
                 if (moved != (ssize_t)block)
@@ -135,10 +233,11 @@ static void *run(void *argument)
 int main(int count, char **arguments)
 {
     if (count < 7) {
-        fprintf(stderr, "usage: access call|map read|write random|sequential|hot|append BLOCK SECONDS FILE...\n");
+        fprintf(stderr, "usage: access call|map|table read|write random|sequential|hot|append BLOCK SECONDS FILE...\n");
         return 2;
     }
     by_map = strcmp(arguments[1], "map") == 0;
+    by_table = strcmp(arguments[1], "table") == 0;
     writing = strcmp(arguments[2], "write") == 0;
     random_order = strcmp(arguments[3], "random") == 0;
     hot = strcmp(arguments[3], "hot") == 0;

@@ -1,5 +1,5 @@
 //! The program `access` (programs/access.c): blocks read or written in a loop so tight that the program itself costs
-//! nothing worth mentioning, and the bare copy that bounds it.
+//! nothing worth mentioning, and the bare copy and lookup that bound it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +17,8 @@ pub enum Engine {
     Calls,
     /// memcpy from or to a mapping of the file.
     Copy,
+    /// As a hit does: looks a page up in a table of the same shape, copies and looks again; and nothing else.
+    Lookup,
 }
 
 /// The compiled program.
@@ -28,7 +30,7 @@ pub struct Access {
 /// One run of it.
 #[derive(Clone, Copy)]
 pub struct Loop<'a> {
-    /// Calls or the bare copy.
+    /// What it does for each.
     pub engine: Engine,
     /// `read` or `write`.
     pub direction: &'a str,
@@ -66,6 +68,7 @@ impl Access {
         let engine = match job.engine {
             Engine::Calls => "call",
             Engine::Copy => "map",
+            Engine::Lookup => "table",
         };
         command.args([engine, job.direction, job.order]);
         command.args([job.block_bytes.to_string(), job.seconds.to_string()]);

@@ -252,7 +252,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             target_ratio,
             our_values: Vec::new(),
             peer_values: Vec::new(),
-            bound: None,
+            bounds: Vec::new(),
         };
         if wanted(&mount_name) {
             let through_the_mount = || {

@@ -70,8 +70,8 @@ pub struct Comparison {
     pub our_values: Vec<f64>,
     /// The peer's value of each round.
     pub peer_values: Vec<f64>,
-    /// The bound of both sides, where one was measured.
-    pub bound: Option<Bound>,
+    /// What bounds both sides, where it was measured.
+    pub bounds: Vec<Bound>,
 }
 
 impl Comparison {
@@ -94,12 +94,8 @@ impl Comparison {
         self.to_peer(&self.our_values)
     }
 
-    /// The same of the bound.
-    pub fn bound_ratio(&self) -> Option<Summary> {
-        self.to_peer(&self.bound.as_ref()?.values)
-    }
-
-    fn to_peer(&self, values: &[f64]) -> Option<Summary> {
+    /// The same of a bound or of ours.
+    pub fn to_peer(&self, values: &[f64]) -> Option<Summary> {
         let pairs = values.iter().zip(&self.peer_values);
         let ratios: Vec<f64> = pairs.map(|(a, b)| a / b).collect();
         Summary::of(&ratios)

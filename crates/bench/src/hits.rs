@@ -124,10 +124,10 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             target_ratio: Some(1.3),
             our_values,
             peer_values,
-            bound: Some(Bound {
+            bounds: vec![Bound {
                 name: "a FUSE filesystem that does nothing",
                 values: null_values,
-            }),
+            }],
         });
     }
     Ok(comparisons)

@@ -58,6 +58,7 @@ const PAGE_CACHE: &str = "page cache of the same disk's filesystem";
 const TMPFS: &str = "tmpfs";
 const MMAP: &str = "mmap engine";
 const COPY: &str = "copy from a mapping";
+const LOOKUP: &str = "lookup and copy alone";
 
 /// What inline hits were measured to be.
 #[derive(Default)]
@@ -183,7 +184,7 @@ impl Places<'_> {
             name: MMAP,
             values: mmap.clone(),
         };
-        let row = |peer, peer_values, target_ratio, bound| Comparison {
+        let row = |peer, peer_values, target_ratio, bounds| Comparison {
             name: name.into(),
             conditions: format!(
                 "fio psync, {threads} thread(s), a file of {} MiB each, everything cached",
@@ -195,21 +196,21 @@ impl Places<'_> {
             target_ratio,
             our_values: ours.clone(),
             peer_values,
-            bound,
+            bounds,
         };
         Ok(vec![
             row(
                 PAGE_CACHE,
                 page_cache,
                 Some(workload.page_cache),
-                Some(bound.clone()),
+                vec![bound.clone()],
             ),
-            row(TMPFS, tmpfs, workload.tmpfs, Some(bound)),
-            row(MMAP, mmap, workload.mmap, None),
+            row(TMPFS, tmpfs, workload.tmpfs, vec![bound]),
+            row(MMAP, mmap, workload.mmap, Vec::new()),
         ])
     }
 
-    /// One of the loops that fio's own cost would hide, with the bare copy as its bound.
+    /// One of the loops that fio's own cost would hide, with the bare copy, and a bare lookup before it, as bounds.
     fn compare_loop(&self, access: &Access, name: &str, tight: &Tight) -> Result<Comparison> {
         let job = Loop {
             engine: Engine::Calls,
@@ -246,14 +247,22 @@ impl Places<'_> {
             ..job
         };
         let mapped = self.page_cache.join("bench.0.0");
-        let mut sides = [
+        let bare = |engine| {
+            let (access, mapped, job) = (access, &mapped, Loop { engine, ..copy });
+            move || access.measure(job, &[mapped], false)
+        };
+        let mut sides = vec![
             Side::new(OURS, measure_ours),
             Side::new(PAGE_CACHE, || access.measure(job, &[&theirs], false)),
-            Side::new(COPY, || access.measure(copy, &[&mapped], false)),
+            Side::new(COPY, bare(Engine::Copy)),
         ];
-        let values = in_turn(name, self.settings.rounds, &mut sides)?;
-        let [our_values, peer_values, copy_values] = <[Vec<f64>; 3]>::try_from(values)
-            .map_err(|_| "three sides give three lists of values")?;
+        if tight.order == "random" {
+            sides.push(Side::new(LOOKUP, bare(Engine::Lookup)));
+        }
+        let mut values = in_turn(name, self.settings.rounds, &mut sides)?.into_iter();
+        let our_values = values.next().unwrap_or_default();
+        let peer_values = values.next().unwrap_or_default();
+        let bounds = [COPY, LOOKUP].into_iter().zip(values);
         Ok(Comparison {
             name: name.into(),
             conditions: tight.conditions.into(),
@@ -263,10 +272,9 @@ impl Places<'_> {
             target_ratio: tight.target_ratio,
             our_values,
             peer_values,
-            bound: Some(Bound {
-                name: COPY,
-                values: copy_values,
-            }),
+            bounds: bounds
+                .map(|(name, values)| Bound { name, values })
+                .collect(),
         })
     }
 
@@ -302,7 +310,7 @@ impl Places<'_> {
             target_ratio: None,
             our_values: Vec::new(),
             peer_values: Vec::new(),
-            bound: None,
+            bounds: Vec::new(),
         };
         comparison.run(
             self.settings.rounds,

@@ -122,9 +122,15 @@ impl Report {
             let wanted = c
                 .target_ratio
                 .map_or("-".into(), |target| target.to_string());
-            let bound = c.bound.as_ref().map_or("-".into(), |bound| {
-                format!("{}: {}", bound.name, cell(c.bound_ratio()))
-            });
+            let bounds: Vec<String> = c
+                .bounds
+                .iter()
+                .map(|bound| format!("{}: {}", bound.name, cell(c.to_peer(&bound.values))))
+                .collect();
+            let bound = match bounds.is_empty() {
+                true => "-".into(),
+                false => bounds.join("; "),
+            };
             let _ = writeln!(
                 text,
                 "| {} | {} | {} | {} | **{}** | {wanted} | {bound} | {}; {} against {} |",
@@ -190,10 +196,10 @@ mod tests {
                 target_ratio: Some(1.3),
                 our_values: vec![3000.0, 2000.0, 4000.0],
                 peer_values: vec![1000.0, 1000.0, 1000.0],
-                bound: Some(Bound {
+                bounds: vec![Bound {
                     name: "nothing",
                     values: vec![4000.0; 3],
-                }),
+                }],
             }],
             ..Report::default()
         };

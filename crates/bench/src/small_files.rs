@@ -47,7 +47,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         target_ratio: Some(1.0),
         our_values: Vec::new(),
         peer_values: Vec::new(),
-        bound: None,
+        bounds: Vec::new(),
     };
     let peer = || create(passthrough.mnt(), files);
     if settings.self_test {

@@ -29,7 +29,7 @@ fn comparison(name: &str, conditions: String, target_ratio: Option<f64>) -> Comp
         target_ratio,
         our_values: Vec::new(),
         peer_values: Vec::new(),
-        bound: None,
+        bounds: Vec::new(),
     }
 }
 
