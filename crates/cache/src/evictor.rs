@@ -29,8 +29,10 @@ const BATCH_PAGES: usize = 1024;
 const BACKGROUND_TRANSFERS_MAX: usize = 16;
 /// A failed write-back is tried again after this time.
 const RETRY: Duration = Duration::from_secs(1);
-/// Entries looked at for one sample of ages, and in one turn of the sweep with the lock held.
+/// Entries looked at for one sample of ages, and in one turn of the sweep.
 const SAMPLE: u32 = 512;
+/// Pages taken out while the lock is held once.
+const EVICTED_AT_ONCE: usize = 32;
 
 pub(crate) enum Job {
     Sync {
@@ -581,10 +583,10 @@ impl Evictor {
             self.sampled_age((u64::from(need) * 4 * 256 / u64::from(resident)).min(256) as u32)
         };
         let mut looked = 0;
+        let mut old = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
-            let mut after = After::default();
-            let mut state = shared.lock();
             let epoch = shared.epoch();
+            // Looked for without the lock, which who reads from the device takes again and again.
             for _ in 0..SAMPLE {
                 let index = self.hand;
                 self.hand = if self.hand + 1 == entries {
@@ -594,16 +596,25 @@ impl Evictor {
                 };
                 looked += 1;
                 let word = shared.memory.entry(index).state();
-                if !Shared::is_idle(word) || state.pins.contains_key(&index) {
+                if !Shared::is_idle(word) {
                     continue;
                 }
                 let age = shared.memory.age(index, epoch);
                 if age >= age_min {
-                    if state.remove(&shared, index, word) {
-                        shared.counts.evictions.fetch_add(1, Relaxed);
+                    old.push((index, word));
+                    if old.len() == EVICTED_AT_ONCE {
+                        break;
                     }
                 } else if age > 200 {
                     shared.memory.set_age(index, epoch, 200); // before it wraps and looks young
+                }
+            }
+            let mut after = After::default();
+            let mut state = shared.lock();
+            for (index, word) in old.drain(..) {
+                // Not if anything of it has changed since.
+                if !state.pins.contains_key(&index) && state.remove(&shared, index, word) {
+                    shared.counts.evictions.fetch_add(1, Relaxed);
                 }
             }
             let free = state.frames.free();
