@@ -68,7 +68,8 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         Mount::Passthrough(Passthrough::mount(settings, "self")?)
     } else {
         let mut volume = Volume::format(settings, "hits", "2G")?;
-        volume.mount("1G")?;
+        // Both files are less than the tenth of it at which write-back begins, as they are on the other side.
+        volume.mount(settings.pick("4G", "1536M"))?;
         Mount::Jericho(volume)
     };
     let peer = Mount::Passthrough(Passthrough::mount(settings, "passthrough")?);

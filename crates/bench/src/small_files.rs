@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
+
 use crate::Result;
 use crate::compare::Comparison;
 use crate::mounts::{Passthrough, Volume};
@@ -30,13 +32,26 @@ fn create(mnt: &Path, files: u32) -> Result<f64> {
     Ok(f64::from(files) / seconds)
 }
 
+/// As many as wanted, or fewer where a process may not have so many descriptors: the passthrough keeps one for each file
+/// that the kernel knows.
+fn files_possible(wanted: u32) -> u32 {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // What it starts has the same limit.
+    let _ = setrlimit(Resource::Nofile, limit);
+    let room = limit.maximum.map_or(wanted, |most| {
+        u32::try_from(most.saturating_sub(u64::from(2 * FILES_IN_A_DIRECTORY))).unwrap_or(wanted)
+    });
+    wanted.min(room / FILES_IN_A_DIRECTORY * FILES_IN_A_DIRECTORY)
+}
+
 /// One comparison.
 pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
     let name = "small files";
     if !wanted(name) {
         return Ok(Vec::new());
     }
-    let files = settings.pick(100_000, 10_000);
+    let files = files_possible(settings.pick(100_000, 10_000));
     let passthrough = Passthrough::mount(settings, "passthrough")?;
     let comparison = Comparison {
         name: name.into(),
