@@ -22,7 +22,9 @@ use crate::settings::Settings;
 
 const TTL: Duration = Duration::from_secs(3600);
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
-const FILE_BYTES: u64 = 1 << 30;
+const FILE_BYTES: u64 = 4 << 30;
+/// As of Jericho, see crates/fuse.
+const BACKGROUND_REQUESTS: u16 = 256;
 /// As `jericho mount` on a small machine: one thread per CPU, at least four.
 const THREADS_MIN: usize = 4;
 
@@ -81,6 +83,10 @@ impl Filesystem for Null {
         }
         let too_much = |limit| io::Error::other(format!("the limit of fuser is {limit}"));
         config.set_max_write(REQUEST_BYTES_MAX).map_err(too_much)?;
+        let background = |limit: u16| io::Error::other(format!("the limit of fuser is {limit}"));
+        config
+            .set_max_background(BACKGROUND_REQUESTS)
+            .map_err(background)?;
         Ok(())
     }
 
