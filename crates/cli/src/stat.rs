@@ -90,7 +90,7 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
 }
 
 fn row(name: String, node: String, s: &SliceStat) -> [String; 13] {
-    let lookups = s.hits + s.misses;
+    let lookups = s.hits.saturating_add(s.misses);
     let ratio = percent((lookups > 0).then(|| s.hits as f64 / lookups as f64));
     [
         name,
@@ -125,12 +125,16 @@ impl Total {
         self.0.frames += s.frames;
         self.0.resident += s.resident;
         self.0.dirty += s.dirty;
-        self.0.hits += s.hits;
+        // What programs have counted may be any number.
+        self.0.hits = self.0.hits.saturating_add(s.hits);
         self.0.misses += s.misses;
         self.0.evictions += s.evictions;
         self.0.written_back_bytes += s.written_back_bytes;
         let (mine, its) = (self.0.locality, s.locality);
-        self.0.locality = Locality::new(mine.local + its.local, mine.remote + its.remote);
+        self.0.locality = Locality::new(
+            mine.local.saturating_add(its.local),
+            mine.remote.saturating_add(its.remote),
+        );
     }
 }
 

@@ -193,7 +193,7 @@ impl View {
                 slice.node.to_string(),
                 size::human(slice.resident * PAGE_BYTES),
                 size::human(slice.dirty * PAGE_BYTES),
-                rate(hits + misses),
+                rate(hits.saturating_add(misses)),
                 share(hits, misses),
                 percent(locality.share_local),
                 bytes(since(|s| s.read_bytes)),
@@ -221,7 +221,7 @@ impl View {
         let row = |client: &ClientStat| {
             let old = before.and_then(|(l, _)| l.clients.iter().find(|c| c.pid == client.pid));
             let since = |of: fn(&ClientStat) -> u64| of(client).saturating_sub(old.map_or(0, of));
-            let bytes = since(|c| c.local_bytes) + since(|c| c.remote_bytes);
+            let bytes = since(|c| c.local_bytes).saturating_add(since(|c| c.remote_bytes));
             let locality = Locality::new(since(|c| c.local), since(|c| c.remote));
             vec![
                 client.pid.to_string(),
@@ -323,7 +323,7 @@ fn locality_since(now: Locality, before: Option<Locality>) -> Locality {
 }
 
 fn share(part: u64, rest: u64) -> String {
-    let all = part + rest;
+    let all = part.saturating_add(rest);
     percent((all > 0).then(|| part as f64 / all as f64))
 }
 
