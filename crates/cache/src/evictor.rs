@@ -474,7 +474,6 @@ impl Evictor {
         for index in &part.entries {
             let before = shared.memory.entry(*index).mark(Flags::DIRTY);
             shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
-            state.on_the_way.remove(index);
             if before.has(Flags::DIRTY) {
                 shared.cleaned(1); // counted twice: as in flight and as dirty again
             }
@@ -613,7 +612,7 @@ impl Evictor {
             let mut state = shared.lock();
             for (index, word) in old.drain(..) {
                 // Not if anything of it has changed since.
-                if !state.pins.contains_key(&index) && state.remove(&shared, index, word) {
+                if !state.is_held(index) && state.remove(&shared, index, word) {
                     shared.counts.evictions.fetch_add(1, Relaxed);
                 }
             }

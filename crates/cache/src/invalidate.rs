@@ -90,9 +90,7 @@ fn drop_page(state: &mut State, shared: &Arc<Shared>, object: u64, page: u64) ->
         return true;
     };
     // Of FILL and WRITE_BACK the table's word is not taken: who waited for a lie would wait for ever.
-    let on_its_way =
-        state.filling.contains_key(&found.index) || state.on_the_way.contains(&found.index);
-    if on_its_way || found.state.has(Flags::LATCH) || state.pins.contains_key(&found.index) {
+    if found.state.has(Flags::LATCH) || state.is_held(found.index) {
         state.want_latched(shared, found.index, found.state);
         return false;
     }

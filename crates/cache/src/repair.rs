@@ -56,12 +56,8 @@ impl State {
     pub fn expel_unfilled(&mut self, shared: &Shared, found: Found) -> bool {
         self.damage.suspect(true);
         let entry = shared.memory.entry(found.index);
-        if self.pins.contains_key(&found.index) || self.on_the_way.contains(&found.index) {
-            entry.restore();
-            return false;
-        }
         // Its frame may be another page's: who that is, is found out by the repair.
-        if !shared.memory.remove(found.index, found.state) {
+        if self.is_held(found.index) || !shared.memory.remove(found.index, found.state) {
             entry.restore();
             return false;
         }
@@ -77,13 +73,8 @@ impl State {
             // A client that goes on may be quicker: the next time, then.
             expelled += usize::from(memory.remove(index, entry.state()));
         };
-        let held = |state: &State, index: u32| {
-            state.pins.contains_key(&index)
-                || state.on_the_way.contains(&index)
-                || state.filling.contains_key(&index)
-        };
         for index in memory.recount() {
-            if !held(self, index) {
+            if !self.is_held(index) {
                 expel(index);
             }
         }
@@ -102,7 +93,7 @@ impl State {
             let Some(key) = entry.key() else { continue };
             let word = entry.state();
             let frame = used.get_mut(word.frame() as usize);
-            if held(self, index) {
+            if self.is_held(index) {
                 if let Some(frame) = frame {
                     *frame = true;
                 }

@@ -180,6 +180,13 @@ impl State {
         removed
     }
 
+    /// Whether the slice does something with an entry's page, whatever the table says of that.
+    pub fn is_held(&self, index: u32) -> bool {
+        self.pins.contains_key(&index)
+            || self.on_the_way.contains(&index)
+            || self.filling.contains_key(&index)
+    }
+
     /// Takes a frame back. That two pages had it, or that there is none such, says that the table is spoilt.
     pub fn give_frame(&mut self, frame: u32) {
         if !self.frames.give(frame) {
