@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use jericho_daemon::{Locality, SliceStat, Stat};
+use jericho_daemon::{SliceStat, Stat};
 
 use crate::args::StatArgs;
 use crate::failure::{Context, Outcome, print, print_json};
@@ -130,16 +130,14 @@ impl Total {
         self.0.misses += s.misses;
         self.0.evictions += s.evictions;
         self.0.written_back_bytes += s.written_back_bytes;
-        let (mine, its) = (self.0.locality, s.locality);
-        self.0.locality = Locality::new(
-            mine.local.saturating_add(its.local),
-            mine.remote.saturating_add(its.remote),
-        );
+        self.0.locality = self.0.locality.and(s.locality);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use jericho_daemon::Locality;
+
     use super::*;
 
     fn slice(id: u16, hits: u64, misses: u64) -> SliceStat {

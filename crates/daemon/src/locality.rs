@@ -36,6 +36,14 @@ impl Locality {
             share_local: (all > 0).then(|| local as f64 / all as f64),
         }
     }
+
+    /// Both together. What programs have counted themselves may be any number.
+    pub fn and(self, other: Locality) -> Locality {
+        Locality::new(
+            self.local.saturating_add(other.local),
+            self.remote.saturating_add(other.remote),
+        )
+    }
 }
 
 #[derive(Default)]

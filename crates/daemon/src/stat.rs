@@ -103,7 +103,7 @@ impl Mounted {
     pub fn stat(&self) -> Stat {
         let mut nodes: BTreeMap<u16, NodeStat> = BTreeMap::new();
         let mut slices = vec![];
-        let mut all = (0, 0);
+        let mut all = Locality::default();
         for slice in &self.slices {
             let (id, mut c) = (slice.id(), slice.counters());
             let node = self.node_of_slice(id).0;
@@ -112,18 +112,14 @@ impl Mounted {
             // What programs count themselves may be any number.
             c.hits = c.hits.saturating_add(inline.0.saturating_add(inline.1));
             let mount = self.locality.of(id);
-            let sum =
-                |a: (u64, u64), b: (u64, u64)| (a.0.saturating_add(b.0), a.1.saturating_add(b.1));
-            let (local, remote) = sum(mount, inline);
-            all = sum(all, (local, remote));
+            let locality = Locality::new(mount.0, mount.1).and(Locality::new(inline.0, inline.1));
+            all = all.and(locality);
             let of_node = nodes.entry(node).or_insert(NodeStat {
                 node,
                 ..NodeStat::default()
             });
             add(of_node, &c);
-            let of_slices = (of_node.locality.local, of_node.locality.remote);
-            let (local_sum, remote_sum) = sum(of_slices, (local, remote));
-            of_node.locality = Locality::new(local_sum, remote_sum);
+            of_node.locality = of_node.locality.and(locality);
             let (capacity, free) = self.fs().space_of(id);
             slices.push(SliceStat {
                 id,
@@ -144,7 +140,7 @@ impl Mounted {
                 clashed: c.clashed,
                 throttled: c.throttled,
                 write_errors: c.write_errors,
-                locality: Locality::new(local, remote),
+                locality,
             });
         }
         Stat {
@@ -161,7 +157,7 @@ impl Mounted {
             slices,
             nodes: nodes.into_values().collect(),
             devices: self.volume.devices().iter().map(|d| d.describe()).collect(),
-            locality: Locality::new(all.0, all.1),
+            locality: all,
             threads: self.threads().to_string(),
             threads_moved: self.follow.moved(),
             clients: self.client_counters(),
