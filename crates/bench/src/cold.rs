@@ -15,10 +15,10 @@ use jericho_daemon::{Handle, Mounted, OpenOptions};
 use jericho_topology::Topology;
 
 use crate::Result;
-use crate::compare::{Bound, Comparison, Side, in_turn};
+use crate::compare::{Comparison, Side};
 use crate::fio::Job;
 use crate::mounts::{Volume, run as run_command};
-use crate::null::NullMount;
+use crate::null::{self, NullMount};
 use crate::settings::{MIB, Settings};
 
 /// One way to read the file.
@@ -265,23 +265,13 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             // What the transport alone can do, without a device.
             let null = NullMount::mount(settings)?;
             let transport = || fio(&null.mnt().join(NAME), &args);
-            let mut sides = [
-                Side::new("mount", through_the_mount),
-                Side::new("device", raw),
-                Side::new("null", transport),
-            ];
-            let values = in_turn(&mount_name, settings.rounds, &mut sides)?;
-            let [our_values, peer_values, values] = <[Vec<f64>; 3]>::try_from(values)
-                .map_err(|_| "three sides give three lists of values")?;
-            comparisons.push(Comparison {
-                our_values,
-                peer_values,
-                bounds: vec![Bound {
-                    name: "a FUSE filesystem that does nothing",
-                    values,
-                }],
-                ..comparison(mount_name, "mount, io_uring", Some(0.9))
-            });
+            let through_fuse = comparison(mount_name, "mount, io_uring", Some(0.9));
+            comparisons.push(through_fuse.run_with(
+                settings.rounds,
+                through_the_mount,
+                raw,
+                vec![Side::new(null::NAME, transport)],
+            )?);
         }
         if wanted(&slice_name) {
             let runtime = Duration::from_secs(runtime_s.into());

@@ -77,15 +77,32 @@ pub struct Comparison {
 impl Comparison {
     /// Measures both sides `rounds` times in turn; who begins changes from round to round.
     pub fn run(
-        mut self,
+        self,
         rounds: u32,
         ours: impl FnMut() -> Result<f64>,
         peer: impl FnMut() -> Result<f64>,
     ) -> Result<Comparison> {
-        let mut sides = [Side::new(self.ours, ours), Side::new(self.peer, peer)];
+        self.run_with(rounds, ours, peer, Vec::new())
+    }
+
+    /// The same with what bounds both.
+    pub fn run_with<'a>(
+        mut self,
+        rounds: u32,
+        ours: impl FnMut() -> Result<f64> + 'a,
+        peer: impl FnMut() -> Result<f64> + 'a,
+        bounds: Vec<Side<'a>>,
+    ) -> Result<Comparison> {
+        let names: Vec<_> = bounds.iter().map(|side| side.name).collect();
+        let mut sides = vec![Side::new(self.ours, ours), Side::new(self.peer, peer)];
+        sides.extend(bounds);
         let mut values = in_turn(&self.name, rounds, &mut sides)?.into_iter();
         self.our_values = values.next().unwrap_or_default();
         self.peer_values = values.next().unwrap_or_default();
+        let bounds = names.into_iter().zip(values);
+        self.bounds = bounds
+            .map(|(name, values)| Bound { name, values })
+            .collect();
         Ok(self)
     }
 

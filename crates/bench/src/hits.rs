@@ -7,10 +7,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::Result;
-use crate::compare::{Bound, Comparison, Side, in_turn};
+use crate::compare::{Comparison, Side};
 use crate::fio::{Job, Measured};
 use crate::mounts::{Passthrough, Volume};
-use crate::null::NullMount;
+use crate::null::{self, NullMount};
 use crate::settings::Settings;
 
 /// A side that answers, and how to see that it answered from its cache.
@@ -73,7 +73,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         Mount::Jericho(volume)
     };
     let peer = Mount::Passthrough(Passthrough::mount(settings, "passthrough")?);
-    let null = Mount::Null(NullMount::mount(settings)?);
+    let null_side = Mount::Null(NullMount::mount(settings)?);
     let size = format!("size={}M", settings.pick(192, 64));
     let runtime = format!("runtime={}", settings.pick(8, 2));
     // Files of both jobs, written and read once, so that they are in the caches.
@@ -108,28 +108,23 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             )
             .run()
         };
-        let mut sides = [
-            Side::new("mount", || ours.measure(job)),
-            Side::new("passthrough", || peer.measure(job)),
-            Side::new("null", || null.measure(job)),
-        ];
-        let values = in_turn(&name, settings.rounds, &mut sides)?;
-        let [our_values, peer_values, null_values] = <[Vec<f64>; 3]>::try_from(values)
-            .map_err(|_| "three sides give three lists of values")?;
-        comparisons.push(Comparison {
+        let comparison = Comparison {
             name,
             conditions: format!("4 KiB, fio psync, {jobs} job(s), everything cached"),
             unit: "IOPS",
             ours: "mount",
             peer: "libfuse passthrough_hp, direct I/O",
             target_ratio: Some(1.3),
-            our_values,
-            peer_values,
-            bounds: vec![Bound {
-                name: "a FUSE filesystem that does nothing",
-                values: null_values,
-            }],
-        });
+            our_values: Vec::new(),
+            peer_values: Vec::new(),
+            bounds: Vec::new(),
+        };
+        comparisons.push(comparison.run_with(
+            settings.rounds,
+            || ours.measure(job),
+            || peer.measure(job),
+            vec![Side::new(null::NAME, || null_side.measure(job))],
+        )?);
     }
     Ok(comparisons)
 }

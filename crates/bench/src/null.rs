@@ -20,6 +20,8 @@ use fuser::{
 use crate::Result;
 use crate::settings::Settings;
 
+/// What it is called in tables.
+pub const NAME: &str = "a FUSE filesystem that does nothing";
 const TTL: Duration = Duration::from_secs(3600);
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const FILE_BYTES: u64 = 4 << 30;
@@ -30,6 +32,10 @@ const THREADS_MIN: usize = 4;
 
 struct Null {
     bytes: Vec<u8>,
+}
+
+fn too_much(limit: u32) -> io::Error {
+    io::Error::other(format!("the limit of fuser is {limit}"))
 }
 
 fn attr(ino: INodeNo) -> FileAttr {
@@ -81,12 +87,10 @@ impl Filesystem for Null {
             // What this kernel does not know is left out, as by Jericho.
             let _ = config.add_capabilities(flag);
         }
-        let too_much = |limit| io::Error::other(format!("the limit of fuser is {limit}"));
         config.set_max_write(REQUEST_BYTES_MAX).map_err(too_much)?;
-        let background = |limit: u16| io::Error::other(format!("the limit of fuser is {limit}"));
         config
             .set_max_background(BACKGROUND_REQUESTS)
-            .map_err(background)?;
+            .map_err(|limit| too_much(limit.into()))?;
         Ok(())
     }
 
