@@ -7,12 +7,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::again;
+use jericho_sim::Random;
+
 use crate::idle::cpu_ticks;
 use crate::program::{outcome, succeed, within_limit};
+use crate::roles::{self, from_environment};
 use crate::volume::{Volume, jericho};
 
 const SOURCE: &str = include_str!("hostile.c");
@@ -24,26 +26,8 @@ const AFTERWARDS: Duration = Duration::from_secs(2);
 const REQUEST_MAX: Duration = Duration::from_secs(8);
 /// Nor does the end of a program or of the daemon.
 const END_MAX: Duration = Duration::from_secs(15);
-const ROLE: &str = "JERICHO_TEST_HOSTILE_ROLE";
 const FILES: usize = 4;
 const FILE_BYTES: usize = 1 << 20;
-
-/// Numbers that follow from a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let n = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (n ^ (n >> 31)) % limit
-    }
-}
-
-fn from_environment(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
-}
 
 /// One request of the program below, with whatever result, and its name.
 fn request(random: &mut Random, dir: &Path, files: &mut [File]) -> &'static str {
@@ -103,15 +87,11 @@ fn open(dir: &Path, number: usize) -> std::io::Result<File> {
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
 fn role() {
-    let Ok(role) = std::env::var(ROLE) else {
+    let Some([seed, dir, stop]) = roles::role() else {
         return;
     };
-    let parts: Vec<&str> = role.split('\t').collect();
-    let [seed, dir, stop] = parts[..] else {
-        panic!("{role}");
-    };
-    let (dir, stop) = (Path::new(dir), Path::new(stop));
-    let mut random = Random(seed.parse().expect("a seed"));
+    let (dir, stop) = (Path::new(&dir), Path::new(&stop));
+    let mut random = Random::new(seed.parse().expect("a seed"));
     let files: std::io::Result<Vec<File>> = (0..FILES).map(|number| open(dir, number)).collect();
     let mut files = files.expect("files");
     let (mut count, mut longest, mut what) = (0, Duration::ZERO, "");
@@ -138,46 +118,14 @@ struct Started {
 
 impl Started {
     fn of(who: &'static str, command: &mut Command) -> Started {
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        Started {
-            child: child.expect("the program starts"),
-            who,
-        }
-    }
-
-    fn ordinary(
-        who: &'static str,
-        mut command: Command,
-        seed: u64,
-        dir: &Path,
-        stop: &Path,
-    ) -> Started {
-        let role = format!("{seed}\t{}\t{}", dir.display(), stop.display());
-        command
-            .args(["hostile::role", "--exact", "--ignored", "--nocapture"])
-            .env(ROLE, role);
-        Started::of(who, &mut command)
+        let child = roles::start(command);
+        Started { child, who }
     }
 
     /// What it said; panics unless it succeeds in time.
     fn end(&mut self) -> String {
-        let deadline = Instant::now() + END_MAX;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("wait") {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "{} hangs", self.who);
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let pipes = [
-            self.child.stdout.take().map(std::io::read_to_string),
-            self.child.stderr.take().map(std::io::read_to_string),
-        ];
-        let said: String = pipes.into_iter().flatten().flatten().collect();
+        let status = roles::wait_for_end(&mut self.child, self.who, END_MAX);
+        let said = roles::said_by(&mut self.child);
         assert!(status.success(), "{}: {status}\n{said}", self.who);
         said
     }
@@ -215,7 +163,7 @@ fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() 
         .unwrap_or_else(|| now.map_or(1, |now| now.as_nanos() as u64));
     // Shown when the test fails. Who meets which lie depends on the machine, too.
     println!("JERICHO_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let volume = Volume::mounted("512M", 2, "8M");
     let other = Volume::mounted("256M", 1, "8M");
     let kept: Vec<u8> = (0..FILE_BYTES).map(|at| (at * 7 / 5) as u8).collect();
@@ -238,35 +186,16 @@ fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() 
             hostile.arg(dir.join(format!("file{number}")));
         }
     }
-    let me = || std::env::current_exe().expect("this program has a path");
-    let inline = || {
-        let [jericho, run, dashes] = again::run_prefix();
-        let mut command = Command::new(jericho);
-        command.args([run, dashes]).arg(me());
-        command
+    let mut ordinary = |who, dir: &Path, inline| {
+        let seed = random.below(1 << 40).to_string();
+        let path = |path: &Path| path.display().to_string();
+        let role = [&*seed, &path(dir), &path(&stop)];
+        Started::of(who, &mut roles::command("hostile::role", &role, inline))
     };
     let mut programs = [
-        Started::ordinary(
-            "who goes through the kernel",
-            Command::new(me()),
-            random.below(1 << 40),
-            &dirs[0],
-            &stop,
-        ),
-        Started::ordinary(
-            "another that does",
-            Command::new(me()),
-            random.below(1 << 40),
-            &dirs[1],
-            &stop,
-        ),
-        Started::ordinary(
-            "who goes inline",
-            inline(),
-            random.below(1 << 40),
-            &dirs[2],
-            &stop,
-        ),
+        ordinary("who goes through the kernel", &dirs[0], false),
+        ordinary("another that does", &dirs[1], false),
+        ordinary("who goes inline", &dirs[2], true),
     ];
     let mut hostile = Started::of("who lies", &mut hostile);
     let mut said = String::new();

@@ -11,10 +11,12 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::again;
+use jericho_sim::Random;
+
+use crate::roles::{self, from_environment, said_by};
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;
@@ -29,16 +31,6 @@ const HANG: Duration = Duration::from_secs(60);
 /// How long writers are killed (`make soak` asks for more), but at least so often.
 const SECONDS: u64 = 8;
 const KILLS_MIN: u32 = 10;
-
-/// Numbers that follow from a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0) % limit
-    }
-}
 
 fn mix(mut n: u64) -> u64 {
     n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -289,22 +281,16 @@ fn blame(bytes: &[u8], page: u64, from: u64, to: u64) -> String {
     said + &format!("{zeros} are zero")
 }
 
-const ROLE: &str = "JERICHO_TEST_ROLE";
-
 /// The other processes of the test below.
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
 fn role() {
-    let Ok(role) = std::env::var(ROLE) else {
+    let Some([kind, number, seed, on_mount, ledger]) = roles::role() else {
         return;
     };
-    let parts: Vec<&str> = role.split('\t').collect();
-    let [kind, number, seed, on_mount, ledger] = parts[..] else {
-        panic!("{role}");
-    };
-    let stage = Stage::open(on_mount.into(), Path::new(ledger));
+    let stage = Stage::open(on_mount.into(), Path::new(&ledger));
     let number: u64 = number.parse().expect("a number");
-    let random = Random(seed.parse().expect("a seed"));
+    let random = Random::new(seed.parse().expect("a seed"));
     if kind == "write" {
         stage
             .ledger
@@ -326,27 +312,11 @@ struct Play {
 
 impl Play {
     fn start(&mut self, kind: &str, number: u64, inline: bool) -> Child {
-        let seed = self.random.below(u64::MAX);
-        let me = std::env::current_exe().expect("this program has a path");
-        let mut command = if inline {
-            let [jericho, run, dashes] = again::run_prefix();
-            let mut command = Command::new(jericho);
-            command.args([run, dashes]).arg(me);
-            command
-        } else {
-            Command::new(me)
-        };
-        let (on_mount, ledger) = (self.stage.on_mount.display(), self.ledger.display());
-        command
-            .args(["killed::role", "--exact", "--ignored", "--nocapture"])
-            .env(
-                ROLE,
-                format!("{kind}\t{number}\t{seed}\t{on_mount}\t{ledger}"),
-            )
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command.spawn().expect("this program runs")
+        let (number, seed) = (number.to_string(), self.random.below(u64::MAX).to_string());
+        let path = |path: &Path| path.display().to_string();
+        let (on_mount, ledger) = (path(&self.stage.on_mount), path(&self.ledger));
+        let role = [kind, &number, &seed, &on_mount, &ledger];
+        roles::start(&mut roles::command("killed::role", &role, inline))
     }
 
     fn start_writer(&mut self, writer: u64) -> Child {
@@ -382,37 +352,11 @@ impl Play {
         let pid = rustix::process::Pid::from_raw(pid).expect("a process id");
         let killed = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         let child = &mut self.writers[writer as usize];
-        wait_for_end(child, &format!("writer {writer}, which was killed,"));
+        roles::wait_for_end(child, &format!("writer {writer}, which was killed,"), HANG);
         if killed.is_err() {
             panic!("writer {writer} had ended by itself:\n{}", said_by(child));
         }
         self.stage.assert_nothing_foreign(writer);
-    }
-}
-
-fn said_by(child: &mut Child) -> String {
-    let mut said = String::new();
-    for pipe in [
-        child.stdout.take().map(std::io::read_to_string),
-        child.stderr.take().map(std::io::read_to_string),
-    ] {
-        said += &pipe.and_then(Result::ok).unwrap_or_default();
-    }
-    said
-}
-
-fn wait_for_end(child: &mut Child, who: &str) -> std::process::ExitStatus {
-    let deadline = Instant::now() + HANG;
-    loop {
-        if let Some(status) = child.try_wait().expect("wait") {
-            return status;
-        }
-        if Instant::now() > deadline {
-            // It does not have to die for the test to end.
-            let _ = child.kill();
-            panic!("{who} hangs");
-        }
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -432,11 +376,6 @@ impl Drop for Play {
             }
         }
     }
-}
-
-fn from_environment(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
 }
 
 #[test]
@@ -460,7 +399,7 @@ fn programs_killed_in_their_writes_leave_nothing_that_nobody_wrote() {
         volume,
         ledger,
         writers: Vec::new(),
-        random: Random(seed),
+        random: Random::new(seed),
     };
     for writer in 0..WRITERS {
         // Nobody's pages are whole until their writer says so.
@@ -489,7 +428,7 @@ fn programs_killed_in_their_writes_leave_nothing_that_nobody_wrote() {
     }
     play.stage.ledger.set(Entry::Stop, 1);
     for (how, mut child) in verifiers {
-        let status = wait_for_end(&mut child, &format!("who verifies {how}"));
+        let status = roles::wait_for_end(&mut child, &format!("who verifies {how}"), HANG);
         let said = said_by(&mut child);
         assert!(status.success(), "verifying {how}:\n{said}");
         let judged = said.lines().find_map(|line| line.strip_prefix("judged "));

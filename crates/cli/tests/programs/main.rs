@@ -19,6 +19,7 @@ mod killed;
 mod large;
 mod program;
 mod rehome;
+mod roles;
 mod same;
 mod small_files;
 mod sqlite;
