@@ -8,6 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// First window in pages; it doubles from there.
 const WINDOW_MIN: u32 = 16;
+/// A window is asked for in pieces of this part of it: by halves, a device that is as fast as its reader runs dry
+/// between two of them, and each is so long a transfer that its first page waits for many others.
+const PIECES: u32 = 16;
+/// Asking costs more than reading these pages.
+const PIECE_MIN: u32 = 8;
+/// Where a reader keeps several reads on their way, several threads serve them, in any order: so many reads away from where
+/// the next would begin, one still belongs to the stream.
+const IN_FLIGHT: u32 = 16;
 
 /// The reading position of one descriptor.
 #[derive(Debug, Default)]
@@ -20,6 +28,8 @@ pub struct ReadAhead {
     window: AtomicU32,
     /// Up to this page there is enough ahead of a sequential reader.
     quiet: AtomicU64,
+    /// Page after the last read that did not belong to the stream: the next stream, should another read go on there.
+    apart: AtomicU64,
 }
 
 impl ReadAhead {
@@ -30,6 +40,7 @@ impl ReadAhead {
             ahead: AtomicU64::new(0),
             window: AtomicU32::new(0),
             quiet: AtomicU64::new(0),
+            apart: AtomicU64::new(0),
         }
     }
 
@@ -37,9 +48,7 @@ impl ReadAhead {
     /// readers of one descriptor on many CPUs share this.
     #[inline]
     pub fn goes_on(&self, first: u64) -> bool {
-        let next = self.next.load(Relaxed);
-        // Small reads come several times to the page that the last one ended in.
-        first == next || (next > 0 && first + 1 == next)
+        follows(first, self.next.load(Relaxed))
     }
 
     /// Forgets the position.
@@ -48,6 +57,7 @@ impl ReadAhead {
         self.ahead.store(0, Relaxed);
         self.window.store(0, Relaxed);
         self.quiet.store(0, Relaxed);
+        self.apart.store(0, Relaxed);
     }
 
     /// Whether a read of pages `[first, end)` that hits needs no `advance`: it goes not on from where the last one ended,
@@ -73,31 +83,40 @@ impl ReadAhead {
         file_pages: u64,
         window_max: u32,
     ) -> Option<Range<u64>> {
-        let sequential = self.goes_on(first);
-        if self.next.load(Relaxed) != end {
+        let length = (end - first) as u32;
+        let (mut next, mut window) = (self.next.load(Relaxed), self.window.load(Relaxed));
+        let mut ahead = self.ahead.load(Relaxed);
+        let near = u64::from(window).max(u64::from(length) * u64::from(IN_FLIGHT));
+        let is_near = window > 0 && first + near >= next && first <= next.max(ahead) + near;
+        if !follows(first, next) && !is_near {
+            if !follows(first, self.apart.load(Relaxed)) {
+                // One read that is late or goes astray does not end the stream; a random reader's soon do.
+                self.apart.store(end, Relaxed);
+                if window > 0 {
+                    let less = window / 2;
+                    self.window
+                        .store(if less < WINDOW_MIN { 0 } else { less }, Relaxed);
+                }
+                return None;
+            }
+            (next, window, ahead) = (0, 0, 0);
+        }
+        let end = end.max(next);
+        if next != end {
             self.next.store(end, Relaxed);
         }
-        let window = self.window.load(Relaxed);
-        if !sequential {
-            if window != 0 {
-                self.window.store(0, Relaxed);
-            }
-            self.ahead.store(0, Relaxed);
-            self.quiet.store(0, Relaxed);
-            return None;
-        }
-        let ahead = self.ahead.load(Relaxed).max(end);
-        if window > 0 && ahead > end + u64::from(window / 2) {
+        let ahead = ahead.max(end);
+        if window > 0 && ahead > end + u64::from(window - piece(window)) {
             return None;
         }
         let window = (window * 2)
-            .max((end - first) as u32 * 2)
+            .max(length * 2)
             .clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
         let until = (end + u64::from(window)).min(file_pages);
         let enough = match until {
             // There is no more to be asked for.
             until if until == file_pages => until,
-            until => until - u64::from(window / 2) - 1,
+            until => until - u64::from(window - piece(window)) - 1,
         };
         self.quiet.store(enough, Relaxed);
         if ahead >= until {
@@ -107,6 +126,17 @@ impl ReadAhead {
         self.ahead.store(until, Relaxed);
         Some(ahead..until)
     }
+}
+
+/// How much of a window is asked for at a time.
+fn piece(window: u32) -> u32 {
+    (window / PIECES).max(PIECE_MIN)
+}
+
+/// Whether a read that begins at page `first` goes on from one that ended before page `next`.
+fn follows(first: u64, next: u64) -> bool {
+    // Small reads come several times to the page that the last one ended in.
+    first == next || (next > 0 && first + 1 == next)
 }
 
 #[cfg(test)]
@@ -133,10 +163,77 @@ mod tests {
     }
 
     #[test]
+    fn reads_of_a_stream_may_come_in_any_order() {
+        // Eight of 32 pages each are on their way; they come as eight threads happen to take them.
+        let (reader, mut asked) = (ReadAhead::default(), 0);
+        let mut random = 1u32;
+        let mut coming: Vec<u64> = (0..8).collect();
+        let (mut next, mut late) = (8, 0);
+        while next < 3000 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let oldest = (0..8).min_by_key(|at| coming[*at]).unwrap_or(0);
+            let is_overdue = coming[oldest] + 24 < next;
+            let chosen = if is_overdue {
+                oldest
+            } else {
+                random as usize >> 8 & 7
+            };
+            let first = 32 * coming.swap_remove(chosen);
+            if next > 64 && first + 32 > asked {
+                late += 1;
+            }
+            if let Some(range) = reader.advance(first, first + 32, 100_000, 1024) {
+                assert!(range.start <= asked.max(first + 32 * 8), "{range:?}");
+                asked = range.end;
+            }
+            coming.push(next);
+            next += 1;
+        }
+        assert_eq!(late, 0, "reads that nobody had asked for");
+    }
+
+    #[test]
+    fn a_window_is_asked_for_in_pieces() {
+        let reader = ReadAhead::default();
+        let asked: Vec<u64> = (0..10_000)
+            .filter_map(|page| reader.advance(page, page + 1, 100_000, 1024))
+            .map(|range| range.end - range.start)
+            .collect();
+        let (growing, steady) = asked.split_at(10);
+        assert_eq!(steady, vec![64; steady.len()], "after {growing:?}");
+    }
+
+    #[test]
+    fn quiet_is_where_nothing_would_be_asked_for() {
+        let (reader, other) = (ReadAhead::default(), ReadAhead::default());
+        for page in 0..10_000 {
+            let quiet = reader.is_quiet(page, page + 1);
+            let asked = other.advance(page, page + 1, 9000, 512);
+            assert!(!(quiet && asked.is_some()), "page {page}: {asked:?}");
+            if !quiet {
+                reader.advance(page, page + 1, 9000, 512);
+            }
+        }
+    }
+
+    #[test]
     fn a_random_reader_gets_nothing() {
         let reader = ReadAhead::default();
         for page in [50, 10, 900, 333, 7, 1200] {
             assert_eq!(reader.advance(page, page + 1, 10_000, 512), None);
         }
+    }
+
+    #[test]
+    fn a_reader_that_jumps_away_gets_nothing_until_it_goes_on() {
+        let reader = ReadAhead::default();
+        for page in 0..1000 {
+            reader.advance(page, page + 1, 100_000, 512);
+        }
+        for page in [50_000, 90_000, 20_000] {
+            assert_eq!(reader.advance(page, page + 1, 100_000, 512), None);
+        }
+        let range = reader.advance(20_001, 20_002, 100_000, 512);
+        assert_eq!(range, Some(20_002..20_018));
     }
 }
