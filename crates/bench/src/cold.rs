@@ -19,6 +19,7 @@ use crate::compare::{Comparison, Side};
 use crate::fio::Job;
 use crate::mounts::{Volume, run as run_command};
 use crate::null::{self, NullMount};
+use crate::relay::{self, Relay};
 use crate::settings::{MIB, Settings};
 
 /// One way to read the file.
@@ -264,13 +265,20 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             };
             // What the transport alone can do, without a device.
             let null = NullMount::mount(settings)?;
+            // And with the device, but nothing else.
+            let relay = Relay::mount(settings, &raw_file, data_offset, bytes)?;
             let transport = || fio(&null.mnt().join(NAME), &args);
+            let mut bounds = vec![Side::new(null::NAME, transport)];
+            if let Some(relay) = &relay {
+                let relayed = || fio(&relay.mnt().join(NAME), &args);
+                bounds.push(Side::new(relay::NAME, relayed));
+            }
             let through_fuse = comparison(mount_name, "mount, io_uring", Some(0.9));
             comparisons.push(through_fuse.run_with(
                 settings.rounds,
                 through_the_mount,
                 raw,
-                vec![Side::new(null::NAME, transport)],
+                bounds,
             )?);
         }
         if wanted(&slice_name) {

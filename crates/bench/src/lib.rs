@@ -15,6 +15,7 @@ pub mod hits;
 pub mod inline;
 pub mod mounts;
 pub mod null;
+pub mod relay;
 pub mod report;
 pub mod settings;
 pub mod small_files;

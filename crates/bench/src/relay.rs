@@ -1,0 +1,78 @@
+//! The program `relay` (programs/relay.c): the least that a daemon can do that has to ask a device for what is read through
+//! the kernel's FUSE transport.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::Result;
+use crate::mounts::run;
+use crate::settings::Settings;
+
+const SOURCE: &str = include_str!("../programs/relay.c");
+
+/// What it is called in tables.
+pub const NAME: &str = "a FUSE filesystem that does nothing but read the device";
+
+/// The relay, mounted and served by a process of its own.
+pub struct Relay {
+    mnt: PathBuf,
+    /// Ends when it is unmounted.
+    process: Child,
+}
+
+impl Relay {
+    /// Compiles it into the directory of the run, and mounts it there: every name in it is `bytes` of `file` from
+    /// `offset` on. `None`, and a word on standard error, for who may not mount.
+    pub fn mount(
+        settings: &Settings,
+        file: &Path,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Option<Relay>> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("relay: only root can mount it; its bound is left out");
+            return Ok(None);
+        }
+        let (source, program) = (settings.dir.join("relay.c"), settings.dir.join("relay"));
+        let mnt = settings.dir.join("relay.mnt");
+        std::fs::write(&source, SOURCE)?;
+        run(Command::new("cc")
+            .args(["-std=c11", "-O2", "-o"])
+            .args([&program, &source])
+            .arg("-luring"))?;
+        std::fs::create_dir_all(&mnt)?;
+        let mut process = Command::new(&program)
+            .arg(file)
+            .args([offset.to_string(), bytes.to_string()])
+            .arg(&mnt)
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut said = String::new();
+        if let Some(stdout) = process.stdout.take() {
+            BufReader::new(stdout).read_line(&mut said)?;
+        }
+        let relay = Relay { mnt, process };
+        if said.trim() != "mounted" {
+            return Err("relay did not mount; what it says is above".into());
+        }
+        Ok(Some(relay))
+    }
+
+    /// Where it is mounted.
+    pub fn mnt(&self) -> &Path {
+        &self.mnt
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let unmounted = run(Command::new("umount").arg(&self.mnt));
+        if let Err(error) = unmounted {
+            eprintln!("relay: {error}");
+            // Without its server the mount answers every call with an error, and can be taken away.
+            drop(self.process.kill());
+        }
+        drop(self.process.wait());
+    }
+}
