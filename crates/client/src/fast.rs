@@ -175,16 +175,20 @@ impl<'a> File<'a> {
     /// `None`: it is not as simple as that, and `out` holds nothing of use.
     #[inline(always)]
     pub fn read_page(&self, thread: &Thread, at: u64, out: &mut [u8]) -> Option<usize> {
+        let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
+        let guess = thread.lately.frame(page);
+        self.memory.fetch(guess, within, 1);
         let seen = self.size_word().ok()?;
         let left = seen.bytes().checked_sub(at)?;
         let len = left.min(out.len() as u64) as usize;
-        let within = (at % PAGE_BYTES) as usize;
         if len == 0 || len > PAGE - within {
             return None;
         }
-        let key = self.key.with_page(at / PAGE_BYTES);
+        let key = self.key.with_page(page);
         let line = thread.lately.line(key, || self.memory.home_line(key));
-        let hit = self.memory.try_read(line, key, within, &mut out[..len])?;
+        let out = &mut out[..len];
+        let learn = |frame| thread.lately.was_in(page, frame);
+        let hit = self.memory.try_read(line, key, guess, learn, within, out)?;
         if !hit.marked {
             thread.lately.mark(hit.index);
         }
@@ -291,21 +295,23 @@ impl<'a> File<'a> {
     /// same bytes are to be written by `write`; some may be there already.
     #[inline(always)]
     pub fn write_page(&self, thread: &Thread, at: u64, data: &[u8]) -> Option<()> {
+        let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
+        self.memory.fetch(thread.lately.frame(page), within, 1);
         self.may_write().ok()?;
         let seen = self.size_word().ok()?;
-        let within = (at % PAGE_BYTES) as usize;
         let left = seen.bytes().checked_sub(at)?;
         if data.len() as u64 > left || data.len() > PAGE - within {
             return None;
         }
-        let key = self.key.with_page(at / PAGE_BYTES);
+        let key = self.key.with_page(page);
         let still = || self.slot.size().same_cuts(seen);
         let owner = self.session.owner;
         let line = thread.lately.line(key, || self.memory.home_line(key));
-        let was_clean = self
+        let written = self
             .memory
             .try_write(line, key, within, data, owner, still)?;
-        if was_clean {
+        thread.lately.was_in(page, written.frame);
+        if written.was_clean {
             announce(self.session, key);
         }
         self.wrote();
@@ -479,8 +485,12 @@ impl<'a> File<'a> {
         let (epoch, owner) = (self.memory.epoch(), self.session.owner);
         let (mut done, mut ring) = (0, false);
         let mut result = Ok(());
+        let end = at + len as u64;
         for (page, within, len) in pieces(at, len) {
             let key = self.key.with_page(page);
+            if (page + 1) * PAGE_BYTES < end {
+                self.memory.fetch_page(self.key.with_page(page + 1));
+            }
             let written = source.next(len, |bytes| {
                 self.memory
                     .write_if(key, within, bytes, owner, epoch, &still)

@@ -53,6 +53,9 @@ pub fn write(
 ) -> usize {
     let (mut done, mut first, mut count) = (0, 0, 0u32);
     for (page, within, len) in pieces(offset, data.len()) {
+        if done + len < data.len() {
+            memory.fetch_page(Key::new(object, page + 1));
+        }
         let data = &data[done..done + len];
         let Ok(was_clean) = memory.write(Key::new(object, page), within, data, owner, epoch) else {
             break;

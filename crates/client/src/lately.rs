@@ -11,7 +11,12 @@ use crate::placement;
 
 /// Hits for which it is good where they count. A thread that the kernel moves counts so many, of a page at most, for the
 /// node that it left.
-const HITS: u8 = 16;
+const HITS: u8 = 32;
+
+/// Pages that were read or written one behind the other lie in neighbouring frames: so many, mostly.
+const REGION_PAGES: u64 = 256;
+/// Regions of which a thread remembers where they are: of 128 MiB.
+const REGIONS: usize = 128;
 
 /// Where hits of a file count.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +43,8 @@ pub struct Lately {
     hits: Cell<u8>,
     bytes: Cell<u32>,
     place: Cell<Option<Place<'static>>>,
+    /// Of each region of a file, in which frame its first page would be if all were in neighbouring ones, less the page.
+    frames: [Cell<u32>; REGIONS],
 }
 
 impl Lately {
@@ -51,6 +58,7 @@ impl Lately {
             hits: Cell::new(0),
             bytes: Cell::new(0),
             place: Cell::new(None),
+            frames: [const { Cell::new(0) }; REGIONS],
         }
     }
 
@@ -86,13 +94,31 @@ impl Lately {
         self.line.get()
     }
 
+    /// The frame where a page of the last file probably is.
+    #[inline(always)]
+    pub fn frame(&self, page: u64) -> u32 {
+        self.region(page).get().wrapping_add(page as u32)
+    }
+
+    /// A page of the last file was there.
+    #[inline(always)]
+    pub fn was_in(&self, page: u64, frame: u32) {
+        self.region(page).set(frame.wrapping_sub(page as u32));
+    }
+
+    #[inline(always)]
+    fn region(&self, page: u64) -> &Cell<u32> {
+        &self.frames[(page / REGION_PAGES) as usize % REGIONS]
+    }
+
     /// Counts a hit of the last file, of that many bytes.
     #[inline(always)]
     pub fn count(&self, thread: &Thread, write: bool, bytes: usize) {
-        if self.hits.get() == 0 {
+        let (left, is_over) = self.hits.get().overflowing_sub(1);
+        self.hits.set(left);
+        if is_over {
             self.renew(thread);
         }
-        self.hits.set(self.hits.get().wrapping_sub(1));
         self.bytes.set(self.bytes.get().wrapping_add(bytes as u32));
         if let Some(place) = self.place.get() {
             place.count(write, bytes);
@@ -101,8 +127,9 @@ impl Lately {
 
     #[cold]
     fn renew(&self, thread: &Thread) {
+        self.hits.set(0);
         self.flush(&thread.placement);
-        self.hits.set(HITS);
+        self.hits.set(HITS - 1);
         if let Some((_, file)) = self.file.get() {
             self.place.set(Some(file.place(thread)));
         }
@@ -154,5 +181,25 @@ impl Place<'_> {
             calls: 1,
         };
         self.counter.add(access, self.alone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_where_its_neighbours_say() {
+        let lately = Lately::new();
+        lately.was_in(1000, 5000);
+        assert_eq!((lately.frame(1000), lately.frame(1001)), (5000, 5001));
+        assert_eq!(lately.frame(770), 4770);
+        // Neighbours that lie before the first frame, and pages beyond what 32 bits say, are as good as any guess.
+        lately.was_in(3, 1);
+        assert_eq!((lately.frame(4), lately.frame(2)), (2, 0));
+        let far = 1 << 33 | 5;
+        lately.was_in(far, 9);
+        assert_eq!(lately.frame(far + 1), 10);
+        assert_eq!(lately.frame(1000), 5000, "another region");
     }
 }

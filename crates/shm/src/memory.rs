@@ -94,6 +94,39 @@ pub struct Found {
     pub state: State,
 }
 
+/// As many lines as a CPU waits for at a time.
+const FETCHED_BYTES: usize = 16 * 64;
+
+/// Has the CPU fetch a line of memory into its caches. The address may be any.
+#[inline(always)]
+fn fetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch touches nothing that a program could see, and no address makes it fail. The instruction is
+    // part of every processor of this architecture.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// The same number, of which the compiler does not know that it is.
+#[inline(always)]
+fn unrelated(number: u32) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut number = number;
+        // SAFETY: no instruction at all.
+        unsafe {
+            std::arch::asm!("/* {0:e} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags));
+        }
+        number
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::hint::black_box(number)
+}
+
 /// An entry whose page was read.
 #[derive(Clone, Copy, Debug)]
 pub struct Hit {
@@ -101,6 +134,15 @@ pub struct Hit {
     pub index: u32,
     /// Whether it is marked as used at the present epoch.
     pub marked: bool,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// The page was clean before, and the slice has to be told that it is dirty.
+    pub was_clean: bool,
+    /// The frame that holds the page.
+    pub frame: u32,
 }
 
 /// The memory of one slice.
@@ -305,6 +347,28 @@ impl SliceMemory {
         }
     }
 
+    /// Has the CPU fetch what is probably wanted next: the beginning of `len` bytes at `offset` of a frame, which may be any
+    /// number. Otherwise memory is idle until the table has told where a page is, and for a write until its latch is had.
+    #[inline(always)]
+    pub fn fetch(&self, frame: u32, offset: usize, len: usize) {
+        let at = ((frame as usize) << PAGE_BYTES.trailing_zeros()).wrapping_add(offset);
+        let at = self.begins.frames.as_ptr().wrapping_add(at);
+        fetch_line(at);
+        if len >= FETCHED_BYTES {
+            for line in 1..FETCHED_BYTES / 64 {
+                fetch_line(at.wrapping_add(64 * line));
+            }
+        }
+    }
+
+    /// The same for the first bytes of a page, if that is where it belongs.
+    #[inline]
+    pub fn fetch_page(&self, key: Key) {
+        if let Some((found, _)) = self.find_in(self.home_line(key), key) {
+            self.fetch(found.state.frame(), 0, PAGE_BYTES as usize);
+        }
+    }
+
     /// The line to which a page belongs, the same for all of a group. Below the number of lines.
     #[inline]
     pub fn home_line(&self, key: Key) -> u32 {
@@ -405,14 +469,30 @@ impl SliceMemory {
     }
 
     /// As `read_unmarked`, of a page that lies in a line (see `home_line`) and that nobody is changing: `None` for any other, and
-    /// when it changed meanwhile. The mark is the caller's affair.
+    /// when it changed meanwhile. The mark is the caller's affair. `guess` is the frame that the page is probably in: when it is,
+    /// the CPU need not wait for the table before it begins to copy; when not, `learn` is told in which it is.
     #[inline(always)]
-    pub fn try_read(&self, line: u32, key: Key, offset: usize, out: &mut [u8]) -> Option<Hit> {
+    pub fn try_read(
+        &self,
+        line: u32,
+        key: Key,
+        guess: u32,
+        learn: impl FnOnce(u32),
+        offset: usize,
+        out: &mut [u8],
+    ) -> Option<Hit> {
         let (Found { index, state }, entry) = self.find_in(line, key)?;
         if !state.is_readable() {
             return None;
         }
-        self.copy_out(state.frame(), offset, out).ok()?;
+        // The CPU foresees the way that this jump goes, and copies from an address that does not come out of the table.
+        let frame = if state.frame() == guess {
+            unrelated(guess)
+        } else {
+            learn(state.frame());
+            state.frame()
+        };
+        self.copy_out(frame, offset, out).ok()?;
         if !entry.state_after_copy().is_same_page(state) {
             return None;
         }
@@ -441,15 +521,18 @@ impl SliceMemory {
         data: &[u8],
         owner: u16,
         still: impl Fn() -> bool,
-    ) -> Option<bool> {
+    ) -> Option<Written> {
         let (Found { index, state }, entry) = self.find_in(line, key)?;
+        // Before the latch: its locked instruction lets no access of the copy pass it.
+        self.fetch(state.frame(), offset, data.len());
         let copy = |frame| match still() {
             true => self.overwrite(frame, offset, data),
             false => Err(Miss::Changed),
         };
         let was_clean = try_write(entry, state, owner, copy).ok()??;
         self.touch(index, self.epoch());
-        Some(was_clean)
+        let frame = state.frame();
+        Some(Written { was_clean, frame })
     }
 
     /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was
@@ -751,6 +834,23 @@ mod tests {
         assert!(!m.remove(index, seen));
         fill(&m, Key::new(1, 1), 0, 2);
         assert!(!m.entry(index).state_after_copy().is_same_page(seen));
+    }
+
+    #[test]
+    fn a_guess_changes_nothing_but_who_learns_of_it() {
+        let m = memory(64);
+        let key = Key::new(1, 0);
+        fill(&m, key, 5, 7);
+        fill(&m, Key::new(1, 1), 6, 8);
+        for guess in [5, 6, 63, 64, u32::MAX] {
+            let (learned, mut out) = (std::cell::Cell::new(None), [0; 100]);
+            m.fetch(guess, 50, PAGE);
+            let learn = |frame| learned.set(Some(frame));
+            let hit = m.try_read(m.home_line(key), key, guess, learn, 50, &mut out);
+            assert!(hit.is_some_and(|hit| m.entry(hit.index).is(key)));
+            assert_eq!(out, [7; 100]);
+            assert_eq!(learned.get(), (guess != 5).then_some(5), "guessed {guess}");
+        }
     }
 
     #[test]
