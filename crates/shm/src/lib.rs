@@ -13,6 +13,7 @@ mod lock;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
+mod prefetch;
 mod ring;
 mod slots;
 mod sync;

@@ -17,6 +17,7 @@ use jericho_sys::memory::Mapping;
 
 use crate::access::{before_fill, check_writable, try_read, try_write};
 use crate::entry::{Entry, Key, State};
+use crate::prefetch;
 
 /// Entries in a line.
 pub const WAYS: u32 = 4;
@@ -92,39 +93,6 @@ pub struct Found {
     pub index: u32,
     /// State at the lookup.
     pub state: State,
-}
-
-/// As many lines as a CPU waits for at a time.
-const FETCHED_BYTES: usize = 16 * 64;
-
-/// Has the CPU fetch a line of memory into its caches. The address may be any.
-#[inline(always)]
-fn fetch_line(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch touches nothing that a program could see, and no address makes it fail. The instruction is
-    // part of every processor of this architecture.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// The same number, of which the compiler does not know that it is.
-#[inline(always)]
-fn unrelated(number: u32) -> u32 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let mut number = number;
-        // SAFETY: no instruction at all.
-        unsafe {
-            std::arch::asm!("/* {0:e} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags));
-        }
-        number
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    std::hint::black_box(number)
 }
 
 /// An entry whose page was read.
@@ -352,13 +320,7 @@ impl SliceMemory {
     #[inline(always)]
     pub fn fetch(&self, frame: u32, offset: usize, len: usize) {
         let at = ((frame as usize) << PAGE_BYTES.trailing_zeros()).wrapping_add(offset);
-        let at = self.begins.frames.as_ptr().wrapping_add(at);
-        fetch_line(at);
-        if len >= FETCHED_BYTES {
-            for line in 1..FETCHED_BYTES / 64 {
-                fetch_line(at.wrapping_add(64 * line));
-            }
-        }
+        prefetch::bytes(self.begins.frames.as_ptr().wrapping_add(at), len);
     }
 
     /// The same for the first bytes of a page, if that is where it belongs.
@@ -487,7 +449,7 @@ impl SliceMemory {
         }
         // The CPU foresees the way that this jump goes, and copies from an address that does not come out of the table.
         let frame = if state.frame() == guess {
-            unrelated(guess)
+            prefetch::unrelated(guess)
         } else {
             learn(state.frame());
             state.frame()
