@@ -64,9 +64,13 @@ impl Program {
         input.write_all(b"x").unwrap();
         let answer = self.0.stdout.as_mut().unwrap();
         answer.read_exact(&mut [0]).unwrap();
-        // It has answered: when it sleeps next, it stays asleep, and on its CPU.
-        let stat = format!("/proc/{}/stat", self.tid());
-        while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
+        // It has answered: when it sleeps next, it stays asleep, and on its CPU. Not its state tells, which says so a moment
+        // before it has left the CPU: a mask that changes in between moves it at once.
+        let syscall = format!("/proc/{}/syscall", self.tid());
+        while std::fs::read_to_string(&syscall)
+            .unwrap()
+            .starts_with("running")
+        {
             std::thread::yield_now();
         }
     }
