@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Result;
-use crate::mounts::run;
+use crate::mounts::{compile, run};
 use crate::settings::Settings;
 
 const SOURCE: &str = include_str!("../programs/access.c");
@@ -45,13 +45,8 @@ pub struct Loop<'a> {
 impl Access {
     /// Compiles it into the directory of the run.
     pub fn compile(settings: &Settings) -> Result<Access> {
-        let (source, program) = (settings.dir.join("access.c"), settings.dir.join("access"));
-        std::fs::write(&source, SOURCE)?;
-        run(Command::new("cc")
-            .args(["-std=c11", "-O2", "-pthread", "-o"])
-            .args([&program, &source]))?;
         Ok(Access {
-            program,
+            program: compile(settings, "access", SOURCE, "-pthread")?,
             jericho: settings.jericho.clone(),
         })
     }

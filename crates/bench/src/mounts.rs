@@ -23,6 +23,20 @@ pub fn run(command: &mut Command) -> Result<String> {
     Err(format!("{command:?} failed ({}):\n{out}{err}", output.status).into())
 }
 
+/// Compiles a program of the benchmark's own into the directory of the run; `flag` is one for the compiler.
+pub fn compile(settings: &Settings, name: &str, source: &str, flag: &str) -> Result<PathBuf> {
+    let (file, program) = (
+        settings.dir.join(format!("{name}.c")),
+        settings.dir.join(name),
+    );
+    fs::write(&file, source)?;
+    run(Command::new("cc")
+        .args(["-std=c11", "-O2", "-o"])
+        .args([&program, &file])
+        .arg(flag))?;
+    Ok(program)
+}
+
 /// A volume on an ordinary file.
 pub struct Volume {
     jericho: PathBuf,
@@ -190,7 +204,8 @@ fn device_of(path: &Path) -> Result<u64> {
         .dev())
 }
 
-fn detach(mnt: &Path) {
+/// Unmounts; says so when that fails.
+pub fn detach(mnt: &Path) {
     let lazily = [("umount", "-l"), ("fusermount3", "-uz")];
     let ended = lazily
         .iter()

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::Result;
-use crate::mounts::run;
+use crate::mounts::{compile, detach};
 use crate::settings::Settings;
 
 const SOURCE: &str = include_str!("../programs/relay.c");
@@ -34,15 +34,10 @@ impl Relay {
             eprintln!("relay: only root can mount it; its bound is left out");
             return Ok(None);
         }
-        let (source, program) = (settings.dir.join("relay.c"), settings.dir.join("relay"));
+        let program = compile(settings, "relay", SOURCE, "-luring")?;
         let mnt = settings.dir.join("relay.mnt");
-        std::fs::write(&source, SOURCE)?;
-        run(Command::new("cc")
-            .args(["-std=c11", "-O2", "-o"])
-            .args([&program, &source])
-            .arg("-luring"))?;
         std::fs::create_dir_all(&mnt)?;
-        let mut process = Command::new(&program)
+        let mut process = Command::new(program)
             .arg(file)
             .args([offset.to_string(), bytes.to_string()])
             .arg(&mnt)
@@ -67,12 +62,9 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        let unmounted = run(Command::new("umount").arg(&self.mnt));
-        if let Err(error) = unmounted {
-            eprintln!("relay: {error}");
-            // Without its server the mount answers every call with an error, and can be taken away.
-            drop(self.process.kill());
-        }
+        detach(&self.mnt);
+        // It ends by itself then; should it still be mounted, it must not be waited for without end.
+        drop(self.process.kill());
         drop(self.process.wait());
     }
 }
