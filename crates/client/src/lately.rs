@@ -43,7 +43,8 @@ pub struct Lately {
     hits: Cell<u8>,
     bytes: Cell<u32>,
     place: Cell<Option<Place<'static>>>,
-    /// Of each region of a file, in which frame its first page would be if all were in neighbouring ones, less the page.
+    /// Of each region of a file, the frame of one of its pages less the page: the same for all that lie in neighbouring frames.
+    /// What a file before this one has left is a wrong guess.
     frames: [Cell<u32>; REGIONS],
 }
 

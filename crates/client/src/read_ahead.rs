@@ -44,13 +44,6 @@ impl ReadAhead {
         }
     }
 
-    /// Whether a read that begins at page `first` goes on where the last one ended. Writes nothing: random
-    /// readers of one descriptor on many CPUs share this.
-    #[inline]
-    pub fn goes_on(&self, first: u64) -> bool {
-        follows(first, self.next.load(Relaxed))
-    }
-
     /// Forgets the position.
     pub fn reset(&self) {
         self.next.store(0, Relaxed);
@@ -61,10 +54,11 @@ impl ReadAhead {
     }
 
     /// Whether a read of pages `[first, end)` that hits needs no `advance`: it goes not on from where the last one ended,
-    /// or there is enough ahead of it. Moves the reader on in the latter case.
+    /// or there is enough ahead of it. Moves the reader on in the latter case; writes nothing in the former, as random
+    /// readers of one descriptor on many CPUs share this.
     #[inline]
     pub fn is_quiet(&self, first: u64, end: u64) -> bool {
-        if !self.goes_on(first) {
+        if !follows(first, self.next.load(Relaxed)) {
             return true;
         }
         let is_quiet = end <= self.quiet.load(Relaxed);
@@ -92,11 +86,9 @@ impl ReadAhead {
             if !follows(first, self.apart.load(Relaxed)) {
                 // One read that is late or goes astray does not end the stream; a random reader's soon do.
                 self.apart.store(end, Relaxed);
-                if window > 0 {
-                    let less = window / 2;
-                    self.window
-                        .store(if less < WINDOW_MIN { 0 } else { less }, Relaxed);
-                }
+                let half = window / 2;
+                let window = if half < WINDOW_MIN { 0 } else { half };
+                self.window.store(window, Relaxed);
                 return None;
             }
             (next, window, ahead) = (0, 0, 0);
@@ -134,6 +126,7 @@ fn piece(window: u32) -> u32 {
 }
 
 /// Whether a read that begins at page `first` goes on from one that ended before page `next`.
+#[inline]
 fn follows(first: u64, next: u64) -> bool {
     // Small reads come several times to the page that the last one ended in.
     first == next || (next > 0 && first + 1 == next)

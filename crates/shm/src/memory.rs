@@ -485,16 +485,31 @@ impl SliceMemory {
         still: impl Fn() -> bool,
     ) -> Option<Written> {
         let (Found { index, state }, entry) = self.find_in(line, key)?;
-        // Before the latch: its locked instruction lets no access of the copy pass it.
-        self.fetch(state.frame(), offset, data.len());
-        let copy = |frame| match still() {
-            true => self.overwrite(frame, offset, data),
-            false => Err(Miss::Changed),
-        };
-        let was_clean = try_write(entry, state, owner, copy).ok()??;
+        let written = self.write_found(entry, state, offset, data, owner, still);
+        let was_clean = written.ok()??;
         self.touch(index, self.epoch());
         let frame = state.frame();
         Some(Written { was_clean, frame })
+    }
+
+    /// Writes into the frame of `seen`, which a lookup found in `entry`, as `access::try_write` does, if `still` says so once
+    /// the latch is held.
+    #[inline(always)]
+    fn write_found(
+        &self,
+        entry: &Entry,
+        seen: State,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        still: impl Fn() -> bool,
+    ) -> Result<Option<bool>, Miss> {
+        // Before the latch: its locked instruction lets no access of the copy pass it.
+        self.fetch(seen.frame(), offset, data.len());
+        try_write(entry, seen, owner, |frame| match still() {
+            true => self.overwrite(frame, offset, data),
+            false => Err(Miss::Changed),
+        })
     }
 
     /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was
@@ -526,11 +541,8 @@ impl SliceMemory {
         let mut turns = 0;
         loop {
             let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
-            let copy = |frame| match still() {
-                true => self.overwrite(frame, offset, data),
-                false => Err(Miss::Changed),
-            };
-            if let Some(was_clean) = try_write(entry, state, owner, copy)? {
+            let written = self.write_found(entry, state, offset, data, owner, &still)?;
+            if let Some(was_clean) = written {
                 self.touch(index, epoch);
                 return Ok(was_clean);
             }
