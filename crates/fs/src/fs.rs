@@ -81,6 +81,11 @@ impl Fs {
         Fs::open_with_policy(volume, slices, options, Box::new(FollowParent))
     }
 
+    /// Whether changes have to wait for the device: more has been changed than is kept in memory.
+    pub fn is_behind(&self) -> bool {
+        !self.core.commits.has_room()
+    }
+
     /// As `open`, with another placement policy.
     pub fn open_with_policy(
         volume: Arc<Volume>,

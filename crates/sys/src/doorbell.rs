@@ -80,6 +80,11 @@ impl Doorbell {
             && self.state.swap(AWAKE, Ordering::AcqRel) == RUNG
     }
 
+    /// Owner: whether the bell was rung since the last `rise`.
+    pub(crate) fn has_rung(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == RUNG
+    }
+
     /// Owner: empties the eventfd after it was seen readable.
     pub(crate) fn drain(&self) {
         let mut counter = [0u8; 8];

@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::TopologyError;
 pub use human::format_human;
+pub use machine::possible_cpus;
 
 use locality::Locality;
 use machine::Machine;

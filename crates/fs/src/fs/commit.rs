@@ -185,9 +185,14 @@ impl Commits {
         self.work.notify_one();
     }
 
+    /// Whether changes would not have to wait for the device.
+    pub fn has_room(&self) -> bool {
+        self.weight.load(Ordering::Relaxed) < BATCH_CHANGES_MAX
+    }
+
     /// Waits while the batch is too large. The caller holds no lock.
     pub fn wait_for_room(&self) {
-        if self.weight.load(Ordering::Relaxed) < BATCH_CHANGES_MAX {
+        if self.has_room() {
             return;
         }
         let mut control = self.control.lock();

@@ -89,6 +89,30 @@ impl Fs {
         Err(ENOSPC)
     }
 
+    /// `begin_write`, if it can be done at once. False: it has to be asked for by who may wait; nothing was done.
+    pub fn try_begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> bool {
+        let core = &self.core;
+        let Some(end) = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX) else {
+            return false;
+        };
+        let Some(_shared) = file.exclusive.try_read() else {
+            return false;
+        };
+        if core.may_change().is_err()
+            || (offset > file.size() && file.tail_unsure.load(Ordering::Acquire))
+        {
+            return false;
+        }
+        let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+        if len == 0 || file.map.read().extents.covers(pages.clone()) {
+            return true;
+        }
+        let mut map = file.map.write();
+        let reserved = map.reserve(pages, &core.allocator);
+        file.count_blocks(&map);
+        reserved.is_ok()
+    }
+
     /// Zeroes what follows the end of the file in its last page, when that may hold bytes of a write whose
     /// size was lost: the file is about to grow past it. `exclusive` is held, shared at least.
     pub(super) fn clear_tail(&self, file: &Arc<File>) -> Result<()> {

@@ -148,6 +148,17 @@ impl File {
         Writing { file: self.clone() }
     }
 
+    /// `writing`, unless it would have to wait until the file has its new home.
+    pub fn try_writing(self: &Arc<Self>) -> Option<Writing> {
+        let mut writers = self.writers.try_lock()?;
+        if writers.shut {
+            return None;
+        }
+        writers.count += 1;
+        drop(writers);
+        Some(Writing { file: self.clone() })
+    }
+
     /// Keeps new writers out and waits until those that are there are done. Not to be called with
     /// `exclusive`, which writers take for a moment.
     pub(super) fn shut_writers_out(&self) {

@@ -1,0 +1,571 @@
+//! FUSE over io_uring (Linux 6.14; Documentation/filesystems/fuse/fuse-io-uring.rst and linux/fuse.h of the kernel).
+//!
+//! The kernel has one queue of requests for each CPU that the machine may have. For each request that may be with the
+//! daemon at once, a queue needs an *entry*: a header and a payload in the daemon's memory, registered by a command on the
+//! ring. The command ends when a request was put into the entry; the next one commits the reply and fetches again.
+//!
+//! # Who touches an entry when
+//! The kernel copies into an entry and out of it only inside io_uring_enter(2) of the thread that owns the ring (the flags
+//! SINGLE_ISSUER and DEFER_TASKRUN), and only while a command of that entry is queued. From the end of one command until
+//! the next one is pushed the entry is the daemon's, in two shares at most:
+//! - [`Payload`], which may be read, for a request that brought bytes along;
+//! - [`Reply`], which may write the payload, but only for a request that brought none.
+//!
+//! The next command is pushed when all shares are given back, in whatever thread that happens, so nobody ever reads what
+//! another one writes. A share keeps the memory mapped.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use io_uring::squeue::Entry128;
+use io_uring::{IoUring, opcode, types};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::doorbell::Doorbell;
+
+/// Length of `struct fuse_in_header`.
+pub const IN_HEADER_BYTES: usize = 40;
+/// The longest that the arguments of an operation are, beside its payload.
+pub const ARGUMENTS_BYTES: usize = 128;
+
+/// Of `struct fuse_uring_req_header`: what it has of `fuse_in_header` and `fuse_out_header`, of the arguments, and
+/// `fuse_uring_ent_in_out`.
+const ARGUMENTS_AT: usize = 128;
+const COMMIT_ID_AT: usize = ARGUMENTS_AT + ARGUMENTS_BYTES + 8;
+const PAYLOAD_BYTES_AT: usize = COMMIT_ID_AT + 8;
+const HEADER_BYTES: usize = ARGUMENTS_AT + ARGUMENTS_BYTES + 32;
+/// From one header to the next: whole cache lines.
+const HEADER_STRIDE_BYTES: usize = 320;
+
+/// `enum fuse_uring_cmd`.
+const REGISTER: u32 = 1;
+const COMMIT_AND_FETCH: u32 = 2;
+
+const GETEVENTS: u32 = 1;
+const DOORBELL_TAG: u64 = u64::MAX;
+
+/// Commands end with these when the mount has ended, or the ring ends.
+const ENDS: [i32; 3] = [libc::ENOTCONN, libc::ECANCELED, libc::ENODEV];
+
+/// Entries of a ring, in one anonymous mapping: first all headers, then all payloads.
+struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is process-wide and is unmapped only by its owner's drop; who may touch which of its bytes is the
+// protocol of the module.
+unsafe impl Send for Memory {}
+// SAFETY: as above: no method here gives out references.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(len: usize) -> io::Result<Memory> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Memory { base, len };
+        // A small request should cost a small page. Where it is refused, memory is all that it costs.
+        // SAFETY: the range is this mapping; the advice changes no content.
+        let _ = unsafe {
+            rustix::mm::madvise(memory.base.as_ptr().cast(), len, Advice::LinuxNoHugepage)
+        };
+        Ok(memory)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: nobody holds a share of an entry any more (each keeps this alive), and the ring that had commands on it
+        // is gone.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// What goes back to the kernel.
+enum Answer {
+    /// An errno.
+    Error(i32),
+    /// So many bytes at the start of the payload, written there by the reply's owner.
+    Filled(usize),
+    /// A few bytes.
+    Short([u8; 16], usize),
+    /// Bytes that are still to be copied.
+    Owned(Vec<u8>),
+}
+
+struct Slot {
+    /// Shares that are out.
+    shares: AtomicU32,
+    /// There from the moment that the reply is given back.
+    answer: Mutex<Option<Answer>>,
+}
+
+struct Shared {
+    memory: Memory,
+    payload_bytes: usize,
+    slots: Box<[Slot]>,
+    /// Entries of which all shares are back.
+    back: Mutex<Vec<u32>>,
+    doorbell: Arc<Doorbell>,
+}
+
+impl Shared {
+    fn header(&self, index: u32) -> *mut u8 {
+        let at = index as usize * HEADER_STRIDE_BYTES;
+        self.memory.base.as_ptr().wrapping_add(at)
+    }
+
+    fn payload(&self, index: u32) -> *mut u8 {
+        let headers = (self.slots.len() * HEADER_STRIDE_BYTES).next_multiple_of(4096);
+        let at = headers + index as usize * self.payload_bytes;
+        self.memory.base.as_ptr().wrapping_add(at)
+    }
+
+    fn give_back(&self, index: u32) {
+        // Release: what was done with the payload comes before the kernel gets it; acquire: of all shares.
+        if self.slots[index as usize]
+            .shares
+            .fetch_sub(1, Ordering::AcqRel)
+            == 1
+        {
+            self.back
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(index);
+            self.doorbell.ring();
+        }
+    }
+}
+
+/// The bytes that a request brought along.
+pub struct Payload {
+    shared: Arc<Shared>,
+    index: u32,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Payload {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the entry is not the kernel's while this share is out, the reply's owner may not write it when there is
+        // a payload (`Reply::room`), and `len` is within the entry (`FuseRing::take`).
+        unsafe { std::slice::from_raw_parts(self.shared.payload(self.index), self.len) }
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        self.shared.give_back(self.index);
+    }
+}
+
+/// The duty to answer one request. Dropped without an answer, it answers EIO: a request that nobody answers would hang its
+/// program for ever.
+pub struct Reply {
+    shared: Arc<Shared>,
+    index: u32,
+    /// How much of the payload may be written: nothing while there may be a [`Payload`].
+    room: usize,
+    answered: bool,
+}
+
+impl Reply {
+    /// Where the answer to a request without payload can be written, for `filled`; empty for others.
+    pub fn room(&mut self) -> &mut [u8] {
+        // SAFETY: with `room` > 0 this is the only share of the entry, which is not the kernel's until it is given back.
+        unsafe { std::slice::from_raw_parts_mut(self.shared.payload(self.index), self.room) }
+    }
+
+    /// Answers with an errno.
+    pub fn error(self, errno: i32) {
+        self.answer(Answer::Error(errno));
+    }
+
+    /// Answers with the first `len` bytes of `room`.
+    pub fn filled(self, len: usize) {
+        let len = len.min(self.room);
+        self.answer(Answer::Filled(len));
+    }
+
+    /// Answers with a few bytes (cut at 16).
+    pub fn short(self, bytes: &[u8]) {
+        let mut short = [0; 16];
+        let len = bytes.len().min(short.len());
+        short[..len].copy_from_slice(&bytes[..len]);
+        self.answer(Answer::Short(short, len));
+    }
+
+    /// Answers with bytes that the ring's thread copies. Longer than a payload, they are an EIO.
+    pub fn owned(self, bytes: Vec<u8>) {
+        self.answer(Answer::Owned(bytes));
+    }
+
+    fn answer(mut self, answer: Answer) {
+        self.put(answer);
+        self.answered = true;
+    }
+
+    fn put(&self, answer: Answer) {
+        let slot = &self.shared.slots[self.index as usize];
+        *slot.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.put(Answer::Error(libc::EIO));
+        }
+        self.shared.give_back(self.index);
+    }
+}
+
+/// A request of the kernel.
+pub struct Received {
+    /// `struct fuse_in_header`.
+    pub header: [u8; IN_HEADER_BYTES],
+    /// The operation's arguments, of `arguments_len` bytes.
+    pub arguments: [u8; ARGUMENTS_BYTES],
+    /// See `arguments`.
+    pub arguments_len: usize,
+    /// What else came: data to write, names.
+    pub payload: Option<Payload>,
+    /// The duty to answer.
+    pub reply: Reply,
+}
+
+/// The entries of some queues, and the ring that they come through. Belongs to the thread that waits first.
+pub struct FuseRing {
+    ring: IoUring<Entry128>,
+    shared: Arc<Shared>,
+    /// The queue of each entry.
+    queues: Vec<u16>,
+    /// The request that is in an entry.
+    commit_ids: Vec<u64>,
+    /// Header and payload of each entry, as the kernel wants to be told of them.
+    iovecs: Vec<[libc::iovec; 2]>,
+    /// Entries with a request that was not taken yet.
+    arrived: Vec<u32>,
+    /// Empty: changed for the list of what came back.
+    spare: Vec<u32>,
+    device: Option<OwnedFd>,
+    doorbell_armed: bool,
+    enabled: bool,
+    ended: bool,
+}
+
+// SAFETY: the raw pointers inside are those of `iovecs`, into the mapping that `shared` keeps; they are as good in one
+// thread as in another. Before its first wait the ring belongs to no thread.
+unsafe impl Send for FuseRing {}
+
+impl FuseRing {
+    /// A ring with `depth` entries for each of `queues` (CPU numbers), whose payloads have `payload_bytes` (whole pages; at
+    /// least what the mount allows in one request). Memory is taken when it is first used. Errors: EPERM and ENOSYS where
+    /// io_uring is forbidden or missing, EINVAL before Linux 6.1 or with nothing to serve, ENOMEM, EMFILE.
+    pub fn new(queues: &[u16], depth: usize, payload_bytes: usize) -> io::Result<FuseRing> {
+        let entries = queues.len().saturating_mul(depth);
+        if entries == 0 || entries > 16 << 10 || !payload_bytes.is_multiple_of(4096) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let mut builder = IoUring::builder();
+        builder
+            .dontfork()
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag();
+        // One command of each entry, and the poll of the doorbell.
+        let ring = builder.build((entries as u32 + 1).next_power_of_two())?;
+        let headers = (entries * HEADER_STRIDE_BYTES).next_multiple_of(4096);
+        let shared = Arc::new(Shared {
+            memory: Memory::new(headers + entries * payload_bytes)?,
+            payload_bytes,
+            slots: (0..entries)
+                .map(|_| Slot {
+                    shares: AtomicU32::new(0),
+                    answer: Mutex::new(None),
+                })
+                .collect(),
+            back: Mutex::new(Vec::with_capacity(entries)),
+            doorbell: Arc::new(Doorbell::new()?),
+        });
+        let iovec = |base: *mut u8, len| libc::iovec {
+            iov_base: base.cast(),
+            iov_len: len,
+        };
+        Ok(FuseRing {
+            ring,
+            queues: queues
+                .iter()
+                .flat_map(|queue| std::iter::repeat_n(*queue, depth))
+                .collect(),
+            commit_ids: vec![0; entries],
+            iovecs: (0..entries as u32)
+                .map(|index| {
+                    let header = iovec(shared.header(index), HEADER_BYTES);
+                    [header, iovec(shared.payload(index), payload_bytes)]
+                })
+                .collect(),
+            arrived: Vec::with_capacity(entries),
+            spare: Vec::with_capacity(entries),
+            shared,
+            device: None,
+            doorbell_armed: false,
+            enabled: false,
+            ended: false,
+        })
+    }
+
+    /// Registers the entries with the mount behind `device`, which has agreed to FUSE_OVER_IO_URING; the first wait tells
+    /// the kernel. May be called once.
+    pub fn register(&mut self, device: OwnedFd) {
+        let fd = types::Fd(device.as_raw_fd());
+        self.device = Some(device);
+        for index in 0..self.queues.len() {
+            let entry = opcode::UringCmd80::new(fd, REGISTER)
+                .cmd(command(self.queues[index], 0))
+                .addr(Some(self.iovecs[index].as_ptr() as u64))
+                .build();
+            let parts = self.iovecs[index].len() as u32;
+            self.push(with_len(entry, parts).user_data(index as u64));
+        }
+    }
+
+    /// What ends a wait of the ring's thread.
+    pub fn doorbell(&self) -> Arc<Doorbell> {
+        self.shared.doorbell.clone()
+    }
+
+    /// The mount has ended: no request will come any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Sends the answers that are there, and returns when a request has come (`take` has it), when an answer has been given
+    /// elsewhere, when the doorbell was rung, or when the mount has ended. Looks for `look` before it sleeps. Errors: what
+    /// the kernel says to the registration (EINVAL: the payloads are too small, EOPNOTSUPP: it was not agreed to).
+    pub fn wait(&mut self, look: Duration) -> io::Result<()> {
+        if !self.enabled {
+            self.ring.submitter().register_enable_rings()?;
+            self.enabled = true;
+        }
+        // Before the answers are looked at: one that comes later rings again.
+        self.shared.doorbell.rise();
+        self.commit();
+        let mut begun = None;
+        loop {
+            self.enter(0)?;
+            self.reap()?;
+            if !self.arrived.is_empty() || self.ended || self.shared.doorbell.has_rung() {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if now.duration_since(*begun.get_or_insert(now)) >= look {
+                break;
+            }
+        }
+        self.arm_doorbell();
+        let want = usize::from(self.shared.doorbell.doze());
+        let entered = self.enter(want);
+        // Whatever it was rung for is seen by the next wait, or by who called this one.
+        self.shared.doorbell.rise();
+        entered?;
+        self.reap()
+    }
+
+    /// A request that has come.
+    pub fn take(&mut self) -> Option<Received> {
+        let index = self.arrived.pop()?;
+        let header_at = self.shared.header(index);
+        let mut header = [0; IN_HEADER_BYTES];
+        let mut arguments = [0; ARGUMENTS_BYTES];
+        // SAFETY: the entry's command has ended, so the kernel does not touch it; its header is this thread's alone, and
+        // as long as HEADER_BYTES.
+        let (commit_id, payload_bytes) = unsafe {
+            ptr::copy_nonoverlapping(header_at, header.as_mut_ptr(), header.len());
+            let from = header_at.wrapping_add(ARGUMENTS_AT);
+            ptr::copy_nonoverlapping(from, arguments.as_mut_ptr(), arguments.len());
+            (
+                header_at.wrapping_add(COMMIT_ID_AT).cast::<u64>().read(),
+                header_at
+                    .wrapping_add(PAYLOAD_BYTES_AT)
+                    .cast::<u32>()
+                    .read() as usize,
+            )
+        };
+        self.commit_ids[index as usize] = commit_id;
+        let whole = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        let payload_bytes = payload_bytes.min(self.shared.payload_bytes);
+        let arguments_len = whole
+            .saturating_sub(IN_HEADER_BYTES + payload_bytes)
+            .min(ARGUMENTS_BYTES);
+        let lent = payload_bytes > 0;
+        let slot = &self.shared.slots[index as usize];
+        // Relaxed: whoever gets a share gets it from this thread.
+        slot.shares.store(1 + u32::from(lent), Ordering::Relaxed);
+        Some(Received {
+            header,
+            arguments,
+            arguments_len,
+            payload: lent.then(|| Payload {
+                shared: self.shared.clone(),
+                index,
+                len: payload_bytes,
+            }),
+            reply: Reply {
+                shared: self.shared.clone(),
+                index,
+                room: if lent { 0 } else { self.shared.payload_bytes },
+                answered: false,
+            },
+        })
+    }
+
+    /// Pushes the commands of all entries that came back.
+    fn commit(&mut self) {
+        let mut back = std::mem::take(&mut self.spare);
+        {
+            let mut list = self.shared.back.lock();
+            let list = list.as_mut().unwrap_or_else(|e| e.get_mut());
+            std::mem::swap(&mut back, list);
+        }
+        for index in back.drain(..) {
+            let answer = self.shared.slots[index as usize]
+                .answer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            self.fill(index, answer.unwrap_or(Answer::Error(libc::EIO)));
+            let Some(device) = &self.device else { continue };
+            let fd = types::Fd(device.as_raw_fd());
+            let queue = self.queues[index as usize];
+            let entry = opcode::UringCmd80::new(fd, COMMIT_AND_FETCH)
+                .cmd(command(queue, self.commit_ids[index as usize]))
+                .build();
+            self.push(entry.user_data(u64::from(index)));
+        }
+        self.spare = back;
+    }
+
+    /// Writes an answer into its entry, all of whose shares are back.
+    fn fill(&self, index: u32, answer: Answer) {
+        let room = self.shared.payload_bytes;
+        let payload = self.shared.payload(index);
+        let put = |bytes: &[u8]| {
+            // SAFETY: the entry is neither the kernel's nor anybody else's, and `bytes` fits (checked by the callers).
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), payload, bytes.len()) };
+            (0, bytes.len())
+        };
+        let (errno, len) = match &answer {
+            Answer::Error(errno) => (*errno, 0),
+            Answer::Filled(len) => (0, *len),
+            Answer::Short(bytes, len) => put(&bytes[..*len]),
+            Answer::Owned(bytes) if bytes.len() <= room => put(bytes),
+            Answer::Owned(_) => (libc::EIO, 0),
+        };
+        let header = self.shared.header(index);
+        // `struct fuse_out_header` over the request's: length, error, and the number, which is where it was.
+        let whole = (16 + len) as u32;
+        // SAFETY: as above; the offsets are within HEADER_BYTES and aligned, since headers are.
+        unsafe {
+            header.cast::<u32>().write(whole);
+            header.wrapping_add(4).cast::<i32>().write(-errno);
+            header
+                .wrapping_add(PAYLOAD_BYTES_AT)
+                .cast::<u32>()
+                .write(len as u32);
+        }
+    }
+
+    fn arm_doorbell(&mut self) {
+        if !self.doorbell_armed {
+            let fd = types::Fd(self.shared.doorbell.as_fd().as_raw_fd());
+            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+            self.doorbell_armed = true;
+            self.push(Entry128::from(entry).user_data(DOORBELL_TAG));
+        }
+    }
+
+    fn push(&mut self, entry: Entry128) {
+        // SAFETY: a command's entry is the kernel's until the command ends: its shares are back, and the memory stays until
+        // the ring is gone. `iovecs`, which a registration points to, are never changed. A poll touches no memory.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        // There is room for one of each entry and the doorbell's.
+        debug_assert!(pushed.is_ok());
+    }
+
+    /// One io_uring_enter(2), also when there is nothing to start: requests arrive inside of it.
+    fn enter(&mut self, want: usize) -> io::Result<()> {
+        let to_submit = self.ring.submission().len() as u32;
+        // SAFETY: no argument but numbers is passed; what was pushed is sound by `push`.
+        let entered = unsafe {
+            self.ring
+                .submitter()
+                .enter::<libc::sigset_t>(to_submit, want as u32, GETEVENTS, None)
+        };
+        match entered {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::EBUSY) => Ok(()),
+                Some(libc::EAGAIN) => {
+                    // The kernel has no memory. Nothing signals when it has again.
+                    std::thread::sleep(Duration::from_millis(1));
+                    Ok(())
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn reap(&mut self) -> io::Result<()> {
+        let mut failed = None;
+        for completion in self.ring.completion() {
+            if completion.user_data() == DOORBELL_TAG {
+                self.doorbell_armed = false;
+                self.shared.doorbell.drain();
+                continue;
+            }
+            match completion.result().saturating_neg() {
+                ..=0 => self.arrived.push(completion.user_data() as u32),
+                errno if ENDS.contains(&errno) => self.ended = true,
+                errno => failed = Some(errno),
+            }
+        }
+        failed.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+    }
+}
+
+/// `struct fuse_uring_cmd_req`.
+fn command(queue: u16, commit_id: u64) -> [u8; 80] {
+    let mut command = [0; 80];
+    command[8..16].copy_from_slice(&commit_id.to_ne_bytes());
+    command[16..18].copy_from_slice(&queue.to_ne_bytes());
+    command
+}
+
+/// Sets `io_uring_sqe.len`, which the builder of commands leaves out.
+fn with_len(mut entry: Entry128, len: u32) -> Entry128 {
+    const LEN_AT: usize = 24;
+    const { assert!(size_of::<Entry128>() == 128) };
+    // SAFETY: the entry is the kernel's `struct io_uring_sqe` of 128 bytes, in which a u32 `len` is at byte 24.
+    unsafe {
+        ptr::from_mut(&mut entry)
+            .cast::<u8>()
+            .add(LEN_AT)
+            .cast::<u32>()
+            .write(len);
+    }
+    entry
+}
