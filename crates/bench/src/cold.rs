@@ -3,7 +3,6 @@
 //! The same misses are measured twice: through the mount, where the kernel's FUSE transport is part of the
 //! path, and by driving the slices in this process, where it is not.
 
-use std::cell::RefCell;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -104,8 +103,6 @@ fn offsets(pattern: &Pattern, bytes: u64) -> Vec<u64> {
     offsets
 }
 
-thread_local!(static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
-
 /// Chains of reads: the end of one starts the next, wherever it ends.
 struct Driver {
     mounted: Arc<Mounted>,
@@ -120,7 +117,8 @@ struct Driver {
 }
 
 impl Driver {
-    fn pump(self: Arc<Self>) {
+    /// Goes on with a chain; its buffer goes along.
+    fn pump(self: Arc<Self>, mut buffer: Vec<u8>) {
         const ENDED: u8 = 1;
         const RETURNED: u8 = 2;
         loop {
@@ -129,31 +127,38 @@ impl Driver {
                 break;
             };
             // Whoever comes second goes on: the read's end here, in a loop, or elsewhere, when it has waited.
-            let state = Arc::new(AtomicU8::new(0));
+            let state = Arc::new((AtomicU8::new(0), Mutex::new(Vec::new())));
             let (driver, theirs) = (self.clone(), state.clone());
-            let answer = move |result: jericho_fs::Result<&[u8]>| {
+            let answer = move |result: jericho_fs::Result<usize>, buffer: Vec<u8>| {
                 match result {
                     Ok(bytes) => {
-                        let bytes = bytes.len() as u64;
-                        driver.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+                        driver.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                     }
                     // The receiver outlives every sender.
                     Err(error) => drop(driver.failed.send(error.to_string())),
                 }
-                if theirs.swap(ENDED, Ordering::AcqRel) == RETURNED {
-                    driver.pump();
+                // Nobody else looks before the swap.
+                if let Ok(mut kept) = theirs.1.lock() {
+                    *kept = buffer;
+                }
+                if theirs.0.swap(ENDED, Ordering::AcqRel) == RETURNED {
+                    driver.pump(take(&theirs.1));
                 }
             };
-            SCRATCH.with_borrow_mut(|scratch| {
-                let (handle, block_bytes) = (&self.handle, self.block_bytes);
-                self.mounted
-                    .read(handle, offset, block_bytes, scratch, answer);
-            });
-            if state.swap(RETURNED, Ordering::AcqRel) != ENDED {
+            let (handle, block_bytes) = (&self.handle, self.block_bytes);
+            self.mounted
+                .read(handle, offset, block_bytes, buffer, answer);
+            if state.0.swap(RETURNED, Ordering::AcqRel) != ENDED {
                 break;
             }
+            buffer = take(&state.1);
         }
     }
+}
+
+fn take(kept: &Mutex<Vec<u8>>) -> Vec<u8> {
+    kept.lock()
+        .map_or_else(|_| Vec::new(), |mut kept| std::mem::take(&mut *kept))
 }
 
 /// Reads through the slices in this process, `depth` at a time; MiB a second.
@@ -182,7 +187,7 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         failed,
     });
     for _ in 0..pattern.depth {
-        driver.clone().pump();
+        driver.clone().pump(Vec::new());
     }
     drop(driver);
     // Ends when the last chain of reads has dropped its driver.

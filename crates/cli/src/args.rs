@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use jericho_daemon::ThreadPolicy;
+use jericho_fuse::Transport;
 
 use crate::size;
 
@@ -103,6 +104,10 @@ pub struct MountOptions {
     /// always [default: adaptive]; directories can have their own (see place)
     #[arg(long, value_name = "POLICY")]
     pub placement: Option<ThreadPolicy>,
+    /// How the kernel's requests come: auto (through its ring where it offers FUSE over io_uring, else by
+    /// /dev/fuse), device, or ring
+    #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
+    pub transport: Transport,
     /// Change nothing
     #[arg(long)]
     pub read_only: bool,

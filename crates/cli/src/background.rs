@@ -52,7 +52,7 @@ fn check_dir(dir: &Path) -> Result<PathBuf, Failure> {
         _ => Failure::new(format!("cannot mount on {shown}: {e}")),
     };
     if let Err(e) = std::fs::metadata(dir) {
-        if e.raw_os_error() != Some(libc::ENOTCONN) {
+        if !mounts::says_dead(&e) {
             return Err(missing(e));
         }
         let dir = mounts::resolve(dir)?;
@@ -95,7 +95,8 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     command
         .arg("mount")
         .args(["--foreground", "--report-to-parent"])
-        .args(["--topology", &options.topology]);
+        .args(["--topology", &options.topology])
+        .args(["--transport", options.transport.name()]);
     if let Some(policy) = options.placement {
         command.args(["--placement", policy.name()]);
     }

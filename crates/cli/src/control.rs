@@ -29,7 +29,7 @@ fn explain(path: &Path, errno: Errno) -> Failure {
         Errno::NODATA | Errno::OPNOTSUPP => {
             format!("{path} is not on a mounted Jericho volume; mount one with jericho mount")
         }
-        Errno::NOTCONN => format!(
+        Errno::NOTCONN | Errno::CONNABORTED => format!(
             "the daemon of {path} is gone; detach the mount with jericho umount, and mount the \
              volume again"
         ),

@@ -74,7 +74,7 @@ fn unescape(field: &[u8]) -> PathBuf {
 pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
     match std::fs::canonicalize(dir) {
         Ok(path) => Ok(path),
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => {
+        Err(e) if says_dead(&e) => {
             let trimmed = OsString::from_vec(trim_slashes(dir.as_os_str().as_bytes()).to_vec());
             let path = std::path::absolute(PathBuf::from(trimmed))
                 .context(format_args!("cannot find {}", dir.display()))?;
@@ -85,6 +85,15 @@ pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
         }
         Err(e) => Err(Failure::new(format!("{}: {e}", dir.display()))),
     }
+}
+
+/// Whether this is what the kernel says of a mount whose daemon has died: ENOTCONN, and ECONNABORTED for a moment when the
+/// daemon served it through the kernel's ring.
+pub fn says_dead(error: &std::io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOTCONN | libc::ECONNABORTED)
+    )
 }
 
 fn trim_slashes(path: &[u8]) -> &[u8] {

@@ -6,6 +6,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
+use jericho_fuse::Transport;
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -50,11 +51,12 @@ fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
     let given = options.cache.is_some()
         || options.read_only
         || options.log.is_some()
+        || options.transport != Transport::Auto
         || options.topology != "auto";
     match given {
         false => Ok(()),
         true => Err(Failure::new(
-            "--cache, --topology, --read-only and --log are for a mount; say which with --volume VOLUME \
+            "--cache, --topology, --transport, --read-only and --log are for a mount; say which with --volume VOLUME \
              --at DIR, or leave them out to use what is mounted already",
         )),
     }

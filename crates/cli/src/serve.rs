@@ -104,7 +104,10 @@ fn serve(
     .map_err(|e| Failure::new(format!("{e}{}", where_mounted(&checked.volume))))?;
 
     let source = checked.volume.to_string_lossy().into_owned();
-    let config = MountConfig::for_this_user(source, options.read_only);
+    let config = MountConfig {
+        transport: options.transport,
+        ..MountConfig::for_this_user(source, options.read_only)
+    };
     let running = match jericho_fuse::mount(mounted.clone(), &checked.dir, config) {
         Ok(running) => Arc::new(running),
         Err(e) => {

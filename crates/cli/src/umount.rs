@@ -63,7 +63,7 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
 }
 
 fn daemon_is_gone(dir: &Path) -> bool {
-    std::fs::metadata(dir).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
+    std::fs::metadata(dir).is_err_and(|e| mounts::says_dead(&e))
 }
 
 /// A descriptor that tells when the process has ended; `None` when it has.

@@ -22,5 +22,6 @@ pub use jericho_format::threads::ThreadPolicy;
 pub use locality::Locality;
 pub use mounted::Mounted;
 pub use open::{OpenError, OpenOptions};
+pub use read::ReadBuffer;
 pub use stat::{NodeStat, SliceStat, Stat, Where};
 pub use write::{WriteMode, WriteSync};

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crossbeam_queue::ArrayQueue;
 use jericho_cache::Slice;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::Result;
@@ -17,9 +16,6 @@ use crate::follow::Follow;
 use crate::handle::Handle;
 use crate::locality::Counters;
 
-/// Buffers kept, of at most the longest read each: 64 MiB at the very most.
-const BUFFERS: usize = 64;
-
 /// A volume that is up.
 pub struct Mounted {
     pub(crate) path: PathBuf,
@@ -32,9 +28,6 @@ pub struct Mounted {
     pub(crate) follow: Follow,
     pub(crate) slices: Vec<Arc<Slice>>,
     frames_per_slice: u32,
-    /// Buffers of reads that had to wait, for the next ones: fresh ones would be zeroed, and large ones mapped,
-    /// each time.
-    pub(crate) buffers: ArrayQueue<Vec<u8>>,
     fs: Arc<Fs>,
     pub(crate) fast: Fast,
     /// Held until the last user is gone.
@@ -67,7 +60,6 @@ impl Mounted {
             slices,
             topology,
             frames_per_slice,
-            buffers: ArrayQueue::new(BUFFERS),
             fs,
             fast,
             _lock: lock,

@@ -12,65 +12,74 @@ use crate::mounted::Mounted;
 /// Furthest that is read ahead of a reader: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
 
+/// Where the bytes of a read are put together. It goes along with a read that has to wait.
+pub trait ReadBuffer: Send + 'static {
+    /// The first `len` bytes of it.
+    fn first(&mut self, len: usize) -> &mut [u8];
+}
+
+impl ReadBuffer for Vec<u8> {
+    fn first(&mut self, len: usize) -> &mut [u8] {
+        if self.len() < len {
+            self.resize(len, 0);
+        }
+        &mut self[..len]
+    }
+}
+
 /// A read that has to wait for pages.
-struct Waiting<R> {
+struct Waiting<B, R> {
     mounted: Arc<Mounted>,
     handle: Arc<Handle>,
     offset: u64,
-    buf: Vec<u8>,
+    buffer: B,
     len: usize,
     done: usize,
     reply: R,
 }
 
 impl Mounted {
-    /// Reads up to `len` bytes at `offset` and calls `reply` once with the bytes (fewer only at the end of the file):
-    /// at once, in this thread and through `scratch` when all hit, else later in a slice's thread.
-    pub fn read<R>(
+    /// Reads up to `len` bytes at `offset` into `buffer` and calls `reply` once with their number (fewer only at the end of
+    /// the file) and the buffer: at once and in this thread when all hit, else later in a slice's thread.
+    pub fn read<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         offset: u64,
         len: u32,
-        scratch: &mut Vec<u8>,
+        mut buffer: B,
         reply: R,
     ) where
-        R: FnOnce(Result<&[u8]>) + Send + 'static,
+        B: ReadBuffer,
+        R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         let file = &handle.file;
         self.settle(file.ino());
         let size = file.size();
         let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
         if len == 0 {
-            return reply(Ok(&[]));
-        }
-        if scratch.len() < len {
-            scratch.resize(len, 0);
+            return reply(Ok(0), buffer);
         }
         let home = file.slice();
         self.accessed(home, offset, len);
-        let (slice, out) = (self.slice(home), &mut scratch[..len]);
+        let (slice, out) = (self.slice(home), buffer.first(len));
         let done = jericho_client::read(slice.memory(), file.ino(), offset, out, slice.epoch());
         count(slice, offset, done, len);
         if done == len {
             self.read_ahead(handle, offset, len, size);
-            return finish(self, handle, offset, &scratch[..len], reply);
+            return reply(Ok(finish(self, handle, offset, len)), buffer);
         }
-        // What has hit is in the caller's buffer: it goes along, and the caller gets another for the next read.
-        let (mounted, handle) = (self.clone(), handle.clone());
-        let buf = std::mem::replace(scratch, self.buffers.pop().unwrap_or_default());
         // The reader's own pages are asked for first; what it will want next follows in their wake.
-        let ahead = (mounted.clone(), handle.clone());
         Waiting {
-            mounted,
-            handle,
+            mounted: self.clone(),
+            handle: handle.clone(),
             offset,
-            buf,
+            buffer,
             len,
             done,
             reply,
         }
         .go();
-        ahead.0.read_ahead(&ahead.1, offset, len, size);
+        self.read_ahead(handle, offset, len, size);
     }
 
     fn read_ahead(&self, handle: &Handle, offset: u64, len: usize, size: u64) {
@@ -99,20 +108,17 @@ fn count(slice: &Slice, offset: u64, done: usize, len: usize) {
     slice.count(hits, pages(len) - hits);
 }
 
-/// Replies with what was read, cut at an end of file that has moved closer meanwhile.
-fn finish<R>(mounted: &Mounted, handle: &Handle, offset: u64, bytes: &[u8], reply: R)
-where
-    R: FnOnce(Result<&[u8]>),
-{
+/// Ends a read of `len` bytes; how many of them are left of it at an end of file that has moved closer meanwhile.
+fn finish(mounted: &Mounted, handle: &Handle, offset: u64, len: usize) -> usize {
     let size = handle.file.size();
-    let len = (bytes.len() as u64).min(size.saturating_sub(offset)) as usize;
     mounted.fs().end_read(&handle.file);
-    reply(Ok(&bytes[..len]));
+    (len as u64).min(size.saturating_sub(offset)) as usize
 }
 
-impl<R> Waiting<R>
+impl<B, R> Waiting<B, R>
 where
-    R: FnOnce(Result<&[u8]>) + Send + 'static,
+    B: ReadBuffer,
+    R: FnOnce(Result<usize>, B) + Send + 'static,
 {
     /// Asks for the next pages.
     fn go(self) {
@@ -130,29 +136,23 @@ where
     fn got(mut self, granted: std::result::Result<Grant, CacheError>) {
         match granted {
             Ok(grant) => {
+                let out = self.buffer.first(self.len);
                 for page in grant.first()..grant.first() + u64::from(grant.count()) {
                     let at = self.offset + self.done as u64;
                     let within = (at - page * PAGE_BYTES) as usize;
                     let len = (PAGE_BYTES as usize - within).min(self.len - self.done);
-                    grant.read(page, within, &mut self.buf[self.done..self.done + len]);
+                    grant.read(page, within, &mut out[self.done..self.done + len]);
                     self.done += len;
                 }
             }
             // The file has another home by now.
             Err(CacheError::Moved) => {}
-            Err(error) => return (self.reply)(Err(error.into())),
+            Err(error) => return (self.reply)(Err(error.into()), self.buffer),
         }
         if self.done < self.len {
             return self.go();
         }
-        finish(
-            &self.mounted,
-            &self.handle,
-            self.offset,
-            &self.buf[..self.len],
-            self.reply,
-        );
-        // Full already: then it is freed.
-        let _ = self.mounted.buffers.push(self.buf);
+        let len = finish(&self.mounted, &self.handle, self.offset, self.len);
+        (self.reply)(Ok(len), self.buffer);
     }
 }

@@ -69,6 +69,46 @@ enum Step {
 }
 
 impl Mounted {
+    /// Writes `data` at `offset` if nothing has to be waited for, also no lock that is held for long: for threads that
+    /// must always come back. True: it is done. False: it is for `write`, all of it.
+    pub fn try_write(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+    ) -> bool {
+        let file = &handle.file;
+        let end = offset.checked_add(data.len() as u64);
+        if self.read_only()
+            || mode.append
+            || mode.sync != WriteSync::No
+            || end.is_none_or(|end| end > FILE_BYTES_MAX)
+            || self.fast.written_file(file.ino()).is_some()
+            || self.slice(file.slice()).is_throttling()
+        {
+            return false;
+        }
+        let Some(_writing) = file.try_writing() else {
+            return false;
+        };
+        let mut progress = Progress {
+            mounted: self.clone(),
+            handle: handle.clone(),
+            offset,
+            done: 0,
+            mode,
+            reserved: false,
+            _writing,
+            _guard: None,
+        };
+        if !progress.hit(data) && !progress.try_miss(data) {
+            return false;
+        }
+        self.accessed(file.slice(), offset, data.len());
+        true
+    }
+
     /// Writes `data` at `offset` and calls `reply` once with the number of bytes written: at once, in
     /// this thread, when no page has to be fetched, else later in a slice's thread. An error after the
     /// first bytes is a short write, as POSIX has it.
@@ -124,22 +164,32 @@ impl Mounted {
 impl Progress {
     /// Goes as far as possible without waiting.
     fn advance(&mut self, data: &[u8]) -> Step {
-        let (mounted, handle) = (self.mounted.clone(), self.handle.clone());
-        let file = &handle.file;
-        let slice = mounted.slice(file.slice());
-        if slice.is_throttling() {
+        let home = self.handle.file.slice();
+        if self.mounted.slice(home).is_throttling() {
             return self
                 .reserve(data.len())
                 .map_or_else(Step::Failed, |()| Step::Wait);
         }
-        let rest = &data[self.done..];
+        if self.hit(data) {
+            return Step::Done;
+        }
+        if let Err(error) = self.reserve(data.len()) {
+            return Step::Failed(error);
+        }
+        self.miss(data)
+    }
+
+    /// Writes pages that are in the cache and backed, up to the first that is not. True: that was all.
+    fn hit(&mut self, data: &[u8]) -> bool {
+        let file = &self.handle.file;
+        let slice = self.mounted.slice(file.slice());
         let object = std::cell::OnceCell::new();
         let at = self.offset + self.done as u64;
         let hit = jericho_client::write(
             slice.memory(),
             file.ino(),
             at,
-            rest,
+            &data[self.done..],
             OWNER_DAEMON,
             slice.epoch(),
             |first, count| slice.dirtied(object.get_or_init(|| file.object()), first, count),
@@ -149,16 +199,28 @@ impl Progress {
             self.done += hit;
             self.end(at, hit);
         }
-        if self.done == data.len() {
-            return Step::Done;
+        self.done == data.len()
+    }
+
+    /// Writes the rest, after `hit`, if its pages can be had at once.
+    fn try_miss(&mut self, data: &[u8]) -> bool {
+        let file = self.handle.file.clone();
+        let at = self.offset + self.done as u64;
+        let rest = (data.len() - self.done) as u64;
+        if !self.mounted.fs().try_begin_write(&file, at, rest) {
+            return false;
         }
-        if let Err(error) = self.reserve(data.len()) {
-            return Step::Failed(error);
-        }
-        let object = object.get_or_init(|| file.object());
+        self.reserved = true;
+        matches!(self.miss(data), Step::Done)
+    }
+
+    /// Gets the pages that are left and writes them, as far as they can be had at once. Space is reserved.
+    fn miss(&mut self, data: &[u8]) -> Step {
+        let (mounted, object) = (self.mounted.clone(), self.handle.file.object());
+        let slice = mounted.slice(self.handle.file.slice());
         while self.done < data.len() {
             let piece = self.piece(data.len());
-            match slice.try_get(object, piece.first, piece.count, piece.intent) {
+            match slice.try_get(&object, piece.first, piece.count, piece.intent) {
                 Ok(Some(grant)) => {
                     slice.count(0, u64::from(piece.count));
                     self.put(grant, &piece, data);

@@ -179,11 +179,11 @@ impl Bed {
 
     fn read(&self, file: usize, offset: u64, len: usize) -> Vec<u8> {
         let (tx, rx) = mpsc::channel();
-        let mut scratch = vec![];
-        let reply =
-            move |bytes: jericho_fs::Result<&[u8]>| tx.send(bytes.map(<[u8]>::to_vec)).unwrap();
+        let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
+            tx.send(read.map(|len| buffer[..len].to_vec())).unwrap();
+        };
         self.mounted()
-            .read(&self.handles[file], offset, len as u32, &mut scratch, reply);
+            .read(&self.handles[file], offset, len as u32, vec![], reply);
         answer(&rx).unwrap()
     }
 

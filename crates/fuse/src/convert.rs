@@ -8,7 +8,7 @@ use jericho_fs::types::{Attr, Kind, SetTime};
 
 /// st_blksize: what programs read and write in one call when they have no opinion. Each call is a
 /// request to us, so it is more than a page.
-const PREFERRED_BYTES: u32 = 64 << 10;
+pub(crate) const PREFERRED_BYTES: u32 = 64 << 10;
 
 pub(crate) fn file_type(kind: Kind) -> FileType {
     match kind {

@@ -9,13 +9,13 @@
 //! - A read or write that hits allocates nothing and takes no lock here.
 //! - A panic in a request costs that request (EIO), not its worker: without workers the mount hangs.
 
-use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -24,49 +24,51 @@ use fuser::{
     ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use jericho_daemon::{Handle, Mounted, WriteMode, WriteSync};
+use jericho_daemon::{Handle, Mounted, ReadBuffer};
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Caller, DirEntry, Ino, Kind, SetAttr};
 use jericho_shm::{Answer, Call};
 
+use crate::bytes::{Scratch, Write};
 use crate::control::{Control, PREFIX};
 use crate::convert::{self, errno};
 use crate::handles::Handles;
 use crate::workers::Placement;
 
 /// How long the kernel may keep entries and attributes: see the invariants.
-const TTL: Duration = Duration::from_secs(3600);
+pub(crate) const TTL: Duration = Duration::from_secs(3600);
 /// The largest read or write in one request.
-const REQUEST_BYTES_MAX: u32 = 1 << 20;
+pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// Background requests (read-ahead, asynchronous direct I/O) the kernel may have with us at once.
 const BACKGROUND_REQUESTS: u16 = 256;
 /// Entries of a directory looked up at once for one reply.
 const LISTING_BATCH: usize = 64;
 /// Read and write go to the slices and are cached nowhere else; writers of one file do not exclude
 /// each other in the kernel.
-const FILE_FLAGS: FopenFlags =
+pub(crate) const FILE_FLAGS: FopenFlags =
     FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
-thread_local! {
-    /// Where a read that hits gathers its bytes.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
+/// Cheap to clone: clones are the same filesystem.
+#[derive(Clone)]
 pub(crate) struct Jericho {
-    mounted: Arc<Mounted>,
-    handles: Handles<Handle>,
-    control: Control,
-    placement: Placement,
+    pub(crate) mounted: Arc<Mounted>,
+    pub(crate) handles: Arc<Handles<Handle>>,
+    control: Arc<Control>,
+    placement: Arc<Placement>,
+    /// Whether to ask the kernel for its ring; afterwards, whether it has agreed.
+    pub(crate) ring: Arc<AtomicBool>,
 }
 
 impl Jericho {
-    pub(crate) fn new(mounted: Arc<Mounted>, placement: Placement) -> Jericho {
+    /// With `ring`, asks the kernel for FUSE over io_uring.
+    pub(crate) fn new(mounted: Arc<Mounted>, placement: Placement, ring: bool) -> Jericho {
         let control = Control::new(mounted.clone());
         Jericho {
             mounted,
-            handles: Handles::new(),
-            control,
-            placement,
+            handles: Arc::new(Handles::new()),
+            control: Arc::new(control),
+            placement: Arc::new(placement),
+            ring: Arc::new(AtomicBool::new(ring)),
         }
     }
 
@@ -98,7 +100,7 @@ impl Jericho {
     }
 
     /// How long the kernel may keep an inode's attributes (and, since fuser has one time for both, its name).
-    fn ttl(&self, ino: Ino) -> Duration {
+    pub(crate) fn ttl(&self, ino: Ino) -> Duration {
         if self.mounted.attributes_may_be_kept(ino) {
             TTL
         } else {
@@ -148,28 +150,19 @@ impl Jericho {
         }
     }
 
-    fn create_and_open(
-        &self,
-        dir: Ino,
-        name: &[u8],
-        perm: u16,
-        flags: i32,
-        caller: Caller,
-    ) -> Result<(Attr, Arc<Handle>), Error> {
-        let fs = self.mounted.fs();
-        let attr = match fs.mknod(dir, name, Kind::File, perm, 0, caller) {
-            // Made by somebody else since the kernel looked.
-            Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => fs.lookup(dir, name)?,
-            other => other?,
+    /// What a truncating open does to set-id bits.
+    fn strip_for_truncate(&self, ino: Ino, req: &Request) -> Result<(), Errno> {
+        let mut set = SetAttr {
+            size: Some(0),
+            ..SetAttr::default()
         };
-        let truncate = flags & libc::O_TRUNC != 0;
-        match self.mounted.open_file(attr.ino, truncate, may_write(flags)) {
-            Ok(handle) => Ok((attr, handle)),
-            Err(e) => {
-                fs.forget(attr.ino, 1);
-                Err(e)
-            }
+        let stripped = self.strip_privileges(ino, &mut set, req.uid());
+        set.size = None;
+        match (stripped, set.perm) {
+            (Ok(()), Some(_)) => self.mounted.setattr(ino, set, caller(req, 0)).map(drop),
+            (result, _) => result,
         }
+        .map_err(|e| errno("open", &e))
     }
 
     /// Calls `each` for the entries after `cookie`, in batches: the directory is not held while
@@ -233,20 +226,6 @@ fn reply_value(reply: ReplyXattr, value: &[u8], size: u32) {
     }
 }
 
-fn may_write(flags: i32) -> bool {
-    flags & libc::O_ACCMODE != libc::O_RDONLY
-}
-
-fn write_sync(flags: OpenFlags) -> WriteSync {
-    if flags.0 & libc::O_SYNC == libc::O_SYNC {
-        WriteSync::Full
-    } else if flags.0 & libc::O_DSYNC != 0 {
-        WriteSync::Data
-    } else {
-        WriteSync::No
-    }
-}
-
 impl Filesystem for Jericho {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Each is worth having alone: what this kernel does not know is left out.
@@ -271,6 +250,10 @@ impl Filesystem for Jericho {
                 tracing::debug!(?flag, "this kernel does not offer it");
             }
         }
+        if self.ring.load(Ordering::Relaxed) {
+            let agreed = config.add_capabilities(InitFlags::FUSE_OVER_IO_URING);
+            self.ring.store(agreed.is_ok(), Ordering::Relaxed);
+        }
         let too_much = |limit| io::Error::other(format!("the limit of fuser is {limit}"));
         config.set_max_write(REQUEST_BYTES_MAX).map_err(too_much)?;
         let background = |limit: u16| io::Error::other(format!("the limit of fuser is {limit}"));
@@ -282,12 +265,13 @@ impl Filesystem for Jericho {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.request("lookup", || {
-            match self.mounted.lookup(parent.0, name.as_bytes()) {
+            match self.look_up(parent.0, name.as_bytes()) {
                 // Number 0: the kernel may remember that there is no such name.
-                Err(Error::Errno(libc::ENOENT)) => {
+                Ok(None) => {
                     reply.entry(&TTL, &convert::bare_attr(0, Kind::File), Generation(0));
                 }
-                result => self.reply_entry("lookup", result, reply),
+                Ok(Some(attr)) => self.reply_entry("lookup", Ok(attr), reply),
+                Err(e) => reply.error(e),
             }
         });
     }
@@ -297,9 +281,9 @@ impl Filesystem for Jericho {
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.request("getattr", || match self.mounted.getattr(ino.0) {
+        self.request("getattr", || match self.attributes(ino.0) {
             Ok(a) => reply.attr(&self.ttl(a.ino), &convert::attr(&a)),
-            Err(e) => reply.error(errno("getattr", &e)),
+            Err(e) => reply.error(e),
         });
     }
 
@@ -461,33 +445,14 @@ impl Filesystem for Jericho {
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.request("open", || {
-            let truncate = flags.0 & libc::O_TRUNC != 0;
-            if truncate {
-                let mut set = SetAttr {
-                    size: Some(0),
-                    ..SetAttr::default()
-                };
-                let stripped = self.strip_privileges(ino.0, &mut set, req.uid());
-                set.size = None;
-                let stripped = match (stripped, set.perm) {
-                    (Ok(()), Some(_)) => {
-                        self.mounted.setattr(ino.0, set, caller(req, 0)).map(|_| ())
-                    }
-                    (result, _) => result,
-                };
-                if let Err(e) = stripped {
-                    return reply.error(errno("open", &e));
-                }
-            }
-            match self.mounted.open_file(ino.0, truncate, may_write(flags.0)) {
-                Ok(handle) => match self.handles.insert(handle.clone()) {
-                    Some(fh) => reply.opened(FileHandle(fh), FILE_FLAGS),
-                    None => {
-                        self.mounted.close_file(&handle);
-                        reply.error(Errno::ENFILE);
-                    }
-                },
-                Err(e) => reply.error(errno("open", &e)),
+            let truncated = match flags.0 & libc::O_TRUNC {
+                0 => Ok(()),
+                _ => self.strip_for_truncate(ino.0, req),
+            };
+            let opened = truncated.and_then(|()| self.open_inode(ino.0, flags.0));
+            match opened {
+                Ok(fh) => reply.opened(FileHandle(fh), FILE_FLAGS),
+                Err(e) => reply.error(e),
             }
         });
     }
@@ -505,19 +470,12 @@ impl Filesystem for Jericho {
         self.request("create", || {
             let (perm, who) = ((mode & 0o7777) as u16, caller(req, umask));
             match self.create_and_open(parent.0, name.as_bytes(), perm, flags, who) {
-                Ok((attr, handle)) => match self.handles.insert(handle.clone()) {
-                    Some(fh) => {
-                        let generation = Generation(u64::from(attr.generation));
-                        let attr = convert::attr(&attr);
-                        reply.created(&TTL, &attr, generation, FileHandle(fh), FILE_FLAGS);
-                    }
-                    None => {
-                        self.mounted.close_file(&handle);
-                        self.mounted.fs().forget(attr.ino, 1);
-                        reply.error(Errno::ENFILE);
-                    }
-                },
-                Err(e) => reply.error(errno("create", &e)),
+                Ok((attr, fh)) => {
+                    let generation = Generation(u64::from(attr.generation));
+                    let attr = convert::attr(&attr);
+                    reply.created(&TTL, &attr, generation, FileHandle(fh), FILE_FLAGS);
+                }
+                Err(e) => reply.error(e),
             }
         });
     }
@@ -534,16 +492,11 @@ impl Filesystem for Jericho {
         reply: ReplyData,
     ) {
         self.request("read", || {
-            self.with_handle(fh, reply, ReplyData::error, |handle, reply| {
-                let answer = move |bytes: Result<&[u8], Error>| match bytes {
-                    Ok(bytes) => reply.data(bytes),
-                    Err(e) => reply.error(errno("read", &e)),
-                };
-                self.mounted.requested(handle, req.pid(), size as usize);
-                SCRATCH.with_borrow_mut(|scratch| {
-                    self.mounted.read(handle, offset, size, scratch, answer);
-                });
-            });
+            let answer = move |read, mut buffer: Scratch| match read {
+                Ok(len) => reply.data(buffer.first(len)),
+                Err(e) => reply.error(e),
+            };
+            self.read_bytes(req.pid(), fh.0, offset, size, Scratch::take(), answer);
         });
     }
 
@@ -560,31 +513,18 @@ impl Filesystem for Jericho {
         reply: ReplyWrite,
     ) {
         self.request("write", || {
-            self.with_handle(fh, reply, ReplyWrite::error, |handle, reply| {
-                let strip = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-                // Pages that the kernel writes back for a mapping carry no flags of a descriptor.
-                let sync = if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
-                    WriteSync::No
-                } else {
-                    write_sync(flags)
-                };
-                // Appending writes exclude each other in the kernel, which knows the size and has
-                // put it into the offset; but for a file that clients make longer inline, whose size
-                // the daemon knows better. A mapping's pages go where they are.
-                let append = flags.0 & libc::O_APPEND != 0
-                    && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-                let answer = move |written: Result<u32, Error>| match written {
-                    Ok(n) => reply.written(n),
-                    Err(e) => reply.error(errno("write", &e)),
-                };
-                let mode = WriteMode {
-                    append,
-                    sync,
-                    strip_suid: strip,
-                };
-                self.mounted.requested(handle, req.pid(), data.len());
-                self.mounted.write(handle, offset, data, mode, answer);
-            });
+            let answer = move |written| match written {
+                Ok(n) => reply.written(n),
+                Err(e) => reply.error(e),
+            };
+            let write = Write {
+                pid: req.pid(),
+                fh: fh.0,
+                offset,
+                write_flags,
+                open_flags: flags.0,
+            };
+            self.write_bytes(&write, data, answer);
         });
     }
 
@@ -611,12 +551,9 @@ impl Filesystem for Jericho {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.request("release", || match self.handles.remove(fh.0) {
-            Some(handle) => {
-                self.mounted.close_file(&handle);
-                reply.ok();
-            }
-            None => reply.error(Errno::EBADF),
+        self.request("release", || match self.close(fh.0) {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
         });
     }
 
@@ -906,18 +843,5 @@ mod tests {
         assert_eq!(without_set_id(0o4755), 0o755);
         assert_eq!(without_set_id(0o2745), 0o2745);
         assert_eq!(without_set_id(0o644), 0o644);
-    }
-
-    #[test]
-    fn a_descriptor_says_how_durable_its_writes_are() {
-        assert_eq!(write_sync(OpenFlags(libc::O_RDWR)), WriteSync::No);
-        assert_eq!(
-            write_sync(OpenFlags(libc::O_RDWR | libc::O_DSYNC)),
-            WriteSync::Data
-        );
-        assert_eq!(
-            write_sync(OpenFlags(libc::O_RDWR | libc::O_SYNC)),
-            WriteSync::Full
-        );
     }
 }

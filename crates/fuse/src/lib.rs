@@ -8,22 +8,66 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
+mod bytes;
 mod caches;
 pub mod control;
 mod convert;
 mod filesystem;
+mod forward;
 mod handles;
+mod helpers;
+mod names;
+mod protocol;
+mod ring;
 mod workers;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use jericho_daemon::Mounted;
 use parking_lot::Mutex;
 
 pub use attach::MountError;
+pub use ring::SWITCH as RING_SWITCH;
+
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Through its ring where it offers one, else by the device.
+    #[default]
+    Auto,
+    /// By `/dev/fuse`.
+    Device,
+    /// Through its ring (FUSE over io_uring).
+    Ring,
+}
+
+impl std::str::FromStr for Transport {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Transport, String> {
+        match name {
+            "auto" => Ok(Transport::Auto),
+            "device" => Ok(Transport::Device),
+            "ring" => Ok(Transport::Ring),
+            _ => Err("a transport is auto, device or ring".into()),
+        }
+    }
+}
+
+impl Transport {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Device => "device",
+            Transport::Ring => "ring",
+        }
+    }
+}
 
 /// How a volume is mounted.
 #[derive(Clone, Debug)]
@@ -39,6 +83,8 @@ pub struct MountConfig {
     pub privileged: bool,
     /// Threads that serve requests; `None`: one per CPU, at least four, at most 32.
     pub workers: Option<usize>,
+    /// How requests come.
+    pub transport: Transport,
 }
 
 impl MountConfig {
@@ -51,6 +97,7 @@ impl MountConfig {
             allow_other: root,
             privileged: root,
             workers: None,
+            transport: Transport::Auto,
         }
     }
 }
@@ -100,7 +147,8 @@ pub fn mount(
         .workers
         .unwrap_or_else(|| placement.default_workers())
         .max(1);
-    let filesystem = filesystem::Jericho::new(mounted.clone(), placement);
+    let rings = rings(&mounted, &dir, config.transport)?;
+    let filesystem = filesystem::Jericho::new(mounted.clone(), placement, rings.is_some());
 
     let device = attach::attach(&dir, &config)?;
     let mut session_config = fuser::Config::default();
@@ -127,23 +175,66 @@ pub fn mount(
             cause,
         }
     };
+    let for_ring = device.try_clone().map_err(undo)?;
     let session = fuser::Session::from_fd(
-        filesystem,
+        filesystem.clone(),
         device,
         session_config.acl,
         session_config.clone(),
     )
     .map_err(undo)?;
+    let agreed = filesystem.ring.load(Ordering::Relaxed);
+    let serving = match rings.filter(|_| agreed) {
+        Some(rings) => {
+            session_config.clone_fd = false;
+            let serving = ring::Serving::start(rings, &for_ring, filesystem, session_config);
+            Some(serving.map_err(undo)?)
+        }
+        None => None,
+    };
+    drop(for_ring);
+    if config.transport == Transport::Ring && serving.is_none() {
+        return Err(undo(io::Error::other(ring::NOT_OFFERED)));
+    }
+    tracing::info!(ring = serving.is_some(), "the kernel is ready");
     // Without it the mount works as well, only slower.
     if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(session.notifier()))) {
         tracing::warn!(%error, "programs get no fast path");
     }
     let thread = std::thread::Builder::new()
         .name("mount".into())
-        .spawn(move || session.run())
+        .spawn(move || {
+            let result = session.run();
+            if let Some(serving) = serving {
+                serving.wait();
+            }
+            result
+        })
         .map_err(undo)?;
     Ok(Running {
         dir,
         session: Mutex::new(Some(thread)),
     })
+}
+
+/// Rings, where they are wanted and can be had.
+fn rings(
+    mounted: &Mounted,
+    dir: &Path,
+    transport: Transport,
+) -> Result<Option<ring::Rings>, MountError> {
+    let failed = |cause: io::Error| MountError::Session {
+        dir: dir.to_owned(),
+        cause,
+    };
+    match (transport, ring::is_offered()) {
+        (Transport::Device, _) | (Transport::Auto, false) => Ok(None),
+        (Transport::Ring, false) => Err(failed(io::Error::other(ring::NOT_OFFERED))),
+        (Transport::Auto, true) => Ok(ring::Rings::new(mounted.topology())
+            .inspect_err(|error| tracing::warn!(%error, "no ring; requests come by the device"))
+            .ok()),
+        (Transport::Ring, true) => ring::Rings::new(mounted.topology())
+            .map(Some)
+            .map_err(failed),
+    }
 }
