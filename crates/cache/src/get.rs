@@ -20,6 +20,7 @@ use jericho_shm::{Flags, Key, Miss, SliceMemory};
 use jericho_storage::{Direction, IoError, Segment, Transfer};
 
 use crate::object::{Error, Object, Place, Run};
+use crate::reader;
 use crate::state::{After, Announcement, Shared, State, run};
 use crate::{Intent, PAGES_PER_GET_MAX};
 
@@ -311,7 +312,7 @@ pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
         shared.memory.entry(index).publish(Flags::VALID);
         state.fill_ended(shared, index, after);
     }
-    let started = !transfers.is_empty();
+    let mut started = false;
     let backed = fill.object.may_write_inline();
     for (mut transfer, entries) in transfers {
         transfer.tag = state.new_id();
@@ -323,7 +324,14 @@ pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
                 backed,
             },
         );
-        shared.reads.push(transfer);
+        let for_pipeline = match fill.read_ahead || fill.pages.len() > reader::PAGES_MAX {
+            true => Some(transfer),
+            false => reader::keep(shared, transfer),
+        };
+        if let Some(transfer) = for_pipeline {
+            shared.reads.push(transfer);
+            started = true;
+        }
     }
     step(&mut state, shared, fill.get, None, after);
     drop(state);

@@ -11,6 +11,7 @@ mod frames;
 mod get;
 mod invalidate;
 mod object;
+mod reader;
 mod repair;
 mod slice;
 mod state;
@@ -18,6 +19,7 @@ mod state;
 pub use counters::Counters;
 pub use get::Grant;
 pub use object::{Error, Object, Place, Run};
+pub use reader::Reader;
 pub use slice::{Config, FRAMES_MIN, Resident, Slice, StartError};
 
 /// Pages of one Get at most: 1 MiB.

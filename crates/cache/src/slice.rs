@@ -90,6 +90,7 @@ pub struct Resident {
 /// One slice. All calls are thread-safe.
 pub struct Slice {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) devices: Vec<Arc<dyn Device>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -138,6 +139,7 @@ impl Slice {
         });
         let this = Slice {
             shared: shared.clone(),
+            devices: devices.to_vec(),
             threads: Mutex::new(vec![]),
         };
         this.spawn("pipeline", &config.cpus, {

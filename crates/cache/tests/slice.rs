@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use jericho_cache::{Config, Error, FRAMES_MIN, Intent, Object, Place, Run, Slice};
+use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, Place, Run, Slice};
 use jericho_shm::Key;
 use jericho_storage::Device;
+use jericho_sys::doorbell::Doorbell;
 
 const PAGE: usize = 4096;
 
@@ -313,4 +314,91 @@ fn overlapping_gets_of_all_kinds_end() {
         let byte = read(&bed.slice, &object, page).unwrap()[17];
         assert!(byte <= 1);
     }
+}
+
+/// An object with `pages` pages on the device and none in the cache: each filled with its number and 1.
+fn cold(bed: &Bed, id: u64, pages: u64) -> Arc<dyn Object> {
+    let object: Arc<dyn Object> = Linear::new(id, 0);
+    for page in 0..pages {
+        write(&bed.slice, &object, page, 0, &[page as u8 + 1; PAGE]).unwrap();
+    }
+    wait(|done| bed.slice.sync(&object, 0..pages, done)).unwrap();
+    wait(|done| bed.slice.invalidate(id, 0..pages, done)).unwrap();
+    object
+}
+
+/// Asks for a page; sends its first byte and the thread that got it.
+fn ask(
+    slice: &Slice,
+    object: &Arc<dyn Object>,
+    page: u64,
+    tx: &mpsc::Sender<(u8, std::thread::ThreadId)>,
+) {
+    let tx = tx.clone();
+    let got = move |grant: Result<Grant, Error>| {
+        let mut byte = [0];
+        grant.unwrap().read(page, 0, &mut byte);
+        tx.send((byte[0], std::thread::current().id())).unwrap();
+    };
+    slice.get(object, page, 1, Intent::Read, got);
+}
+
+#[test]
+fn a_thread_with_a_reader_reads_what_it_misses_itself_and_others_do_not() {
+    const PAGES: u64 = 40;
+    let bed = bed(FRAMES_MIN, PAGES);
+    let object = cold(&bed, 7, PAGES);
+    let doorbell = Doorbell::new().unwrap();
+    let mut reader = bed.slice.reader(&doorbell).unwrap();
+    let (tx, rx) = mpsc::channel();
+    let own = std::thread::current().id();
+    for page in 0..PAGES - 1 {
+        ask(&bed.slice, &object, page, &tx);
+    }
+    assert!(!reader.is_idle());
+    assert!(rx.try_recv().is_err(), "nobody has started the reads");
+    let mut seen = 0;
+    while seen < PAGES - 1 {
+        while !reader.poll() {
+            // Their signal is for who sleeps in a ring.
+            doorbell.sleep(Some(Duration::from_millis(10))).unwrap();
+        }
+        reader.run();
+        for (byte, thread) in rx.try_iter() {
+            assert!((1..PAGES as u8).contains(&byte));
+            assert_eq!(thread, own);
+            seen += 1;
+        }
+    }
+    assert!(reader.is_idle());
+    // The pipeline serves threads without one, while there is one elsewhere.
+    std::thread::scope(|scope| {
+        scope.spawn(|| ask(&bed.slice, &object, PAGES - 1, &tx));
+    });
+    let (byte, thread) = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(u64::from(byte), PAGES);
+    assert_ne!(thread, own);
+}
+
+#[test]
+fn a_reader_that_is_dropped_ends_its_reads_and_the_pipeline_takes_over() {
+    let bed = bed(FRAMES_MIN, 8);
+    let object = cold(&bed, 7, 8);
+    let doorbell = Doorbell::new().unwrap();
+    let reader = bed.slice.reader(&doorbell).unwrap();
+    let (tx, rx) = mpsc::channel();
+    ask(&bed.slice, &object, 0, &tx);
+    // Clashes with the first: it waits for the same fill.
+    std::thread::scope(|scope| {
+        scope.spawn(|| ask(&bed.slice, &object, 0, &tx));
+    });
+    drop(reader);
+    assert_eq!(
+        rx.try_iter().map(|(byte, _)| byte).collect::<Vec<_>>(),
+        [1, 1]
+    );
+    ask(&bed.slice, &object, 1, &tx);
+    let (byte, thread) = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(byte, 2);
+    assert_ne!(thread, std::thread::current().id());
 }

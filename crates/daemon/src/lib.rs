@@ -17,6 +17,7 @@ mod write;
 
 pub use fast::{ClientStat, KernelCache};
 pub use handle::Handle;
+pub use jericho_cache::Reader;
 pub use jericho_client::placement::VARIABLE as PLACEMENT_VARIABLE;
 pub use jericho_format::threads::ThreadPolicy;
 pub use locality::Locality;

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use jericho_cache::Slice;
+use jericho_cache::{Reader, Slice};
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::Result;
 use jericho_fs::fs::{File, Fs};
 use jericho_fs::types::{Attr, Caller, Ino, SetAttr, SliceId};
 use jericho_fs::volume::{Volume, VolumeLock};
+use jericho_sys::doorbell::Doorbell;
 use jericho_topology::{NodeId, Topology};
 
 use crate::fast::Fast;
@@ -92,6 +93,24 @@ impl Mounted {
             .get(usize::from(slice))
             .copied()
             .unwrap_or(NodeId(0))
+    }
+
+    /// Readers for the calling thread, which runs on `cpu`, of the slices whose home that is: what it misses there it reads
+    /// itself. Others, and those whose devices do not allow it, are read by their slice. See `Slice::reader`.
+    pub fn readers(&self, cpu: u32, doorbell: &Doorbell) -> Vec<Reader> {
+        let at_home = |slice: &&Arc<Slice>| {
+            let home = self.node_of_slice(slice.id());
+            let mut nodes = self.topology.nodes.iter();
+            nodes.any(|node| node.id == home && node.cpus.contains(&cpu))
+        };
+        let mut readers = vec![];
+        for slice in self.slices.iter().filter(at_home) {
+            match slice.reader(doorbell) {
+                Ok(reader) => readers.push(reader),
+                Err(error) => tracing::debug!(slice = slice.id(), %error, "no reader"),
+            }
+        }
+        readers
     }
 
     /// Number of slices.

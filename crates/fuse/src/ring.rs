@@ -3,7 +3,8 @@
 //! The kernel has a queue for each CPU, and a thread bound to that CPU serves it: program and thread change places on one
 //! CPU, where the device would wake a thread that sleeps on another one. Reads, and writes that hit, are served right there.
 //! A thread of the ring is the only one of its CPU, so it must always come back: a write that may have to wait goes to the
-//! `helpers`, everything else to `fuser` (`forward`). What the ring does not carry (forgets, interrupts, the first
+//! `helpers`, everything else to `fuser` (`forward`). What it misses in slices of its own node it reads itself
+//! (`jericho_cache::Reader`). What the ring does not carry (forgets, interrupts, the first
 //! handshake) comes by the device as before.
 
 use std::io;
@@ -14,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fuser::WriteFlags;
-use jericho_daemon::ReadBuffer;
+use jericho_daemon::{ReadBuffer, Reader};
 use jericho_fs::types::{Attr, Caller};
 use jericho_sys::affinity;
 use jericho_sys::fuse_ring::{FuseRing, Payload, Received, Reply};
@@ -32,6 +33,9 @@ use crate::protocol::{
 
 /// Whether the kernel's ring may be used; a file of the module's.
 pub const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// And while it reads from a device: about as long as a fast one takes under load.
+const LOOK_FOR_DEVICE: Duration = Duration::from_micros(200);
 
 /// What to do when there is none.
 pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_uring: it takes Linux 6.14 or later and, as \
@@ -148,32 +152,52 @@ impl Service {
             // Served from anywhere then: slower, not wrong.
             tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
         }
+        // Dropped last: what is under way is ended.
+        let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
         while !ring.has_ended() {
-            if let Err(error) = ring.wait(LOOK) {
+            // The device first, then the kernel's answers.
+            for reader in &mut readers {
+                reader.poll();
+            }
+            let look = match readers.iter().all(Reader::is_idle) {
+                true => LOOK,
+                false => LOOK_FOR_DEVICE,
+            };
+            let poll = || readers.iter_mut().fold(false, |some, r| r.poll() | some);
+            if let Err(error) = ring.wait(look, poll) {
                 tracing::error!(%error, cpu, "the ring of a CPU ends; its requests come by the device");
                 return;
             }
             while let Some(received) = ring.take() {
-                let request = AssertUnwindSafe(|| self.request(received));
+                // See `jericho_cache::Reader`: what others wait for must not wait for their locks.
+                let may_wait = readers.iter().all(Reader::is_idle);
+                let request = AssertUnwindSafe(|| self.request(received, may_wait));
                 if catch_unwind(request).is_err() {
                     tracing::error!("a request panicked; it was answered with an I/O error");
                 }
+            }
+            for reader in &mut readers {
+                reader.run();
             }
         }
     }
 
     #[inline]
-    fn request(&self, received: Received) {
+    fn request(&self, received: Received, may_wait: bool) {
         let header = InHeader::read(&received.header);
         let arguments = &received.arguments[..received.arguments_len];
         match (header.opcode, Transfer::read(arguments)) {
             (OP_READ, Some(transfer)) => self.read(&header, &transfer, received.reply),
             (OP_WRITE, Some(transfer)) => self.write(&header, &transfer, received),
-            _ => match self.name(&header, arguments, received.payload.as_ref()) {
-                Some(Ok(out)) => received.reply.owned(out),
-                Some(Err(error)) => received.reply.error(error.code()),
-                None => self.forward.request(received, &self.helpers),
-            },
+            _ => {
+                let payload = received.payload.as_ref();
+                let done = may_wait.then(|| self.name(&header, arguments, payload));
+                match done.flatten() {
+                    Some(Ok(out)) => received.reply.owned(out),
+                    Some(Err(error)) => received.reply.error(error.code()),
+                    None => self.forward.request(received, &self.helpers),
+                }
+            }
         }
     }
 

@@ -38,7 +38,7 @@ pub use block::BlockDevice;
 pub use file::FileDevice;
 pub use jericho_sys::memory::Segment;
 pub use open::{OpenError, OpenOptions, open_device};
-pub use queue::{QueueError, open_pool_queue, open_queue};
+pub use queue::{QueueError, open_pool_queue, open_queue, open_signalling_queue};
 
 /// Unit of every offset and length: bytes must be multiples of it.
 pub const BLOCK_BYTES: u64 = 4096;

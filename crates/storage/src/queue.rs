@@ -58,6 +58,26 @@ pub fn open_queue(
     }
 }
 
+/// Opens a queue whose owner sleeps elsewhere: completions ring `doorbell` in its sleep, and `Queue::wait` is only used to
+/// look. With io_uring; errors: where that is refused, or a device has no descriptor (EOPNOTSUPP).
+pub fn open_signalling_queue(
+    devices: &[Arc<dyn Device>],
+    depth: u32,
+    doorbell: &Doorbell,
+) -> Result<Box<dyn Queue>, QueueError> {
+    let refused = |source| QueueError {
+        action: "use io_uring",
+        source,
+    };
+    if devices.iter().any(|device| device.queue_fd().is_none()) {
+        return Err(refused(io::Error::from_raw_os_error(errno::EOPNOTSUPP)));
+    }
+    match RingQueue::open_signalling(devices, depth, doorbell) {
+        Ok(queue) => Ok(Box::new(queue)),
+        Err(error) => Err(refused(error)),
+    }
+}
+
 /// Opens the fallback queue, threads that make blocking calls, whatever the devices could do.
 pub fn open_pool_queue(
     devices: &[Arc<dyn Device>],

@@ -78,6 +78,17 @@ impl RingQueue {
         })
     }
 
+    /// See `open_signalling_queue`.
+    pub(crate) fn open_signalling(
+        devices: &[Arc<dyn Device>],
+        depth: u32,
+        doorbell: &Doorbell,
+    ) -> io::Result<RingQueue> {
+        let queue = RingQueue::open(devices, &[], depth)?;
+        queue.ring.signal(doorbell)?;
+        Ok(queue)
+    }
+
     /// Makes the calling thread the owner of the ring. A ring that another thread has entered
     /// cannot change hands, so it is replaced, which is possible while it is empty.
     fn adopt(&mut self) -> io::Result<()> {

@@ -354,9 +354,10 @@ impl FuseRing {
     }
 
     /// Sends the answers that are there, and returns when a request has come (`take` has it), when an answer has been given
-    /// elsewhere, when the doorbell was rung, or when the mount has ended. Looks for `look` before it sleeps. Errors: what
+    /// elsewhere, when the doorbell was rung, when `other` says that there is something else to do, or when the mount has
+    /// ended. Looks for `look` before it sleeps; what `other` waits for has to ring in its sleep. Errors: what
     /// the kernel says to the registration (EINVAL: the payloads are too small, EOPNOTSUPP: it was not agreed to).
-    pub fn wait(&mut self, look: Duration) -> io::Result<()> {
+    pub fn wait(&mut self, look: Duration, mut other: impl FnMut() -> bool) -> io::Result<()> {
         if !self.enabled {
             self.ring.submitter().register_enable_rings()?;
             self.enabled = true;
@@ -368,7 +369,8 @@ impl FuseRing {
         loop {
             self.enter(0)?;
             self.reap()?;
-            if !self.arrived.is_empty() || self.ended || self.shared.doorbell.has_rung() {
+            let there = !self.arrived.is_empty() || self.ended;
+            if other() || there || self.shared.doorbell.has_rung() {
                 return Ok(());
             }
             let now = Instant::now();

@@ -194,6 +194,13 @@ impl Ring {
         Ok(())
     }
 
+    /// Has each completion end the sleep of the thread that owns `doorbell`, also one in another ring. Errors: EBUSY when
+    /// that was asked for before, ENOMEM.
+    pub fn signal(&self, doorbell: &Doorbell) -> io::Result<()> {
+        let eventfd = doorbell.as_fd().as_raw_fd();
+        self.ring.submitter().register_eventfd(eventfd)
+    }
+
     /// Whether buffers are registered.
     pub fn has_registered_buffers(&self) -> bool {
         !self.registered.is_empty()

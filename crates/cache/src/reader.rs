@@ -1,0 +1,132 @@
+//! Reads that a thread makes itself, instead of the slice's pipeline.
+//!
+//! A thread that serves requests and has to wait for the next one anyway may as well wait for the device: that spares waking
+//! the pipeline for each miss, and being woken by it. It owns a `Reader` of the slice. What its Gets have to read goes into
+//! a list of the thread, which `poll` submits; completions take the same way through the slice as in the pipeline.
+//! Read-ahead and long reads stay with the pipeline: there, two threads at work are worth more than a wake-up.
+//!
+//! Others may wait for a fill that this thread has begun (an invalidation does), and hold locks meanwhile. So a thread whose
+//! reader is not idle must not wait for anything but what the slice's own threads wait for, or both wait for ever.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jericho_storage::{Completion, Queue, QueueError, Transfer};
+use jericho_sys::doorbell::Doorbell;
+
+use crate::get;
+use crate::slice::Slice;
+use crate::state::{After, Shared, run};
+
+/// Transfers under way of one thread; what is beyond waits.
+const DEPTH: u32 = 64;
+
+/// Pages that are read so at once at most.
+pub(crate) const PAGES_MAX: usize = 16;
+
+thread_local! {
+    /// What the Gets of this thread want to read, by slice.
+    static WANTED: RefCell<Vec<(*const Shared, Vec<Transfer>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes `transfer` for this thread's reader of the slice, or gives it back when it has none.
+pub(crate) fn keep(shared: &Arc<Shared>, transfer: Transfer) -> Option<Transfer> {
+    WANTED.with_borrow_mut(|wanted| {
+        let slice = Arc::as_ptr(shared);
+        match wanted.iter_mut().find(|(of, _)| *of == slice) {
+            Some((_, transfers)) => {
+                transfers.push(transfer);
+                None
+            }
+            None => Some(transfer),
+        }
+    })
+}
+
+/// The reads of the thread that made it.
+pub struct Reader {
+    shared: Arc<Shared>,
+    queue: Box<dyn Queue>,
+    completions: Vec<Completion>,
+    /// It stays in its thread.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Slice {
+    /// A reader for the calling thread, which has none of this slice. Completions ring `doorbell` in the thread's sleep.
+    /// Errors: io_uring is refused.
+    pub fn reader(&self, doorbell: &Doorbell) -> Result<Reader, QueueError> {
+        let queue = jericho_storage::open_signalling_queue(&self.devices, DEPTH, doorbell)?;
+        let slice = Arc::as_ptr(&self.shared);
+        WANTED.with_borrow_mut(|wanted| wanted.push((slice, vec![])));
+        Ok(Reader {
+            shared: self.shared.clone(),
+            queue,
+            completions: vec![],
+            _thread: std::marker::PhantomData,
+        })
+    }
+}
+
+impl Reader {
+    /// Starts what was asked for, and looks for what has ended: true when there is something for `run`.
+    pub fn poll(&mut self) -> bool {
+        self.submit();
+        if self.completions.is_empty() && self.queue.in_flight() > 0 {
+            self.queue.wait(&mut self.completions, Some(Duration::ZERO));
+        }
+        !self.completions.is_empty()
+    }
+
+    /// Whether no read is under way or asked for.
+    pub fn is_idle(&self) -> bool {
+        let slice = Arc::as_ptr(&self.shared);
+        let wanted = |wanted: &mut Vec<(*const Shared, Vec<Transfer>)>| {
+            let mut lists = wanted.iter();
+            lists.any(|(of, transfers)| *of == slice && !transfers.is_empty())
+        };
+        self.queue.in_flight() == 0
+            && self.completions.is_empty()
+            && !WANTED.with_borrow_mut(wanted)
+    }
+
+    /// Ends the reads that have come: the callbacks of their Gets run here.
+    pub fn run(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            let mut after = After::default();
+            get::read_ended(&self.shared, completion.tag, completion.result, &mut after);
+            run(&self.shared, after);
+            self.submit();
+        }
+        self.completions = completions;
+    }
+
+    fn submit(&mut self) {
+        let slice = Arc::as_ptr(&self.shared);
+        let transfers = WANTED.with_borrow_mut(|wanted| {
+            let own = wanted.iter_mut().find(|(of, _)| *of == slice);
+            own.map_or_else(Vec::new, |(_, transfers)| std::mem::take(transfers))
+        });
+        for transfer in transfers {
+            self.queue.submit(transfer);
+        }
+    }
+}
+
+impl Drop for Reader {
+    /// Ends what is under way: programs, or the slice's other Gets, wait for it.
+    fn drop(&mut self) {
+        loop {
+            self.submit();
+            if self.queue.in_flight() == 0 {
+                break;
+            }
+            self.queue.wait(&mut self.completions, None);
+            self.run();
+        }
+        let slice = Arc::as_ptr(&self.shared);
+        WANTED.with_borrow_mut(|wanted| wanted.retain(|(of, _)| *of != slice));
+    }
+}
