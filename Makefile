@@ -79,7 +79,7 @@ soak: setup-test
 
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench
-	$(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
+	scripts/with-ring also $(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 man: build
 	@mkdir -p $(TARGET)/man $(TARGET)/completions

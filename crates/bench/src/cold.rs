@@ -19,7 +19,7 @@ use crate::fio::Job;
 use crate::mounts::{Volume, run as run_command};
 use crate::null::{self, NullMount};
 use crate::relay::{self, Relay};
-use crate::settings::{MIB, Settings};
+use crate::settings::{MIB, Settings, Transport};
 
 /// One way to read the file.
 struct Pattern {
@@ -201,15 +201,13 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
     Ok(read_bytes as f64 / MIB as f64 / seconds)
 }
 
-/// Two patterns, each through the mount and in process: four comparisons.
+/// Two patterns, each through the mount by each transport, and in process.
 pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    let names = PATTERNS.each_ref().map(|p| {
-        [
-            format!("cold {} mount", p.name),
-            format!("cold {} slice", p.name),
-        ]
-    });
-    if settings.self_test || !names.iter().flatten().any(|name| wanted(name)) {
+    let transports = Transport::offered();
+    let over = |t: &Transport, p: &Pattern| format!("{}cold {} mount", t.prefix(), p.name);
+    let in_process = |p: &Pattern| format!("cold {} slice", p.name);
+    let any = |p| wanted(&in_process(p)) || transports.iter().any(|t| wanted(&over(t, p)));
+    if settings.self_test || !PATTERNS.iter().any(any) {
         return Ok(Vec::new());
     }
     let file_bytes = settings.pick(2048, 512) * MIB;
@@ -234,7 +232,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         .into());
     }
     let mut comparisons = Vec::new();
-    for (pattern, [mount_name, slice_name]) in PATTERNS.iter().zip(names) {
+    for pattern in &PATTERNS {
         let args = common(pattern, bytes, runtime_s);
         let raw_file = volume.file.clone();
         let raw = || {
@@ -261,7 +259,12 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             peer_values: Vec::new(),
             bounds: Vec::new(),
         };
-        if wanted(&mount_name) {
+        for transport in &transports {
+            let name = over(transport, pattern);
+            if !wanted(&name) {
+                continue;
+            }
+            volume.transport = *transport;
             let through_the_mount = || {
                 volume.mount(CACHE)?;
                 let result = fio(&volume.mnt().join(NAME), &args);
@@ -271,14 +274,14 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             // What the transport alone can do, without a device.
             let null = NullMount::mount(settings)?;
             // And with the device, but nothing else.
-            let relay = Relay::mount(settings, &raw_file, data_offset, bytes)?;
-            let transport = || fio(&null.mnt().join(NAME), &args);
-            let mut bounds = vec![Side::new(null::NAME, transport)];
+            let relay = Relay::mount(settings, &raw_file, data_offset, bytes, *transport)?;
+            let nothing = || fio(&null.mnt().join(NAME), &args);
+            let mut bounds = vec![Side::new(null::NAME, nothing)];
             if let Some(relay) = &relay {
                 let relayed = || fio(&relay.mnt().join(NAME), &args);
                 bounds.push(Side::new(relay::NAME, relayed));
             }
-            let through_fuse = comparison(mount_name, "mount, io_uring", Some(0.9));
+            let through_fuse = comparison(name, transport.side(), Some(0.9));
             comparisons.push(through_fuse.run_with(
                 settings.rounds,
                 through_the_mount,
@@ -286,11 +289,12 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
                 bounds,
             )?);
         }
-        if wanted(&slice_name) {
+        let name = in_process(pattern);
+        if wanted(&name) {
             let runtime = Duration::from_secs(runtime_s.into());
-            let in_process = || drive_slices(&raw_file, pattern, bytes, runtime);
-            let without_fuse = comparison(slice_name, "slice, in process", Some(0.9));
-            comparisons.push(without_fuse.run(settings.rounds, in_process, raw)?);
+            let driven = || drive_slices(&raw_file, pattern, bytes, runtime);
+            let without_fuse = comparison(name, "slice, in process", Some(0.9));
+            comparisons.push(without_fuse.run(settings.rounds, driven, raw)?);
         }
     }
     Ok(comparisons)

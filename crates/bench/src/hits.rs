@@ -11,7 +11,7 @@ use crate::compare::{Comparison, Side};
 use crate::fio::{Job, Measured};
 use crate::mounts::{Passthrough, Volume};
 use crate::null::{self, NullMount};
-use crate::settings::Settings;
+use crate::settings::{Settings, Transport};
 
 /// A side that answers, and how to see that it answered from its cache.
 enum Mount {
@@ -52,15 +52,28 @@ impl Mount {
     }
 }
 
-/// Reads and writes, one and two jobs: four comparisons.
+/// Reads and writes, one and two jobs: four comparisons for each transport.
 pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+    let mut comparisons = Vec::new();
+    for transport in Transport::offered() {
+        comparisons.extend(run_over(settings, &wanted, transport)?);
+    }
+    Ok(comparisons)
+}
+
+fn run_over(
+    settings: &Settings,
+    wanted: impl Fn(&str) -> bool,
+    transport: Transport,
+) -> Result<Vec<Comparison>> {
     let workloads = [
         ("randread", 1),
         ("randread", 2),
         ("randwrite", 1),
         ("randwrite", 2),
     ];
-    let workloads = workloads.map(|(rw, jobs)| (format!("hit {rw} {jobs}"), rw, jobs));
+    let workloads =
+        workloads.map(|(rw, jobs)| (format!("{}hit {rw} {jobs}", transport.prefix()), rw, jobs));
     if !workloads.iter().any(|(name, ..)| wanted(name)) {
         return Ok(Vec::new());
     }
@@ -68,6 +81,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         Mount::Passthrough(Passthrough::mount(settings, "self")?)
     } else {
         let mut volume = Volume::format(settings, "hits", "2G")?;
+        volume.transport = transport;
         // Both files are less than the tenth of it at which write-back begins, as they are on the other side.
         volume.mount(settings.pick("4G", "1536M"))?;
         Mount::Jericho(volume)
@@ -112,7 +126,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             name,
             conditions: format!("4 KiB, fio psync, {jobs} job(s), everything cached"),
             unit: "IOPS",
-            ours: "mount",
+            ours: transport.side(),
             peer: "libfuse passthrough_hp, direct I/O",
             target_ratio: Some(1.3),
             our_values: Vec::new(),

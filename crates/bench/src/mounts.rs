@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::Result;
-use crate::settings::Settings;
+use crate::settings::{Settings, Transport};
 
 /// Runs a command to its end; its output, or an error with everything it said.
 pub fn run(command: &mut Command) -> Result<String> {
@@ -44,6 +44,8 @@ pub struct Volume {
     pub file: PathBuf,
     mnt: PathBuf,
     mounted: bool,
+    /// How it is mounted, from the next time on.
+    pub transport: Transport,
 }
 
 impl Volume {
@@ -61,6 +63,7 @@ impl Volume {
             file,
             mnt,
             mounted: false,
+            transport: Transport::Device,
         })
     }
 
@@ -70,7 +73,8 @@ impl Volume {
             .arg("mount")
             .arg(&self.file)
             .arg(&self.mnt)
-            .args(["--cache", cache]))?;
+            .args(["--cache", cache])
+            .args(["--transport", self.transport.name()]))?;
         self.mounted = true;
         Ok(())
     }

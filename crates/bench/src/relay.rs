@@ -1,5 +1,5 @@
-//! The program `relay` (programs/relay.c): the least that a daemon can do that has to ask a device for what is read through
-//! the kernel's FUSE transport.
+//! The programs `relay` and `relay_ring` (programs): the least that a daemon can do that has to ask a device for what is read
+//! through one of the kernel's FUSE transports.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,9 +7,10 @@ use std::process::{Child, Command, Stdio};
 
 use crate::Result;
 use crate::mounts::{compile, detach};
-use crate::settings::Settings;
+use crate::settings::{Settings, Transport};
 
 const SOURCE: &str = include_str!("../programs/relay.c");
+const RING_SOURCE: &str = include_str!("../programs/relay_ring.c");
 
 /// What it is called in tables.
 pub const NAME: &str = "a FUSE filesystem that does nothing but read the device";
@@ -29,12 +30,16 @@ impl Relay {
         file: &Path,
         offset: u64,
         bytes: u64,
+        transport: Transport,
     ) -> Result<Option<Relay>> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("relay: only root can mount it; its bound is left out");
             return Ok(None);
         }
-        let program = compile(settings, "relay", SOURCE, "-luring")?;
+        let program = match transport {
+            Transport::Device => compile(settings, "relay", SOURCE, "-luring")?,
+            Transport::Ring => compile(settings, "relay_ring", RING_SOURCE, "-luring")?,
+        };
         let mnt = settings.dir.join("relay.mnt");
         std::fs::create_dir_all(&mnt)?;
         let mut process = Command::new(program)

@@ -26,5 +26,50 @@ impl Settings {
     }
 }
 
+/// How requests come from the kernel to a mount of ours (`--transport`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// By /dev/fuse.
+    Device,
+    /// Through the kernel's ring.
+    Ring,
+}
+
+impl Transport {
+    /// Those that this kernel offers; a word on standard error when that is not both.
+    pub fn offered() -> Vec<Transport> {
+        const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+        if std::fs::read_to_string(SWITCH).is_ok_and(|switch| switch.trim() == "Y") {
+            return vec![Transport::Device, Transport::Ring];
+        }
+        eprintln!("the kernel's ring is not offered ({SWITCH}); its rows are left out");
+        vec![Transport::Device]
+    }
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Device => "device",
+            Transport::Ring => "ring",
+        }
+    }
+
+    /// What the names of its measurements begin with.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Transport::Device => "",
+            Transport::Ring => "ring ",
+        }
+    }
+
+    /// What our side is called in tables.
+    pub fn side(self) -> &'static str {
+        match self {
+            Transport::Device => "mount",
+            Transport::Ring => "mount, ring",
+        }
+    }
+}
+
 /// Bytes in a MiB.
 pub const MIB: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::Result;
 use crate::compare::Comparison;
 use crate::mounts::{Passthrough, Volume};
-use crate::settings::Settings;
+use crate::settings::{Settings, Transport};
 
 const FILES_IN_A_DIRECTORY: u32 = 1000;
 const FILE_BYTES: usize = 4096;
@@ -45,19 +45,31 @@ fn files_possible(wanted: u32) -> u32 {
     wanted.min(room / FILES_IN_A_DIRECTORY * FILES_IN_A_DIRECTORY)
 }
 
-/// One comparison.
+/// One comparison for each transport.
 pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    let name = "small files";
-    if !wanted(name) {
+    let mut comparisons = Vec::new();
+    for transport in Transport::offered() {
+        comparisons.extend(run_over(settings, &wanted, transport)?);
+    }
+    Ok(comparisons)
+}
+
+fn run_over(
+    settings: &Settings,
+    wanted: impl Fn(&str) -> bool,
+    transport: Transport,
+) -> Result<Vec<Comparison>> {
+    let name = format!("{}small files", transport.prefix());
+    if !wanted(&name) {
         return Ok(Vec::new());
     }
     let files = files_possible(settings.pick(100_000, 10_000));
     let passthrough = Passthrough::mount(settings, "passthrough")?;
     let comparison = Comparison {
-        name: name.into(),
+        name,
         conditions: format!("{files} files of 4 KiB created, written and closed by one thread"),
         unit: "files/s",
-        ours: "mount",
+        ours: transport.side(),
         peer: "libfuse passthrough_hp, direct I/O",
         target_ratio: Some(1.0),
         our_values: Vec::new(),
@@ -74,6 +86,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         )?]);
     }
     let mut volume = Volume::format(settings, "small-files", "4G")?;
+    volume.transport = transport;
     volume.mount("1G")?;
     Ok(vec![comparison.run(
         settings.rounds,
