@@ -110,6 +110,40 @@ fn sources(name: &str) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
+fn documents(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+        let path = entry.expect("entry").path();
+        let is_ours = path != root().join("target") && !path.ends_with(".git");
+        if path.is_dir() && is_ours {
+            documents(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn links_in_documents_lead_somewhere() {
+    let mut found = Vec::new();
+    documents(&root(), &mut found);
+    assert!(found.len() > 10, "{found:?}");
+    let mut dead = Vec::new();
+    for path in &found {
+        let text = fs::read_to_string(path).expect("document");
+        for (_, rest) in text
+            .match_indices("](")
+            .map(|(at, _)| text.split_at(at + 2))
+        {
+            let target = rest.split([')', '#']).next().unwrap_or_default();
+            let elsewhere = target.is_empty() || target.contains("://");
+            if !elsewhere && !path.parent().expect("parent").join(target).exists() {
+                dead.push(format!("{}: {target}", path.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
 #[test]
 fn the_arrows_in_the_document_are_those_of_the_manifests() {
     let (document, manifests) = (arrows_of_document(), arrows_of_manifests());

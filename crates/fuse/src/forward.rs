@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use jericho_sys::fuse_ring::{ARGUMENTS_BYTES, IN_HEADER_BYTES, Received, Reply};
+use jericho_sys::fuse_ring::{ARGUMENTS_BYTES, IN_HEADER_BYTES, Payload, Received, Reply};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{
@@ -16,7 +16,6 @@ use rustix::net::{
 };
 
 use crate::filesystem::Jericho;
-use crate::helpers::Helpers;
 use crate::protocol::{InHeader, OP_DESTROY, OP_INIT, OP_READDIR, OP_READDIRPLUS, OutHeader};
 
 /// A listing is cut to this: a socket refuses a message that is longer than its buffer (212,992 bytes by default), and the
@@ -70,7 +69,8 @@ impl Forward {
         init.extend(capabilities);
         init.extend(capabilities);
         init.resize(64, 0);
-        shared.send(&InHeader::of_daemon(OP_INIT, NOBODY, init.len()), &[&init])?;
+        let header = InHeader::of_daemon(OP_INIT, NOBODY, init.len());
+        shared.send(&header, &[&init], SendFlags::NOSIGNAL)?;
         let session = fuser::Session::from_fd(filesystem, theirs, config.acl, config)?;
         let listener = shared.clone();
         let replies = std::thread::Builder::new()
@@ -87,8 +87,8 @@ impl Forward {
         })
     }
 
-    /// Sends a request on; `helpers` wait when there is no room.
-    pub(crate) fn request(&self, received: Received, helpers: &Helpers) {
+    /// Sends a request on, if there is room. Else it comes back, for `send_waiting`.
+    pub(crate) fn try_request(&self, received: Received) -> Option<Unsent> {
         let Received {
             header,
             mut arguments,
@@ -101,23 +101,44 @@ impl Forward {
             cut_listing(&mut arguments);
         }
         header.unique = self.shared.keep(reply);
-        let number = header.unique;
-        let body = payload.as_ref().map_or(&[][..], AsRef::as_ref);
-        let sent = self
-            .shared
-            .send(&header, &[&arguments[..arguments_len], body]);
-        let Err(error) = sent else { return };
-        if error.raw_os_error() != Some(libc::EAGAIN) {
-            return self.shared.fail(number, &error);
-        }
-        let shared = self.shared.clone();
-        helpers.run(Box::new(move || {
-            let body = payload.as_ref().map_or(&[][..], AsRef::as_ref);
-            let parts = [&arguments[..arguments_len], body];
-            if let Err(error) = shared.send_with(&header, &parts, SendFlags::NOSIGNAL) {
-                shared.fail(number, &error);
+        let unsent = Unsent {
+            header,
+            arguments,
+            arguments_len,
+            payload,
+        };
+        let sent = unsent.send(&self.shared, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        match sent {
+            Ok(()) => None,
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Some(unsent),
+            Err(error) => {
+                self.shared.fail(header.unique, &error);
+                None
             }
-        }));
+        }
+    }
+
+    /// Sends it as soon as there is room.
+    pub(crate) fn send_waiting(&self, unsent: Unsent) {
+        if let Err(error) = unsent.send(&self.shared, SendFlags::NOSIGNAL) {
+            self.shared.fail(unsent.header.unique, &error);
+        }
+    }
+}
+
+/// A request whose reply waits already.
+pub(crate) struct Unsent {
+    header: InHeader,
+    arguments: [u8; ARGUMENTS_BYTES],
+    arguments_len: usize,
+    payload: Option<Payload>,
+}
+
+impl Unsent {
+    fn send(&self, shared: &Shared, flags: SendFlags) -> io::Result<()> {
+        let payload = self.payload.as_ref().map_or(&[][..], AsRef::as_ref);
+        let parts = [&self.arguments[..self.arguments_len], payload];
+        shared.send(&self.header, &parts, flags)
     }
 }
 
@@ -126,7 +147,7 @@ impl Drop for Forward {
     fn drop(&mut self) {
         for _ in 0..self.workers {
             let destroy = InHeader::of_daemon(OP_DESTROY, NOBODY, 0);
-            if let Err(error) = self.shared.send_with(&destroy, &[], SendFlags::NOSIGNAL) {
+            if let Err(error) = self.shared.send(&destroy, &[], SendFlags::NOSIGNAL) {
                 tracing::warn!(%error, "the session of the ring does not end");
                 return;
             }
@@ -182,11 +203,7 @@ impl Shared {
         }
     }
 
-    fn send(&self, header: &InHeader, parts: &[&[u8]]) -> io::Result<()> {
-        self.send_with(header, parts, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
-    }
-
-    fn send_with(&self, header: &InHeader, parts: &[&[u8]], flags: SendFlags) -> io::Result<()> {
+    fn send(&self, header: &InHeader, parts: &[&[u8]], flags: SendFlags) -> io::Result<()> {
         let mut header = *header;
         let rest: usize = parts.iter().map(|part| part.len()).sum();
         header.len = (IN_HEADER_BYTES + rest) as u32;

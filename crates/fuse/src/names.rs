@@ -48,11 +48,27 @@ impl Jericho {
             // A file that has just been made is empty.
             made => (made, flags & !libc::O_TRUNC),
         };
+        self.open_made(made, flags)
+    }
+
+    /// Makes a file without a name (O_TMPFILE), with one reference for the kernel.
+    pub(crate) fn open_unnamed(
+        &self,
+        dir: Ino,
+        perm: u16,
+        flags: i32,
+        caller: Caller,
+    ) -> Result<(Attr, u64), Errno> {
+        let made = self.mounted.fs().tmpfile(dir, perm, caller);
+        self.open_made(made, flags & !libc::O_TRUNC)
+    }
+
+    fn open_made(&self, made: jericho_fs::Result<Attr>, flags: i32) -> Result<(Attr, u64), Errno> {
         let attr = made.map_err(|e| errno("create", &e))?;
         match self.open_inode(attr.ino, flags) {
             Ok(fh) => Ok((attr, fh)),
             Err(e) => {
-                fs.forget(attr.ino, 1);
+                self.mounted.fs().forget(attr.ino, 1);
                 Err(e)
             }
         }

@@ -17,6 +17,7 @@ pub(crate) const OP_READDIR: u32 = 28;
 pub(crate) const OP_CREATE: u32 = 35;
 pub(crate) const OP_DESTROY: u32 = 38;
 pub(crate) const OP_READDIRPLUS: u32 = 44;
+pub(crate) const OP_TMPFILE: u32 = 51;
 
 /// `struct fuse_in_header`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -28,7 +28,7 @@ use crate::forward::Forward;
 use crate::helpers::Helpers;
 use crate::protocol::{
     self, AttributesOut, Create, EntryOut, InHeader, OP_CREATE, OP_GETATTR, OP_LOOKUP, OP_OPEN,
-    OP_READ, OP_RELEASE, OP_WRITE, OpenOut, Transfer, WriteOut,
+    OP_READ, OP_RELEASE, OP_TMPFILE, OP_WRITE, OpenOut, Transfer, WriteOut,
 };
 
 /// Whether the kernel's ring may be used; a file of the module's.
@@ -90,11 +90,17 @@ fn deal(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
     dealt
 }
 
-/// What the threads share.
+/// What the threads share. In this order they end: helpers have `names`.
 struct Service {
     filesystem: Jericho,
-    forward: Forward,
     helpers: Helpers,
+    names: Arc<Names>,
+}
+
+/// All requests but reads and writes.
+struct Names {
+    filesystem: Jericho,
+    forward: Forward,
 }
 
 /// The threads of the ring.
@@ -111,10 +117,14 @@ impl Serving {
         config: fuser::Config,
     ) -> io::Result<Serving> {
         let workers = config.n_threads.unwrap_or(1);
-        let service = Arc::new(Service {
+        let names = Names {
             forward: Forward::new(filesystem.clone(), config)?,
-            helpers: Helpers::new(workers)?,
+            filesystem: filesystem.clone(),
+        };
+        let service = Arc::new(Service {
             filesystem,
+            helpers: Helpers::new(workers)?,
+            names: Arc::new(names),
         });
         let mut threads = Vec::new();
         for (cpu, mut ring) in rings.0 {
@@ -189,75 +199,20 @@ impl Service {
         match (header.opcode, Transfer::read(arguments)) {
             (OP_READ, Some(transfer)) => self.read(&header, &transfer, received.reply),
             (OP_WRITE, Some(transfer)) => self.write(&header, &transfer, received),
-            _ => {
-                let payload = received.payload.as_ref();
-                let done = may_wait.then(|| self.name(&header, arguments, payload));
-                match done.flatten() {
-                    Some(Ok(out)) => received.reply.owned(out),
-                    Some(Err(error)) => received.reply.error(error.code()),
-                    None => self.forward.request(received, &self.helpers),
+            _ if !Names::are_ours(header.opcode) => {
+                if let Some(unsent) = self.names.forward.try_request(received) {
+                    let names = self.names.clone();
+                    self.helpers
+                        .run(Box::new(move || names.forward.send_waiting(unsent)));
                 }
+            }
+            _ if may_wait => self.names.request(&header, received),
+            _ => {
+                let names = self.names.clone();
+                self.helpers
+                    .run(Box::new(move || names.request(&header, received)));
             }
         }
-    }
-
-    /// The requests that programs make for each file that they use. They may have to read from the device, as far as names
-    /// and attributes are not cached, but wait for nobody who waits for a request. `None`: another request, or one that has
-    /// to wait.
-    fn name(
-        &self,
-        header: &InHeader,
-        arguments: &[u8],
-        payload: Option<&Payload>,
-    ) -> Option<Result<Vec<u8>, fuser::Errno>> {
-        let (filesystem, ino) = (&self.filesystem, header.nodeid);
-        let name = || protocol::name(payload?.as_ref());
-        let out = match header.opcode {
-            OP_LOOKUP => {
-                let entry = |found: Option<Attr>| {
-                    let ttl = found.as_ref().map_or(TTL, |a| filesystem.ttl(a.ino));
-                    EntryOut::new(found.as_ref(), ttl).as_bytes().to_vec()
-                };
-                filesystem.look_up(ino, name()?).map(entry)
-            }
-            OP_GETATTR => filesystem.attributes(ino).map(|a| {
-                AttributesOut::new(&a, filesystem.ttl(ino))
-                    .as_bytes()
-                    .to_vec()
-            }),
-            OP_OPEN => {
-                let flags = protocol::first_u32(arguments)? as i32;
-                if flags & libc::O_TRUNC != 0 {
-                    return None;
-                }
-                filesystem.open_inode(ino, flags).map(opened)
-            }
-            OP_CREATE => {
-                let create = Create::read(arguments)?;
-                if filesystem.mounted.fs().is_behind() {
-                    return None;
-                }
-                let caller = Caller {
-                    uid: header.uid,
-                    gid: header.gid,
-                    umask: create.umask,
-                };
-                let perm = (create.mode & 0o7777) as u16;
-                let flags = create.flags as i32;
-                let made = filesystem.create_and_open(ino, name()?, perm, flags, caller);
-                made.map(|(attr, fh)| {
-                    let mut out = EntryOut::new(Some(&attr), TTL).as_bytes().to_vec();
-                    out.extend(opened(fh));
-                    out
-                })
-            }
-            OP_RELEASE => {
-                let closed = filesystem.close(protocol::first_u64(arguments)?);
-                closed.map(|()| vec![])
-            }
-            _ => return None,
-        };
-        Some(out)
     }
 
     fn read(&self, header: &InHeader, transfer: &Transfer, mut reply: Reply) {
@@ -293,6 +248,91 @@ impl Service {
                 Err(error) => reply.error(error.code()),
             });
         }));
+    }
+}
+
+impl Names {
+    fn are_ours(opcode: u32) -> bool {
+        matches!(
+            opcode,
+            OP_LOOKUP | OP_GETATTR | OP_OPEN | OP_CREATE | OP_TMPFILE | OP_RELEASE
+        )
+    }
+
+    /// Answers a request of those that are ours, here or by `fuser`.
+    fn request(&self, header: &InHeader, received: Received) {
+        let arguments = &received.arguments[..received.arguments_len];
+        match self.answer(header, arguments, received.payload.as_ref()) {
+            Some(Ok(out)) => received.reply.owned(out),
+            Some(Err(error)) => received.reply.error(error.code()),
+            None => {
+                if let Some(unsent) = self.forward.try_request(received) {
+                    self.forward.send_waiting(unsent);
+                }
+            }
+        }
+    }
+
+    /// The requests that programs make for each file that they use. They may have to read from the device, as far as names
+    /// and attributes are not cached, but wait for nobody who waits for a request. `None`: one that has to wait, or is not
+    /// as it should be.
+    fn answer(
+        &self,
+        header: &InHeader,
+        arguments: &[u8],
+        payload: Option<&Payload>,
+    ) -> Option<Result<Vec<u8>, fuser::Errno>> {
+        let (filesystem, ino) = (&self.filesystem, header.nodeid);
+        let name = || protocol::name(payload?.as_ref());
+        let out = match header.opcode {
+            OP_LOOKUP => {
+                let entry = |found: Option<Attr>| {
+                    let ttl = found.as_ref().map_or(TTL, |a| filesystem.ttl(a.ino));
+                    EntryOut::new(found.as_ref(), ttl).as_bytes().to_vec()
+                };
+                filesystem.look_up(ino, name()?).map(entry)
+            }
+            OP_GETATTR => filesystem.attributes(ino).map(|a| {
+                AttributesOut::new(&a, filesystem.ttl(ino))
+                    .as_bytes()
+                    .to_vec()
+            }),
+            OP_OPEN => {
+                let flags = protocol::first_u32(arguments)? as i32;
+                if flags & libc::O_TRUNC != 0 {
+                    return None;
+                }
+                filesystem.open_inode(ino, flags).map(opened)
+            }
+            OP_CREATE | OP_TMPFILE => {
+                let create = Create::read(arguments)?;
+                if filesystem.mounted.fs().is_behind() {
+                    return None;
+                }
+                let caller = Caller {
+                    uid: header.uid,
+                    gid: header.gid,
+                    umask: create.umask,
+                };
+                let perm = (create.mode & 0o7777) as u16;
+                let flags = create.flags as i32;
+                let made = match header.opcode {
+                    OP_CREATE => filesystem.create_and_open(ino, name()?, perm, flags, caller),
+                    _ => filesystem.open_unnamed(ino, perm, flags, caller),
+                };
+                made.map(|(attr, fh)| {
+                    let mut out = EntryOut::new(Some(&attr), TTL).as_bytes().to_vec();
+                    out.extend(opened(fh));
+                    out
+                })
+            }
+            OP_RELEASE => {
+                let closed = filesystem.close(protocol::first_u64(arguments)?);
+                closed.map(|()| vec![])
+            }
+            _ => return None,
+        };
+        Some(out)
     }
 }
 

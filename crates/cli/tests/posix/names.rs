@@ -48,6 +48,46 @@ fn rename_of_directories_follows_the_rules() {
 }
 
 #[test]
+fn a_file_that_never_had_a_name_gets_one_or_goes() {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    let v = Volume::mounted();
+    let unnamed = || {
+        File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_TMPFILE)
+            .mode(0o640)
+            .open(v.mnt())
+    };
+    // By the device `fuser` does not know the request.
+    let over_ring = fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
+        .is_ok_and(|switch| switch.trim() == "Y");
+    let mut file = match unnamed() {
+        Ok(file) => file,
+        Err(error) => {
+            assert!(!over_ring, "{error}");
+            assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
+            return;
+        }
+    };
+    assert!(over_ring);
+    file.write_all(b"at last").unwrap();
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    assert_eq!(fs::read_dir(v.mnt()).unwrap().count(), 0);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::linkat(CWD, path, CWD, v.at("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    drop(file);
+    drop(unnamed().unwrap());
+    v.remount();
+    assert_eq!(fs::read(v.at("named")).unwrap(), b"at last");
+    let metadata = fs::metadata(v.at("named")).unwrap();
+    assert_eq!((metadata.nlink(), metadata.mode() & 0o7777), (1, 0o640));
+    v.umount();
+    v.check();
+}
+
+#[test]
 fn a_file_without_a_name_lives_until_it_is_closed() {
     let v = Volume::mounted();
     let mut file = File::options()
