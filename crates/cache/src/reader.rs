@@ -91,6 +91,15 @@ impl Reader {
             && !WANTED.with_borrow_mut(wanted)
     }
 
+    /// Waits until reads have come, if any are under way, and ends them: for who has nothing else to wait for.
+    pub fn wait(&mut self) {
+        self.submit();
+        if self.completions.is_empty() && self.queue.in_flight() > 0 {
+            self.queue.wait(&mut self.completions, None);
+        }
+        self.run();
+    }
+
     /// Ends the reads that have come: the callbacks of their Gets run here.
     pub fn run(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
@@ -118,13 +127,8 @@ impl Reader {
 impl Drop for Reader {
     /// Ends what is under way: programs, or the slice's other Gets, wait for it.
     fn drop(&mut self) {
-        loop {
-            self.submit();
-            if self.queue.in_flight() == 0 {
-                break;
-            }
-            self.queue.wait(&mut self.completions, None);
-            self.run();
+        while !self.is_idle() {
+            self.wait();
         }
         let slice = Arc::as_ptr(&self.shared);
         WANTED.with_borrow_mut(|wanted| wanted.retain(|(of, _)| *of != slice));

@@ -31,6 +31,11 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
     writeln!(out, "volume    {} ({})", stat.volume, stat.uuid)?;
     writeln!(out, "daemon    process {}, {mode}", stat.pid)?;
     writeln!(out, "topology  {}", stat.topology)?;
+    let requests = match stat.transport.as_str() {
+        "ring" => "the kernel's ring (FUSE over io_uring)",
+        _ => "/dev/fuse",
+    };
+    writeln!(out, "requests  by {requests}")?;
     writeln!(out, "threads   follow their data: {}", stat.threads)?;
     for (index, device) in stat.devices.iter().enumerate() {
         writeln!(
@@ -159,6 +164,7 @@ mod tests {
             pid: 7,
             read_only: false,
             topology: "virtual:2".into(),
+            transport: "ring".into(),
             slices: vec![slice(0, 3, 1), slice(1, 0, 0)],
             nodes: Vec::new(),
             devices: vec!["file".into()],
@@ -169,10 +175,10 @@ mod tests {
         };
         let text = table(&stat).unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[6].contains("RATIO"), "{text}");
-        assert!(lines[7].contains("75.0%"), "{text}");
-        assert!(lines[8].contains(" - "), "{text}");
-        assert!(lines[9].trim_start().starts_with("all"), "{text}");
-        assert!(lines[9].contains("2.0 GiB"), "{text}");
+        assert!(lines[7].contains("RATIO"), "{text}");
+        assert!(lines[8].contains("75.0%"), "{text}");
+        assert!(lines[9].contains(" - "), "{text}");
+        assert!(lines[10].trim_start().starts_with("all"), "{text}");
+        assert!(lines[10].contains("2.0 GiB"), "{text}");
     }
 }

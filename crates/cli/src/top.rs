@@ -366,6 +366,7 @@ mod tests {
             pid: 7,
             read_only: false,
             topology: "virtual:2".into(),
+            transport: "ring".into(),
             slices: vec![slice(0), slice(1)],
             nodes: vec![node(0), node(1)],
             devices: vec!["file".into()],

@@ -25,6 +25,9 @@ pub struct Stat {
     pub read_only: bool,
     /// Nodes of the topology in use.
     pub topology: String,
+    /// How the kernel's requests come: `device` or `ring`; empty for a volume without a mount.
+    #[serde(default)]
+    pub transport: String,
     /// Per slice.
     pub slices: Vec<SliceStat>,
     /// Per node (sums).
@@ -154,6 +157,7 @@ impl Mounted {
             pid: std::process::id(),
             read_only: self.read_only(),
             topology: self.topology().source.clone(),
+            transport: String::new(),
             slices,
             nodes: nodes.into_values().collect(),
             devices: self.volume.devices().iter().map(|d| d.describe()).collect(),

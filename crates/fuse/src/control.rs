@@ -15,12 +15,15 @@
 //! `inherit`. Only root and the inode's owner may set.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use jericho_daemon::Mounted;
 use jericho_fs::types::{Ino, SliceId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+
+use crate::Transport;
 
 /// All names that begin so are ours.
 pub const PREFIX: &str = "jericho.";
@@ -57,15 +60,18 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Answers them.
 pub(crate) struct Control {
     mounted: Arc<Mounted>,
+    /// Whether requests come through the kernel's ring.
+    ring: Arc<AtomicBool>,
     /// Moves wait for devices, for long: a thread of their own makes them, one at a time, so that
     /// they never hold a worker. Started by the first.
     mover: Mutex<Option<Sender<Job>>>,
 }
 
 impl Control {
-    pub(crate) fn new(mounted: Arc<Mounted>) -> Control {
+    pub(crate) fn new(mounted: Arc<Mounted>, ring: Arc<AtomicBool>) -> Control {
         Control {
             mounted,
+            ring,
             mover: Mutex::new(None),
         }
     }
@@ -107,6 +113,10 @@ impl Control {
             None => return Err(libc::ENODATA),
         };
         let mut stat = self.mounted.stat();
+        stat.transport = match self.ring.load(Ordering::Relaxed) {
+            true => Transport::Ring.name().into(),
+            false => Transport::Device.name().into(),
+        };
         stat.slices = stat
             .slices
             .into_iter()

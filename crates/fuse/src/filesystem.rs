@@ -62,13 +62,14 @@ pub(crate) struct Jericho {
 impl Jericho {
     /// With `ring`, asks the kernel for FUSE over io_uring.
     pub(crate) fn new(mounted: Arc<Mounted>, placement: Placement, ring: bool) -> Jericho {
-        let control = Control::new(mounted.clone());
+        let ring = Arc::new(AtomicBool::new(ring));
+        let control = Control::new(mounted.clone(), ring.clone());
         Jericho {
             mounted,
             handles: Arc::new(Handles::new()),
             control: Arc::new(control),
             placement: Arc::new(placement),
-            ring: Arc::new(AtomicBool::new(ring)),
+            ring,
         }
     }
 

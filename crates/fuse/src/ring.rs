@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 
 use crate::bytes::Write;
 use crate::filesystem::{FILE_FLAGS, Jericho, REQUEST_BYTES_MAX, TTL};
-use crate::forward::Forward;
+use crate::forward::{Forward, Unsent};
 use crate::helpers::Helpers;
 use crate::protocol::{
     self, AttributesOut, Create, EntryOut, InHeader, OP_CREATE, OP_GETATTR, OP_LOOKUP, OP_OPEN,
@@ -34,20 +34,21 @@ use crate::protocol::{
 /// Whether the kernel's ring may be used; a file of the module's.
 pub const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// And while it reads from a device: about as long as a fast one takes under load.
-const LOOK_FOR_DEVICE: Duration = Duration::from_micros(200);
-
 /// What to do when there is none.
 pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_uring: it takes Linux 6.14 or later and, as \
      root, `echo Y > /sys/module/fuse/parameters/enable_uring`; or mount with --transport device";
 
-/// Requests that may be with us at once, of all queues and of each one. An entry has memory for the largest request.
-const ENTRIES: usize = 256;
-const DEPTH_MIN: usize = 4;
+/// Requests that may be with us at once, of all queues together if that leaves enough for each. An entry has memory for the
+/// largest request, 1 MiB, which is taken when it is first used.
+const ENTRIES: usize = 512;
+const DEPTH_MIN: usize = 16;
 const DEPTH_MAX: usize = 32;
 
 /// How long a thread looks for the next request before it sleeps: about as long as it takes to wake an idle CPU.
 const LOOK: Duration = Duration::from_micros(40);
+
+/// And while it reads from a device: about as long as a fast one takes under load.
+const LOOK_FOR_DEVICE: Duration = Duration::from_micros(200);
 
 /// Whether the kernel offers its ring.
 pub(crate) fn is_offered() -> bool {
@@ -162,7 +163,7 @@ impl Service {
             // Served from anywhere then: slower, not wrong.
             tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
         }
-        // Dropped last: what is under way is ended.
+        // Dropped before the ring: what is under way is ended.
         let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
         while !ring.has_ended() {
             // The device first, then the kernel's answers.
@@ -180,7 +181,8 @@ impl Service {
             }
             while let Some(received) = ring.take() {
                 // See `jericho_cache::Reader`: what others wait for must not wait for their locks.
-                let may_wait = readers.iter().all(Reader::is_idle);
+                let may_wait = readers.iter().all(Reader::is_idle)
+                    && !self.filesystem.mounted.fs().is_behind();
                 let request = AssertUnwindSafe(|| self.request(received, may_wait));
                 if catch_unwind(request).is_err() {
                     tracing::error!("a request panicked; it was answered with an I/O error");
@@ -199,18 +201,20 @@ impl Service {
         match (header.opcode, Transfer::read(arguments)) {
             (OP_READ, Some(transfer)) => self.read(&header, &transfer, received.reply),
             (OP_WRITE, Some(transfer)) => self.write(&header, &transfer, received),
-            _ if !Names::are_ours(header.opcode) => {
-                if let Some(unsent) = self.names.forward.try_request(received) {
+            _ if may_wait || !Names::are_ours(header.opcode) => {
+                if let Some(unsent) = self.names.request(&header, received) {
                     let names = self.names.clone();
                     self.helpers
                         .run(Box::new(move || names.forward.send_waiting(unsent)));
                 }
             }
-            _ if may_wait => self.names.request(&header, received),
             _ => {
                 let names = self.names.clone();
-                self.helpers
-                    .run(Box::new(move || names.request(&header, received)));
+                self.helpers.run(Box::new(move || {
+                    if let Some(unsent) = names.request(&header, received) {
+                        names.forward.send_waiting(unsent);
+                    }
+                }));
             }
         }
     }
@@ -259,23 +263,19 @@ impl Names {
         )
     }
 
-    /// Answers a request of those that are ours, here or by `fuser`.
-    fn request(&self, header: &InHeader, received: Received) {
+    /// Answers a request, or passes it on to `fuser`. What there is no room for comes back.
+    fn request(&self, header: &InHeader, received: Received) -> Option<Unsent> {
         let arguments = &received.arguments[..received.arguments_len];
         match self.answer(header, arguments, received.payload.as_ref()) {
             Some(Ok(out)) => received.reply.owned(out),
             Some(Err(error)) => received.reply.error(error.code()),
-            None => {
-                if let Some(unsent) = self.forward.try_request(received) {
-                    self.forward.send_waiting(unsent);
-                }
-            }
+            None => return self.forward.try_request(received),
         }
+        None
     }
 
     /// The requests that programs make for each file that they use. They may have to read from the device, as far as names
-    /// and attributes are not cached, but wait for nobody who waits for a request. `None`: one that has to wait, or is not
-    /// as it should be.
+    /// and attributes are not cached, but wait for nobody who waits for a request. `None`: another one.
     fn answer(
         &self,
         header: &InHeader,
@@ -306,9 +306,6 @@ impl Names {
             }
             OP_CREATE | OP_TMPFILE => {
                 let create = Create::read(arguments)?;
-                if filesystem.mounted.fs().is_behind() {
-                    return None;
-                }
                 let caller = Caller {
                     uid: header.uid,
                     gid: header.gid,

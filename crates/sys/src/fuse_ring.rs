@@ -14,6 +14,7 @@
 //! The next command is pushed when all shares are given back, in whatever thread that happens, so nobody ever reads what
 //! another one writes. A share keeps the memory mapped.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -257,7 +258,7 @@ pub struct FuseRing {
     /// Header and payload of each entry, as the kernel wants to be told of them.
     iovecs: Vec<[libc::iovec; 2]>,
     /// Entries with a request that was not taken yet.
-    arrived: Vec<u32>,
+    arrived: VecDeque<u32>,
     /// Empty: changed for the list of what came back.
     spare: Vec<u32>,
     device: Option<OwnedFd>,
@@ -318,7 +319,7 @@ impl FuseRing {
                     [header, iovec(shared.payload(index), payload_bytes)]
                 })
                 .collect(),
-            arrived: Vec::with_capacity(entries),
+            arrived: VecDeque::with_capacity(entries),
             spare: Vec::with_capacity(entries),
             shared,
             device: None,
@@ -329,8 +330,9 @@ impl FuseRing {
     }
 
     /// Registers the entries with the mount behind `device`, which has agreed to FUSE_OVER_IO_URING; the first wait tells
-    /// the kernel. May be called once.
+    /// the kernel. Panics when it is called again: each entry has one command.
     pub fn register(&mut self, device: OwnedFd) {
+        assert!(self.device.is_none(), "entries are registered once");
         let fd = types::Fd(device.as_raw_fd());
         self.device = Some(device);
         for index in 0..self.queues.len() {
@@ -389,7 +391,7 @@ impl FuseRing {
 
     /// A request that has come.
     pub fn take(&mut self) -> Option<Received> {
-        let index = self.arrived.pop()?;
+        let index = self.arrived.pop_front()?;
         let header_at = self.shared.header(index);
         let mut header = [0; IN_HEADER_BYTES];
         let mut arguments = [0; ARGUMENTS_BYTES];
@@ -540,7 +542,7 @@ impl FuseRing {
                 continue;
             }
             match completion.result().saturating_neg() {
-                ..=0 => self.arrived.push(completion.user_data() as u32),
+                ..=0 => self.arrived.push_back(completion.user_data() as u32),
                 errno if ENDS.contains(&errno) => self.ended = true,
                 errno => failed = Some(errno),
             }
@@ -570,4 +572,105 @@ fn with_len(mut entry: Entry128, len: u32) -> Entry128 {
             .write(len);
     }
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAYLOAD_BYTES: usize = 8192;
+
+    fn ring() -> FuseRing {
+        FuseRing::new(&[3], 2, PAYLOAD_BYTES).unwrap()
+    }
+
+    /// What the kernel does to an entry when a request comes.
+    fn arrive(ring: &mut FuseRing, index: u32, payload: &[u8]) {
+        let len = (IN_HEADER_BYTES + 4 + payload.len()) as u32;
+        let header = ring.shared.header(index);
+        // SAFETY: nobody has a share of the entry; what is written lies within it.
+        unsafe {
+            header.cast::<u32>().write(len);
+            header.add(ARGUMENTS_AT).cast::<u32>().write(0x1234_5678);
+            header.add(COMMIT_ID_AT).cast::<u64>().write(77);
+            let bytes = payload.len();
+            header
+                .add(PAYLOAD_BYTES_AT)
+                .cast::<u32>()
+                .write(bytes as u32);
+            ptr::copy_nonoverlapping(payload.as_ptr(), ring.shared.payload(index), bytes);
+        }
+        ring.arrived.push_back(index);
+    }
+
+    /// What the kernel finds in an entry afterwards: the error and the payload.
+    fn answer(ring: &mut FuseRing, index: u32) -> (i32, Vec<u8>) {
+        ring.commit();
+        let header = ring.shared.header(index);
+        // SAFETY: as above.
+        unsafe {
+            let len = header.add(PAYLOAD_BYTES_AT).cast::<u32>().read() as usize;
+            assert_eq!(header.cast::<u32>().read() as usize, 16 + len);
+            let payload = std::slice::from_raw_parts(ring.shared.payload(index), len);
+            (header.add(4).cast::<i32>().read(), payload.to_vec())
+        }
+    }
+
+    #[test]
+    fn an_entry_goes_back_when_all_its_shares_are_back() {
+        let mut ring = ring();
+        arrive(&mut ring, 1, b"bytes to write");
+        let received = ring.take().unwrap();
+        assert!(ring.take().is_none());
+        assert_eq!(received.arguments_len, 4);
+        assert_eq!(received.arguments[..4], 0x1234_5678_u32.to_ne_bytes());
+        assert_eq!(ring.commit_ids[1], 77);
+        let (payload, mut reply) = (received.payload.unwrap(), received.reply);
+        assert!(reply.room().is_empty(), "it may be read meanwhile");
+        reply.short(b"14");
+        assert!(ring.shared.back.lock().unwrap().is_empty());
+        assert!(!ring.shared.doorbell.has_rung());
+        std::thread::scope(|scope| {
+            scope.spawn(move || assert_eq!(payload.as_ref(), b"bytes to write"));
+        });
+        assert!(ring.shared.doorbell.has_rung());
+        assert_eq!(answer(&mut ring, 1), (0, b"14".to_vec()));
+    }
+
+    #[test]
+    fn a_read_is_answered_from_the_payload_and_not_beyond_it() {
+        let mut ring = ring();
+        for (asked, given) in [(5, 5), (PAYLOAD_BYTES + 1, PAYLOAD_BYTES)] {
+            arrive(&mut ring, 0, b"");
+            let mut reply = ring.take().unwrap().reply;
+            assert_eq!(reply.room().len(), PAYLOAD_BYTES);
+            reply.room().fill(9);
+            reply.filled(asked);
+            assert_eq!(answer(&mut ring, 0), (0, vec![9; given]));
+        }
+    }
+
+    #[test]
+    fn no_request_stays_without_an_answer() {
+        let mut ring = ring();
+        arrive(&mut ring, 0, b"x");
+        drop(ring.take());
+        assert_eq!(answer(&mut ring, 0), (-libc::EIO, vec![]));
+        arrive(&mut ring, 0, b"");
+        ring.take().unwrap().reply.error(libc::ENOENT);
+        assert_eq!(answer(&mut ring, 0), (-libc::ENOENT, vec![]));
+        arrive(&mut ring, 0, b"");
+        ring.take().unwrap().reply.owned(vec![1; PAYLOAD_BYTES + 1]);
+        assert_eq!(answer(&mut ring, 0), (-libc::EIO, vec![]));
+    }
+
+    #[test]
+    fn an_answer_outlives_its_ring() {
+        let mut ring = ring();
+        arrive(&mut ring, 0, b"");
+        let mut reply = ring.take().unwrap().reply;
+        drop(ring);
+        reply.room().fill(1);
+        reply.filled(PAYLOAD_BYTES);
+    }
 }

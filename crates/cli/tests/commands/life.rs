@@ -22,6 +22,32 @@ fn what_was_written_is_there_after_umount_and_mount() {
     assert!(std::fs::read(volume.at("dir/file")).unwrap() == bytes);
 }
 
+/// Both ways: `make test` runs this where the kernel offers its ring, and where it does not.
+#[test]
+fn requests_come_by_the_transport_that_was_asked_for() {
+    let switch = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    let offered = switch.is_ok_and(|switch| switch.trim() == "Y");
+    let volume = Volume::formatted();
+    let best = if offered { "ring" } else { "device" };
+    for (asked, used) in [("device", "device"), ("auto", best), ("ring", "ring")] {
+        let mut command = volume.mount_command();
+        command.args(["--transport", asked]);
+        if asked == "ring" && !offered {
+            let message = fail(&mut command, 1);
+            assert!(message.contains("enable_uring"), "{message}");
+            assert!(!volume.is_mounted());
+            continue;
+        }
+        succeed(&mut command);
+        assert_eq!(volume.stat()["transport"], used, "{asked}");
+        let bytes = pattern(3, 3_000_001);
+        std::fs::write(volume.at(asked), &bytes).unwrap();
+        assert!(std::fs::read(volume.at(asked)).unwrap() == bytes);
+        volume.umount();
+    }
+    volume.check();
+}
+
 #[test]
 fn umount_returns_only_when_the_daemon_has_ended() {
     let volume = Volume::mounted();

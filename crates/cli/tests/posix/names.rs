@@ -61,8 +61,7 @@ fn a_file_that_never_had_a_name_gets_one_or_goes() {
             .open(v.mnt())
     };
     // By the device `fuser` does not know the request.
-    let over_ring = fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
-        .is_ok_and(|switch| switch.trim() == "Y");
+    let over_ring = v.stat()["transport"] == "ring";
     let mut file = match unnamed() {
         Ok(file) => file,
         Err(error) => {
