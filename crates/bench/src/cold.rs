@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use jericho_daemon::{Handle, Mounted, OpenOptions};
-use jericho_sys::doorbell::Doorbell;
 use jericho_topology::Topology;
 
 use crate::Result;
@@ -187,19 +186,10 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         read_bytes: read_bytes.clone(),
         failed,
     });
-    // What this thread misses it reads itself, as the threads do that serve a mount over the kernel's ring; long reads, and
-    // those that had to wait for a page, are the slice's.
-    let doorbell = Doorbell::new()?;
-    let cpus = jericho_sys::affinity::get(None)?;
-    let cpu = cpus.first().copied().unwrap_or_default();
-    let mut readers = mounted.readers(cpu, &doorbell);
     for _ in 0..pattern.depth {
         driver.clone().pump(Vec::new());
     }
     drop(driver);
-    while let Some(reader) = readers.iter_mut().find(|reader| !reader.is_idle()) {
-        reader.wait();
-    }
     // Ends when the last chain of reads has dropped its driver.
     if let Some(error) = failures.into_iter().next() {
         return Err(error.into());

@@ -91,15 +91,6 @@ impl Reader {
             && !WANTED.with_borrow_mut(wanted)
     }
 
-    /// Waits until reads have come, if any are under way, and ends them: for who has nothing else to wait for.
-    pub fn wait(&mut self) {
-        self.submit();
-        if self.completions.is_empty() && self.queue.in_flight() > 0 {
-            self.queue.wait(&mut self.completions, None);
-        }
-        self.run();
-    }
-
     /// Ends the reads that have come: the callbacks of their Gets run here.
     pub fn run(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
@@ -128,7 +119,11 @@ impl Drop for Reader {
     /// Ends what is under way: programs, or the slice's other Gets, wait for it.
     fn drop(&mut self) {
         while !self.is_idle() {
-            self.wait();
+            self.submit();
+            if self.completions.is_empty() {
+                self.queue.wait(&mut self.completions, None);
+            }
+            self.run();
         }
         let slice = Arc::as_ptr(&self.shared);
         WANTED.with_borrow_mut(|wanted| wanted.retain(|(of, _)| *of != slice));
