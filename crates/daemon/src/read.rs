@@ -40,7 +40,8 @@ struct Waiting<B, R> {
 
 impl Mounted {
     /// Reads up to `len` bytes at `offset` into `buffer` and calls `reply` once with their number (fewer only at the end of
-    /// the file) and the buffer: at once and in this thread when all hit, else later in a slice's thread.
+    /// the file) and the buffer: at once and in this thread when all hit, else later, in a thread of the slice's or one
+    /// with a `Reader`.
     pub fn read<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,

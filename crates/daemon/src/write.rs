@@ -69,15 +69,15 @@ enum Step {
 }
 
 impl Mounted {
-    /// Writes `data` at `offset` if nothing has to be waited for, also no lock that is held for long: for threads that
-    /// must always come back. True: it is done. False: it is for `write`, all of it.
+    /// Writes `data` at `offset` as far as nothing has to be waited for, also no lock that is held for long: for threads that
+    /// must always come back. Gives the number of bytes written; the rest is for `write`.
     pub fn try_write(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         offset: u64,
         data: &[u8],
         mode: WriteMode,
-    ) -> bool {
+    ) -> usize {
         let file = &handle.file;
         let end = offset.checked_add(data.len() as u64);
         if self.read_only()
@@ -87,10 +87,10 @@ impl Mounted {
             || self.fast.written_file(file.ino()).is_some()
             || self.slice(file.slice()).is_throttling()
         {
-            return false;
+            return 0;
         }
         let Some(_writing) = file.try_writing() else {
-            return false;
+            return 0;
         };
         let mut progress = Progress {
             mounted: self.clone(),
@@ -102,11 +102,13 @@ impl Mounted {
             _writing,
             _guard: None,
         };
-        if !progress.hit(data) && !progress.try_miss(data) {
-            return false;
+        if !progress.hit(data) {
+            progress.try_miss(data);
         }
-        self.accessed(file.slice(), offset, data.len());
-        true
+        if progress.done > 0 {
+            self.accessed(file.slice(), offset, progress.done);
+        }
+        progress.done
     }
 
     /// Writes `data` at `offset` and calls `reply` once with the number of bytes written: at once, in
@@ -202,16 +204,16 @@ impl Progress {
         self.done == data.len()
     }
 
-    /// Writes the rest, after `hit`, if its pages can be had at once.
-    fn try_miss(&mut self, data: &[u8]) -> bool {
+    /// Writes what `hit` has left, as far as its pages can be had at once.
+    fn try_miss(&mut self, data: &[u8]) {
         let file = self.handle.file.clone();
         let at = self.offset + self.done as u64;
         let rest = (data.len() - self.done) as u64;
-        if !self.mounted.fs().try_begin_write(&file, at, rest) {
-            return false;
+        if self.mounted.fs().try_begin_write(&file, at, rest) {
+            self.reserved = true;
+            // What is left, and why, is for who may wait.
+            let _ = self.miss(data);
         }
-        self.reserved = true;
-        matches!(self.miss(data), Step::Done)
     }
 
     /// Gets the pages that are left and writes them, as far as they can be had at once. Space is reserved.

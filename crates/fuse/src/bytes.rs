@@ -123,17 +123,17 @@ impl Jericho {
             .write(handle, write.offset, data, write.mode(), answer);
     }
 
-    /// `write_bytes`, if it can be done without waiting; see `Mounted::try_write`.
-    pub(crate) fn try_write(&self, write: &Write, data: &[u8]) -> bool {
+    /// `write_bytes`, as far as it can be done without waiting; see `Mounted::try_write`.
+    pub(crate) fn try_write(&self, write: &Write, data: &[u8]) -> usize {
         let open = self.handles.get(write.fh);
         let Some(handle) = open.as_ref() else {
-            return false;
+            return 0;
         };
         let written = self
             .mounted
             .try_write(handle, write.offset, data, write.mode());
-        if written {
-            self.mounted.requested(handle, write.pid, data.len());
+        if written > 0 {
+            self.mounted.requested(handle, write.pid, written);
         }
         written
     }

@@ -232,7 +232,7 @@ impl Service {
 
     fn write(&self, header: &InHeader, transfer: &Transfer, received: Received) {
         let Received { payload, reply, .. } = received;
-        let write = Write {
+        let mut write = Write {
             pid: header.pid,
             fh: transfer.fh,
             offset: transfer.offset,
@@ -242,13 +242,18 @@ impl Service {
         let Some(payload) = payload.filter(|p| p.as_ref().len() == transfer.size as usize) else {
             return reply.error(libc::EIO);
         };
-        if self.filesystem.try_write(&write, payload.as_ref()) {
-            return reply.short(written(transfer.size).as_bytes());
+        let done = self.filesystem.try_write(&write, payload.as_ref());
+        if done == payload.as_ref().len() {
+            return reply.short(written(done).as_bytes());
         }
+        // Not from the beginning again: what another writer has put there meanwhile came later.
+        write.offset += done as u64;
         let filesystem = self.filesystem.clone();
         self.helpers.run(Box::new(move || {
-            filesystem.write_bytes(&write, payload.as_ref(), |result| match result {
-                Ok(len) => reply.short(written(len).as_bytes()),
+            filesystem.write_bytes(&write, &payload.as_ref()[done..], move |rest| match rest {
+                Ok(len) => reply.short(written(done + len as usize).as_bytes()),
+                // An error after the first bytes is a short write.
+                Err(_) if done > 0 => reply.short(written(done).as_bytes()),
                 Err(error) => reply.error(error.code()),
             });
         }));
@@ -333,8 +338,12 @@ impl Names {
     }
 }
 
-fn written(size: u32) -> WriteOut {
-    WriteOut { size, padding: 0 }
+/// `len` is at most that of a request.
+fn written(len: usize) -> WriteOut {
+    WriteOut {
+        size: len as u32,
+        padding: 0,
+    }
 }
 
 fn opened(fh: u64) -> Vec<u8> {
