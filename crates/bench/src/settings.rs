@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::Result;
+
 /// Where the programs are and how thorough a run is.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -44,6 +46,15 @@ impl Transport {
         }
         eprintln!("the kernel's ring is not offered ({SWITCH}); its rows are left out");
         vec![Transport::Device]
+    }
+
+    /// What `measure` measures over each that is offered.
+    pub fn each<T>(measure: impl Fn(Transport) -> Result<Vec<T>>) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        for transport in Transport::offered() {
+            all.extend(measure(transport)?);
+        }
+        Ok(all)
     }
 
     /// As on the command line.

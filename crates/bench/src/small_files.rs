@@ -47,11 +47,7 @@ fn files_possible(wanted: u32) -> u32 {
 
 /// One comparison for each transport.
 pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    let mut comparisons = Vec::new();
-    for transport in Transport::offered() {
-        comparisons.extend(run_over(settings, &wanted, transport)?);
-    }
-    Ok(comparisons)
+    Transport::each(|transport| run_over(settings, &wanted, transport))
 }
 
 fn run_over(
