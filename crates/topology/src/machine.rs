@@ -232,7 +232,6 @@ fn status_list(root: &Path, key: &str) -> Result<Option<Vec<u32>>, TopologyError
     list.map(|list| numbers(&path, list)).transpose()
 }
 
-/// The list in a file, ascending and without repetitions; `None` where there is no such file.
 /// How many CPUs this machine may ever have: the kernel has so many of what it has for each CPU. 1 where it does not say.
 /// Errors: a list that is not one.
 pub fn possible_cpus() -> Result<usize, TopologyError> {
@@ -240,6 +239,7 @@ pub fn possible_cpus() -> Result<usize, TopologyError> {
     Ok(cpus.map_or(1, |cpus| cpus.len().max(1)))
 }
 
+/// The list in a file, ascending and without repetitions; `None` where there is no such file.
 fn read_list(path: &Path) -> Result<Option<Vec<u32>>, TopologyError> {
     read_optional(path)?
         .map(|text| numbers(path, &text))

@@ -173,6 +173,18 @@ fn a_second_mount_of_a_volume_names_who_has_it() {
 }
 
 #[test]
+fn a_transport_that_is_none_is_refused() {
+    let volume = Volume::formatted();
+    let mut command = volume.mount_command();
+    command.args(["--transport", "pigeon"]);
+    says(
+        &fail(&mut command, 2),
+        &["--transport", "pigeon", "auto, device or ring"],
+    );
+    assert!(!volume.is_mounted());
+}
+
+#[test]
 fn a_topology_file_with_an_error_is_shown_with_line_and_column() {
     let volume = Volume::formatted();
     let topology = volume.beside("nodes.topology");
