@@ -203,10 +203,9 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
 
 /// Two patterns, each through the mount by each transport, and in process.
 pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    let transports = Transport::offered();
     let over = |t: &Transport, p: &Pattern| format!("{}cold {} mount", t.prefix(), p.name);
     let in_process = |p: &Pattern| format!("cold {} slice", p.name);
-    let any = |p| wanted(&in_process(p)) || transports.iter().any(|t| wanted(&over(t, p)));
+    let any = |p| wanted(&in_process(p)) || settings.transports.iter().any(|t| wanted(&over(t, p)));
     if settings.self_test || !PATTERNS.iter().any(any) {
         return Ok(Vec::new());
     }
@@ -259,7 +258,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             peer_values: Vec::new(),
             bounds: Vec::new(),
         };
-        for transport in &transports {
+        for transport in &settings.transports {
             let name = over(transport, pattern);
             if !wanted(&name) {
                 continue;

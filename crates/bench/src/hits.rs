@@ -52,12 +52,8 @@ impl Mount {
     }
 }
 
-/// Reads and writes, one and two jobs: four comparisons for each transport.
-pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    Transport::each(|transport| run_over(settings, &wanted, transport))
-}
-
-fn run_over(
+/// Reads and writes, one and two jobs: over one transport: four comparisons.
+pub fn run(
     settings: &Settings,
     wanted: impl Fn(&str) -> bool,
     transport: Transport,

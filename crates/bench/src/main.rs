@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use jericho_bench::report::{self, Report};
-use jericho_bench::settings::Settings;
+use jericho_bench::settings::{Settings, Transport};
 use jericho_bench::{Result, cold, footprint, hits, inline, small_files, write_back};
 
 /// Compares Jericho with its peers in alternating runs.
@@ -44,13 +44,17 @@ fn measure(settings: &Settings, only: &[String]) -> Result<Report> {
         conditions: report::conditions(settings),
         ..Report::default()
     };
-    report.comparisons.extend(hits::run(settings, wanted)?);
+    for transport in &settings.transports {
+        let hits = hits::run(settings, wanted, *transport)?;
+        report.comparisons.extend(hits);
+    }
     let inline = inline::run(settings, wanted)?;
     report.comparisons.extend(inline.comparisons);
     report.share_local = inline.share_local;
-    report
-        .comparisons
-        .extend(small_files::run(settings, wanted)?);
+    for transport in &settings.transports {
+        let small_files = small_files::run(settings, wanted, *transport)?;
+        report.comparisons.extend(small_files);
+    }
     report
         .comparisons
         .extend(write_back::run(settings, wanted)?);
@@ -80,6 +84,7 @@ fn main() -> Result<()> {
             .max(1),
         quick: arguments.quick,
         self_test: arguments.self_test,
+        transports: Transport::offered(),
     };
     let measured = measure(&settings, &arguments.only);
     // The mounts are gone by now, whatever happened.

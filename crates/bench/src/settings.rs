@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::Result;
-
 /// Where the programs are and how thorough a run is.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -19,6 +17,8 @@ pub struct Settings {
     pub quick: bool,
     /// Measures the passthrough against itself: every ratio must come out near 1.
     pub self_test: bool,
+    /// Over which mounts are measured.
+    pub transports: Vec<Transport>,
 }
 
 impl Settings {
@@ -46,15 +46,6 @@ impl Transport {
         }
         eprintln!("the kernel's ring is not offered ({SWITCH}); its rows are left out");
         vec![Transport::Device]
-    }
-
-    /// What `measure` measures over each that is offered.
-    pub fn each<T>(measure: impl Fn(Transport) -> Result<Vec<T>>) -> Result<Vec<T>> {
-        let mut all = Vec::new();
-        for transport in Transport::offered() {
-            all.extend(measure(transport)?);
-        }
-        Ok(all)
     }
 
     /// As on the command line.

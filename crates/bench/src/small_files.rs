@@ -45,12 +45,8 @@ fn files_possible(wanted: u32) -> u32 {
     wanted.min(room / FILES_IN_A_DIRECTORY * FILES_IN_A_DIRECTORY)
 }
 
-/// One comparison for each transport.
-pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    Transport::each(|transport| run_over(settings, &wanted, transport))
-}
-
-fn run_over(
+/// One comparison, over one transport.
+pub fn run(
     settings: &Settings,
     wanted: impl Fn(&str) -> bool,
     transport: Transport,
