@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Flags, Key, Miss, SliceMemory};
-use jericho_storage::{Direction, IoError, Segment, Transfer};
+use jericho_storage::{Completion, Direction, Segment, Transfer};
 
 use crate::object::{Error, Object, Place, Run};
 use crate::reader;
@@ -411,18 +411,15 @@ fn drop_fill(state: &mut State, shared: &Arc<Shared>, index: u32, after: &mut Af
     state.fill_ended(shared, index, after);
 }
 
-/// A read transfer has ended. In the pipeline thread.
-pub(crate) fn read_ended(
-    shared: &Arc<Shared>,
-    tag: u64,
-    result: Result<(), IoError>,
-    after: &mut After,
-) {
+/// A read transfer has ended. In the thread that made it, where the callbacks of its Gets run: the pipeline, or one with a
+/// reader.
+pub(crate) fn read_ended(shared: &Arc<Shared>, completion: Completion) {
+    let mut after = After::default();
     let mut state = shared.lock();
-    let Some(reading) = state.reading.remove(&tag) else {
+    let Some(reading) = state.reading.remove(&completion.tag) else {
         return;
     };
-    let error = result.err().map(Error::from);
+    let error = completion.result.err().map(Error::from);
     let flags = if reading.backed {
         Flags::VALID.with(Flags::BACKED)
     } else {
@@ -431,16 +428,18 @@ pub(crate) fn read_ended(
     for index in reading.entries {
         if error.is_none() {
             shared.memory.entry(index).publish(flags);
-            state.fill_ended(shared, index, after);
+            state.fill_ended(shared, index, &mut after);
         } else {
-            drop_fill(&mut state, shared, index, after);
+            drop_fill(&mut state, shared, index, &mut after);
         }
     }
     let failed = error.is_some();
-    step(&mut state, shared, reading.get, error, after);
+    step(&mut state, shared, reading.get, error, &mut after);
     if failed || !state.invalidations.is_empty() {
-        state.retry_waiting(shared, after);
+        state.retry_waiting(shared, &mut after);
     }
+    drop(state);
+    run(shared, after);
 }
 
 /// Tries without waiting. `None`: it would have to.

@@ -9,6 +9,7 @@
 //! reader is not idle must not wait for anything but what the slice's own threads wait for, or both wait for ever.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use jericho_sys::doorbell::Doorbell;
 
 use crate::get;
 use crate::slice::Slice;
-use crate::state::{After, Shared, run};
+use crate::state::Shared;
 
 /// Transfers under way of one thread; what is beyond waits.
 const DEPTH: u32 = 64;
@@ -25,18 +26,21 @@ const DEPTH: u32 = 64;
 /// Pages that are read so at once at most.
 pub(crate) const PAGES_MAX: usize = 16;
 
+/// What the Gets of a thread want to read.
+type Wanted = Rc<RefCell<Vec<Transfer>>>;
+
 thread_local! {
-    /// What the Gets of this thread want to read, by slice.
-    static WANTED: RefCell<Vec<(*const Shared, Vec<Transfer>)>> = const { RefCell::new(Vec::new()) };
+    /// The lists of this thread's readers, by slice.
+    static READERS: RefCell<Vec<(*const Shared, Wanted)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Takes `transfer` for this thread's reader of the slice, or gives it back when it has none.
 pub(crate) fn keep(shared: &Arc<Shared>, transfer: Transfer) -> Option<Transfer> {
-    WANTED.with_borrow_mut(|wanted| {
+    READERS.with_borrow(|readers| {
         let slice = Arc::as_ptr(shared);
-        match wanted.iter_mut().find(|(of, _)| *of == slice) {
-            Some((_, transfers)) => {
-                transfers.push(transfer);
+        match readers.iter().find(|(of, _)| *of == slice) {
+            Some((_, wanted)) => {
+                wanted.borrow_mut().push(transfer);
                 None
             }
             None => Some(transfer),
@@ -47,10 +51,10 @@ pub(crate) fn keep(shared: &Arc<Shared>, transfer: Transfer) -> Option<Transfer>
 /// The reads of the thread that made it.
 pub struct Reader {
     shared: Arc<Shared>,
+    /// Shared with `READERS`, so a reader stays in its thread.
+    wanted: Wanted,
     queue: Box<dyn Queue>,
     completions: Vec<Completion>,
-    /// It stays in its thread.
-    _thread: std::marker::PhantomData<*const ()>,
 }
 
 impl Slice {
@@ -58,13 +62,15 @@ impl Slice {
     /// Errors: io_uring is refused.
     pub fn reader(&self, doorbell: &Doorbell) -> Result<Reader, QueueError> {
         let queue = jericho_storage::open_signalling_queue(&self.devices, DEPTH, doorbell)?;
-        let slice = Arc::as_ptr(&self.shared);
-        WANTED.with_borrow_mut(|wanted| wanted.push((slice, vec![])));
+        let wanted = Wanted::default();
+        READERS.with_borrow_mut(|readers| {
+            readers.push((Arc::as_ptr(&self.shared), wanted.clone()));
+        });
         Ok(Reader {
             shared: self.shared.clone(),
+            wanted,
             queue,
             completions: vec![],
-            _thread: std::marker::PhantomData,
         })
     }
 }
@@ -81,35 +87,23 @@ impl Reader {
 
     /// Whether no read is under way or asked for.
     pub fn is_idle(&self) -> bool {
-        let slice = Arc::as_ptr(&self.shared);
-        let wanted = |wanted: &mut Vec<(*const Shared, Vec<Transfer>)>| {
-            let mut lists = wanted.iter();
-            lists.any(|(of, transfers)| *of == slice && !transfers.is_empty())
-        };
         self.queue.in_flight() == 0
             && self.completions.is_empty()
-            && !WANTED.with_borrow_mut(wanted)
+            && self.wanted.borrow().is_empty()
     }
 
     /// Ends the reads that have come: the callbacks of their Gets run here.
     pub fn run(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
-            let mut after = After::default();
-            get::read_ended(&self.shared, completion.tag, completion.result, &mut after);
-            run(&self.shared, after);
+            get::read_ended(&self.shared, completion);
             self.submit();
         }
         self.completions = completions;
     }
 
     fn submit(&mut self) {
-        let slice = Arc::as_ptr(&self.shared);
-        let transfers = WANTED.with_borrow_mut(|wanted| {
-            let own = wanted.iter_mut().find(|(of, _)| *of == slice);
-            own.map_or_else(Vec::new, |(_, transfers)| std::mem::take(transfers))
-        });
-        for transfer in transfers {
+        for transfer in self.wanted.borrow_mut().drain(..) {
             self.queue.submit(transfer);
         }
     }
@@ -126,6 +120,6 @@ impl Drop for Reader {
             self.run();
         }
         let slice = Arc::as_ptr(&self.shared);
-        WANTED.with_borrow_mut(|wanted| wanted.retain(|(of, _)| *of != slice));
+        READERS.with_borrow_mut(|readers| readers.retain(|(of, _)| *of != slice));
     }
 }

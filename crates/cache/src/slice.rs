@@ -441,9 +441,7 @@ fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
             queue.wait(&mut completions, None);
         }
         for completion in completions.drain(..) {
-            let mut after = After::default();
-            get::read_ended(shared, completion.tag, completion.result, &mut after);
-            run(shared, after);
+            get::read_ended(shared, completion);
             // What the callback has asked for goes out while the other completions are dealt with.
             while let Some(transfer) = shared.reads.pop() {
                 queue.submit(transfer);

@@ -89,19 +89,10 @@ impl Mounted {
         {
             return 0;
         }
-        let Some(_writing) = file.try_writing() else {
+        let Some(writing) = file.try_writing() else {
             return 0;
         };
-        let mut progress = Progress {
-            mounted: self.clone(),
-            handle: handle.clone(),
-            offset,
-            done: 0,
-            mode,
-            reserved: false,
-            _writing,
-            _guard: None,
-        };
+        let mut progress = Progress::new(self, handle, offset, mode, writing, None);
         if !progress.hit(data) {
             progress.try_miss(data);
         }
@@ -144,17 +135,8 @@ impl Mounted {
             offset
         };
         self.accessed(handle.file.slice(), offset, data.len());
-        let (mounted, handle, _writing) = (self.clone(), handle.clone(), handle.file.writing());
-        let mut progress = Progress {
-            mounted,
-            handle,
-            offset,
-            done: 0,
-            mode,
-            reserved: false,
-            _writing,
-            _guard: guard,
-        };
+        let writing = handle.file.writing();
+        let mut progress = Progress::new(self, handle, offset, mode, writing, guard);
         match progress.advance(data) {
             Step::Done => progress.finish(data.len(), reply),
             Step::Wait => progress.wait(data.to_vec(), reply),
@@ -164,6 +146,26 @@ impl Mounted {
 }
 
 impl Progress {
+    fn new(
+        mounted: &Arc<Mounted>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        mode: WriteMode,
+        writing: Writing,
+        guard: Option<WriteGuard>,
+    ) -> Progress {
+        Progress {
+            mounted: mounted.clone(),
+            handle: handle.clone(),
+            offset,
+            done: 0,
+            mode,
+            reserved: false,
+            _writing: writing,
+            _guard: guard,
+        }
+    }
+
     /// Goes as far as possible without waiting.
     fn advance(&mut self, data: &[u8]) -> Step {
         let home = self.handle.file.slice();

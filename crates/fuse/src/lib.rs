@@ -2,9 +2,10 @@
 //!
 //! Knows the kernel's protocol (through `fuser`) and nothing of slices, extents or devices: it calls
 //! `jericho_daemon::Mounted` for bytes and `jericho_fs::fs::Fs` for names. Reading order:
-//! [`attach`] (how a directory becomes a mount), `filesystem` (one method per request), `handles`
-//! (descriptors), `control` (the `jericho.*` attributes through which the command talks to the
-//! daemon), `workers` (which thread serves where).
+//! [`attach`] (how a directory becomes a mount), `filesystem` (one method per request), `bytes` and `names` (what the
+//! frequent ones do, whichever way they came), `handles` (descriptors), `control` (the `jericho.*` attributes through which
+//! the command talks to the daemon), `workers` (which thread serves where). Then `ring`: the other way in, with `protocol`,
+//! `helpers` and `forward`.
 #![forbid(unsafe_code)]
 
 pub mod attach;
@@ -31,7 +32,6 @@ use jericho_daemon::Mounted;
 use parking_lot::Mutex;
 
 pub use attach::MountError;
-pub use ring::SWITCH as RING_SWITCH;
 
 /// How requests come from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,12 +49,10 @@ impl std::str::FromStr for Transport {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Transport, String> {
-        match name {
-            "auto" => Ok(Transport::Auto),
-            "device" => Ok(Transport::Device),
-            "ring" => Ok(Transport::Ring),
-            _ => Err("a transport is auto, device or ring".into()),
-        }
+        [Transport::Auto, Transport::Device, Transport::Ring]
+            .into_iter()
+            .find(|transport| transport.name() == name)
+            .ok_or_else(|| "a transport is auto, device or ring".into())
     }
 }
 

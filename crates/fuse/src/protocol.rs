@@ -88,12 +88,6 @@ pub(crate) struct Transfer {
     pub(crate) padding: u32,
 }
 
-impl Transfer {
-    pub(crate) fn read(arguments: &[u8]) -> Option<Transfer> {
-        Some(Transfer::read_from_prefix(arguments).ok()?.0)
-    }
-}
-
 /// `struct fuse_create_in`.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -104,20 +98,9 @@ pub(crate) struct Create {
     pub(crate) open_flags: u32,
 }
 
-impl Create {
-    pub(crate) fn read(arguments: &[u8]) -> Option<Create> {
-        Some(Create::read_from_prefix(arguments).ok()?.0)
-    }
-}
-
-/// The first argument of an operation that begins with a number of four bytes.
-pub(crate) fn first_u32(arguments: &[u8]) -> Option<u32> {
-    Some(u32::read_from_prefix(arguments).ok()?.0)
-}
-
-/// The first argument of an operation that begins with a handle.
-pub(crate) fn first_u64(arguments: &[u8]) -> Option<u64> {
-    Some(u64::read_from_prefix(arguments).ok()?.0)
+/// What the arguments of an operation begin with; `None` when they are shorter.
+pub(crate) fn first<T: FromBytes>(arguments: &[u8]) -> Option<T> {
+    Some(T::read_from_prefix(arguments).ok()?.0)
 }
 
 /// A name that ends with NUL.

@@ -32,7 +32,7 @@ use crate::protocol::{
 };
 
 /// Whether the kernel's ring may be used; a file of the module's.
-pub const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// What to do when there is none.
 pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_uring: it takes Linux 6.14 or later and, as \
@@ -93,12 +93,11 @@ fn deal(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
 
 /// What the threads share. In this order they end: helpers have `names`.
 struct Service {
-    filesystem: Jericho,
     helpers: Helpers,
     names: Arc<Names>,
 }
 
-/// All requests but reads and writes.
+/// What answers requests, and what passes on those that it does not.
 struct Names {
     filesystem: Jericho,
     forward: Forward,
@@ -120,10 +119,9 @@ impl Serving {
         let workers = config.n_threads.unwrap_or(1);
         let names = Names {
             forward: Forward::new(filesystem.clone(), config)?,
-            filesystem: filesystem.clone(),
+            filesystem,
         };
         let service = Arc::new(Service {
-            filesystem,
             helpers: Helpers::new(workers)?,
             names: Arc::new(names),
         });
@@ -164,7 +162,7 @@ impl Service {
             tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
         }
         // Dropped before the ring: what is under way is ended.
-        let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
+        let mut readers = self.names.filesystem.mounted.readers(cpu, &ring.doorbell());
         while !ring.has_ended() {
             // The device first, then the kernel's answers.
             for reader in &mut readers {
@@ -181,8 +179,10 @@ impl Service {
             }
             while let Some(received) = ring.take() {
                 // See `jericho_cache::Reader`: what others wait for must not wait for their locks.
-                let may_wait = readers.iter().all(Reader::is_idle)
-                    && !self.filesystem.mounted.fs().is_behind();
+                let may_wait = || {
+                    readers.iter().all(Reader::is_idle)
+                        && !self.names.filesystem.mounted.fs().is_behind()
+                };
                 let request = AssertUnwindSafe(|| self.request(received, may_wait));
                 if catch_unwind(request).is_err() {
                     tracing::error!("a request panicked; it was answered with an I/O error");
@@ -195,13 +195,13 @@ impl Service {
     }
 
     #[inline]
-    fn request(&self, received: Received, may_wait: bool) {
+    fn request(&self, received: Received, may_wait: impl Fn() -> bool) {
         let header = InHeader::read(&received.header);
         let arguments = &received.arguments[..received.arguments_len];
-        match (header.opcode, Transfer::read(arguments)) {
+        match (header.opcode, protocol::first::<Transfer>(arguments)) {
             (OP_READ, Some(transfer)) => self.read(&header, &transfer, received.reply),
             (OP_WRITE, Some(transfer)) => self.write(&header, &transfer, received),
-            _ if may_wait || !Names::are_ours(header.opcode) => {
+            _ if !Names::are_ours(header.opcode) || may_wait() => {
                 if let Some(unsent) = self.names.request(&header, received) {
                     let names = self.names.clone();
                     self.helpers
@@ -226,7 +226,8 @@ impl Service {
             Err(error) => room.0.error(error.code()),
         };
         let (fh, offset) = (transfer.fh, transfer.offset);
-        self.filesystem
+        self.names
+            .filesystem
             .read_bytes(header.pid, fh, offset, size, Room(reply), answer);
     }
 
@@ -242,13 +243,13 @@ impl Service {
         let Some(payload) = payload.filter(|p| p.as_ref().len() == transfer.size as usize) else {
             return reply.error(libc::EIO);
         };
-        let done = self.filesystem.try_write(&write, payload.as_ref());
+        let done = self.names.filesystem.try_write(&write, payload.as_ref());
         if done == payload.as_ref().len() {
             return reply.short(written(done).as_bytes());
         }
         // Not from the beginning again: what another writer has put there meanwhile came later.
         write.offset += done as u64;
-        let filesystem = self.filesystem.clone();
+        let filesystem = self.names.filesystem.clone();
         self.helpers.run(Box::new(move || {
             filesystem.write_bytes(&write, &payload.as_ref()[done..], move |rest| match rest {
                 Ok(len) => reply.short(written(done + len as usize).as_bytes()),
@@ -303,14 +304,14 @@ impl Names {
                     .to_vec()
             }),
             OP_OPEN => {
-                let flags = protocol::first_u32(arguments)? as i32;
+                let flags = protocol::first::<u32>(arguments)? as i32;
                 if flags & libc::O_TRUNC != 0 {
                     return None;
                 }
                 filesystem.open_inode(ino, flags).map(opened)
             }
             OP_CREATE | OP_TMPFILE => {
-                let create = Create::read(arguments)?;
+                let create = protocol::first::<Create>(arguments)?;
                 let caller = Caller {
                     uid: header.uid,
                     gid: header.gid,
@@ -329,7 +330,7 @@ impl Names {
                 })
             }
             OP_RELEASE => {
-                let closed = filesystem.close(protocol::first_u64(arguments)?);
+                let closed = filesystem.close(protocol::first::<u64>(arguments)?);
                 closed.map(|()| vec![])
             }
             _ => return None,

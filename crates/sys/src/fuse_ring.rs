@@ -27,6 +27,7 @@ use io_uring::{IoUring, opcode, types};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::doorbell::Doorbell;
+use crate::uring::{DOORBELL_TAG, GETEVENTS, passing};
 
 /// Length of `struct fuse_in_header`.
 pub const IN_HEADER_BYTES: usize = 40;
@@ -45,9 +46,6 @@ const HEADER_STRIDE_BYTES: usize = 320;
 /// `enum fuse_uring_cmd`.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
-
-const GETEVENTS: u32 = 1;
-const DOORBELL_TAG: u64 = u64::MAX;
 
 /// Commands end with these when the mount has ended, or the ring ends.
 const ENDS: [i32; 3] = [libc::ENOTCONN, libc::ECANCELED, libc::ENODEV];
@@ -519,18 +517,7 @@ impl FuseRing {
                 .submitter()
                 .enter::<libc::sigset_t>(to_submit, want as u32, GETEVENTS, None)
         };
-        match entered {
-            Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR | libc::EBUSY) => Ok(()),
-                Some(libc::EAGAIN) => {
-                    // The kernel has no memory. Nothing signals when it has again.
-                    std::thread::sleep(Duration::from_millis(1));
-                    Ok(())
-                }
-                _ => Err(error),
-            },
-        }
+        passing(entered)
     }
 
     fn reap(&mut self) -> io::Result<()> {

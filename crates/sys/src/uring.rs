@@ -38,10 +38,10 @@ const TRANSFER_BYTES_MAX: usize = 1 << 30;
 pub const DEPTH_LIMIT: u32 = 16 * 1024;
 
 /// IORING_ENTER_GETEVENTS of io_uring_enter(2).
-const GETEVENTS: u32 = 1;
+pub(crate) const GETEVENTS: u32 = 1;
 
 /// Marks the completion of the doorbell's poll; slots are small numbers.
-const DOORBELL_TAG: u64 = u64::MAX;
+pub(crate) const DOORBELL_TAG: u64 = u64::MAX;
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,18 +337,7 @@ impl Ring {
             }
             _ => self.ring.submitter().submit_and_wait(want),
         };
-        match entered {
-            Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
-                Some(libc::EAGAIN) => {
-                    // The kernel has no memory for requests. Nothing signals when it has again.
-                    std::thread::sleep(Duration::from_millis(1));
-                    Ok(())
-                }
-                _ => Err(error),
-            },
-        }
+        passing(entered)
     }
 
     fn reap(&mut self, completed: &mut Vec<Completed>) {
@@ -423,6 +412,22 @@ impl Drop for Ring {
         if !self.registered.is_empty() {
             let _ = self.ring.submitter().unregister_buffers();
         }
+    }
+}
+
+/// What entering the kernel came to; interruptions and passing shortages are not errors.
+pub(crate) fn passing(entered: io::Result<usize>) -> io::Result<()> {
+    match entered {
+        Ok(_) => Ok(()),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
+            Some(libc::EAGAIN) => {
+                // The kernel has no memory for requests. Nothing signals when it has again.
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(())
+            }
+            _ => Err(error),
+        },
     }
 }
 

@@ -1,5 +1,6 @@
 //! Open files: what the data path calls around each read and write.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -72,13 +73,7 @@ impl Fs {
                 if offset > file.size() {
                     self.clear_tail(file)?;
                 }
-                if file.map.read().extents.covers(pages.clone()) {
-                    return Ok(());
-                }
-                let mut map = file.map.write();
-                let result = map.reserve(pages.clone(), &core.allocator);
-                file.count_blocks(&map);
-                result
+                self.reserve(file, pages.clone())
             };
             match result {
                 // Perhaps what is needed was freed by a batch that is not durable yet.
@@ -104,13 +99,18 @@ impl Fs {
             return false;
         }
         let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-        if len == 0 || file.map.read().extents.covers(pages.clone()) {
-            return true;
+        len == 0 || self.reserve(file, pages).is_ok()
+    }
+
+    /// Reserves space for those of `pages` that have none. `exclusive` is held, shared at least.
+    fn reserve(&self, file: &File, pages: Range<u64>) -> Result<()> {
+        if file.map.read().extents.covers(pages.clone()) {
+            return Ok(());
         }
         let mut map = file.map.write();
-        let reserved = map.reserve(pages, &core.allocator);
+        let result = map.reserve(pages, &self.core.allocator);
         file.count_blocks(&map);
-        reserved.is_ok()
+        result
     }
 
     /// Zeroes what follows the end of the file in its last page, when that may hold bytes of a write whose
