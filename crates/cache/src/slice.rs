@@ -167,7 +167,7 @@ impl Slice {
             {
                 tracing::warn!(slice, %error, "cannot keep the slice's thread on its node's CPUs");
             }
-            body();
+            jericho_sys::service::run(body);
         });
         self.threads
             .lock()

@@ -402,3 +402,53 @@ fn a_reader_that_is_dropped_ends_its_reads_and_the_pipeline_takes_over() {
     assert_eq!(byte, 2);
     assert_ne!(thread, std::thread::current().id());
 }
+
+/// An object with a defect: it places what is written back nowhere.
+struct Nowhere;
+
+impl Object for Nowhere {
+    fn id(&self) -> u64 {
+        3
+    }
+    fn slice(&self) -> u16 {
+        0
+    }
+    fn resolve(&self, _: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
+        let place = Place::Hole;
+        out.push(Run {
+            pages: count,
+            place,
+        });
+        Ok(())
+    }
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
+        self.resolve(first, count, out)
+    }
+    fn written(&self, _: u64, _: u32) {}
+    fn write_failed(&self, _: u64, _: u32, _: &Error) {}
+}
+
+#[test]
+fn an_evictor_that_panics_ends_the_process_with_its_name_and_cause() {
+    let name = "an_evictor_that_panics_ends_the_process_with_its_name_and_cause";
+    if std::env::var_os("JERICHO_TEST_CHILD").is_some() {
+        let bed = bed(FRAMES_MIN, 8);
+        let object: Arc<dyn Object> = Arc::new(Nowhere);
+        write(&bed.slice, &object, 0, 0, &[1]).unwrap();
+        // Never answered, unless the process ends.
+        let _ = wait(|done| bed.slice.sync(&object, 0..1, done));
+        panic!("the process goes on without its evictor");
+    }
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env("JERICHO_TEST_CHILD", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stderr);
+    let signal = std::os::unix::process::ExitStatusExt::signal(&child.status);
+    assert_eq!(signal, Some(6), "not SIGABRT: {}: {said}", child.status);
+    assert!(
+        said.contains("the thread evictor-0 panicked: an object"),
+        "{said}"
+    );
+}

@@ -26,6 +26,7 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_fs::types::Ino;
 use jericho_shm::{Control, Slots};
 use jericho_sys::affinity::CpuMask;
+use jericho_sys::service;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::{Mutex, RwLock};
 
@@ -186,13 +187,13 @@ impl Mounted {
         threads.push(
             std::thread::Builder::new()
                 .name("fast-clients".into())
-                .spawn(move || clients::serve(&mounted, &listener))?,
+                .spawn(move || service::run(|| clients::serve(&mounted, &listener)))?,
         );
         let mounted = Arc::downgrade(self);
         threads.push(
             std::thread::Builder::new()
                 .name("fast-rings".into())
-                .spawn(move || clients::rings(&mounted))?,
+                .spawn(move || service::run(|| clients::rings(&mounted)))?,
         );
         drop(threads);
         fast.closing.store(false, Ordering::SeqCst);

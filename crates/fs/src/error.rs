@@ -20,6 +20,9 @@ pub enum Error {
     /// The volume's bytes contradict themselves; what and where.
     #[error("volume is damaged: {0}; run jericho check")]
     Damaged(String),
+    /// A panic left an operation half done in memory.
+    #[error("an operation panicked half way")]
+    HalfDone,
 }
 
 impl Error {
@@ -30,6 +33,7 @@ impl Error {
             Error::Io(e) => e.errno(),
             Error::Store(_) => 5,     // EIO
             Error::Damaged(_) => 117, // EUCLEAN
+            Error::HalfDone => 5,     // EIO
         }
     }
 }

@@ -126,7 +126,7 @@ impl Fs {
             let core = core.clone();
             std::thread::Builder::new()
                 .name("jericho-commit".into())
-                .spawn(move || commit::run(&core))
+                .spawn(move || jericho_sys::service::run(|| commit::run(&core)))
                 .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))?
         };
         let fs = Arc::new(Fs {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use jericho_sys::fuse_ring::{ARGUMENTS_BYTES, IN_HEADER_BYTES, Payload, Received, Reply};
+use jericho_sys::service;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{
@@ -75,10 +76,10 @@ impl Forward {
         let listener = shared.clone();
         let replies = std::thread::Builder::new()
             .name("mount-replies".into())
-            .spawn(move || listener.listen())?;
+            .spawn(move || service::run(|| listener.listen()))?;
         let session = std::thread::Builder::new()
             .name("mount-forward".into())
-            .spawn(move || session.run())?;
+            .spawn(move || service::run(|| session.run()))?;
         Ok(Forward {
             shared,
             workers,

@@ -19,6 +19,7 @@ use jericho_daemon::{ReadBuffer, Reader};
 use jericho_fs::types::{Attr, Caller};
 use jericho_sys::affinity;
 use jericho_sys::fuse_ring::{FuseRing, Payload, Received, Reply};
+use jericho_sys::service as threads;
 use jericho_topology::Topology;
 use zerocopy::IntoBytes;
 
@@ -131,7 +132,7 @@ impl Serving {
             let service = service.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("mount-ring-{cpu}"))
-                .spawn(move || service.serve(cpu, ring))?;
+                .spawn(move || threads::run(|| service.serve(cpu, ring)))?;
             threads.push(thread);
         }
         Ok(Serving { threads })

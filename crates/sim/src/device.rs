@@ -221,6 +221,12 @@ impl SimDevice {
             state.has_power = false;
             return Err(Cause::Errno(errno::EIO));
         }
+        if let Some((kind, nth)) = state.plan.panic_at
+            && kind.is_none_or(|kind| kind == operation)
+            && state.counts.of(kind) == nth
+        {
+            panic!("the plan of the device {} wants a panic", self.name);
+        }
         let effect = state.counts.effect(&state.plan, operation);
         act(state, effect)
     }

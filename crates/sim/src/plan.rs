@@ -68,6 +68,9 @@ pub struct FaultPlan {
     /// The power goes during the operation of this number, counted from 1 over all kinds: it and
     /// all later ones fail with EIO. A write that it interrupts may be lost or torn.
     pub power_cut_at: Option<u64>,
+    /// The operation of this kind (`None`: of any) and number panics in the thread that asked, having done nothing: a
+    /// defect of whoever that thread works for.
+    pub panic_at: Option<(Option<Operation>, u64)>,
     /// Blocks that may hold data at a time, like a sparse file on a full filesystem: a write that
     /// needs more is ENOSPC at the block that does not fit; those before it are written.
     pub room_blocks: Option<u64>,
@@ -88,6 +91,14 @@ impl FaultPlan {
         };
         FaultPlan {
             faults: vec![fault],
+            ..FaultPlan::default()
+        }
+    }
+
+    /// A plan in which operation number `nth` of a kind (`None`: of all) panics.
+    pub fn panic_at(operation: Option<Operation>, nth: u64) -> FaultPlan {
+        FaultPlan {
+            panic_at: Some((operation, nth)),
             ..FaultPlan::default()
         }
     }

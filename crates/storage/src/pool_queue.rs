@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jericho_sys::doorbell::Doorbell;
-use jericho_sys::errno;
+use jericho_sys::{errno, service};
 
 use crate::aligned::AlignedBuffer;
 use crate::queue::{QueueError, check, length_bytes, operation};
@@ -96,7 +96,7 @@ impl PoolQueue {
             let shared = Arc::clone(&queue.shared);
             let thread = std::thread::Builder::new()
                 .name(format!("io-{index}"))
-                .spawn(move || shared.work())
+                .spawn(move || service::run(|| shared.work()))
                 .map_err(|source| QueueError {
                     action: "start threads",
                     source,

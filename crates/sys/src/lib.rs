@@ -22,4 +22,5 @@ pub mod load;
 pub mod memory;
 pub mod process;
 pub mod rseq;
+pub mod service;
 pub mod uring;

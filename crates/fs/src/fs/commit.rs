@@ -11,14 +11,15 @@
 //!    numbers that the batch freed, answer who waits
 //!
 //! A batch for which the metadata region has no space is kept, and the next one is appended to it. Any
-//! other failure, of a flush too, ends all change until the next mount.
+//! other failure, of a flush too, ends all change until the next mount. So does a panic in an operation that holds
+//! the gate: it leaves half an operation in memory and in the batch, which must not become durable.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use super::Done;
 use super::core::Core;
@@ -83,7 +84,7 @@ struct Control {
 /// The current batch and the committer's controls.
 pub struct Commits {
     /// Shared: an operation; exclusive: the cut. Taken before every other lock.
-    pub gate: RwLock<()>,
+    gate: RwLock<()>,
     batch: Mutex<Batch>,
     weight: AtomicUsize,
     seq: AtomicU64,
@@ -97,6 +98,20 @@ pub struct Commits {
     room: Condvar,
     is_failed: AtomicBool,
     failed: Mutex<Option<Error>>,
+}
+
+/// The gate, held shared by an operation.
+pub struct Gate<'a> {
+    commits: &'a Commits,
+    _shared: RwLockReadGuard<'a, ()>,
+}
+
+impl Drop for Gate<'_> {
+    /// Ends all change if the operation panics. The gate is still held, so the committer, which takes it to cut the batch,
+    /// finds the failure before it commits.
+    fn drop(&mut self) {
+        self.commits.fail_if_panicking();
+    }
 }
 
 impl Commits {
@@ -133,6 +148,25 @@ impl Commits {
             return Ok(());
         }
         Err(self.failed.lock().clone().unwrap_or(ESHUTDOWN))
+    }
+
+    /// Starts an operation: all of what is done until the guard is dropped goes into one batch.
+    pub fn enter(&self) -> Gate<'_> {
+        Gate {
+            commits: self,
+            _shared: self.gate.read(),
+        }
+    }
+
+    /// Ends all change when the calling thread unwinds from a panic: what it was changing is half done.
+    pub fn fail_if_panicking(&self) {
+        if std::thread::panicking() && self.failure().is_ok() {
+            let error = Error::HalfDone;
+            tracing::error!(
+                "{error}; no more changes are accepted until the volume is mounted again"
+            );
+            self.fail(error);
+        }
     }
 
     fn fail(&self, error: Error) {

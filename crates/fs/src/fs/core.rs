@@ -6,9 +6,9 @@ use std::sync::mpsc::sync_channel;
 
 use jericho_cache::Slice;
 use jericho_format::PAGE_BYTES;
-use parking_lot::{Mutex, RwLockReadGuard};
+use parking_lot::Mutex;
 
-use super::commit::{Commits, Waiter};
+use super::commit::{Commits, Gate, Waiter};
 use super::errno::*;
 use super::extents::Map;
 use super::file::{CacheResult, File};
@@ -76,10 +76,13 @@ impl Core {
 
     /// Starts an operation on the namespace: all of what is done until the guard is dropped goes into
     /// one batch. May wait for the committer; the caller holds no lock. Not to be nested.
-    pub fn begin(&self) -> Result<RwLockReadGuard<'_, ()>> {
+    pub fn begin(&self) -> Result<Gate<'_>> {
         self.may_change()?;
         self.commits.wait_for_room();
-        Ok(self.commits.gate.read())
+        let gate = self.commits.enter();
+        // The batch may hold half an operation by now.
+        self.commits.failure()?;
+        Ok(gate)
     }
 
     /// The hash of a name, which is also its entry's cookie.

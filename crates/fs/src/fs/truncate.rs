@@ -40,6 +40,8 @@ impl<'a> Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
+        // Before batches take the file again: it is half truncated.
+        self.file.core.commits.fail_if_panicking();
         self.file.hold.fetch_sub(1, Ordering::AcqRel);
         self.file.core.mark_dirty(&self.file.inode);
         self.file.core.commits.released();

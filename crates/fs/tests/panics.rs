@@ -1,0 +1,139 @@
+//! A defect that panics costs no half operation on the volume, and nobody an answer.
+
+use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use jericho_fs::Result;
+use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::fs::{FollowParent, Fs, FsOptions, PlacementContext, Policy};
+use jericho_fs::types::{Caller, Kind, ROOT, SliceId};
+use jericho_fs::volume::Volume;
+use jericho_fs::volume::format::{FormatOptions, format_devices};
+use jericho_fs::volume::open::OpenMode;
+use jericho_sim::{FaultPlan, Operation, SimDevice};
+use jericho_storage::Device;
+
+const CALLER: Caller = Caller {
+    uid: 1000,
+    gid: 100,
+    umask: 0o022,
+};
+const ABORTED: i32 = 6;
+
+fn formatted() -> Arc<SimDevice> {
+    let device = Arc::new(SimDevice::new("sim", 64 << 20));
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    format_devices(&devices, &[PathBuf::from("sim")], &FormatOptions::default()).unwrap();
+    device
+}
+
+fn open(device: &Arc<SimDevice>, policy: Box<dyn Policy>) -> Arc<Fs> {
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+    let options = FsOptions {
+        read_only: false,
+        inode_cache: 50,
+        commit_interval_ms: 3_600_000,
+    };
+    Fs::open_with_policy(Arc::new(volume), Vec::new(), options, policy).unwrap()
+}
+
+fn sync(fs: &Fs) -> Result<()> {
+    let (sender, receiver) = channel();
+    fs.fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv().unwrap()
+}
+
+/// Panics for one name, in the middle of the operation that makes it.
+struct Defect;
+
+impl Policy for Defect {
+    fn slice_for(&self, context: &PlacementContext<'_>) -> SliceId {
+        assert_ne!(context.name, b"cursed", "a planned panic");
+        0
+    }
+}
+
+#[test]
+fn after_a_panic_in_the_middle_of_an_operation_nothing_becomes_durable_until_the_next_mount() {
+    let device = formatted();
+    let fs = open(&device, Box::new(Defect));
+    fs.mkdir(ROOT, b"before", 0o755, CALLER).unwrap();
+    sync(&fs).unwrap();
+    fs.mkdir(ROOT, b"lost", 0o755, CALLER).unwrap();
+    let make = || fs.mkdir(ROOT, b"cursed", 0o755, CALLER);
+    catch_unwind(AssertUnwindSafe(make)).unwrap_err();
+    // Whoever wants to change more, or to have it durable, is told. What is there can be read.
+    for error in [
+        fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap_err(),
+        fs.rename(ROOT, b"before", ROOT, b"later", 0).unwrap_err(),
+        sync(&fs).unwrap_err(),
+        fs.close().unwrap_err(),
+    ] {
+        assert_eq!(error.to_string(), "an operation panicked half way");
+    }
+    drop(fs);
+    let fs = open(&device, Box::new(Defect));
+    let found = |name: &[u8]| fs.lookup(ROOT, name).map(|attr| attr.kind).ok();
+    assert_eq!(found(b"before"), Some(Kind::Directory));
+    assert_eq!(found(b"lost"), None);
+    assert_eq!(found(b"cursed"), None);
+    fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let devices: Vec<Arc<dyn Device>> = vec![device];
+    let report = check_devices(devices, CheckOptions::default()).unwrap();
+    assert!(report.is_sound(), "{:#?}", report.findings);
+}
+
+/// Runs the test `name` of this program again as a child that takes the other branch of it. Returns its standard error when the
+/// child has aborted; a child that hangs is killed after a minute.
+fn aborted(name: &str) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env("JERICHO_TEST_CHILD", name)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if Instant::now() > end => {
+                child.kill().unwrap();
+                break child.wait().unwrap();
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let said = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+    assert_eq!(status.signal(), Some(ABORTED), "{status}: {said}");
+    said
+}
+
+#[test]
+fn a_committer_that_panics_ends_the_process_with_its_name_and_cause() {
+    let name = "a_committer_that_panics_ends_the_process_with_its_name_and_cause";
+    if std::env::var_os("JERICHO_TEST_CHILD").is_none() {
+        let said = aborted(name);
+        assert!(
+            said.contains("the thread jericho-commit panicked"),
+            "{said}"
+        );
+        assert!(said.contains("wants a panic"), "{said}");
+        return;
+    }
+    let device = formatted();
+    let fs = open(&device, Box::new(FollowParent));
+    fs.mkdir(ROOT, b"dir", 0o755, CALLER).unwrap();
+    device.set_plan(FaultPlan::panic_at(Some(Operation::Flush), 1));
+    // Never answered, unless the process ends.
+    let _ = sync(&fs);
+    panic!("the process goes on without its committer");
+}

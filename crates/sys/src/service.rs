@@ -1,0 +1,56 @@
+//! Threads that others wait for.
+
+use std::any::Any;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs the body of a thread that others wait for. A panic in it ends the process with a message: without the thread
+/// they would wait for ever, and what it left half done is not to be built on.
+pub fn run<T>(body: impl FnOnce() -> T) -> T {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(value) => value,
+        Err(cause) => {
+            let thread = std::thread::current();
+            // Nothing is left to be done when the message can't be written either.
+            let _ = writeln!(
+                std::io::stderr(),
+                "jericho: the thread {} panicked: {}. The process ends, because others would wait for that thread for \
+                 ever. What was synced is on the volume: unmount it, and mount it again.",
+                thread.name().unwrap_or("without a name"),
+                cause_of(&*cause),
+            );
+            std::process::abort()
+        }
+    }
+}
+
+/// The message of a panic.
+fn cause_of(cause: &(dyn Any + Send)) -> &str {
+    let text = cause.downcast_ref::<&str>().copied();
+    text.or_else(|| cause.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_ends_well_gives_its_value() {
+        assert_eq!(run(|| 7), 7);
+    }
+
+    #[test]
+    fn the_cause_of_a_panic_is_its_message() {
+        for (panic, message) in [
+            (catch_unwind(|| panic!("plain")), "plain"),
+            (catch_unwind(|| panic!("with {}", 7)), "with 7"),
+            (
+                catch_unwind(|| std::panic::panic_any(7)),
+                "without a message",
+            ),
+        ] {
+            assert_eq!(cause_of(&*panic.unwrap_err()), message);
+        }
+    }
+}
