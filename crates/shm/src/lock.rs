@@ -122,6 +122,12 @@ impl Lock {
         self.0.load(Ordering::Relaxed) & !SLEEPERS == held.0
     }
 
+    /// Whether `owner` holds it; 0: nobody.
+    #[inline]
+    pub fn is_held_by(&self, owner: u16) -> bool {
+        self.0.load(Ordering::Relaxed) & OWNER == u32::from(owner)
+    }
+
     /// Takes the lock for `owner`, whoever has it.
     pub fn take_over(&self, owner: u16) -> Holding {
         loop {

@@ -111,22 +111,26 @@ impl Slot {
 
     /// The daemon takes the extend lock for `owner`; from who holds it for long it is taken away. Who lost it fails
     /// when it looks whether the size is what it was, or, if it saw the size only afterwards, whether the lock is
-    /// still its own.
-    pub fn seize(&self, owner: u16) -> Holding {
+    /// still its own. The second part: it was taken away, and bytes of a write that did not happen may be behind the end.
+    pub fn seize(&self, owner: u16) -> (Holding, bool) {
         if let Some(held) = self.extend.lock(owner) {
-            return held;
+            return (held, false);
         }
         // In this order: who sees the new count, sees that the lock is not its own.
         let held = self.extend.take_over(owner);
         self.cut();
-        held
+        (held, true)
     }
 
-    /// The daemon has made the file longer, or equally long: the size grows to `bytes` unless it is more.
-    pub fn grow(&self, bytes: u64) {
-        let mut seen = self.size();
-        while seen.bytes() < bytes && !self.extend(seen, bytes) {
-            seen = self.size();
+    /// The daemon has made the file longer, or equally long: the size grows to `bytes` unless it is more. `bytes` is asked
+    /// after the word is read, so that a truncation in between counts.
+    pub fn grow(&self, bytes: impl Fn() -> u64) {
+        loop {
+            let seen = self.size();
+            let bytes = bytes();
+            if seen.bytes() >= bytes || self.extend(seen, bytes) {
+                return;
+            }
         }
     }
 
@@ -158,6 +162,16 @@ impl Slot {
         &self.extend
     }
 
+    /// Whether `owner` is in a write that makes the file longer.
+    pub fn is_extended_by(&self, owner: u16) -> bool {
+        self.extend.is_held_by(owner)
+    }
+
+    /// Whether anybody but `daemon` is in such a write.
+    pub fn is_extended_by_client(&self, daemon: u16) -> bool {
+        !self.extend.is_held_by(0) && !self.extend.is_held_by(daemon)
+    }
+
     /// Stripes that bytes `[offset, offset + len)` fall into, in the order in which they are locked. `len` > 0.
     #[inline]
     pub fn stripes_of(offset: u64, len: u64) -> impl Iterator<Item = usize> {
@@ -174,6 +188,17 @@ impl Slot {
     #[inline]
     pub fn stripe(&self, stripe: usize) -> &Lock {
         &self.stripes[stripe]
+    }
+
+    /// The daemon gives the slot to another file: opens all locks. Their holders wrote the file before, and are dead or have
+    /// closed it in the middle of a write.
+    pub fn open_all(&self, daemon: u16) {
+        for lock in std::iter::once(&self.extend).chain(&self.stripes) {
+            if !lock.is_held_by(0) {
+                let held = lock.take_over(daemon);
+                lock.unlock(held);
+            }
+        }
     }
 
     /// Opens all locks that `owner`, who is dead, holds.
@@ -274,9 +299,9 @@ mod tests {
         assert_eq!(slot.size().bytes(), 10_000);
         assert!(!slot.extend(seen, 20_000));
         assert!(slot.extend(slot.size(), 20_000));
-        slot.grow(15_000);
+        slot.grow(|| 15_000);
         assert_eq!(slot.size().bytes(), 20_000);
-        slot.grow(25_000);
+        slot.grow(|| 25_000);
         assert_eq!(slot.size().bytes(), 25_000);
     }
 

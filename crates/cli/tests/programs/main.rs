@@ -21,6 +21,7 @@ mod program;
 mod rehome;
 mod roles;
 mod same;
+mod sizes;
 mod small_files;
 mod sqlite;
 mod threads;

@@ -439,7 +439,7 @@ fn a_reader_never_sees_zeros_that_a_truncation_left() {
             volume.slot().set_size(5_000, true);
             volume.write_as_daemon(5_000, &[0; 5_000]);
             volume.write_as_daemon(5_000, &[0xaa; 5_000]);
-            volume.slot().grow(10_000);
+            volume.slot().grow(|| 10_000);
         }
         stop.store(true, Ordering::Relaxed);
         let (long, short) = reader.join().unwrap();

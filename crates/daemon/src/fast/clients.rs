@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use jericho_cache::Object;
+use jericho_fs::fs::File;
 use jericho_shm::{Area, HANDOVER_BYTES, Key, Reply, Request, RingReader, State};
 use jericho_sys::handover::{Connection, DESCRIPTORS_MAX, Listener, Peer};
 use serde::{Deserialize, Serialize};
@@ -165,11 +166,16 @@ impl Fast {
             for slice in &self.slices {
                 opened += slice.owner_gone(owner);
             }
+            // It may have died after a page was dirty and before it said so.
+            self.adopt_dirty();
+            for file in self.extended_by(owner) {
+                if let Some(mounted) = self.mounted() {
+                    mounted.clear_behind_end(&file);
+                }
+            }
             for slot_file in self.files.read().values() {
                 self.slot(slot_file).open_dead(owner);
             }
-            // It may have died after a page was dirty and before it said so.
-            self.adopt_dirty();
             if opened > 0 {
                 tracing::info!(
                     pid = client.peer.pid,
@@ -185,6 +191,16 @@ impl Fast {
             *past = (past.0.wrapping_add(local), past.1.wrapping_add(remote));
         }
         tracing::debug!(pid = client.peer.pid, owner, "a client has ended");
+    }
+
+    /// Files that a client is making longer.
+    fn extended_by(&self, owner: u16) -> Vec<Arc<File>> {
+        let files = self.files.read();
+        let extended = files.values();
+        extended
+            .filter(|slot_file| self.slot(slot_file).is_extended_by(owner))
+            .map(|slot_file| slot_file.file.clone())
+            .collect()
     }
 
     /// A client that held a latch for too long. False: no such client.

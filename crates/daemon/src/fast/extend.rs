@@ -24,17 +24,23 @@ struct Holders {
 }
 
 impl Extend {
-    /// Takes the lock, from a client that keeps it too if need be.
-    pub fn hold(&self, slot: &Slot) {
+    /// Takes the lock, from a client that keeps it too if need be. Returns true when it was taken from a client in the middle
+    /// of a write: the caller clears what that left behind the end of the file (`Fs::clear_behind_end`).
+    #[must_use]
+    pub fn hold(&self, slot: &Slot) -> bool {
         let mut holders = self.holders.lock();
         if holders.count > 0 {
             self.given_back
                 .wait_while_for(&mut holders, |h| h.count > 0, PATIENCE);
         }
+        let mut taken_away = false;
         if holders.count == 0 {
-            holders.held = Some(slot.seize(OWNER_DAEMON));
+            let (held, seized) = slot.seize(OWNER_DAEMON);
+            holders.held = Some(held);
+            taken_away = seized;
         }
         holders.count += 1;
+        taken_away
     }
 
     /// Gives back what `hold` took, in any thread.
@@ -61,8 +67,8 @@ mod tests {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let extend = Extend::default();
-        extend.hold(slot);
-        extend.hold(slot);
+        assert!(!extend.hold(slot));
+        assert!(!extend.hold(slot));
         extend.give_back(slot);
         assert_eq!(slot.extend_lock().try_lock(7), None);
         extend.give_back(slot);
@@ -76,7 +82,7 @@ mod tests {
         let held = slot.extend_lock().lock(7).unwrap();
         let seen = slot.size();
         let extend = Extend::default();
-        extend.hold(slot);
+        assert!(extend.hold(slot));
         assert!(!slot.extend_lock().is_held(held));
         assert!(!slot.extend(seen, 10));
         extend.give_back(slot);

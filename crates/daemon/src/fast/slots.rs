@@ -3,16 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use jericho_cache::OWNER_DAEMON;
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::fs::File;
 use jericho_fs::types::{Ino, SliceId};
-use jericho_shm::{Slot, SlotInfo};
+use jericho_shm::{SizeWord, Slot, SlotInfo};
 
 use super::Fast;
 use super::extend::Extend;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
+
+/// Times that a truncation may come between, each time, until the next request takes in the size. A client that lies about
+/// truncations costs no more than this.
+const SETTLE_TRIES: u32 = 8;
 
 /// A file that may be accessed inline.
 pub(crate) struct SlotFile {
@@ -40,6 +45,14 @@ pub(crate) struct Grants {
 pub(crate) struct FreeSlots {
     back: Vec<u32>,
     next: u32,
+}
+
+/// What clients have changed of a file.
+#[derive(Clone, Copy)]
+struct Changes {
+    size: SizeWord,
+    /// They have written, so the times change.
+    written: bool,
 }
 
 impl SlotFile {
@@ -120,6 +133,7 @@ impl Fast {
                     mapped: AtomicU32::new(0),
                     extend: Extend::default(),
                 });
+                self.slot(&made).open_all(OWNER_DAEMON);
                 self.slot(&made).set_size(file.size(), true);
                 self.slot(&made).take_modified();
                 self.info(&made).set_policy(file.threads().policy());
@@ -150,6 +164,12 @@ impl Fast {
         let Some(slot_file) = grants.file else { return };
         if grants.write {
             mounted.settle(slot_file.file.ino());
+            // Nobody else writes it: a write that is under way will not be finished. While the file still has its slot, since
+            // whoever makes the file longer looks there.
+            let last = slot_file.writers.load(Ordering::Acquire) == 1;
+            if last && self.slot(&slot_file).is_extended_by_client(OWNER_DAEMON) {
+                mounted.clear_behind_end(&slot_file.file);
+            }
         }
         let mut files = self.files.write();
         let mut last_writer = false;
@@ -213,30 +233,56 @@ impl Mounted {
     }
 
     pub(crate) fn settle_file(&self, slot_file: &SlotFile) {
-        let (fast, file) = (&self.fast, &slot_file.file);
-        let slot = fast.slot(slot_file);
+        for _ in 0..SETTLE_TRIES {
+            let changes = self.take_changes(slot_file);
+            if self.absorb(slot_file, changes) {
+                return;
+            }
+        }
+    }
+
+    /// Reads what clients have changed of a file, and takes in the pages that the size covers.
+    fn take_changes(&self, slot_file: &SlotFile) -> Changes {
+        let slot = self.fast.slot(slot_file);
         // The size first: the rings then have every page that it covers.
-        let size = slot.size().bytes();
-        let modified = slot.take_modified();
-        fast.hear();
+        let size = slot.size();
+        let written = slot.take_modified() != 0;
+        self.fast.hear();
+        Changes { size, written }
+    }
+
+    /// Gives the file the size and the times of `changes`. Returns false when the file was truncated since they were
+    /// taken: the size is not the file's any more.
+    fn absorb(&self, slot_file: &SlotFile, changes: Changes) -> bool {
+        let file = &slot_file.file;
+        let size = changes.size.bytes();
         if size > file.size() {
             // Only as far as there is a promise: a client that says more lies.
             let promised = file.promised_end_page() * PAGE_BYTES;
             let end = size.min(promised);
             if end > file.size() {
-                self.fs().end_write(file, 0, end, false);
-                return;
+                // A truncation counts its cut before it changes the size under the lock that `still` is called under.
+                let slot = self.fast.slot(slot_file);
+                let still = || slot.size().same_cuts(changes.size);
+                if self.fs().end_write_if(file, end, still) {
+                    return true;
+                }
+                if changes.written {
+                    self.fs().end_write(file, 0, 0, false);
+                }
+                return false;
             }
         }
-        if modified != 0 {
+        if changes.written {
             self.fs().end_write(file, 0, 0, false);
         }
+        true
     }
 
     /// After the daemon has made a file longer, or changed nothing of its size.
     pub(crate) fn size_grew(&self, file: &File) {
         if let Some(slot_file) = self.fast.slot_file(file.ino()) {
-            self.fast.slot(&slot_file).grow(file.size());
+            self.fast.slot(&slot_file).grow(|| file.size());
         }
     }
 
@@ -252,7 +298,7 @@ impl Mounted {
             return change();
         };
         let slot = self.fast.slot(&slot_file);
-        slot_file.extend.hold(slot);
+        let seized = slot_file.extend.hold(slot);
         if slot_file.is_written() {
             self.settle_file(&slot_file);
         }
@@ -261,13 +307,25 @@ impl Mounted {
             Some(to) => slot.set_size(to.min(slot_file.file.size()), true),
             None => slot.cut(),
         }
-        let result = change();
+        let wiped = match seized {
+            true => self.fs().clear_behind_end(&slot_file.file),
+            false => Ok(()),
+        };
+        let result = wiped.and_then(|()| change());
         match to {
             Some(_) => slot.set_size(slot_file.file.size(), true),
-            None => slot.grow(slot_file.file.size()),
+            None => slot.grow(|| slot_file.file.size()),
         }
         slot_file.extend.give_back(slot);
         result
+    }
+
+    /// A client died, or lost the extend lock, in a write that makes the file longer: zeroes what it left behind the end.
+    pub(crate) fn clear_behind_end(&self, file: &Arc<File>) {
+        // Taking the lock away clears it.
+        if let Err(error) = self.resize(file.ino(), None, || Ok(())) {
+            tracing::warn!(ino = file.ino(), %error, "bytes of a broken write stay behind the end of the file");
+        }
     }
 
     /// Re-homes an inode; see `Fs::move_to`.
@@ -279,3 +337,6 @@ impl Mounted {
         result
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,9 +29,7 @@ impl WriteGuard {
     ) -> WriteGuard {
         let slot = mounted.fast.slot(&file);
         let beyond = offset.is_none_or(|offset| offset + len > slot.size().bytes());
-        if beyond {
-            file.extend.hold(slot);
-        }
+        let seized = beyond && file.extend.hold(slot);
         let mut stripes = vec![];
         if let Some(offset) = offset
             && len > 0
@@ -44,6 +42,9 @@ impl WriteGuard {
             }
         }
         mounted.settle_file(&file);
+        if seized && let Err(error) = mounted.fs().clear_behind_end(&file.file) {
+            tracing::warn!(ino = file.file.ino(), %error, "bytes of a broken write stay behind the end of the file");
+        }
         WriteGuard {
             mounted: mounted.clone(),
             file,

@@ -10,6 +10,7 @@ use super::Fs;
 use super::core::wait;
 use super::errno::*;
 use super::file::File;
+use super::inode::Meta;
 use super::namespace::without_set_id;
 use super::times::{now_ns, relatime};
 use crate::error::Result;
@@ -151,18 +152,26 @@ impl Fs {
         }
         {
             let mut meta = inode.meta.write();
-            if end > meta.rec.size {
-                meta.rec.size = end;
-                file.set_size(end);
-            }
-            meta.rec.mtime_ns = now;
-            meta.rec.ctime_ns = now;
+            wrote(file, &mut meta, end, now);
             if strip_suid {
                 meta.rec.perm = without_set_id(meta.rec.perm);
             }
-            file.tick.store(tick, Ordering::Relaxed);
         }
         self.core.mark_dirty(inode);
+    }
+
+    /// As `end_write` for a write that ends at `end`, if `still` says so while nobody changes the size. Returns false when
+    /// it does not; nothing is changed then.
+    pub fn end_write_if(&self, file: &Arc<File>, end: u64, still: impl FnOnce() -> bool) -> bool {
+        {
+            let mut meta = file.inode.meta.write();
+            if !still() {
+                return false;
+            }
+            wrote(file, &mut meta, end, now_ns());
+        }
+        self.core.mark_dirty(&file.inode);
+        true
     }
 
     /// After bytes were read: atime (relatime).
@@ -181,4 +190,16 @@ impl Fs {
             self.core.mark_dirty(inode);
         }
     }
+}
+
+/// Extends the size to `end` if that is more, and sets the times.
+fn wrote(file: &File, meta: &mut Meta, end: u64, now: i128) {
+    if end > meta.rec.size {
+        meta.rec.size = end;
+        file.set_size(end);
+    }
+    meta.rec.mtime_ns = now;
+    meta.rec.ctime_ns = now;
+    let tick = (now / TICK_NS) as u64;
+    file.tick.store(tick, Ordering::Relaxed);
 }

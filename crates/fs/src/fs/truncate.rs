@@ -117,6 +117,45 @@ impl Fs {
         Ok(())
     }
 
+    /// Makes everything behind the end of the file zeros: a program has ended in a write that was to make it longer. Keeps
+    /// the daemon's writers out for that long; what was preallocated and not written stays.
+    pub fn clear_behind_end(&self, file: &Arc<File>) -> Result<()> {
+        file.shut_writers_out();
+        let result = self.clear_behind_end_alone(file);
+        file.let_writers_in();
+        result
+    }
+
+    fn clear_behind_end_alone(&self, file: &Arc<File>) -> Result<()> {
+        let _alone = file.exclusive.write();
+        let size = file.size();
+        let _hold = Hold::new(file);
+        let mut at = size.div_ceil(PAGE_BYTES);
+        while let Some(pages) = self.written_behind(file, at) {
+            at = pages.end;
+            self.take_out(file, pages)?;
+        }
+        self.zero_bytes(file, size..size.next_multiple_of(PAGE_BYTES))?;
+        file.tail_unsure.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// The first pages from `from` on that may hold bytes, in the cache or on the device.
+    fn written_behind(&self, file: &Arc<File>, from: u64) -> Option<Range<u64>> {
+        let dirty = file.first_dirty(from);
+        let map = file.map.read();
+        for run in map.extents.from(from) {
+            let start = run.page.max(from);
+            if !matches!(run.state, State::Unwritten(_)) {
+                return Some(start..run.end());
+            }
+            if let Some(dirty) = dirty.filter(|page| (start..run.end()).contains(page)) {
+                return Some(dirty..dirty + 1);
+            }
+        }
+        None
+    }
+
     /// Makes a range read as zeros and gives its whole pages' space back. `exclusive` is held.
     pub(super) fn punch(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
         let _hold = Hold::new(file);

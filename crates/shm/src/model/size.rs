@@ -82,7 +82,7 @@ fn a_reader_never_takes_the_page_after_a_truncation_for_the_one_before() {
                 slice
                     .write_surely(DAEMON, &[(0, 3), (1, 3)], || true)
                     .unwrap();
-                slot.grow(2);
+                slot.grow(|| 2);
             }
         });
         let seen = slot.size();
@@ -136,12 +136,12 @@ fn append(slot: &Slot, slice: &Slice, owner: u16, value: u64) -> bool {
 
 /// The daemon appends a word, as it must even when a client keeps the lock.
 fn append_anyway(slot: &Slot, slice: &Slice, value: u64) {
-    let held = slot.seize(DAEMON);
+    let (held, _) = slot.seize(DAEMON);
     let at = slot.size().bytes();
     slice
         .write_surely(DAEMON, &[(at as usize, value)], || true)
         .unwrap();
-    slot.grow(at + 1);
+    slot.grow(|| at + 1);
     assert!(slot.extend_lock().unlock(held));
 }
 

@@ -1,0 +1,112 @@
+//! The size of a file that programs make longer and shorter inline is what they made it, and what is behind it is zeros.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, fallocate};
+
+use crate::program::{outcome, succeed, under_run, within_limit};
+use crate::roles;
+use crate::volume::Volume;
+
+const ROUNDS: u64 = 2_000;
+const HANG: Duration = Duration::from_secs(240);
+
+/// Extends, truncates and punches a file, and looks at its size.
+#[test]
+#[ignore = "a part of the test here, which starts it as a process of its own"]
+fn changer() {
+    let Some([path]) = roles::role() else { return };
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(true);
+    let file = options.open(&path).expect("open");
+    for round in 0..ROUNDS {
+        let end = 20_000 + round * 7 % 30_000;
+        let mut at = file.metadata().expect("stat").len();
+        while at < end {
+            let len = (end - at).min(1_500);
+            file.write_all_at(&vec![7; len as usize], at)
+                .expect("write");
+            at += len;
+        }
+        let cut = 1 + round * 13 % 9_000;
+        file.set_len(cut).expect("ftruncate");
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, punch, 0, 100).expect("fallocate");
+        let size = file.metadata().expect("stat").len();
+        assert_eq!(size, cut, "round {round}");
+    }
+}
+
+/// Asks for a file's size until the test stops it.
+#[test]
+#[ignore = "a part of the test here, which starts it as a process of its own"]
+fn looker() {
+    let Some([path, stop]) = roles::role() else {
+        return;
+    };
+    while !Path::new(&stop).exists() {
+        for _ in 0..100 {
+            let _ = std::fs::metadata(&path);
+        }
+    }
+}
+
+#[test]
+fn a_truncated_file_does_not_grow_by_itself_while_others_ask_for_its_size() {
+    let volume = Volume::mounted("256M", 1, "16M");
+    let (path, stop) = (volume.at("file"), volume.outside("stop"));
+    let (path, stop) = (path.to_str().expect("UTF-8"), stop.to_str().expect("UTF-8"));
+    let looker = |_| roles::start(&mut roles::command("sizes::looker", &[path, stop], false));
+    let mut lookers: Vec<_> = (0..2).map(looker).collect();
+    let mut changer = roles::start(&mut roles::command("sizes::changer", &[path], true));
+    let status = roles::wait_for_end(&mut changer, "who changes the size", HANG);
+    std::fs::write(stop, "").expect("write");
+    for looker in &mut lookers {
+        roles::wait_for_end(looker, "who asks for the size", HANG);
+    }
+    assert!(status.success(), "{}", roles::said_by(&mut changer));
+    volume.finish();
+}
+
+#[test]
+fn a_program_that_dies_in_a_write_leaves_zeros_behind_the_end_of_the_file() {
+    let volume = Volume::mounted("256M", 1, "16M");
+    let (source, program) = (volume.outside("broken.c"), volume.outside("broken"));
+    std::fs::write(&source, include_str!("broken_write.c")).expect("write");
+    let mut compiler = within_limit("cc");
+    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
+    succeed(compiler.args([&program, &source]));
+    for round in 0..4 {
+        let path = volume.at(&format!("file{round}"));
+        let ended = outcome(under_run(&program).arg(&path));
+        // Only then was the write made inline: the kernel would have said EFAULT.
+        let signal = ended
+            .status
+            .signal()
+            .or(ended.status.code().map(|c| c - 128));
+        assert_eq!(signal, Some(11), "{ended:?}");
+        let size = std::fs::metadata(&path).expect("stat").len();
+        assert_eq!(size, 100_000);
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.expect("open");
+        // Three ways to make it longer, and all at once after what was dirty is on the device.
+        match round {
+            0 => file.set_len(120_000).expect("ftruncate"),
+            1 => file.write_all_at(b"a", 119_999).expect("write"),
+            2 => fallocate(&file, FallocateFlags::empty(), 0, 120_000).expect("fallocate"),
+            _ => {
+                file.sync_all().expect("fsync");
+                file.set_len(120_000).expect("ftruncate");
+            }
+        }
+        let mut bytes = vec![1; 19_999];
+        file.read_exact_at(&mut bytes, 100_000).expect("read");
+        let wrong = bytes.iter().position(|byte| *byte != 0);
+        assert_eq!(wrong, None, "round {round}");
+    }
+    volume.finish();
+}

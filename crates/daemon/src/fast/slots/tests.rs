@@ -1,0 +1,162 @@
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use jericho_fs::types::{Caller, Kind, ROOT, SetAttr};
+use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
+use jericho_shm::{Answer, Call};
+use jericho_sim::SimDevice;
+use jericho_storage::Device;
+use jericho_topology::Topology;
+
+use super::*;
+use crate::fast::KernelCache;
+use crate::open::OpenOptions;
+
+const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    umask: 0o022,
+};
+
+/// A kernel that caches nothing.
+struct NoKernel;
+
+impl KernelCache for NoKernel {
+    fn drop_attributes(&self, _ino: Ino) {}
+    fn drop_pages(&self, _ino: Ino) {}
+}
+
+/// A volume with one file that a client writes inline, and 16 pages reserved for it.
+struct Bed {
+    mounted: Arc<Mounted>,
+    handle: Arc<Handle>,
+    file: Arc<SlotFile>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(SimDevice::new("sim", 64 << 20))];
+        let format = FormatOptions {
+            slices: Some(1),
+            ..FormatOptions::default()
+        };
+        format_devices(&devices, &[PathBuf::from("sim")], &format).unwrap();
+        let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+        let options = OpenOptions {
+            threads: Default::default(),
+            volume: PathBuf::from("simulated"),
+            read_only: false,
+            cache_bytes: Some(8 << 20),
+            topology: Topology::from_spec("virtual:1").unwrap(),
+        };
+        let mounted = Mounted::open_volume(volume, &options).unwrap();
+        mounted.serve_clients(Arc::new(NoKernel)).unwrap();
+        let attr = mounted
+            .fs()
+            .mknod(ROOT, b"file", Kind::File, 0o644, 0, CALLER)
+            .unwrap();
+        let handle = mounted.open_file(attr.ino, false, true).unwrap();
+        let call = |call| {
+            let (tx, rx) = mpsc::channel();
+            let uid = mounted.fast.uids[0];
+            mounted.call(&handle, call, uid, move |answer: Answer| {
+                tx.send(answer).unwrap();
+            });
+            let answer: Answer = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!(answer.status, 0);
+            answer
+        };
+        call(Call::Fast { write: true });
+        let reserved = call(Call::Reserve {
+            first: 0,
+            pages: 16,
+            soon: false,
+        });
+        assert_eq!(reserved.pages, 16);
+        let file = mounted.fast.slot_file(attr.ino).unwrap();
+        Bed {
+            mounted,
+            handle,
+            file,
+        }
+    }
+
+    /// What a client does that makes the file longer.
+    fn extend(&self, end: u64) {
+        let slot = self.mounted.fast.slot(&self.file);
+        assert!(slot.extend(slot.size(), end));
+    }
+
+    fn truncate(&self, size: u64) {
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        let ino = self.handle.file.ino();
+        self.mounted.setattr(ino, set, CALLER).unwrap();
+    }
+
+    fn size(&self) -> u64 {
+        self.mounted.getattr(self.handle.file.ino()).unwrap().size
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.mounted.close_file(&self.handle);
+        self.mounted.close().unwrap();
+    }
+}
+
+#[test]
+fn a_size_that_was_seen_before_a_truncation_does_not_make_the_file_longer_after_it() {
+    let bed = Bed::new();
+    bed.extend(50_000);
+    assert_eq!(bed.size(), 50_000);
+    bed.extend(60_000);
+    let changes = bed.mounted.take_changes(&bed.file);
+    bed.truncate(100);
+    assert!(!bed.mounted.absorb(&bed.file, changes));
+    assert_eq!(bed.handle.file.size(), 100);
+    assert_eq!(bed.size(), 100);
+    // What a client has written since then counts.
+    bed.extend(3_000);
+    assert_eq!(bed.size(), 3_000);
+}
+
+#[test]
+fn the_size_is_the_last_truncation_s_whoever_looks_at_it_meanwhile() {
+    let bed = Bed::new();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = bed.size();
+                }
+            });
+        }
+        let reserve = || {
+            let (tx, rx) = mpsc::channel();
+            let call = Call::Reserve {
+                first: 1,
+                pages: 15,
+                soon: false,
+            };
+            let uid = bed.mounted.fast.uids[0];
+            bed.mounted
+                .call(&bed.handle, call, uid, move |answer: Answer| {
+                    tx.send(answer.status).unwrap();
+                });
+            let _ = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+        };
+        for turn in 0..2_000 {
+            bed.extend(50_000);
+            bed.truncate(100 + turn % 7);
+            assert_eq!(bed.size(), 100 + turn % 7, "turn {turn}");
+            reserve();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
