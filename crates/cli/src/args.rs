@@ -111,6 +111,9 @@ pub struct MountOptions {
     /// Change nothing
     #[arg(long)]
     pub read_only: bool,
+    /// Mount although another host has not unmounted the volume, or the file of a loop device cannot be locked
+    #[arg(long)]
+    pub force: bool,
     /// Where the background daemon writes its messages
     /// [default: /var/log/jericho/ for root, else ~/.local/state/jericho/]
     #[arg(long, value_name = "FILE")]
@@ -272,13 +275,16 @@ pub struct PlaceArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Exits with 0 only if the volume is sound (after --repair: if it is sound now). Without --repair nothing
-is written. A mounted volume is refused.")]
+is written. A volume that is mounted for writing is refused.")]
 pub struct CheckArgs {
     /// First device of the volume
     pub volume: PathBuf,
     /// Repair what can be repaired
     #[arg(long)]
     pub repair: bool,
+    /// Check although another host has not unmounted the volume, or the file of a loop device cannot be locked
+    #[arg(long)]
+    pub force: bool,
     /// One line of JSON
     #[arg(long)]
     pub json: bool,

@@ -106,6 +106,9 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     if options.read_only {
         command.arg("--read-only");
     }
+    if options.force {
+        command.arg("--force");
+    }
     command.arg("--").arg(&checked.volume).arg(&checked.dir);
     command
         .stdin(Stdio::null())

@@ -15,6 +15,7 @@ pub fn run(args: &CheckArgs) -> Outcome {
         &args.volume,
         CheckOptions {
             repair: args.repair,
+            force: args.force,
         },
     )
     .map_err(|e| Failure::new(e.to_string()))?;

@@ -48,7 +48,7 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let volume = PathBuf::from(&stat.volume);
-    let opened = Volume::open(&volume, OpenMode { read_only: true }).context(format_args!(
+    let opened = Volume::open(&volume, OpenMode::READ).context(format_args!(
         "{shown} was unmounted, but whether everything is on {} cannot be seen",
         volume.display()
     ))?;

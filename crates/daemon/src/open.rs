@@ -34,6 +34,8 @@ pub struct OpenOptions {
     pub volume: PathBuf,
     /// Nothing is changed.
     pub read_only: bool,
+    /// Also when another machine has not unmounted the volume, and when another use of a loop device's file would not be noticed.
+    pub force: bool,
     /// Bytes of cache frames over all slices; `None`: an eighth of the memory, at most 1 GiB.
     pub cache_bytes: Option<u64>,
     /// Nodes.
@@ -95,13 +97,13 @@ impl Mounted {
     /// Locks the volume, opens its devices, makes the slices' memory, opens the filesystem.
     pub fn open(options: OpenOptions) -> Result<Arc<Mounted>, OpenError> {
         let path = std::fs::canonicalize(&options.volume).unwrap_or(options.volume.clone());
-        let lock = Volume::lock(&path)?;
-        let volume = Volume::open(
-            &path,
-            OpenMode {
-                read_only: options.read_only,
-            },
-        )?;
+        let mode = OpenMode {
+            read_only: options.read_only,
+            force: options.force,
+        };
+        let mut lock = Volume::lock(&path, mode)?;
+        let volume = Volume::open(&path, mode)?;
+        lock.cover(&volume)?;
         Mounted::start(Arc::new(volume), path, Some(lock), &options)
     }
 

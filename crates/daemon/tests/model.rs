@@ -117,11 +117,12 @@ struct Bed {
 
 fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = OpenOptions {
         threads: Default::default(),
         volume: PathBuf::from("simulated"),
         read_only: false,
+        force: false,
         // Smaller than the files together, so that pages are evicted and come back.
         cache_bytes: Some(8 << 20),
         topology: Topology::from_spec("virtual:2").unwrap(),

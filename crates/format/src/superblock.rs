@@ -81,10 +81,35 @@ pub struct SuperblockHead {
     pub store_bytes: U64,
     /// When it was made, seconds since the epoch.
     pub created_s: U64,
+    /// Who has it mounted while `FLAG_DIRTY` is set.
+    pub owner: OwnerRecord,
     /// Zero.
-    pub reserved: [u8; 4000],
+    pub reserved: [u8; 3888],
 }
 const _: () = assert!(size_of::<SuperblockHead>() == 4096);
+
+/// Who mounted the volume for writing. Detects a mount on another machine, which no lock of this one shows.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct OwnerRecord {
+    /// The running kernel's: changes with every boot. Zero: nobody.
+    pub boot_id: [u8; 16],
+    /// Hash of the machine's identity and `hash_seed`; 0 where it has none.
+    pub machine: U64,
+    /// When the process was started, in ticks since boot.
+    pub started: U64,
+    /// The process.
+    pub pid: U32,
+    /// Bytes of `host` that count.
+    pub host_bytes: U16,
+    /// Zero.
+    pub reserved0: U16,
+    /// The machine's name, for messages and where it has no identity.
+    pub host: [u8; 72],
+}
+const _: () = assert!(size_of::<OwnerRecord>() == 112);
 
 /// A device of the volume.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -6,8 +6,8 @@ use jericho_format::label::Label;
 use jericho_format::record::{EntryValue, ExtentValue, InodeValue};
 use jericho_format::superblock::{
     CHUNKS_AT, CHUNKS_MAX, COPY_FIRST_BLOCK, ChunkEntry, DEVICES_AT, DEVICES_MAX, DeviceEntry,
-    HEAD_BLOCKS, REGIONS_AT, REGIONS_MAX, RegionEntry, SLICES_AT, SLICES_MAX, SliceEntry,
-    SuperblockHead,
+    HEAD_BLOCKS, OwnerRecord, REGIONS_AT, REGIONS_MAX, RegionEntry, SLICES_AT, SLICES_MAX,
+    SliceEntry, SuperblockHead,
 };
 
 const PAGE: &str = include_str!("../../../docs/formats/volume.md");
@@ -62,7 +62,11 @@ fn every_field_is_on_the_page_at_its_offset() {
         documented("SuperblockHead"),
         fields!(SuperblockHead: magic version crc sequence volume_uuid hash_seed flags
             container_blocks chunk_blocks devices slices regions reserved0 chunks store_bytes
-            created_s reserved)
+            created_s owner reserved)
+    );
+    assert_eq!(
+        documented("OwnerRecord"),
+        fields!(OwnerRecord: boot_id machine started pid host_bytes reserved0 host)
     );
     assert_eq!(
         documented("DeviceEntry"),

@@ -30,6 +30,8 @@ use crate::volume::{OpenMode, Volume, VolumeError, format};
 pub struct CheckOptions {
     /// Repair what can be repaired, then check again.
     pub repair: bool,
+    /// Also when another machine has not unmounted it (`OpenMode::force`).
+    pub force: bool,
 }
 
 /// How bad a finding is.
@@ -124,7 +126,11 @@ impl Pass<'_> {
 /// all (missing, truncated, of another volume, mounted) and failures of devices; everything else
 /// is in the report.
 pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> {
-    let _lock = Volume::lock(path)?;
+    let mode = OpenMode {
+        read_only: !options.repair,
+        force: options.force,
+    };
+    let mut lock = Volume::lock(path, mode)?;
     let mut before = Vec::new();
     if check_label(path, options.repair, &mut before)? && !options.repair {
         return Ok(Report {
@@ -132,12 +138,8 @@ pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> 
             ..Report::default()
         });
     }
-    let volume = Volume::open(
-        path,
-        OpenMode {
-            read_only: !options.repair,
-        },
-    )?;
+    let volume = Volume::open(path, mode)?;
+    lock.cover(&volume)?;
     let mut report = check_devices(volume.devices().to_vec(), options)?;
     if options.repair {
         report.repaired.splice(0..0, before);
@@ -208,7 +210,7 @@ fn check_label(
 fn look(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let copies = read_copies(&*devices[0])?;
     let views = devices.iter().map(|d| Overlay::over(d.clone())).collect();
-    let volume = Volume::open_from_devices(views, OpenMode { read_only: false })?;
+    let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
     let mut report = Report::default();
     let mut find = |severity, text| report.findings.push(Finding { severity, text });
     for (index, copy) in copies.iter().enumerate() {
@@ -303,7 +305,7 @@ fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
 
 /// Changes the volume until nothing is found, or nothing helps.
 fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<(), VolumeError> {
-    let volume = Volume::open_from_devices(devices.to_vec(), OpenMode { read_only: false })?;
+    let volume = Volume::open_from_devices(devices.to_vec(), OpenMode::WRITE)?;
     volume.mark_dirty()?;
     // Writes the other copy of the superblock too, so that both are whole again.
     volume.superblocks().update(|_| {})?;

@@ -94,10 +94,11 @@ impl Fs {
         policy: Box<dyn Policy>,
     ) -> Result<Arc<Fs>> {
         options.read_only |= volume.read_only();
-        let (store, allocator) = volume.open_store(STORE_CACHE_BYTES)?;
+        // First of all: opening the store may write.
         if !options.read_only {
             volume.mark_dirty()?;
         }
+        let (store, allocator) = volume.open_store(STORE_CACHE_BYTES)?;
         if store.inode(ROOT)?.is_none() {
             return Err(Error::Damaged("there is no root directory".into()));
         }

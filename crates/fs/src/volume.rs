@@ -5,8 +5,10 @@ mod foreign;
 pub mod format;
 mod format_paths;
 mod layout;
+mod lock;
 pub mod open;
 pub(crate) mod overlay;
+mod owner;
 pub mod superblocks;
 
 use std::sync::Arc;
@@ -19,7 +21,8 @@ use siphasher::sip::SipHasher24;
 pub use self::error::VolumeError;
 pub use self::format::{FormatOptions, Summary, format_devices};
 pub use self::format_paths::{format, format_and_open};
-pub use self::open::{OpenMode, VolumeLock};
+pub use self::lock::VolumeLock;
+pub use self::open::OpenMode;
 use self::overlay::Overlay;
 use self::superblocks::Superblocks;
 use crate::alloc::{Allocator, Blocks, Place};
@@ -152,7 +155,8 @@ impl Volume {
         hash.max(16)
     }
 
-    /// Marks the volume as mounted, durably: until `mark_clean`, who opens it repairs it.
+    /// Marks the volume as mounted by this process, durably. Until `mark_clean`, others that open it look whether this process is
+    /// still there, and repair it.
     pub fn mark_dirty(&self) -> std::result::Result<(), IoError> {
         self.superblocks.set_dirty(true)
     }

@@ -52,7 +52,7 @@ impl Mount {
 
     fn up(&mut self) {
         let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
-        let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+        let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
         self.slices = (0..SLICES)
             .map(|id| {
                 let config = Config {

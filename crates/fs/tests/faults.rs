@@ -29,8 +29,7 @@ fn formatted() -> Arc<SimDevice> {
 
 fn open(device: &Arc<SimDevice>, interval_ms: u64) -> std::result::Result<Arc<Fs>, String> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    let volume = Volume::open_from_devices(devices, OpenMode { read_only: false })
-        .map_err(|e| e.to_string())?;
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).map_err(|e| e.to_string())?;
     let options = FsOptions {
         read_only: false,
         inode_cache: 50,

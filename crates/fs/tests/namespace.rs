@@ -253,7 +253,7 @@ impl Mount {
 
 fn open(device: &Arc<SimDevice>, interval_ms: u64, cache: usize) -> Arc<Fs> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = FsOptions {
         read_only: false,
         inode_cache: cache,

@@ -16,7 +16,7 @@ const BATCHES: u64 = 3;
 
 fn open(device: &Arc<SimDevice>) -> Result<Volume, Error> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    let mode = OpenMode { read_only: false };
+    let mode = OpenMode::WRITE;
     Volume::open_from_devices(devices, mode).map_err(|e| Error::Store(e.to_string()))
 }
 

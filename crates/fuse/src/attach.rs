@@ -6,14 +6,16 @@
 //! what to do. So it only gets the open channel from us.
 
 use std::ffi::CString;
+use std::fs::{File, TryLockError};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -51,6 +53,16 @@ pub enum MountError {
     /// The mount exists, but serving it failed at once.
     #[error("serving the mount on {} failed: {cause}", dir.display())]
     Session { dir: PathBuf, cause: io::Error },
+    /// Something is mounted on the directory.
+    #[error(
+        "{} is already a mount: unmount it first or choose another directory", dir.display()
+    )]
+    Taken { dir: PathBuf },
+    /// Another process keeps the directory locked.
+    #[error(
+        "{} is locked by another program (flock), or something else is being mounted on it", dir.display()
+    )]
+    Locked { dir: PathBuf },
     /// Files or working directories are in use there.
     #[error("{} is busy: close the files and leave the directories in it", dir.display())]
     Busy { dir: PathBuf },
@@ -68,8 +80,58 @@ fn open_device() -> Result<OwnedFd, Errno> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Mounts on `dir` and gives the channel to the kernel.
+/// How long another process may take to mount on the directory.
+const OTHERS: Duration = Duration::from_secs(30);
+
+/// Locks a directory on which nothing is mounted, against others that are about to mount on it. The lock is on the directory
+/// below the mount that is made then.
+fn reserve(dir: &Path) -> Result<File, MountError> {
+    let failed = |cause: io::Error| MountError::Directory {
+        dir: dir.to_owned(),
+        cause,
+    };
+    // Also before it is opened, which would ask the daemon of that mount.
+    refuse_mount(dir)?;
+    let file = File::open(dir).map_err(failed)?;
+    let deadline = Instant::now() + OTHERS;
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(MountError::Locked {
+                    dir: dir.to_owned(),
+                });
+            }
+            Err(TryLockError::Error(cause)) => return Err(failed(cause)),
+        }
+    }
+    refuse_mount(dir)?;
+    Ok(file)
+}
+
+/// Fails when something is mounted on exactly this directory.
+fn refuse_mount(dir: &Path) -> Result<(), MountError> {
+    // Asks for nothing that a daemon would have to answer.
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(CWD, dir, flags, StatxFlags::empty());
+    let found = found.map_err(|cause| MountError::Directory {
+        dir: dir.to_owned(),
+        cause: cause.into(),
+    })?;
+    if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return Err(MountError::Taken {
+            dir: dir.to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// Mounts on `dir`, on which nothing may be mounted, and gives the channel to the kernel.
 pub(crate) fn attach(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+    let _reserved = reserve(dir)?;
     match open_device() {
         Ok(device) => match mount_directly(&device, dir, config) {
             Ok(()) => Ok(device),

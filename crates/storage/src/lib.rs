@@ -11,7 +11,7 @@
 //! - After a failed flush nothing is known about any write since the last good one.
 //!
 //! # Where to read on
-//! [`open_device`] opens by path; `file` and `block` are the kinds of devices and share `handle`,
+//! [`Claim`] holds a device against everybody else; [`open_device`] opens by path; `file` and `block` are the kinds of devices and share `handle`,
 //! the blocking calls. [`open_queue`] picks between `ring_queue` (io_uring) and `pool_queue`
 //! (threads that make blocking calls).
 
@@ -19,6 +19,7 @@
 
 mod aligned;
 mod block;
+mod claim;
 mod file;
 mod flush;
 mod handle;
@@ -35,6 +36,7 @@ use jericho_sys::errno;
 
 pub use aligned::AlignedBuffer;
 pub use block::BlockDevice;
+pub use claim::{Access, Claim, ClaimError};
 pub use file::FileDevice;
 pub use jericho_sys::memory::Segment;
 pub use open::{OpenError, OpenOptions, open_device};

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -90,6 +90,84 @@ pub fn allocate(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Re
     )?)
 }
 
+/// What a loop device is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopBacking {
+    /// st_dev of the file.
+    pub device: u64,
+    /// st_ino of the file.
+    pub inode: u64,
+    /// st_rdev of the file; 0 for a regular file.
+    pub rdevice: u64,
+    /// Where in the file the loop device begins.
+    pub offset_bytes: u64,
+}
+
+/// Layout of `struct loop_info64` (linux/loop.h).
+#[repr(C)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    numbers: [u32; 4],
+    names: [u8; 160],
+    init: [u64; 2],
+}
+const _: () = assert!(size_of::<LoopInfo>() == 232);
+
+/// The file that a loop device is over: LOOP_GET_STATUS64. Errors: ENXIO when it has none, ENOTTY when it is no loop
+/// device.
+pub fn loop_backing(device: impl AsFd) -> io::Result<LoopBacking> {
+    const LOOP_GET_STATUS64: rustix::ioctl::Opcode = 0x4c05;
+    // SAFETY: LOOP_GET_STATUS64 writes one struct loop_info64, the type given (its size is asserted). The type has no
+    // invalid bit patterns.
+    let info =
+        unsafe { rustix::ioctl::ioctl(device, Getter::<LOOP_GET_STATUS64, LoopInfo>::new())? };
+    Ok(LoopBacking {
+        device: info.device,
+        inode: info.inode,
+        rdevice: info.rdevice,
+        offset_bytes: info.offset,
+    })
+}
+
+/// Locks a range of a file for its open file description, without waiting; `length_bytes` 0: to the end, however far that
+/// moves. The lock ends when every descriptor of the description is closed. An exclusive lock needs a file that is open for
+/// writing. Errors: EAGAIN when another description has a lock that conflicts.
+pub fn lock_range(
+    file: impl AsFd,
+    exclusive: bool,
+    start_bytes: u64,
+    length_bytes: u64,
+) -> io::Result<()> {
+    let kind = if exclusive {
+        libc::F_WRLCK
+    } else {
+        libc::F_RDLCK
+    };
+    let place = |bytes: u64| i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
+    let lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: place(start_bytes)?,
+        l_len: place(length_bytes)?,
+        l_pid: 0,
+    };
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: `fd` is open (borrowed) and `lock` is a struct flock that is valid for reads during the call.
+    match unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A device number as major and minor.
+pub fn device_parts(device: u64) -> (u32, u32) {
+    (rustix::fs::major(device), rustix::fs::minor(device))
+}
+
 /// The kernel's NUMA node of the hardware behind device number `device` (`st_dev` of a file on it,
 /// `st_rdev` of the device itself), from sysfs. `None` when the kernel does not know: a virtual
 /// device, a filesystem without one, a machine with one node.
@@ -172,6 +250,34 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(
             device_size_bytes(&file).unwrap_err().raw_os_error(),
+            Some(libc::ENOTTY)
+        );
+    }
+
+    #[test]
+    fn a_locked_range_keeps_others_out_of_it_and_of_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [0; 100]).unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let holder = open();
+        lock_range(&holder, true, 10, 10).unwrap();
+        let other = open();
+        let refused = |exclusive, start, len| {
+            lock_range(&other, exclusive, start, len)
+                .is_err_and(|e| e.raw_os_error() == Some(libc::EAGAIN))
+        };
+        assert!(refused(true, 0, 0) && refused(false, 19, 1));
+        lock_range(&other, true, 20, 0).unwrap();
+        drop(holder);
+        lock_range(&other, true, 0, 0).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_no_loop_device() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(
+            loop_backing(&file).unwrap_err().raw_os_error(),
             Some(libc::ENOTTY)
         );
     }

@@ -7,8 +7,14 @@ use crate::store::{Extent, codec};
 use crate::types::ROOT;
 use crate::volume::tests::{MemoryDevice, formatted, opened};
 
-const READ: CheckOptions = CheckOptions { repair: false };
-const REPAIR: CheckOptions = CheckOptions { repair: true };
+const READ: CheckOptions = CheckOptions {
+    repair: false,
+    force: false,
+};
+const REPAIR: CheckOptions = CheckOptions {
+    repair: true,
+    force: false,
+};
 
 fn run(device: &Arc<MemoryDevice>, options: CheckOptions) -> Report {
     check_devices(vec![device.clone()], options).unwrap()

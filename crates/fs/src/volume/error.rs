@@ -153,11 +153,29 @@ pub enum VolumeError {
         size_bytes: u64,
     },
     /// Somebody else has it.
-    #[error("{path} is in use by process {pid}: one mount or check per volume; unmount it first")]
+    #[error(
+        "{path} is in use by {who}: nobody may use a volume beside one that writes it; unmount it first",
+        who = pid.map_or("a process that cannot be seen from here".into(), |pid| format!("process {pid}"))
+    )]
     Locked {
-        /// First device.
+        /// The device, or the file below it.
         path: PathBuf,
-        /// Who.
+        /// Who, if it can be seen.
+        pid: Option<u32>,
+    },
+    /// A loop device whose file cannot be locked.
+    #[error("{0}; go on where the file can be opened, or add --force if nothing else uses it")]
+    Hidden(String),
+    /// Another machine mounted it.
+    #[error(
+        "{device} is mounted by host {host} (process {pid} there), or was not unmounted by it: two mounts would destroy the volume; if that host does not use it any more, add --force"
+    )]
+    OtherHost {
+        /// First device.
+        device: Arc<str>,
+        /// Name of that machine.
+        host: String,
+        /// The process there.
         pid: u32,
     },
     /// A device failed.

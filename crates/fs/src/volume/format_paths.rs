@@ -45,7 +45,7 @@ pub fn format(paths: &[PathBuf], options: &FormatOptions) -> Result<Summary, Vol
                 return Err(VolumeError::Twice(path.clone()));
             }
             seen.push(identity);
-            locks.push(Volume::lock(path)?);
+            locks.push(Volume::lock(path, OpenMode::WRITE)?);
         } else if targets.iter().any(|t: &Target| t.path == *path) {
             return Err(VolumeError::Twice(path.clone()));
         }
@@ -211,5 +211,5 @@ fn undo(target: &Target) {
 pub fn format_and_open(paths: &[PathBuf], options: &FormatOptions) -> Result<Volume, VolumeError> {
     format(paths, options)?;
     let first = paths.first().ok_or(VolumeError::NoDevices)?;
-    Volume::open(first, OpenMode { read_only: false })
+    Volume::open(first, OpenMode::WRITE)
 }

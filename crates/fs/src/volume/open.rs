@@ -1,9 +1,7 @@
 //! Finding the devices of a volume and checking that they are the right ones.
 
 use std::ffi::OsStr;
-use std::fs::{File, TryLockError};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,19 +13,29 @@ use jericho_storage::{Device, OpenOptions, open_device};
 use super::Volume;
 use super::error::VolumeError;
 use super::format::read_label;
+use super::owner::{self, Verdict};
 use super::superblocks::{ReadError, Superblocks};
 
 /// How a volume is opened.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct OpenMode {
     /// Nothing is written to any device.
     pub read_only: bool,
+    /// Also when another machine has not unmounted it, and when another use of a loop device's file would not be noticed.
+    pub force: bool,
 }
 
-/// Holds a volume for one process; released when dropped.
-#[derive(Debug)]
-pub struct VolumeLock {
-    _file: File,
+impl OpenMode {
+    /// For reading only.
+    pub const READ: OpenMode = OpenMode {
+        read_only: true,
+        force: false,
+    };
+    /// For reading and writing.
+    pub const WRITE: OpenMode = OpenMode {
+        read_only: false,
+        force: false,
+    };
 }
 
 impl Volume {
@@ -36,6 +44,7 @@ impl Volume {
     pub fn open(path: &Path, mode: OpenMode) -> Result<Volume, VolumeError> {
         let first = open_path(path, mode)?;
         let superblocks = read_head(&first)?;
+        check_owner(&first, &superblocks, mode)?;
         let entries = superblocks.with(|s| s.devices.clone());
         let mut devices = vec![first];
         for (index, entry) in entries.iter().enumerate().skip(1) {
@@ -55,52 +64,6 @@ impl Volume {
         check_devices(&devices, &superblocks)?;
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
     }
-
-    /// Takes the volume for this process. Errors: `Locked` with the process that has it.
-    pub fn lock(path: &Path) -> Result<VolumeLock, VolumeError> {
-        let system = |action, cause| VolumeError::System {
-            action,
-            path: path.into(),
-            cause,
-        };
-        inspect(path)?;
-        let file = File::open(path).map_err(|cause| system("open", cause))?;
-        match file.try_lock() {
-            Ok(()) => Ok(VolumeLock { _file: file }),
-            Err(TryLockError::WouldBlock) => {
-                let pid = file
-                    .metadata()
-                    .ok()
-                    .and_then(|m| lock_holder(m.dev(), m.ino()));
-                Err(VolumeError::Locked {
-                    path: path.into(),
-                    pid: pid.unwrap_or(0),
-                })
-            }
-            Err(TryLockError::Error(cause)) => Err(system("lock", cause)),
-        }
-    }
-}
-
-/// The process that holds the flock on an inode, from /proc/locks, whose lines are like
-/// `1: FLOCK ADVISORY WRITE 1234 08:02:5678 0 EOF`.
-fn lock_holder(dev: u64, ino: u64) -> Option<u32> {
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    // The encoding of st_dev; see makedev(3).
-    let major = ((dev >> 8) & 0xfff) | ((dev >> 32) & !0xfff);
-    let minor = (dev & 0xff) | ((dev >> 12) & !0xff);
-    let holds = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let [_, "FLOCK", _, _, pid, place, ..] = fields[..] else {
-            return None;
-        };
-        let mut place = place.split(':');
-        let same = u64::from_str_radix(place.next()?, 16).ok()? == major
-            && u64::from_str_radix(place.next()?, 16).ok()? == minor
-            && place.next()?.parse::<u64>().ok()? == ino;
-        if same { pid.parse().ok() } else { None }
-    };
-    locks.lines().find_map(holds)
 }
 
 /// Refuses what is no place for a volume, with a message that says what it is.
@@ -180,6 +143,30 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
     })
 }
 
+/// Refuses a volume that somebody has mounted for writing, here or on another machine.
+fn check_owner(
+    device: &Arc<dyn Device>,
+    superblocks: &Superblocks,
+    mode: OpenMode,
+) -> Result<(), VolumeError> {
+    match superblocks.with(|s| owner::judge(&s.head)) {
+        Verdict::Free => Ok(()),
+        Verdict::Here(pid) => Err(VolumeError::Locked {
+            path: PathBuf::from(&*device.name()),
+            pid: Some(pid),
+        }),
+        Verdict::Elsewhere(host, pid) if mode.force => {
+            tracing::warn!(device = %device.name(), host, pid, "taken from a host that has not unmounted it");
+            Ok(())
+        }
+        Verdict::Elsewhere(host, pid) => Err(VolumeError::OtherHost {
+            device: device.name(),
+            host,
+            pid,
+        }),
+    }
+}
+
 fn check_length(device: &Arc<dyn Device>, blocks: u64) -> Result<(), VolumeError> {
     let needed_bytes = blocks.saturating_mul(PAGE_BYTES);
     let found_bytes = device.size_bytes();
@@ -225,7 +212,7 @@ pub(crate) fn path_of(entry: &DeviceEntry) -> PathBuf {
 }
 
 /// Checks that each device is the one that the superblock means.
-fn check_devices(
+pub(super) fn check_devices(
     devices: &[Arc<dyn Device>],
     superblocks: &Superblocks,
 ) -> Result<(), VolumeError> {

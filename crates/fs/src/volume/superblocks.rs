@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{
-    COPY_BYTES, COPY_FIRST_BLOCK, FLAG_DIRTY, Superblock, SuperblockError,
+    COPY_BYTES, COPY_FIRST_BLOCK, FLAG_DIRTY, OwnerRecord, Superblock, SuperblockError,
 };
 use jericho_storage::{Device, IoError};
 use parking_lot::Mutex;
+use zerocopy::FromZeros;
+
+use super::owner;
 
 /// The superblock of an open volume. Every change is durable before `update` returns.
 pub struct Superblocks {
@@ -89,13 +92,19 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Sets or clears the dirty flag, durably.
+    /// Sets or clears the dirty flag with the owner record, durably.
     pub fn set_dirty(&self, dirty: bool) -> Result<(), IoError> {
-        if self.is_dirty() == dirty {
+        let owner = if dirty {
+            owner::record(&self.with(|s| s.head.hash_seed))
+        } else {
+            OwnerRecord::new_zeroed()
+        };
+        if self.is_dirty() == dirty && self.with(|s| s.head.owner == owner) {
             return Ok(());
         }
         self.update(|s| {
             let flags = s.head.flags.get();
+            s.head.owner = owner;
             s.head.flags.set(if dirty {
                 flags | FLAG_DIRTY
             } else {

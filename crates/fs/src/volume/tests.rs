@@ -5,7 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use jericho_storage::{BLOCK_BYTES, Cause};
 use parking_lot::Mutex;
 
+use zerocopy::FromZeros;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+
 use super::*;
+use crate::check::CheckOptions;
 use crate::error::Error;
 use crate::store::{Change, Extent};
 use crate::types::{Kind, ROOT};
@@ -142,7 +146,7 @@ pub(crate) fn formatted(mib: usize, slices: u16) -> Arc<MemoryDevice> {
 }
 
 pub(crate) fn opened(device: &Arc<MemoryDevice>) -> Volume {
-    let mode = OpenMode { read_only: false };
+    let mode = OpenMode::WRITE;
     Volume::open_from_devices(vec![device.clone()], mode).unwrap()
 }
 
@@ -318,8 +322,7 @@ fn a_volume_opened_read_only_after_a_crash_is_read_and_not_written() {
     store.commit(&file_batch(2, 300, &allocator)).unwrap();
     let cut = device.after_power_cut();
     cut.budget.store(0, Ordering::Relaxed);
-    let volume =
-        Volume::open_from_devices(vec![cut.clone()], OpenMode { read_only: true }).unwrap();
+    let volume = Volume::open_from_devices(vec![cut.clone()], OpenMode::READ).unwrap();
     let (store, _allocator) = volume.open_store(1 << 20).unwrap();
     assert_eq!(store.inode_count().unwrap(), 301);
     assert!(matches!(
@@ -394,7 +397,7 @@ fn refusal<T>(result: Result<T, VolumeError>, needle: &str) {
     assert!(error.to_string().contains(needle), "{error}");
 }
 
-const WRITE: OpenMode = OpenMode { read_only: false };
+const WRITE: OpenMode = OpenMode::WRITE;
 
 #[test]
 fn a_volume_of_two_files_opens_by_the_first_and_after_both_were_moved() {
@@ -546,8 +549,11 @@ fn a_locked_volume_says_who_holds_it() {
     let dir = tempfile::tempdir().unwrap();
     let file = paths(&dir, &["volume"]);
     format(&file, &of_size(64)).unwrap();
-    let lock = Volume::lock(&file[0]).unwrap();
-    refusal(Volume::lock(&file[0]), &std::process::id().to_string());
+    let lock = Volume::lock(&file[0], WRITE).unwrap();
+    refusal(
+        Volume::lock(&file[0], WRITE),
+        &std::process::id().to_string(),
+    );
     refusal(
         format(
             &file,
@@ -559,5 +565,51 @@ fn a_locked_volume_says_who_holds_it() {
         "in use",
     );
     drop(lock);
-    Volume::lock(&file[0]).unwrap();
+    Volume::lock(&file[0], WRITE).unwrap();
+}
+
+#[test]
+fn a_volume_that_another_host_has_mounted_is_refused_to_readers_too() {
+    use jericho_format::superblock::{FLAG_DIRTY, OwnerRecord};
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]);
+    format(&file, &of_size(64)).unwrap();
+    let volume = Volume::open(&file[0], WRITE).unwrap();
+    volume
+        .superblocks()
+        .update(|s| {
+            let mut owner = OwnerRecord::new_zeroed();
+            owner.boot_id = [9; 16];
+            owner.machine = U64::new(9);
+            owner.host[..5].copy_from_slice(b"other");
+            owner.host_bytes = U16::new(5);
+            s.head.owner = owner;
+            s.head.flags = U32::new(FLAG_DIRTY);
+        })
+        .unwrap();
+    drop(volume);
+    let before = std::fs::read(&file[0]).unwrap();
+    refusal(Volume::open(&file[0], OpenMode::READ), "host other");
+    refusal(Volume::open(&file[0], WRITE), "--force");
+    let check = |force| {
+        let options = CheckOptions {
+            repair: false,
+            force,
+        };
+        crate::check::check(&file[0], options)
+    };
+    refusal(check(false), "host other");
+    assert!(check(true).unwrap().is_sound());
+    assert!(std::fs::read(&file[0]).unwrap() == before);
+    // Taken over, the volume is this host's, and nobody's once it is clean.
+    let forced = OpenMode {
+        force: true,
+        ..WRITE
+    };
+    let volume = Volume::open(&file[0], forced).unwrap();
+    volume.mark_dirty().unwrap();
+    Volume::open(&file[0], OpenMode::READ).unwrap();
+    volume.mark_clean().unwrap();
+    let owner = volume.superblocks().with(|s| s.head.owner);
+    assert_eq!(owner, OwnerRecord::new_zeroed());
 }

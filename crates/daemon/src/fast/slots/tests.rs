@@ -42,11 +42,12 @@ impl Bed {
             ..FormatOptions::default()
         };
         format_devices(&devices, &[PathBuf::from("sim")], &format).unwrap();
-        let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+        let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
         let options = OpenOptions {
             threads: Default::default(),
             volume: PathBuf::from("simulated"),
             read_only: false,
+            force: false,
             cache_bytes: Some(8 << 20),
             topology: Topology::from_spec("virtual:1").unwrap(),
         };

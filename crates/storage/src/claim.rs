@@ -1,0 +1,407 @@
+//! Holding a file or block device against everybody else on this machine.
+//!
+//! A device can be reached by several names: a loop device is another name for a file, a partition for a part of its
+//! disk. So a claim is made of two things that the kernel keeps for the whole machine, whatever the name, the mount
+//! namespace or the container:
+//!
+//! - a lock on a range of bytes (F_OFD_SETLK) of the inode that was named, and of each file that is found below it:
+//!   through partitions, loop devices (also over one another) and the slaves of stacked devices, as sysfs and
+//!   LOOP_GET_STATUS64 tell;
+//! - O_EXCL on block devices. A writer holds it for as long as it writes (`BlockDevice`; here for block devices below a
+//!   loop device, which does not hold them itself). A reader only asks whether somebody has it, since two readers may
+//!   not hold it at once.
+//!
+//! The order of locking does not matter: nothing waits.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use jericho_sys::block::{self, Open};
+use jericho_sys::errno;
+
+use crate::open::{self, OpenError};
+
+/// Who else may have the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Others that read.
+    Shared,
+    /// Nobody.
+    Exclusive,
+}
+
+/// A held device; released when dropped.
+#[derive(Debug)]
+pub struct Claim {
+    /// Their locks end when they are closed.
+    held: Vec<File>,
+}
+
+/// Why a device could not be claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// Another process has it, by this name or by another.
+    #[error("{} is in use by {}", .path.display(), process(*.pid))]
+    Held {
+        /// What is held: as given, or the file or device below it.
+        path: PathBuf,
+        /// The process, if it can be seen.
+        pid: Option<u32>,
+    },
+    /// It cannot be opened; when the kernel says that it is held (mounted, swapped on, part of a stacked device):
+    /// `OpenError::Busy`.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// What a loop device is over cannot be opened here.
+    #[error(
+        "{} is over {}, which cannot be opened here ({why}), so that another use of it would not be noticed",
+        .path.display(), .below.display()
+    )]
+    Hidden {
+        /// The device.
+        path: PathBuf,
+        /// The file, as the kernel names it.
+        below: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// Anything else.
+    #[error("cannot lock {}: {cause}", .path.display())]
+    Io {
+        /// What.
+        path: PathBuf,
+        /// Why not.
+        cause: io::Error,
+    },
+}
+
+/// "process 7", or that it cannot be seen.
+fn process(pid: Option<u32>) -> String {
+    pid.map_or("a process that cannot be seen from here".into(), |pid| {
+        format!("process {pid}")
+    })
+}
+
+/// How long readers that ask at the same moment whether a device is held may get into each other's way.
+const PROBE: Duration = Duration::from_secs(2);
+/// Most devices on top of one another; the kernel allows fewer.
+const DEPTH_MAX: usize = 32;
+
+impl Claim {
+    /// Claims what is at `path` and what is below it. With `despite_hidden`, files below it that cannot be opened are left
+    /// out.
+    pub fn take(path: &Path, access: Access, despite_hidden: bool) -> Result<Claim, ClaimError> {
+        let metadata = std::fs::metadata(path).map_err(|cause| ClaimError::Io {
+            path: path.into(),
+            cause,
+        })?;
+        let mut claim = Claim { held: vec![] };
+        claim.lock(path, &metadata, access, 0, 0)?;
+        if metadata.file_type().is_block_device() {
+            if access == Access::Shared {
+                ask_holder(path)?;
+            }
+            claim.below(
+                path,
+                metadata.rdev(),
+                None,
+                access,
+                despite_hidden,
+                DEPTH_MAX,
+            )?;
+        }
+        Ok(claim)
+    }
+
+    /// Locks the inode at `path`, which must be the one that `expected` describes.
+    fn lock(
+        &mut self,
+        path: &Path,
+        expected: &Metadata,
+        access: Access,
+        start_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), ClaimError> {
+        let io = |cause: io::Error| ClaimError::Io {
+            path: path.into(),
+            cause,
+        };
+        let exclusive = access == Access::Exclusive;
+        let how = Open {
+            write: exclusive,
+            ..Open::default()
+        };
+        let file = block::open(path, how).map_err(|e| open::failed_open(path, how, e))?;
+        let metadata = file.metadata().map_err(io)?;
+        if identity(&metadata) != identity(expected) {
+            return Err(io(io::Error::other("it was replaced at this moment")));
+        }
+        match block::lock_range(&file, exclusive, start_bytes, length_bytes) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(errno::EAGAIN) => {
+                return Err(ClaimError::Held {
+                    path: path.into(),
+                    pid: lock_holder(identity(expected)),
+                });
+            }
+            Err(error) => return Err(io(error)),
+        }
+        self.held.push(file);
+        Ok(())
+    }
+
+    /// Claims what is below block device number `rdev`; of it only `range` (start and length in bytes) is used.
+    fn below(
+        &mut self,
+        shown: &Path,
+        rdev: u64,
+        range: Option<(u64, u64)>,
+        access: Access,
+        despite_hidden: bool,
+        depth: usize,
+    ) -> Result<(), ClaimError> {
+        let (major, minor) = block::device_parts(rdev);
+        let sysfs = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        let Ok(sysfs) = std::fs::canonicalize(sysfs) else {
+            return Ok(()); // No sysfs: nothing more can be known.
+        };
+        let Some(depth) = depth.checked_sub(1) else {
+            return Err(ClaimError::Io {
+                path: shown.into(),
+                cause: io::Error::other("too many devices on top of one another"),
+            });
+        };
+        let (start, length) = match range {
+            Some(range) => range,
+            None => (0, sectors(&sysfs, "size").unwrap_or(0)),
+        };
+        if let Some(first) = sectors(&sysfs, "start").filter(|_| sysfs.join("partition").exists()) {
+            let Some(disk) = sysfs.parent().and_then(number) else {
+                return Ok(());
+            };
+            let range = Some((first.saturating_add(start), length));
+            return self.below(shown, disk, range, access, despite_hidden, depth);
+        }
+        if let Ok(text) = std::fs::read(sysfs.join("loop/backing_file")) {
+            let below = path_from_line(&text);
+            let found = find_backing(&sysfs, rdev, &below);
+            let (path, metadata, offset_bytes) = match found {
+                Ok(found) => found,
+                Err(_) if despite_hidden => return Ok(()),
+                Err(error) => {
+                    return Err(ClaimError::Hidden {
+                        path: shown.into(),
+                        below,
+                        why: error.to_string(),
+                    });
+                }
+            };
+            let start = start.saturating_add(offset_bytes);
+            if metadata.file_type().is_block_device() {
+                self.hold_device(&path, &metadata, access)?;
+                let range = Some((start, length));
+                return self.below(&path, metadata.rdev(), range, access, despite_hidden, depth);
+            }
+            return match self.lock(&path, &metadata, access, start, length) {
+                Err(error @ (ClaimError::Io { .. } | ClaimError::Open(_))) if !despite_hidden => {
+                    Err(ClaimError::Hidden {
+                        path: shown.into(),
+                        below: path,
+                        why: error.to_string(),
+                    })
+                }
+                Err(ClaimError::Io { .. } | ClaimError::Open(_)) => Ok(()),
+                other => other,
+            };
+        }
+        // Stacked devices hold their slaves with O_EXCL; but a slave may be a loop device, whose file nobody holds. Which part
+        // of a slave is used is not known: all of it.
+        for slave in std::fs::read_dir(sysfs.join("slaves"))
+            .into_iter()
+            .flatten()
+        {
+            let slave = slave
+                .ok()
+                .and_then(|s| std::fs::canonicalize(s.path()).ok());
+            if let Some(slave) = slave.as_deref().and_then(number) {
+                self.below(shown, slave, None, access, despite_hidden, depth)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds a block device below a loop device.
+    fn hold_device(
+        &mut self,
+        path: &Path,
+        metadata: &Metadata,
+        access: Access,
+    ) -> Result<(), ClaimError> {
+        self.lock(path, metadata, access, 0, 0)?;
+        match access {
+            Access::Shared => ask_holder(path),
+            Access::Exclusive => {
+                self.held.push(open_exclusively(path, true)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+fn open_exclusively(path: &Path, write: bool) -> Result<File, ClaimError> {
+    let how = Open {
+        write,
+        exclusive: true,
+        ..Open::default()
+    };
+    block::open(path, how).map_err(|error| open::failed_open(path, how, error).into())
+}
+
+/// Fails with `OpenError::Busy` when a block device is held by a writer.
+fn ask_holder(path: &Path) -> Result<(), ClaimError> {
+    let deadline = Instant::now() + PROBE;
+    loop {
+        match open_exclusively(path, false) {
+            // Another reader may be asking at this moment.
+            Err(ClaimError::Open(OpenError::Busy { .. })) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            other => return other.map(drop),
+        }
+    }
+}
+
+/// A file of sysfs that counts sectors of 512 bytes, in bytes.
+fn sectors(sysfs: &Path, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(sysfs.join(name)).ok()?;
+    text.trim().parse::<u64>().ok()?.checked_mul(512)
+}
+
+/// The device number of a device's directory in sysfs.
+fn number(sysfs: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(sysfs.join("dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(jericho_sys::files::device(
+        major.parse().ok()?,
+        minor.parse().ok()?,
+    ))
+}
+
+fn path_from_line(text: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    PathBuf::from(std::ffi::OsStr::from_bytes(text))
+}
+
+/// The file that a loop device is over, where it can be opened here, and the device's offset in it. sysfs gives a path,
+/// which may be of another mount namespace, so that the inode is compared.
+fn find_backing(sysfs: &Path, rdev: u64, named: &Path) -> io::Result<(PathBuf, Metadata, u64)> {
+    let node = node_of(sysfs, rdev)
+        .ok_or_else(|| io::Error::other("the loop device has no node below /dev"))?;
+    let backing = block::loop_backing(block::open(&node, Open::default())?)?;
+    let is_it = |path: &PathBuf| {
+        let metadata = std::fs::metadata(path).ok()?;
+        (identity(&metadata) == (backing.device, backing.inode)).then_some(metadata)
+    };
+    let mut candidates = std::iter::once(named.to_owned()).chain(elsewhere(named));
+    candidates
+        .find_map(|path| is_it(&path).map(|metadata| (path, metadata, backing.offset_bytes)))
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// The node of a device below /dev.
+fn node_of(sysfs: &Path, rdev: u64) -> Option<PathBuf> {
+    let (major, minor) = block::device_parts(rdev);
+    let event = std::fs::read_to_string(sysfs.join("uevent")).unwrap_or_default();
+    let name = event.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    let by_name = name.map(|name| Path::new("/dev").join(name));
+    let by_number = PathBuf::from(format!("/dev/block/{major}:{minor}"));
+    by_name.into_iter().chain([by_number]).find(|path| {
+        std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device() && m.rdev() == rdev)
+    })
+}
+
+/// Where a path of another mount namespace may be in this one: below each mount, with fewer and fewer of its first
+/// components.
+fn elsewhere(named: &Path) -> impl Iterator<Item = PathBuf> {
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let dirs: Vec<PathBuf> = mounts
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
+        .map(path_from_line)
+        .collect();
+    let parts: Vec<_> = named
+        .components()
+        .skip(1)
+        .map(|c| c.as_os_str().to_owned())
+        .collect();
+    let suffixes: Vec<PathBuf> = (0..parts.len())
+        .map(|first| parts[first..].iter().collect())
+        .collect();
+    dirs.into_iter().flat_map(move |dir| {
+        let joined: Vec<PathBuf> = suffixes.iter().map(|suffix| dir.join(suffix)).collect();
+        joined
+    })
+}
+
+/// The process that has a lock of this kind on an inode: the kernel names none in /proc/locks, since the lock belongs to an
+/// open file, but shows it with the descriptors.
+fn lock_holder(inode: (u64, u64)) -> Option<u32> {
+    let holds = |process: &Path| {
+        let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten();
+        descriptors.flatten().any(|descriptor| {
+            std::fs::metadata(descriptor.path()).is_ok_and(|m| identity(&m) == inode)
+                && std::fs::read_to_string(process.join("fdinfo").join(descriptor.file_name()))
+                    .is_ok_and(|text| text.contains("OFDLCK"))
+        })
+    };
+    std::fs::read_dir("/proc")
+        .ok()?
+        .flatten()
+        .filter_map(|process| {
+            let pid = process.file_name().to_str()?.parse().ok()?;
+            Some((pid, process.path()))
+        })
+        .find_map(|(pid, path): (u32, PathBuf)| holds(&path).then_some(pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_share_a_file_and_a_writer_shares_with_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("volume");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let me = Some(std::process::id());
+        let take = |access| Claim::take(&path, access, false);
+        let reader = take(Access::Shared).unwrap();
+        let another = take(Access::Shared).unwrap();
+        let held = |result| matches!(result, Err(ClaimError::Held { pid, .. }) if pid == me);
+        assert!(held(take(Access::Exclusive)));
+        drop((reader, another));
+        let writer = take(Access::Exclusive).unwrap();
+        assert!(held(take(Access::Shared)) && held(take(Access::Exclusive)));
+        drop(writer);
+        take(Access::Shared).unwrap();
+    }
+
+    #[test]
+    fn another_name_of_a_file_is_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("volume"), dir.path().join("link"));
+        std::fs::write(&path, [0; 4096]).unwrap();
+        std::fs::hard_link(&path, &link).unwrap();
+        let _writer = Claim::take(&path, Access::Exclusive, false).unwrap();
+        let refused = Claim::take(&link, Access::Shared, false);
+        assert!(matches!(refused, Err(ClaimError::Held { .. })));
+    }
+}
