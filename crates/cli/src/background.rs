@@ -11,7 +11,7 @@ use jericho_fuse::attach;
 
 use crate::args::MountOptions;
 use crate::failure::{Context, Failure};
-use crate::{logging, memory, mounts, preload};
+use crate::{logging, mounts, preload};
 
 /// What the daemon writes when it serves.
 pub const SERVING: &str = "serving\n";
@@ -33,9 +33,6 @@ pub fn check(volume: &Path, dir: &Path, options: &MountOptions) -> Result<Checke
         )),
         _ => Failure::new(format!("cannot open {}: {e}", volume.display())),
     })?;
-    if let Some(cache_bytes) = options.cache {
-        memory::check_cache(cache_bytes)?;
-    }
     jericho_topology::Topology::from_spec(&options.topology)
         .map_err(|e| Failure::new(e.to_string()))?;
     attach::check_available(dir).map_err(|e| Failure::new(e.to_string()))?;

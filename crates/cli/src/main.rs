@@ -14,7 +14,6 @@ mod failure;
 mod format;
 mod generate;
 mod logging;
-mod memory;
 mod mount;
 mod mounts;
 mod notify;

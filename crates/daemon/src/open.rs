@@ -20,10 +20,14 @@ use crate::mounted::Mounted;
 const DIRTY_AGE: Duration = Duration::from_secs(5);
 /// A change of the namespace is durable after this time at the latest.
 const COMMIT_INTERVAL_MS: u64 = 2000;
-/// Inodes kept in memory beyond those in use.
-const INODE_CACHE: usize = 65_536;
-/// Memory that must be left for the rest of the daemon.
-const HEADROOM_BYTES: u64 = 256 << 20;
+/// Inodes kept in memory beyond those in use, at most, and the memory that one of them is reckoned to take.
+const INODE_CACHE_MAX: u64 = 65_536;
+const INODE_BYTES: u64 = 1 << 10;
+/// Memory for pages of the metadata store, at most.
+const STORE_CACHE_BYTES_MAX: u64 = 64 << 20;
+/// Memory that is left for the rest of the daemon: a quarter of what may be used, within these bounds. The least is what
+/// a daemon with small caches of inodes and of the store was seen to need, twice over.
+const REST_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=256 << 20;
 /// Cache when none was asked for, at most.
 const CACHE_BYTES_DEFAULT_MAX: u64 = 1 << 30;
 
@@ -64,13 +68,35 @@ pub enum OpenError {
     },
     /// The cache is larger than what memory can hold.
     #[error(
-        "a cache of {given} bytes does not fit into this machine's {memory} bytes of memory: give a smaller --cache"
+        "a cache of {} MiB does not fit: {whose} has {} MiB of memory, of which {} are kept for the rest of the daemon; give at most --cache {}M",
+        .given >> 20, .memory >> 20, .rest >> 20, .most >> 20
     )]
     CacheTooLarge {
         /// Asked for.
         given: u64,
+        /// What sets `memory`.
+        whose: String,
         /// Memory.
         memory: u64,
+        /// Of it, not for the cache.
+        rest: u64,
+        /// Largest cache.
+        most: u64,
+    },
+    /// Not even the smallest cache fits.
+    #[error(
+        "{whose} has {} MiB of memory, and a volume of {slices} slices needs at least {}: allow it more",
+        .memory >> 20, needed.div_ceil(1 << 20)
+    )]
+    MemoryTooSmall {
+        /// What sets `memory`.
+        whose: String,
+        /// Memory.
+        memory: u64,
+        /// Slices of the volume.
+        slices: usize,
+        /// Smallest memory.
+        needed: u64,
     },
     /// The kernel does not tell how much memory there is.
     #[error("cannot read how much memory this machine has: {0}; is /proc mounted?")]
@@ -119,7 +145,8 @@ impl Mounted {
         options: &OpenOptions,
     ) -> Result<Arc<Mounted>, OpenError> {
         let topology = &options.topology;
-        let frames = frames_per_slice(options.cache_bytes, volume.slices().len())?;
+        let memory = Memory::read().map_err(OpenError::MemorySize)?;
+        let frames = frames_per_slice(options.cache_bytes, volume.slices().len(), &memory)?;
         let homes = homes(&volume, topology);
         let mut slices = vec![];
         for (slice, home) in volume.slices().iter().zip(&homes) {
@@ -135,7 +162,8 @@ impl Mounted {
         let read_only = options.read_only;
         let fs_options = FsOptions {
             read_only,
-            inode_cache: INODE_CACHE,
+            inode_cache: (rest_bytes(&memory) / 4 / INODE_BYTES).min(INODE_CACHE_MAX) as usize,
+            store_cache_bytes: (rest_bytes(&memory) / 4).min(STORE_CACHE_BYTES_MAX) as usize,
             commit_interval_ms: COMMIT_INTERVAL_MS,
         };
         let fs = Fs::open(volume.clone(), slices.clone(), fs_options).map_err(|cause| {
@@ -168,23 +196,49 @@ impl Mounted {
     }
 }
 
+/// Memory that is not for the cache.
+fn rest_bytes(memory: &Memory) -> u64 {
+    (memory.usable_bytes() / 4).clamp(*REST_BYTES.start(), *REST_BYTES.end())
+}
+
 /// Frames of each slice.
-fn frames_per_slice(cache_bytes: Option<u64>, slices: usize) -> Result<u32, OpenError> {
-    let memory = Memory::read()
-        .map_err(OpenError::MemorySize)?
-        .usable_bytes();
-    let needed = slices as u64 * u64::from(FRAMES_MIN) * PAGE_BYTES;
-    let default = (memory / 8).min(CACHE_BYTES_DEFAULT_MAX).max(needed);
+fn frames_per_slice(
+    cache_bytes: Option<u64>,
+    slices: usize,
+    memory: &Memory,
+) -> Result<u32, OpenError> {
+    let least = slices as u64 * u64::from(FRAMES_MIN) * PAGE_BYTES;
+    let rest = rest_bytes(memory);
+    let memory_bytes = memory.usable_bytes();
+    let most = memory_bytes.saturating_sub(rest);
+    if most < least {
+        return Err(OpenError::MemoryTooSmall {
+            whose: memory.whose(),
+            memory: memory_bytes,
+            slices,
+            needed: (least + REST_BYTES.start())
+                .max((least * 4).div_ceil(3).min(least + REST_BYTES.end())),
+        });
+    }
+    let default = (memory_bytes / 8)
+        .min(CACHE_BYTES_DEFAULT_MAX)
+        .clamp(least, most);
     let given = cache_bytes.unwrap_or(default);
-    if given < needed {
+    if given < least {
         return Err(OpenError::CacheTooSmall {
             given,
             slices,
-            needed,
+            needed: least,
         });
     }
-    if given.saturating_add(HEADROOM_BYTES) > memory {
-        return Err(OpenError::CacheTooLarge { given, memory });
+    if given > most {
+        return Err(OpenError::CacheTooLarge {
+            given,
+            whose: memory.whose(),
+            memory: memory_bytes,
+            rest,
+            most,
+        });
     }
     let frames = given / PAGE_BYTES / slices as u64;
     Ok(frames.min(u64::from(jericho_shm::State::FRAMES_MAX)) as u32)
@@ -209,4 +263,48 @@ fn homes(volume: &Volume, topology: &Topology) -> Vec<NodeId> {
     homes
         .map(|(i, node)| node.filter(|_| distinct.len() > 1).unwrap_or(turn(i)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jericho_sys::limits::GroupLimit;
+
+    fn machine(limit: Option<u64>) -> Memory {
+        Memory {
+            total_bytes: 8 << 30,
+            available_bytes: 8 << 30,
+            limit: limit.map(|bytes| GroupLimit {
+                bytes,
+                file: "/group/memory.max".into(),
+            }),
+        }
+    }
+
+    #[test]
+    fn what_the_messages_ask_for_is_enough() {
+        for slices in [1, 2, 7, 32, 200] {
+            for mib in 8..2000 {
+                let limited = |bytes| frames_per_slice(None, slices, &machine(Some(bytes)));
+                match limited(mib << 20) {
+                    Err(OpenError::MemoryTooSmall { needed, .. }) => {
+                        assert!(needed > mib << 20);
+                        limited(needed).unwrap();
+                    }
+                    other => drop(other.unwrap()),
+                }
+                let asked = frames_per_slice(Some(1 << 30), slices, &machine(Some(mib << 20)));
+                if let Err(OpenError::CacheTooLarge { most, .. }) = asked {
+                    frames_per_slice(Some(most), slices, &machine(Some(mib << 20))).unwrap();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_group_is_named_and_not_the_size() {
+        let error = frames_per_slice(None, 8, &machine(Some(48 << 20))).unwrap_err();
+        assert!(error.to_string().contains("/group/memory.max"), "{error}");
+        frames_per_slice(None, 8, &machine(None)).unwrap();
+    }
 }

@@ -49,9 +49,6 @@ use crate::volume::Volume;
 /// Called once when an operation that waits for devices is over, perhaps in another thread.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Memory for pages of the metadata store.
-const STORE_CACHE_BYTES: usize = 64 << 20;
-
 /// How the filesystem is run.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
@@ -59,6 +56,8 @@ pub struct FsOptions {
     pub read_only: bool,
     /// Inodes kept in memory beyond those that are open or dirty.
     pub inode_cache: usize,
+    /// Memory for the metadata store's pages.
+    pub store_cache_bytes: usize,
     /// Longest time in milliseconds that a change stays only in memory (group commit).
     pub commit_interval_ms: u64,
 }
@@ -98,7 +97,7 @@ impl Fs {
         if !options.read_only {
             volume.mark_dirty()?;
         }
-        let (store, allocator) = volume.open_store(STORE_CACHE_BYTES)?;
+        let (store, allocator) = volume.open_store(options.store_cache_bytes)?;
         if store.inode(ROOT)?.is_none() {
             return Err(Error::Damaged("there is no root directory".into()));
         }

@@ -70,6 +70,7 @@ impl Mount {
             })
             .collect();
         let options = FsOptions {
+            store_cache_bytes: 64 << 20,
             read_only: false,
             inode_cache: 100,
             commit_interval_ms: if self.busy { 1 } else { 3_600_000 },

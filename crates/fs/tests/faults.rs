@@ -31,6 +31,7 @@ fn open(device: &Arc<SimDevice>, interval_ms: u64) -> std::result::Result<Arc<Fs
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).map_err(|e| e.to_string())?;
     let options = FsOptions {
+        store_cache_bytes: 64 << 20,
         read_only: false,
         inode_cache: 50,
         commit_interval_ms: interval_ms,

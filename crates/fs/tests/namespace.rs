@@ -255,6 +255,7 @@ fn open(device: &Arc<SimDevice>, interval_ms: u64, cache: usize) -> Arc<Fs> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = FsOptions {
+        store_cache_bytes: 64 << 20,
         read_only: false,
         inode_cache: cache,
         commit_interval_ms: interval_ms,

@@ -34,8 +34,9 @@ fn formatted() -> Arc<SimDevice> {
 
 fn open(device: &Arc<SimDevice>, policy: Box<dyn Policy>) -> Arc<Fs> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    let volume = Volume::open_from_devices(devices, OpenMode { read_only: false }).unwrap();
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = FsOptions {
+        store_cache_bytes: 64 << 20,
         read_only: false,
         inode_cache: 50,
         commit_interval_ms: 3_600_000,

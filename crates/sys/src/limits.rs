@@ -4,14 +4,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Memory that this process might use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// Of the machine.
     pub total_bytes: u64,
     /// Of the machine, without swapping: free, or given up for the asking.
     pub available_bytes: u64,
-    /// Of the tightest control group around this process.
-    pub limit_bytes: Option<u64>,
+    /// Of the tightest control group around this process, if it has less than the machine.
+    pub limit: Option<GroupLimit>,
+}
+
+/// A control group's limit of memory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupLimit {
+    /// The limit.
+    pub bytes: u64,
+    /// The file that sets it.
+    pub file: PathBuf,
 }
 
 impl Memory {
@@ -28,14 +37,23 @@ impl Memory {
         Ok(Memory {
             total_bytes,
             available_bytes: meminfo_bytes(&text, "MemAvailable:").unwrap_or(total_bytes),
-            limit_bytes: cgroup_limit(root).filter(|limit| *limit < total_bytes),
+            limit: group_limit(root).filter(|limit| limit.bytes < total_bytes),
         })
     }
 
     /// More than this can never be had.
     pub fn usable_bytes(&self) -> u64 {
-        self.limit_bytes
-            .map_or(self.total_bytes, |limit| limit.min(self.total_bytes))
+        self.limit
+            .as_ref()
+            .map_or(self.total_bytes, |limit| limit.bytes)
+    }
+
+    /// What sets `usable_bytes`, for messages.
+    pub fn whose(&self) -> String {
+        match &self.limit {
+            Some(limit) => format!("this process's control group ({})", limit.file.display()),
+            None => "this machine".into(),
+        }
     }
 }
 
@@ -74,7 +92,7 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
 }
 
 /// The smallest limit from this process's group up to the root, of either version.
-fn cgroup_limit(root: &Path) -> Option<u64> {
+fn group_limit(root: &Path) -> Option<GroupLimit> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     groups
         .lines()
@@ -89,12 +107,14 @@ fn cgroup_limit(root: &Path) -> Option<u64> {
             };
             let mount = root.join(mount);
             let mut group: PathBuf = mount.join(path.trim_start_matches('/'));
-            let mut tightest: Option<u64> = None;
+            let mut tightest: Option<GroupLimit> = None;
             loop {
-                let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
+                let file = group.join(file);
+                let text = std::fs::read_to_string(&file).unwrap_or_default();
                 // "max", or no such file: no limit here.
-                if let Ok(limit) = text.trim().parse::<u64>() {
-                    tightest = Some(tightest.map_or(limit, |other| other.min(limit)));
+                if let Ok(bytes) = text.trim().parse::<u64>() {
+                    let limit = GroupLimit { bytes, file };
+                    tightest = Some(tightest.map_or(limit.clone(), |other| other.min(limit)));
                 }
                 if group == mount || !group.pop() {
                     break tightest;
@@ -145,7 +165,11 @@ mod tests {
             (memory.total_bytes, memory.available_bytes),
             (1_024_000, 614_400)
         );
-        assert_eq!(memory.limit_bytes, Some(300_000));
+        assert!(
+            memory.whose().contains("cgroup/a/memory.max"),
+            "{}",
+            memory.whose()
+        );
         assert_eq!(memory.usable_bytes(), 300_000);
     }
 
@@ -158,10 +182,10 @@ mod tests {
             ),
             ("sys/fs/cgroup/memory/y/memory.limit_in_bytes", "5000"),
         ];
-        assert_eq!(machine("3:memory:/x\n0::/\n", &limits).1.limit_bytes, None);
+        assert_eq!(machine("3:memory:/x\n0::/\n", &limits).1.limit, None);
         assert_eq!(
-            machine("4:cpu:/x\n3:memory:/y\n", &limits).1.limit_bytes,
-            Some(5000)
+            machine("4:cpu:/x\n3:memory:/y\n", &limits).1.usable_bytes(),
+            5000
         );
         assert_eq!(machine("", &limits).1.usable_bytes(), 1_024_000);
     }

@@ -214,7 +214,10 @@ fn a_cache_larger_than_memory_is_refused() {
     let volume = Volume::formatted();
     let mut command = jericho(["mount", "--cache", "100T"]);
     command.arg(volume.file()).arg(volume.mnt());
-    says(&fail(&mut command, 1), &["100 TiB", "memory", "--cache"]);
+    says(
+        &fail(&mut command, 1),
+        &["104857600 MiB", "memory", "--cache"],
+    );
     assert!(!volume.is_mounted());
 }
 

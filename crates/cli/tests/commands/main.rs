@@ -6,6 +6,7 @@ mod support;
 
 mod bad_input;
 mod life;
+mod memory_limit;
 mod one_user;
 mod ordinary_user;
 mod output;
