@@ -1,9 +1,5 @@
 //! How a directory becomes a mount, and stops being one: mount(2) where it is permitted, else the
 //! setuid helper fusermount3.
-//!
-//! `fuser` could do this too; but its own unmount at the end of a session asks whether the mount is
-//! still there in a way that can hit a newer mount on the same directory, and its errors do not say
-//! what to do. So it only gets the open channel from us.
 
 use std::ffi::CString;
 use std::fs::{File, TryLockError};

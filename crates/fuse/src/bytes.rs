@@ -1,15 +1,21 @@
-//! Reads and writes of the kernel's, whichever way they came.
+//! What is done with open files: reading, writing, space, and the calls of the fast path.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
 
 use crossbeam_queue::ArrayQueue;
-use fuser::{Errno, WriteFlags};
 use jericho_daemon::{ReadBuffer, WriteMode, WriteSync};
 use jericho_fs::Error;
+use jericho_fs::types::Ino;
+use jericho_shm::{Answer, Call};
+use zerocopy::IntoBytes;
 
 use crate::convert::errno;
-use crate::filesystem::Jericho;
+use crate::filesystem::{Jericho, Outcome, REQUEST_BYTES_MAX};
+use crate::protocol::InHeader;
+use crate::protocol::answer::{IoctlOut, SizeOut};
+use crate::protocol::request::{CopyIn, FallocateIn, FsyncIn, IoctlIn, LseekIn, Transfer};
+use crate::reply::{Reply, Room};
 
 /// Buffers kept beside those of the threads, of at most the longest read each: 64 MiB at the very most.
 const BUFFERS: usize = 64;
@@ -50,93 +56,164 @@ impl Drop for Scratch {
     }
 }
 
-/// A write without its bytes.
-pub(crate) struct Write {
-    /// The thread that writes.
-    pub(crate) pid: u32,
-    pub(crate) fh: u64,
-    pub(crate) offset: u64,
-    pub(crate) write_flags: WriteFlags,
-    /// Of the descriptor.
-    pub(crate) open_flags: i32,
-}
-
-impl Write {
-    fn mode(&self) -> WriteMode {
-        // Pages that the kernel writes back for a mapping carry no flags of a descriptor.
-        let of_mapping = self.write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        WriteMode {
-            // Appending writes exclude each other in the kernel, which knows the size and has put it into the offset; but
-            // for a file that clients make longer inline, whose size the daemon knows better. A mapping's pages go where
-            // they are.
-            append: self.open_flags & libc::O_APPEND != 0 && !of_mapping,
-            sync: match of_mapping {
-                true => WriteSync::No,
-                false => write_sync(self.open_flags),
-            },
-            strip_suid: self
-                .write_flags
-                .contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
-        }
+/// The mode of a write, which its arguments say.
+fn mode(args: &Transfer) -> WriteMode {
+    // Pages that the kernel writes back for a mapping carry no flags of a descriptor.
+    let of_mapping = args.flags & Transfer::WRITE_CACHE != 0;
+    let open_flags = args.open_flags as i32;
+    WriteMode {
+        // Appending writes exclude each other in the kernel, which knows the size and has put it into the offset; but
+        // for a file that clients make longer inline, whose size the daemon knows better. A mapping's pages go where
+        // they are.
+        append: open_flags & libc::O_APPEND != 0 && !of_mapping,
+        sync: match of_mapping {
+            true => WriteSync::No,
+            false => write_sync(open_flags),
+        },
+        strip_suid: args.flags & Transfer::WRITE_KILL_SUIDGID != 0,
     }
 }
 
 impl Jericho {
-    /// Reads from an open file; see `Mounted::read`.
     #[inline]
-    pub(crate) fn read_bytes<B: ReadBuffer>(
-        &self,
-        pid: u32,
-        fh: u64,
-        offset: u64,
-        size: u32,
-        buffer: B,
-        reply: impl FnOnce(Result<usize, Errno>, B) + Send + 'static,
-    ) {
-        let open = self.handles.get(fh);
-        let Some(handle) = open.as_ref() else {
-            return reply(Err(Errno::EBADF), buffer);
+    pub(crate) fn read(&self, req: &InHeader, args: &Transfer, reply: Reply) {
+        let answer = |read, room: Room| match read {
+            Ok(len) => room.filled(len),
+            Err(e) => room.error(e),
         };
-        let answer = move |read: Result<usize, Error>, buffer| {
-            reply(read.map_err(|e| errno("read", &e)), buffer);
-        };
-        self.mounted.requested(handle, pid, size as usize);
-        self.mounted.read(handle, offset, size, buffer, answer);
+        self.read_bytes(req.pid, args, reply.room(), answer);
     }
 
-    /// Writes to an open file; see `Mounted::write`.
+    pub(crate) fn write(&self, req: &InHeader, args: &Transfer, data: &[u8], reply: Reply) {
+        let answer = move |written| match written {
+            Ok(n) => reply.with(&SizeOut::new(n)),
+            Err(e) => reply.error(e),
+        };
+        self.write_bytes(req.pid, args, data, answer);
+    }
+
+    /// Reads from an open file; see `Mounted::read`.
+    #[inline]
+    fn read_bytes(
+        &self,
+        pid: u32,
+        args: &Transfer,
+        mut room: Room,
+        reply: impl FnOnce(Outcome<usize>, Room) + Send + 'static,
+    ) {
+        let open = self.handles.get(args.fh);
+        let Some(handle) = open.as_ref() else {
+            return reply(Err(libc::EBADF), room);
+        };
+        let size = room.at_most(args.size.min(REQUEST_BYTES_MAX) as usize);
+        let answer = move |read: Result<usize, Error>, room| {
+            reply(read.map_err(|e| errno("read", &e)), room);
+        };
+        self.mounted.requested(handle, pid, size);
+        self.mounted
+            .read(handle, args.offset, size as u32, room, answer);
+    }
+
+    /// Writes to an open file; see `Mounted::write`. `pid`: the thread that writes.
     pub(crate) fn write_bytes(
         &self,
-        write: &Write,
+        pid: u32,
+        args: &Transfer,
         data: &[u8],
-        reply: impl FnOnce(Result<u32, Errno>) + Send + 'static,
+        reply: impl FnOnce(Outcome<u32>) + Send + 'static,
     ) {
-        let open = self.handles.get(write.fh);
+        let open = self.handles.get(args.fh);
         let Some(handle) = open.as_ref() else {
-            return reply(Err(Errno::EBADF));
+            return reply(Err(libc::EBADF));
         };
         let answer = move |written: Result<u32, Error>| {
             reply(written.map_err(|e| errno("write", &e)));
         };
-        self.mounted.requested(handle, write.pid, data.len());
+        self.mounted.requested(handle, pid, data.len());
         self.mounted
-            .write(handle, write.offset, data, write.mode(), answer);
+            .write(handle, args.offset, data, mode(args), answer);
     }
 
     /// `write_bytes`, as far as it can be done without waiting; see `Mounted::try_write`.
-    pub(crate) fn try_write(&self, write: &Write, data: &[u8]) -> usize {
-        let open = self.handles.get(write.fh);
+    pub(crate) fn try_write(&self, pid: u32, args: &Transfer, data: &[u8]) -> usize {
+        let open = self.handles.get(args.fh);
         let Some(handle) = open.as_ref() else {
             return 0;
         };
         let written = self
             .mounted
-            .try_write(handle, write.offset, data, write.mode());
+            .try_write(handle, args.offset, data, mode(args));
         if written > 0 {
-            self.mounted.requested(handle, write.pid, written);
+            self.mounted.requested(handle, pid, written);
         }
         written
     }
+
+    pub(crate) fn fsync(&self, args: &FsyncIn, reply: Reply) {
+        self.with_handle(args.fh, reply, |handle, reply| {
+            let done = Box::new(move |result| reply.done("fsync", result));
+            self.mounted.fsync(handle, args.is_datasync(), done);
+        });
+    }
+
+    pub(crate) fn fallocate(&self, args: &FallocateIn, reply: Reply) {
+        self.with_handle(args.fh, reply, |handle, reply| {
+            let (mode, offset, length) = (args.mode as i32, args.offset, args.length);
+            let result = self.mounted.fallocate(handle, mode, offset, length);
+            reply.done("fallocate", result);
+        });
+    }
+
+    pub(crate) fn lseek(&self, ino: Ino, args: &LseekIn, reply: Reply) {
+        self.with_handle(args.fh, reply, |handle, reply| {
+            // The kernel does the other kinds itself.
+            let data = match args.whence as i32 {
+                libc::SEEK_DATA => true,
+                libc::SEEK_HOLE => false,
+                _ => return reply.error(libc::EINVAL),
+            };
+            if i64::try_from(args.offset).is_err() {
+                return reply.error(libc::ENXIO);
+            }
+            self.mounted.settle(ino);
+            match self
+                .mounted
+                .fs()
+                .seek(self.mounted.file(handle), args.offset, data)
+            {
+                Ok(found) => reply.with(&found),
+                Err(e) => reply.error(errno("lseek", &e)),
+            }
+        });
+    }
+
+    /// The kernel copies through its own buffers then, and does not ask again.
+    pub(crate) fn copy_file_range(&self, _args: &CopyIn, _long: bool, reply: Reply) {
+        reply.error(libc::ENOSYS);
+    }
+
+    pub(crate) fn ioctl(&self, req: &InHeader, args: &IoctlIn, data: &[u8], reply: Reply) {
+        // A directory has no handle of ours.
+        if args.is_of_directory() {
+            return reply.error(libc::ENOTTY);
+        }
+        let call = match Call::decode(args.cmd, data) {
+            Ok(Some(call)) => call,
+            Ok(None) => return reply.error(libc::ENOTTY),
+            Err(why) => return reply_call(reply, &Answer::refused(why)),
+        };
+        self.with_handle(args.fh, reply, |handle, reply| {
+            let answer = move |answer: Answer| reply_call(reply, &answer);
+            self.mounted.call(handle, call, req.uid, answer);
+        });
+    }
+}
+
+/// Answers an ioctl that went well.
+fn reply_call(reply: Reply, answer: &Answer) {
+    let mut out = IoctlOut::default().as_bytes().to_vec();
+    out.extend_from_slice(&answer.encode());
+    reply.bytes(&out);
 }
 
 fn write_sync(flags: i32) -> WriteSync {

@@ -15,7 +15,6 @@
 //! `inherit`. Only root and the inode's owner may set.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use jericho_daemon::Mounted;
@@ -61,14 +60,14 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Control {
     mounted: Arc<Mounted>,
     /// Whether requests come through the kernel's ring.
-    ring: Arc<AtomicBool>,
+    ring: bool,
     /// Moves wait for devices, for long: a thread of their own makes them, one at a time, so that
     /// they never hold a worker. Started by the first.
     mover: Mutex<Option<Sender<Job>>>,
 }
 
 impl Control {
-    pub(crate) fn new(mounted: Arc<Mounted>, ring: Arc<AtomicBool>) -> Control {
+    pub(crate) fn new(mounted: Arc<Mounted>, ring: bool) -> Control {
         Control {
             mounted,
             ring,
@@ -113,7 +112,7 @@ impl Control {
             None => return Err(libc::ENODATA),
         };
         let mut stat = self.mounted.stat();
-        stat.transport = match self.ring.load(Ordering::Relaxed) {
+        stat.transport = match self.ring {
             true => Transport::Ring.name().into(),
             false => Transport::Device.name().into(),
         };

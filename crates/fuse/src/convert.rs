@@ -1,26 +1,13 @@
-//! Between the kernel's words (as fuser spells them) and the filesystem's.
+//! Between the kernel's words and the filesystem's.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
 use jericho_fs::Error;
-use jericho_fs::types::{Attr, Kind, SetTime};
+use jericho_fs::types::Kind;
 
 /// st_blksize: what programs read and write in one call when they have no opinion. Each call is a
 /// request to us, so it is more than a page.
 pub(crate) const PREFERRED_BYTES: u32 = 64 << 10;
-
-pub(crate) fn file_type(kind: Kind) -> FileType {
-    match kind {
-        Kind::File => FileType::RegularFile,
-        Kind::Directory => FileType::Directory,
-        Kind::Symlink => FileType::Symlink,
-        Kind::Fifo => FileType::NamedPipe,
-        Kind::Socket => FileType::Socket,
-        Kind::CharDevice => FileType::CharDevice,
-        Kind::BlockDevice => FileType::BlockDevice,
-    }
-}
 
 /// The kind that mknod(2) asks for; `None` for those it does not make.
 pub(crate) fn kind_of_mode(mode: u32) -> Option<Kind> {
@@ -34,73 +21,23 @@ pub(crate) fn kind_of_mode(mode: u32) -> Option<Kind> {
     }
 }
 
-pub(crate) fn attr(a: &Attr) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(a.ino),
-        size: a.size,
-        blocks: a.blocks,
-        atime: a.atime,
-        mtime: a.mtime,
-        ctime: a.ctime,
-        crtime: a.btime,
-        kind: file_type(a.kind),
-        perm: a.perm,
-        nlink: a.nlink,
-        uid: a.uid,
-        gid: a.gid,
-        rdev: a.rdev,
-        blksize: PREFERRED_BYTES,
-        flags: 0,
-    }
-}
-
-/// What a directory listing needs to know of an entry that the kernel does not look up: "." and
-/// "..", and (number 0) a name that is known not to exist.
-pub(crate) fn bare_attr(ino: u64, kind: Kind) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(ino),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: file_type(kind),
-        perm: 0,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: PREFERRED_BYTES,
-        flags: 0,
-    }
-}
-
-/// Undoes what fuser 0.18 does to times before 1970: it subtracts the nanoseconds, which the kernel
-/// counts forwards from the (negative) second.
-pub(crate) fn time(t: SystemTime) -> SystemTime {
-    match UNIX_EPOCH.duration_since(t) {
-        Ok(before) if before.subsec_nanos() != 0 => {
-            t + Duration::from_nanos(2 * u64::from(before.subsec_nanos()))
-        }
-        _ => t,
-    }
-}
-
-pub(crate) fn set_time(t: TimeOrNow) -> SetTime {
-    match t {
-        TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(t) => SetTime::At(time(t)),
-    }
+/// A time as the kernel sends it: nanoseconds count forwards, before 1970, too. `None`: further away than times go.
+pub(crate) fn time(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let second = match seconds {
+        0.. => UNIX_EPOCH.checked_add(whole),
+        _ => UNIX_EPOCH.checked_sub(whole),
+    };
+    second?.checked_add(Duration::from_nanos(nanoseconds.into()))
 }
 
 /// The errno for the program; what is not an ordinary outcome is also logged, because the errno
 /// says little.
-pub(crate) fn errno(operation: &'static str, error: &Error) -> Errno {
+pub(crate) fn errno(operation: &'static str, error: &Error) -> i32 {
     if !matches!(error, Error::Errno(_)) {
         tracing::error!(operation, %error, "request failed");
     }
-    Errno::from_i32(error.errno())
+    error.errno()
 }
 
 #[cfg(test)]
@@ -109,13 +46,14 @@ mod tests {
 
     #[test]
     fn a_time_before_1970_keeps_its_nanoseconds() {
-        // -1.75 s is second -2 and 250,000,000 ns; fuser makes it 2.25 s before the epoch.
-        let from_fuser = UNIX_EPOCH - Duration::new(2, 250_000_000);
-        assert_eq!(time(from_fuser), UNIX_EPOCH - Duration::new(1, 750_000_000));
-        let whole = UNIX_EPOCH - Duration::new(2, 0);
-        assert_eq!(time(whole), whole);
+        // -1.75 s is second -2 and 250,000,000 ns.
+        let before = UNIX_EPOCH - Duration::new(1, 750_000_000);
+        assert_eq!(time(-2, 250_000_000), Some(before));
         let after = UNIX_EPOCH + Duration::new(2, 250_000_000);
-        assert_eq!(time(after), after);
+        assert_eq!(time(2, 250_000_000), Some(after));
+        for seconds in [i64::MIN, i64::MAX] {
+            time(seconds, u32::MAX);
+        }
     }
 
     #[test]

@@ -6,7 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use jericho_sys::service as threads;
 use parking_lot::{Condvar, Mutex};
+
+use crate::workers::Placement;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -25,16 +28,19 @@ pub(crate) struct Helpers {
 
 impl Helpers {
     /// Errors: no thread could be made.
-    pub(crate) fn new(threads: usize) -> io::Result<Helpers> {
+    pub(crate) fn new(threads: usize, placement: &Arc<Placement>) -> io::Result<Helpers> {
         let mut helpers = Helpers {
             queue: Arc::default(),
             threads: Vec::new(),
         };
         for n in 0..threads {
-            let queue = helpers.queue.clone();
+            let (queue, placement) = (helpers.queue.clone(), placement.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("mount-helper-{n}"))
-                .spawn(move || work(&queue))?;
+                .spawn(move || {
+                    placement.bind_this_thread();
+                    threads::run(|| work(&queue));
+                })?;
             helpers.threads.push(thread);
         }
         Ok(helpers)

@@ -1,32 +1,35 @@
 //! The mount: kernel requests to filesystem and data path.
 //!
-//! Knows the kernel's protocol (through `fuser`) and nothing of slices, extents or devices: it calls
+//! Knows the kernel's protocol and nothing of slices, extents or devices: it calls
 //! `jericho_daemon::Mounted` for bytes and `jericho_fs::fs::Fs` for names. Reading order:
-//! [`attach`] (how a directory becomes a mount), `filesystem` (one method per request), `bytes` and `names` (what the
-//! frequent ones do, whichever way they came), `handles` (descriptors), `control` (the `jericho.*` attributes through which
-//! the command talks to the daemon), `workers` (which thread serves where). Then `ring`: the other way in, with `protocol`,
-//! `helpers` and `forward`.
+//! [`attach`] (how a directory becomes a mount), `protocol` (bytes of the kernel to requests, answers to bytes), `device` and
+//! `ring` (the two ways in), `reply` (the way back), `filesystem` (which request is what), then `names`, `attributes`, `open`,
+//! `bytes`, `listing` and `xattrs` (what is done), `handles` (descriptors), `control` (the `jericho.*` attributes through which
+//! the command talks to the daemon), `workers` and `helpers` (which thread serves where).
 #![forbid(unsafe_code)]
 
 pub mod attach;
+mod attributes;
 mod bytes;
 mod caches;
 pub mod control;
 mod convert;
+mod device;
 mod filesystem;
-mod forward;
 mod handles;
 mod helpers;
+mod listing;
 mod names;
+mod open;
 mod protocol;
+mod reply;
 mod ring;
 mod workers;
+mod xattrs;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 
 use jericho_daemon::Mounted;
 use parking_lot::Mutex;
@@ -103,7 +106,13 @@ impl MountConfig {
 /// A mount that serves. Dropping it does not unmount: whoever holds it decides how it ends.
 pub struct Running {
     dir: PathBuf,
-    session: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    serving: Mutex<Option<Serving>>,
+}
+
+/// The threads of a mount.
+struct Serving {
+    workers: device::Workers,
+    ring: Option<ring::Serving>,
 }
 
 impl Running {
@@ -120,12 +129,14 @@ impl Running {
 
     /// Waits until the kernel has ended the mount, whoever asked for that. Error: what a worker met.
     pub fn wait(&self) -> io::Result<()> {
-        let Some(thread) = self.session.lock().take() else {
+        let Some(serving) = self.serving.lock().take() else {
             return Ok(());
         };
-        thread
-            .join()
-            .map_err(|_| io::Error::other("the thread of the mount panicked"))?
+        let result = serving.workers.wait();
+        if let Some(ring) = serving.ring {
+            ring.wait();
+        }
+        result
     }
 }
 
@@ -140,29 +151,17 @@ pub fn mount(
         dir: dir.to_owned(),
         cause,
     })?;
-    let placement = workers::Placement::new(mounted.topology());
+    let placement = Arc::new(workers::Placement::new(mounted.topology()));
     let workers = config
         .workers
         .unwrap_or_else(|| placement.default_workers())
         .max(1);
     let rings = rings(&mounted, &dir, config.transport)?;
-    let filesystem = filesystem::Jericho::new(mounted.clone(), placement, rings.is_some());
 
-    let device = attach::attach(&dir, &config)?;
-    let mut session_config = fuser::Config::default();
-    session_config.n_threads = Some(workers);
-    // A channel of its own for every worker, so that a reply wakes and locks nobody else's. It
-    // needs the right to open the device, which the helper for ordinary users does not give: they
-    // share one channel.
-    session_config.clone_fd = workers > 1 && attach::may_open_device();
-    session_config.acl = if config.allow_other {
-        fuser::SessionACL::All
-    } else {
-        fuser::SessionACL::Owner
-    };
-    tracing::info!(
-        dir = %dir.display(), workers, own_channels = session_config.clone_fd, "mounting"
-    );
+    let channel: reply::Channel = Arc::new(attach::attach(&dir, &config)?);
+    // It needs the right to open the device, which the helper for ordinary users does not give: they share one channel.
+    let own_channels = workers > 1 && attach::may_open_device();
+    tracing::info!(dir = %dir.display(), workers, own_channels, "mounting");
     // From here on the directory is a mount: an error must take it away again.
     let undo = |cause: io::Error| {
         if let Err(error) = attach::unmount(&dir, true) {
@@ -173,45 +172,34 @@ pub fn mount(
             cause,
         }
     };
-    let for_ring = device.try_clone().map_err(undo)?;
-    let session = fuser::Session::from_fd(
-        filesystem.clone(),
-        device,
-        session_config.acl,
-        session_config.clone(),
-    )
-    .map_err(undo)?;
-    let agreed = filesystem.ring.load(Ordering::Relaxed);
-    let serving = match rings.filter(|_| agreed) {
+    let wanted = protocol::init::Wanted {
+        request_bytes_max: filesystem::REQUEST_BYTES_MAX,
+        background_requests: filesystem::BACKGROUND_REQUESTS,
+        ring: rings.is_some(),
+    };
+    let agreed = device::handshake(&channel, &wanted).map_err(undo)?;
+    let filesystem = filesystem::Jericho::new(mounted.clone(), agreed);
+    if config.transport == Transport::Ring && !agreed.ring() {
+        return Err(undo(io::Error::other(ring::NOT_OFFERED)));
+    }
+    let ring = match rings.filter(|_| agreed.ring()) {
         Some(rings) => {
-            session_config.clone_fd = false;
-            let serving = ring::Serving::start(rings, &for_ring, filesystem, session_config);
+            let filesystem = filesystem.clone();
+            let serving = ring::Serving::start(rings, &channel, filesystem, workers, &placement);
             Some(serving.map_err(undo)?)
         }
         None => None,
     };
-    drop(for_ring);
-    if config.transport == Transport::Ring && serving.is_none() {
-        return Err(undo(io::Error::other(ring::NOT_OFFERED)));
-    }
-    tracing::info!(ring = serving.is_some(), "the kernel is ready");
+    let workers = device::Workers::start(&channel, workers, own_channels, &filesystem, &placement)
+        .map_err(undo)?;
+    tracing::info!(ring = ring.is_some(), "the kernel is ready");
     // Without it the mount works as well, only slower.
-    if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(session.notifier()))) {
+    if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(channel))) {
         tracing::warn!(%error, "programs get no fast path");
     }
-    let thread = std::thread::Builder::new()
-        .name("mount".into())
-        .spawn(move || {
-            let result = session.run();
-            if let Some(serving) = serving {
-                serving.wait();
-            }
-            result
-        })
-        .map_err(undo)?;
     Ok(Running {
         dir,
-        session: Mutex::new(Some(thread)),
+        serving: Mutex::new(Some(Serving { workers, ring })),
     })
 }
 

@@ -1,93 +1,111 @@
-//! Names, attributes and opening, whichever way the request came.
+//! Names: finding, making and removing what has them.
 
-use std::sync::Arc;
-
-use fuser::Errno;
-use jericho_daemon::Handle;
 use jericho_fs::Error;
-use jericho_fs::types::{Attr, Caller, Ino, Kind};
+use jericho_fs::types::Ino;
+use zerocopy::FromBytes;
 
-use crate::convert::errno;
-use crate::filesystem::Jericho;
+use crate::convert::{self, errno};
+use crate::filesystem::{Jericho, TTL, caller};
+use crate::protocol::InHeader;
+use crate::protocol::answer::EntryOut;
+use crate::protocol::request::{ForgetOne, MkdirIn, MknodIn};
+use crate::reply::Reply;
 
 impl Jericho {
-    /// What has a name in a directory, with one reference for the kernel; `None`: nothing has.
-    pub(crate) fn look_up(&self, dir: Ino, name: &[u8]) -> Result<Option<Attr>, Errno> {
-        match self.mounted.lookup(dir, name) {
-            Err(Error::Errno(libc::ENOENT)) => Ok(None),
-            found => found.map(Some).map_err(|e| errno("lookup", &e)),
+    pub(crate) fn lookup(&self, parent: Ino, name: &[u8], reply: Reply) {
+        match self.mounted.lookup(parent, name) {
+            Ok(attr) => reply.with(&self.entry(&attr)),
+            // The kernel may remember that there is no such name.
+            Err(Error::Errno(libc::ENOENT)) => reply.with(&EntryOut::none(TTL)),
+            Err(e) => reply.error(errno("lookup", &e)),
         }
     }
 
-    pub(crate) fn attributes(&self, ino: Ino) -> Result<Attr, Errno> {
-        self.mounted.getattr(ino).map_err(|e| errno("getattr", &e))
+    pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
+        self.mounted.fs().forget(ino, lookups);
     }
 
-    /// Opens a file; the handle's number.
-    pub(crate) fn open_inode(&self, ino: Ino, flags: i32) -> Result<u64, Errno> {
-        let truncate = flags & libc::O_TRUNC != 0;
-        let handle = self.mounted.open_file(ino, truncate, may_write(flags));
-        self.number(handle.map_err(|e| errno("open", &e))?)
+    /// `forgets`: whole [`ForgetOne`]s.
+    pub(crate) fn forget_all(&self, forgets: &[u8]) {
+        for one in forgets.chunks_exact(size_of::<ForgetOne>()) {
+            if let Ok(one) = ForgetOne::read_from_bytes(one) {
+                self.forget(one.ino, one.lookups);
+            }
+        }
     }
 
-    /// Makes a file, or opens the one that somebody else has made meanwhile, with one reference for the kernel.
-    pub(crate) fn create_and_open(
+    pub(crate) fn readlink(&self, ino: Ino, reply: Reply) {
+        match self.mounted.fs().readlink(ino) {
+            Ok(target) => reply.bytes(&target),
+            Err(e) => reply.error(errno("readlink", &e)),
+        }
+    }
+
+    pub(crate) fn mknod(
         &self,
-        dir: Ino,
+        req: &InHeader,
+        parent: Ino,
+        args: &MknodIn,
         name: &[u8],
-        perm: u16,
-        flags: i32,
-        caller: Caller,
-    ) -> Result<(Attr, u64), Errno> {
-        let fs = self.mounted.fs();
-        let (made, flags) = match fs.mknod(dir, name, Kind::File, perm, 0, caller) {
-            // Since the kernel looked.
-            Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => {
-                (fs.lookup(dir, name), flags)
-            }
-            // A file that has just been made is empty.
-            made => (made, flags & !libc::O_TRUNC),
+        reply: Reply,
+    ) {
+        let Some(kind) = convert::kind_of_mode(args.mode) else {
+            return reply.error(libc::EINVAL);
         };
-        self.open_made(made, flags)
+        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let fs = self.mounted.fs();
+        let result = fs.mknod(parent, name, kind, perm, args.rdev, who);
+        self.reply_entry("mknod", result, reply);
     }
 
-    /// Makes a file without a name (O_TMPFILE), with one reference for the kernel.
-    pub(crate) fn open_unnamed(
+    pub(crate) fn mkdir(
         &self,
-        dir: Ino,
-        perm: u16,
-        flags: i32,
-        caller: Caller,
-    ) -> Result<(Attr, u64), Errno> {
-        let made = self.mounted.fs().tmpfile(dir, perm, caller);
-        self.open_made(made, flags & !libc::O_TRUNC)
+        req: &InHeader,
+        parent: Ino,
+        args: &MkdirIn,
+        name: &[u8],
+        reply: Reply,
+    ) {
+        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let result = self.mounted.fs().mkdir(parent, name, perm, who);
+        self.reply_entry("mkdir", result, reply);
     }
 
-    fn open_made(&self, made: jericho_fs::Result<Attr>, flags: i32) -> Result<(Attr, u64), Errno> {
-        let attr = made.map_err(|e| errno("create", &e))?;
-        match self.open_inode(attr.ino, flags) {
-            Ok(fh) => Ok((attr, fh)),
-            Err(e) => {
-                self.mounted.fs().forget(attr.ino, 1);
-                Err(e)
-            }
-        }
+    pub(crate) fn unlink(&self, parent: Ino, name: &[u8], reply: Reply) {
+        reply.done("unlink", self.mounted.fs().unlink(parent, name));
     }
 
-    pub(crate) fn close(&self, fh: u64) -> Result<(), Errno> {
-        let handle = self.handles.remove(fh).ok_or(Errno::EBADF)?;
-        self.mounted.close_file(&handle);
-        Ok(())
+    pub(crate) fn rmdir(&self, parent: Ino, name: &[u8], reply: Reply) {
+        reply.done("rmdir", self.mounted.fs().rmdir(parent, name));
     }
 
-    fn number(&self, handle: Arc<Handle>) -> Result<u64, Errno> {
-        self.handles.insert(handle.clone()).ok_or_else(|| {
-            self.mounted.close_file(&handle);
-            Errno::ENFILE
-        })
+    pub(crate) fn symlink(
+        &self,
+        req: &InHeader,
+        parent: Ino,
+        name: &[u8],
+        target: &[u8],
+        reply: Reply,
+    ) {
+        let who = caller(req, 0);
+        let result = self.mounted.fs().symlink(parent, name, target, who);
+        self.reply_entry("symlink", result, reply);
     }
-}
 
-fn may_write(flags: i32) -> bool {
-    flags & libc::O_ACCMODE != libc::O_RDONLY
+    pub(crate) fn rename(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        (parent_to, name_to): (Ino, &[u8]),
+        flags: u32,
+        reply: Reply,
+    ) {
+        let fs = self.mounted.fs();
+        let result = fs.rename(parent, name, parent_to, name_to, flags);
+        reply.done("rename", result);
+    }
+
+    pub(crate) fn link(&self, ino: Ino, parent: Ino, name: &[u8], reply: Reply) {
+        let result = self.mounted.fs().link(ino, parent, name);
+        self.reply_entry("link", result, reply);
+    }
 }

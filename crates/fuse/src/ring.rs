@@ -2,35 +2,31 @@
 //!
 //! The kernel has a queue for each CPU, and a thread bound to that CPU serves it: program and thread change places on one
 //! CPU, where the device would wake a thread that sleeps on another one. Reads, and writes that hit, are served right there.
-//! A thread of the ring is the only one of its CPU, so it must always come back: a write that may have to wait goes to the
-//! `helpers`, everything else to `fuser` (`forward`). What it misses in slices of its own node it reads itself
+//! A thread of the ring is the only one of its CPU, so it must always come back: what may have to wait goes to the
+//! `helpers`. What it misses in slices of its own node it reads itself
 //! (`jericho_cache::Reader`). What the ring does not carry (forgets, interrupts, the first
 //! handshake) comes by the device as before.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fuser::WriteFlags;
-use jericho_daemon::{ReadBuffer, Reader};
-use jericho_fs::types::{Attr, Caller};
+use jericho_daemon::Reader;
 use jericho_sys::affinity;
-use jericho_sys::fuse_ring::{FuseRing, Payload, Received, Reply};
+use jericho_sys::fuse_ring::{FuseRing, Received};
 use jericho_sys::service as threads;
 use jericho_topology::Topology;
-use zerocopy::IntoBytes;
 
-use crate::bytes::Write;
-use crate::filesystem::{FILE_FLAGS, Jericho, REQUEST_BYTES_MAX, TTL};
-use crate::forward::{Forward, Unsent};
+use crate::filesystem::{Jericho, REQUEST_BYTES_MAX, report_panic};
 use crate::helpers::Helpers;
-use crate::protocol::{
-    self, AttributesOut, Create, EntryOut, InHeader, OP_CREATE, OP_GETATTR, OP_LOOKUP, OP_OPEN,
-    OP_READ, OP_RELEASE, OP_TMPFILE, OP_WRITE, OpenOut, Transfer, WriteOut,
-};
+use crate::protocol::answer::SizeOut;
+use crate::protocol::request::{Operation, parse};
+use crate::protocol::{InHeader, op};
+use crate::reply::{Channel, Reply};
+use crate::workers::Placement;
 
 /// Whether the kernel's ring may be used; a file of the module's.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -92,16 +88,10 @@ fn deal(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
     dealt
 }
 
-/// What the threads share. In this order they end: helpers have `names`.
+/// What the threads share. Dropped in this order: helpers have the filesystem, too.
 struct Service {
     helpers: Helpers,
-    names: Arc<Names>,
-}
-
-/// What answers requests, and what passes on those that it does not.
-struct Names {
     filesystem: Jericho,
-    forward: Forward,
 }
 
 /// The threads of the ring.
@@ -113,18 +103,14 @@ impl Serving {
     /// Serves the mount behind `device`, which has agreed to the ring. Errors: EMFILE, ENOMEM, no thread.
     pub(crate) fn start(
         rings: Rings,
-        device: &OwnedFd,
+        device: &Channel,
         filesystem: Jericho,
-        config: fuser::Config,
+        helpers: usize,
+        placement: &Arc<Placement>,
     ) -> io::Result<Serving> {
-        let workers = config.n_threads.unwrap_or(1);
-        let names = Names {
-            forward: Forward::new(filesystem.clone(), config)?,
-            filesystem,
-        };
         let service = Arc::new(Service {
-            helpers: Helpers::new(workers)?,
-            names: Arc::new(names),
+            helpers: Helpers::new(helpers, placement)?,
+            filesystem,
         });
         let mut threads = Vec::new();
         for (cpu, mut ring) in rings.0 {
@@ -147,15 +133,6 @@ impl Serving {
     }
 }
 
-/// The payload of an entry, for a read.
-struct Room(Reply);
-
-impl ReadBuffer for Room {
-    fn first(&mut self, len: usize) -> &mut [u8] {
-        &mut self.0.room()[..len]
-    }
-}
-
 impl Service {
     fn serve(&self, cpu: u32, mut ring: FuseRing) {
         if let Err(error) = affinity::set(None, &[cpu]) {
@@ -163,7 +140,7 @@ impl Service {
             tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
         }
         // Dropped before the ring: what is under way is ended.
-        let mut readers = self.names.filesystem.mounted.readers(cpu, &ring.doorbell());
+        let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
         while !ring.has_ended() {
             // The device first, then the kernel's answers.
             for reader in &mut readers {
@@ -181,12 +158,12 @@ impl Service {
             while let Some(received) = ring.take() {
                 // See `jericho_cache::Reader`: what others wait for must not wait for their locks.
                 let may_wait = || {
-                    readers.iter().all(Reader::is_idle)
-                        && !self.names.filesystem.mounted.fs().is_behind()
+                    readers.iter().all(Reader::is_idle) && !self.filesystem.mounted.fs().is_behind()
                 };
-                let request = AssertUnwindSafe(|| self.request(received, may_wait));
+                let header = InHeader::read(&received.header);
+                let request = AssertUnwindSafe(|| self.request(&header, received, may_wait));
                 if catch_unwind(request).is_err() {
-                    tracing::error!("a request panicked; it was answered with an I/O error");
+                    report_panic(&header);
                 }
             }
             for reader in &mut readers {
@@ -196,165 +173,74 @@ impl Service {
     }
 
     #[inline]
-    fn request(&self, received: Received, may_wait: impl Fn() -> bool) {
-        let header = InHeader::read(&received.header);
-        let arguments = &received.arguments[..received.arguments_len];
-        match (header.opcode, protocol::first::<Transfer>(arguments)) {
-            (OP_READ, Some(transfer)) => self.read(&header, &transfer, received.reply),
-            (OP_WRITE, Some(transfer)) => self.write(&header, &transfer, received),
-            _ if !Names::are_ours(header.opcode) || may_wait() => {
-                if let Some(unsent) = self.names.request(&header, received) {
-                    let names = self.names.clone();
-                    self.helpers
-                        .run(Box::new(move || names.forward.send_waiting(unsent)));
-                }
+    fn request(&self, header: &InHeader, received: Received, may_wait: impl Fn() -> bool) {
+        match header.opcode {
+            op::READ => serve(&self.filesystem, header, received),
+            op::WRITE => self.write(header, received),
+            _ if comes_back(header.opcode, &received) && may_wait() => {
+                serve(&self.filesystem, header, received);
             }
             _ => {
-                let names = self.names.clone();
-                self.helpers.run(Box::new(move || {
-                    if let Some(unsent) = names.request(&header, received) {
-                        names.forward.send_waiting(unsent);
-                    }
-                }));
+                let (filesystem, header) = (self.filesystem.clone(), *header);
+                self.helpers
+                    .run(Box::new(move || serve(&filesystem, &header, received)));
             }
         }
     }
 
-    fn read(&self, header: &InHeader, transfer: &Transfer, mut reply: Reply) {
-        let size = transfer.size.min(reply.room().len() as u32);
-        let answer = |read: Result<usize, fuser::Errno>, room: Room| match read {
-            Ok(len) => room.0.filled(len),
-            Err(error) => room.0.error(error.code()),
+    /// Writes as much as can be written without waiting; a helper writes the rest.
+    fn write(&self, header: &InHeader, received: Received) {
+        let arguments = &received.arguments[..received.arguments_len];
+        let data = received.payload.as_ref().map_or(&[][..], AsRef::as_ref);
+        let (mut args, data) = match parse(header, arguments, data, &self.filesystem.agreed) {
+            Ok(Operation::Write { args, data }) => (args, data),
+            other => {
+                return self
+                    .filesystem
+                    .serve(header, other, Some(Reply::Ring(received.reply)));
+            }
         };
-        let (fh, offset) = (transfer.fh, transfer.offset);
-        self.names
-            .filesystem
-            .read_bytes(header.pid, fh, offset, size, Room(reply), answer);
-    }
-
-    fn write(&self, header: &InHeader, transfer: &Transfer, received: Received) {
-        let Received { payload, reply, .. } = received;
-        let mut write = Write {
-            pid: header.pid,
-            fh: transfer.fh,
-            offset: transfer.offset,
-            write_flags: WriteFlags::from_bits_retain(transfer.flags),
-            open_flags: transfer.open_flags as i32,
-        };
-        let Some(payload) = payload.filter(|p| p.as_ref().len() == transfer.size as usize) else {
-            return reply.error(libc::EIO);
-        };
-        let done = self.names.filesystem.try_write(&write, payload.as_ref());
-        if done == payload.as_ref().len() {
-            return reply.short(written(done).as_bytes());
+        let pid = header.pid;
+        let done = self.filesystem.try_write(pid, &args, data);
+        let reply = Reply::Ring(received.reply);
+        if done == data.len() {
+            return reply.with(&SizeOut::new(done as u32));
         }
         // Not from the beginning again: what another writer has put there meanwhile came later.
-        write.offset += done as u64;
-        let filesystem = self.names.filesystem.clone();
+        args.offset += done as u64;
+        let (filesystem, payload) = (self.filesystem.clone(), received.payload);
         self.helpers.run(Box::new(move || {
-            filesystem.write_bytes(&write, &payload.as_ref()[done..], move |rest| match rest {
-                Ok(len) => reply.short(written(done + len as usize).as_bytes()),
+            let data = payload.as_ref().map_or(&[][..], AsRef::as_ref);
+            filesystem.write_bytes(pid, &args, &data[done..], move |rest| match rest {
+                Ok(len) => reply.with(&SizeOut::new(done as u32 + len)),
                 // An error after the first bytes is a short write.
-                Err(_) if done > 0 => reply.short(written(done).as_bytes()),
-                Err(error) => reply.error(error.code()),
+                Err(_) if done > 0 => reply.with(&SizeOut::new(done as u32)),
+                Err(e) => reply.error(e),
             });
         }));
     }
 }
 
-impl Names {
-    fn are_ours(opcode: u32) -> bool {
-        matches!(
-            opcode,
-            OP_LOOKUP | OP_GETATTR | OP_OPEN | OP_CREATE | OP_TMPFILE | OP_RELEASE
-        )
-    }
+/// Serves a request in the calling thread.
+fn serve(filesystem: &Jericho, header: &InHeader, received: Received) {
+    let arguments = &received.arguments[..received.arguments_len];
+    let rest = received.payload.as_ref().map_or(&[][..], AsRef::as_ref);
+    let operation = parse(header, arguments, rest, &filesystem.agreed);
+    filesystem.serve(header, operation, Some(Reply::Ring(received.reply)));
+}
 
-    /// Answers a request, or passes it on to `fuser`. What there is no room for comes back.
-    fn request(&self, header: &InHeader, received: Received) -> Option<Unsent> {
-        let arguments = &received.arguments[..received.arguments_len];
-        match self.answer(header, arguments, received.payload.as_ref()) {
-            Some(Ok(out)) => received.reply.owned(out),
-            Some(Err(error)) => received.reply.error(error.code()),
-            None => return self.forward.try_request(received),
+/// Whether a request is one of those that programs make for each file that they use. They may have to read from the device,
+/// as far as names and attributes are not cached, but wait for nobody who waits for a request.
+fn comes_back(opcode: u32, received: &Received) -> bool {
+    match opcode {
+        op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE | op::RELEASE => true,
+        op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
+        op::OPEN => {
+            let [a, b, c, d, ..] = received.arguments;
+            i32::from_ne_bytes([a, b, c, d]) & libc::O_TRUNC == 0
         }
-        None
+        _ => false,
     }
-
-    /// The requests that programs make for each file that they use. They may have to read from the device, as far as names
-    /// and attributes are not cached, but wait for nobody who waits for a request. `None`: another one.
-    fn answer(
-        &self,
-        header: &InHeader,
-        arguments: &[u8],
-        payload: Option<&Payload>,
-    ) -> Option<Result<Vec<u8>, fuser::Errno>> {
-        let (filesystem, ino) = (&self.filesystem, header.nodeid);
-        let name = || protocol::name(payload?.as_ref());
-        let out = match header.opcode {
-            OP_LOOKUP => {
-                let entry = |found: Option<Attr>| {
-                    let ttl = found.as_ref().map_or(TTL, |a| filesystem.ttl(a.ino));
-                    EntryOut::new(found.as_ref(), ttl).as_bytes().to_vec()
-                };
-                filesystem.look_up(ino, name()?).map(entry)
-            }
-            OP_GETATTR => filesystem.attributes(ino).map(|a| {
-                AttributesOut::new(&a, filesystem.ttl(ino))
-                    .as_bytes()
-                    .to_vec()
-            }),
-            OP_OPEN => {
-                let flags = protocol::first::<u32>(arguments)? as i32;
-                if flags & libc::O_TRUNC != 0 {
-                    return None;
-                }
-                filesystem.open_inode(ino, flags).map(opened)
-            }
-            OP_CREATE | OP_TMPFILE => {
-                let create = protocol::first::<Create>(arguments)?;
-                let caller = Caller {
-                    uid: header.uid,
-                    gid: header.gid,
-                    umask: create.umask,
-                };
-                let perm = (create.mode & 0o7777) as u16;
-                let flags = create.flags as i32;
-                let made = match header.opcode {
-                    OP_CREATE => filesystem.create_and_open(ino, name()?, perm, flags, caller),
-                    _ => filesystem.open_unnamed(ino, perm, flags, caller),
-                };
-                made.map(|(attr, fh)| {
-                    let mut out = EntryOut::new(Some(&attr), TTL).as_bytes().to_vec();
-                    out.extend(opened(fh));
-                    out
-                })
-            }
-            OP_RELEASE => {
-                let closed = filesystem.close(protocol::first::<u64>(arguments)?);
-                closed.map(|()| vec![])
-            }
-            _ => return None,
-        };
-        Some(out)
-    }
-}
-
-/// `len` is at most that of a request.
-fn written(len: usize) -> WriteOut {
-    WriteOut {
-        size: len as u32,
-        padding: 0,
-    }
-}
-
-fn opened(fh: u64) -> Vec<u8> {
-    let out = OpenOut {
-        fh,
-        open_flags: FILE_FLAGS.bits(),
-        backing_id: 0,
-    };
-    out.as_bytes().to_vec()
 }
 
 #[cfg(test)]

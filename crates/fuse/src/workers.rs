@@ -1,19 +1,13 @@
 //! Where the threads that serve requests run.
 //!
 //! On a machine with several nodes each worker is bound to the CPUs of one node, dealt out in turn,
-//! so that every node has threads that read requests. Binding happens when a worker meets its first
-//! request: the threads are fuser's, and only a thread itself can be bound without guessing at
-//! thread ids. The topology already holds only CPUs that the process may use, so nothing is widened.
+//! so that every node has threads that read requests. The topology already holds only CPUs that the
+//! process may use, so nothing is widened.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jericho_topology::Topology;
 use rustix::thread::CpuSet;
-
-thread_local! {
-    static BOUND: Cell<bool> = const { Cell::new(false) };
-}
 
 /// The CPUs of every node that has some, and whose turn is next.
 pub(crate) struct Placement {
@@ -45,17 +39,8 @@ impl Placement {
         cpus.len().clamp(4, 32).next_multiple_of(nodes)
     }
 
-    /// Binds the calling thread to the next node's CPUs, the first time it is called in a thread.
-    #[inline]
+    /// Binds the calling thread to the next node's CPUs.
     pub(crate) fn bind_this_thread(&self) {
-        if !BOUND.get() {
-            BOUND.set(true);
-            self.bind();
-        }
-    }
-
-    #[cold]
-    fn bind(&self) {
         if self.nodes.len() < 2 {
             return;
         }

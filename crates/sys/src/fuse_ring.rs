@@ -211,6 +211,18 @@ impl Reply {
         self.answer(Answer::Owned(bytes));
     }
 
+    /// Answers with a copy of `bytes`: made here if the payload may be written, else when the entry goes back.
+    pub fn copied(mut self, bytes: &[u8]) {
+        match self.room().get_mut(..bytes.len()) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                self.filled(bytes.len());
+            }
+            None if bytes.len() <= 16 => self.short(bytes),
+            None => self.owned(bytes.to_vec()),
+        }
+    }
+
     fn answer(mut self, answer: Answer) {
         self.put(answer);
         self.answered = true;

@@ -7,6 +7,7 @@ pub mod affinity;
 pub mod block;
 pub mod doorbell;
 pub mod files;
+pub mod fuse_device;
 pub mod fuse_ring;
 pub mod futex;
 pub mod handover;

@@ -28,6 +28,33 @@ fn times_keep_their_nanoseconds_also_before_1970() {
 }
 
 #[test]
+fn the_time_of_birth_is_shown_and_stays() {
+    let v = Volume::mounted();
+    let before = SystemTime::now() - Duration::from_secs(60);
+    fs::write(v.at("f"), b"x").unwrap();
+    fs::create_dir(v.at("d")).unwrap();
+    let born = ["f", "d"].map(|name| fs::metadata(v.at(name)).unwrap().created().unwrap());
+    assert!(
+        born.iter()
+            .all(|born| *born >= before && *born <= SystemTime::now())
+    );
+    File::options()
+        .write(true)
+        .open(v.at("f"))
+        .unwrap()
+        .set_times(
+            FileTimes::new()
+                .set_modified(UNIX_EPOCH)
+                .set_accessed(UNIX_EPOCH),
+        )
+        .unwrap();
+    v.remount();
+    for (name, born) in ["f", "d"].into_iter().zip(born) {
+        assert_eq!(fs::metadata(v.at(name)).unwrap().created().unwrap(), born);
+    }
+}
+
+#[test]
 fn changes_of_a_directory_show_in_its_times() {
     let v = Volume::mounted();
     fs::create_dir(v.at("d")).unwrap();

@@ -220,3 +220,26 @@ fn a_copy_by_the_kernel_is_a_copy() {
     assert_eq!(fs::copy(v.at("a"), v.at("b")).unwrap(), 700_001);
     assert!(fs::read(v.at("b")).unwrap() == pattern(9, 700_001));
 }
+
+/// Writes and syncs while a timer interrupts it.
+const INTERRUPTED: &str = "
+import os, signal
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+file = os.open('f', os.O_RDWR | os.O_CREAT)
+for n in range(200):
+    os.pwrite(file, b'x' * 8192, n * 8192)
+    os.fsync(file)
+    os.pread(file, 4096, n * 4096)
+signal.setitimer(signal.ITIMER_REAL, 0)
+";
+
+#[test]
+fn requests_that_signals_interrupt_leave_no_complaint_in_the_log() {
+    let v = Volume::mounted();
+    let mut command = Command::new("python3");
+    succeed(command.args(["-c", INTERRUPTED]).current_dir(v.mnt()));
+    assert_eq!(fs::metadata(v.at("f")).unwrap().len(), 200 * 8192);
+    let log = fs::read_to_string(v.log()).unwrap();
+    assert!(!log.contains("ERROR"), "{log}");
+}

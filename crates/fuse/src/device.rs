@@ -1,0 +1,150 @@
+//! Requests by `/dev/fuse`: the handshake, and the workers that read and serve.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use jericho_sys::service as threads;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::filesystem::{Jericho, REQUEST_BYTES_MAX};
+use crate::protocol::InHeader;
+use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
+use crate::protocol::request::{Operation, Transfer, parse_message};
+use crate::reply::{Channel, DeviceReply, Reply, message};
+use crate::workers::Placement;
+
+const PAGE_BYTES: usize = 4096;
+/// What comes before the bytes of a write.
+const BEFORE_DATA_BYTES: usize = size_of::<InHeader>() + size_of::<Transfer>();
+
+/// Memory for one request, in which the bytes of a write begin at a page: so the kernel copies whole pages.
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    /// Taken as far as it is used.
+    fn new() -> Buffer {
+        Buffer(vec![0; REQUEST_BYTES_MAX as usize + 2 * PAGE_BYTES])
+    }
+
+    fn room(&mut self) -> &mut [u8] {
+        let begin = self.0.as_ptr().addr();
+        let data = (begin + BEFORE_DATA_BYTES).next_multiple_of(PAGE_BYTES);
+        &mut self.0[data - BEFORE_DATA_BYTES - begin..]
+    }
+}
+
+/// Reads one request. `None`: the mount has ended.
+fn receive<'a>(channel: &OwnedFd, buffer: &'a mut Buffer) -> io::Result<Option<&'a [u8]>> {
+    let room = buffer.room();
+    loop {
+        match rustix::io::read(channel, &mut *room) {
+            Ok(len) => return Ok(Some(&room[..len])),
+            // ENOENT: the request was interrupted before it was read.
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+            Err(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Makes the handshake with a kernel that has just mounted. Errors: it is too old, or has ended the mount.
+pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed> {
+    let mut buffer = Buffer::new();
+    loop {
+        let Some(bytes) = receive(channel, &mut buffer)? else {
+            return Err(Errno::NOTCONN.into());
+        };
+        let (header, operation) = parse_message(bytes, &Agreed::default());
+        let (Some(header), Ok(Operation::Init(init))) = (header, operation) else {
+            return Err(io::Error::other(
+                "the kernel does not begin with a handshake",
+            ));
+        };
+        match negotiate(&init, wanted) {
+            Outcome::Agreed(out, agreed) => {
+                message(channel, 0, header.unique, out.as_bytes())?;
+                tracing::debug!(?init, ?out, "agreed with the kernel");
+                return Ok(agreed);
+            }
+            Outcome::Again(out) => message(channel, 0, header.unique, out.as_bytes())?,
+            Outcome::TooOld(major, minor) => {
+                message(channel, -libc::EPROTO, header.unique, &[])?;
+                return Err(io::Error::other(format!(
+                    "the kernel speaks version {major}.{minor} of the FUSE protocol: it takes 7.28 or later (Linux 4.20)"
+                )));
+            }
+        }
+    }
+}
+
+/// The threads that serve a mount by the device. They end when the mount does.
+pub(crate) struct Workers(Vec<JoinHandle<io::Result<()>>>);
+
+impl Workers {
+    /// Starts `count` of them. Each gets a channel of its own if `own_channels`, so that a reply wakes and locks nobody else's:
+    /// that needs the right to open the device. Errors: EMFILE, EACCES, no thread; those that have started end with the mount.
+    pub(crate) fn start(
+        channel: &Channel,
+        count: usize,
+        own_channels: bool,
+        filesystem: &Jericho,
+        placement: &Arc<Placement>,
+    ) -> io::Result<Workers> {
+        let mut workers = Workers(vec![]);
+        for n in 0..count {
+            let channel = match own_channels && n > 0 {
+                true => Arc::new(jericho_sys::fuse_device::clone(channel)?),
+                false => channel.clone(),
+            };
+            let (filesystem, placement) = (filesystem.clone(), placement.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("mount-worker-{n}"))
+                .spawn(move || {
+                    placement.bind_this_thread();
+                    threads::run(|| serve(&channel, &filesystem))
+                })?;
+            workers.0.push(thread);
+        }
+        Ok(workers)
+    }
+
+    /// Waits until all have ended. Error: the first that one has met.
+    pub(crate) fn wait(self) -> io::Result<()> {
+        let mut result = Ok(());
+        for thread in self.0 {
+            let ended = thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a worker of the mount panicked")));
+            result = result.and(ended);
+        }
+        result
+    }
+}
+
+/// Serves requests until the mount ends.
+fn serve(channel: &Channel, filesystem: &Jericho) -> io::Result<()> {
+    let mut buffer = Buffer::new();
+    while let Some(bytes) = receive(channel, &mut buffer)? {
+        let (header, operation) = parse_message(bytes, &filesystem.agreed);
+        let Some(header) = header else {
+            tracing::error!(
+                bytes = bytes.len(),
+                "a message of the kernel is shorter than a header"
+            );
+            continue;
+        };
+        let reply = header
+            .wants_reply()
+            .then(|| Reply::Device(DeviceReply::new(channel, header.unique)));
+        // What it holds of the reply is dropped by a panic, which answers EIO.
+        let request = AssertUnwindSafe(|| filesystem.serve(&header, operation, reply));
+        if catch_unwind(request).is_err() {
+            crate::filesystem::report_panic(&header);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Directories and their entries.
+
+use std::time::Duration;
+
+use jericho_fs::Error;
+use jericho_fs::types::{DirEntry, Ino};
+
+use crate::convert::errno;
+use crate::filesystem::{Jericho, REQUEST_BYTES_MAX};
+use crate::protocol::answer::{EntryOut, Listing, OpenOut};
+use crate::protocol::request::Transfer;
+use crate::reply::Reply;
+
+/// Entries of a directory looked up at once for one reply.
+const LISTING_BATCH: usize = 64;
+
+impl Jericho {
+    pub(crate) fn opendir(&self, reply: Reply) {
+        // A listing continues by cookie: nothing is kept per descriptor.
+        reply.with(&OpenOut::new(0, 0));
+    }
+
+    pub(crate) fn readdir(&self, ino: Ino, args: &Transfer, reply: Reply) {
+        let mut listing = Listing::new(args.size.min(REQUEST_BYTES_MAX) as usize);
+        let result = self.list(ino, args.offset, &mut |e| {
+            Ok(listing.add(None, (e.ino, e.kind), e.cookie, &e.name))
+        });
+        match result {
+            Ok(()) => reply.bytes(listing.bytes()),
+            Err(e) => reply.error(errno("readdir", &e)),
+        }
+    }
+
+    pub(crate) fn readdirplus(&self, ino: Ino, args: &Transfer, reply: Reply) {
+        let fs = self.mounted.fs();
+        let mut listing = Listing::new(args.size.min(REQUEST_BYTES_MAX) as usize);
+        let result = self.list(ino, args.offset, &mut |e| {
+            let inode = (e.ino, e.kind);
+            if e.name == b"." || e.name == b".." {
+                // The kernel takes no reference of these.
+                let none = EntryOut::none(Duration::ZERO);
+                return Ok(listing.add(Some(&none), inode, e.cookie, &e.name));
+            }
+            let attr = match self.mounted.lookup(ino, &e.name) {
+                Ok(attr) => attr,
+                // Removed since it was listed.
+                Err(Error::Errno(libc::ENOENT)) => return Ok(true),
+                Err(error) => return Err(error),
+            };
+            let added = listing.add(Some(&self.entry(&attr)), inode, e.cookie, &e.name);
+            if !added {
+                fs.forget(attr.ino, 1);
+            }
+            Ok(added)
+        });
+        match result {
+            // What is in the reply already counts its lookups and must reach the kernel; the
+            // next call meets the error again.
+            Err(e) if listing.is_empty() => reply.error(errno("readdirplus", &e)),
+            _ => reply.bytes(listing.bytes()),
+        }
+    }
+
+    pub(crate) fn fsyncdir(&self, ino: Ino, reply: Reply) {
+        let done = Box::new(move |result| reply.done("fsyncdir", result));
+        self.mounted.fs().fsync_dir(ino, done);
+    }
+
+    /// Calls `each` for the entries after `cookie`, in batches: the directory is not held while
+    /// `each` looks an entry up. `each` gives false when the reply is full.
+    fn list(
+        &self,
+        dir: Ino,
+        mut cookie: u64,
+        each: &mut dyn FnMut(DirEntry) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        loop {
+            let mut batch = Vec::with_capacity(LISTING_BATCH);
+            self.mounted.fs().readdir(dir, cookie, &mut |entry| {
+                batch.push(entry);
+                batch.len() < LISTING_BATCH
+            })?;
+            let whole = batch.len() >= LISTING_BATCH;
+            for entry in batch {
+                cookie = entry.cookie;
+                if !each(entry)? {
+                    return Ok(());
+                }
+            }
+            if !whole {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Opening, making and closing files.
+
+use std::sync::Arc;
+
+use jericho_daemon::Handle;
+use jericho_fs::Error;
+use jericho_fs::types::{Attr, Ino, Kind};
+
+use crate::convert::errno;
+use crate::filesystem::{Jericho, Outcome, caller};
+use crate::protocol::InHeader;
+use crate::protocol::answer::{CreateOut, OpenOut};
+use crate::protocol::request::{CreateIn, OpenIn};
+use crate::reply::Reply;
+
+/// Read and write go to the slices and are cached nowhere else; writers of one file do not exclude
+/// each other in the kernel.
+const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES;
+
+impl Jericho {
+    pub(crate) fn open(&self, req: &InHeader, ino: Ino, args: &OpenIn, reply: Reply) {
+        let flags = args.flags as i32;
+        let truncated = match flags & libc::O_TRUNC {
+            0 => Ok(()),
+            _ => self.strip_for_truncate(ino, req),
+        };
+        match truncated.and_then(|()| self.open_inode(ino, flags)) {
+            Ok(fh) => reply.with(&OpenOut::new(fh, FILE_FLAGS)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    /// Makes a file, or opens the one that somebody else has made meanwhile, with one reference for the kernel.
+    pub(crate) fn create(
+        &self,
+        req: &InHeader,
+        parent: Ino,
+        args: &CreateIn,
+        name: &[u8],
+        reply: Reply,
+    ) {
+        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let (fs, flags) = (self.mounted.fs(), args.flags as i32);
+        let (made, flags) = match fs.mknod(parent, name, Kind::File, perm, 0, who) {
+            // Since the kernel looked.
+            Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => {
+                (fs.lookup(parent, name), flags)
+            }
+            // A file that has just been made is empty.
+            made => (made, flags & !libc::O_TRUNC),
+        };
+        self.reply_created(made, flags, reply);
+    }
+
+    /// Makes a file without a name (O_TMPFILE), with one reference for the kernel.
+    pub(crate) fn tmpfile(&self, req: &InHeader, dir: Ino, args: &CreateIn, reply: Reply) {
+        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let made = self.mounted.fs().tmpfile(dir, perm, who);
+        self.reply_created(made, args.flags as i32 & !libc::O_TRUNC, reply);
+    }
+
+    fn reply_created(&self, made: jericho_fs::Result<Attr>, flags: i32, reply: Reply) {
+        match self.open_made(made, flags) {
+            Ok((attr, fh)) => reply.with(&CreateOut {
+                entry: self.entry(&attr),
+                open: OpenOut::new(fh, FILE_FLAGS),
+            }),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn open_made(&self, made: jericho_fs::Result<Attr>, flags: i32) -> Outcome<(Attr, u64)> {
+        let attr = made.map_err(|e| errno("create", &e))?;
+        match self.open_inode(attr.ino, flags) {
+            Ok(fh) => Ok((attr, fh)),
+            Err(e) => {
+                self.mounted.fs().forget(attr.ino, 1);
+                Err(e)
+            }
+        }
+    }
+
+    /// Opens a file; the handle's number.
+    fn open_inode(&self, ino: Ino, flags: i32) -> Outcome<u64> {
+        let truncate = flags & libc::O_TRUNC != 0;
+        let handle = self.mounted.open_file(ino, truncate, may_write(flags));
+        self.number(handle.map_err(|e| errno("open", &e))?)
+    }
+
+    fn number(&self, handle: Arc<Handle>) -> Outcome<u64> {
+        self.handles.insert(handle.clone()).ok_or_else(|| {
+            self.mounted.close_file(&handle);
+            libc::ENFILE
+        })
+    }
+
+    pub(crate) fn release(&self, fh: u64, reply: Reply) {
+        match self.handles.remove(fh) {
+            Some(handle) => {
+                self.mounted.close_file(&handle);
+                reply.ok();
+            }
+            None => reply.error(libc::EBADF),
+        }
+    }
+}
+
+fn may_write(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}

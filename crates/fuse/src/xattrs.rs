@@ -1,0 +1,81 @@
+//! Extended attributes: those of the file, and those through which the command asks the daemon.
+
+use jericho_fs::types::Ino;
+
+use crate::control::PREFIX;
+use crate::convert::errno;
+use crate::filesystem::Jericho;
+use crate::protocol::InHeader;
+use crate::protocol::answer::SizeOut;
+use crate::protocol::request::SetXattrIn;
+use crate::reply::Reply;
+
+impl Jericho {
+    pub(crate) fn setxattr(
+        &self,
+        req: &InHeader,
+        ino: Ino,
+        args: &SetXattrIn,
+        name: &[u8],
+        value: &[u8],
+        reply: Reply,
+    ) {
+        match ours(name) {
+            Some(name) => self
+                .control
+                .set(ino, name, value, req.uid, |result| match result {
+                    Ok(()) => reply.ok(),
+                    Err(e) => reply.error(e),
+                }),
+            None => {
+                let fs = self.mounted.fs();
+                reply.done("setxattr", fs.setxattr(ino, name, value, args.flags));
+            }
+        }
+    }
+
+    pub(crate) fn getxattr(&self, ino: Ino, name: &[u8], size: u32, reply: Reply) {
+        let value = match ours(name) {
+            Some(name) => self.control.get(ino, name),
+            None => self
+                .mounted
+                .fs()
+                .getxattr(ino, name)
+                .map_err(|e| errno("getxattr", &e)),
+        };
+        match value {
+            Ok(value) => reply_value(reply, &value, size),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    pub(crate) fn listxattr(&self, ino: Ino, size: u32, reply: Reply) {
+        match self.mounted.fs().listxattr(ino) {
+            Ok(names) => reply_value(reply, &names, size),
+            Err(e) => reply.error(errno("listxattr", &e)),
+        }
+    }
+
+    pub(crate) fn removexattr(&self, ino: Ino, name: &[u8], reply: Reply) {
+        match ours(name) {
+            Some(_) => reply.error(libc::EOPNOTSUPP),
+            None => reply.done("removexattr", self.mounted.fs().removexattr(ino, name)),
+        }
+    }
+}
+
+fn ours(name: &[u8]) -> Option<&str> {
+    let name = std::str::from_utf8(name).ok()?;
+    Some(name).filter(|n| n.starts_with(PREFIX))
+}
+
+/// The two-step protocol of getxattr and listxattr: size 0 asks for the length.
+fn reply_value(reply: Reply, value: &[u8], size: u32) {
+    if size == 0 {
+        reply.with(&SizeOut::new(value.len() as u32));
+    } else if value.len() > size as usize {
+        reply.error(libc::ERANGE);
+    } else {
+        reply.bytes(value);
+    }
+}
