@@ -429,11 +429,9 @@ fn durable_size(file: &File, committed: u64, size: u64) -> u64 {
     }
     // Before asking: a page written from here on finds it set and brings the inode back.
     file.size_pending.store(true, Ordering::Release);
-    let from = committed / PAGE_BYTES;
-    let dirty = file.first_dirty(from);
-    // On its way, or there and the map not told yet.
-    let pending = file.map.read().first_pending(from);
-    let Some(page) = dirty.into_iter().chain(pending).min() else {
+    // A page on its way is dirty to the cache until the map knows where it is. A page that has blocks and is not dirty
+    // was never written: space that was promised ahead, now a gap, reads as zeros.
+    let Some(page) = file.first_dirty(committed / PAGE_BYTES) else {
         file.size_pending.store(false, Ordering::Release);
         return size;
     };

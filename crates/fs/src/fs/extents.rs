@@ -248,15 +248,6 @@ impl Map {
         !self.changed.is_empty()
     }
 
-    /// The first page >= `from` that was given blocks and is not known to be written.
-    pub fn first_pending(&self, from: u64) -> Option<u64> {
-        let is_pending = |run: &Run<State>| matches!(run.state, State::Pending { .. });
-        self.extents
-            .from(from)
-            .find(is_pending)
-            .map(|run| run.page.max(from))
-    }
-
     /// Promises space for the holes of a range. ENOSPC: nothing changed.
     pub fn reserve(&mut self, pages: Range<u64>, allocator: &Allocator) -> Result<()> {
         let holes = self.extents.holes(pages);

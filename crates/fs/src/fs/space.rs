@@ -6,7 +6,6 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 
 use super::Fs;
 use super::errno::*;
-use super::extents::State;
 use super::file::File;
 use super::times::now_ns;
 use crate::error::Result;
@@ -83,27 +82,33 @@ impl Fs {
         if data { Err(ENXIO) } else { Ok(size) }
     }
 
-    /// Whether a page is data, and the first page after it for which that has to be asked again.
+    /// Whether a page is data, and the first page after it for which that has to be asked again. A page without data on the
+    /// device (a hole, promised, preallocated) is data if the cache has newer bytes.
     fn segment(&self, file: &File, page: u64, end: u64) -> (bool, u64) {
-        let run = {
-            let map = file.map.read();
-            match map.extents.containing(page) {
-                Some(run) => run,
-                None => {
-                    let next = map.extents.from(page).next().map_or(end, |run| run.page);
-                    return (false, next.min(end));
-                }
-            }
-        };
-        let run_end = run.end().min(end);
-        if !matches!(run.state, State::Unwritten(_)) {
-            return (true, run_end);
+        if let Some(until) = file.data_from(page) {
+            return (true, until.min(end));
         }
-        // Preallocated: data only where the cache has newer bytes.
-        match file.first_dirty(page) {
-            Some(dirty) if dirty == page => (true, page + 1),
-            Some(dirty) => (false, dirty.min(run_end)),
-            None => (false, run_end),
+        let dirty = file.first_dirty(page);
+        if dirty == Some(page) {
+            return (true, page + 1);
         }
+        // Asked again: it may have been dirty before, and been written back in between.
+        if let Some(until) = file.data_from(page) {
+            return (true, until.min(end));
+        }
+        let data = file.map.read().extents.from(page).find_map(|run| {
+            let is_data = run.state.readable().is_some();
+            is_data.then_some(run.page)
+        });
+        let next = [dirty, data].into_iter().flatten().min();
+        (false, next.unwrap_or(end).min(end))
+    }
+}
+
+impl File {
+    /// The end of the run of data on the device that `page` is in.
+    fn data_from(&self, page: u64) -> Option<u64> {
+        let run = self.map.read().extents.containing(page)?;
+        run.state.readable().map(|_| run.end())
     }
 }
