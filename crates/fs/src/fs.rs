@@ -196,12 +196,12 @@ impl Fs {
             return self.core.alive();
         }
         self.core.alive()?;
-        let sizes = self.core.table.files_and_sizes();
+        let files = self.core.table.files_to_sync();
         for slice in &self.core.slices {
             wait(|done| slice.sync_all(done))?;
         }
-        for (file, size, cuts) in sizes {
-            file.note_synced(size, cuts);
+        for (file, reach) in files {
+            file.note_synced(&reach, u64::MAX);
         }
         self.core.commit_now()
     }

@@ -1,8 +1,8 @@
 //! What is promised of the contents of files, over real slices and simulated devices.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
@@ -13,7 +13,7 @@ use jericho_fs::volume::Volume;
 use jericho_fs::volume::format::{FormatOptions, format_devices};
 use jericho_fs::volume::open::OpenMode;
 use jericho_sim::{FaultPlan, Random, SimDevice};
-use jericho_storage::Device;
+use jericho_storage::{Device, IoError};
 
 const CALLER: Caller = Caller {
     uid: 1000,
@@ -51,7 +51,11 @@ impl Mount {
     }
 
     fn up(&mut self) {
-        let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
+        self.up_on(self.device.clone());
+    }
+
+    fn up_on(&mut self, device: Arc<dyn Device>) {
+        let devices = vec![device];
         let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
         self.slices = (0..SLICES)
             .map(|id| {
@@ -76,6 +80,19 @@ impl Mount {
             commit_interval_ms: if self.busy { 1 } else { 3_600_000 },
         };
         self.fs = Some(Fs::open(Arc::new(volume), self.slices.clone(), options).unwrap());
+    }
+
+    /// Mounts once more, with writes that can be stopped.
+    fn slow(&mut self) -> Arc<Slow> {
+        self.fs().close().unwrap();
+        self.down();
+        let slow = Arc::new(Slow {
+            device: self.device.clone(),
+            reached: Mutex::default(),
+            go_on: Mutex::default(),
+        });
+        self.up_on(slow.clone());
+        slow
     }
 
     fn down(&mut self) {
@@ -245,6 +262,168 @@ fn a_size_never_covers_data_that_did_not_reach_the_device() {
         mount.power_cut(seed);
         assert_eq!(mount.open("f").size(), 0, "nothing was written back");
     }
+}
+
+/// Writes back what is dirty of a file, as age does, without a sync of the file.
+fn write_back(mount: &Mount, file: &Arc<File>) {
+    let (sender, receiver) = channel();
+    mount.slices[usize::from(file.slice())].sync(
+        &file.object(),
+        0..u64::MAX,
+        Box::new(move |result| sender.send(result).unwrap()),
+    );
+    receiver.recv().unwrap().unwrap();
+}
+
+/// A file of 3 pages and, after a gap for which space was promised ahead and placed with what precedes it, of one more.
+fn with_a_gap(mount: &Mount) -> Arc<File> {
+    let (_, file) = mount.create("f");
+    // A program that appends inline has space promised ahead.
+    mount.fs().begin_write(&file, 0, 50 * PAGE).unwrap();
+    mount.write(&file, 0, &pattern(0, 3 * PAGE as usize));
+    mount.write(&file, 80 * PAGE, &pattern(1, PAGE as usize));
+    file
+}
+
+#[test]
+fn a_gap_for_which_space_was_promised_does_not_keep_what_is_behind_it_from_being_durable() {
+    let mut mount = Mount::new(64 << 20);
+    let file = with_a_gap(&mount);
+    write_back(&mount, &file);
+    mount.commit();
+    drop(file);
+    mount.power_cut(0);
+    let file = mount.open("f");
+    assert_eq!(file.size(), 81 * PAGE);
+    let data = mount.read(&file);
+    let (gap, end) = (3 * PAGE as usize, 80 * PAGE as usize);
+    assert_eq!(data[..gap], pattern(0, 3 * PAGE as usize));
+    assert!(data[gap..end].iter().all(|byte| *byte == 0));
+    assert_eq!(data[end..], pattern(1, PAGE as usize));
+}
+
+#[test]
+fn a_gap_for_which_space_was_promised_is_a_hole() {
+    let mount = Mount::new(64 << 20);
+    let file = with_a_gap(&mount);
+    for is_written_back in [false, true] {
+        let seek = |at, data| mount.fs().seek(&file, at, data).unwrap();
+        let found = [seek(0, false), seek(3 * PAGE, true), seek(80 * PAGE, false)];
+        let expected = [3 * PAGE, 80 * PAGE, 81 * PAGE];
+        assert_eq!(found, expected, "written back: {is_written_back}");
+        write_back(&mount, &file);
+    }
+}
+
+/// A device whose next write waits, when that was asked for, until it is let go on.
+struct Slow {
+    device: Arc<SimDevice>,
+    /// Tells that the write is there.
+    reached: Mutex<Option<Sender<()>>>,
+    go_on: Mutex<Option<Receiver<()>>>,
+}
+
+impl Slow {
+    /// The next write waits: for the second of these, once it has sent the first.
+    fn stop_next_write(&self) -> (Receiver<()>, Sender<()>) {
+        let ((reached, is_reached), (go, go_on)) = (channel(), channel());
+        *self.reached.lock().unwrap() = Some(reached);
+        *self.go_on.lock().unwrap() = Some(go_on);
+        (is_reached, go)
+    }
+}
+
+impl Device for Slow {
+    fn name(&self) -> Arc<str> {
+        self.device.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        self.device.read_at(offset_bytes, buf)
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        if let Some(reached) = self.reached.lock().unwrap().take() {
+            reached.send(()).unwrap();
+            let go_on = self.go_on.lock().unwrap().take().unwrap();
+            go_on.recv().unwrap();
+        }
+        self.device.write_at(offset_bytes, buf)
+    }
+    fn flush(&self) -> Result<(), IoError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+}
+
+#[test]
+fn an_fsync_makes_the_size_durable_though_the_file_is_punched_and_written_to_meanwhile() {
+    let mut mount = Mount::new(64 << 20);
+    let slow = mount.slow();
+    let (_, file) = mount.create("f");
+    mount.commit();
+    let data = pattern(0, 10 * PAGE as usize);
+    mount.write(&file, 0, &data);
+    let (reached, go_on) = slow.stop_next_write();
+    let (sender, synced) = channel();
+    let done = move |result| sender.send(result).unwrap();
+    mount.fs().fsync(&file, false, Box::new(done));
+    reached.recv().unwrap();
+    // Beyond all that there is, and then into the middle.
+    mount.fs().fallocate(&file, 3, 100 * PAGE, PAGE).unwrap();
+    mount.write(&file, 2 * PAGE, &data[2 * PAGE as usize..][..100]);
+    go_on.send(()).unwrap();
+    synced.recv().unwrap().unwrap();
+    drop(file);
+    mount.power_cut(0);
+    let file = mount.open("f");
+    assert_eq!(file.size(), 10 * PAGE);
+    assert_eq!(mount.read(&file), data);
+}
+
+#[test]
+fn an_fsync_says_nothing_of_what_was_written_after_a_truncation_that_came_meanwhile() {
+    let mut mount = Mount::new(64 << 20);
+    let slow = mount.slow();
+    let (_, file) = mount.create("f");
+    mount.commit();
+    let data = pattern(0, 10 * PAGE as usize);
+    mount.write(&file, 0, &data);
+    let (reached, go_on) = slow.stop_next_write();
+    let (sender, synced) = channel();
+    let done = move |result| sender.send(result).unwrap();
+    mount.fs().fsync(&file, false, Box::new(done));
+    reached.recv().unwrap();
+    std::thread::scope(|scope| {
+        // It waits for the pages that are on their way.
+        let truncation = scope.spawn(|| mount.truncate(&file, 4 * PAGE));
+        while file.size() > 4 * PAGE {
+            std::thread::yield_now();
+        }
+        go_on.send(()).unwrap();
+        truncation.join().unwrap();
+    });
+    synced.recv().unwrap().unwrap();
+    // As long as before, and not written back.
+    mount.write(&file, 4 * PAGE, &pattern(1, 6 * PAGE as usize));
+    mount.commit();
+    drop(file);
+    mount.power_cut(0);
+    let file = mount.open("f");
+    assert_eq!(file.size(), 4 * PAGE);
+    assert_eq!(mount.read(&file), data[..4 * PAGE as usize]);
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! slice's lock and take `map` only; so nobody may call a slice while holding `map`.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use jericho_cache::{Error as CacheError, Object, Place, Run as PlaceRun, Slice};
 use jericho_format::PAGE_BYTES;
@@ -35,10 +35,11 @@ pub struct File {
     pub(super) hold: AtomicU32,
     /// The last batch had to leave out the end of the file: the next page written changes that.
     pub(super) size_pending: AtomicBool,
-    /// Bytes up to here were on the device when a sync of the file ended.
+    /// Bytes up to here were on the device when a sync of the file ended. Changed with `reaches` locked, or raised by
+    /// the committer.
     pub(super) synced_size: AtomicU64,
-    /// Changes when pages are taken out, so that a sync that began before does not count.
-    pub(super) cuts: AtomicU64,
+    /// What the syncs under way will have reached.
+    pub(super) reaches: Mutex<Vec<Weak<AtomicU64>>>,
     /// Bytes after the end in the last page on the device may not be zero: a write reached it whose
     /// size did not become durable.
     pub(super) tail_unsure: AtomicBool,
@@ -95,7 +96,7 @@ impl File {
             hold: AtomicU32::new(0),
             size_pending: AtomicBool::new(false),
             synced_size: AtomicU64::new(meta.committed_size),
-            cuts: AtomicU64::new(0),
+            reaches: Mutex::default(),
             tail_unsure: AtomicBool::new(meta.stored && !size.is_multiple_of(PAGE_BYTES)),
             tick: AtomicU64::new(0),
             error: Mutex::new(None),

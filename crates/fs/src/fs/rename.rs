@@ -116,9 +116,9 @@ impl Fs {
             return Ok(());
         };
         if cache.first_dirty(ino, 0).is_some() {
-            let (size, cuts) = (file.size(), file.cuts());
+            let reach = file.sync_begins();
             wait(|done| cache.sync(&file.object(), 0..PAGES, done))?;
-            file.note_synced(size, cuts);
+            file.note_synced(&reach, u64::MAX);
         }
         Ok(())
     }

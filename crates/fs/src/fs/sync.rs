@@ -5,8 +5,8 @@
 //! that is not durable, commits. All who wait at that moment share one commit.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use jericho_format::PAGE_BYTES;
 
@@ -66,7 +66,7 @@ impl Fs {
         if core.options.read_only {
             return done(Ok(()));
         }
-        let (size, cuts) = (file.size(), file.cuts());
+        let reach = file.sync_begins();
         let synced = file.clone();
         let after = move |result: CacheResult| {
             let remembered = synced.take_error();
@@ -74,11 +74,11 @@ impl Fs {
             if let Some(error) = failed {
                 return done(Err(error));
             }
-            let reached = match &scope {
-                Scope::All | Scope::Data => size,
-                Scope::Range(end) => size.min(*end),
+            let end = match &scope {
+                Scope::All | Scope::Data => u64::MAX,
+                Scope::Range(end) => *end,
             };
-            synced.note_synced(reached, cuts);
+            synced.note_synced(&reach, end);
             let inode = synced.inode.clone();
             let commit = match scope {
                 Scope::All => inode.is_uncommitted(core.commits.durable()),
@@ -119,33 +119,54 @@ fn needs_metadata(file: &File, durable: u64) -> bool {
     !size_durable || file.map.try_read().is_none_or(|map| map.has_changes())
 }
 
+/// The bytes of a file that a sync under way will have reached: those that the file had when the sync began, without those that a
+/// truncation took away since then.
+pub(super) struct Reach(Arc<AtomicU64>);
+
 impl File {
-    /// Changes whenever pages are taken out of the file.
-    pub(super) fn cuts(&self) -> u64 {
-        self.cuts.load(Ordering::Acquire)
+    /// Notes the size that a sync which begins now can vouch for.
+    pub(super) fn sync_begins(&self) -> Reach {
+        let mut reaches = self.reaches.lock();
+        reaches.retain(|reach| reach.strong_count() > 0);
+        // Under the lock: a truncation has set the size before, or finds this sync.
+        let reach = Arc::new(AtomicU64::new(self.size()));
+        reaches.push(Arc::downgrade(&reach));
+        Reach(reach)
     }
 
-    /// All pages were written back that were dirty when the file had this size; nothing was taken out
-    /// since. So that much may be committed though a page was changed again meanwhile.
-    pub(super) fn note_synced(&self, size: u64, cuts: u64) {
-        if self.cuts() != cuts || self.hold.load(Ordering::Acquire) > 0 {
-            return;
+    /// The file was cut, or grew, to `size`. What follows is not what a sync has written.
+    pub(super) fn note_truncated(&self, size: u64) {
+        let reaches = self.reaches.lock();
+        for reach in reaches.iter().filter_map(Weak::upgrade) {
+            reach.fetch_min(size, Ordering::Relaxed);
         }
-        if self.synced_size.fetch_max(size, Ordering::AcqRel) < size
-            && self.size_pending.load(Ordering::Acquire)
-        {
+        self.synced_size.fetch_min(size, Ordering::AcqRel);
+    }
+
+    /// All pages up to byte `end` were written back that were dirty when the sync began. So what it reached of them may
+    /// be committed though a page was changed again meanwhile.
+    pub(super) fn note_synced(&self, reach: &Reach, end: u64) {
+        let is_news = {
+            let _reaches = self.reaches.lock();
+            let size = reach.0.load(Ordering::Relaxed).min(end);
+            self.synced_size.fetch_max(size, Ordering::AcqRel) < size
+        };
+        if is_news && self.size_pending.load(Ordering::Acquire) {
             self.core.mark_dirty(&self.inode);
         }
     }
 }
 
 impl Table {
-    /// Files in memory with their sizes now, to note what a sync of everything reached.
-    pub fn files_and_sizes(&self) -> Vec<(Arc<File>, u64, u64)> {
+    /// Files in memory, to note what a sync of everything that begins now reaches.
+    pub(super) fn files_to_sync(&self) -> Vec<(Arc<File>, Reach)> {
         let file_of = |inode: &Arc<Inode>| inode.file.try_lock().and_then(|file| file.clone());
-        self.collect(file_of)
-            .into_iter()
-            .map(|f| (f.clone(), f.size(), f.cuts()))
+        let files = self.collect(file_of).into_iter();
+        files
+            .map(|file| {
+                let reach = file.sync_begins();
+                (file, reach)
+            })
             .collect()
     }
 }

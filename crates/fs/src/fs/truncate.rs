@@ -33,7 +33,6 @@ struct Hold<'a> {
 impl<'a> Hold<'a> {
     fn new(file: &'a Arc<File>) -> Hold<'a> {
         file.hold.fetch_add(1, Ordering::AcqRel);
-        file.cuts.fetch_add(1, Ordering::AcqRel);
         Hold { file }
     }
 }
@@ -65,7 +64,7 @@ impl Fs {
             meta.rec.mtime_ns = now;
             meta.rec.ctime_ns = now;
             file.set_size(size);
-            file.synced_size.fetch_min(size, Ordering::AcqRel);
+            file.note_truncated(size);
         }
         if size >= old {
             // Space allocated beyond the old end stays, as zeros.
