@@ -52,6 +52,7 @@ impl BlockDevice {
             size_bytes: open::usable_size(path, size_bytes, wanted_bytes)?,
             is_direct,
             is_read_only: options.read_only,
+            needs_stable_writes: is_direct && block::needs_stable_writes(&file, &metadata),
             home_node: options
                 .home_node
                 .or_else(|| block::home_node(metadata.rdev())),
@@ -96,6 +97,10 @@ impl Device for BlockDevice {
 
     fn is_read_only(&self) -> bool {
         self.handle.is_read_only
+    }
+
+    fn needs_stable_writes(&self) -> bool {
+        self.handle.needs_stable_writes
     }
 
     fn queue_fd(&self) -> Option<BorrowedFd<'_>> {

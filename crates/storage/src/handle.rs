@@ -28,6 +28,8 @@ pub(crate) struct Handle {
     pub(crate) size_bytes: u64,
     pub(crate) is_direct: bool,
     pub(crate) is_read_only: bool,
+    /// Buffered I/O has the kernel's copy.
+    pub(crate) needs_stable_writes: bool,
     pub(crate) home_node: Option<u32>,
     pub(crate) flusher: Flusher,
 }
@@ -113,8 +115,12 @@ impl Handle {
             None => "io_uring".to_string(),
             Some(why) => format!("threads instead of io_uring ({why})"),
         };
+        let copies = match self.needs_stable_writes {
+            true => ", writes from copies (it has checksums or parity)",
+            false => "",
+        };
         format!(
-            "{} ({kind}, {} bytes): {access}, {ring}",
+            "{} ({kind}, {} bytes): {access}, {ring}{copies}",
             self.name, self.size_bytes
         )
     }

@@ -13,12 +13,13 @@
 //! # Where to read on
 //! [`Claim`] holds a device against everybody else; [`open_device`] opens by path; `file` and `block` are the kinds of devices and share `handle`,
 //! the blocking calls. [`open_queue`] picks between `ring_queue` (io_uring) and `pool_queue`
-//! (threads that make blocking calls).
+//! (threads that make blocking calls). `bounce` copies what must not change while it is written.
 
 #![forbid(unsafe_code)]
 
 mod aligned;
 mod block;
+mod bounce;
 mod claim;
 mod file;
 mod flush;
@@ -119,6 +120,11 @@ pub trait Device: Send + Sync {
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
     /// Whether writes are refused (EROFS).
     fn is_read_only(&self) -> bool {
+        false
+    }
+    /// Whether the bytes of a write must not change until it has ended, since the device reads them more than once
+    /// (for a checksum, for parity). Queues then write from a copy. Callers of `write_at` see to it themselves.
+    fn needs_stable_writes(&self) -> bool {
         false
     }
     /// How transfers queued for this device are made: a descriptor that io_uring can use, or

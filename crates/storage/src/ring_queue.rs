@@ -1,7 +1,8 @@
 //! A queue on io_uring.
 //!
 //! A transfer's way: `submit` checks it and puts it into the backlog; `wait`, or `submit` for every
-//! fourth, moves as many as the ring has room for into the ring and enters the kernel; `settle` looks at what comes back, and
+//! fourth, moves as many as the ring has room for into the ring (from a
+//! copy, where a device needs that) and enters the kernel; `settle` looks at what comes back, and
 //! either makes a completion of it or puts the rest of a short transfer back in front.
 
 use std::collections::VecDeque;
@@ -16,6 +17,7 @@ use jericho_sys::errno;
 use jericho_sys::memory::Mapping;
 use jericho_sys::uring::{Completed, Operation, PushError, Request, Ring};
 
+use crate::bounce::Bounce;
 use crate::handle::{SECTOR_BYTES, stopped_error};
 use crate::queue::{check, length_bytes};
 use crate::{Cause, Completion, Device, Direction, Queue, Transfer, Wake};
@@ -35,6 +37,7 @@ pub(crate) struct RingQueue {
     registration: Result<(), io::Error>,
     depth: u32,
     doorbell: Arc<Doorbell>,
+    bounce: Bounce,
     backlog: VecDeque<Request>,
     /// Completions of transfers that never reached the kernel.
     settled: Vec<Completion>,
@@ -70,6 +73,7 @@ impl RingQueue {
             registration,
             depth,
             doorbell,
+            bounce: Bounce::default(),
             backlog: VecDeque::new(),
             settled: Vec::new(),
             in_flight: 0,
@@ -125,7 +129,24 @@ impl RingQueue {
 
     /// Moves from the backlog into the ring what fits.
     fn refill(&mut self) {
-        while let Some(request) = self.backlog.pop_front() {
+        while let Some(mut request) = self.backlog.pop_front() {
+            if request.operation == Operation::Write
+                && self.devices[request.file as usize].needs_stable_writes()
+            {
+                match self.bounce.copy(&mut request.segments) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.backlog.push_front(request);
+                        break;
+                    }
+                    Err(error) => {
+                        let cause = Cause::Errno(error.raw_os_error().unwrap_or(errno::ENOMEM));
+                        let completion = self.stopped(&request, cause);
+                        self.settled.push(completion);
+                        continue;
+                    }
+                }
+            }
             match self.ring.push(request) {
                 Ok(()) => {}
                 Err(PushError::Full(request)) => {

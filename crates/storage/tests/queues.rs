@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::os::fd::BorrowedFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -411,4 +412,150 @@ fn a_device_that_panics_fails_its_transfer_and_no_other() {
     let error = one(queue.as_mut(), transfer(0, Direction::Read, 0, segments())).unwrap_err();
     assert_eq!(error.errno(), 5);
     one(queue.as_mut(), transfer(0, Direction::Write, 0, segments())).unwrap();
+}
+
+/// A device whose writes take the bytes when the other end of a pipe is read, which the test decides.
+struct Delayed {
+    pipe: std::io::PipeWriter,
+    needs_stable_writes: bool,
+}
+
+impl Device for Delayed {
+    fn name(&self) -> Arc<str> {
+        "delayed".into()
+    }
+    fn size_bytes(&self) -> u64 {
+        64 * BLOCK_BYTES
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, _: u64, _: &mut [u8]) -> Result<(), IoError> {
+        unreachable!("nothing is read")
+    }
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), IoError> {
+        unreachable!("all writes are queued")
+    }
+    fn flush(&self) -> Result<(), IoError> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> Result<(), IoError> {
+        Ok(())
+    }
+    fn needs_stable_writes(&self) -> bool {
+        self.needs_stable_writes
+    }
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.pipe.as_fd())
+    }
+    fn describe(&self) -> String {
+        "delayed".to_string()
+    }
+}
+
+/// Changes memory while writes of it wait in the kernel. Returns the bytes of each write that reached the device.
+fn change_under_way(needs_stable_writes: bool, writes: usize) -> Option<Vec<Vec<u8>>> {
+    let (mut reader, mut pipe) = std::io::pipe().unwrap();
+    // So full that nothing more goes in until something is read.
+    let full = [0xff; 64 << 10];
+    pipe.write_all(&full).unwrap();
+    let device = Arc::new(Delayed {
+        pipe,
+        needs_stable_writes,
+    });
+    let mapping = memory(writes);
+    let mut queue = open_queue(&[device], &[Arc::clone(&mapping)], 4).unwrap();
+    if !queue.describe().contains("io_uring of depth") {
+        eprintln!("SKIPPED: io_uring: {}", queue.describe());
+        return None;
+    }
+    for block in 0..writes {
+        mapping.copy_in(block * BLOCK, &[1; BLOCK]);
+        let segments = vec![segment(&mapping, block, 1)];
+        queue.submit(transfer(0, Direction::Write, block as u64, segments));
+    }
+    let mut completions = Vec::new();
+    queue.wait(&mut completions, Some(Duration::ZERO));
+    assert!(completions.is_empty(), "the pipe is full");
+    mapping.copy_in(0, &vec![2; writes * BLOCK]);
+    reader.read_exact(&mut full.to_vec()).unwrap();
+    while queue.in_flight() > 0 {
+        queue.wait(&mut completions, None);
+    }
+    assert!(
+        completions
+            .iter()
+            .all(|completion| completion.result.is_ok())
+    );
+    drop(queue);
+    let mut written = Vec::new();
+    reader.read_to_end(&mut written).unwrap();
+    Some(written.chunks(BLOCK).map(<[u8]>::to_vec).collect())
+}
+
+#[test]
+fn a_device_that_needs_stable_writes_never_sees_bytes_change_while_a_write_is_under_way() {
+    const WRITES: usize = 4;
+    let Some(stable) = change_under_way(true, WRITES) else {
+        return;
+    };
+    assert_eq!(stable, vec![vec![1; BLOCK]; WRITES]);
+    // The test sees what it looks for.
+    let others = change_under_way(false, WRITES).unwrap();
+    assert!(others.contains(&vec![2; BLOCK]));
+}
+
+#[test]
+fn more_writes_than_there_are_copies_reach_a_device_that_needs_stable_writes() {
+    const WRITES: usize = 40;
+    let (mut reader, pipe) = std::io::pipe().unwrap();
+    let device = Arc::new(Delayed {
+        pipe,
+        needs_stable_writes: true,
+    });
+    let mapping = memory(WRITES);
+    let mut queue = open_queue(&[device], &[], 64).unwrap();
+    if !queue.describe().contains("io_uring of depth") {
+        eprintln!("SKIPPED: io_uring: {}", queue.describe());
+        return;
+    }
+    let device = std::thread::spawn(move || {
+        let mut written = Vec::new();
+        reader.read_to_end(&mut written).unwrap();
+        written
+    });
+    for block in 0..WRITES {
+        mapping.copy_in(block * BLOCK, &[block as u8; BLOCK]);
+        let segments = vec![segment(&mapping, block, 1)];
+        queue.submit(transfer(0, Direction::Write, block as u64, segments));
+    }
+    let completions = finish(queue.as_mut());
+    assert_eq!(completions.len(), WRITES);
+    assert!(
+        completions
+            .iter()
+            .all(|completion| completion.result.is_ok())
+    );
+    drop(queue);
+    let mut written: Vec<u8> = device.join().unwrap().chunks(BLOCK).map(|b| b[0]).collect();
+    written.sort_unstable();
+    assert_eq!(written, (0..WRITES as u8).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_disk_that_says_so_needs_stable_writes() {
+    let Some(device) = LoopDevice::new(64) else {
+        return;
+    };
+    let name = device.path.file_name().unwrap().to_str().unwrap();
+    let setting = format!("/sys/block/{name}/queue/stable_writes");
+    for (text, expected) in [("1", true), ("0", false)] {
+        if let Err(error) = std::fs::write(&setting, text) {
+            eprintln!("SKIPPED: cannot set {setting}: {error}");
+            return;
+        }
+        let opened = open_device(&device.path, OpenOptions::default()).unwrap();
+        assert_eq!(opened.needs_stable_writes(), expected);
+        assert_eq!(opened.describe().contains("writes from copies"), expected);
+    }
 }

@@ -1,8 +1,9 @@
 //! Opening files and block devices for direct I/O, their sizes, and giving ranges back to them.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -188,10 +189,40 @@ fn home_node_below(link: impl AsRef<Path>) -> Option<u32> {
         .and_then(|node| u32::try_from(node).ok()) // -1: not known
 }
 
+/// Whether the bytes of a direct write to an open file or block device must not change until the write has ended, because what is
+/// below reads them more than once: for a checksum or for parity.
+pub fn needs_stable_writes(file: &File, metadata: &Metadata) -> bool {
+    /// Filesystems that have checksums of data: btrfs, bcachefs, ZFS.
+    const WITH_CHECKSUMS: [u32; 3] = [0x9123_683e, 0xca45_1a4e, 0x2fc1_2fc1];
+    let device = if metadata.file_type().is_block_device() {
+        metadata.rdev()
+    } else {
+        // The kernel's type of that field differs between machines; the numbers have 32 bits.
+        if rustix::fs::fstatfs(file).is_ok_and(|fs| WITH_CHECKSUMS.contains(&(fs.f_type as u32))) {
+            return true;
+        }
+        metadata.dev()
+    };
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    needs_stable_writes_below(Path::new("/sys/dev/block").join(format!("{major}:{minor}")))
+}
+
+/// A partition has the queue of its disk, which is the directory above it.
+fn needs_stable_writes_below(link: impl AsRef<Path>) -> bool {
+    let Ok(directory) = std::fs::canonicalize(link) else {
+        return false;
+    };
+    let text = directory
+        .ancestors()
+        .take(2)
+        .find_map(|disk| std::fs::read_to_string(disk.join("queue/stable_writes")).ok());
+    text.is_some_and(|text| text.trim() == "1")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn a_new_file_is_private_and_an_old_one_is_not_replaced() {
@@ -293,5 +324,20 @@ mod tests {
         assert_eq!(home_node_below(&partition), Some(1));
         std::fs::write(adapter.join("numa_node"), "-1\n").unwrap();
         assert_eq!(home_node_below(&partition), None);
+    }
+
+    #[test]
+    fn a_partition_needs_stable_writes_when_its_disk_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let partition = dir.path().join("md0/md0p1");
+        std::fs::create_dir_all(&partition).unwrap();
+        assert!(!needs_stable_writes_below(&partition));
+        let queue = dir.path().join("md0/queue");
+        std::fs::create_dir_all(&queue).unwrap();
+        for (text, expected) in [("0\n", false), ("1\n", true)] {
+            std::fs::write(queue.join("stable_writes"), text).unwrap();
+            assert_eq!(needs_stable_writes_below(&partition), expected);
+            assert_eq!(needs_stable_writes_below(dir.path().join("md0")), expected);
+        }
     }
 }
