@@ -167,6 +167,7 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         threads: Default::default(),
         volume: volume.to_owned(),
         read_only: true,
+        devices: vec![],
         force: false,
         cache_bytes: Some(CACHE_BYTES),
         topology: Topology::detect()?,

@@ -111,6 +111,9 @@ pub struct MountOptions {
     /// Change nothing
     #[arg(long)]
     pub read_only: bool,
+    /// Where another device of the volume is, if it is not found by its label (may be given several times)
+    #[arg(long, value_name = "PATH")]
+    pub device: Vec<PathBuf>,
     /// Mount although another host has not unmounted the volume, or the file of a loop device cannot be locked
     #[arg(long)]
     pub force: bool,
@@ -282,6 +285,9 @@ pub struct CheckArgs {
     /// Repair what can be repaired
     #[arg(long)]
     pub repair: bool,
+    /// Where another device of the volume is, if it is not found by its label (may be given several times)
+    #[arg(long, value_name = "PATH")]
+    pub device: Vec<PathBuf>,
     /// Check although another host has not unmounted the volume, or the file of a loop device cannot be locked
     #[arg(long)]
     pub force: bool,

@@ -103,6 +103,13 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     if options.read_only {
         command.arg("--read-only");
     }
+    for device in &options.device {
+        // The daemon works in another directory.
+        let path = std::path::absolute(device);
+        command
+            .arg("--device")
+            .arg(path.context("cannot find a device")?);
+    }
     if options.force {
         command.arg("--force");
     }

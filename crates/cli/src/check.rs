@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use jericho_fs::check::{CheckOptions, Finding, Report, Severity, check};
+use jericho_fs::check::{CheckOptions, Finding, Report, Severity, check_among};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
@@ -11,8 +11,9 @@ use crate::failure::{Context, Failure, Outcome, print, print_json};
 use crate::size;
 
 pub fn run(args: &CheckArgs) -> Outcome {
-    let report = check(
+    let report = check_among(
         &args.volume,
+        &args.device,
         CheckOptions {
             repair: args.repair,
             force: args.force,

@@ -97,6 +97,7 @@ fn serve(
     let mounted = Mounted::open(OpenOptions {
         volume: checked.volume.clone(),
         read_only: options.read_only,
+        devices: options.device.clone(),
         force: options.force,
         cache_bytes: options.cache,
         threads: options.placement.unwrap_or_default(),

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use jericho_fs::volume::{OpenMode, Volume};
+use jericho_fs::volume::Volume;
 use jericho_fuse::{MountError, attach};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
@@ -48,11 +48,11 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let volume = PathBuf::from(&stat.volume);
-    let opened = Volume::open(&volume, OpenMode::READ).context(format_args!(
+    let is_dirty = Volume::is_dirty_at(&volume).context(format_args!(
         "{shown} was unmounted, but whether everything is on {} cannot be seen",
         volume.display()
     ))?;
-    if opened.is_dirty() {
+    if is_dirty {
         return Err(Failure::new(format!(
             "{shown} was unmounted, but not everything reached {0}: the daemon's log says why; \
              look at it with: jericho check {0}",

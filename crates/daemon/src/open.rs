@@ -36,6 +36,8 @@ const CACHE_BYTES_DEFAULT_MAX: u64 = 1 << 30;
 pub struct OpenOptions {
     /// The volume (its first device).
     pub volume: PathBuf,
+    /// Where its other devices are, if they may not be found otherwise.
+    pub devices: Vec<PathBuf>,
     /// Nothing is changed.
     pub read_only: bool,
     /// Also when another machine has not unmounted the volume, and when another use of a loop device's file would not be noticed.
@@ -128,7 +130,7 @@ impl Mounted {
             force: options.force,
         };
         let mut lock = Volume::lock(&path, mode)?;
-        let volume = Volume::open(&path, mode)?;
+        let volume = Volume::open_among(&path, &options.devices, mode)?;
         lock.cover(&volume)?;
         Mounted::start(Arc::new(volume), path, Some(lock), &options)
     }

@@ -122,6 +122,7 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
         threads: Default::default(),
         volume: PathBuf::from("simulated"),
         read_only: false,
+        devices: vec![],
         force: false,
         // Smaller than the files together, so that pages are evicted and come back.
         cache_bytes: Some(8 << 20),

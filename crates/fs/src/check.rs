@@ -8,7 +8,7 @@ mod names;
 mod space;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
@@ -126,6 +126,15 @@ impl Pass<'_> {
 /// all (missing, truncated, of another volume, mounted) and failures of devices; everything else
 /// is in the report.
 pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> {
+    check_among(path, &[], options)
+}
+
+/// As `check`; the other devices are looked for at `others` first.
+pub fn check_among(
+    path: &Path,
+    others: &[PathBuf],
+    options: CheckOptions,
+) -> Result<Report, VolumeError> {
     let mode = OpenMode {
         read_only: !options.repair,
         force: options.force,
@@ -138,7 +147,7 @@ pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> 
             ..Report::default()
         });
     }
-    let volume = Volume::open(path, mode)?;
+    let volume = Volume::open_among(path, others, mode)?;
     lock.cover(&volume)?;
     let mut report = check_devices(volume.devices().to_vec(), options)?;
     if options.repair {

@@ -1,6 +1,7 @@
 //! A volume: its devices, its superblock, its slices' ranges and its metadata region.
 
 pub mod error;
+mod find;
 mod foreign;
 pub mod format;
 mod format_paths;

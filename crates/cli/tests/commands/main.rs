@@ -5,6 +5,7 @@
 mod support;
 
 mod bad_input;
+mod devices;
 mod life;
 mod memory_limit;
 mod one_user;

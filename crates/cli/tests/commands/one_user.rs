@@ -4,34 +4,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::support::{Volume, fail, jericho, output, succeed};
-
-/// A loop device; detached when dropped.
-struct Loop(PathBuf);
-
-impl Loop {
-    /// Over `file`. `None`, with a message, where this user or machine has no loop devices.
-    fn over(file: &Path) -> Option<Loop> {
-        Loop::made_by(Command::new("losetup").args(["--find", "--show"]).arg(file))
-    }
-
-    fn made_by(command: &mut Command) -> Option<Loop> {
-        let output = output(command);
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
-            eprintln!("LEFT OUT: no loop device can be made here (root, /dev/loop-control)");
-            return None;
-        }
-        assert!(output.status.success(), "{command:?}: {output:?}");
-        let path = String::from_utf8(output.stdout).unwrap();
-        Some(Loop(PathBuf::from(path.trim())))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.0).output();
-    }
-}
+use super::support::loops::Loop;
+use super::support::{Volume, fail, jericho, succeed};
 
 /// Every command that opens the volume at `path` says that it is in use, and changes nothing.
 #[track_caller]

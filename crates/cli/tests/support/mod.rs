@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test program uses its own part
 
 pub mod again;
+pub mod loops;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

@@ -73,7 +73,7 @@ pub enum VolumeError {
     },
     /// A device of the volume was not found.
     #[error(
-        "device {index} of the volume is missing: it was {path} when the volume was made; put it back there or beside the first device"
+        "device {index} of the volume is missing: it was {path} when the volume was made, and no block device and no file beside the first device has its label; say where it is with --device"
     )]
     DeviceMissing {
         /// Index in the volume.

@@ -168,12 +168,8 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
         let device =
             open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
         devices.push(device);
-        paths.push(
-            target
-                .path
-                .canonicalize()
-                .map_err(system("find", &target.path))?,
-        );
+        // Not what a link leads to: a link of /dev/disk/by-id lasts, the device that it names does not.
+        paths.push(std::path::absolute(&target.path).map_err(system("find", &target.path))?);
     }
     // What is there was judged; what is left of it is not to be judged again.
     let options = FormatOptions {

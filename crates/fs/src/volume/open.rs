@@ -12,6 +12,7 @@ use jericho_storage::{Device, OpenOptions, open_device};
 
 use super::Volume;
 use super::error::VolumeError;
+use super::find;
 use super::format::read_label;
 use super::owner::{self, Verdict};
 use super::superblocks::{ReadError, Superblocks};
@@ -39,19 +40,34 @@ impl OpenMode {
 }
 
 impl Volume {
-    /// Opens a volume by the path of its first device. The others are looked for where they were
-    /// when it was made, then beside the first.
+    /// Opens a volume by the path of its first device. The others are found by their labels (`find`).
     pub fn open(path: &Path, mode: OpenMode) -> Result<Volume, VolumeError> {
+        Volume::open_among(path, &[], mode)
+    }
+
+    /// As `open`; the other devices are looked for at `others` first.
+    pub fn open_among(
+        path: &Path,
+        others: &[PathBuf],
+        mode: OpenMode,
+    ) -> Result<Volume, VolumeError> {
         let first = open_path(path, mode)?;
         let superblocks = read_head(&first)?;
         check_owner(&first, &superblocks, mode)?;
         let entries = superblocks.with(|s| s.devices.clone());
         let mut devices = vec![first];
         for (index, entry) in entries.iter().enumerate().skip(1) {
-            devices.push(find_device(path, index, entry, mode)?);
+            devices.push(find::device(path, others, index, entry, mode)?);
         }
         check_devices(&devices, &superblocks)?;
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
+    }
+
+    /// Whether the volume whose first device is at `path` is mounted or was not cleanly unmounted. Looks at nothing but that
+    /// device.
+    pub fn is_dirty_at(path: &Path) -> Result<bool, VolumeError> {
+        let first = open_path(path, OpenMode::READ)?;
+        Ok(read_head(&first)?.is_dirty())
     }
 
     /// Opens a volume on devices that are open, in the order of their indices.
@@ -87,7 +103,7 @@ pub(super) fn inspect(path: &Path) -> Result<std::fs::Metadata, VolumeError> {
     Ok(metadata)
 }
 
-fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, VolumeError> {
+pub(super) fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, VolumeError> {
     let metadata = inspect(path)?;
     // Root could write it all the same, but who made it read-only did not want that.
     if !mode.read_only && metadata.is_file() && metadata.permissions().readonly() {
@@ -178,31 +194,6 @@ fn check_length(device: &Arc<dyn Device>, blocks: u64) -> Result<(), VolumeError
         });
     }
     Ok(())
-}
-
-/// Opens one of the other devices: where it was, or beside the first.
-fn find_device(
-    first: &Path,
-    index: usize,
-    entry: &DeviceEntry,
-    mode: OpenMode,
-) -> Result<Arc<dyn Device>, VolumeError> {
-    let hint = path_of(entry);
-    let beside = hint.file_name().map(|name| first.with_file_name(name));
-    let mut found = None;
-    for candidate in [Some(hint.clone()), beside].into_iter().flatten() {
-        if !candidate.exists() {
-            continue;
-        }
-        let device = open_path(&candidate, mode)?;
-        match read_label(&*device)? {
-            LabelState::Valid(label) if label.device_uuid == entry.uuid => return Ok(device),
-            // Perhaps the right one is beside the first device; if not, this one is named.
-            _ => found = found.or(Some(device)),
-        }
-    }
-    // `check_devices` says what is wrong with it.
-    found.ok_or(VolumeError::DeviceMissing { index, path: hint })
 }
 
 /// Where a device was when the volume was made.

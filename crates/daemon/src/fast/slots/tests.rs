@@ -47,6 +47,7 @@ impl Bed {
             threads: Default::default(),
             volume: PathBuf::from("simulated"),
             read_only: false,
+            devices: vec![],
             force: false,
             cache_bytes: Some(8 << 20),
             topology: Topology::from_spec("virtual:1").unwrap(),

@@ -1,0 +1,135 @@
+//! A volume of several devices is found again whatever they are called by then.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::support::loops::Loop;
+use super::support::{Volume, fail, jericho, output, succeed};
+
+fn file_of(volume: &Volume, name: &str) -> PathBuf {
+    let path = volume.beside(name);
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    path
+}
+
+fn mount(volume: &Volume, first: &Path, options: &[&Path]) -> Command {
+    let mut command = jericho(["mount", "--cache", "16M", "--log"]);
+    command.arg(volume.log());
+    for path in options {
+        command.arg("--device").arg(path);
+    }
+    command.arg(first).arg(volume.mnt());
+    command
+}
+
+/// Exchanges what two loop devices are over.
+fn exchange(one: &Loop, one_file: &Path, other: &Loop, other_file: &Path) {
+    for device in [one, other] {
+        succeed(Command::new("losetup").arg("-d").arg(&device.0));
+    }
+    for (device, file) in [(one, other_file), (other, one_file)] {
+        // Somebody else may have taken the number; they give it back.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !output(Command::new("losetup").arg(&device.0).arg(file))
+            .status
+            .success()
+        {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{} stays in use",
+                device.0.display()
+            );
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+}
+
+#[test]
+fn devices_that_exchanged_their_names_are_found_though_a_wrong_one_is_busy() {
+    let volume = Volume::formatted();
+    let files = ["a", "b", "c"].map(|name| file_of(&volume, name));
+    // Not to be found beside the first.
+    let apart = volume.beside("apart");
+    std::fs::create_dir(&apart).unwrap();
+    let second = apart.join("b");
+    std::fs::rename(&files[1], &second).unwrap();
+    let (Some(first), Some(b), Some(c)) = (
+        Loop::over(&files[0]),
+        Loop::over(&second),
+        Loop::over(&files[2]),
+    ) else {
+        return;
+    };
+    succeed(jericho(["format", "--slices", "2"]).arg(&first.0).arg(&b.0));
+    succeed(jericho(["format"]).arg(&c.0));
+    succeed(&mut mount(&volume, &first.0, &[]));
+    std::fs::write(volume.at("kept"), b"kept").unwrap();
+    volume.umount();
+    exchange(&b, &second, &c, &files[2]);
+    // What has the name of the second device now is somebody else's and in use.
+    let other = volume.beside("other");
+    std::fs::create_dir(&other).unwrap();
+    let mut busy = jericho(["mount", "--cache", "16M", "--log"]);
+    succeed(busy.arg(volume.beside("log2")).arg(&b.0).arg(&other));
+    succeed(&mut mount(&volume, &first.0, &[]));
+    assert_eq!(std::fs::read(volume.at("kept")).unwrap(), b"kept");
+    volume.umount();
+    succeed(jericho(["check"]).arg(&first.0));
+    succeed(jericho(["umount"]).arg(&other));
+}
+
+#[test]
+fn a_device_that_was_named_by_a_link_is_found_where_the_link_leads() {
+    let volume = Volume::formatted();
+    let (first, second) = (file_of(&volume, "a"), file_of(&volume, "b"));
+    let (apart, link) = (volume.beside("apart"), volume.beside("by-id"));
+    std::fs::create_dir(&apart).unwrap();
+    symlink(&second, &link).unwrap();
+    succeed(jericho(["format", "--slices", "2"]).arg(&first).arg(&link));
+    let moved = apart.join("elsewhere");
+    std::fs::rename(&second, &moved).unwrap();
+    std::fs::remove_file(&link).unwrap();
+    symlink(&moved, &link).unwrap();
+    succeed(&mut mount(&volume, &first, &[]));
+    volume.umount();
+    // Beside the first, by whatever name.
+    std::fs::remove_file(&link).unwrap();
+    std::fs::rename(&moved, volume.beside("z")).unwrap();
+    succeed(&mut mount(&volume, &first, &[]));
+    volume.umount();
+}
+
+#[test]
+fn a_device_that_is_nowhere_is_named_and_the_option_says_where_it_is() {
+    let volume = Volume::formatted();
+    let (first, second) = (file_of(&volume, "a"), file_of(&volume, "b"));
+    succeed(
+        jericho(["format", "--slices", "2"])
+            .arg(&first)
+            .arg(&second),
+    );
+    let apart = volume.beside("apart");
+    std::fs::create_dir(&apart).unwrap();
+    let moved = apart.join("elsewhere");
+    std::fs::rename(&second, &moved).unwrap();
+    for message in [
+        fail(&mut mount(&volume, &first, &[]), 1),
+        fail(jericho(["check"]).arg(&first), 1),
+    ] {
+        for part in ["device 1", second.to_str().unwrap(), "--device"] {
+            assert!(message.contains(part), "{part} is not in {message}");
+        }
+    }
+    // One that is something else does no harm.
+    succeed(&mut mount(&volume, &first, &[&first, &moved]));
+    std::fs::write(volume.at("kept"), b"kept").unwrap();
+    volume.umount();
+    succeed(jericho(["check", "--device"]).arg(&moved).arg(&first));
+    // As the user gives it: relative.
+    let mut relative = jericho(["mount", "--cache", "16M", "--device", "elsewhere", "--log"]);
+    relative.arg(volume.log()).arg(&first).arg(volume.mnt());
+    succeed(relative.current_dir(&apart));
+    volume.umount();
+}
