@@ -165,6 +165,7 @@ fn take(kept: &Mutex<Vec<u8>>) -> Vec<u8> {
 fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration) -> Result<f64> {
     let mounted = Mounted::open(OpenOptions {
         threads: Default::default(),
+        fast_path: Default::default(),
         volume: volume.to_owned(),
         read_only: true,
         devices: vec![],

@@ -108,6 +108,11 @@ pub struct MountOptions {
     /// /dev/fuse), device, or ring
     #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
     pub transport: Transport,
+    /// Another user, or a group, whose programs may use the volume's cache directly under `jericho run` (several times
+    /// for several; :NAME is a group). Such a program can read and damage every cached byte of the volume, whatever the files'
+    /// permissions say [default: the volume's owner and who mounts]
+    #[arg(long, value_name = "USER|GROUP")]
+    pub fast_path: Vec<String>,
     /// Change nothing
     #[arg(long)]
     pub read_only: bool,

@@ -11,7 +11,7 @@ use jericho_fuse::attach;
 
 use crate::args::MountOptions;
 use crate::failure::{Context, Failure};
-use crate::{logging, mounts, preload};
+use crate::{logging, mounts, preload, serve};
 
 /// What the daemon writes when it serves.
 pub const SERVING: &str = "serving\n";
@@ -35,6 +35,7 @@ pub fn check(volume: &Path, dir: &Path, options: &MountOptions) -> Result<Checke
     })?;
     jericho_topology::Topology::from_spec(&options.topology)
         .map_err(|e| Failure::new(e.to_string()))?;
+    serve::trusted(options)?;
     attach::check_available(dir).map_err(|e| Failure::new(e.to_string()))?;
     let dir = check_dir(dir)?;
     Ok(Checked { volume, dir })
@@ -99,6 +100,9 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     }
     if let Some(bytes) = options.cache {
         command.args(["--cache", &bytes.to_string()]);
+    }
+    for name in &options.fast_path {
+        command.arg(format!("--fast-path={name}"));
     }
     if options.read_only {
         command.arg("--read-only");

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use jericho_daemon::{Mounted, OpenOptions};
+use jericho_daemon::{Mounted, OpenOptions, Trusted};
 use jericho_fuse::{MountConfig, MountError, Running};
 use jericho_topology::Topology;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -101,6 +101,7 @@ fn serve(
         force: options.force,
         cache_bytes: options.cache,
         threads: options.placement.unwrap_or_default(),
+        fast_path: trusted(options)?,
         topology,
     })
     .map_err(|e| Failure::new(format!("{e}{}", where_mounted(&checked.volume))))?;
@@ -145,6 +146,11 @@ fn serve(
     close(&mounted)?;
     tracing::info!("everything is on the device");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Who is named by --fast-path.
+pub fn trusted(options: &MountOptions) -> Result<Trusted, Failure> {
+    Trusted::from_names(&options.fast_path).map_err(|e| Failure::new(format!("--fast-path: {e}")))
 }
 
 fn close(mounted: &Mounted) -> Result<(), Failure> {

@@ -111,7 +111,7 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
         return kernel(Some(Reason::Refused));
     };
     // Write access to the segments is asked for when something is written.
-    let Ok(session) = session::attach(answer.instance, false) else {
+    let Ok(session) = session::attach(answer.instance) else {
         return kernel(Some(Reason::Attach));
     };
     let facts = Facts {
@@ -208,7 +208,7 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
         give_up(open, Reason::Refused);
         return Way::Ordinary;
     };
-    let Ok(session) = session::attach(answer.instance, false) else {
+    let Ok(session) = session::attach(answer.instance) else {
         give_up(open, Reason::Attach);
         return Way::Ordinary;
     };
@@ -573,7 +573,11 @@ fn writable_anew(
     facts: &Facts,
     session: &Session,
 ) -> std::result::Result<File<'static>, Why> {
-    let Ok(session) = session::attach(session.instance, true) else {
+    let token = || {
+        let answer = ask(open.fd, Call::Token).ok();
+        answer.filter(|a| a.status == 0).map(|a| a.token)
+    };
+    let Ok(session) = session::attach_writable(session.instance, token) else {
         open.add_flags(NO_INLINE_WRITE);
         return Err(Why::Withheld);
     };

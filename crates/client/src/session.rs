@@ -157,13 +157,31 @@ fn find(instance: u64, write: bool) -> Option<&'static Session> {
     all().find(|session| session.instance == instance && (!write || session.is_writable()))
 }
 
-/// The session with a daemon's life; attaches where there is none yet, or none that is writable and that is
-/// wanted. Errors: the daemon is not there, refuses, or this process lacks descriptors, address space or room for another
-/// session.
-pub fn attach(instance: u64, write: bool) -> io::Result<&'static Session> {
-    if let Some(session) = find(instance, write) {
+/// The session with a daemon's life; attaches where there is none yet. Errors: the daemon is not there, refuses, or this
+/// process lacks descriptors, address space or room for another session.
+pub fn attach(instance: u64) -> io::Result<&'static Session> {
+    match find(instance, false) {
+        Some(session) => Ok(session),
+        None => attach_with(instance, 0),
+    }
+}
+
+/// As `attach`, a session that may write. `token`: asks the daemon for the right to write. Further errors: the daemon gives no
+/// token.
+pub fn attach_writable(
+    instance: u64,
+    token: impl FnOnce() -> Option<u64>,
+) -> io::Result<&'static Session> {
+    if let Some(session) = find(instance, true) {
         return Ok(session);
     }
+    match token() {
+        None | Some(0) => Err(io::ErrorKind::PermissionDenied.into()),
+        Some(token) => attach_with(instance, token),
+    }
+}
+
+fn attach_with(instance: u64, token: u64) -> io::Result<&'static Session> {
     if !may_attach() {
         return Err(io::ErrorKind::WouldBlock.into());
     }
@@ -177,7 +195,7 @@ pub fn attach(instance: u64, write: bool) -> io::Result<&'static Session> {
         polls += 1;
         std::thread::sleep(ATTACHING_POLL);
     }
-    let session = attach_alone(mark, instance, write);
+    let session = attach_alone(mark, instance, token);
     attaching.store(0, Ordering::Release);
     session
 }
@@ -241,20 +259,20 @@ pub fn mark() -> io::Result<&'static ForkMark> {
 fn attach_alone(
     mark: &'static ForkMark,
     instance: u64,
-    write: bool,
+    token: u64,
 ) -> io::Result<&'static Session> {
     let number = COUNT.load(Ordering::Acquire);
     if mark.word(FIRST).load(Ordering::Acquire) == 0 {
         mark.word(FIRST).store(number as u64 + 1, Ordering::Release);
     }
-    if let Some(session) = find(instance, write) {
+    if let Some(session) = find(instance, token != 0) {
         return Ok(session);
     }
     let room = SESSIONS
         .get(number)
         .ok_or(io::Error::from(io::ErrorKind::StorageFull))?;
     let owner = find(instance, false).map_or(0, |session| session.owner);
-    let session = receive(number, mark, instance, Request { write, owner })?;
+    let session = receive(number, mark, instance, Request { token, owner })?;
     // Nobody else sets it: the number is taken under the lock.
     let session = room.get_or_init(|| session);
     COUNT.store(number + 1, Ordering::Release);
@@ -271,6 +289,7 @@ fn receive(
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let connection = Connection::connect(&socket_name(instance), HANDOVER_TIMEOUT)?;
     connection.send(&request.encode(), &[])?;
+    let write = request.token != 0;
     let mut fds = VecDeque::new();
     let next = || -> io::Result<(Reply, Vec<OwnedFd>)> {
         let mut bytes = [0; HANDOVER_BYTES];
@@ -288,7 +307,7 @@ fn receive(
     let mut head = || fds.pop_front().ok_or_else(few);
     let (control, slots, area) = (head()?, head()?, head()?);
     let control = Control::attach(control)?;
-    let slots = Slots::attach(slots, control.slot_count(), request.write)?;
+    let slots = Slots::attach(slots, control.slot_count(), write)?;
     let area = Area::attach(area)?;
     if control.slice_count() != reply.slices || control.instance() != instance {
         return Err(bad("the daemon's control segment is another's"));
@@ -308,7 +327,7 @@ fn receive(
         }
         let segments = <[OwnedFd; 3]>::try_from(segments).map_err(|_| few())?;
         let frames = control.frames_of(slice);
-        slices.push(SliceMemory::attach(frames, segments, request.write)?);
+        slices.push(SliceMemory::attach(frames, segments, write)?);
     }
     Ok(Session::new(number, mark, control, slots, area, slices))
 }

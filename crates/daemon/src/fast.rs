@@ -1,16 +1,20 @@
 //! The fast path's other end: files that clients read and write inline, and the clients themselves.
 //!
 //! `slots`: which files have a slot, who writes them, and taking in what clients did to size and times
-//! (`settle`). `clients`: the socket, the areas, deaths. `calls`: what descriptors ask by ioctl.
+//! (`settle`). `admission`: the socket. `clients`: the areas, deaths. `calls`: what descriptors ask by ioctl. `trusted`, `tokens`:
+//! whose processes are served, and which of them may write.
 //! The bytes and the protocol: `docs/formats/shm.md`.
 //!
 //! Rule: whoever answers the kernel about a file, or changes it, settles it first; whoever changes its
 //! size tells the slot. Nothing here waits for a client without bound.
 
+mod admission;
 mod calls;
 mod clients;
 mod extend;
 mod slots;
+mod tokens;
+mod trusted;
 mod write_guard;
 
 use std::collections::HashMap;
@@ -34,6 +38,8 @@ use crate::mounted::Mounted;
 pub use clients::ClientStat;
 use clients::Clients;
 pub(crate) use slots::{Grants, SlotFile};
+use tokens::Tokens;
+pub use trusted::{Trusted, TrustedError};
 pub(crate) use write_guard::WriteGuard;
 
 /// Files that can be open inline at once. The segments take memory as slots are used.
@@ -54,8 +60,11 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Fast {
     control: Control,
     slots: Slots,
-    /// Uids whose processes are served.
-    uids: [u32; 2],
+    /// Whose processes are served.
+    trusted: Trusted,
+    /// Nobody may write.
+    read_only: bool,
+    tokens: Tokens,
     slices: Vec<Arc<Slice>>,
     files: RwLock<HashMap<Ino, Arc<SlotFile>>>,
     free: Mutex<slots::FreeSlots>,
@@ -78,7 +87,8 @@ pub(crate) struct Fast {
 impl Fast {
     pub fn new(
         name: &str,
-        owner_uid: u32,
+        trusted: Trusted,
+        read_only: bool,
         slices: &[Arc<Slice>],
         homes: &[NodeId],
         topology: &Topology,
@@ -94,12 +104,14 @@ impl Fast {
         // Also of CPUs where only others may run: programs are among those.
         let node_of = |cpu| topology.node_of_cpu(cpu).map_or(u16::MAX, |node| node.0);
         let cpu_nodes: Vec<u16> = (0..=CpuMask::CPU_MAX).map(node_of).collect();
-        // Unguessable is not needed, since the kernel vouches for peers; another number each time is.
+        // It need not be unguessable, since the kernel vouches for peers, but it must differ each time.
         let instance = std::hash::RandomState::new().build_hasher().finish();
         Ok(Fast {
             control: Control::create(name, &geometry, SLOTS, &cpu_nodes, instance)?,
             slots: Slots::create(name, SLOTS)?,
-            uids: [owner_uid, jericho_sys::process::effective_uid()],
+            trusted,
+            read_only,
+            tokens: Tokens::default(),
             slices: slices.to_vec(),
             files: RwLock::new(HashMap::new()),
             free: Mutex::new(slots::FreeSlots::default()),
@@ -183,11 +195,12 @@ impl Mounted {
         let listener = jericho_sys::handover::Listener::bind(&jericho_shm::socket_name(
             fast.control.instance(),
         ))?;
+        let mut admission = admission::Admission::new(fast, listener)?;
         let mounted = Arc::downgrade(self);
         threads.push(
             std::thread::Builder::new()
                 .name("fast-clients".into())
-                .spawn(move || service::run(|| clients::serve(&mounted, &listener)))?,
+                .spawn(move || service::run(|| admission.serve(&mounted)))?,
         );
         let mounted = Arc::downgrade(self);
         threads.push(

@@ -15,7 +15,7 @@ mod stat;
 mod tasks;
 mod write;
 
-pub use fast::{ClientStat, KernelCache};
+pub use fast::{ClientStat, KernelCache, Trusted, TrustedError};
 pub use handle::Handle;
 pub use jericho_cache::Reader;
 pub use jericho_client::placement::VARIABLE as PLACEMENT_VARIABLE;

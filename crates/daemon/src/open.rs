@@ -13,7 +13,7 @@ use jericho_fs::volume::{OpenMode, Volume, VolumeError, VolumeLock};
 use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
 
-use crate::fast::Fast;
+use crate::fast::{Fast, Trusted};
 use crate::mounted::Mounted;
 
 /// Pages that were dirty this long are written back.
@@ -48,6 +48,8 @@ pub struct OpenOptions {
     pub topology: Topology,
     /// When threads are moved to the data, where no directory says otherwise.
     pub threads: ThreadPolicy,
+    /// Who is trusted with the whole cache, beside the volume's owner and this process's user.
+    pub fast_path: Trusted,
 }
 
 /// Why a volume could not be brought up; the message names the thing and what to do.
@@ -179,7 +181,10 @@ impl Mounted {
             |_| jericho_sys::process::effective_uid(),
             |metadata| std::os::unix::fs::MetadataExt::uid(&metadata),
         );
-        let fast = Fast::new("volume", owner, &slices, &homes, topology)
+        let mut trusted = options.fast_path.clone();
+        trusted.add_uid(owner);
+        trusted.add_uid(jericho_sys::process::effective_uid());
+        let fast = Fast::new("volume", trusted, read_only, &slices, &homes, topology)
             .map_err(OpenError::SharedMemory)?;
         fast.set_thread_policy(options.threads);
         let topology = options.topology.clone();

@@ -120,6 +120,7 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = OpenOptions {
         threads: Default::default(),
+        fast_path: Default::default(),
         volume: PathBuf::from("simulated"),
         read_only: false,
         devices: vec![],

@@ -204,7 +204,7 @@ impl Jericho {
         };
         self.with_handle(args.fh, reply, |handle, reply| {
             let answer = move |answer: Answer| reply_call(reply, &answer);
-            self.mounted.call(handle, call, req.uid, answer);
+            self.mounted.call(handle, call, (req.uid, req.gid), answer);
         });
     }
 }

@@ -2,7 +2,7 @@
 //! Native-endian, as all of it stays on one machine.
 
 /// Version of the protocol in `docs/formats/shm.md`.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Bytes of the ioctl's argument, in and out.
 pub const CALL_BYTES: usize = 64;
 /// Bytes of a request and of a reply of the hand-over.
@@ -40,6 +40,8 @@ pub enum Call {
     },
     /// The file is about to be mapped: no inline access any more, page cache coherent.
     Mapped,
+    /// A token, which shows that the caller has a writable descriptor.
+    Token,
 }
 
 /// The answer.
@@ -57,6 +59,8 @@ pub struct Answer {
     pub instance: u64,
     /// The object.
     pub object: u64,
+    /// What a request for writable segments has to present; 0: none.
+    pub token: u64,
 }
 
 /// Why a descriptor takes the kernel path.
@@ -65,7 +69,7 @@ pub struct Answer {
 pub enum Refusal {
     /// The protocol's version differs.
     Version = 1,
-    /// The caller is not of the volume owner's uid.
+    /// The caller's user is not trusted with the volume's cache.
     Owner = 2,
     /// The file has set-id bits, which each write must take off.
     SetId = 3,
@@ -104,6 +108,7 @@ impl Call {
             Call::ReadAhead { first, pages } => (2, 0, first, pages),
             Call::Reserve { first, pages, soon } => (3, u32::from(soon) * SOON, first, pages),
             Call::Mapped => (4, 0, 0, 0),
+            Call::Token => (5, 0, 0, 0),
         };
         let mut bytes = [0; CALL_BYTES];
         bytes[0..4].copy_from_slice(&PROTOCOL.to_ne_bytes());
@@ -115,7 +120,7 @@ impl Call {
 
     /// From an ioctl. `Ok(None)`: not one of ours. `Err`: of another version.
     pub fn decode(number_given: u32, argument: &[u8]) -> Result<Option<Call>, Refusal> {
-        let Some(n) = (1..=4).find(|n| number(*n) == number_given) else {
+        let Some(n) = (1..=5).find(|n| number(*n) == number_given) else {
             return Ok(None);
         };
         let Ok(bytes) = <&[u8; CALL_BYTES]>::try_from(argument) else {
@@ -135,7 +140,8 @@ impl Call {
                 pages,
                 soon: flags & SOON != 0,
             },
-            _ => Call::Mapped,
+            4 => Call::Mapped,
+            _ => Call::Token,
         }))
     }
 }
@@ -158,6 +164,7 @@ impl Answer {
         bytes[12..16].copy_from_slice(&self.pages.to_ne_bytes());
         bytes[16..24].copy_from_slice(&self.instance.to_ne_bytes());
         bytes[24..32].copy_from_slice(&self.object.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&self.token.to_ne_bytes());
         bytes
     }
 
@@ -170,6 +177,7 @@ impl Answer {
             pages: u32_at(bytes, 12),
             instance: u64_at(bytes, 16),
             object: u64_at(bytes, 24),
+            token: u64_at(bytes, 32),
         }
     }
 }
@@ -182,8 +190,9 @@ pub fn socket_name(instance: u64) -> String {
 /// A client asks for the segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Writable table, stamps, frames and slots are wanted.
-    pub write: bool,
+    /// Writable table, stamps, frames and slots are wanted: a token that the ioctl on a writable descriptor answered. 0: they are
+    /// to be read only.
+    pub token: u64,
     /// The client's owner number when it has one and wants write access added; 0: a new client.
     pub owner: u16,
 }
@@ -199,16 +208,17 @@ pub struct Reply {
     pub slices: u16,
 }
 
-fn message(words: [u32; 4]) -> [u8; HANDOVER_BYTES] {
+fn message(words: [u32; 4], token: u64) -> [u8; HANDOVER_BYTES] {
     let mut bytes = [0; HANDOVER_BYTES];
     bytes[0..8].copy_from_slice(&HANDOVER_MAGIC.to_ne_bytes());
     for (at, word) in words.iter().enumerate() {
         bytes[8 + 4 * at..12 + 4 * at].copy_from_slice(&word.to_ne_bytes());
     }
+    bytes[24..32].copy_from_slice(&token.to_ne_bytes());
     bytes
 }
 
-fn words(bytes: &[u8]) -> Option<[u32; 4]> {
+fn words(bytes: &[u8]) -> Option<([u32; 4], u64)> {
     let bytes = <&[u8; HANDOVER_BYTES]>::try_from(bytes).ok()?;
     if bytes[0..8] != HANDOVER_MAGIC.to_ne_bytes() {
         return None;
@@ -218,20 +228,22 @@ fn words(bytes: &[u8]) -> Option<[u32; 4]> {
         let b = &bytes[8 + 4 * at..12 + 4 * at];
         *word = u32::from_ne_bytes([b[0], b[1], b[2], b[3]]);
     }
-    (words[0] == PROTOCOL).then_some(words)
+    let mut token = [0; 8];
+    token.copy_from_slice(&bytes[24..32]);
+    (words[0] == PROTOCOL).then_some((words, u64::from_ne_bytes(token)))
 }
 
 impl Request {
     /// The bytes.
     pub fn encode(self) -> [u8; HANDOVER_BYTES] {
-        message([PROTOCOL, u32::from(self.write), u32::from(self.owner), 0])
+        message([PROTOCOL, 0, u32::from(self.owner), 0], self.token)
     }
 
     /// From the bytes; `None` for anything else, or another version.
     pub fn decode(bytes: &[u8]) -> Option<Request> {
-        let [_, write, owner, _] = words(bytes)?;
+        let ([_, _, owner, _], token) = words(bytes)?;
         Some(Request {
-            write: write & 1 != 0,
+            token,
             owner: u16::try_from(owner).ok()?,
         })
     }
@@ -241,12 +253,12 @@ impl Reply {
     /// The bytes.
     pub fn encode(self) -> [u8; HANDOVER_BYTES] {
         let (owner, slices) = (u32::from(self.owner), u32::from(self.slices));
-        message([PROTOCOL, self.error, owner, slices])
+        message([PROTOCOL, self.error, owner, slices], 0)
     }
 
     /// From the bytes; `None` for anything else, or another version.
     pub fn decode(bytes: &[u8]) -> Option<Reply> {
-        let [_, error, owner, slices] = words(bytes)?;
+        let ([_, error, owner, slices], _) = words(bytes)?;
         Some(Reply {
             error,
             owner: u16::try_from(owner).ok()?,
@@ -276,6 +288,7 @@ mod tests {
                 soon: true,
             },
             Call::Mapped,
+            Call::Token,
         ] {
             let (number, bytes) = call.encode();
             assert_eq!(Call::decode(number, &bytes), Ok(Some(call)));
@@ -292,6 +305,7 @@ mod tests {
             pages: 4,
             instance: 5 << 40,
             object: 6 << 20,
+            token: 7 << 60,
         };
         assert_eq!(Answer::decode(&answer.encode()), answer);
     }
@@ -299,7 +313,7 @@ mod tests {
     #[test]
     fn hand_over_messages_survive_and_junk_is_refused() {
         let request = Request {
-            write: true,
+            token: 1 << 63,
             owner: 1023,
         };
         assert_eq!(Request::decode(&request.encode()), Some(request));

@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -15,6 +16,22 @@ use rustix::net::{
 
 /// Descriptors in one message at most; the kernel's limit is 253.
 pub const DESCRIPTORS_MAX: usize = 240;
+
+/// Handshakes that wait to be accepted, at most. Connecting waits beyond that.
+const BACKLOG: i32 = 1024;
+/// Whether a socket takes descriptors from its peers: from asm-generic/socket.h, absent from `libc`. Since Linux 6.16.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Whose process is at the other end, as of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id in this process's namespace; 0 when it has none there.
+    pub pid: u32,
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id.
+    pub gid: u32,
+}
 
 /// Who is at the other end, as of the connection.
 #[derive(Debug)]
@@ -39,31 +56,59 @@ pub struct Connection {
     socket: OwnedFd,
 }
 
-fn socket() -> io::Result<OwnedFd> {
+fn socket(more: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
+        SocketFlags::CLOEXEC | more,
         None,
     )?)
 }
 
 impl Listener {
-    /// Errors: EADDRINUSE when the name is taken.
+    /// Listens; nothing that the listener or its connections do waits. Peers cannot send descriptors (EPERM; before Linux 6.16
+    /// the kernel drops them). Errors: EADDRINUSE when the name is taken.
     pub fn bind(name: &str) -> io::Result<Listener> {
-        let socket = socket()?;
+        let socket = socket(SocketFlags::NONBLOCK)?;
+        refuse_descriptors(&socket)?;
         rustix::net::bind(
             &socket,
             &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
         )?;
-        rustix::net::listen(&socket, 64)?;
+        rustix::net::listen(&socket, BACKLOG)?;
         Ok(Listener { socket })
     }
 
-    /// Waits for a connection.
-    pub fn accept(&self) -> io::Result<Connection> {
-        let socket = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC)?;
-        Ok(Connection { socket })
+    /// Accepts a connection whose calls do not wait; `None` when nobody connects.
+    pub fn accept(&self) -> io::Result<Option<Connection>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.socket, flags) {
+            Ok(socket) => Ok(Some(Connection { socket })),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The kernel refuses messages with descriptors, whose close could wait for a filesystem of the sender's. Older kernels do not
+/// know the option: there the descriptors of a message are dropped when it is received without room for them.
+fn refuse_descriptors(socket: &OwnedFd) -> io::Result<()> {
+    let no: libc::c_int = 0;
+    // SAFETY: `no` is valid for reads of the length given.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const no).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        _ if set == 0 => Ok(()),
+        Some(libc::ENOPROTOOPT) => Ok(()),
+        _ => Err(error),
     }
 }
 
@@ -73,11 +118,17 @@ impl AsFd for Listener {
     }
 }
 
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Connection {
     /// Connects to a listener. Sends and receives give up after `timeout` (EAGAIN). Errors: ECONNREFUSED
     /// when nobody listens (in this network namespace).
     pub fn connect(name: &str, timeout: Duration) -> io::Result<Connection> {
-        let socket = socket()?;
+        let socket = socket(SocketFlags::empty())?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(timeout))?;
         rustix::net::connect(
@@ -87,17 +138,19 @@ impl Connection {
         Ok(Connection { socket })
     }
 
-    /// Limits how long sends and receives take (EAGAIN).
-    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Send, Some(timeout))?;
-        sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(timeout))?;
-        Ok(())
+    /// Whose process is at the other end. The kernel noted it when that process connected; nothing is received for it.
+    pub fn credentials(&self) -> io::Result<Credentials> {
+        let cred = sockopt::socket_peercred(&self.socket)?;
+        Ok(Credentials {
+            pid: cred.pid.as_raw_nonzero().get() as u32,
+            uid: cred.uid.as_raw(),
+            gid: cred.gid.as_raw(),
+        })
     }
 
     /// Who is at the other end. Errors: ESRCH when the process has ended already; ENODATA likewise.
     pub fn peer(&self) -> io::Result<Peer> {
-        let cred = sockopt::socket_peercred(&self.socket)?;
-        let pid = cred.pid.as_raw_nonzero().get() as u32;
+        let Credentials { pid, uid, .. } = self.credentials()?;
         let mut fd: libc::c_int = -1;
         let mut len = size_of::<libc::c_int>() as libc::socklen_t;
         // SAFETY: `fd` is valid for writes of `len` bytes; the option gives a new descriptor.
@@ -116,28 +169,33 @@ impl Connection {
         } else {
             // Before 6.5. The peer waits for our answer, so its number is still its own.
             rustix::process::pidfd_open(
-                rustix::process::Pid::from_raw(pid as i32)
-                    .ok_or(io::Error::from(rustix::io::Errno::SRCH))?,
+                rustix::process::Pid::from_raw(pid as i32).ok_or(io::Error::from(Errno::SRCH))?,
                 rustix::process::PidfdFlags::empty(),
             )?
         };
-        Ok(Peer {
-            pid,
-            uid: cred.uid.as_raw(),
-            pidfd,
-        })
+        Ok(Peer { pid, uid, pidfd })
+    }
+
+    /// Receives one message and no descriptors: there is no room for any, so the kernel drops them. Length 0: the other end has
+    /// closed, or sent nothing. `None`: there is no message yet, and the connection does not wait.
+    pub fn receive_bytes(&self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+        match rustix::net::recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
+            Ok((_, len)) => Ok(Some(len.min(bytes.len()))),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Sends one message with at most `DESCRIPTORS_MAX` descriptors. Errors: EPIPE, EAGAIN, EINVAL for too
     /// many.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if fds.len() > DESCRIPTORS_MAX {
-            return Err(rustix::io::Errno::INVAL.into());
+            return Err(Errno::INVAL.into());
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(rustix::io::Errno::INVAL.into());
+            return Err(Errno::INVAL.into());
         }
         rustix::net::sendmsg(
             &self.socket,
@@ -167,7 +225,7 @@ impl Connection {
             }
         }
         if message.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(rustix::io::Errno::MFILE.into());
+            return Err(Errno::MFILE.into());
         }
         Ok((message.bytes, fds))
     }
@@ -177,15 +235,27 @@ impl Connection {
 mod tests {
     use super::*;
 
+    /// Waits until the listener has one.
+    fn accept(listener: &Listener) -> Connection {
+        crate::process::wait_readable(listener.as_fd(), None).unwrap();
+        listener.accept().unwrap().expect("a connection")
+    }
+
+    fn receive_bytes(connection: &Connection, bytes: &mut [u8]) -> usize {
+        crate::process::wait_readable(connection.as_fd(), None).unwrap();
+        connection.receive_bytes(bytes).unwrap().expect("a message")
+    }
+
     #[test]
     fn a_segment_goes_from_process_to_process_and_the_peer_is_known() {
         let name = format!("jericho-test-{}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
         assert!(Listener::bind(&name).is_err(), "the name is taken");
+        assert!(listener.accept().unwrap().is_none(), "nobody connects");
         let client = std::thread::spawn({
             let name = name.clone();
             move || {
-                let c = Connection::connect(&name, Duration::from_secs(10)).unwrap();
+                let c = Connection::connect(&name, Duration::from_secs(60)).unwrap();
                 c.send(b"hello", &[]).unwrap();
                 let mut bytes = [0; 16];
                 let (len, fds) = c.receive(&mut bytes).unwrap();
@@ -196,15 +266,18 @@ mod tests {
                 assert_eq!((len, fds.len()), (0, 0), "closed");
             }
         });
-        let c = listener.accept().unwrap();
+        let c = accept(&listener);
+        let who = c.credentials().unwrap();
+        assert_eq!(who.pid, std::process::id());
+        assert_eq!(who.uid, crate::process::effective_uid());
         let peer = c.peer().unwrap();
-        assert_eq!(peer.pid, std::process::id());
-        assert_eq!(peer.uid, crate::process::effective_uid());
+        assert_eq!((peer.pid, peer.uid), (who.pid, who.uid));
         let ended =
             crate::process::wait_readable(peer.pidfd.as_fd(), Some(Duration::ZERO)).unwrap();
         assert!(!ended);
         let mut bytes = [0; 16];
-        assert_eq!(c.receive(&mut bytes).unwrap().0, 5);
+        assert_eq!(receive_bytes(&c, &mut bytes), 5);
+        assert!(c.receive_bytes(&mut bytes).unwrap().is_none());
         c.send(
             b"three",
             &[c.socket.as_fd(), c.socket.as_fd(), peer.pidfd.as_fd()],
@@ -215,5 +288,30 @@ mod tests {
         drop(listener);
         let gone = Connection::connect(&name, Duration::from_secs(1)).unwrap_err();
         assert_eq!(gone.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_listener_gets_no_descriptors_whatever_its_peers_send() {
+        use std::os::unix::net::UnixStream;
+        let name = format!("jericho-test-fds-{}", std::process::id());
+        let listener = Listener::bind(&name).unwrap();
+        let c = Connection::connect(&name, Duration::from_secs(60)).unwrap();
+        let (far, near) = UnixStream::pair().unwrap();
+        // The kernel refuses the message, or drops the descriptor when the message is received.
+        let sent = c.send(b"hello", &[near.as_fd()]);
+        drop(near);
+        let accepted = accept(&listener);
+        let mut bytes = [0; 16];
+        match sent {
+            Ok(()) => assert_eq!(receive_bytes(&accepted, &mut bytes), 5),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+        }
+        // Nobody has the other end any more.
+        let closed =
+            crate::process::wait_readable(far.as_fd(), Some(Duration::from_secs(60))).unwrap();
+        assert!(closed, "the descriptor is held");
+        // Descriptors go the other way.
+        accepted.send(b"down", &[far.as_fd()]).unwrap();
+        assert_eq!(c.receive(&mut bytes).unwrap().1.len(), 1);
     }
 }

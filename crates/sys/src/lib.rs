@@ -3,6 +3,7 @@
 //! One of the three crates that may contain `unsafe`. It knows nothing of slices, files or volumes:
 //! it turns kernel interfaces into safe functions whose errors keep the errno.
 
+pub mod accounts;
 pub mod affinity;
 pub mod block;
 pub mod doorbell;
@@ -21,6 +22,7 @@ pub mod errno {
 pub mod limits;
 pub mod load;
 pub mod memory;
+pub mod poller;
 pub mod process;
 pub mod rseq;
 pub mod service;

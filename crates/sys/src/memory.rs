@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Size of the huge pages that are asked for. A mapping must be aligned to it to get any.
@@ -76,6 +76,8 @@ impl Mapping {
     pub fn create(name: &str, len: usize, huge: bool) -> io::Result<Mapping> {
         let len = round_up_to_pages(len)?;
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        // A memfd's mode is 0777 at first: through /proc/self/fd anybody who got a read-only descriptor could open it for writing.
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)?;
@@ -166,13 +168,14 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// A descriptor of the segment through which nobody can map it writable. Errors: those of open(2)
+    /// A descriptor of the segment through which nobody can map it writable. A process of this process's uid can still open it
+    /// again for writing, through /proc; others cannot, by the segment's mode. Errors: those of open(2)
     /// on /proc/self/fd (no /proc, EMFILE).
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.fd().as_raw_fd());
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-        Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
+        Ok(rustix::fs::open(path, flags, Mode::empty())?)
     }
 
     /// The memfd behind a mapping that this process has created. Panics for another process's, whose

@@ -178,21 +178,6 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Resul
     }
 }
 
-/// Waits until one of the descriptors is readable or closed at its other end; tells which are.
-pub fn wait_any(fds: &[BorrowedFd<'_>]) -> io::Result<Vec<bool>> {
-    let mut polled: Vec<PollFd<'_>> = fds
-        .iter()
-        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-        .collect();
-    loop {
-        match rustix::event::poll(&mut polled, None) {
-            Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
 /// Makes a program begin with no signal blocked, whatever is blocked here: one that inherited a
 /// blocked SIGTERM could not be stopped with it.
 pub fn unblock_signals(command: &mut Command) -> &mut Command {
@@ -250,6 +235,21 @@ pub fn effective_uid() -> u32 {
 /// The group that started this process.
 pub fn gid() -> u32 {
     rustix::process::getgid().as_raw()
+}
+
+/// Returns a number that nobody can guess: getrandom(2). Errors: ENOSYS.
+pub fn random_u64() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    let mut have = 0;
+    while have < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        match rustix::rand::getrandom(&mut bytes[have..], flags) {
+            Ok(count) => have += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]

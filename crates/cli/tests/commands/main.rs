@@ -10,5 +10,6 @@ mod life;
 mod memory_limit;
 mod one_user;
 mod ordinary_user;
+mod other_users;
 mod output;
 mod run;

@@ -47,12 +47,13 @@ struct call {
 
 struct answer {
     uint32_t status, slot, generation, pages;
-    uint64_t instance, object, unused[4];
+    uint64_t instance, object, token, unused[3];
 };
 
 struct message {
     char magic[8];
-    uint32_t protocol, words[5];
+    uint32_t protocol, words[3];
+    uint64_t token;
 };
 
 _Static_assert(sizeof(struct call) == 64 && sizeof(struct answer) == 64, "as the document says");
@@ -92,12 +93,24 @@ static void ask(int fd, int file, uint64_t *instance)
     union {
         struct call call;
         struct answer answer;
-    } argument = {.call = {.protocol = 1, .flags = 1}};
+    } argument = {.call = {.protocol = 2, .flags = 1}};
     NEED(ioctl(fd, _IOC(_IOC_READ | _IOC_WRITE, 'J', 1, 64), &argument) == 0);
     NEED(argument.answer.status == 0);
     *instance = argument.answer.instance;
     objects[file] = argument.answer.object;
     slots[file] = argument.answer.slot;
+}
+
+/* The right to write, of a descriptor that is open for writing. */
+static uint64_t ask_for_token(int fd)
+{
+    union {
+        struct call call;
+        struct answer answer;
+    } argument = {.call = {.protocol = 2}};
+    NEED(ioctl(fd, _IOC(_IOC_READ | _IOC_WRITE, 'J', 5, 64), &argument) == 0);
+    NEED(argument.answer.status == 0);
+    return argument.answer.token;
 }
 
 /* Receives one message; gives how many descriptors came with it. */
@@ -111,7 +124,7 @@ static int receive(int socket, struct message *reply, int *fds)
     struct msghdr head = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
                           .msg_controllen = sizeof control};
     NEED(recvmsg(socket, &head, MSG_CMSG_CLOEXEC) == sizeof *reply);
-    NEED(memcmp(reply->magic, "JRCHhand", 8) == 0 && reply->protocol == 1 && reply->words[0] == 0);
+    NEED(memcmp(reply->magic, "JRCHhand", 8) == 0 && reply->protocol == 2 && reply->words[0] == 0);
     struct cmsghdr *rights = CMSG_FIRSTHDR(&head);
     NEED(rights && rights->cmsg_type == SCM_RIGHTS);
     int count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -129,13 +142,13 @@ static struct segment map(int fd, int protection)
     return segment;
 }
 
-static void take_over(uint64_t instance)
+static void take_over(uint64_t instance, uint64_t token)
 {
     int to = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "jericho-%016llx", (unsigned long long)instance);
     NEED(connect(to, (void *)&name, offsetof(struct sockaddr_un, sun_path) + 1 + length) == 0);
-    struct message request = {"JRCHhand", 1, {1}}, reply;
+    struct message request = {"JRCHhand", 2, {0}, token}, reply;
     NEED(send(to, &request, sizeof request, MSG_NOSIGNAL) == sizeof request);
     int fds[3 + 3 * SLICES_MAX + DESCRIPTORS_MAX], have = receive(to, &reply, fds);
     owner = reply.words[1];
@@ -305,13 +318,14 @@ int main(int count, char **arguments)
 {
     NEED(count > 2 && count - 2 <= FILES_MAX);
     seed = strtoull(arguments[1], NULL, 10);
-    uint64_t instance = 0;
+    uint64_t instance = 0, token = 0;
     for (files = 0; files < count - 2; files++) {
         int fd = open(arguments[2 + files], O_RDWR);
         NEED(fd >= 0);
         ask(fd, files, &instance);
+        if (files == 0) token = ask_for_token(fd);
     }
-    take_over(instance);
+    take_over(instance, token);
     printf("ready\n");
     fflush(stdout);
     /* Much at once makes tables that nobody believes; little leaves the daemon time to work with each lie. */

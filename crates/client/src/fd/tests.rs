@@ -12,6 +12,7 @@ use jericho_shm::{
     Slots, socket_name,
 };
 use jericho_sys::handover::Listener;
+use jericho_sys::process::wait_readable;
 
 use super::*;
 use crate::ask;
@@ -54,9 +55,11 @@ impl Daemon {
         std::thread::spawn({
             let daemon = daemon.clone();
             move || {
-                while let Ok(connection) = listener.accept() {
+                while let Ok(true) = wait_readable(listener.as_fd(), None) {
+                    let connection = listener.accept().unwrap().unwrap();
+                    wait_readable(connection.as_fd(), None).unwrap();
                     let mut bytes = [0; HANDOVER_BYTES];
-                    let (len, _) = connection.receive(&mut bytes).unwrap();
+                    let len = connection.receive_bytes(&mut bytes).unwrap().unwrap();
                     let request = Request::decode(&bytes[..len]).unwrap();
                     daemon.hand_over(&connection, request);
                 }
@@ -67,7 +70,7 @@ impl Daemon {
 
     fn hand_over(&self, connection: &jericho_sys::handover::Connection, request: Request) {
         let own = |mapping: &jericho_sys::memory::Mapping| {
-            if request.write {
+            if request.token != 0 {
                 mapping.fd().try_clone_to_owned().unwrap()
             } else {
                 mapping.read_only_fd().unwrap()
@@ -105,6 +108,7 @@ impl Daemon {
             pages: 0,
             instance: self.instance,
             object,
+            token: 1,
         };
         if let Call::Reserve { first, pages, .. } = call {
             self.fill(object, first..first + u64::from(pages), 0);

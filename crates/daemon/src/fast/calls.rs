@@ -16,9 +16,14 @@ const PAGES_MAX: u32 = 2048;
 const RESERVE_STEP: u32 = 128;
 
 impl Mounted {
-    /// Answers a call on an open file by a process of `uid`; `reply` may be called later, in another thread.
-    pub fn call<R>(self: &Arc<Self>, handle: &Arc<Handle>, call: Call, uid: u32, reply: R)
-    where
+    /// Answers a call on an open file by a process of this uid and gid; `reply` may be called later, in another thread.
+    pub fn call<R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        call: Call,
+        (uid, gid): (u32, u32),
+        reply: R,
+    ) where
         R: FnOnce(Answer) + Send + 'static,
     {
         let fast = &self.fast;
@@ -26,7 +31,7 @@ impl Mounted {
             return reply(Answer::refused(Refusal::Off));
         }
         // A mapping concerns everybody else's access, whoever makes it.
-        if call != Call::Mapped && !fast.uids.contains(&uid) {
+        if call != Call::Mapped && !fast.trusted.includes(uid, gid) {
             return reply(Answer::refused(Refusal::Owner));
         }
         match call {
@@ -47,6 +52,21 @@ impl Mounted {
                 }));
             }
             Call::Mapped => self.mapped(handle, reply),
+            Call::Token => reply(self.token(handle, uid)),
+        }
+    }
+
+    /// The right to write inline, for a process of `uid` that has the file open for writing.
+    fn token(&self, handle: &Handle, uid: u32) -> Answer {
+        if !handle.writable || self.read_only() {
+            return Answer::refused(Refusal::ReadOnly);
+        }
+        match self.fast.tokens.give(uid) {
+            Some(token) => Answer {
+                token,
+                ..Answer::default()
+            },
+            None => Answer::refused(Refusal::Off),
         }
     }
 
@@ -83,6 +103,7 @@ impl Mounted {
             pages: 0,
             instance: fast.control.instance(),
             object: file.ino(),
+            token: 0,
         };
         if !first_writer {
             return reply(answer);

@@ -1,22 +1,19 @@
 //! Clients: processes that have a volume's segments mapped.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use jericho_cache::Object;
 use jericho_fs::fs::File;
-use jericho_shm::{Area, HANDOVER_BYTES, Key, Reply, Request, RingReader, State};
-use jericho_sys::handover::{Connection, DESCRIPTORS_MAX, Listener, Peer};
+use jericho_shm::{Area, Key, RingReader, State};
+use jericho_sys::handover::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::Fast;
 use crate::mounted::Mounted;
 
-/// How long a client may take over the hand-over.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// How often rings are emptied while pages become dirty.
 const ROUND: Duration = Duration::from_millis(5);
 
@@ -34,16 +31,18 @@ pub struct ClientStat {
     pub written_bytes: u64,
 }
 
-struct Client {
-    area: Area,
-    reader: RingReader,
-    peer: Peer,
-    writes: bool,
+pub(super) struct Client {
+    /// Unlike the owner number, never used again.
+    pub serial: u64,
+    pub area: Area,
+    pub reader: RingReader,
+    pub peer: Peer,
+    pub writes: bool,
 }
 
 #[derive(Default)]
 pub(crate) struct Clients {
-    by_owner: HashMap<u16, Client>,
+    pub(super) by_owner: HashMap<u16, Client>,
     /// Where the search for a free owner number begins.
     next: u16,
     /// Pages accessed locally and remotely by clients that have ended, by slice.
@@ -51,7 +50,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    fn free_owner(&mut self) -> Option<u16> {
+    pub(super) fn free_owner(&mut self) -> Option<u16> {
         let first = jericho_cache::OWNER_DAEMON + 1;
         let count = State::OWNER_MAX - first + 1;
         (0..count)
@@ -156,7 +155,7 @@ impl Fast {
     }
 
     /// A client is gone: its latches and locks are opened, its pages and its number taken back.
-    fn bury(&self, owner: u16) {
+    pub(super) fn bury(&self, owner: u16) {
         self.hear();
         let Some(client) = self.clients.lock().by_owner.remove(&owner) else {
             return;
@@ -228,149 +227,6 @@ impl Fast {
     pub(super) fn cut_all_off(&self) {
         for client in self.clients.lock().by_owner.values() {
             client.area.cut_off();
-        }
-    }
-
-    fn admit(&self, connection: &Connection) -> std::io::Result<()> {
-        connection.set_timeout(PATIENCE)?;
-        let peer = connection.peer()?;
-        let mut bytes = [0; HANDOVER_BYTES];
-        let (len, _) = connection.receive(&mut bytes)?;
-        let refuse = |errno: i32| {
-            let reply = Reply {
-                error: errno as u32,
-                owner: 0,
-                slices: 0,
-            };
-            connection.send(&reply.encode(), &[])
-        };
-        let Some(request) = Request::decode(&bytes[..len]) else {
-            return refuse(libc::EPROTO);
-        };
-        if !self.uids.contains(&peer.uid) {
-            return refuse(libc::EPERM);
-        }
-        let owner = match self.enter(request, peer) {
-            Ok(owner) => owner,
-            Err(errno) => return refuse(errno),
-        };
-        let sent = self.hand_over(connection, owner, request.write);
-        if sent.is_err() {
-            self.bury(owner);
-        }
-        sent
-    }
-
-    /// Makes a client, or gives one write access. Error: errno.
-    fn enter(&self, request: Request, peer: Peer) -> Result<u16, i32> {
-        if request.owner != 0 {
-            let mut clients = self.clients.lock();
-            let known = clients.by_owner.get_mut(&request.owner);
-            let known = known.filter(|c| c.peer.pid == peer.pid && !c.area.is_cut_off());
-            let client = known.ok_or(libc::ESRCH)?;
-            client.writes |= request.write;
-            return Ok(request.owner);
-        }
-        // The same process anew: it has executed another program, and nobody runs the old one.
-        let old: Vec<u16> = {
-            let clients = self.clients.lock();
-            let same = clients.by_owner.iter();
-            same.filter(|(_, c)| peer.pid != 0 && c.peer.pid == peer.pid)
-                .map(|(owner, _)| *owner)
-                .collect()
-        };
-        old.into_iter().for_each(|owner| self.bury(owner));
-        let mut clients = self.clients.lock();
-        let owner = clients.free_owner().ok_or(libc::EUSERS)?;
-        let area =
-            Area::create("client", owner).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
-        area.want_bell(true);
-        let client = Client {
-            area,
-            reader: RingReader::default(),
-            peer,
-            writes: request.write,
-        };
-        clients.by_owner.insert(owner, client);
-        Ok(owner)
-    }
-
-    fn hand_over(&self, connection: &Connection, owner: u16, write: bool) -> std::io::Result<()> {
-        let mut fds: Vec<OwnedFd> = vec![
-            self.control.mapping().read_only_fd()?,
-            segment(self.slots.mapping(), write)?,
-        ];
-        {
-            let clients = self.clients.lock();
-            let client = clients.by_owner.get(&owner);
-            let client = client.ok_or(std::io::Error::from(std::io::ErrorKind::NotFound))?;
-            fds.push(segment(client.area.mapping(), true)?);
-        }
-        for slice in &self.slices {
-            for mapping in slice.memory().segments() {
-                fds.push(segment(mapping, write)?);
-            }
-        }
-        let reply = Reply {
-            error: 0,
-            owner,
-            slices: self.slices.len() as u16,
-        };
-        for part in fds.chunks(DESCRIPTORS_MAX) {
-            let part: Vec<_> = part.iter().map(|fd| fd.as_fd()).collect();
-            connection.send(&reply.encode(), &part)?;
-        }
-        Ok(())
-    }
-}
-
-fn segment(mapping: &jericho_sys::memory::Mapping, write: bool) -> std::io::Result<OwnedFd> {
-    if write {
-        mapping.fd().try_clone_to_owned()
-    } else {
-        mapping.read_only_fd()
-    }
-}
-
-/// The thread that admits clients and notices their ends.
-pub(crate) fn serve(mounted: &Weak<Mounted>, listener: &Listener) {
-    loop {
-        let Some(strong) = mounted.upgrade() else {
-            return;
-        };
-        let fast = &strong.fast;
-        let pidfds: Vec<(u16, OwnedFd)> = {
-            let clients = fast.clients.lock();
-            let all = clients.by_owner.iter();
-            all.filter_map(|(owner, c)| Some((*owner, c.peer.pidfd.try_clone().ok()?)))
-                .collect()
-        };
-        let mut wanted = vec![listener.as_fd(), fast.stop.1.as_fd()];
-        wanted.extend(pidfds.iter().map(|(_, fd)| fd.as_fd()));
-        let ready = match jericho_sys::process::wait_any(&wanted) {
-            Ok(ready) => ready,
-            Err(error) => {
-                tracing::error!(%error, "no further programs get the fast path");
-                return;
-            }
-        };
-        if ready[1] {
-            return;
-        }
-        for ((owner, _), ended) in pidfds.iter().zip(&ready[2..]) {
-            if *ended {
-                fast.bury(*owner);
-            }
-        }
-        if ready[0] {
-            match listener.accept() {
-                Ok(connection) => {
-                    if let Err(error) = fast.admit(&connection) {
-                        tracing::warn!(%error, "a program did not get the fast path");
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "cannot accept a program for the fast path"),
-            }
         }
     }
 }

@@ -1,0 +1,323 @@
+//! The socket on which programs ask for a volume's segments, and the thread that serves it.
+//!
+//! ```text
+//! connected ── accept ──▶ uid, gid ── trusted ──▶ handshake begun ── request ──▶ client ── its process ends ──▶ buried
+//!                            │ not trusted              │ late, or one too many
+//!                            ▼                          ▼
+//!                         refused                    dropped
+//! ```
+//!
+//! Every user of the machine can connect to the socket. So the thread looks at the uid first, which the kernel noted when the
+//! program connected; it waits only for all of its descriptors at once, never for one connection; and it receives no
+//! descriptors. A trusted user's programs can fill the table of begun handshakes of that user, and of no other.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use jericho_shm::{Area, HANDOVER_BYTES, Reply, Request, RingReader};
+use jericho_sys::handover::{Connection, DESCRIPTORS_MAX, Listener, Peer};
+use jericho_sys::memory::Mapping;
+use jericho_sys::poller::Poller;
+
+use super::Fast;
+use super::clients::Client;
+use crate::mounted::Mounted;
+
+/// How long a program may take from its connection to its request.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+/// Handshakes of one uid that have begun, at most. The oldest is dropped for a new one.
+const HANDSHAKES_PER_UID_MAX: usize = 256;
+/// Connections that are accepted before the ends of programs are looked at again.
+const ACCEPTS_PER_ROUND: usize = 64;
+/// How long the listener is left alone after it could not accept: for want of descriptors, mostly.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Numbers of what is watched: a serial number above, and in the low 16 bits the owner of a client. No client is owner 0 or 1.
+const HANDSHAKE: u16 = 0;
+const LISTENER: u64 = 1;
+const STOP: u64 = 1 << 16 | 1;
+const OWNER_BITS: u32 = 16;
+
+/// A program that has connected and not asked yet.
+struct Handshake {
+    connection: Connection,
+    uid: u32,
+    until: Instant,
+}
+
+/// What the thread watches.
+pub(crate) struct Admission {
+    poller: Poller,
+    listener: Listener,
+    /// By serial number.
+    handshakes: HashMap<u64, Handshake>,
+    /// Of the last handshake or client.
+    serial: u64,
+    /// When to accept again, after that failed.
+    paused_until: Option<Instant>,
+}
+
+impl Admission {
+    pub fn new(fast: &Fast, listener: Listener) -> io::Result<Admission> {
+        let poller = Poller::new()?;
+        poller.add(&listener, LISTENER)?;
+        poller.add(&fast.stop.1, STOP)?;
+        Ok(Admission {
+            poller,
+            listener,
+            handshakes: HashMap::new(),
+            serial: 1,
+            paused_until: None,
+        })
+    }
+
+    /// Admits clients and buries those that have ended, until the volume closes.
+    pub fn serve(&mut self, mounted: &Weak<Mounted>) {
+        let mut ready = vec![];
+        loop {
+            let Some(strong) = mounted.upgrade() else {
+                return;
+            };
+            ready.clear();
+            if let Err(error) = self.poller.wait(&mut ready, self.timeout()) {
+                tracing::error!(%error, "no further programs get the fast path");
+                return;
+            }
+            if ready.contains(&STOP) {
+                return;
+            }
+            for number in &ready {
+                self.serve_one(&strong.fast, *number);
+            }
+            self.time_passes();
+        }
+    }
+
+    /// Until something is late.
+    fn timeout(&self) -> Option<Duration> {
+        let handshakes = self.handshakes.values().map(|handshake| handshake.until);
+        let next = handshakes.chain(self.paused_until).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Drops handshakes that are late; listens again.
+    fn time_passes(&mut self) {
+        let now = Instant::now();
+        // The poller watches a connection until it is closed.
+        self.handshakes.retain(|_, handshake| handshake.until > now);
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = match self.poller.add(&self.listener, LISTENER) {
+                Ok(()) => None,
+                Err(_) => Some(now + ACCEPT_PAUSE),
+            };
+        }
+    }
+
+    fn serve_one(&mut self, fast: &Fast, number: u64) {
+        let (serial, owner) = (number >> OWNER_BITS, number as u16);
+        if number == LISTENER {
+            self.accept(fast);
+        } else if owner == HANDSHAKE {
+            self.hear(fast, serial);
+        } else if fast.is_serial_of(owner, serial) {
+            fast.bury(owner);
+        }
+    }
+
+    fn accept(&mut self, fast: &Fast) {
+        for _ in 0..ACCEPTS_PER_ROUND {
+            match self.listener.accept() {
+                Ok(Some(connection)) => {
+                    if let Err(error) = self.begin(fast, connection) {
+                        tracing::debug!(%error, "a program did not get the fast path");
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept programs for the fast path");
+                    if self.poller.remove(&self.listener).is_ok() {
+                        self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A program has connected.
+    fn begin(&mut self, fast: &Fast, connection: Connection) -> io::Result<()> {
+        let who = connection.credentials()?;
+        if !fast.trusted.includes(who.uid, who.gid) {
+            return refuse(&connection, libc::EPERM);
+        }
+        let same = self.handshakes.iter().filter(|(_, h)| h.uid == who.uid);
+        let (count, oldest) = same.fold((0, u64::MAX), |(count, oldest), (serial, _)| {
+            (count + 1, oldest.min(*serial))
+        });
+        if count >= HANDSHAKES_PER_UID_MAX {
+            self.handshakes.remove(&oldest);
+        }
+        self.serial += 1;
+        let number = self.serial << OWNER_BITS | u64::from(HANDSHAKE);
+        self.poller.add(&connection, number)?;
+        let handshake = Handshake {
+            connection,
+            uid: who.uid,
+            until: Instant::now() + HANDSHAKE_MAX,
+        };
+        self.handshakes.insert(self.serial, handshake);
+        Ok(())
+    }
+
+    /// A program has asked, or gone.
+    fn hear(&mut self, fast: &Fast, serial: u64) {
+        let Some(handshake) = self.handshakes.get(&serial) else {
+            return;
+        };
+        let mut bytes = [0; HANDOVER_BYTES];
+        let asked = match handshake.connection.receive_bytes(&mut bytes) {
+            Ok(None) => return,
+            Ok(Some(len)) => self.admit(fast, serial, &bytes[..len]),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = asked {
+            tracing::warn!(%error, "a program did not get the fast path");
+        }
+        self.handshakes.remove(&serial);
+    }
+
+    /// Answers the request of a handshake.
+    fn admit(&self, fast: &Fast, serial: u64, request: &[u8]) -> io::Result<()> {
+        let Some(Handshake { connection, .. }) = self.handshakes.get(&serial) else {
+            return Ok(());
+        };
+        let Some(request) = Request::decode(request) else {
+            return refuse(connection, libc::EPROTO);
+        };
+        let entered = match connection.peer() {
+            Ok(peer) => fast.enter(request, peer, serial),
+            Err(error) => Err(error.raw_os_error().unwrap_or(libc::EIO)),
+        };
+        let owner = match entered {
+            Ok(owner) => owner,
+            Err(errno) => return refuse(connection, errno),
+        };
+        let watched = match request.owner {
+            0 => fast.watch(&self.poller, owner),
+            _ => Ok(()),
+        };
+        let sent = watched.and_then(|()| fast.hand_over(connection, owner, request.token != 0));
+        if sent.is_err() {
+            fast.bury(owner);
+        }
+        sent
+    }
+}
+
+fn refuse(connection: &Connection, errno: i32) -> io::Result<()> {
+    let reply = Reply {
+        error: errno as u32,
+        owner: 0,
+        slices: 0,
+    };
+    connection.send(&reply.encode(), &[])
+}
+
+impl Fast {
+    fn is_serial_of(&self, owner: u16, serial: u64) -> bool {
+        let clients = self.clients.lock();
+        let client = clients.by_owner.get(&owner);
+        client.is_some_and(|client| client.serial == serial)
+    }
+
+    /// Watches for the end of a client's process.
+    fn watch(&self, poller: &Poller, owner: u16) -> io::Result<()> {
+        let clients = self.clients.lock();
+        let client = clients.by_owner.get(&owner);
+        let client = client.ok_or(io::Error::from(io::ErrorKind::NotFound))?;
+        let number = client.serial << OWNER_BITS | u64::from(owner);
+        // Until its client is buried, which closes the pidfd.
+        poller.add(&client.peer.pidfd, number)
+    }
+
+    /// Makes a client, or gives one write access. Error: errno.
+    fn enter(&self, request: Request, peer: Peer, serial: u64) -> Result<u16, i32> {
+        let write = request.token != 0;
+        if write && self.read_only {
+            return Err(libc::EROFS);
+        }
+        if write && !self.tokens.take(request.token, peer.uid) {
+            return Err(libc::EACCES);
+        }
+        if request.owner != 0 {
+            let mut clients = self.clients.lock();
+            let known = clients.by_owner.get_mut(&request.owner);
+            let known = known.filter(|c| c.peer.pid == peer.pid && !c.area.is_cut_off());
+            let client = known.ok_or(libc::ESRCH)?;
+            client.writes |= write;
+            return Ok(request.owner);
+        }
+        // The same process again: it has executed another program, and nobody runs the old one.
+        let old: Vec<u16> = {
+            let clients = self.clients.lock();
+            let same = clients.by_owner.iter();
+            same.filter(|(_, c)| peer.pid != 0 && c.peer.pid == peer.pid)
+                .map(|(owner, _)| *owner)
+                .collect()
+        };
+        old.into_iter().for_each(|owner| self.bury(owner));
+        let mut clients = self.clients.lock();
+        let owner = clients.free_owner().ok_or(libc::EUSERS)?;
+        let area =
+            Area::create("client", owner).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+        area.want_bell(true);
+        let client = Client {
+            serial,
+            area,
+            reader: RingReader::default(),
+            peer,
+            writes: write,
+        };
+        clients.by_owner.insert(owner, client);
+        Ok(owner)
+    }
+
+    fn hand_over(&self, connection: &Connection, owner: u16, write: bool) -> io::Result<()> {
+        let mut fds: Vec<OwnedFd> = vec![
+            self.control.mapping().read_only_fd()?,
+            segment(self.slots.mapping(), write)?,
+        ];
+        {
+            let clients = self.clients.lock();
+            let client = clients.by_owner.get(&owner);
+            let client = client.ok_or(io::Error::from(io::ErrorKind::NotFound))?;
+            fds.push(segment(client.area.mapping(), true)?);
+        }
+        for slice in &self.slices {
+            for mapping in slice.memory().segments() {
+                fds.push(segment(mapping, write)?);
+            }
+        }
+        let reply = Reply {
+            error: 0,
+            owner,
+            slices: self.slices.len() as u16,
+        };
+        for part in fds.chunks(DESCRIPTORS_MAX) {
+            let part: Vec<_> = part.iter().map(|fd| fd.as_fd()).collect();
+            connection.send(&reply.encode(), &part)?;
+        }
+        Ok(())
+    }
+}
+
+fn segment(mapping: &Mapping, write: bool) -> io::Result<OwnedFd> {
+    if write {
+        mapping.fd().try_clone_to_owned()
+    } else {
+        mapping.read_only_fd()
+    }
+}

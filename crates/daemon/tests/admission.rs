@@ -1,0 +1,170 @@
+//! Which processes get a volume's segments, and which of them may write.
+
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use jericho_daemon::{Handle, KernelCache, Mounted, OpenOptions};
+use jericho_fs::types::{Caller, Ino, Kind, ROOT};
+use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
+use jericho_shm::{Answer, Call, HANDOVER_BYTES, Refusal, Reply, Request, socket_name};
+use jericho_sim::SimDevice;
+use jericho_storage::Device;
+use jericho_sys::handover::Connection;
+use jericho_sys::process::{effective_uid, gid};
+use jericho_topology::Topology;
+
+const LONG: Duration = Duration::from_secs(60);
+const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    umask: 0,
+};
+
+struct NoKernel;
+
+impl KernelCache for NoKernel {
+    fn drop_attributes(&self, _: Ino) {}
+    fn drop_pages(&self, _: Ino) {}
+}
+
+/// A volume with one file, open for reading and for writing.
+struct Bed {
+    mounted: Arc<Mounted>,
+    reading: Arc<Handle>,
+    writing: Arc<Handle>,
+}
+
+fn bed(read_only: bool) -> Bed {
+    let device = Arc::new(SimDevice::new("sim", 64 << 20));
+    let devices: Vec<Arc<dyn Device>> = vec![device];
+    let format = FormatOptions {
+        slices: Some(1),
+        ..FormatOptions::default()
+    };
+    format_devices(&devices, &[PathBuf::from("sim")], &format).unwrap();
+    let open = |read_only| {
+        let volume = Volume::open_from_devices(
+            devices.clone(),
+            OpenMode {
+                read_only,
+                force: false,
+            },
+        )
+        .unwrap();
+        let options = OpenOptions {
+            volume: PathBuf::from("simulated"),
+            read_only,
+            cache_bytes: Some(8 << 20),
+            topology: Topology::from_spec("virtual:1").unwrap(),
+            threads: Default::default(),
+            fast_path: Default::default(),
+            devices: Vec::new(),
+            force: false,
+        };
+        Mounted::open_volume(volume, &options).unwrap()
+    };
+    let mounted = open(false);
+    let made = mounted
+        .fs()
+        .mknod(ROOT, b"file", Kind::File, 0o644, 0, CALLER);
+    let ino = made.unwrap().ino;
+    let mounted = if read_only {
+        mounted.close().unwrap();
+        open(true)
+    } else {
+        mounted
+    };
+    mounted.serve_clients(Arc::new(NoKernel)).unwrap();
+    let handle = |writable| mounted.open_file(ino, false, writable).unwrap();
+    Bed {
+        reading: handle(false),
+        writing: handle(true),
+        mounted,
+    }
+}
+
+impl Bed {
+    fn call_as(&self, uid: u32, handle: &Arc<Handle>, call: Call) -> Answer {
+        let (answer, answered) = mpsc::channel();
+        self.mounted
+            .call(handle, call, (uid, gid()), move |a| answer.send(a).unwrap());
+        answered.recv_timeout(LONG).expect("an answer")
+    }
+
+    fn call(&self, handle: &Arc<Handle>, call: Call) -> Answer {
+        self.call_as(effective_uid(), handle, call)
+    }
+
+    /// A token, or why there is none.
+    fn token(&self, handle: &Arc<Handle>) -> Result<u64, u32> {
+        match self.call(handle, Call::Token) {
+            Answer {
+                status: 0, token, ..
+            } => Ok(token),
+            Answer { status, .. } => Err(status),
+        }
+    }
+
+    /// What a request gets: the owner number and whether the frames can be written. Error: errno.
+    fn ask(&self, token: u64, owner: u16) -> Result<(u16, bool), u32> {
+        let instance = self
+            .call(&self.reading, Call::Fast { write: false })
+            .instance;
+        let connection = Connection::connect(&socket_name(instance), LONG).unwrap();
+        connection
+            .send(&Request { token, owner }.encode(), &[])
+            .unwrap();
+        let mut bytes = [0; HANDOVER_BYTES];
+        let (len, fds) = connection.receive(&mut bytes).unwrap();
+        let reply = Reply::decode(&bytes[..len]).expect("a reply");
+        if reply.error != 0 {
+            return Err(reply.error);
+        }
+        // Control, slots, area, and the slice's table, stamps and frames.
+        assert_eq!(fds.len(), 6);
+        use std::os::fd::AsRawFd;
+        let writable = |at: usize| jericho_sys::files::mode(fds[at].as_raw_fd()).unwrap().write;
+        assert!(!writable(0) && writable(2));
+        let all = [1, 3, 4, 5].map(writable);
+        assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
+        Ok((reply.owner, all[0]))
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.mounted.close().unwrap();
+    }
+}
+
+#[test]
+fn writable_segments_are_for_who_has_a_token_of_a_writable_descriptor() {
+    let bed = bed(false);
+    assert_eq!(bed.token(&bed.reading), Err(Refusal::ReadOnly as u32));
+    let (owner, writable) = bed.ask(0, 0).unwrap();
+    assert!(!writable);
+    // A token that nobody gave, for a new client and for one that there is.
+    assert_eq!(bed.ask(12345, 0), Err(libc::EACCES as u32));
+    assert_eq!(bed.ask(12345, owner), Err(libc::EACCES as u32));
+    let token = bed.token(&bed.writing).unwrap();
+    assert_eq!(bed.ask(token, owner), Ok((owner, true)));
+    assert_eq!(bed.ask(token, owner), Err(libc::EACCES as u32), "good once");
+}
+
+#[test]
+fn a_token_of_another_user_is_good_for_nobody_else() {
+    let bed = bed(false);
+    let nobody = 65534;
+    let refused = bed.call_as(nobody, &bed.writing, Call::Token);
+    assert_eq!(refused.status, Refusal::Owner as u32);
+    assert_eq!(refused.token, 0);
+}
+
+#[test]
+fn a_read_only_mount_has_no_writers() {
+    let bed = bed(true);
+    assert_eq!(bed.token(&bed.writing), Err(Refusal::ReadOnly as u32));
+    assert_eq!(bed.ask(1, 0), Err(libc::EROFS as u32));
+    assert!(!bed.ask(0, 0).unwrap().1);
+}
