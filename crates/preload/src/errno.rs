@@ -16,6 +16,13 @@ pub fn set(errno: c_int) {
     unsafe { *place() = errno }
 }
 
+/// The calling thread's errno.
+#[inline]
+pub fn get() -> c_int {
+    // SAFETY: see `place`.
+    unsafe { *place() }
+}
+
 /// Does something of ours during which errno may change, and puts the program's back.
 #[inline]
 pub fn kept<T>(doing: impl FnOnce() -> T) -> T {

@@ -25,6 +25,7 @@ mod errno;
 mod exec;
 mod fork;
 mod map;
+mod memory;
 mod messages;
 mod numbers;
 mod offset;

@@ -6,7 +6,7 @@ use jericho_client::fd;
 use libc::{mmsghdr, msghdr, ssize_t, timespec};
 
 use crate::transfer::share;
-use crate::{errno, real};
+use crate::{errno, memory, real};
 
 exports! {
     sendmsg as sendmsg: (socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
@@ -47,6 +47,26 @@ unsafe fn each_right(message: *const msghdr, doing: impl Fn(c_int)) {
     }
 }
 
+/// The kernel looks at no more messages of one call.
+const MESSAGES_MAX: c_uint = 1024;
+
+/// Shares the descriptors of a message that is to be sent, which the kernel has not looked at. What can't be read is
+/// the kernel's to refuse.
+///
+/// # Safety
+/// `message` is a message, or memory of which some is not mapped.
+unsafe fn each_right_given(message: *const msghdr) {
+    if !memory::is_readable_one(message) {
+        return;
+    }
+    // SAFETY: mapped (checked).
+    let (control, len) = unsafe { ((*message).msg_control, (*message).msg_controllen) };
+    if memory::is_readable(control, len) {
+        // SAFETY: its control bytes are mapped (checked).
+        unsafe { each_right(message, share) };
+    }
+}
+
 /// What was received: known to others, so as if inherited.
 ///
 /// # Safety
@@ -59,7 +79,7 @@ unsafe fn received(message: *const msghdr) {
 pub unsafe fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's arguments, here and below.
     unsafe {
-        each_right(message, share);
+        each_right_given(message);
         real::sendmsg(socket, message, flags)
     }
 }
@@ -72,10 +92,8 @@ pub unsafe fn sendmmsg(
 ) -> c_int {
     // SAFETY: the caller's arguments, here and below.
     unsafe {
-        if !messages.is_null() {
-            for i in 0..count as usize {
-                each_right(&raw const (*messages.add(i)).msg_hdr, share);
-            }
+        for i in 0..count.min(MESSAGES_MAX) as usize {
+            each_right_given(&raw const (*messages.wrapping_add(i)).msg_hdr);
         }
         real::sendmmsg(socket, messages, count, flags)
     }

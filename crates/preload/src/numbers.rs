@@ -6,7 +6,7 @@ use jericho_client::fd::{self, Reason};
 use libc::flock;
 
 use crate::transfer::share;
-use crate::{errno, real, streams};
+use crate::{errno, memory, real, streams};
 
 exports! {
     dup as dup: (old: c_int) -> c_int;
@@ -77,9 +77,12 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW => {
             let lock = argument as *const flock;
-            // SAFETY: these commands take a struct flock; a null one is the kernel's to refuse.
-            if !lock.is_null() && c_int::from(unsafe { (*lock).l_whence }) == libc::SEEK_CUR {
-                share(fd);
+            if memory::is_readable_one(lock) {
+                // SAFETY: these commands take a struct flock, which is mapped (checked).
+                let whence = unsafe { (*lock).l_whence };
+                if c_int::from(whence) == libc::SEEK_CUR {
+                    share(fd);
+                }
             }
         }
         // Nothing here changes what a read or write does, or where.

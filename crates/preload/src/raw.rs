@@ -6,7 +6,9 @@
 
 use std::ffi::{c_int, c_long, c_uint};
 
-use crate::{copy, exec, fork, map, messages, numbers, offset, open, real, transfer, vectors};
+use crate::{
+    copy, exec, fork, map, memory, messages, numbers, offset, open, real, transfer, vectors,
+};
 
 exports! {
     syscall as syscall:
@@ -71,7 +73,7 @@ unsafe fn syscall(
             }
             libc::SYS_clone3 => {
                 // It takes a struct that begins with the flags.
-                if a != 0 && b >= size_of::<u64>() {
+                if b >= size_of::<u64>() && memory::is_readable_one(a as *const u64) {
                     fork::before_raw_clone((a as *const u64).read_unaligned());
                 }
                 real::syscall(number, a, b, c, d, e, f)

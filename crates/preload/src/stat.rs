@@ -55,7 +55,8 @@ unsafe fn fstatat(dir: c_int, path: *const c_char, out: *mut stat, flags: c_int)
     // SAFETY: the caller's arguments, throughout.
     unsafe {
         let status = real::fstatat(dir, path, out, flags);
-        match is_about_descriptor(path, flags) {
+        // The kernel has read the path of a call that succeeded.
+        match status == 0 && is_about_descriptor(path, flags) {
             true => correct(status, dir, out),
             false => status,
         }
@@ -72,7 +73,8 @@ unsafe fn fxstatat(
     // SAFETY: the caller's arguments, throughout.
     unsafe {
         let status = real::__fxstatat(version, dir, path, out, flags);
-        match is_about_descriptor(path, flags) {
+        // The kernel has read the path of a call that succeeded.
+        match status == 0 && is_about_descriptor(path, flags) {
             true => correct(status, dir, out),
             false => status,
         }

@@ -5,10 +5,11 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
 use jericho_client::fd;
+use jericho_client::hit::LOWEST_ADDRESS;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::transfer::{self, MOST, answer, share};
-use crate::{errno, real};
+use crate::{errno, memory, real};
 
 exports! {
     readv as readv: (fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
@@ -31,7 +32,7 @@ const PARTS: usize = 64;
 /// slices, and the caller's list may be read-only. None: the kernel has to judge it.
 ///
 /// # Safety
-/// `parts` points to `count` iovecs, or `count` is not in 0..=1024.
+/// `parts` points to `count` iovecs, or to memory of which some is not mapped, or `count` is not in 0..=1024.
 unsafe fn list<T>(
     parts: *const iovec,
     count: c_int,
@@ -39,15 +40,15 @@ unsafe fn list<T>(
     part: impl Fn(*mut c_void, size_t) -> T,
 ) -> Option<&mut [T]> {
     let count = usize::try_from(count).ok().filter(|n| *n <= PARTS)?;
-    if parts.is_null() && count > 0 {
+    if !memory::is_readable(parts.cast(), count * size_of::<iovec>()) {
         return None;
     }
     let mut total = 0usize;
     for (i, place) in room.iter_mut().take(count).enumerate() {
-        // SAFETY: the caller's list has `count` parts.
+        // SAFETY: the caller's list has `count` parts, and its memory is mapped (checked).
         let iovec { iov_base, iov_len } = unsafe { *parts.add(i) };
         total = total.checked_add(iov_len).filter(|t| *t <= MOST)?;
-        if iov_base.is_null() && iov_len > 0 {
+        if iov_base.addr() < LOWEST_ADDRESS && iov_len > 0 {
             return None;
         }
         let base = match iov_len {

@@ -102,7 +102,7 @@ impl Programs {
 }
 
 /// The programs that take a directory and have to end with success.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 12] = [
     "aliases",
     "allocator",
     "closing",
@@ -110,6 +110,7 @@ pub const NAMES: [&str; 11] = [
     "early",
     "flags",
     "forking",
+    "pointers",
     "sharing",
     "signals",
     "streams",
