@@ -175,6 +175,10 @@ cached data in the program's own thread. Everything else goes through the kernel
 static programs and set-user-id ones, into which nothing can be loaded. With --placement its threads follow
 their data by that policy, whatever directories say.
 
+What is served inline, the kernel does not see: such reads and writes raise no inotify or fanotify events (open and
+close do), count in no /proc/PID/io, and a buffer that is not mapped ends the program with SIGSEGV where the kernel
+would say EFAULT. sync and syncfs reach mounted volumes, which they do not without this command.
+
 Exits with the status of the command, or 128 and the signal that ended it. With --volume, SIGTERM, SIGHUP
 and SIGINT are passed on to the command; without, the command takes this process's place.")]
 pub struct RunArgs {

@@ -32,6 +32,37 @@ fn find() -> Vec<u64> {
     }
 }
 
+/// Where those mounts are that this process sees now.
+pub fn directories() -> Vec<Vec<u8>> {
+    let text = files::read_file(MOUNTINFO).unwrap_or_default();
+    directories_in(&text, is_ours)
+}
+
+fn directories_in(mountinfo: &[u8], is_ours: impl Fn(u64) -> bool) -> Vec<Vec<u8>> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let directory = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ').skip(2);
+        let device = number(std::str::from_utf8(fields.next()?).ok()?)?;
+        is_ours(device).then(|| fields.nth(1).map(unescaped))?
+    };
+    lines.filter_map(directory).collect()
+}
+
+/// Blanks and the like are written as `\040`.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        let digits = tail.get(..3).filter(|_| *first == b'\\');
+        let value = digits
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        out.push(value.unwrap_or(*first));
+        rest = if value.is_some() { &tail[3..] } else { tail };
+    }
+    out
+}
+
 fn number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(files::device(major.parse().ok()?, minor.parse().ok()?))
@@ -65,6 +96,8 @@ mod tests {
                     92 1 259:3 / /mnt/d rw - fuse.jericho other ro\n";
         let wanted = [files::device(0, 55), files::device(259, 3)];
         assert_eq!(in_mountinfo(text), wanted);
+        let directories = directories_in(text.as_bytes(), |device| wanted.contains(&device));
+        assert_eq!(directories, [b"/mnt/a b".to_vec(), b"/mnt/d".to_vec()]);
         assert_eq!(number(" 0:55"), Some(wanted[0]));
         assert_eq!(number("0"), None);
     }

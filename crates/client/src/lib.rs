@@ -20,6 +20,7 @@ mod read_ahead;
 mod report;
 mod session;
 mod source;
+pub mod sync;
 
 pub use inline::{read, write};
 pub use read_ahead::ReadAhead;

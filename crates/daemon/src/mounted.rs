@@ -177,6 +177,14 @@ impl Mounted {
         self.fs.fsync(&handle.file, datasync, done);
     }
 
+    /// Makes all that was written to the volume so far durable, also what programs have written inline.
+    pub fn sync(&self) -> Result<()> {
+        for slot_file in self.fast.written_files() {
+            self.settle_file(&slot_file);
+        }
+        self.fs.sync_all()
+    }
+
     /// Closes it.
     pub fn close_file(&self, handle: &Arc<Handle>) {
         self.fast.release(self, handle);

@@ -9,6 +9,7 @@
 //! | `jericho.where` | `Where` of this inode as JSON                  |                                  |
 //! | `jericho.place` | [`Place`] of this inode as JSON                | where new files below go         |
 //! | `jericho.threads` |                                              | when threads are moved to it, or to what is created below |
+//! | `jericho.sync`  | nothing, once all that was written to the volume is durable |      |
 //! | `jericho.move`  |                                                | moves this inode, waits for it   |
 //!
 //! A place is written `node:N` or just `N`, or `slice:N`; when threads are moved: `never`, `always`, `adaptive`, or
@@ -34,6 +35,8 @@ pub const WHERE: &str = "jericho.where";
 pub const PLACE: &str = "jericho.place";
 /// When threads are moved to a file.
 pub const THREADS: &str = "jericho.threads";
+/// Makes everything durable.
+pub const SYNC: &str = "jericho.sync";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
 /// An attribute holds at most 64 KiB: more slices, nodes or clients than this come in further pages.
@@ -63,7 +66,9 @@ pub(crate) struct Control {
     ring: bool,
     /// Moves wait for devices, for long: a thread of their own makes them, one at a time, so that
     /// they never hold a worker. Started by the first.
-    mover: Mutex<Option<Sender<Job>>>,
+    mover: Worker,
+    /// Likewise, so that it does not wait for a move.
+    syncer: Worker,
 }
 
 impl Control {
@@ -71,7 +76,8 @@ impl Control {
         Control {
             mounted,
             ring,
-            mover: Mutex::new(None),
+            mover: Worker::new("mover"),
+            syncer: Worker::new("syncer"),
         }
     }
 
@@ -103,6 +109,18 @@ impl Control {
             }
             _ => Err(libc::ENODATA),
         }
+    }
+
+    /// Makes all that was written to the volume durable; `reply` gets the outcome later, in another thread.
+    pub(crate) fn sync(&self, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
+        let mounted = self.mounted.clone();
+        self.syncer.run(Box::new(move || {
+            let result = mounted.sync();
+            if let Err(error) = &result {
+                tracing::warn!(%error, "not everything could be made durable");
+            }
+            reply(result.map_err(|e| e.errno()));
+        }));
     }
 
     fn stat(&self, page: &str) -> Result<Vec<u8>, i32> {
@@ -161,7 +179,7 @@ impl Control {
             }
             Ok(slice) => {
                 let mounted = self.mounted.clone();
-                self.in_the_mover(Box::new(move || {
+                self.mover.run(Box::new(move || {
                     let result = mounted.move_to(ino, slice);
                     if let Err(error) = &result {
                         tracing::warn!(ino, slice, %error, "a move failed");
@@ -221,30 +239,45 @@ impl Control {
             n => Ok(on_node[(ino % n as u64) as usize]),
         }
     }
+}
 
-    fn in_the_mover(&self, job: Job) {
-        let mut mover = self.mover.lock();
-        let sender = mover.get_or_insert_with(|| {
+/// A thread that is started by its first job.
+struct Worker {
+    name: &'static str,
+    jobs: Mutex<Option<Sender<Job>>>,
+}
+
+impl Worker {
+    fn new(name: &'static str) -> Worker {
+        Worker {
+            name,
+            jobs: Mutex::new(None),
+        }
+    }
+
+    fn run(&self, job: Job) {
+        let name = self.name;
+        let mut sender = self.jobs.lock();
+        let jobs = sender.get_or_insert_with(|| {
             let (sender, jobs) = channel::<Job>();
-            let started = std::thread::Builder::new()
-                .name("mover".into())
-                .spawn(move || {
-                    while let Ok(job) = jobs.recv() {
-                        // The reply is dropped with the job then, and the caller gets EIO.
-                        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
-                            tracing::error!("a move panicked");
-                        }
+            let work = move || {
+                while let Ok(job) = jobs.recv() {
+                    // The reply is dropped with the job then, and the caller gets EIO.
+                    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+                        tracing::error!(thread = name, "a job panicked");
                     }
-                });
+                }
+            };
+            let started = std::thread::Builder::new().name(name.into()).spawn(work);
             if let Err(error) = started {
-                tracing::error!(%error, "cannot start the thread that moves files");
+                tracing::error!(thread = name, %error, "cannot start a thread for jobs that wait");
             }
             sender
         });
         // The thread could not be started: the job is dropped and the caller gets EIO; the next
-        // move tries again.
-        if sender.send(job).is_err() {
-            *mover = None;
+        // job tries again.
+        if jobs.send(job).is_err() {
+            *sender = None;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use jericho_fs::types::Ino;
 
-use crate::control::PREFIX;
+use crate::control::{PREFIX, SYNC};
 use crate::convert::errno;
 use crate::filesystem::Jericho;
 use crate::protocol::InHeader;
@@ -36,6 +36,12 @@ impl Jericho {
 
     pub(crate) fn getxattr(&self, ino: Ino, name: &[u8], size: u32, reply: Reply) {
         let value = match ours(name) {
+            Some(SYNC) => {
+                return self.control.sync(move |result| match result {
+                    Ok(()) => reply_value(reply, &[], size),
+                    Err(e) => reply.error(e),
+                });
+            }
             Some(name) => self.control.get(ino, name),
             None => self
                 .mounted

@@ -37,6 +37,7 @@ mod start;
 mod stat;
 mod stdio;
 mod streams;
+mod sync;
 mod threads;
 mod trampoline;
 mod transfer;

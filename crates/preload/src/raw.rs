@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_long, c_uint};
 
 use crate::{
-    copy, exec, fork, map, memory, messages, numbers, offset, open, real, transfer, vectors,
+    copy, exec, fork, map, memory, messages, numbers, offset, open, real, sync, transfer, vectors,
 };
 
 exports! {
@@ -65,6 +65,11 @@ unsafe fn syscall(
             libc::SYS_fcntl => numbers::fcntl(fd, b as _, c).into(),
             libc::SYS_sendmsg => messages::sendmsg(fd, b as _, c as _) as c_long,
             libc::SYS_recvmsg => messages::recvmsg(fd, b as _, c as _) as c_long,
+            libc::SYS_sync => {
+                sync::sync_all();
+                0
+            }
+            libc::SYS_syncfs => sync::syncfs(fd).into(),
             libc::SYS_execve => exec::execve(a as _, b as _, c as _).into(),
             libc::SYS_execveat => exec::execveat(fd, b as _, c as _, d as _, e as _).into(),
             libc::SYS_clone => {

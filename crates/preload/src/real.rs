@@ -214,6 +214,9 @@ real! {
     fn pthread_getaffinity_np(thread: pthread_t, size: size_t, cpus: *mut cpu_set_t) -> c_int;
     fn pthread_setaffinity_np(thread: pthread_t, size: size_t, cpus: *const cpu_set_t) -> c_int;
 
+    fn sync();
+    fn syncfs(fd: c_int) -> c_int;
+
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
 
     variadic dprintf, __dprintf_chk, clone, execl, execle, execlp;

@@ -219,6 +219,20 @@ pub fn read_file(path: &str) -> Result<Vec<u8>> {
     }
 }
 
+/// Reads an extended attribute of an open file for what reading it does; what it says is not looked at. Errors: errno.
+pub fn read_attribute(fd: i32, name: &str) -> Result<()> {
+    let mut none: [u8; 0] = [];
+    let read = rustix::fs::fgetxattr(number(fd)?, name, &mut none);
+    read.map(drop).map_err(errno)
+}
+
+/// The same of the file at a path.
+pub fn read_attribute_at(path: &[u8], name: &str) -> Result<()> {
+    let mut none: [u8; 0] = [];
+    let read = rustix::fs::getxattr(path, name, &mut none);
+    read.map(drop).map_err(errno)
+}
+
 /// The realtime clock at the resolution of the kernel's tick, in nanoseconds. No system call where the kernel
 /// offers a vDSO.
 pub fn coarse_realtime_ns() -> u64 {

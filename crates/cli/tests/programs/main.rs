@@ -25,6 +25,7 @@ mod same;
 mod sizes;
 mod small_files;
 mod sqlite;
+mod syncs;
 mod threads;
 mod trees;
 mod under_run;
