@@ -66,7 +66,8 @@ Examples:
   jericho format my.volume --size 512M --force     destroys what is in it
 
 Each slice is placed on a device of its own node where there is one. A file that does not exist is
-made with the given size; a block device is used whole. Nothing is changed when format is refused.")]
+made with the given size, and takes all of its space on the host now, unless --sparse is given; a block
+device is used whole. Nothing is changed when format is refused.")]
 pub struct FormatArgs {
     /// First device of the volume: a file or a block device
     pub volume: PathBuf,
@@ -75,6 +76,10 @@ pub struct FormatArgs {
     /// Size of each file, with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub size: Option<u64>,
+    /// Take space for files only as it is used, and give back what is freed. A host that becomes full then
+    /// is a volume that becomes full [default: take all of it now]
+    #[arg(long)]
+    pub sparse: bool,
     /// Number of slices [default: one per NUMA node]
     #[arg(long, value_name = "N")]
     pub slices: Option<u16>,

@@ -1,6 +1,7 @@
 //! `jericho format`.
 
 use std::fmt::Write;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,6 +27,10 @@ pub fn run(args: &FormatArgs) -> Outcome {
             .map(|p| topology.node_of_block_device(p).map(|n| u32::from(n.0)))
             .collect(),
         force: args.force,
+        preallocate: !args.sparse,
+        progress: std::io::stderr()
+            .is_terminal()
+            .then_some(show_progress as fn(u64, u64)),
         owner: (
             rustix::process::getuid().as_raw(),
             rustix::process::getgid().as_raw(),
@@ -34,6 +39,13 @@ pub fn run(args: &FormatArgs) -> Outcome {
     let summary = format(&paths, &options).map_err(|e| Failure::new(e.to_string()))?;
     print(&text(&args.volume, &summary).context("cannot write the text")?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The host has no way to allocate without writing, which takes its time.
+fn show_progress(done: u64, all: u64) {
+    let percent = done * 100 / all.max(1);
+    let end = if done == all { "\n" } else { "" };
+    eprint!("\rwriting zeros: {percent}% of {}{end}", size::human(all));
 }
 
 fn text(volume: &std::path::Path, summary: &Summary) -> Result<String, std::fmt::Error> {

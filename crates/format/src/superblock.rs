@@ -25,6 +25,8 @@ pub const CHUNK_NO_SLICE: u16 = u16::MAX;
 pub const NO_NODE: u32 = u32::MAX;
 /// `SuperblockHead::flags`: not cleanly unmounted, or mounted now.
 pub const FLAG_DIRTY: u32 = 1;
+/// `SuperblockHead::flags`: the files have all of their space, and keep it.
+pub const FLAG_PREALLOCATED: u32 = 2;
 
 /// Offset of the device table in a copy.
 pub const DEVICES_AT: usize = 4096;
@@ -61,7 +63,7 @@ pub struct SuperblockHead {
     pub volume_uuid: [u8; 16],
     /// Key of the hash of names.
     pub hash_seed: [u8; 16],
-    /// `FLAG_DIRTY`.
+    /// `FLAG_DIRTY`, `FLAG_PREALLOCATED`.
     pub flags: U32,
     /// Blocks of a container.
     pub container_blocks: U32,

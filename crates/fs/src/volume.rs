@@ -194,7 +194,11 @@ impl Volume {
             })?;
             Region::new(views, Arc::new(superblocks))
         } else {
-            Region::new(self.devices.clone(), self.superblocks.clone())
+            let region = Region::new(self.devices.clone(), self.superblocks.clone());
+            if let Err(error) = region.provision_all() {
+                tracing::warn!("the metadata has no space of its own on the host: {error}");
+            }
+            region
         };
         let container_blocks = self.superblocks.with(|s| s.head.container_blocks.get());
         let options = StoreOptions {

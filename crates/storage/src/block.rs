@@ -90,9 +90,10 @@ impl Device for BlockDevice {
 
     /// Discards sectors: what is read there afterwards depends on the device.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.handle.discard(offset_bytes, length_bytes, |file| {
-            block::discard_device(file, offset_bytes, length_bytes)
-        })
+        self.handle
+            .give_or_take("discard", offset_bytes, length_bytes, |file| {
+                block::discard_device(file, offset_bytes, length_bytes)
+            })
     }
 
     fn is_read_only(&self) -> bool {

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jericho_sys::block::{self, Open};
-use jericho_sys::errno;
 
 use crate::flush::Flusher;
 use crate::handle::Handle;
@@ -55,7 +54,7 @@ impl FileDevice {
             .create_size
             .filter(|size| how.write && *size >= BLOCK_BYTES)
         {
-            resize(&file, size_bytes, size, options.preallocate)
+            resize(&file, size_bytes, size)
                 .map_err(open::failed(path, "give it the size asked for"))?;
             size_bytes = size;
         }
@@ -99,15 +98,9 @@ fn create(path: &Path) -> Result<bool, OpenError> {
     Ok(true)
 }
 
-fn resize(file: &File, old_bytes: u64, new_bytes: u64, preallocate: bool) -> io::Result<()> {
+fn resize(file: &File, old_bytes: u64, new_bytes: u64) -> io::Result<()> {
     if old_bytes != new_bytes {
         file.set_len(new_bytes)?;
-    }
-    if preallocate {
-        match block::allocate(file, 0, new_bytes) {
-            Err(error) if error.raw_os_error() != Some(errno::EOPNOTSUPP) => return Err(error),
-            _ => {}
-        }
     }
     file.sync_all()
 }
@@ -139,9 +132,17 @@ impl Device for FileDevice {
 
     /// Punches a hole: the range reads as zeros afterwards, and writing to it may need space again.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.handle.discard(offset_bytes, length_bytes, |file| {
-            block::punch_hole(file, offset_bytes, length_bytes)
-        })
+        self.handle
+            .give_or_take("discard", offset_bytes, length_bytes, |file| {
+                block::punch_hole(file, offset_bytes, length_bytes)
+            })
+    }
+
+    fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.handle
+            .give_or_take("provision", offset_bytes, length_bytes, |file| {
+                block::allocate(file, offset_bytes, length_bytes)
+            })
     }
 
     fn is_read_only(&self) -> bool {

@@ -84,23 +84,21 @@ impl Handle {
         flushed.map_err(|cause| self.error("flush", 0, self.size_bytes, cause))
     }
 
-    /// Runs `discard` on a checked range. A device that cannot discard keeps its data: no error.
-    pub(crate) fn discard(
+    /// Runs a discard or its opposite on a checked range.
+    pub(crate) fn give_or_take(
         &self,
+        operation: &'static str,
         offset_bytes: u64,
         length_bytes: u64,
-        discard: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+        act: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
     ) -> Result<(), IoError> {
-        self.check_range("discard", offset_bytes, length_bytes)?;
-        self.check_writable("discard", offset_bytes, length_bytes)?;
+        self.check_range(operation, offset_bytes, length_bytes)?;
+        self.check_writable(operation, offset_bytes, length_bytes)?;
         if length_bytes == 0 {
             return Ok(());
         }
-        match discard(self.file.as_fd()) {
-            Ok(()) => Ok(()),
-            Err(error) if error.raw_os_error() == Some(errno::EOPNOTSUPP) => Ok(()),
-            Err(error) => Err(self.error("discard", offset_bytes, length_bytes, cause_of(&error))),
-        }
+        act(self.file.as_fd())
+            .map_err(|error| self.error(operation, offset_bytes, length_bytes, cause_of(&error)))
     }
 
     /// The common part of `Device::describe`.

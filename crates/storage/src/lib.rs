@@ -89,6 +89,11 @@ impl fmt::Display for Cause {
 }
 
 impl IoError {
+    /// Whether the device or its host has no such operation.
+    pub fn is_unsupported(&self) -> bool {
+        self.cause == Cause::Errno(errno::EOPNOTSUPP)
+    }
+
     /// The errno that a program should see.
     pub fn errno(&self) -> i32 {
         match self.cause {
@@ -115,9 +120,15 @@ pub trait Device: Send + Sync {
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError>;
     /// Makes every write that completed before the call durable.
     fn flush(&self) -> Result<(), IoError>;
-    /// Tells the device that a range holds nothing of value. Advisory; what is read there
-    /// afterwards is unspecified.
+    /// Tells the device that a range holds nothing of value; what is read there afterwards is unspecified. Fails with
+    /// EOPNOTSUPP where the device cannot take it back: then nothing has changed, and asking again is vain.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
+    /// Sees to it that a range can be written though its host becomes full: a sparse file takes space for it. What
+    /// the range holds stays. Devices whose space is all theirs have nothing to do. Fails with EOPNOTSUPP where the
+    /// host cannot: only writing takes space there.
+    fn provision(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<(), IoError> {
+        Ok(())
+    }
     /// Whether writes are refused (EROFS).
     fn is_read_only(&self) -> bool {
         false

@@ -18,11 +18,8 @@ pub struct OpenOptions {
     /// Refuse writes. Nothing on the device changes.
     pub read_only: bool,
     /// Create a missing regular file, and make a file exactly this long (longer or shorter). New
-    /// space is sparse. A block device keeps its size and must have at least this much.
+    /// space is sparse; `Device::provision` takes it from the host. A block device keeps its size and must have at least this much.
     pub create_size: Option<u64>,
-    /// With `create_size`: reserve the storage, so that ENOSPC comes now and not when data is
-    /// written back. Files only; ignored where the filesystem cannot.
-    pub preallocate: bool,
     /// The kernel's NUMA node of the hardware, instead of asking sysfs.
     pub home_node: Option<u32>,
 }

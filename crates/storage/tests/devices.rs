@@ -216,19 +216,20 @@ fn a_full_filesystem_is_enospc_at_the_offset_where_it_was_met() {
 }
 
 #[test]
-fn a_file_that_cannot_have_its_size_is_not_left_behind() {
+fn space_is_taken_when_it_is_asked_for_or_refused() {
     let Some(filesystem) = SmallFilesystem::new(16) else {
         return;
     };
     let path = filesystem.path().join("volume");
     let options = OpenOptions {
         create_size: Some(1 << 30),
-        preallocate: true,
         ..OpenOptions::default()
     };
-    let error = refusal(&path, options);
+    let device = open_device(&path, options).unwrap();
+    device.provision(0, 4 << 20).unwrap();
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= 4 << 20);
+    let error = device.provision(0, 1 << 30).unwrap_err();
     assert!(error.to_string().contains("No space left"), "{error}");
-    assert!(!path.exists());
 }
 
 #[test]

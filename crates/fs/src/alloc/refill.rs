@@ -1,6 +1,7 @@
 //! What the allocator does before a batch is committed: it loads the containers that the batch frees
 //! blocks of, and takes chunks from the slices for the metadata region.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use jericho_format::superblock::{CHUNK_SPARE, ChunkEntry};
@@ -16,6 +17,16 @@ use crate::volume::Volume;
 
 /// Spare chunks that are kept in stock as long as there is space, beyond what a batch may need.
 const STOCK_CHUNKS: u64 = 4;
+
+/// Whether a new chunk has its space on the host. A write to one that has not could fail when the host is full, and
+/// a failed write is the end of the store until the next mount.
+fn provision(region: &Region, entry: &ChunkEntry) -> bool {
+    let provisioned = region.provision(entry);
+    if let Err(error) = &provisioned {
+        tracing::debug!(%error, "the metadata region cannot grow");
+    }
+    provisioned.is_ok()
+}
 
 /// The store's hold on the allocator. Weak, as the allocator holds the store.
 pub(super) struct Before(pub(super) Weak<Allocator>);
@@ -73,7 +84,17 @@ impl Allocator {
         let mut entries = Vec::new();
         while (entries.len() as u64) < missing {
             match self.take_chunk(region.chunk_blocks())? {
-                Some(entry) => entries.push(entry),
+                Some(entry) if provision(region, &entry) => entries.push(entry),
+                Some(entry) => {
+                    let blocks = Blocks {
+                        slice: entry.slice.get(),
+                        first: entry.slice_first.get(),
+                        count: region.chunk_blocks() as u32,
+                    };
+                    let freed = self.give_back(blocks, "chunk");
+                    self.available.fetch_add(freed, Ordering::AcqRel);
+                    break;
+                }
                 None => break,
             }
         }
@@ -99,8 +120,7 @@ impl Allocator {
             match self.take_chunk_in(slice, blocks) {
                 Ok(None) => {}
                 Ok(Some(entry)) => {
-                    self.reserved
-                        .fetch_sub(blocks, std::sync::atomic::Ordering::AcqRel);
+                    self.reserved.fetch_sub(blocks, Ordering::AcqRel);
                     return Ok(Some(entry));
                 }
                 Err(error) => {
@@ -118,7 +138,7 @@ impl Allocator {
         let want = blocks as usize;
         for index in (0..space.containers.len()).rev() {
             let container = &space.containers[index];
-            if u64::from(container.free.load(std::sync::atomic::Ordering::Relaxed)) < blocks {
+            if u64::from(container.free.load(Ordering::Relaxed)) < blocks {
                 continue;
             }
             let mut guard = self.lock(slice, index)?;

@@ -158,6 +158,22 @@ impl Region {
         Ok(())
     }
 
+    /// Takes space for a chunk on the host of its device, where that can be done.
+    pub fn provision(&self, chunk: &ChunkEntry) -> Result<(), IoError> {
+        let offset_bytes = chunk.first_block.get() * PAGE_BYTES;
+        let device = self.device(chunk.device.get());
+        match device.provision(offset_bytes, self.chunk_bytes()) {
+            Err(error) if error.is_unsupported() => Ok(()),
+            other => other,
+        }
+    }
+
+    /// `provision` of all chunks: a volume may have got its file by a sparse copy.
+    pub fn provision_all(&self) -> Result<(), IoError> {
+        let chunks = self.superblocks.with(|s| s.chunks.clone());
+        chunks.iter().try_for_each(|chunk| self.provision(chunk))
+    }
+
     /// Forgets that a write found no chunk: redb tries some writes early and puts up with a failure.
     pub fn clear_full(&self) {
         self.full.store(false, Ordering::Release);

@@ -30,6 +30,20 @@ pub enum VolumeError {
         /// Why not.
         cause: std::io::Error,
     },
+    /// A file cannot have all of its space.
+    #[error(
+        "{} cannot have {bytes} bytes: {cause}; give a smaller --size, make room there, or take space only as it is \
+         used: --sparse",
+        path.display()
+    )]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// What the host says.
+        cause: IoError,
+    },
     /// The device could not be opened; the storage's own message.
     #[error("{0}")]
     Open(String),

@@ -37,6 +37,10 @@ pub struct FormatOptions {
     pub device_nodes: Vec<Option<u32>>,
     /// Destroys what is there.
     pub force: bool,
+    /// Takes all the space of regular files now. Else they are sparse, and the volume may meet a full host later.
+    pub preallocate: bool,
+    /// Hears how many bytes of how many were written, where space can only be taken by writing.
+    pub progress: Option<fn(u64, u64)>,
     /// Owner of the root directory: uid and gid.
     pub owner: (u32, u32),
 }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
-use jericho_storage::{Device, OpenOptions, open_device};
+use jericho_format::superblock::FLAG_PREALLOCATED;
+use jericho_storage::{AlignedBuffer, Device, IoError, OpenOptions, open_device};
 
 use super::error::VolumeError;
 use super::foreign;
@@ -16,6 +17,9 @@ use super::format::{FormatOptions, Summary, check_counts, check_plan, prepare, w
 use super::layout::Space;
 use super::open::{OpenMode, inspect};
 use super::{Volume, VolumeLock};
+
+/// Written at once where space can only be taken by writing.
+const ZEROS_BYTES: usize = 4 << 20;
 
 /// What is at a path before formatting.
 struct Target {
@@ -176,8 +180,39 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
         force: true,
         ..options.clone()
     };
-    let superblock = prepare(&devices, &paths, &options)?;
+    let mut superblock = prepare(&devices, &paths, &options)?;
+    let files = targets.iter().zip(&devices).filter(|(t, _)| t.is_file);
+    if options.preallocate && files.clone().count() > 0 {
+        for (target, device) in files {
+            preallocate(&**device, options.progress).map_err(|cause| VolumeError::NoRoom {
+                path: target.path.clone(),
+                bytes: device.size_bytes(),
+                cause,
+            })?;
+        }
+        superblock.head.flags |= FLAG_PREALLOCATED;
+    }
     write(&devices, superblock, &options)
+}
+
+/// Takes the space of a whole file from its host.
+fn preallocate(device: &dyn Device, progress: Option<fn(u64, u64)>) -> Result<(), IoError> {
+    let size = device.size_bytes();
+    match device.provision(0, size) {
+        Err(error) if error.is_unsupported() => {}
+        other => return other,
+    }
+    let zeros = AlignedBuffer::new(ZEROS_BYTES.min(size as usize));
+    let mut done = 0;
+    while done < size {
+        let run = (zeros.as_slice().len() as u64).min(size - done);
+        device.write_at(done, &zeros.as_slice()[..run as usize])?;
+        done += run;
+        if let Some(progress) = progress {
+            progress(done, size);
+        }
+    }
+    device.flush()
 }
 
 /// After a failure: removes a file that was created, gives an old one its length back.
