@@ -4,8 +4,12 @@
 //! may name pages that are clean or gone by now (they are skipped when looked up), and it misses no
 //! page that is dirty once the announcements are drained. Pages are kept in groups of sixteen, so
 //! that a sequential writer costs a tree entry per 64 KiB and a random one no more than a plain set.
+//!
+//! Pages whose write-back failed are kept apart (`failed`): the background does not find them, so a device that
+//! takes nothing is not asked again and again. They come back by `retry` (a sync wants them now), `probe` (one
+//! piece, to see whether the device takes it) and `retry_all` (it did).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,6 +37,24 @@ impl Pages {
         }
     }
 
+    fn contains(&self, page: u64) -> bool {
+        let bits = self.0.get(&(page >> GROUP_BITS));
+        bits.is_some_and(|bits| bits & 1 << (page & 15) != 0)
+    }
+
+    fn len(&self) -> u64 {
+        self.0
+            .values()
+            .map(|bits| u64::from(bits.count_ones()))
+            .sum()
+    }
+
+    fn merge(&mut self, other: Pages) {
+        for (group, bits) in other.0 {
+            *self.0.entry(group).or_default() |= bits;
+        }
+    }
+
     fn iter(&self, range: &Range<u64>) -> impl Iterator<Item = u64> + use<'_> {
         let range = range.clone();
         let groups = (range.start >> GROUP_BITS)..=((range.end.saturating_sub(1)) >> GROUP_BITS);
@@ -55,8 +77,13 @@ struct DirtyObject {
     object: Arc<dyn Object>,
     pages: Pages,
     since: Instant,
-    /// After a failed write-back: not tried again in the background before.
-    not_before: Option<Instant>,
+}
+
+/// Pages of an object whose write-back failed.
+struct FailedObject {
+    object: Arc<dyn Object>,
+    pages: Pages,
+    since: Instant,
 }
 
 #[derive(Default)]
@@ -64,6 +91,12 @@ pub(crate) struct DirtyIndex {
     objects: HashMap<u64, DirtyObject>,
     /// Ids in the order of `since`; ids that left `objects` are skipped.
     order: VecDeque<(u64, Instant)>,
+    /// In the order of their ids, so that probes go round.
+    failed: BTreeMap<u64, FailedObject>,
+    /// Pages in `failed`.
+    failed_pages: u64,
+    /// Object and page where the next probe begins.
+    probe_from: (u64, u64),
 }
 
 impl DirtyIndex {
@@ -77,7 +110,6 @@ impl DirtyIndex {
                 object: object.clone(),
                 pages: Pages::default(),
                 since: now,
-                not_before: None,
             }
         });
         // The number may have been given to a new file since: its pages must not be placed by the old one.
@@ -89,6 +121,7 @@ impl DirtyIndex {
         }
     }
 
+    /// A page is clean, gone, or about to be written.
     pub fn remove(&mut self, id: u64, page: u64) {
         if let Some(object) = self.objects.get_mut(&id) {
             object.pages.remove(page);
@@ -96,39 +129,158 @@ impl DirtyIndex {
                 self.objects.remove(&id);
             }
         }
+        self.remove_failed(id, page);
+    }
+
+    fn remove_failed(&mut self, id: u64, page: u64) {
+        if let Some(failed) = self.failed.get_mut(&id)
+            && failed.pages.contains(page)
+        {
+            failed.pages.remove(page);
+            self.failed_pages -= 1;
+            if failed.pages.0.is_empty() {
+                self.failed.remove(&id);
+            }
+        }
+    }
+
+    /// The write-back of pages failed: the background leaves them alone.
+    pub fn fail(&mut self, object: &Arc<dyn Object>, first: u64, count: u64, now: Instant) {
+        let failed = self
+            .failed
+            .entry(object.id())
+            .or_insert_with(|| FailedObject {
+                object: object.clone(),
+                pages: Pages::default(),
+                since: now,
+            });
+        if !Arc::ptr_eq(&failed.object, object) {
+            failed.object = object.clone();
+        }
+        for page in first..first + count {
+            if !failed.pages.contains(page) {
+                failed.pages.insert(page);
+                self.failed_pages += 1;
+            }
+        }
+    }
+
+    /// Pages whose write-back failed and that were not tried again. Some may be clean or gone by now.
+    pub fn failed_pages(&self) -> u64 {
+        self.failed_pages
+    }
+
+    /// Failed pages of an object are dirty ones like others again, and the oldest. Whether there are any.
+    pub fn retry(&mut self, id: u64) -> bool {
+        let Some(failed) = self.failed.remove(&id) else {
+            return false;
+        };
+        self.failed_pages -= failed.pages.len();
+        self.give_back(failed);
+        true
+    }
+
+    /// `retry` of all objects.
+    pub fn retry_all(&mut self) {
+        self.failed_pages = 0;
+        for (_, failed) in std::mem::take(&mut self.failed) {
+            self.give_back(failed);
+        }
+    }
+
+    fn give_back(&mut self, failed: FailedObject) {
+        let (id, since) = (failed.object.id(), failed.since);
+        let entry = self.objects.entry(id).or_insert_with(|| DirtyObject {
+            object: failed.object,
+            pages: Pages::default(),
+            since,
+        });
+        entry.pages.merge(failed.pages);
+        entry.since = since;
+        self.order.push_front((id, since));
+    }
+
+    /// Takes neighbouring failed pages of one object, at most `limit`, to try whether they can be written now: each
+    /// call others, all in turn. They are dirty pages like others then. `None`: nothing has failed.
+    pub fn probe(&mut self, limit: usize) -> Option<(u64, Range<u64>)> {
+        let (id, from) = self.probe_from;
+        let later = |(id, from): (u64, u64)| {
+            let mut objects = self.failed.range(id..);
+            objects.find_map(|(at, failed)| {
+                let from = if *at == id { from } else { 0 };
+                let mut pages = failed.pages.iter(&(from..u64::MAX)).take(limit);
+                let first = pages.next()?;
+                let mut end = first + 1;
+                while pages.next() == Some(end) {
+                    end += 1;
+                }
+                Some((*at, first..end))
+            })
+        };
+        let (id, pages) = later((id, from)).or_else(|| later((0, 0)))?;
+        self.probe_from = (id, pages.end);
+        let failed = self.failed.get(&id)?;
+        let (object, since) = (failed.object.clone(), failed.since);
+        let mut taken = Pages::default();
+        for page in pages.clone() {
+            taken.insert(page);
+            self.remove_failed(id, page);
+        }
+        self.give_back(FailedObject {
+            object,
+            pages: taken,
+            since,
+        });
+        Some((id, pages))
     }
 
     /// Whether the index names a page.
     pub fn contains(&self, id: u64, page: u64) -> bool {
-        self.objects.get(&id).is_some_and(|o| {
-            let bits = o.pages.0.get(&(page >> GROUP_BITS));
-            bits.is_some_and(|bits| bits & 1 << (page & 15) != 0)
-        })
+        let waits = self
+            .objects
+            .get(&id)
+            .is_some_and(|o| o.pages.contains(page));
+        waits || self.failed.get(&id).is_some_and(|o| o.pages.contains(page))
     }
 
     /// Whether it names none.
     pub fn is_empty(&self) -> bool {
-        self.objects.is_empty()
+        self.objects.is_empty() && self.failed.is_empty()
     }
 
-    /// At most `limit` pages of an object in a range, in order.
-    pub fn pages(&self, id: u64, range: Range<u64>, limit: usize) -> Vec<u64> {
+    /// At most `limit` pages of an object in a range, in order, that wait for their write-back. Not failed ones.
+    pub fn waiting(&self, id: u64, range: Range<u64>, limit: usize) -> Vec<u64> {
         self.objects
             .get(&id)
             .map_or_else(Vec::new, |o| o.pages.iter(&range).take(limit).collect())
     }
 
+    /// All pages of an object in a range, in order, failed ones too.
+    pub fn pages(&self, id: u64, range: Range<u64>) -> Vec<u64> {
+        let waiting = self.waiting(id, range.clone(), usize::MAX);
+        let Some(failed) = self.failed.get(&id) else {
+            return waiting;
+        };
+        let all: BTreeSet<u64> = waiting
+            .into_iter()
+            .chain(failed.pages.iter(&range))
+            .collect();
+        all.into_iter().collect()
+    }
+
+    /// An object with pages that wait.
     pub fn object(&self, id: u64) -> Option<&Arc<dyn Object>> {
         self.objects.get(&id).map(|o| &o.object)
     }
 
-    /// Objects with dirty pages.
+    /// Objects with dirty pages, failed ones too.
     pub fn ids(&self) -> Vec<u64> {
-        self.objects.keys().copied().collect()
+        let ids = self.objects.keys().chain(self.failed.keys());
+        ids.copied().collect()
     }
 
-    /// The object that has been dirty longest and may be tried, and since when. None of `busy`.
-    pub fn oldest(&mut self, now: Instant, busy: &HashSet<u64>) -> Option<(u64, Instant)> {
+    /// The object that has been dirty longest, and since when. None of `busy`.
+    pub fn oldest(&mut self, busy: &HashSet<u64>) -> Option<(u64, Instant)> {
         let objects = &self.objects;
         while let Some((id, since)) = self.order.front() {
             if objects.get(id).is_some_and(|o| o.since == *since) {
@@ -139,19 +291,15 @@ impl DirtyIndex {
         self.order
             .iter()
             .find(|(id, since)| {
-                objects
-                    .get(id)
-                    .is_some_and(|o| o.since == *since && o.not_before.is_none_or(|t| t <= now))
-                    && !busy.contains(id)
+                objects.get(id).is_some_and(|o| o.since == *since) && !busy.contains(id)
             })
             .copied()
     }
 
     /// An object whose pages were partly written goes to the end of the queue.
-    pub fn requeue(&mut self, id: u64, now: Instant, not_before: Option<Instant>) {
+    pub fn requeue(&mut self, id: u64, now: Instant) {
         if let Some(object) = self.objects.get_mut(&id) {
             object.since = now;
-            object.not_before = not_before;
             self.order.push_back((id, now));
         }
     }
@@ -162,6 +310,61 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+
+    struct Number(u64);
+
+    impl Object for Number {
+        fn id(&self) -> u64 {
+            self.0
+        }
+        fn slice(&self) -> u16 {
+            0
+        }
+        fn resolve(&self, _: u64, _: u32, _: &mut Vec<crate::Run>) -> Result<(), crate::Error> {
+            Ok(())
+        }
+        fn allocate(&self, _: u64, _: u32, _: &mut Vec<crate::Run>) -> Result<(), crate::Error> {
+            Ok(())
+        }
+        fn written(&self, _: u64, _: u32) {}
+        fn write_failed(&self, _: u64, _: u32, _: &crate::Error) {}
+    }
+
+    #[test]
+    fn failed_pages_wait_apart_and_are_probed_in_turn() {
+        let (mut index, now) = (DirtyIndex::default(), Instant::now());
+        let objects: Vec<Arc<dyn Object>> = vec![Arc::new(Number(1)), Arc::new(Number(2))];
+        index.fail(&objects[0], 5, 3, now);
+        index.fail(&objects[0], 100, 1, now);
+        index.fail(&objects[1], 7, 1, now);
+        index.fail(&objects[1], 7, 1, now);
+        index.add(&objects[1], 8, 1, now);
+        assert_eq!(index.failed_pages(), 5);
+        let none = HashSet::default();
+        assert_eq!(index.oldest(&none), Some((2, now)));
+        assert_eq!(index.waiting(2, 0..1000, 10), [8]);
+        assert_eq!(index.pages(2, 0..1000), [7, 8]);
+        let mut probes = vec![];
+        for _ in 0..5 {
+            let Some((id, pages)) = index.probe(2) else {
+                break;
+            };
+            // It failed once more.
+            let count = pages.end - pages.start;
+            pages.clone().for_each(|page| index.remove(id, page));
+            index.fail(&objects[id as usize - 1], pages.start, count, now);
+            probes.push((id, pages));
+        }
+        assert_eq!(
+            probes,
+            [(1, 5..7), (1, 7..8), (1, 100..101), (2, 7..8), (1, 5..7)]
+        );
+        index.remove(1, 100);
+        index.retry_all();
+        assert_eq!(index.failed_pages(), 0);
+        assert_eq!(index.waiting(1, 0..1000, 10), [5, 6, 7]);
+        assert_eq!(index.waiting(2, 0..1000, 10), [7, 8]);
+    }
 
     proptest! {
         #[test]

@@ -19,6 +19,7 @@ use jericho_storage::{Completion, Direction, Queue, Transfer};
 use crate::Done;
 use crate::get::segments;
 use crate::object::{Error, Object, Place};
+use crate::outage;
 use crate::state::{After, Shared, State, run};
 
 /// Pages of one transfer at most: 1 MiB.
@@ -27,8 +28,6 @@ const TRANSFER_PAGES_MAX: usize = 256;
 const BATCH_PAGES: usize = 1024;
 /// Background write-backs in flight; syncs are not held back.
 const BACKGROUND_TRANSFERS_MAX: usize = 16;
-/// A failed write-back is tried again after this time.
-const RETRY: Duration = Duration::from_secs(1);
 /// Entries looked at for one sample of ages, and in one turn of the sweep.
 const SAMPLE: u32 = 512;
 /// Pages taken out while the lock is held once.
@@ -50,6 +49,8 @@ pub(crate) struct WriteBack {
     /// Shared, so that its end can be told to the objects without the lock.
     parts: Arc<Vec<Part>>,
     syncs: Vec<u64>,
+    /// Of pages that could not be written before.
+    again: bool,
 }
 
 /// Neighbouring pages of one object in a transfer.
@@ -99,6 +100,8 @@ struct Chosen {
     /// (page, entry, frame) in order.
     pages: Vec<(u64, u32, u32)>,
     sync: Option<u64>,
+    /// Some could not be written before.
+    again: bool,
 }
 
 pub(crate) struct Evictor {
@@ -111,6 +114,8 @@ pub(crate) struct Evictor {
     hand: u32,
     /// Where the next sample is taken.
     sample: u32,
+    /// When a write-back failed last, while the observer believes in an outage.
+    told: Option<Instant>,
 }
 
 impl Evictor {
@@ -124,6 +129,7 @@ impl Evictor {
             latched,
             hand: 0,
             sample: 0,
+            told: None,
         }
     }
 
@@ -228,18 +234,20 @@ impl Evictor {
     /// Starts the write-back of all pages in the range that are dirty now, for a sync.
     fn write_all(&mut self, object: u64, pages: Range<u64>, sync: u64) {
         let shared = self.shared.clone();
+        let again = shared.lock().dirty.retry(object);
         let mut from = pages.start;
         while from < pages.end {
-            let (chosen, skipped, next) = {
+            let (mut chosen, skipped, next) = {
                 let mut state = shared.lock();
                 choose(&mut state, &shared, object, from..pages.end, Some(sync))
             };
             if let Some(s) = self.syncs.get_mut(&sync) {
                 s.deferred.extend(skipped);
             }
-            if let Some(chosen) = chosen {
-                self.write(vec![chosen]);
+            if let Some(chosen) = &mut chosen {
+                chosen.again = again;
             }
+            self.write(chosen.into_iter().collect());
             let Some(next) = next else { break };
             from = next;
         }
@@ -321,6 +329,7 @@ impl Evictor {
             part: Part,
             frames: Vec<u32>,
             sync: Option<u64>,
+            again: bool,
         }
         let mut pieces: Vec<Piece> = vec![];
         for c in chosen {
@@ -358,6 +367,7 @@ impl Evictor {
                             offset_bytes,
                             frames: part.iter().map(|p| p.2).collect(),
                             sync: c.sync,
+                            again: c.again,
                             part: Part {
                                 object: c.object.clone(),
                                 first: part[0].0,
@@ -380,7 +390,7 @@ impl Evictor {
         let mut pieces = pieces.into_iter().peekable();
         while let Some(piece) = pieces.next() {
             let (device, offset_bytes) = (piece.device, piece.offset_bytes);
-            let mut frames = piece.frames;
+            let (mut frames, mut again) = (piece.frames, piece.again);
             let mut parts = vec![piece.part];
             let mut syncs = Vec::from_iter(piece.sync);
             while let Some(next) = pieces.next_if(|p| {
@@ -389,6 +399,7 @@ impl Evictor {
                     && frames.len() + p.frames.len() <= TRANSFER_PAGES_MAX
             }) {
                 frames.extend(next.frames);
+                again |= next.again;
                 parts.push(next.part);
                 syncs.extend(next.sync);
             }
@@ -406,7 +417,12 @@ impl Evictor {
                 let mut state = shared.lock();
                 let tag = state.new_id();
                 let parts = Arc::new(parts);
-                state.writing.insert(tag, WriteBack { parts, syncs });
+                let write = WriteBack {
+                    parts,
+                    syncs,
+                    again,
+                };
+                state.writing.insert(tag, write);
                 tag
             };
             let direction = Direction::Write;
@@ -451,7 +467,12 @@ impl Evictor {
                     state.on_the_way.remove(index);
                 }
             }
-            state.writing.remove(&completion.tag)
+            let write = state.writing.remove(&completion.tag);
+            if error.is_none() {
+                let again = write.as_ref().is_some_and(|w| w.again);
+                state.write_back_succeeded(again, Instant::now());
+            }
+            write
         };
         for sync in write.into_iter().flat_map(|w| w.syncs) {
             self.sync_step(sync, error.clone());
@@ -462,27 +483,67 @@ impl Evictor {
     }
 
     /// Pages could not be written: they are dirty again, and their object knows why.
-    fn failed(&self, part: &Part, error: &Error) {
-        let shared = &self.shared;
+    fn failed(&mut self, part: &Part, error: &Error) {
+        let shared = self.shared.clone();
         shared.counts.write_errors.fetch_add(1, Relaxed);
-        tracing::error!(slice = shared.id, object = part.object.id(), first_page = part.first,
-            pages = part.entries.len(), %error, "write-back failed; the pages stay dirty and are tried again");
+        tracing::debug!(slice = shared.id, object = part.object.id(), first_page = part.first,
+            pages = part.entries.len(), %error, "write-back failed");
         part.object
             .write_failed(part.first, part.entries.len() as u32, error);
         let now = Instant::now();
+        let mut after = After::default();
         let mut state = shared.lock();
         for index in &part.entries {
+            state.on_the_way.remove(index);
             let before = shared.memory.entry(*index).mark(Flags::DIRTY);
             shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
             if before.has(Flags::DIRTY) {
                 shared.cleaned(1); // counted twice: as in flight and as dirty again
             }
         }
-        let id = part.object.id();
         state
             .dirty
-            .add(&part.object, part.first, part.entries.len() as u64, now);
-        state.dirty.requeue(id, now, Some(now + RETRY));
+            .fail(&part.object, part.first, part.entries.len() as u64, now);
+        state.write_back_failed(&shared, error, now);
+        state.end_vain_waits(&shared, now, &mut after);
+        drop(state);
+        if self.told.replace(now).is_none() {
+            outage::tell(&shared, Some(error));
+        }
+        run(&shared, after);
+    }
+
+    /// Has writers go on that wait in vain, tries a piece of what could not be written, and ends the outage when that is over.
+    fn mind_outage(&mut self) {
+        let shared = self.shared.clone();
+        let mut after = After::default();
+        let now = Instant::now();
+        let mut state = shared.lock();
+        if state.outage.is_none() {
+            drop(state);
+            if self.told.is_some_and(|failed| now - failed >= outage::CALM) {
+                self.told = None;
+                outage::tell(&shared, None);
+            }
+            return;
+        }
+        state.end_vain_waits(&shared, now, &mut after);
+        let mut chosen = None;
+        if state.is_probe_due(now) {
+            // Failed pages that were dropped meanwhile need no trial.
+            while let (None, Some((id, pages))) = (&chosen, state.dirty.probe(TRANSFER_PAGES_MAX)) {
+                chosen = choose(&mut state, &shared, id, pages, None).0;
+            }
+        }
+        state.end_outage(&shared, now);
+        drop(state);
+        run(&shared, after);
+        self.write(
+            chosen
+                .into_iter()
+                .map(|c| Chosen { again: true, ..c })
+                .collect(),
+        );
     }
 
     /// Background write-back and eviction. Returns how long to sleep if nothing happens.
@@ -510,6 +571,7 @@ impl Evictor {
             }
             short
         };
+        self.mind_outage();
         let starved = short && !self.evict();
         shared.repair_if_needed(starved);
         let skipped = self.write_back(starved);
@@ -522,10 +584,11 @@ impl Evictor {
         if (starved || skipped) && state.writing.is_empty() {
             return Some(Duration::from_millis(1));
         }
-        if state.damage.is_suspected() {
+        if state.damage.is_suspected() || state.outage.is_some() {
             return Some(Duration::from_millis(250));
         }
-        (shared.dirty() > 0 || !shared.announced.is_empty()).then_some(Duration::from_millis(500))
+        let some = shared.dirty() > 0 || !shared.announced.is_empty() || self.told.is_some();
+        some.then_some(Duration::from_millis(500))
     }
 
     /// Starts background write-backs: of old pages, and of any while there are too many or frames are wanted.
@@ -542,7 +605,7 @@ impl Evictor {
                 let now = Instant::now();
                 let many = shared.dirty() >= u64::from(shared.limits.dirty_background);
                 while pages < BATCH_PAGES {
-                    let Some((id, since)) = state.dirty.oldest(now, &busy) else {
+                    let Some((id, since)) = state.dirty.oldest(&busy) else {
                         break;
                     };
                     if !(starved || many || now - since >= shared.limits.dirty_age) {
@@ -551,7 +614,7 @@ impl Evictor {
                     let (c, skipped, next) = choose(&mut state, &shared, id, 0..u64::MAX, None);
                     if next.is_some() || !skipped.is_empty() {
                         // The rest waits for its turn behind the others, or for what it is busy with.
-                        state.dirty.requeue(id, now, None);
+                        state.dirty.requeue(id, now);
                         if c.is_none() {
                             busy.insert(id);
                         }
@@ -666,7 +729,7 @@ fn choose(
     let Some(object) = state.dirty.object(id).cloned() else {
         return (None, vec![], None);
     };
-    let candidates = state.dirty.pages(id, range, BATCH_PAGES);
+    let candidates = state.dirty.waiting(id, range, BATCH_PAGES);
     let next = (candidates.len() == BATCH_PAGES).then(|| candidates[BATCH_PAGES - 1] + 1);
     let (mut pages, mut skipped) = (vec![], vec![]);
     'page: for page in candidates {
@@ -705,6 +768,7 @@ fn choose(
         object,
         pages,
         sync,
+        again: false,
     });
     (chosen, skipped, next)
 }

@@ -52,7 +52,7 @@ pub(crate) fn invalidate(shared: &Arc<Shared>, object: u64, pages: Range<u64>, d
     let mut after = After::default();
     let mut state = shared.lock();
     // The index may still name dropped pages that a table scan did not meet.
-    for page in state.dirty.pages(object, pages, usize::MAX) {
+    for page in state.dirty.pages(object, pages) {
         if !busy.contains(&page) && shared.memory.lookup(Key::new(object, page)).is_none() {
             state.dirty.remove(object, page);
         }

@@ -11,6 +11,7 @@ mod frames;
 mod get;
 mod invalidate;
 mod object;
+mod outage;
 mod reader;
 mod repair;
 mod slice;
@@ -19,6 +20,7 @@ mod state;
 pub use counters::Counters;
 pub use get::Grant;
 pub use object::{Error, Object, Place, Run};
+pub use outage::Observer;
 pub use reader::Reader;
 pub use slice::{Config, FRAMES_MIN, Resident, Slice, StartError};
 

@@ -135,6 +135,8 @@ impl Slice {
             closing: AtomicBool::new(false),
             announcer: OnceLock::new(),
             on_broken: OnceLock::new(),
+            on_outage: OnceLock::new(),
+            no_room: 0.into(),
             counts: Counts::default(),
         });
         let this = Slice {
@@ -248,19 +250,30 @@ impl Slice {
         self.shared.dirty() >= u64::from(self.shared.limits.dirty_max)
     }
 
-    /// Runs `resume` once there are fewer dirty pages than the limit.
-    pub fn when_not_throttling(&self, resume: impl FnOnce() + Send + 'static) {
+    /// Runs `resume` once there are fewer dirty pages than the limit, or with an error when there is no hope of that
+    /// because pages cannot be written.
+    pub fn when_not_throttling(&self, resume: impl FnOnce(Result<(), Error>) + Send + 'static) {
         self.shared.counts.throttled.fetch_add(1, Relaxed);
         let mut after = After {
             wake_evictor: true,
             ..After::default()
         };
         let mut state = self.shared.lock();
+        let now = Instant::now();
+        if state.throttled.is_empty() {
+            state.throttled_since = now;
+        }
         state.throttled.push_back(Box::new(resume));
         // Again, under the lock: the last write-back may have ended just before.
         state.retry_waiting(&self.shared, &mut after);
+        state.end_vain_waits(&self.shared, now, &mut after);
         drop(state);
         run(&self.shared, after);
+    }
+
+    /// Bytes that are newer than the device.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.shared.dirty() * PAGE_BYTES
     }
 
     /// Writes back the dirty pages of an object in the range; `done` when they are on the device (written, not
@@ -326,7 +339,7 @@ impl Slice {
         // Chosen but not yet in flight: only its state word tells. Dirty: the index, if it is true.
         let index = state
             .dirty
-            .pages(object, from..u64::MAX, usize::MAX)
+            .pages(object, from..u64::MAX)
             .into_iter()
             .find(|page| {
                 let found = shared.memory.lookup(jericho_shm::Key::new(object, *page));
@@ -403,7 +416,10 @@ impl Slice {
         let mut after = After::default();
         let mut state = self.shared.lock();
         state.retry_waiting(&self.shared, &mut after);
-        after.resume.extend(state.throttled.drain(..));
+        let waiting = state.throttled.drain(..);
+        after
+            .done
+            .extend(waiting.map(|resume| (resume, Err(Error::Closed))));
         drop(state);
         after.wake_evictor = false;
         run(&self.shared, after);

@@ -6,7 +6,7 @@
 //! from an `After` that the locked part has filled.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -24,6 +24,7 @@ use crate::frames::Frames;
 use crate::get::{Fill, GetDone, Grant, Pending, Reading};
 use crate::invalidate::Invalidation;
 use crate::object::{Error, Object};
+use crate::outage::{Observer, Outage};
 use crate::repair::Damage;
 use crate::{Done, Limits};
 
@@ -46,6 +47,10 @@ pub(crate) struct Shared {
     /// See `Slice::set_announcer` and `set_on_broken`.
     pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub on_broken: OnceLock<Box<dyn Fn(u16) -> bool + Send + Sync>>,
+    /// See `Slice::set_on_outage`.
+    pub on_outage: OnceLock<Observer>,
+    /// The errno that writers of new data get at once, or 0. See `outage`.
+    pub no_room: AtomicI32,
     pub counts: Counts,
 }
 
@@ -75,7 +80,11 @@ pub(crate) struct State {
     pub chosen: Vec<(u64, u64)>,
     pub invalidations: Vec<Invalidation>,
     /// Writers that wait until there are fewer dirty pages.
-    pub throttled: VecDeque<Box<dyn FnOnce() + Send>>,
+    pub throttled: VecDeque<Done>,
+    /// When the first of them began to wait.
+    pub throttled_since: Instant,
+    /// Some while pages cannot be written.
+    pub outage: Option<Outage>,
     pub latches: Latches,
     pub damage: Damage,
     pub next_id: u64,
@@ -88,7 +97,6 @@ pub(crate) struct After {
     pub fills: Vec<Fill>,
     pub granted: Vec<(GetDone, Result<Grant, Error>)>,
     pub done: Vec<(Done, Result<(), Error>)>,
-    pub resume: Vec<Box<dyn FnOnce() + Send>>,
     pub wake_evictor: bool,
 }
 
@@ -108,6 +116,8 @@ impl State {
             chosen: Vec::new(),
             invalidations: Vec::new(),
             throttled: VecDeque::new(),
+            throttled_since: Instant::now(),
+            outage: None,
             latches: Latches::default(),
             damage: Damage::default(),
             next_id: 1,
@@ -207,7 +217,8 @@ impl State {
         crate::invalidate::retry(self, shared, after);
         crate::get::retry_stalled(self, shared, after);
         while !self.throttled.is_empty() && shared.dirty() < u64::from(shared.limits.dirty_max) {
-            after.resume.extend(self.throttled.pop_front());
+            let resume = self.throttled.pop_front();
+            after.done.extend(resume.map(|resume| (resume, Ok(()))));
         }
     }
 }
@@ -270,9 +281,6 @@ pub(crate) fn run(shared: &Arc<Shared>, mut after: After) {
         }
         for (done, result) in std::mem::take(&mut after.done) {
             done(result);
-        }
-        for resume in std::mem::take(&mut after.resume) {
-            resume();
         }
         if after.fills.is_empty() && after.granted.is_empty() && after.done.is_empty() {
             return;

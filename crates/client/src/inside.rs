@@ -2,8 +2,7 @@
 //!
 //! A signal handler may interrupt an inline call and make another. It must not wait for what the call that it
 //! interrupted holds, so it goes to the kernel; and when that call is a write through the same description,
-//! what the handler writes comes after it. An interrupted write may hold a page's latch, for which the daemon would wait:
-//! the handler has the daemon take it away (`interrupted`), and the write is made again.
+//! what the handler writes comes after it.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -14,21 +13,10 @@ use crate::placement;
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
 
-/// What a thread is in the middle of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
-    /// No inline call.
-    Nothing,
-    /// A call that holds nothing of a file.
-    Reading,
-    /// A call that may hold latches and locks of a file.
-    Writing,
-}
-
 /// What is remembered of a thread. A call gets it once, from `enter`, and hands it on: where a thread has it is a question
 /// to the dynamic linker in a library that a program was started with.
 pub struct Thread {
-    inside: Cell<Doing>,
+    inside: Cell<bool>,
     /// What it has used, and where it runs.
     pub placement: placement::Thread,
     /// What its last hit found out.
@@ -48,7 +36,7 @@ thread_local! {
     // the thread ends.
     static THREAD: Thread = const {
         Thread {
-            inside: Cell::new(Doing::Nothing),
+            inside: Cell::new(false),
             placement: placement::Thread::new(),
             lately: Lately::new(),
             locking: Cell::new(u32::MAX),
@@ -78,18 +66,17 @@ impl Drop for Inside<'_> {
             self.0.lately.forget(&self.0.placement);
         }
         compiler_fence(Ordering::SeqCst);
-        self.0.inside.set(Doing::Nothing);
+        self.0.inside.set(false);
     }
 }
 
 /// Makes an inline call; `None`: this thread is in one already, and nothing is done.
 #[inline]
-pub fn enter<T>(doing: Doing, call: impl FnOnce(&Thread) -> T) -> Option<T> {
+pub fn enter<T>(call: impl FnOnce(&Thread) -> T) -> Option<T> {
     THREAD.with(|thread| {
-        if thread.inside.get() != Doing::Nothing {
+        if thread.inside.replace(true) {
             return None;
         }
-        thread.inside.set(doing);
         let _inside = Inside(thread);
         // A handler of this thread sees the mark before anything of the call, and as long as there is any.
         compiler_fence(Ordering::SeqCst);
@@ -99,27 +86,21 @@ pub fn enter<T>(doing: Doing, call: impl FnOnce(&Thread) -> T) -> Option<T> {
 
 /// As `enter`, for a call that is over in a moment, and leaves what is due for the thread to others.
 #[inline(always)]
-pub fn enter_briefly<T>(doing: Doing, call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
+pub fn enter_briefly<T>(call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
     THREAD.with(|thread| {
-        if thread.inside.get() != Doing::Nothing {
+        if thread.inside.get() {
             return None;
         }
-        thread.inside.set(doing);
+        thread.inside.set(true);
         compiler_fence(Ordering::SeqCst);
         let result = call(thread);
         if result.is_none() {
             thread.lately.forget(&thread.placement);
         }
         compiler_fence(Ordering::SeqCst);
-        thread.inside.set(Doing::Nothing);
+        thread.inside.set(false);
         result
     })
-}
-
-/// Whether this thread, in a signal handler, has interrupted an inline write of its own.
-#[inline]
-pub fn is_writing() -> bool {
-    THREAD.with(|thread| thread.inside.get() == Doing::Writing)
 }
 
 impl Thread {
@@ -202,21 +183,21 @@ mod tests {
 
     #[test]
     fn a_thread_is_inside_once() {
-        enter(Doing::Reading, |_| {
+        enter(|_| {
             for _ in 0..3 {
-                assert!(enter(Doing::Reading, |_| ()).is_none());
+                assert!(enter(|_| ()).is_none());
             }
-            let other = std::thread::spawn(|| enter(Doing::Reading, |_| ()).is_some());
+            let other = std::thread::spawn(|| enter(|_| ()).is_some());
             assert!(other.join().unwrap(), "others are not");
         })
         .unwrap();
-        assert!(enter(Doing::Reading, |_| ()).is_some());
+        assert!(enter(|_| ()).is_some());
     }
 
     #[test]
     fn what_a_handler_writes_comes_after_the_write_that_it_interrupted() {
         assert!(!is_locking(5));
-        enter(Doing::Writing, |thread| {
+        enter(|thread| {
             thread.locking(5);
             assert_eq!((is_locking(5), is_locking(6)), (true, false));
             assert_eq!(behind(70), 70, "its end is not known yet");

@@ -10,6 +10,7 @@ mod handle;
 mod locality;
 mod mounted;
 mod open;
+mod outage;
 mod read;
 mod stat;
 mod tasks;

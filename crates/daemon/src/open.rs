@@ -15,6 +15,7 @@ use jericho_topology::{NodeId, Topology};
 
 use crate::fast::{Fast, Trusted};
 use crate::mounted::Mounted;
+use crate::outage;
 
 /// Pages that were dirty this long are written back.
 const DIRTY_AGE: Duration = Duration::from_secs(5);
@@ -163,6 +164,7 @@ impl Mounted {
             };
             slices.push(Slice::start(&config, volume.devices())?);
         }
+        outage::watch(&path, &slices);
         let read_only = options.read_only;
         let fs_options = FsOptions {
             read_only,

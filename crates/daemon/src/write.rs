@@ -314,7 +314,10 @@ impl Progress {
         let file = &handle.file;
         let slice = self.mounted.slice(file.slice()).clone();
         if slice.is_throttling() {
-            return slice.when_not_throttling(move || self.go_on(data, reply));
+            return slice.when_not_throttling(move |result| match result {
+                Ok(()) => self.go_on(data, reply),
+                Err(error) => self.fail(error.into(), data.len(), reply),
+            });
         }
         let piece = self.piece(data.len());
         let (first, count, intent) = (piece.first, piece.count, piece.intent);

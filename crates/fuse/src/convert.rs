@@ -34,7 +34,13 @@ pub(crate) fn time(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
 /// The errno for the program; what is not an ordinary outcome is also logged, because the errno
 /// says little.
 pub(crate) fn errno(operation: &'static str, error: &Error) -> i32 {
-    if !matches!(error, Error::Errno(_)) {
+    // That pages cannot be written back the log says once, not for each request that meets it.
+    let is_told = match error {
+        Error::Errno(_) => true,
+        Error::Io(error) => error.operation == "write",
+        _ => false,
+    };
+    if !is_told {
         tracing::error!(operation, %error, "request failed");
     }
     error.errno()

@@ -15,7 +15,6 @@ mod git;
 mod hostile;
 mod idle;
 mod instructions;
-mod interrupted;
 mod killed;
 mod large;
 mod program;

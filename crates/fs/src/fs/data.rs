@@ -13,7 +13,7 @@ use super::file::File;
 use super::inode::Meta;
 use super::namespace::without_set_id;
 use super::times::{now_ns, relatime};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::Ino;
 
 /// Writes within this time set the times once.
@@ -78,7 +78,9 @@ impl Fs {
             };
             match result {
                 // Perhaps what is needed was freed by a batch that is not durable yet.
-                Err(error) if error.errno() == ENOSPC.errno() && !retry => core.commit_now()?,
+                Err(Error::Errno(errno)) if errno == ENOSPC.errno() && !retry => {
+                    core.commit_now()?
+                }
                 result => return result,
             }
         }
@@ -107,6 +109,10 @@ impl Fs {
     fn reserve(&self, file: &File, pages: Range<u64>) -> Result<()> {
         if file.map.read().extents.covers(pages.clone()) {
             return Ok(());
+        }
+        // The volume may have space that its host does not have: then what is new had better not fill the cache.
+        if let Some(error) = file.cache().and_then(|cache| cache.no_room()) {
+            return Err(error.into());
         }
         let mut map = file.map.write();
         let result = map.reserve(pages, &self.core.allocator);

@@ -362,14 +362,8 @@ impl Object for File {
         }
     }
 
-    fn write_failed(&self, first: u64, count: u32, error: &CacheError) {
-        let error = Error::from(error.clone());
-        tracing::warn!(
-            "write-back of pages {first}..{} of file {} failed: {error}; it is tried again",
-            first + u64::from(count),
-            self.ino()
-        );
-        *self.error.lock() = Some(error);
+    fn write_failed(&self, _first: u64, _count: u32, error: &CacheError) {
+        *self.error.lock() = Some(Error::from(error.clone()));
     }
 }
 

@@ -70,6 +70,8 @@ impl Fs {
         let synced = file.clone();
         let after = move |result: CacheResult| {
             let remembered = synced.take_error();
+            // Pages that could not be written stay dirty. If all of the file is on the device now, so are they.
+            let remembered = remembered.filter(|_| matches!(scope, Scope::Range(_)));
             let failed = result.err().map(Error::from).or(remembered);
             if let Some(error) = failed {
                 return done(Err(error));

@@ -1,0 +1,283 @@
+//! A host without space: who needs some is told at once, everybody else goes on, and so do all when there is some again.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::support::{Volume, fail, is_mounted, jericho, output, succeed};
+
+/// Something that hangs meets it, and nothing else.
+const LONG: Duration = Duration::from_secs(90);
+const MIB: usize = 1 << 20;
+
+/// A small filesystem, a volume on it that may grow larger than it, and the mount.
+pub struct Host {
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    /// `None`, said aloud, where one may not mount.
+    pub fn new(mib: usize) -> Option<Host> {
+        let host = Host {
+            dir: tempfile::tempdir().expect("a directory"),
+        };
+        fs::create_dir(host.disk()).expect("mkdir");
+        fs::create_dir(host.mnt()).expect("mkdir");
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not tested: needs root, to mount a small filesystem");
+            return None;
+        }
+        let size = format!("size={mib}m");
+        let mut mount = Command::new("mount");
+        succeed(
+            mount
+                .args(["-t", "tmpfs", "-o", &size, "none"])
+                .arg(host.disk()),
+        );
+        Some(host)
+    }
+
+    /// With a sparse volume of 512 MiB in two slices, mounted.
+    pub fn mounted(mib: usize) -> Option<Host> {
+        let host = Host::new(mib)?;
+        let mut format = jericho(["format", "--size", "512M", "--slices", "2", "--sparse"]);
+        succeed(format.arg(host.volume()));
+        host.mount();
+        Some(host)
+    }
+
+    pub fn mount(&self) {
+        succeed(
+            jericho([
+                "mount",
+                "--cache",
+                "48M",
+                "--topology",
+                "virtual:2",
+                "--log",
+            ])
+            .arg(self.log())
+            .arg(self.volume())
+            .arg(self.mnt()),
+        );
+    }
+
+    pub fn disk(&self) -> PathBuf {
+        self.dir.path().join("disk")
+    }
+
+    pub fn volume(&self) -> PathBuf {
+        self.disk().join("volume")
+    }
+
+    pub fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    /// Lines of the log with these words.
+    pub fn said(&self, words: &str) -> usize {
+        let log = fs::read_to_string(self.log()).expect("the log");
+        log.lines().filter(|line| line.contains(words)).count()
+    }
+
+    /// Takes all space of the host but this much.
+    pub fn leave(&self, mib: usize) {
+        let stat = rustix::fs::statvfs(self.disk()).expect("statvfs");
+        let free = (stat.f_bavail * stat.f_frsize) as usize;
+        let mut filler = File::options();
+        let filler = filler.create(true).append(true).open(self.filler());
+        let mut filler = filler.expect("a file that takes the space");
+        let bytes = free.saturating_sub(mib * MIB);
+        filler.write_all(&vec![1; bytes]).expect("space");
+    }
+
+    pub fn filler(&self) -> PathBuf {
+        self.disk().join("filler")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Room first, so that everything can be written.
+        let _ = fs::remove_file(self.filler());
+        if is_mounted(&self.mnt()) {
+            let _ = jericho(["umount"]).arg(self.mnt()).output();
+            let _ = Command::new("umount").arg("-l").arg(self.mnt()).output();
+        }
+        let _ = Command::new("umount").arg("-l").arg(self.disk()).output();
+    }
+}
+
+/// A process and its children, killed and waited for.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let group = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// Byte `at` of a file of this seed.
+fn pattern(seed: u8, at: usize, bytes: usize) -> Vec<u8> {
+    let byte = |at: usize| (at / 7) as u8 ^ (at >> 13) as u8 ^ seed;
+    (at..at + bytes).map(byte).collect()
+}
+
+/// Writes a file until that fails. Gives how many bytes were accepted, and the error.
+fn write_until_refused(path: &Path, seed: u8) -> (usize, std::io::Error) {
+    let mut file = File::create(path).expect("create");
+    let mut at = 0;
+    loop {
+        match file.write(&pattern(seed, at, 64 << 10)) {
+            Ok(bytes) => at += bytes,
+            Err(error) => return (at, error),
+        }
+        assert!(at < 400 * MIB, "a host of 64 MiB takes 400");
+    }
+}
+
+/// Tries until it succeeds.
+pub fn at_last<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
+    let begun = Instant::now();
+    loop {
+        match attempt() {
+            Ok(value) => return value,
+            Err(error) if begun.elapsed() > LONG => panic!("{what}: still {error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+#[test]
+fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
+    let Some(host) = Host::mounted(96) else {
+        return;
+    };
+    let placed = host.mnt().join("placed");
+    fs::write(&placed, pattern(1, 0, MIB)).expect("write");
+    let placed = File::options().read(true).write(true).open(&placed);
+    let placed = placed.expect("open");
+    placed.sync_all().expect("there is room yet");
+    host.leave(4);
+
+    let (big, begun) = (host.mnt().join("big"), Instant::now());
+    let (accepted, error) = write_until_refused(&big, 2);
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    assert!(
+        begun.elapsed() < LONG,
+        "the writer was told after {:?}",
+        begun.elapsed()
+    );
+    let synced = File::open(&big).expect("open").sync_all();
+    assert_eq!(synced.expect_err("fsync").kind(), ErrorKind::StorageFull);
+    assert_eq!(
+        host.said("write-back of volume"),
+        1,
+        "one line for all of it"
+    );
+
+    // What has its place can be overwritten and synced.
+    for round in 0..20 {
+        let bytes = pattern(round, 0, 4096);
+        placed
+            .write_all_at(&bytes, u64::from(round) * 8192)
+            .expect("an overwrite");
+        placed.sync_data().expect("and its sync");
+    }
+
+    fs::remove_file(host.filler()).expect("rm");
+    at_last("fsync when there is room", || {
+        let synced = File::open(&big).and_then(|file| file.sync_all());
+        synced.map_err(|error| error.to_string())
+    });
+    at_last("the end of the outage in the log", || {
+        let ends = host.said("goes on");
+        (ends == 1).then_some(()).ok_or(format!("{ends} lines"))
+    });
+    at_last("new data", || {
+        fs::write(host.mnt().join("new"), pattern(3, 0, MIB)).map_err(|error| error.to_string())
+    });
+    assert_eq!(host.said("write-back of volume"), 2);
+    drop(placed);
+    succeed(jericho(["umount"]).arg(host.mnt()));
+    succeed(jericho(["check"]).arg(host.volume()));
+    host.mount();
+    let mut read = Vec::new();
+    let mut file = File::open(&big).expect("open");
+    file.read_to_end(&mut read).expect("read");
+    assert_eq!(read.len(), accepted);
+    assert!(read == pattern(2, 0, accepted), "accepted bytes changed");
+}
+
+#[test]
+fn writers_on_a_full_host_can_be_killed() {
+    let Some(host) = Host::mounted(64) else {
+        return;
+    };
+    host.leave(2);
+    // Goes on whatever it is told.
+    let script =
+        "while :; do cat /dev/zero > a; dd if=/dev/zero of=b bs=1M oflag=append conv=notrunc; done";
+    let writer = Command::new("sh")
+        .args(["-c", script])
+        .current_dir(host.mnt())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .expect("sh");
+    let writer = Group(writer);
+    at_last("an outage", || {
+        (host.said("write-back of volume") > 0)
+            .then_some(())
+            .ok_or("none".into())
+    });
+    let lines = host.said("");
+    // The writers go on being refused.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(host.said("") < lines + 5, "the log grows");
+    let ended = std::thread::spawn(move || drop(writer));
+    at_last("the end of a killed writer", || {
+        ended.is_finished().then_some(()).ok_or("running".into())
+    });
+    fs::remove_file(host.filler()).expect("rm");
+    at_last("unmounting", || {
+        let umount = output(jericho(["umount"]).arg(host.mnt()));
+        umount
+            .status
+            .success()
+            .then_some(())
+            .ok_or(String::from_utf8_lossy(&umount.stderr).into())
+    });
+    succeed(jericho(["check"]).arg(host.volume()));
+}
+
+#[test]
+fn format_takes_all_the_space_of_a_file_or_leaves_nothing_behind() {
+    let Some(host) = Host::new(64) else {
+        return;
+    };
+    let error = fail(jericho(["format", "--size", "256M"]).arg(host.volume()), 1);
+    assert!(
+        error.contains("--sparse") && error.contains("No space left"),
+        "{error}"
+    );
+    assert!(!host.volume().exists());
+
+    let whole = Volume::of_size("256M");
+    let blocks = |path: &Path| fs::metadata(path).expect("stat").blocks() * 512;
+    assert!(blocks(&whole.file()) >= 256 << 20);
+    let mut format = jericho(["format", "--size", "256M", "--sparse"]);
+    succeed(format.arg(host.volume()));
+    assert!(blocks(&host.volume()) < 64 << 20);
+}
