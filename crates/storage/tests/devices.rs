@@ -226,8 +226,8 @@ fn space_is_taken_when_it_is_asked_for_or_refused() {
         ..OpenOptions::default()
     };
     let device = open_device(&path, options).unwrap();
-    device.provision(0, 4 << 20).unwrap();
-    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= 4 << 20);
+    device.provision(0, 4 * BLOCK as u64).unwrap();
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= 4 * BLOCK as u64);
     let error = device.provision(0, 1 << 30).unwrap_err();
     assert!(error.to_string().contains("No space left"), "{error}");
 }
