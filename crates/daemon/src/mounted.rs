@@ -140,6 +140,9 @@ impl Mounted {
     /// Changes attributes; see `Fs::setattr`.
     pub fn setattr(&self, ino: Ino, set: SetAttr, who: Caller) -> Result<Attr> {
         self.settle(ino);
+        if set.perm.is_some_and(|perm| perm & 0o6000 != 0) {
+            self.end_inline_writes(ino);
+        }
         let size = set.size;
         let change = || self.fs.setattr(ino, set, who);
         if size.is_some() {

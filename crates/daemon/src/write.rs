@@ -32,7 +32,7 @@ pub struct WriteMode {
     pub append: bool,
     /// Durability before the reply.
     pub sync: WriteSync,
-    /// Take set-id bits off.
+    /// Take set-id bits off. Capabilities go with each write.
     pub strip_suid: bool,
 }
 
@@ -83,6 +83,7 @@ impl Mounted {
         if self.read_only()
             || mode.append
             || mode.sync != WriteSync::No
+            || !file.has_no_privileges()
             || end.is_none_or(|end| end > FILE_BYTES_MAX)
             || self.fast.written_file(file.ino()).is_some()
             || self.slice(file.slice()).is_throttling()
@@ -122,6 +123,11 @@ impl Mounted {
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| end > FILE_BYTES_MAX) {
             return reply(Err(Error::Errno(libc::EFBIG)));
+        }
+        if !handle.file.has_no_privileges()
+            && let Err(error) = (self.fs()).drop_privileges(handle.file.ino(), mode.strip_suid)
+        {
+            return reply(Err(error));
         }
         // Appends are serialised by the kernel's inode lock, and with inline writers by theirs, so the size
         // can't move under us.
@@ -301,7 +307,7 @@ impl Progress {
 
     fn end(&self, at: u64, len: usize) {
         let fs = self.mounted.fs();
-        fs.end_write(&self.handle.file, at, len as u64, self.mode.strip_suid);
+        fs.end_write(&self.handle.file, at, len as u64);
         self.mounted.size_grew(&self.handle.file);
     }
 

@@ -16,6 +16,7 @@ mod namespace;
 mod numbers;
 mod overlay;
 mod placement;
+mod privileges;
 mod rename;
 mod runs;
 mod space;
@@ -36,6 +37,7 @@ use parking_lot::Mutex;
 
 pub use self::file::{File, Writing};
 pub use self::placement::{FollowParent, PlacementContext, Policy};
+pub use self::privileges::CAPABILITY;
 
 use self::commit::Commits;
 use self::core::{Core, NAME_MAX, wait};

@@ -97,6 +97,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// utimens.
     pub mtime: Option<SetTime>,
+    /// Take the set-id bits off what is no directory.
+    pub drop_set_id: bool,
     /// Set by the kernel with some setattrs.
     pub ctime: Option<SystemTime>,
 }

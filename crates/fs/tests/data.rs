@@ -142,7 +142,7 @@ impl Mount {
 
     fn try_write(&self, file: &Arc<File>, offset: u64, data: &[u8]) -> jericho_fs::Result<()> {
         self.write_pages(file, offset, data, |at, len| {
-            self.fs().end_write(file, at, len, false);
+            self.fs().end_write(file, at, len);
         })
     }
 
@@ -640,7 +640,7 @@ fn a_file_is_moved_with_pages_behind_the_end_that_is_known() {
     mount.fs().move_to(ino, new).unwrap();
     let pages = 500_000u64.div_ceil(PAGE);
     assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(new, pages)]);
-    mount.fs().end_write(&file, 100_000, 400_000, false);
+    mount.fs().end_write(&file, 100_000, 400_000);
     mount.fsync(&file);
     drop(file);
     mount.power_cut(4);

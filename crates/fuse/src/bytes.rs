@@ -156,10 +156,13 @@ impl Jericho {
         });
     }
 
-    pub(crate) fn fallocate(&self, args: &FallocateIn, reply: Reply) {
+    pub(crate) fn fallocate(&self, ino: Ino, args: &FallocateIn, reply: Reply) {
         self.with_handle(args.fh, reply, |handle, reply| {
             let (mode, offset, length) = (args.mode as i32, args.offset, args.length);
-            let result = self.mounted.fallocate(handle, mode, offset, length);
+            // The set-id bits have gone with a SETATTR of their own.
+            let stripped = (self.mounted.fs()).drop_privileges(ino, false);
+            let result =
+                stripped.and_then(|()| self.mounted.fallocate(handle, mode, offset, length));
             reply.done("fallocate", result);
         });
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use jericho_daemon::{Handle, Mounted};
 use jericho_fs::Error;
-use jericho_fs::types::{Attr, Caller};
+use jericho_fs::types::{Attr, Caller, Kind};
 
 use crate::control::Control;
 use crate::convert::errno;
@@ -97,7 +97,7 @@ impl Jericho {
                 flags,
             } => self.rename((ino, name), (dir_to, name_to), flags, reply),
             Operation::Link { ino: old, name } => self.link(old, ino, name, reply),
-            Operation::Open(args) => self.open(req, ino, &args, reply),
+            Operation::Open(args) => self.open(ino, &args, reply),
             Operation::Create { args, name } => self.create(req, ino, &args, name, reply),
             Operation::Tmpfile(args) => self.tmpfile(req, ino, &args, reply),
             Operation::StatFs => self.statfs(reply),
@@ -114,7 +114,7 @@ impl Jericho {
             Operation::ReadDirPlus(args) => self.readdirplus(ino, &args, reply),
             Operation::FsyncDir => self.fsyncdir(ino, reply),
             Operation::Ioctl { args, data } => self.ioctl(req, &args, data, reply),
-            Operation::Fallocate(args) => self.fallocate(&args, reply),
+            Operation::Fallocate(args) => self.fallocate(ino, &args, reply),
             Operation::Lseek(args) => self.lseek(ino, &args, reply),
             Operation::CopyFileRange { args, long } => self.copy_file_range(&args, long, reply),
             Operation::ReleaseDir | Operation::Destroy => reply.ok(),
@@ -147,7 +147,10 @@ impl Jericho {
 
     /// How long the kernel may keep an inode's attributes.
     pub(crate) fn kept(&self, attr: &Attr) -> Duration {
-        if self.mounted.attributes_may_be_kept(attr.ino) {
+        // A write takes the set-id bits off, and the kernel keeps the mode that it knows: so that a program does not run with
+        // them after that, it asks before each use.
+        let set_id = attr.kind == Kind::File && attr.perm & 0o6000 != 0;
+        if !set_id && self.mounted.attributes_may_be_kept(attr.ino) {
             TTL
         } else {
             Duration::ZERO

@@ -10,7 +10,7 @@ use crate::convert::errno;
 use crate::filesystem::{Jericho, Outcome, caller};
 use crate::protocol::InHeader;
 use crate::protocol::answer::{CreateOut, OpenOut};
-use crate::protocol::request::{CreateIn, OpenIn};
+use crate::protocol::request::{CreateIn, OPEN_KILL_SUIDGID, OpenIn};
 use crate::reply::Reply;
 
 /// Read and write go to the slices and are cached nowhere else; writers of one file do not exclude
@@ -18,13 +18,8 @@ use crate::reply::Reply;
 const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES;
 
 impl Jericho {
-    pub(crate) fn open(&self, req: &InHeader, ino: Ino, args: &OpenIn, reply: Reply) {
-        let flags = args.flags as i32;
-        let truncated = match flags & libc::O_TRUNC {
-            0 => Ok(()),
-            _ => self.strip_for_truncate(ino, req),
-        };
-        match truncated.and_then(|()| self.open_inode(ino, flags)) {
+    pub(crate) fn open(&self, ino: Ino, args: &OpenIn, reply: Reply) {
+        match self.open_inode(ino, args.flags as i32, args.open_flags) {
             Ok(fh) => reply.with(&OpenOut::new(fh, FILE_FLAGS)),
             Err(e) => reply.error(e),
         }
@@ -49,18 +44,25 @@ impl Jericho {
             // A file that has just been made is empty.
             made => (made, flags & !libc::O_TRUNC),
         };
-        self.reply_created(made, flags, reply);
+        self.reply_created(made, flags, args.open_flags, reply);
     }
 
     /// Makes a file without a name (O_TMPFILE), with one reference for the kernel.
     pub(crate) fn tmpfile(&self, req: &InHeader, dir: Ino, args: &CreateIn, reply: Reply) {
         let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let made = self.mounted.fs().tmpfile(dir, perm, who);
-        self.reply_created(made, args.flags as i32 & !libc::O_TRUNC, reply);
+        let flags = args.flags as i32 & !libc::O_TRUNC;
+        self.reply_created(made, flags, args.open_flags, reply);
     }
 
-    fn reply_created(&self, made: jericho_fs::Result<Attr>, flags: i32, reply: Reply) {
-        match self.open_made(made, flags) {
+    fn reply_created(
+        &self,
+        made: jericho_fs::Result<Attr>,
+        flags: i32,
+        open_flags: u32,
+        reply: Reply,
+    ) {
+        match self.open_made(made, flags, open_flags) {
             Ok((attr, fh)) => reply.with(&CreateOut {
                 entry: self.entry(&attr),
                 open: OpenOut::new(fh, FILE_FLAGS),
@@ -69,9 +71,14 @@ impl Jericho {
         }
     }
 
-    fn open_made(&self, made: jericho_fs::Result<Attr>, flags: i32) -> Outcome<(Attr, u64)> {
+    fn open_made(
+        &self,
+        made: jericho_fs::Result<Attr>,
+        flags: i32,
+        open_flags: u32,
+    ) -> Outcome<(Attr, u64)> {
         let attr = made.map_err(|e| errno("create", &e))?;
-        match self.open_inode(attr.ino, flags) {
+        match self.open_inode(attr.ino, flags, open_flags) {
             Ok(fh) => Ok((attr, fh)),
             Err(e) => {
                 self.mounted.fs().forget(attr.ino, 1);
@@ -81,8 +88,13 @@ impl Jericho {
     }
 
     /// Opens a file; the handle's number.
-    fn open_inode(&self, ino: Ino, flags: i32) -> Outcome<u64> {
+    fn open_inode(&self, ino: Ino, flags: i32, open_flags: u32) -> Outcome<u64> {
         let truncate = flags & libc::O_TRUNC != 0;
+        if truncate {
+            let set_id = open_flags & OPEN_KILL_SUIDGID != 0;
+            let stripped = self.mounted.fs().drop_privileges(ino, set_id);
+            stripped.map_err(|e| errno("open", &e))?;
+        }
         let handle = self.mounted.open_file(ino, truncate, may_write(flags));
         self.number(handle.map_err(|e| errno("open", &e))?)
     }

@@ -28,8 +28,11 @@ impl Jericho {
                     Err(e) => reply.error(e),
                 }),
             None => {
-                let fs = self.mounted.fs();
-                reply.done("setxattr", fs.setxattr(ino, name, value, args.flags));
+                let outsider = args.is_of_outsider();
+                let result = self
+                    .mounted
+                    .setxattr(ino, name, value, args.flags, outsider);
+                reply.done("setxattr", result);
             }
         }
     }

@@ -8,5 +8,6 @@ mod attributes;
 mod data;
 mod mapping;
 mod names;
+mod privileges;
 mod space;
 mod under_run;

@@ -5,6 +5,8 @@ use std::sync::{Arc, Weak};
 
 use jericho_cache::{Intent, Object, PAGES_PER_GET_MAX, Place};
 use jericho_format::PAGE_BYTES;
+use jericho_fs::fs::CAPABILITY;
+use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call, Refusal, SlotInfo};
 
 use crate::handle::Handle;
@@ -81,7 +83,7 @@ impl Mounted {
                 return reply(Answer::refused(Refusal::ReadOnly));
             }
             // Each write has to take them off, which only the kernel path does.
-            if !matches!(self.fs().getattr(file.ino()), Ok(attr) if attr.perm & 0o6000 == 0) {
+            if !matches!(self.fs().has_privileges(file.ino()), Ok(false)) {
                 return reply(Answer::refused(Refusal::SetId));
             }
         }
@@ -266,6 +268,43 @@ impl Mounted {
             }
             reply(Answer::default());
         });
+    }
+}
+
+impl Mounted {
+    /// Sends the writes of a file by the kernel from now on, until nobody has it open inline: it is about to get set-id bits or
+    /// capabilities, which each write has to take off.
+    pub(crate) fn end_inline_writes(&self, ino: Ino) {
+        let Some(slot_file) = self.fast.slot_file(ino) else {
+            return;
+        };
+        // Grants are refused as those of a file that is mapped.
+        slot_file.mapped.fetch_add(1, Ordering::AcqRel);
+        self.fast.info(&slot_file).set_flags(SlotInfo::KERNEL, 0);
+        let file = &slot_file.file;
+        file.set_inline_writes(false);
+        if !self.slice(file.slice()).withdraw(ino) {
+            tracing::warn!(ino, "an inline writer does not finish");
+        }
+        self.settle(ino);
+    }
+
+    /// Sets an extended attribute; see `Fs::setxattr`, and with `outsider` `Fs::setxattr_of_outsider`.
+    pub fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        outsider: bool,
+    ) -> jericho_fs::Result<()> {
+        if name == CAPABILITY {
+            self.end_inline_writes(ino);
+        }
+        match outsider {
+            true => self.fs().setxattr_of_outsider(ino, name, value, flags),
+            false => self.fs().setxattr(ino, name, value, flags),
+        }
     }
 }
 

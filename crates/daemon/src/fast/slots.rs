@@ -268,13 +268,13 @@ impl Mounted {
                     return true;
                 }
                 if changes.written {
-                    self.fs().end_write(file, 0, 0, false);
+                    self.fs().end_write(file, 0, 0);
                 }
                 return false;
             }
         }
         if changes.written {
-            self.fs().end_write(file, 0, 0, false);
+            self.fs().end_write(file, 0, 0);
         }
         true
     }

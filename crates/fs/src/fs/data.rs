@@ -11,7 +11,6 @@ use super::core::wait;
 use super::errno::*;
 use super::file::File;
 use super::inode::Meta;
-use super::namespace::without_set_id;
 use super::times::{now_ns, relatime};
 use crate::error::{Error, Result};
 use crate::types::Ino;
@@ -146,23 +145,17 @@ impl Fs {
     }
 
     /// After bytes were written into the cache: extends the size to `offset + len` if that is more, sets the
-    /// times, strips set-id bits when `strip_suid`.
-    pub fn end_write(&self, file: &Arc<File>, offset: u64, len: u64, strip_suid: bool) {
+    /// times.
+    pub fn end_write(&self, file: &Arc<File>, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
         let inode = &file.inode;
         let now = now_ns();
         let tick = (now / TICK_NS) as u64;
         let dirty = inode.dirty.load(Ordering::Acquire);
-        if end <= file.size() && !strip_suid && dirty && file.tick.load(Ordering::Relaxed) == tick {
+        if end <= file.size() && dirty && file.tick.load(Ordering::Relaxed) == tick {
             return;
         }
-        {
-            let mut meta = inode.meta.write();
-            wrote(file, &mut meta, end, now);
-            if strip_suid {
-                meta.rec.perm = without_set_id(meta.rec.perm);
-            }
-        }
+        wrote(file, &mut inode.meta.write(), end, now);
         self.core.mark_dirty(inode);
     }
 

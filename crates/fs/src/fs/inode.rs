@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::File;
 use super::overlay::Overlay;
+use super::privileges::Privileges;
 use super::times::to_system;
 use crate::store::InodeRecord;
 use crate::types::{Attr, Ino, Kind};
@@ -65,6 +66,8 @@ pub struct Inode {
     pub referenced: AtomicBool,
     /// Pages that hold space.
     pub blocks: AtomicU64,
+    /// Changed under the lock of `meta`.
+    pub privileges: Privileges,
 }
 
 impl Inode {
@@ -109,6 +112,7 @@ impl Inode {
             included_in: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
             blocks: AtomicU64::new(blocks),
+            privileges: Privileges::default(),
         })
     }
 

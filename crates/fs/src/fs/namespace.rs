@@ -17,7 +17,7 @@ use crate::types::*;
 /// Longest target of a symbolic link in bytes.
 const TARGET_MAX: usize = 4095;
 const SETUID: u16 = 0o4000;
-const SETGID: u16 = 0o2000;
+pub(super) const SETGID: u16 = 0o2000;
 const GROUP_EXEC: u16 = 0o010;
 
 /// What is to be made.
@@ -92,6 +92,10 @@ impl Fs {
         let mut meta = inode.meta.write();
         let rec = &mut meta.rec;
         let mut perm = set.perm.map(|perm| perm & 0o7777);
+        if set.drop_set_id && rec.kind != Kind::Directory {
+            let kept = perm.unwrap_or(rec.perm);
+            perm = Some(without_set_id(kept)).filter(|p| *p != rec.perm);
+        }
         if set.uid.is_some() || set.gid.is_some() {
             rec.uid = set.uid.unwrap_or(rec.uid);
             rec.gid = set.gid.unwrap_or(rec.gid);
@@ -111,6 +115,7 @@ impl Fs {
         }
         rec.ctime_ns = set.ctime.map_or(now, from_system);
         if let Some(perm) = perm {
+            inode.privileges.forget();
             rec.perm = perm;
             core.acl_follows_mode(&inode, &mut meta)?;
         }

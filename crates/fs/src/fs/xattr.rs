@@ -8,6 +8,7 @@ use super::acl::{ACCESS, Acl, DEFAULT};
 use super::core::Core;
 use super::errno::*;
 use super::inode::{Inode, Meta, Xattr};
+use super::namespace::SETGID;
 use super::times::now_ns;
 use crate::error::{Error, Result};
 use crate::store::Change;
@@ -39,6 +40,21 @@ impl Fs {
 
     /// flags: XATTR_CREATE = 1, XATTR_REPLACE = 2.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+        self.put(ino, name, value, flags, false)
+    }
+
+    /// As `setxattr`, for an access control list set by somebody outside of the file's group: set-group-id goes with it.
+    pub fn setxattr_of_outsider(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        self.put(ino, name, value, flags, true)
+    }
+
+    fn put(&self, ino: Ino, name: &[u8], value: &[u8], flags: u32, outsider: bool) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Error::Errno(34)); // ERANGE
         }
@@ -77,6 +93,10 @@ impl Fs {
         if value.is_some() || exists {
             core.put_xattr(&inode, &mut meta, name, value);
         }
+        if outsider {
+            meta.rec.perm &= !SETGID;
+        }
+        inode.privileges.forget();
         meta.rec.ctime_ns = now_ns();
         core.mark_dirty(&inode);
         Ok(())
@@ -110,6 +130,7 @@ impl Fs {
             return Err(ENODATA);
         }
         core.put_xattr(&inode, &mut meta, name, None);
+        inode.privileges.forget();
         meta.rec.ctime_ns = now_ns();
         core.mark_dirty(&inode);
         Ok(())
@@ -152,7 +173,7 @@ impl Core {
     }
 
     /// Sets or removes an attribute in memory and in the batch, under the gate and the inode's lock.
-    fn put_xattr(
+    pub(super) fn put_xattr(
         &self,
         inode: &Arc<Inode>,
         meta: &mut Meta,

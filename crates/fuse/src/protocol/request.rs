@@ -65,6 +65,23 @@ impl SetAttrIn {
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
     pub(crate) const CTIME: u32 = 1 << 10;
+    /// `FATTR_KILL_SUIDGID`: the set-id bits go.
+    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
+    const ALL: u32 = SetAttrIn::MODE
+        | SetAttrIn::UID
+        | SetAttrIn::GID
+        | SetAttrIn::SIZE
+        | SetAttrIn::ATIME
+        | SetAttrIn::MTIME
+        | SetAttrIn::ATIME_NOW
+        | SetAttrIn::MTIME_NOW
+        | SetAttrIn::CTIME;
+
+    /// Whether the set-id bits go. A request that sets nothing is sent for that alone: before fallocate(2) by somebody who may
+    /// not keep them, and for a chown(2) to the owner and group that there are.
+    pub(crate) fn drops_set_id(&self) -> bool {
+        self.valid & SetAttrIn::KILL_SUIDGID != 0 || self.valid & SetAttrIn::ALL == 0
+    }
 
     /// Returns `value` if the request sets it.
     pub(crate) fn given<T>(&self, field: u32, value: T) -> Option<T> {
@@ -79,6 +96,9 @@ pub(crate) struct OpenIn {
     pub(crate) flags: u32,
     pub(crate) open_flags: u32,
 }
+
+/// `FUSE_OPEN_KILL_SUIDGID`, in `open_flags`: truncation takes the set-id bits off.
+pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 
 /// `struct fuse_create_in`, also of TMPFILE.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -143,6 +163,13 @@ pub(crate) struct SetXattrIn {
     /// `setxattr_flags`.
     pub(crate) kernel_flags: u32,
     padding: u32,
+}
+
+impl SetXattrIn {
+    /// `FUSE_SETXATTR_ACL_KILL_SGID`: the access control list is set by somebody outside of the file's group.
+    pub(crate) fn is_of_outsider(&self) -> bool {
+        self.kernel_flags & 1 != 0
+    }
 }
 
 /// `struct fuse_fallocate_in`.
