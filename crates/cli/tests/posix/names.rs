@@ -224,3 +224,55 @@ fn a_directory_of_twenty_thousand_entries_lists_each_once() {
 fn a_directory_of_a_million_entries_lists_each_once() {
     many_entries(1_000_000);
 }
+
+/// `handle NAME` prints the handle of a file, `open HANDLE` what is in the file behind it, or the error.
+const HANDLES: &str = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+
+class Handle(ctypes.Structure):
+    _fields_ = [('bytes', ctypes.c_uint), ('type', ctypes.c_int), ('value', ctypes.c_ubyte * 128)]
+
+if sys.argv[1] == 'handle':
+    handle, mount = Handle(bytes=128), ctypes.c_int()
+    path = sys.argv[2].encode()
+    if libc.name_to_handle_at(-100, path, ctypes.byref(handle), ctypes.byref(mount), 0) != 0:
+        raise OSError(ctypes.get_errno(), 'name_to_handle_at')
+    print(bytes(handle).hex())
+else:
+    handle = Handle.from_buffer_copy(bytes.fromhex(sys.argv[2]))
+    mount = os.open('.', os.O_RDONLY)
+    file = libc.open_by_handle_at(mount, ctypes.byref(handle), os.O_RDONLY)
+    if file < 0:
+        print(os.strerror(ctypes.get_errno()))
+    elif os.path.isdir(f'/proc/self/fd/{file}'):
+        print(*os.listdir(file))
+    else:
+        print(os.read(file, 100).decode())
+";
+
+#[test]
+fn a_handle_of_a_file_opens_it_also_when_the_kernel_has_forgotten_it() {
+    let v = Volume::mounted();
+    fs::create_dir_all(v.at("d/e")).unwrap();
+    fs::write(v.at("d/e/f"), b"content").unwrap();
+    fs::write(v.at("removed"), b"content").unwrap();
+    let handles = |what: &str, argument: &str| {
+        let mut command = std::process::Command::new("python3");
+        command.args(["-c", HANDLES, what, argument]);
+        let said = super::support::succeed(command.current_dir(v.mnt()));
+        said.trim().to_owned()
+    };
+    let names = ["d/e/f", "d/e", "removed"];
+    let [file, dir, removed] = names.map(|name| handles("handle", name));
+    assert_eq!(handles("open", &file), "content");
+    fs::remove_file(v.at("removed")).unwrap();
+    // After that the kernel knows none of them.
+    v.remount();
+    assert_eq!(handles("open", &file), "content");
+    assert_eq!(handles("open", &dir), "f");
+    assert_eq!(handles("open", &removed), "Stale file handle");
+    // Another file may have its number: it is not the one.
+    fs::write(v.at("another"), b"content").unwrap();
+    assert_eq!(handles("open", &removed), "Stale file handle");
+}

@@ -29,15 +29,23 @@ struct New<'a> {
 }
 
 impl Fs {
-    /// Looks a name up ("." and ".." too).
+    /// Looks a name up ("." and ".." too). "." also of what is no directory: that finds an inode by its number.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         let core = &self.core;
+        if name == b"." {
+            let inode = core.inode(dir)?;
+            {
+                // Under its lock: whoever removes it after us sees the reference.
+                let meta = inode.meta.read();
+                if meta.dead {
+                    return Err(ESTALE);
+                }
+                core.table.count_lookup(dir);
+            }
+            return core.attr(&inode);
+        }
         let parent = core.directory(dir)?;
         let inode = match name {
-            b"." => {
-                core.table.count_lookup(dir);
-                parent
-            }
             b".." => {
                 let meta = parent.meta.read();
                 let inode = core.inode(meta.rec.parent)?;
