@@ -3,6 +3,7 @@
 //! A client may die, or be stopped, while it holds a page's latch, and it may know of dirty pages that the
 //! slice does not. Nothing here or in the rest of the slice waits for one without bound.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -58,6 +59,26 @@ impl State {
         if self.frames.free() == 0 {
             return self.break_in_place(shared, index, word, now);
         }
+        let Some(copied) = self.go_on_elsewhere(shared, index, word) else {
+            return false;
+        };
+        // Who is no client has no copy that may still go on. Nor does the daemon: that was a lie, or the page is
+        // written anew by a thread that has not run for a second, which may spoil the frame's next page: the frame waits.
+        let known = shared.on_broken.get().is_some_and(|b| b(word.owner()));
+        if !copied {
+            return true;
+        }
+        if known || word.owner() == OWNER_DAEMON {
+            self.latches.quarantine.push((word.owner(), word.frame()));
+        } else {
+            self.give_frame(word.frame());
+        }
+        true
+    }
+
+    /// Takes a latch away: the page goes on in another frame, of which there is one. `None` when the latch is another by now,
+    /// else whether the page had a frame before.
+    fn go_on_elsewhere(&mut self, shared: &Shared, index: u32, word: Word) -> Option<bool> {
         let frame = self.frames.take();
         let mut bytes = [0; PAGE_BYTES as usize];
         // Zeros when there is no such frame: a client has spoilt the entry.
@@ -65,19 +86,22 @@ impl State {
         let filled = shared.memory.copy_in(frame, 0, &bytes);
         if filled.is_err() || !shared.memory.entry(index).break_latch(word, frame) {
             self.frames.give(frame);
-            return false;
+            return None;
         }
         self.latches.seen.remove(&index);
-        // Who is no client has no copy that may still go on. Nor does the daemon: that was a lie, or the page is
-        // written anew by a thread that has not run for a second, which may spoil the frame's next page: the frame waits.
-        let known = shared.on_broken.get().is_some_and(|b| b(word.owner()));
-        if copied.is_err() {
-            return true;
+        Some(copied.is_ok())
+    }
+
+    /// Takes a page's latch away from a client that asks for it; false when that has to be tried again.
+    fn give_up_latch(&mut self, shared: &Shared, index: u32, word: Word) -> bool {
+        // The device reads from the frame that the page leaves, which is given back before its client ends.
+        if self.frames.free() == 0 || self.on_the_way.contains(&index) {
+            return false;
         }
-        if known || word.owner() == OWNER_DAEMON {
-            self.latches.quarantine.push((word.owner(), word.frame()));
-        } else {
-            self.give_frame(word.frame());
+        match self.go_on_elsewhere(shared, index, word) {
+            Some(true) => self.latches.quarantine.push((word.owner(), word.frame())),
+            Some(false) => {}
+            None => return false,
         }
         true
     }
@@ -215,6 +239,45 @@ impl Slice {
         drop(state);
         shared.evict_waker.wake();
         opened
+    }
+
+    /// A client's signal handler has interrupted one of its writes and wants these pages: those that the client has latched go on
+    /// in other frames, and their writers write anew. Gives how many could not yet, for want of a frame or while they are written
+    /// back.
+    pub fn give_up_latches(&self, object: &Arc<dyn Object>, pages: Range<u64>, owner: u16) -> u32 {
+        let (shared, mut left) = (&self.shared, 0);
+        for page in pages {
+            let Some(found) = shared.memory.lookup(Key::new(object.id(), page)) else {
+                continue;
+            };
+            let word = found.state;
+            if !word.has(Flags::LATCH) || word.owner() != owner {
+                continue;
+            }
+            if shared.lock().give_up_latch(shared, found.index, word) {
+                self.dirtied_by_client(object, page, 1);
+            } else {
+                left += 1;
+            }
+        }
+        if left > 0 {
+            shared.evict_waker.wake();
+        }
+        left
+    }
+
+    /// A client's writer has ended its copy into a frame that its page has left.
+    pub fn copy_ended(&self, owner: u16, frame: u32) {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        let quarantine = &mut state.latches.quarantine;
+        let Some(at) = quarantine.iter().position(|kept| *kept == (owner, frame)) else {
+            return;
+        };
+        quarantine.swap_remove(at);
+        state.give_frame(frame);
+        drop(state);
+        shared.evict_waker.wake();
     }
 
     /// Keeps inline writers from an object's pages: none changes one after the return, unless its page was

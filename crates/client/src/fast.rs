@@ -9,7 +9,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_shm::{
-    Access, Holding, Key, Lock, Miss, STRIPES, SizeWord, SliceMemory, Slot, SlotInfo, SlotWord,
+    Access, Flags, Holding, Key, Lock, Miss, STRIPES, SizeWord, SliceMemory, Slot, SlotInfo,
+    SlotWord,
 };
 use jericho_sys::files;
 
@@ -169,6 +170,14 @@ impl<'a> File<'a> {
     /// Whether a page is in the cache.
     pub fn has_page(&self, page: u64) -> bool {
         self.memory.lookup(self.key.with_page(page)).is_some()
+    }
+
+    /// Whether a writer of this process holds a page's latch.
+    pub fn is_latched_here(&self, page: u64) -> bool {
+        let found = self.memory.lookup(self.key.with_page(page));
+        found.is_some_and(|found| {
+            found.state.has(Flags::LATCH) && found.state.owner() == self.session.owner
+        })
     }
 
     /// What most reads are: of bytes of one page that is there and that nobody is changing. Gives how many there are;

@@ -9,7 +9,9 @@
 //! own go inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Call, Refusal};
@@ -23,7 +25,7 @@ use crate::description::{
 use crate::devices;
 use crate::fast::{File, WRITE_MAX, Why};
 use crate::hit::LOWEST_ADDRESS;
-use crate::inside::{self, Thread};
+use crate::inside::{self, Doing, Thread};
 use crate::offset::{OFFSET_MAX, Position};
 use crate::report;
 pub use crate::report::Reason;
@@ -50,6 +52,11 @@ const RESERVE_PAUSE: u32 = 64;
 const READ_TRIES: u32 = 3;
 /// Times that a number is looked up anew because it changed its meaning meanwhile.
 const LOOKUPS: u32 = 3;
+
+/// How long a signal handler waits for the daemon to take a latch away that its thread holds, before it goes on and the daemon
+/// waits: the page may have to be written back first.
+const WAY_POLLS: u32 = 1000;
+const WAY_POLL: Duration = Duration::from_millis(1);
 
 const SEEK_SET: i32 = 0;
 const SEEK_CUR: i32 = 1;
@@ -370,10 +377,13 @@ fn read_parts_at(
 #[inline]
 fn read_here(
     fd: i32,
+    len: usize,
     mut read: impl FnMut(&Thread, &Open, &Facts, u64) -> Option<Result<usize>>,
 ) -> Option<Result<usize>> {
-    let number = fast_number(fd)?;
-    let result = inside::enter(|thread| {
+    let Some(number) = fast_number(fd) else {
+        return by_kernel(fd, None, len, false);
+    };
+    let result = inside::enter(Doing::Reading, |thread| {
         let open = described(fd, number)?;
         let (offset, tag) = (&open.description().offset, open.tag());
         if offset.is_in_kernel(tag) {
@@ -400,7 +410,7 @@ fn read_here(
     });
     match result {
         Some(result) => result,
-        None => interrupted(fd, read),
+        None => interrupted(fd, len, false, read),
     }
 }
 
@@ -431,14 +441,103 @@ pub(crate) fn with_offset<T>(
     Some(result)
 }
 
+/// The ordinary call is about to be made.
+#[inline]
+fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) -> Option<T> {
+    if inside::is_writing() {
+        make_way(fd, at, len, write);
+    }
+    None
+}
+
+/// A signal handler has interrupted an inline write of its thread and is about to access `len` bytes at `at` (`None`: where the
+/// kernel has the offset) through the kernel. The daemon would wait for the latch that the write may hold: has it take that away.
+/// The interrupted write finds out and is made again after the handler has returned.
+#[cold]
+fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
+    let Ok(stat) = files::fstat(fd) else { return };
+    if !stat.is_regular || !devices::is_ours(stat.device) {
+        return;
+    }
+    let at = if write && files::mode(fd).is_ok_and(|mode| mode.append) {
+        stat.size
+    } else {
+        let here = || files::lseek(fd, 0, SEEK_CUR).ok()?.try_into().ok();
+        at.or_else(here).unwrap_or(0)
+    };
+    let first = at / PAGE_BYTES;
+    let end = at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
+    if is_clear(fd, first..end, write) {
+        return;
+    }
+    let pages = u32::try_from(end - first).unwrap_or(u32::MAX);
+    for session in session::all().filter(|session| session.is_own() && session.is_writable()) {
+        let call = Call::Interrupted {
+            first,
+            pages,
+            owner: session.owner,
+            instance: session.instance,
+        };
+        for _ in 0..WAY_POLLS {
+            match ask(fd, call) {
+                Ok(answer) if answer.status == 0 && answer.pages > 0 => {
+                    std::thread::sleep(WAY_POLL);
+                }
+                _ => break,
+            }
+        }
+    }
+}
+
+/// Whether this process holds the latch of none of the pages that an access touches, as far as that can be told here.
+fn is_clear(fd: i32, pages: Range<u64>, write: bool) -> bool {
+    let Some(Number::Described(open)) = description::number(fd) else {
+        return false;
+    };
+    let Some(facts) = open.facts() else {
+        return false;
+    };
+    let Some(Ok(file)) = session::get(facts.session).map(|session| file(session, &facts)) else {
+        return false;
+    };
+    // A write beyond the end changes the page that the file ends in, too.
+    let Some(beyond) = file.size().ok().map(|size| size.div_ceil(PAGE_BYTES)) else {
+        return false;
+    };
+    let last = (write && pages.end > beyond).then(|| beyond.saturating_sub(1));
+    let pages = pages.start..pages.end.min(beyond + 1);
+    pages.end.saturating_sub(pages.start) <= u64::from(WINDOW_PAGES_MAX)
+        && !pages.chain(last).any(|page| file.is_latched_here(page))
+}
+
+/// Tells the daemon of frames into which writers of this process have copied after they had lost a page's latch: they may be used
+/// again.
+#[inline]
+fn give_back_copied(open: &Open, session: &Session) {
+    for (slice, memory) in session.slices.iter().enumerate() {
+        while let Some(frame) = memory.take_copied() {
+            let call = Call::Copied {
+                slice: slice as u16,
+                frame,
+                owner: session.owner,
+                instance: session.instance,
+            };
+            // Otherwise the frame is out of use until this process ends.
+            let _ = ask(open.fd, call);
+        }
+    }
+}
+
 /// A signal handler has interrupted an inline call of its thread: nothing is waited for that the thread may hold.
 #[cold]
 fn interrupted(
     fd: i32,
+    len: usize,
+    write: bool,
     mut io: impl FnMut(&Thread, &Open, &Facts, u64) -> Option<Result<usize>>,
 ) -> Option<Result<usize>> {
     let Some(Number::Described(open)) = description::number(fd) else {
-        return None;
+        return by_kernel(fd, None, len, write);
     };
     let (offset, tag) = (&open.description().offset, open.tag());
     // Without flags all goes to the kernel, at the offset that is given.
@@ -451,13 +550,15 @@ fn interrupted(
             return None;
         };
         let at = inside::behind(begin);
+        let _: Option<()> = by_kernel(fd, Some(at), len, write);
         let result = inside::thread(|thread| io(thread, &open, &facts, at))?;
         inside::displace(result.unwrap_or(0) as u64);
         return Some(result);
     }
     let Position::At(at) = offset.get(tag) else {
-        return None;
+        return by_kernel(fd, None, len, write);
     };
+    let _: Option<()> = by_kernel(fd, Some(at), len, write);
     let result = inside::thread(|thread| io(thread, &open, &facts, at))?;
     if let Ok(n) = result {
         offset.advance(tag, at, at + n as u64);
@@ -468,7 +569,7 @@ fn interrupted(
 /// read(2).
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
-    read_here(fd, |thread, open, facts, at| {
+    read_here(fd, out.len(), |thread, open, facts, at| {
         read_at(thread, open, facts, out, at)
     })
 }
@@ -476,38 +577,42 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
 /// pread(2).
 #[inline]
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
-    let number = fast_number(fd)?;
-    if !is_fit(out) {
-        return None;
-    }
     let at = u64::try_from(offset).ok()?;
-    inside::enter(|thread| {
-        let open = described(fd, number)?;
-        read_at(thread, &open, &facts(&open)?, out, at)
-    })?
+    let len = out.len();
+    let mut inline = || {
+        let number = fast_number(fd)?;
+        if !is_fit(out) {
+            return None;
+        }
+        inside::enter(Doing::Reading, |thread| {
+            let open = described(fd, number)?;
+            read_at(thread, &open, &facts(&open)?, out, at)
+        })?
+    };
+    inline().or_else(|| by_kernel(fd, Some(at), len, false))
 }
 
 /// readv(2), or with `at` preadv(2).
 pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<Result<usize>> {
-    let number = fast_number(fd)?;
-    let fits = parts.len() <= PARTS_MAX
-        && total(parts.iter().map(|part| part.len())).is_some_and(|total| total > 0);
+    let len = total(parts.iter().map(|part| part.len())).unwrap_or(0);
+    let fits = parts.len() <= PARTS_MAX && len > 0;
     match at {
         Some(offset) => {
-            if !fits {
-                return None;
-            }
             let at = u64::try_from(offset).ok()?;
-            inside::enter(|thread| {
-                let open = described(fd, number)?;
-                read_parts_at(thread, &open, &facts(&open)?, parts, at)
-            })?
+            let mut inline = || {
+                let number = fast_number(fd).filter(|_| fits)?;
+                inside::enter(Doing::Reading, |thread| {
+                    let open = described(fd, number)?;
+                    read_parts_at(thread, &open, &facts(&open)?, parts, at)
+                })?
+            };
+            inline().or_else(|| by_kernel(fd, Some(at), len, false))
         }
-        None if fits => read_here(fd, |thread, open, facts, at| {
+        None if fits => read_here(fd, len, |thread, open, facts, at| {
             read_parts_at(thread, open, facts, parts, at)
         }),
         // The kernel says what is wrong with them; it moves nothing.
-        None => read_here(fd, |_, open, _, at| {
+        None => read_here(fd, len, |_, open, _, at| {
             Some(files::preadv(open.fd, parts, at as i64))
         }),
     }
@@ -604,6 +709,7 @@ fn write_at(
             Way::Ordinary => return None,
             Way::Kernel(why) => why,
             Way::Inline(session, file) => {
+                give_back_copied(open, session);
                 let written = writable(open, facts, session, file)
                     .and_then(|file| write_inline(thread, open, facts, &file, data, at));
                 match written {
@@ -847,23 +953,22 @@ fn write_by_kernel(
 }
 
 #[inline]
-fn write_data(
-    fd: i32,
-    number: Number,
-    data: Data<'_, '_>,
-    offset: Option<i64>,
-) -> Option<Result<usize>> {
+fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result<usize>> {
     if let Some(offset) = offset {
-        if !data.is_fit {
-            return None;
-        }
         let at = u64::try_from(offset).ok()?;
-        return inside::enter(|thread| {
-            let open = described(fd, number)?;
-            Some(write_at(thread, &open, &facts(&open)?, data, at)?.result)
-        })?;
+        let inline = || {
+            let number = fast_number(fd).filter(|_| data.is_fit)?;
+            inside::enter(Doing::Writing, |thread| {
+                let open = described(fd, number)?;
+                Some(write_at(thread, &open, &facts(&open)?, data, at)?.result)
+            })?
+        };
+        return inline().or_else(|| by_kernel(fd, Some(at), data.len, true));
     }
-    let result = inside::enter(|thread| {
+    let Some(number) = fast_number(fd) else {
+        return by_kernel(fd, None, data.len, true);
+    };
+    let result = inside::enter(Doing::Writing, |thread| {
         let open = described(fd, number)?;
         if open.description().offset.is_in_kernel(open.tag()) {
             return None;
@@ -879,7 +984,7 @@ fn write_data(
     });
     match result {
         Some(result) => result,
-        None => interrupted(fd, |_, open, facts, at| {
+        None => interrupted(fd, data.len, true, |_, open, facts, at| {
             Some(write_by_kernel(open, facts, data, at, false).result)
         }),
     }
@@ -888,19 +993,18 @@ fn write_data(
 /// write(2).
 #[inline]
 pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize>> {
-    write_data(fd, fast_number(fd)?, Data::new(&[IoSlice::new(data)]), None)
+    write_data(fd, Data::new(&[IoSlice::new(data)]), None)
 }
 
 /// pwrite(2).
 #[inline]
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<Result<usize>> {
-    let number = fast_number(fd)?;
-    write_data(fd, number, Data::new(&[IoSlice::new(data)]), Some(offset))
+    write_data(fd, Data::new(&[IoSlice::new(data)]), Some(offset))
 }
 
 /// writev(2), or with `at` pwritev(2).
 pub fn writev(fd: i32, parts: &[IoSlice<'_>], at: Option<i64>) -> Option<Result<usize>> {
-    write_data(fd, fast_number(fd)?, Data::new(parts), at)
+    write_data(fd, Data::new(parts), at)
 }
 
 // ---- offset and size ----
@@ -908,7 +1012,7 @@ pub fn writev(fd: i32, parts: &[IoSlice<'_>], at: Option<i64>) -> Option<Result<
 /// lseek(2).
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     let number = fast_number(fd)?;
-    inside::enter(|thread| {
+    inside::enter(Doing::Reading, |thread| {
         let open = described(fd, number)?;
         if open.description().offset.is_in_kernel(open.tag()) {
             return None;
@@ -958,7 +1062,7 @@ pub fn size(fd: i32) -> Option<u64> {
     let Some(Number::Described(open)) = description::number(fd) else {
         return None;
     };
-    inside::enter(|_| inline_size(&open))?
+    inside::enter(Doing::Reading, |_| inline_size(&open))?
 }
 
 // ---- what happens to numbers ----
@@ -984,7 +1088,7 @@ pub fn forget_range(first: u32, last: u32) {
 pub fn duplicated(old: i32, new: i32) {
     if let Some(number @ Number::Unknown { opened: true, .. }) = description::number(old) {
         // Found out about now, so that both share one offset; what cannot be found out stays in the kernel.
-        let known = inside::enter(|_| described(old, number));
+        let known = inside::enter(Doing::Reading, |_| described(old, number));
         if known.flatten().is_none() {
             description::unopened(old);
         }
@@ -1028,6 +1132,7 @@ pub fn mapped(fd: i32) -> Result<()> {
         return Ok(());
     }
     to_kernel(fd, Reason::Mapped);
+    let _: Option<()> = by_kernel(fd, Some(0), usize::MAX, false);
     match ask(fd, Call::Mapped) {
         Ok(answer) if answer.status == 0 => Ok(()),
         // There is no fast path, so the kernel's pages are all there are.
@@ -1074,14 +1179,18 @@ pub fn before_bare_fork() {
 
 /// Before fork(2), exec and posix_spawn: all offsets go to the kernel.
 pub fn share_all() {
-    for fd in description::numbers() {
-        share(fd);
-    }
+    description::numbers().for_each(share_offset);
 }
 
 /// Before somebody else gets the open file of the number (SCM_RIGHTS), or the kernel uses its offset (sendfile(2) ...):
 /// the offset goes to the kernel, for good.
 pub fn share(fd: i32) {
+    share_offset(fd);
+    // Which bytes are accessed is not known here.
+    let _: Option<()> = by_kernel(fd, Some(0), usize::MAX, false);
+}
+
+fn share_offset(fd: i32) {
     match description::number(fd) {
         Some(Number::Described(open)) => hand_over(&open),
         Some(Number::Unknown { opened: true, .. }) => description::unopened(fd),

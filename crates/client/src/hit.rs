@@ -12,7 +12,7 @@ use crate::description::{
 };
 use crate::fast::File;
 use crate::fd::with_offset;
-use crate::inside::{self, Thread};
+use crate::inside::{self, Doing, Thread};
 use crate::offset::Position;
 use crate::session;
 
@@ -83,7 +83,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
     let word = description::described(fd)?;
     // A negative one is beyond the end of any file.
     let at = offset as u64;
-    inside::enter_briefly(|thread| {
+    inside::enter_briefly(Doing::Reading, |thread| {
         let found = file(thread, fd, word, READ, READ)?;
         read_page(thread, found, out, at, |_| true)
     })
@@ -93,7 +93,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
     let word = description::described(fd)?;
-    inside::enter_briefly(|thread| {
+    inside::enter_briefly(Doing::Reading, |thread| {
         let found = file(thread, fd, word, READ, READ)?;
         let (offset, tag) = (&found.0.offset, Open::of_word(fd, word).tag());
         let Position::At(at) = offset.get_free(tag)? else {
@@ -112,7 +112,7 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     if data.is_empty() {
         return None;
     }
-    inside::enter_briefly(|thread| {
+    inside::enter_briefly(Doing::Writing, |thread| {
         let (_, file) = file(thread, fd, word, WRITE_FLAGS, WRITE)?;
         file.write_page(thread, at, data)?;
         thread.lately.count(thread, true, data.len());
@@ -127,7 +127,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
     if data.is_empty() {
         return None;
     }
-    inside::enter_briefly(|thread| {
+    inside::enter_briefly(Doing::Writing, |thread| {
         let (description, file) = file(thread, fd, word, WRITE_FLAGS, WRITE)?;
         let open = Open::of_word(fd, word);
         // Looked at before the offset is locked for nothing, as by whoever makes a file longer.

@@ -2,7 +2,8 @@
 //!
 //! A signal handler may interrupt an inline call and make another. It must not wait for what the call that it
 //! interrupted holds, so it goes to the kernel; and when that call is a write through the same description,
-//! what the handler writes comes after it.
+//! what the handler writes comes after it. An interrupted write may hold a page's latch, for which the daemon would wait:
+//! the handler has the daemon take it away (`interrupted`), and the write is made again.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -13,10 +14,21 @@ use crate::placement;
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
 
+/// What a thread is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// No inline call.
+    Nothing,
+    /// A call that holds nothing of a file.
+    Reading,
+    /// A call that may hold latches and locks of a file.
+    Writing,
+}
+
 /// What is remembered of a thread. A call gets it once, from `enter`, and hands it on: where a thread has it is a question
 /// to the dynamic linker in a library that a program was started with.
 pub struct Thread {
-    inside: Cell<bool>,
+    inside: Cell<Doing>,
     /// What it has used, and where it runs.
     pub placement: placement::Thread,
     /// What its last hit found out.
@@ -36,7 +48,7 @@ thread_local! {
     // the thread ends.
     static THREAD: Thread = const {
         Thread {
-            inside: Cell::new(false),
+            inside: Cell::new(Doing::Nothing),
             placement: placement::Thread::new(),
             lately: Lately::new(),
             locking: Cell::new(u32::MAX),
@@ -66,17 +78,18 @@ impl Drop for Inside<'_> {
             self.0.lately.forget(&self.0.placement);
         }
         compiler_fence(Ordering::SeqCst);
-        self.0.inside.set(false);
+        self.0.inside.set(Doing::Nothing);
     }
 }
 
 /// Makes an inline call; `None`: this thread is in one already, and nothing is done.
 #[inline]
-pub fn enter<T>(call: impl FnOnce(&Thread) -> T) -> Option<T> {
+pub fn enter<T>(doing: Doing, call: impl FnOnce(&Thread) -> T) -> Option<T> {
     THREAD.with(|thread| {
-        if thread.inside.replace(true) {
+        if thread.inside.get() != Doing::Nothing {
             return None;
         }
+        thread.inside.set(doing);
         let _inside = Inside(thread);
         // A handler of this thread sees the mark before anything of the call, and as long as there is any.
         compiler_fence(Ordering::SeqCst);
@@ -86,21 +99,27 @@ pub fn enter<T>(call: impl FnOnce(&Thread) -> T) -> Option<T> {
 
 /// As `enter`, for a call that is over in a moment, and leaves what is due for the thread to others.
 #[inline(always)]
-pub fn enter_briefly<T>(call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
+pub fn enter_briefly<T>(doing: Doing, call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
     THREAD.with(|thread| {
-        if thread.inside.get() {
+        if thread.inside.get() != Doing::Nothing {
             return None;
         }
-        thread.inside.set(true);
+        thread.inside.set(doing);
         compiler_fence(Ordering::SeqCst);
         let result = call(thread);
         if result.is_none() {
             thread.lately.forget(&thread.placement);
         }
         compiler_fence(Ordering::SeqCst);
-        thread.inside.set(false);
+        thread.inside.set(Doing::Nothing);
         result
     })
+}
+
+/// Whether this thread, in a signal handler, has interrupted an inline write of its own.
+#[inline]
+pub fn is_writing() -> bool {
+    THREAD.with(|thread| thread.inside.get() == Doing::Writing)
 }
 
 impl Thread {
@@ -183,21 +202,21 @@ mod tests {
 
     #[test]
     fn a_thread_is_inside_once() {
-        enter(|_| {
+        enter(Doing::Reading, |_| {
             for _ in 0..3 {
-                assert!(enter(|_| ()).is_none());
+                assert!(enter(Doing::Reading, |_| ()).is_none());
             }
-            let other = std::thread::spawn(|| enter(|_| ()).is_some());
+            let other = std::thread::spawn(|| enter(Doing::Reading, |_| ()).is_some());
             assert!(other.join().unwrap(), "others are not");
         })
         .unwrap();
-        assert!(enter(|_| ()).is_some());
+        assert!(enter(Doing::Reading, |_| ()).is_some());
     }
 
     #[test]
     fn what_a_handler_writes_comes_after_the_write_that_it_interrupted() {
         assert!(!is_locking(5));
-        enter(|thread| {
+        enter(Doing::Writing, |thread| {
             thread.locking(5);
             assert_eq!((is_locking(5), is_locking(6)), (true, false));
             assert_eq!(behind(70), 70, "its end is not known yet");

@@ -42,6 +42,29 @@ pub enum Call {
     Mapped,
     /// A token, which shows that the caller has a writable descriptor.
     Token,
+    /// A signal handler interrupted an inline write of its thread and is about to access these pages through the kernel:
+    /// pages of them that the client has latched go on in other frames.
+    Interrupted {
+        /// First page.
+        first: u64,
+        /// Number of pages.
+        pages: u32,
+        /// The client's owner number.
+        owner: u16,
+        /// The daemon's life that gave it.
+        instance: u64,
+    },
+    /// A writer that lost its latch has ended its copy into the frame that the page had.
+    Copied {
+        /// The slice's number.
+        slice: u16,
+        /// The frame.
+        frame: u32,
+        /// The client's owner number.
+        owner: u16,
+        /// The daemon's life that gave it.
+        instance: u64,
+    },
 }
 
 /// The answer.
@@ -53,7 +76,7 @@ pub struct Answer {
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// Pages that were reserved.
+    /// Pages that were reserved, or are still latched.
     pub pages: u32,
     /// The daemon's life.
     pub instance: u64,
@@ -109,18 +132,31 @@ impl Call {
             Call::Reserve { first, pages, soon } => (3, u32::from(soon) * SOON, first, pages),
             Call::Mapped => (4, 0, 0, 0),
             Call::Token => (5, 0, 0, 0),
+            Call::Interrupted { first, pages, .. } => (6, 0, first, pages),
+            Call::Copied { slice, frame, .. } => (7, 0, u64::from(slice), frame),
+        };
+        let (owner, instance) = match self {
+            Call::Interrupted {
+                owner, instance, ..
+            }
+            | Call::Copied {
+                owner, instance, ..
+            } => (u32::from(owner), instance),
+            _ => (0, 0),
         };
         let mut bytes = [0; CALL_BYTES];
         bytes[0..4].copy_from_slice(&PROTOCOL.to_ne_bytes());
         bytes[4..8].copy_from_slice(&flags.to_ne_bytes());
         bytes[8..16].copy_from_slice(&first.to_ne_bytes());
         bytes[16..20].copy_from_slice(&pages.to_ne_bytes());
+        bytes[20..24].copy_from_slice(&owner.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&instance.to_ne_bytes());
         (number(n), bytes)
     }
 
     /// From an ioctl. `Ok(None)`: not one of ours. `Err`: of another version.
     pub fn decode(number_given: u32, argument: &[u8]) -> Result<Option<Call>, Refusal> {
-        let Some(n) = (1..=5).find(|n| number(*n) == number_given) else {
+        let Some(n) = (1..=7).find(|n| number(*n) == number_given) else {
             return Ok(None);
         };
         let Ok(bytes) = <&[u8; CALL_BYTES]>::try_from(argument) else {
@@ -130,6 +166,9 @@ impl Call {
             return Err(Refusal::Version);
         }
         let (flags, first, pages) = (u32_at(bytes, 4), u64_at(bytes, 8), u32_at(bytes, 16));
+        // A number that no owner has, for one that is out of range.
+        let owner = u16::try_from(u32_at(bytes, 20)).unwrap_or(0);
+        let instance = u64_at(bytes, 24);
         Ok(Some(match n {
             NR_FAST => Call::Fast {
                 write: flags & WRITE != 0,
@@ -141,7 +180,19 @@ impl Call {
                 soon: flags & SOON != 0,
             },
             4 => Call::Mapped,
-            _ => Call::Token,
+            5 => Call::Token,
+            6 => Call::Interrupted {
+                first,
+                pages,
+                owner,
+                instance,
+            },
+            _ => Call::Copied {
+                slice: u16::try_from(first).unwrap_or(u16::MAX),
+                frame: pages,
+                owner,
+                instance,
+            },
         }))
     }
 }
@@ -289,6 +340,18 @@ mod tests {
             },
             Call::Mapped,
             Call::Token,
+            Call::Interrupted {
+                first: 1 << 33,
+                pages: 3,
+                owner: 1023,
+                instance: u64::MAX,
+            },
+            Call::Copied {
+                slice: 5,
+                frame: 1 << 25,
+                owner: 2,
+                instance: 1,
+            },
         ] {
             let (number, bytes) = call.encode();
             assert_eq!(Call::decode(number, &bytes), Ok(Some(call)));

@@ -10,7 +10,7 @@ use std::mem::size_of;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 use jericho_format::PAGE_BYTES;
 use jericho_sys::memory::Mapping;
@@ -80,7 +80,8 @@ pub enum Miss {
     Unbacked,
     /// A writer held the latch for long.
     Busy,
-    /// The latch was taken away from this writer, which had held it for too long: the page is not written.
+    /// The latch was taken away from this writer, which had held it for too long or was interrupted by a signal handler: the
+    /// page is not written.
     Broken,
     /// What the writer had assumed of the file is no longer so: the page is not written.
     Changed,
@@ -121,7 +122,13 @@ pub struct SliceMemory {
     stamps: Arc<Mapping>,
     frames: Arc<Mapping>,
     begins: Begins,
+    /// Frames into which writers of this process have copied after they had lost the latch, one more each; 0: none. They
+    /// are kept from use until the slice hears that the copies are over.
+    copied: [AtomicU32; COPIED_MAX],
 }
+
+/// Frames of `SliceMemory::take_copied` that are remembered. Any others stay kept from use until the process ends.
+const COPIED_MAX: usize = 16;
 
 /// Where the segments begin in this process, and the words of the slice: the way through the mappings is longer.
 #[derive(Debug)]
@@ -207,7 +214,31 @@ impl SliceMemory {
             stamps,
             frames,
             begins,
+            copied: [const { AtomicU32::new(0) }; COPIED_MAX],
         }
+    }
+
+    /// Remembers a frame of which the latch was taken away from its writer, who has ended its copy.
+    #[cold]
+    fn put_copied(&self, frame: u32) {
+        for copied in &self.copied {
+            let put = copied.compare_exchange(0, frame + 1, Ordering::Relaxed, Ordering::Relaxed);
+            if put.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Takes a frame into which a writer of this process has copied after its latch was taken away.
+    pub fn take_copied(&self) -> Option<u32> {
+        let any = |copied: &&AtomicU32| copied.load(Ordering::Relaxed) != 0;
+        let frame = self
+            .copied
+            .iter()
+            .find(any)?
+            .swap(0, Ordering::Relaxed)
+            .checked_sub(1)?;
+        Some(frame)
     }
 
     /// Table, stamps and frames, to be handed to another process.
@@ -506,10 +537,14 @@ impl SliceMemory {
     ) -> Result<Option<bool>, Miss> {
         // Before the latch: its locked instruction lets no access of the copy pass it.
         self.fetch(seen.frame(), offset, data.len());
-        try_write(entry, seen, owner, |frame| match still() {
+        let written = try_write(entry, seen, owner, |frame| match still() {
             true => self.overwrite(frame, offset, data),
             false => Err(Miss::Changed),
-        })
+        });
+        if written == Err(Miss::Broken) {
+            self.put_copied(seen.frame());
+        }
+        written
     }
 
     /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was

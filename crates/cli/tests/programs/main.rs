@@ -15,6 +15,7 @@ mod git;
 mod hostile;
 mod idle;
 mod instructions;
+mod interrupted;
 mod killed;
 mod large;
 mod program;

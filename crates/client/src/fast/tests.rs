@@ -472,7 +472,7 @@ fn pages_and_bytes_are_counted_for_the_node_of_the_slice() {
     volume.reserve(0..2);
     volume.slot().set_size(8000, false);
     let client = volume.client(true);
-    crate::inside::enter(|thread| {
+    crate::inside::enter(crate::inside::Doing::Writing, |thread| {
         file(&client).account(thread, false, 4000..4200, 1);
         file(&client).account(thread, true, 10..30, 1);
         file(&client).account(thread, true, 10..10, 1);

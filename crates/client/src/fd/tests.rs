@@ -563,7 +563,7 @@ fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
-    inside::enter(|thread| {
+    inside::enter(inside::Doing::Writing, |thread| {
         assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])), "the offset moves on");
         assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
         // It interrupts a write: what it writes comes after that.

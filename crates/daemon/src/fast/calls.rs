@@ -55,6 +55,31 @@ impl Mounted {
             }
             Call::Mapped => self.mapped(handle, reply),
             Call::Token => reply(self.token(handle, uid)),
+            Call::Interrupted {
+                first,
+                pages,
+                owner,
+                instance,
+            } => {
+                let mut answer = Answer::default();
+                if instance == fast.control.instance() && fast.has_client(owner) {
+                    answer.pages = self.give_up_latches(handle, first, pages, owner);
+                }
+                reply(answer);
+            }
+            Call::Copied {
+                slice,
+                frame,
+                owner,
+                instance,
+            } => {
+                if instance == fast.control.instance()
+                    && let Some(slice) = fast.slices.get(usize::from(slice))
+                {
+                    slice.copy_ended(owner, frame);
+                }
+                reply(Answer::default());
+            }
         }
     }
 
@@ -70,6 +95,22 @@ impl Mounted {
             },
             None => Answer::refused(Refusal::Off),
         }
+    }
+
+    /// Gives how many pages the client has latched still.
+    fn give_up_latches(&self, handle: &Handle, first: u64, pages: u32, owner: u16) -> u32 {
+        let file = &handle.file;
+        self.settle(file.ino());
+        let slice = self.slice(file.slice());
+        let (object, size) = (file.object(), file.size());
+        let beyond = size.div_ceil(PAGE_BYTES);
+        let end = first.saturating_add(u64::from(pages));
+        let mut left = slice.give_up_latches(&object, first..end.min(beyond + 1), owner);
+        // A write beyond the end changes the page that the file ends in, too.
+        if end > beyond {
+            left += slice.give_up_latches(&object, beyond.saturating_sub(1)..beyond + 1, owner);
+        }
+        left
     }
 
     fn grant<R>(self: &Arc<Self>, handle: &Arc<Handle>, write: bool, reply: R)

@@ -218,6 +218,11 @@ impl Fast {
         true
     }
 
+    /// Whether an owner number is a client's.
+    pub(super) fn has_client(&self, owner: u16) -> bool {
+        self.clients.lock().by_owner.contains_key(&owner)
+    }
+
     /// Whether a process is on the fast path.
     pub(super) fn is_client(&self, pid: u32) -> bool {
         let clients = self.clients.lock();

@@ -1,0 +1,154 @@
+/* Writes whose bytes lie where the program has no access yet: a SIGSEGV handler interrupts the copy in the middle of a
+   page, uses the same file, and lets the copy go on. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define CHECK(condition)                                                                  \
+    do {                                                                                  \
+        if (!(condition)) {                                                               \
+            fprintf(stderr, "line %d, round %d: not true: %s\n", __LINE__, round_, #condition); \
+            _exit(1);                                                                     \
+        }                                                                                 \
+    } while (0)
+
+static int fd, round_, handled;
+static char *trap; /* PAGES pages, of which the first is there */
+#define PAGES 8
+static void (*in_handler)(void);
+static sigjmp_buf away;
+
+static void handler(int signal) {
+    (void)signal;
+    handled++;
+    CHECK(mprotect(trap, PAGES * PAGE, PROT_READ | PROT_WRITE) == 0);
+    in_handler();
+}
+
+/* Bytes of a write that is interrupted when `half` of them are copied. */
+static char *trapped(size_t len, size_t half, char byte) {
+    CHECK(mprotect(trap, PAGES * PAGE, PROT_READ | PROT_WRITE) == 0);
+    memset(trap, byte, PAGES * PAGE);
+    CHECK(mprotect(trap + PAGE, (PAGES - 1) * PAGE, PROT_NONE) == 0);
+    CHECK(half <= PAGE && len - half <= (PAGES - 1) * PAGE);
+    return trap + PAGE - half;
+}
+
+static void all(long from, long to, char byte) {
+    char bytes[PAGES * PAGE];
+    CHECK(pread(fd, bytes, to - from, from) == to - from);
+    for (long i = 0; i < to - from; i++) CHECK(bytes[i] == byte);
+}
+
+static void same_page(void) {
+    char bytes[100];
+    CHECK(pread(fd, bytes, 100, 3900) == 100);
+    for (int i = 0; i < 100; i++) CHECK(bytes[i] == 'o');
+    CHECK(pwrite(fd, "hhhh", 4, 100) == 4);  /* what is copied already */
+    CHECK(pwrite(fd, "hhhh", 4, 1900) == 4); /* what is not */
+    CHECK(pwrite(fd, "hhhh", 4, 3000) == 4); /* what never will be */
+    CHECK(pread(fd, bytes, 4, 100) == 4 && memcmp(bytes, "hhhh", 4) == 0);
+}
+
+static void by_another_number(void) {
+    int other = open("file", O_RDWR);
+    char bytes[4];
+    CHECK(other >= 0 && read(other, bytes, 4) == 4 && write(other, "hhhh", 4) == 4);
+    CHECK(lseek(other, 0, SEEK_CUR) == 8 && close(other) == 0);
+    int copy = dup(fd);
+    CHECK(copy >= 0 && pread(copy, bytes, 4, 4) == 4 && memcmp(bytes, "hhhh", 4) == 0 && close(copy) == 0);
+}
+
+static void several_pages(void) {
+    char bytes[5 * PAGE];
+    memset(bytes, 'h', sizeof bytes);
+    CHECK(pwrite(fd, bytes, sizeof bytes, 2000) == sizeof bytes);
+    CHECK(pread(fd, bytes, sizeof bytes, 1000) == sizeof bytes);
+    CHECK(bytes[1000] == 'h' && bytes[sizeof bytes - 1] == 'h');
+}
+
+static int log_fd;
+static void line(void) { CHECK(write(log_fd, "handler\n", 8) == 8); }
+
+static void leave(void) { siglongjmp(away, 1); }
+
+int main(int argc, char **argv) {
+    int rounds = argc > 1 ? atoi(argv[1]) : 1;
+    trap = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(trap != MAP_FAILED);
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_NODEFER};
+    CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+    char old[PAGES * PAGE];
+    memset(old, 'o', sizeof old);
+    fd = open("file", O_RDWR | O_CREAT | O_TRUNC, 0644);
+    log_fd = open("log", O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0644);
+    CHECK(fd >= 0 && log_fd >= 0);
+    CHECK(write(log_fd, "begin--\n", 8) == 8);
+    for (round_ = 0; round_ < rounds; round_++) {
+        CHECK(pwrite(fd, old, sizeof old, 0) == sizeof old);
+        handled = 0;
+
+        in_handler = same_page;
+        CHECK(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0) == 2000);
+        all(0, 2000, 'w');
+        all(2000, 3000, 'o');
+        all(3000, 3004, 'h');
+
+        CHECK(pwrite(fd, old, sizeof old, 0) == sizeof old);
+        in_handler = by_another_number;
+        CHECK(lseek(fd, 0, SEEK_SET) == 0);
+        CHECK(write(fd, trapped(2000, 1000, 'w'), 2000) == 2000);
+        CHECK(lseek(fd, 0, SEEK_CUR) == 2000);
+        all(0, 2000, 'w');
+
+        CHECK(pwrite(fd, old, sizeof old, 0) == sizeof old);
+        in_handler = several_pages;
+        CHECK(pwrite(fd, trapped(3 * PAGE, 3000, 'w'), 3 * PAGE, PAGE) == 3 * PAGE);
+        all(0, 2000, 'o');
+        all(2000, PAGE, 'h');
+        all(PAGE, 4 * PAGE, 'w');
+        all(4 * PAGE, 2000 + 5 * PAGE, 'h');
+
+        /* Lines of a log: each is there once and whole. */
+        in_handler = line;
+        long end = lseek(log_fd, 0, SEEK_END);
+        char *bytes = trapped(3000, 1500, 'w');
+        CHECK(write(log_fd, bytes, 3000) == 3000);
+        char text[3008];
+        CHECK(pread(log_fd, text, sizeof text, end) == sizeof text);
+        CHECK(lseek(log_fd, 0, SEEK_END) == end + 3008);
+        int at = 0, lines = 0;
+        while (at < 3008) {
+            if (text[at] == 'h') {
+                CHECK(memcmp(text + at, "handler\n", 8) == 0);
+                at += 8;
+                lines++;
+            } else {
+                for (int i = 0; i < 3000; i++) CHECK(text[at + i] == 'w');
+                at += 3000;
+            }
+        }
+        CHECK(lines == 1);
+        CHECK(handled == 4);
+    }
+    /* A handler that does not return leaves its thread without the fast path; what it uses then ends its interrupted write. */
+    in_handler = leave;
+    if (sigsetjmp(away, 1) == 0) {
+        pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0);
+        CHECK(0);
+    }
+    CHECK(pwrite(fd, "after", 5, 10) == 5);
+    char after[5];
+    CHECK(pread(fd, after, 5, 10) == 5 && memcmp(after, "after", 5) == 0);
+    all(2000, PAGE, 'h');
+    CHECK(fsync(fd) == 0 && fsync(log_fd) == 0);
+    puts("interrupted");
+    return 0;
+}

@@ -1,0 +1,42 @@
+//! A signal handler uses the file whose write it has interrupted: it waits for nothing, and its program stays on the fast path.
+
+use crate::program::{succeed, under_run};
+use crate::volume::Volume;
+
+const SOURCE: &str = include_str!("interrupted.c");
+const ROUNDS: &str = "40";
+
+#[test]
+fn a_handler_that_uses_the_file_it_interrupted_a_write_of_costs_nobody_anything() {
+    let volume = Volume::mounted("256M", 2, "32M");
+    let (source, program) = (
+        volume.outside("interrupted.c"),
+        volume.outside("interrupted"),
+    );
+    std::fs::write(&source, SOURCE).expect("the source");
+    let mut compiler = std::process::Command::new("cc");
+    succeed(
+        compiler
+            .args(["-O1", "-Wall", "-Werror", "-Wno-unused-result", "-o"])
+            .arg(&program)
+            .arg(&source),
+    );
+    let dir = volume.make_dir("interrupted");
+    let report = volume.outside("report");
+    let said = succeed(
+        under_run(&program)
+            .arg(ROUNDS)
+            .current_dir(&dir)
+            .env("JERICHO_REPORT", &report),
+    );
+    assert_eq!(said, "interrupted\n");
+    // A request that finds a page latched for a second cuts the program off.
+    let log = volume.log();
+    assert!(!log.contains("for too long"), "{log}");
+    let report = std::fs::read_to_string(report).expect("the report");
+    assert!(
+        report.contains("inline") && !report.contains("cut off"),
+        "{report}"
+    );
+    volume.finish();
+}
