@@ -147,7 +147,7 @@ impl Driver {
             };
             let (handle, block_bytes) = (&self.handle, self.block_bytes);
             self.mounted
-                .read(handle, offset, block_bytes, buffer, answer);
+                .read(handle, offset, block_bytes, false, buffer, answer);
             if state.0.swap(RETURNED, Ordering::AcqRel) != ENDED {
                 break;
             }

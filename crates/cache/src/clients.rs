@@ -284,12 +284,26 @@ impl Slice {
     /// made writable anew. Its `may_write_inline` must say no already. Waits for writers, at most for a latch
     /// to be taken away; false if one could not be.
     pub fn withdraw(&self, object: u64) -> bool {
+        let found = crate::invalidate::resident(&self.shared, object, &(0..u64::MAX));
+        self.drain(object, found, Flags::BACKED)
+    }
+
+    /// Waits for clients that are writing pages of a range. A client that latches one of them after the return sees in the slot
+    /// what the caller has changed there before. False if one could not be waited for.
+    pub fn drain_writers(&self, object: u64, pages: std::ops::Range<u64>) -> bool {
+        let found = {
+            // A page that is not found here comes into the cache later, under the same lock.
+            let _state = self.shared.lock();
+            crate::invalidate::resident(&self.shared, object, &pages)
+        };
+        self.drain(object, found, Flags::default())
+    }
+
+    /// Clears flags in the states of an object's pages and waits until none is latched or being filled. The change, also one of
+    /// no flags, orders the caller before whoever latches the page next.
+    fn drain(&self, object: u64, found: Vec<(u64, u32)>, clear: Flags) -> bool {
         let shared = &self.shared;
-        let pages = 0..u64::MAX;
-        let mut busy: Vec<u32> = crate::invalidate::resident(shared, object, &pages)
-            .into_iter()
-            .map(|(_, index)| index)
-            .collect();
+        let mut busy: Vec<u32> = found.into_iter().map(|(_, index)| index).collect();
         let begun = Instant::now();
         loop {
             busy.retain(|index| {
@@ -297,7 +311,7 @@ impl Slice {
                 if entry.key().is_none_or(|key| key.object() != object) {
                     return false;
                 }
-                entry.unmark(Flags::BACKED);
+                entry.unmark(clear);
                 let word = entry.state();
                 if word.has(Flags::FILL) {
                     // What was asked before the object said no may come with the flag.

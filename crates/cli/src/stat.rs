@@ -171,6 +171,8 @@ mod tests {
             locality: Locality::default(),
             threads: "adaptive".into(),
             threads_moved: 0,
+            writes_withheld: 0,
+            writes_granted: 0,
             clients: Vec::new(),
         };
         let text = table(&stat).unwrap();

@@ -373,6 +373,8 @@ mod tests {
             locality,
             threads: "adaptive".into(),
             threads_moved: 0,
+            writes_withheld: 0,
+            writes_granted: 0,
             clients: vec![ClientStat {
                 pid: 42,
                 name: "fio".into(),

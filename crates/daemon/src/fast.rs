@@ -12,6 +12,7 @@ mod admission;
 mod calls;
 mod clients;
 mod extend;
+mod kernel_pages;
 mod slots;
 mod tokens;
 mod trusted;
@@ -21,7 +22,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -71,6 +72,9 @@ pub(crate) struct Fast {
     /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
     in_use: AtomicUsize,
     written: AtomicUsize,
+    /// Times that inline writes of a file were withheld for the kernel's pages, and granted.
+    writes_withheld: AtomicU64,
+    writes_granted: AtomicU64,
     clients: Mutex<Clients>,
     /// A client's ring was too small: dirty pages are to be looked for.
     lost: AtomicBool,
@@ -117,6 +121,8 @@ impl Fast {
             free: Mutex::new(slots::FreeSlots::default()),
             in_use: 0.into(),
             written: 0.into(),
+            writes_withheld: 0.into(),
+            writes_granted: 0.into(),
             clients: Mutex::new(Clients::default()),
             lost: AtomicBool::new(false),
             kernel: OnceLock::new(),
@@ -135,6 +141,12 @@ impl Fast {
 
     fn mounted(&self) -> Option<Arc<Mounted>> {
         self.mounted.get()?.upgrade()
+    }
+
+    /// Times that inline writes of a file were withheld because the kernel has read pages of it, and granted.
+    pub(crate) fn writes_withheld_and_granted(&self) -> (u64, u64) {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (of(&self.writes_withheld), of(&self.writes_granted))
     }
 
     /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.

@@ -41,12 +41,14 @@ struct Waiting<B, R> {
 impl Mounted {
     /// Reads up to `len` bytes at `offset` into `buffer` and calls `reply` once with their number (fewer only at the end of
     /// the file) and the buffer: at once and in this thread when all hit, else later, in a thread of the slice's or one
-    /// with a `Reader`.
+    /// with a `Reader`. `fills_page_cache`: the kernel keeps the bytes, so it is told before they change (it may wait for
+    /// clients then, see `is_written_inline`).
     pub fn read<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         offset: u64,
         len: u32,
+        fills_page_cache: bool,
         mut buffer: B,
         reply: R,
     ) where
@@ -54,6 +56,9 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         let file = &handle.file;
+        if fills_page_cache {
+            self.begin_fill(handle, offset, len);
+        }
         self.settle(file.ino());
         let size = file.size();
         let len = u64::from(len).min(size.saturating_sub(offset)) as usize;

@@ -40,6 +40,12 @@ pub struct Stat {
     pub threads: String,
     /// Threads that came through the kernel and were moved to their data.
     pub threads_moved: u64,
+    /// Times that programs were kept from writing a file without the kernel, because the kernel has read pages of it.
+    #[serde(default)]
+    pub writes_withheld: u64,
+    /// Times that they were let in.
+    #[serde(default)]
+    pub writes_granted: u64,
     /// Programs that read and write without the kernel.
     pub clients: Vec<ClientStat>,
 }
@@ -146,6 +152,7 @@ impl Mounted {
                 locality,
             });
         }
+        let (writes_withheld, writes_granted) = self.fast.writes_withheld_and_granted();
         Stat {
             volume: self.path.display().to_string(),
             uuid: self
@@ -164,6 +171,8 @@ impl Mounted {
             locality: all,
             threads: self.threads().to_string(),
             threads_moved: self.follow.moved(),
+            writes_withheld,
+            writes_granted,
             clients: self.client_counters(),
         }
     }

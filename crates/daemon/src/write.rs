@@ -133,6 +133,9 @@ impl Mounted {
         // can't move under us.
         let guard = self.fast.written_file(handle.file.ino()).map(|file| {
             let at = (!mode.append).then_some(offset);
+            if handle.grants.lock().write {
+                self.wrote_by_kernel(&file);
+            }
             WriteGuard::take(self, file, at, data.len() as u64)
         });
         let offset = if mode.append && guard.is_some() {

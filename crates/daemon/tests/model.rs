@@ -185,8 +185,14 @@ impl Bed {
         let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
             tx.send(read.map(|len| buffer[..len].to_vec())).unwrap();
         };
-        self.mounted()
-            .read(&self.handles[file], offset, len as u32, vec![], reply);
+        self.mounted().read(
+            &self.handles[file],
+            offset,
+            len as u32,
+            false,
+            vec![],
+            reply,
+        );
         answer(&rx).unwrap()
     }
 

@@ -109,9 +109,17 @@ impl Jericho {
         let answer = move |read: Result<usize, Error>, room| {
             reply(read.map_err(|e| errno("read", &e)), room);
         };
+        let fills = args.fills_page_cache();
         self.mounted.requested(handle, pid, size);
         self.mounted
-            .read(handle, args.offset, size as u32, room, answer);
+            .read(handle, args.offset, size as u32, fills, room, answer);
+    }
+
+    /// Whether a read has to wait for programs that write the file inline.
+    pub(crate) fn waits_for_writers(&self, args: &Transfer) -> bool {
+        let open = self.handles.get(args.fh);
+        let written = |handle| self.mounted.is_written_inline(handle);
+        args.fills_page_cache() && open.as_ref().is_some_and(|handle| written(handle))
     }
 
     /// Writes to an open file; see `Mounted::write`. `pid`: the thread that writes.

@@ -19,11 +19,12 @@ use jericho_sys::affinity;
 use jericho_sys::fuse_ring::{FuseRing, Received};
 use jericho_sys::service as threads;
 use jericho_topology::Topology;
+use zerocopy::FromBytes;
 
 use crate::filesystem::{Jericho, REQUEST_BYTES_MAX, report_panic};
 use crate::helpers::Helpers;
 use crate::protocol::answer::SizeOut;
-use crate::protocol::request::{Operation, parse};
+use crate::protocol::request::{Operation, Transfer, parse};
 use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
 use crate::workers::Placement;
@@ -175,7 +176,9 @@ impl Service {
     #[inline]
     fn request(&self, header: &InHeader, received: Received, may_wait: impl Fn() -> bool) {
         match header.opcode {
-            op::READ => serve(&self.filesystem, header, received),
+            op::READ if !self.waits_for_writers(&received) => {
+                serve(&self.filesystem, header, received);
+            }
             op::WRITE => self.write(header, received),
             _ if comes_back(header.opcode, &received) && may_wait() => {
                 serve(&self.filesystem, header, received);
@@ -186,6 +189,11 @@ impl Service {
                     .run(Box::new(move || serve(&filesystem, &header, received)));
             }
         }
+    }
+
+    fn waits_for_writers(&self, read: &Received) -> bool {
+        let args = Transfer::read_from_prefix(&read.arguments[..read.arguments_len]);
+        args.is_ok_and(|(args, _)| self.filesystem.waits_for_writers(&args))
     }
 
     /// Writes as much as can be written without waiting; a helper writes the rest.

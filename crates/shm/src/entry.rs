@@ -77,7 +77,7 @@ impl Key {
 }
 
 /// Bits of the state word that say what may be done with the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub(crate) u64);
 
 const FRAME_BITS: u32 = 26;

@@ -6,6 +6,7 @@
 #[path = "../support/again.rs"]
 mod again;
 mod calls;
+mod coherent;
 mod compile;
 mod crash;
 mod direct;

@@ -151,11 +151,11 @@ impl Mounted {
         if !first_writer {
             return reply(answer);
         }
-        // From now on the kernel asks for attributes each time; what it has is dropped before the first write.
-        let (kernel, ino) = (fast.kernel.get().cloned(), file.ino());
+        // From now on the kernel asks for attributes each time; what it has, and its pages, is dropped before the first write.
+        let weak = Arc::downgrade(self);
         fast.later(move || {
-            if let Some(kernel) = kernel {
-                kernel.drop_pages(ino);
+            if let Some(mounted) = weak.upgrade() {
+                mounted.fast.grant_writes(&slot_file);
             }
             reply(answer);
         });

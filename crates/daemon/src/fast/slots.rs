@@ -12,6 +12,7 @@ use jericho_shm::{SizeWord, Slot, SlotInfo};
 
 use super::Fast;
 use super::extend::Extend;
+use super::kernel_pages::KernelPages;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
@@ -28,6 +29,7 @@ pub(crate) struct SlotFile {
     pub granted: AtomicU32,
     pub writers: AtomicU32,
     pub mapped: AtomicU32,
+    pub kernel_pages: KernelPages,
     /// The daemon's hold on the slot's extend lock.
     pub extend: Extend,
 }
@@ -131,6 +133,7 @@ impl Fast {
                     granted: AtomicU32::new(0),
                     writers: AtomicU32::new(0),
                     mapped: AtomicU32::new(0),
+                    kernel_pages: KernelPages::default(),
                     extend: Extend::default(),
                 });
                 self.slot(&made).open_all(OWNER_DAEMON);
@@ -152,6 +155,7 @@ impl Fast {
             grants.write = true;
             first = slot_file.writers.fetch_add(1, Ordering::AcqRel) == 0;
             if first {
+                self.begin_writes(&slot_file);
                 self.written.fetch_add(1, Ordering::AcqRel);
             }
         }
@@ -194,7 +198,7 @@ impl Fast {
             let (file, weak) = (slot_file.file.clone(), self.mounted.get().cloned());
             let kernel = self.kernel.get().cloned();
             self.later(move || {
-                // A mapping that was made while the file was written inline may have old pages.
+                // From here on it keeps attributes: those that it was told of a moment ago may be older.
                 if let Some(kernel) = kernel {
                     kernel.drop_pages(file.ino());
                 }
@@ -325,6 +329,14 @@ impl Mounted {
         // Taking the lock away clears it.
         if let Err(error) = self.resize(file.ino(), None, || Ok(())) {
             tracing::warn!(ino = file.ino(), %error, "bytes of a broken write stay behind the end of the file");
+        }
+    }
+
+    /// The extend lock was taken from a client, and is held.
+    pub(super) fn clear_seized(&self, slot_file: &SlotFile) {
+        self.settle_file(slot_file);
+        if let Err(error) = self.fs().clear_behind_end(&slot_file.file) {
+            tracing::warn!(ino = slot_file.file.ino(), %error, "bytes of a broken write stay behind the end of the file");
         }
     }
 

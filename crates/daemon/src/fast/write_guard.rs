@@ -41,9 +41,9 @@ impl WriteGuard {
                 }
             }
         }
-        mounted.settle_file(&file);
-        if seized && let Err(error) = mounted.fs().clear_behind_end(&file.file) {
-            tracing::warn!(ino = file.file.ino(), %error, "bytes of a broken write stay behind the end of the file");
+        match seized {
+            true => mounted.clear_seized(&file),
+            false => mounted.settle_file(&file),
         }
         WriteGuard {
             mounted: mounted.clone(),

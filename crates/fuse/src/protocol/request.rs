@@ -30,8 +30,15 @@ pub(crate) struct Transfer {
 impl Transfer {
     /// `FUSE_WRITE_CACHE`: pages of a mapping that the kernel writes back.
     pub(crate) const WRITE_CACHE: u32 = 1 << 0;
+    /// `FUSE_READ_LOCKOWNER`: a program waits for the bytes, and these are its locks.
+    const READ_LOCK_OWNER: u32 = 1 << 1;
     /// `FUSE_WRITE_KILL_SUIDGID`: the writer may not keep set-id bits.
     pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+
+    /// Whether the bytes of this read go to the kernel's page cache.
+    pub(crate) fn fills_page_cache(&self) -> bool {
+        self.flags & Transfer::READ_LOCK_OWNER == 0
+    }
 }
 
 /// `struct fuse_setattr_in`.

@@ -257,3 +257,37 @@ fn the_lock_of_the_dead_is_opened_with_what_they_did_under_it() {
         },
     );
 }
+
+/// As the daemon withholds writes before it reads a page for the kernel, which keeps what it reads.
+#[test]
+fn a_page_that_was_read_for_the_kernel_is_not_written_inline_afterwards() {
+    let outcomes = ["None", "Some(Err(Changed))", "Some(Ok(true))"];
+    explore(outcomes, |notes| {
+        let (slot, slice) = (slot(2), Slice::with_page(Flags::BACKED));
+        let withheld = Arc::new(AtomicU64::new(0));
+        let writer = thread::spawn({
+            let (slot, slice, withheld) = (slot.clone(), slice.clone(), withheld.clone());
+            move || {
+                let seen = slot.size();
+                if withheld.load(Ordering::Acquire) != 0 {
+                    return None;
+                }
+                Some(slice.write_surely(7, &[(0, 2), (1, 2)], || slot.size().same_cuts(seen)))
+            }
+        });
+        withheld.store(1, Ordering::SeqCst);
+        slot.cut();
+        let kept = loop {
+            slice.entry().unmark(Flags::default());
+            let seen = slice.entry().state();
+            if !seen.has(Flags::LATCH) {
+                break slice.get(seen.frame());
+            }
+            thread::yield_now();
+        };
+        let done = writer.join().unwrap();
+        assert_eq!(slice.read(0, key(1)), Some(kept));
+        assert_eq!(kept == [2, 2], done.is_some_and(|d| d.is_ok()));
+        notes.add(done);
+    });
+}

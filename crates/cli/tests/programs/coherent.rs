@@ -1,0 +1,209 @@
+//! What one program writes inline another sees by every call, whether it runs under `jericho run` or not: also by those that read
+//! the kernel's page cache.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::program::{succeed, under_run, within_limit};
+use crate::volume::Volume;
+
+const SOURCE: &str = include_str!("coherent.py");
+const SIZE: usize = 20_000;
+const ROUNDS: usize = 200;
+const WAYS: [&str; 6] = [
+    "pread",
+    "sendfile",
+    "splice",
+    "copy_file_range",
+    "mmap",
+    "kept_mmap",
+];
+
+/// The program, told what to do line by line.
+struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start(volume: &Volume, name: &str, mut command: Command, flags: &str) -> Peer {
+        let script = volume.outside("coherent.py");
+        std::fs::write(&script, SOURCE).expect("write");
+        let (beside, on_mount) = (volume.outside(name), volume.at(name));
+        command.arg(script).arg(volume.at("file"));
+        command.args([beside, on_mount]).arg(flags);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
+        Peer {
+            input: child.stdin.take().expect("a pipe"),
+            output: BufReader::new(child.stdout.take().expect("a pipe")),
+            child,
+        }
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.input, "{what}").expect("the program listens");
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("it answers");
+        line.trim_end().to_owned()
+    }
+
+    fn end(mut self) {
+        drop(self.input);
+        assert!(self.child.wait().expect("wait").success());
+    }
+}
+
+fn value(round: usize) -> usize {
+    round % 251 + 1
+}
+
+/// How many rounds a reader sees other bytes than those that were just written, by one call.
+fn wrong(writer: &mut Peer, mut reader: Option<&mut Peer>, way: &str) -> usize {
+    let mut wrong = 0;
+    for round in 0..ROUNDS {
+        let byte = value(round);
+        assert_eq!(writer.ask(&format!("write {byte}")), "ok");
+        let found = match &mut reader {
+            Some(reader) => reader.ask(way),
+            None => writer.ask(way),
+        };
+        wrong += usize::from(found != format!("{SIZE} {byte}"));
+    }
+    wrong
+}
+
+fn volume() -> Volume {
+    let volume = Volume::mounted("256M", 2, "16M");
+    std::fs::write(volume.at("file"), vec![0; SIZE]).expect("write");
+    volume
+}
+
+fn writer(volume: &Volume) -> Peer {
+    Peer::start(volume, "writer", under_run("python3"), "write")
+}
+
+#[test]
+fn a_program_without_the_library_sees_by_every_call_what_was_written_inline() {
+    let volume = volume();
+    let mut writer = writer(&volume);
+    let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");
+    let found = WAYS.map(|way| (way, wrong(&mut writer, Some(&mut reader), way)));
+    assert_eq!(found, WAYS.map(|way| (way, 0)), "of {ROUNDS}");
+    reader.end();
+    writer.end();
+    volume.finish();
+}
+
+#[test]
+fn a_program_with_the_library_sees_by_every_call_what_another_has_written_inline() {
+    let volume = volume();
+    let mut writer = writer(&volume);
+    let mut reader = Peer::start(&volume, "reader", under_run("python3"), "read");
+    let found = WAYS.map(|way| (way, wrong(&mut writer, Some(&mut reader), way)));
+    assert_eq!(found, WAYS.map(|way| (way, 0)), "of {ROUNDS}");
+    reader.end();
+    writer.end();
+    volume.finish();
+}
+
+#[test]
+fn a_program_sees_by_every_call_what_it_has_written_inline_itself() {
+    let volume = volume();
+    let mut writer = writer(&volume);
+    let found = WAYS.map(|way| (way, wrong(&mut writer, None, way)));
+    assert_eq!(found, WAYS.map(|way| (way, 0)), "of {ROUNDS}");
+    writer.end();
+    volume.finish();
+}
+
+#[test]
+fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
+    let volume = volume();
+    let mut writer = writer(&volume);
+    let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");
+    let counts = || {
+        let stat = volume.stat();
+        ["writes_withheld", "writes_granted"].map(|name| stat[name].as_u64().expect(name))
+    };
+    let inline_bytes = || {
+        let stat = volume.stat();
+        let clients = stat["clients"].as_array().expect("a list");
+        let of = |client: &serde_json::Value| client["written_bytes"].as_u64().expect("a number");
+        clients.iter().map(of).sum::<u64>()
+    };
+    assert_eq!(writer.ask("write 1"), "ok");
+    let begin = counts();
+    assert_eq!(begin[1], 1, "granted when it first writes");
+    // A read that a program waits for fills no page cache.
+    assert_eq!(wrong(&mut writer, Some(&mut reader), "pread"), 0);
+    assert_eq!(counts(), begin);
+    let before = inline_bytes();
+    assert!(before >= (SIZE * ROUNDS) as u64);
+
+    assert_eq!(reader.ask("mmap"), format!("{SIZE} {}", value(ROUNDS - 1)));
+    assert_eq!(counts(), [begin[0] + 1, begin[1]]);
+    assert_eq!(writer.ask("write 7"), "ok");
+    assert_eq!(inline_bytes(), before, "withheld");
+    assert_eq!(reader.ask("kept_mmap"), format!("{SIZE} 7"));
+    // Granted again when it has written a while, though the mapping stays.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while inline_bytes() == before {
+        assert_eq!(writer.ask("write 8"), "ok");
+        assert!(std::time::Instant::now() < deadline, "still withheld");
+    }
+    let granted = counts();
+    assert_eq!(granted[1], begin[1] + 1);
+    assert_eq!(writer.ask("write 9"), "ok");
+    assert_eq!(reader.ask("kept_mmap"), format!("{SIZE} 9"));
+    // A workload that mixes both is not granted writes for each round.
+    for round in 0..ROUNDS {
+        assert_eq!(writer.ask(&format!("write {}", value(round))), "ok");
+        let found = reader.ask("kept_mmap");
+        assert_eq!(found, format!("{SIZE} {}", value(round)));
+    }
+    assert!(counts()[1] <= granted[1] + 10, "{:?}", counts());
+    reader.end();
+    writer.end();
+    volume.finish();
+}
+
+/// Two programs of one size that print different words.
+fn programs(volume: &Volume) -> [PathBuf; 2] {
+    ["one", "two"].map(|word| {
+        let (source, program) = (volume.outside("word.c"), volume.outside(word));
+        let text =
+            format!("#include <stdio.h>\nint main(void) {{ puts(\"{word}\"); return 0; }}\n");
+        std::fs::write(&source, text).expect("write");
+        let mut compiler = within_limit("cc");
+        succeed(compiler.args(["-O1", "-o"]).args([&program, &source]));
+        program
+    })
+}
+
+#[test]
+fn a_program_that_was_written_inline_is_executed_as_it_was_written() {
+    let volume = volume();
+    let programs = programs(&volume);
+    let target = volume.at("program");
+    std::fs::copy(&programs[0], &target).expect("copy");
+    for round in 0..ROUNDS / 4 {
+        // In place, and closed, as a file that is open for writing cannot be executed.
+        let mut write = under_run("dd");
+        write.arg(format!("if={}", programs[round % 2].display()));
+        write.arg(format!("of={}", target.display()));
+        succeed(write.args(["bs=4096", "conv=notrunc", "status=none"]));
+        let mut run = match round % 4 {
+            0 | 1 => within_limit(&target),
+            _ => under_run(&target),
+        };
+        assert_eq!(
+            succeed(&mut run).trim(),
+            ["one", "two"][round % 2],
+            "round {round}"
+        );
+    }
+    volume.finish();
+}

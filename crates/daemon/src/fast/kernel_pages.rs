@@ -1,0 +1,169 @@
+//! Inline writes against the pages that the kernel has of a file.
+//!
+//! The kernel reads pages into its page cache for mappings, programs that run, sendfile, splice. Nobody tells it of an inline write.
+//! So while it may have pages of a file, that file is not written inline:
+//!
+//! ```text
+//!             a read that fills the page cache
+//!   granted ──────────────────────────────────▶ withheld ◀── the file's first inline writer
+//!      ▲                                          │  ▲
+//!      │      no such read began meanwhile        │  │ one did
+//!      └──────────────────────────────────── pages are dropped
+//! ```
+//!
+//! Why each step is right: docs/internals/fast-path.md, *The kernel's pages*.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::SlotInfo;
+use parking_lot::Mutex;
+
+use super::{Fast, SlotFile};
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+
+/// Writes through the kernel that make it worth to drop its pages: from the first to the second, as grants turn out to be short.
+const WRITES_MIN: u32 = 8;
+const WRITES_MAX: u32 = 8192;
+/// A grant that is withdrawn earlier was not worth it.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Whether a file may be written inline as far as the kernel's pages are concerned. Nothing is waited for under its lock.
+#[derive(Default)]
+pub(crate) struct KernelPages(Mutex<Pages>);
+
+#[derive(Default)]
+struct Pages {
+    /// Inline writes are withheld.
+    withheld: bool,
+    /// Reads that fill the page cache and have begun.
+    fills: u64,
+    /// Writes through the kernel, of programs that would write inline, since the last fill.
+    writes: u32,
+    /// So many of them make it worth to drop the kernel's pages.
+    writes_wanted: u32,
+    granted_at: Option<Instant>,
+    /// The kernel's pages are being dropped.
+    dropping: bool,
+}
+
+impl Fast {
+    /// The file has its first inline writer: the kernel may have pages from before. Withholds writes until they are dropped.
+    pub(super) fn begin_writes(&self, file: &SlotFile) {
+        let mut pages = file.kernel_pages.0.lock();
+        pages.fills += 1;
+        pages.withheld = true;
+        pages.writes_wanted = WRITES_MIN;
+        pages.granted_at = None;
+        self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
+    }
+
+    /// Drops the kernel's pages and lets clients write again, unless the kernel has begun to read pages meanwhile. May wait for
+    /// requests that the kernel makes for it: not in a thread that serves them.
+    pub(super) fn grant_writes(&self, file: &SlotFile) {
+        let seen = {
+            let mut pages = file.kernel_pages.0.lock();
+            pages.dropping = true;
+            pages.fills
+        };
+        if let Some(kernel) = self.kernel.get() {
+            kernel.drop_pages(file.file.ino());
+        }
+        let mut pages = file.kernel_pages.0.lock();
+        pages.dropping = false;
+        pages.writes = 0;
+        if pages.fills == seen && pages.withheld {
+            pages.withheld = false;
+            pages.granted_at = Some(Instant::now());
+            self.info(file).set_flags(0, SlotInfo::NO_WRITE);
+            self.writes_granted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Withholds inline writes for a read that fills the page cache. After the return a client that has not latched its page
+    /// yet finds out.
+    fn withhold_writes(&self, mounted: &Mounted, file: &SlotFile) {
+        {
+            let mut pages = file.kernel_pages.0.lock();
+            // From here on nobody grants writes before the kernel has this read's pages and they were dropped.
+            pages.fills += 1;
+            pages.writes = 0;
+            if pages.withheld {
+                return;
+            }
+        }
+        self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
+        // With the lock, so that nobody is in the middle of a write that makes the file longer.
+        let slot = self.slot(file);
+        let seized = file.extend.hold(slot);
+        // After the flag: a client that sees a size from after this sees the flag, too.
+        slot.cut();
+        if seized {
+            mounted.clear_seized(file);
+        }
+        file.extend.give_back(slot);
+        let mut pages = file.kernel_pages.0.lock();
+        if pages.withheld {
+            return;
+        }
+        pages.withheld = true;
+        let short = pages.granted_at.is_some_and(|at| at.elapsed() < SHORT);
+        pages.writes_wanted = match short {
+            true => (pages.writes_wanted * 4).min(WRITES_MAX),
+            false => WRITES_MIN,
+        };
+        self.writes_withheld.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Mounted {
+    /// Whether a read of the file that fills the page cache has to wait for clients.
+    pub fn is_written_inline(&self, handle: &Handle) -> bool {
+        self.fast.written_file(handle.file.ino()).is_some()
+    }
+
+    /// Before bytes are read for the kernel's page cache: no client changes them from here on, until the kernel's pages
+    /// have been dropped.
+    pub(crate) fn begin_fill(&self, handle: &Handle, offset: u64, len: u32) {
+        let Some(slot_file) = self.fast.written_file(handle.file.ino()) else {
+            return;
+        };
+        self.fast.withhold_writes(self, &slot_file);
+        let first = offset / PAGE_BYTES;
+        let end = offset.saturating_add(u64::from(len)).div_ceil(PAGE_BYTES);
+        let file = &slot_file.file;
+        let mut home = file.slice();
+        // The file may move to another slice meanwhile.
+        while !self.slice(home).drain_writers(file.ino(), first..end) || file.slice() != home {
+            if file.slice() == home {
+                tracing::warn!(ino = file.ino(), "an inline writer does not finish");
+                break;
+            }
+            home = file.slice();
+        }
+    }
+
+    /// A program that would write inline has written through the kernel.
+    pub(crate) fn wrote_by_kernel(self: &Arc<Self>, file: &Arc<SlotFile>) {
+        {
+            let mut pages = file.kernel_pages.0.lock();
+            if !pages.withheld || pages.dropping {
+                return;
+            }
+            pages.writes += 1;
+            if pages.writes < pages.writes_wanted {
+                return;
+            }
+            pages.dropping = true;
+        }
+        let (file, weak) = (file.clone(), Arc::downgrade(self));
+        self.fast.later(move || {
+            if let Some(mounted) = weak.upgrade() {
+                mounted.fast.grant_writes(&file);
+            }
+        });
+    }
+}
