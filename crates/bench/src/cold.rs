@@ -166,6 +166,7 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
     let mounted = Mounted::open(OpenOptions {
         threads: Default::default(),
         fast_path: Default::default(),
+        keeper: None,
         volume: volume.to_owned(),
         read_only: true,
         devices: vec![],

@@ -54,6 +54,9 @@ pub enum Command {
     Topology(TopologyArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
+    /// Outlives the daemon at the other end of standard input, and then ends programs' access to its cache
+    #[command(hide = true)]
+    Keeper,
     /// Write the manual pages into a directory, or print the main one
     Man(ManArgs),
 }

@@ -13,6 +13,7 @@ mod control;
 mod failure;
 mod format;
 mod generate;
+mod keeper;
 mod logging;
 mod mount;
 mod mounts;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Check(a) => check::run(&a),
         Command::Topology(a) => topology::run(&a),
         Command::Completions(a) => generate::completions(&a),
+        Command::Keeper => keeper::run(),
         Command::Man(a) => generate::man(&a),
     };
     match outcome {

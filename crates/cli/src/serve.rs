@@ -23,7 +23,7 @@ use signal_hook::iterator::Signals;
 use crate::args::{MountArgs, MountOptions};
 use crate::background::{Checked, SERVING};
 use crate::failure::{Context, Failure, Outcome};
-use crate::{busy, logging, mounts, notify};
+use crate::{busy, keeper, logging, mounts, notify};
 
 /// How long who uses the mount may go on after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -102,6 +102,7 @@ fn serve(
         cache_bytes: options.cache,
         threads: options.placement.unwrap_or_default(),
         fast_path: trusted(options)?,
+        keeper: Some(keeper::command),
         topology,
     })
     .map_err(|e| Failure::new(format!("{e}{}", where_mounted(&checked.volume))))?;

@@ -264,6 +264,41 @@ fn hand_over(open: &Open) {
     }
 }
 
+/// Returns the errno that a program sees for a call on `fd` that the kernel has failed with `errno`: ENOTCONN when the mount's daemon
+/// has died, also for calls that were under way when it did. Once that is known nothing of that daemon is reached inline.
+#[cold]
+pub fn errno_after(fd: i32, errno: i32) -> i32 {
+    use errno::{ECANCELED, ECONNABORTED, EIO, ENOTCONN};
+    if !matches!(errno, ENOTCONN | ECONNABORTED | ECANCELED | EIO) {
+        return errno;
+    }
+    let open = match description::number(fd) {
+        Some(Number::Described(open)) => Some(open),
+        _ => None,
+    };
+    // Asks for nothing, which a daemon that lives answers.
+    let nothing = Call::ReadAhead { first: 0, pages: 0 };
+    let asked = match &open {
+        Some(_) => ask(fd, nothing).map(|_| ()),
+        // Not known to be of a mount of ours: no ioctl of ours.
+        None => files::fstat(fd).map(|_| ()),
+    };
+    if !matches!(asked, Err(ENOTCONN | ECONNABORTED)) {
+        return errno;
+    }
+    // Its keeper does the same, unless it was killed, too.
+    let session = open.and_then(|open| session::get(open.facts()?.session));
+    if let Some(session) = session {
+        session.area.cut_off();
+    }
+    ENOTCONN
+}
+
+/// What a call of the kernel gave, as the program sees it.
+fn from_kernel<T>(open: &Open, result: Result<T>) -> Result<T> {
+    result.map_err(|errno| errno_after(open.fd, errno))
+}
+
 // ---- reading ----
 
 #[inline]
@@ -307,7 +342,7 @@ fn read_by_kernel(open: &Open, out: &mut [u8], at: u64, done: usize) -> Option<R
         match files::pread(open.fd, &mut out[done..], (at + done as u64) as i64) {
             Ok(n) => Ok(done + n),
             Err(_) if done > 0 => Ok(done),
-            Err(errno) => Err(errno),
+            Err(errno) => Err(errno_after(open.fd, errno)),
         },
     )
 }
@@ -613,7 +648,7 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
         }),
         // The kernel says what is wrong with them; it moves nothing.
         None => read_here(fd, len, |_, open, _, at| {
-            Some(files::preadv(open.fd, parts, at as i64))
+            Some(from_kernel(open, files::preadv(open.fd, parts, at as i64)))
         }),
     }
 }
@@ -941,6 +976,7 @@ fn write_by_kernel(
         [part] => files::pwrite(open.fd, part, at as i64),
         parts => files::pwritev(open.fd, parts, at as i64),
     };
+    let result = from_kernel(open, result);
     let mut end = at + result.unwrap_or(0) as u64;
     if append && result.is_ok_and(|n| n > 0) {
         // The kernel has put it at the end, wherever that was; then the size is at least what it was with it.

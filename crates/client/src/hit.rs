@@ -148,6 +148,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
             }
             // A handler has written behind these bytes already, so this is where they have to go.
             let result = files::pwrite(fd, data, at as i64);
+            let result = result.map_err(|errno| crate::fd::errno_after(fd, errno));
             (Some(result), at + result.unwrap_or(0) as u64)
         })?
     })

@@ -1,7 +1,7 @@
 //! What this process has mapped of a volume.
 //!
 //! Sessions stay for the life of the process: a thread may look into any of them at any time, so none is
-//! ever unmapped. A session is added for each daemon that is met, when one is wanted writable, and in
+//! ever unmapped. The memory behind one goes with its daemon (docs/internals/keeper.md). A session is added for each daemon that is met, when one is wanted writable, and in
 //! a child of fork(2), which is another client than its parent.
 
 use std::collections::VecDeque;

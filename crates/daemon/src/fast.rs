@@ -2,7 +2,7 @@
 //!
 //! `slots`: which files have a slot, who writes them, and taking in what clients did to size and times
 //! (`settle`). `admission`: the socket. `clients`: the areas, deaths. `calls`: what descriptors ask by ioctl. `trusted`, `tokens`:
-//! whose processes are served, and which of them may write.
+//! whose processes are served, and which of them may write. `keeping`: the process that ends inline access after this one's end.
 //! The bytes and the protocol: `docs/formats/shm.md`.
 //!
 //! Rule: whoever answers the kernel about a file, or changes it, settles it first; whoever changes its
@@ -12,6 +12,7 @@ mod admission;
 mod calls;
 mod clients;
 mod extend;
+mod keeping;
 mod kernel_pages;
 mod slots;
 mod tokens;
@@ -38,6 +39,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::mounted::Mounted;
 pub use clients::ClientStat;
 use clients::Clients;
+pub use keeping::KeeperCommand;
+use keeping::Keeping;
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;
 pub use trusted::{Trusted, TrustedError};
@@ -84,6 +87,7 @@ pub(crate) struct Fast {
     jobs: Mutex<Option<Sender<Job>>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     mounted: OnceLock<Weak<Mounted>>,
+    keeping: Keeping,
     /// Closing one end makes the other readable.
     stop: (UnixStream, UnixStream),
 }
@@ -93,6 +97,7 @@ impl Fast {
         name: &str,
         trusted: Trusted,
         read_only: bool,
+        keeper: Option<KeeperCommand>,
         slices: &[Arc<Slice>],
         homes: &[NodeId],
         topology: &Topology,
@@ -130,6 +135,7 @@ impl Fast {
             jobs: Mutex::new(None),
             threads: Mutex::new(vec![]),
             mounted: OnceLock::new(),
+            keeping: Keeping::new(keeper),
             stop: UnixStream::pair()?,
         })
     }
@@ -214,6 +220,14 @@ impl Mounted {
                 .name("fast-clients".into())
                 .spawn(move || service::run(|| admission.serve(&mounted)))?,
         );
+        if fast.keeping.is_wanted() {
+            let mounted = Arc::downgrade(self);
+            threads.push(
+                std::thread::Builder::new()
+                    .name("fast-keeper".into())
+                    .spawn(move || service::run(|| keeping::serve(&mounted)))?,
+            );
+        }
         let mounted = Arc::downgrade(self);
         threads.push(
             std::thread::Builder::new()

@@ -7,6 +7,7 @@
 mod fast;
 mod follow;
 mod handle;
+pub mod keeper;
 mod locality;
 mod mounted;
 mod open;
@@ -16,7 +17,7 @@ mod stat;
 mod tasks;
 mod write;
 
-pub use fast::{ClientStat, KernelCache, Trusted, TrustedError};
+pub use fast::{ClientStat, KeeperCommand, KernelCache, Trusted, TrustedError};
 pub use handle::Handle;
 pub use jericho_cache::Reader;
 pub use jericho_client::placement::VARIABLE as PLACEMENT_VARIABLE;

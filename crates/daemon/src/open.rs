@@ -13,7 +13,7 @@ use jericho_fs::volume::{OpenMode, Volume, VolumeError, VolumeLock};
 use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
 
-use crate::fast::{Fast, Trusted};
+use crate::fast::{Fast, KeeperCommand, Trusted};
 use crate::mounted::Mounted;
 use crate::outage;
 
@@ -51,6 +51,8 @@ pub struct OpenOptions {
     pub threads: ThreadPolicy,
     /// Who is trusted with the whole cache, beside the volume's owner and this process's user.
     pub fast_path: Trusted,
+    /// Starts the process that ends inline access when this process has ended. `None`: programs go on reading what is cached.
+    pub keeper: Option<KeeperCommand>,
 }
 
 /// Why a volume could not be brought up; the message names the thing and what to do.
@@ -114,6 +116,11 @@ pub enum OpenError {
         "cannot make the shared memory for programs: {0}; is the limit of open files high enough?"
     )]
     SharedMemory(std::io::Error),
+    /// The process that ends programs' access to the cache after the daemon's end could not be started.
+    #[error(
+        "cannot start the keeper of the shared memory: {0}; is the limit of processes or of open files reached?"
+    )]
+    Keeper(std::io::Error),
     /// The filesystem could not be opened.
     #[error("cannot open the filesystem of {volume}: {cause}")]
     Fs {
@@ -186,8 +193,17 @@ impl Mounted {
         let mut trusted = options.fast_path.clone();
         trusted.add_uid(owner);
         trusted.add_uid(jericho_sys::process::effective_uid());
-        let fast = Fast::new("volume", trusted, read_only, &slices, &homes, topology)
-            .map_err(OpenError::SharedMemory)?;
+        let fast = Fast::new(
+            "volume",
+            trusted,
+            read_only,
+            options.keeper,
+            &slices,
+            &homes,
+            topology,
+        )
+        .map_err(OpenError::SharedMemory)?;
+        fast.start_keeper().map_err(OpenError::Keeper)?;
         fast.set_thread_policy(options.threads);
         let topology = options.topology.clone();
         Ok(Mounted::assemble(

@@ -59,6 +59,7 @@ fn bed(read_only: bool) -> Bed {
             topology: Topology::from_spec("virtual:1").unwrap(),
             threads: Default::default(),
             fast_path: Default::default(),
+            keeper: None,
             devices: Vec::new(),
             force: false,
         };

@@ -121,6 +121,7 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
     let options = OpenOptions {
         threads: Default::default(),
         fast_path: Default::default(),
+        keeper: None,
         volume: PathBuf::from("simulated"),
         read_only: false,
         devices: vec![],

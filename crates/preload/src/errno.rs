@@ -16,7 +16,7 @@ pub fn set(errno: c_int) {
     unsafe { *place() = errno }
 }
 
-/// The calling thread's errno.
+/// Returns the calling thread's errno.
 #[inline]
 pub fn get() -> c_int {
     // SAFETY: see `place`.

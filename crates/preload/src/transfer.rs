@@ -48,6 +48,16 @@ pub fn answer(outcome: Result<usize, i32>) -> ssize_t {
     }
 }
 
+/// What the kernel gave for a call on `fd`: when that failed since the daemon has died, errno always says so the same way.
+#[inline]
+pub fn from_kernel(fd: c_int, result: ssize_t) -> ssize_t {
+    if result < 0 {
+        let errno = errno::get();
+        errno::set(fd::errno_after(fd, errno));
+    }
+    result
+}
+
 /// A buffer and length that the kernel is to judge (EFAULT, EINVAL), not we.
 #[inline]
 fn is_odd(buffer: *const c_void, count: size_t) -> bool {
@@ -105,7 +115,7 @@ unsafe fn read_long(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { real::read(fd, buffer, count) }
+    unsafe { from_kernel(fd, real::read(fd, buffer, count)) }
 }
 
 unsafe fn read_checked(fd: c_int, buffer: *mut c_void, count: size_t, room: size_t) -> ssize_t {
@@ -137,7 +147,7 @@ unsafe fn pread_long(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { real::pread(fd, buffer, count, offset) }
+    unsafe { from_kernel(fd, real::pread(fd, buffer, count, offset)) }
 }
 
 unsafe fn pread_checked(
@@ -177,7 +187,7 @@ unsafe fn write_long(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { real::write(fd, data, count) }
+    unsafe { from_kernel(fd, real::write(fd, data, count)) }
 }
 
 pub unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t {
@@ -200,5 +210,5 @@ unsafe fn pwrite_long(fd: c_int, data: *const c_void, count: size_t, offset: off
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { real::pwrite(fd, data, count, offset) }
+    unsafe { from_kernel(fd, real::pwrite(fd, data, count, offset)) }
 }

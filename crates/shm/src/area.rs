@@ -17,6 +17,8 @@ use crate::sync::{self, AtomicU32, Ordering};
 pub const RING_KEYS: usize = 8192;
 /// Marks of use.
 pub const TOUCHED: usize = 4096;
+/// Where the word that cuts the client off is.
+pub(crate) const CUT_OFF_AT: u64 = 8;
 const VERSION: u32 = 1;
 const RING_AT: usize = 4096;
 const TOUCHED_AT: usize = RING_AT + 8 * RING_KEYS;
@@ -41,6 +43,8 @@ struct Header {
 
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::offset_of!(Header, given_out) == 64);
+#[cfg(not(loom))]
+const _: () = assert!(std::mem::offset_of!(Header, cut_off) as u64 == CUT_OFF_AT);
 const _: () = assert!(size_of::<Header>() <= RING_AT);
 
 /// What a thread did with the pages of a slice.

@@ -9,6 +9,7 @@ mod area;
 mod call;
 mod control;
 mod entry;
+pub mod keep;
 mod lock;
 mod memory;
 #[cfg(all(test, loom))]

@@ -124,7 +124,25 @@ impl AsFd for Connection {
     }
 }
 
+impl From<OwnedFd> for Connection {
+    /// From one end of a pair.
+    fn from(socket: OwnedFd) -> Connection {
+        Connection { socket }
+    }
+}
+
 impl Connection {
+    /// Two connected ends: one for this process, one to be passed on.
+    pub fn pair() -> io::Result<(Connection, OwnedFd)> {
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        Ok((Connection { socket: ours }, theirs))
+    }
+
     /// Connects to a listener. Sends and receives give up after `timeout` (EAGAIN). Errors: ECONNREFUSED
     /// when nobody listens (in this network namespace).
     pub fn connect(name: &str, timeout: Duration) -> io::Result<Connection> {
@@ -186,9 +204,25 @@ impl Connection {
         }
     }
 
+    /// Limits how long sends and receives take (EAGAIN).
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Send, Some(timeout))?;
+        sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(timeout))?;
+        Ok(())
+    }
+
     /// Sends one message with at most `DESCRIPTORS_MAX` descriptors. Errors: EPIPE, EAGAIN, EINVAL for too
     /// many.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(bytes, fds, SendFlags::empty())
+    }
+
+    /// As `send`, and never waits (EAGAIN).
+    pub fn send_now(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(bytes, fds, SendFlags::DONTWAIT)
+    }
+
+    fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
         if fds.len() > DESCRIPTORS_MAX {
             return Err(Errno::INVAL.into());
         }
@@ -201,7 +235,7 @@ impl Connection {
             &self.socket,
             &[IoSlice::new(bytes)],
             &mut control,
-            SendFlags::NOSIGNAL,
+            flags | SendFlags::NOSIGNAL,
         )?;
         Ok(())
     }

@@ -15,8 +15,8 @@ pub mod handover;
 pub mod errno {
     //! The error numbers that callers name; the rest they only pass on.
     pub use libc::{
-        EACCES, EAGAIN, EBADF, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, EIO, ENODATA, ENOENT, ENOMEM,
-        ENOSPC, ENOSYS, ENOTTY, EOPNOTSUPP, EPERM, EROFS,
+        EACCES, EAGAIN, EBADF, EBUSY, ECANCELED, ECONNABORTED, EEXIST, EFAULT, EINTR, EINVAL, EIO,
+        ENODATA, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN, ENOTTY, EOPNOTSUPP, EPERM, EROFS,
     };
 }
 pub mod limits;

@@ -57,6 +57,15 @@ impl Memory {
     }
 }
 
+/// Lets this process open as many files as it may.
+pub fn raise_open_files() {
+    let resource = rustix::process::Resource::Nofile;
+    let mut limit = rustix::process::getrlimit(resource);
+    limit.current = limit.maximum;
+    // A limit that cannot be raised is met when it is reached.
+    let _ = rustix::process::setrlimit(resource, limit);
+}
+
 /// Memory of the kernel's NUMA node `node` that is free or holds only cached files, which is what
 /// binding memory to the node can get without swapping. `None` when there is no such node, or the
 /// kernel knows no nodes.

@@ -373,26 +373,6 @@ impl Mapping {
             .collect()
     }
 
-    /// Gives the memory of a byte range back to the system; it reads as zeros afterwards, in every
-    /// process. The policy stays. The range must start on a page (EINVAL otherwise).
-    ///
-    /// Never for memory that is registered with an I/O ring: the ring would keep transferring to
-    /// and from the pages that were given away. EBADF for another process's segment.
-    pub fn punch(&self, range: Range<usize>) -> io::Result<()> {
-        self.check_pages(&range)?;
-        if range.is_empty() {
-            return Ok(());
-        }
-        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        let fd = self.fd.as_ref().ok_or(rustix::io::Errno::BADF)?;
-        Ok(rustix::fs::fallocate(
-            fd,
-            flags,
-            range.start as u64,
-            range.len() as u64,
-        )?)
-    }
-
     /// Copies `out.len()` bytes from `offset`. Panics when out of bounds. The bytes may be torn if
     /// somebody writes them meanwhile: the caller validates.
     #[inline]
@@ -449,6 +429,23 @@ impl Mapping {
             return Err(rustix::io::Errno::INVAL.into());
         }
         Ok(())
+    }
+}
+
+/// Gives the whole memory of a segment back to the system, whoever has it mapped: it reads as zeros afterwards, in every process.
+/// What the kernel transfers to or from the pages at that moment goes on with them. Policy and length stay.
+pub fn punch_all(segment: BorrowedFd<'_>) -> io::Result<()> {
+    let bytes = u64::try_from(rustix::fs::fstat(segment)?.st_size).unwrap_or(0);
+    if bytes == 0 {
+        return Ok(());
+    }
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    loop {
+        match rustix::fs::fallocate(segment, flags, 0, bytes) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

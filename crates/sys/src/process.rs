@@ -212,6 +212,33 @@ pub fn spawn_in_new_session(command: &mut Command) -> io::Result<Child> {
     command.spawn()
 }
 
+/// Starts a program with its standard streams and no other descriptor of this process, in a session of its own and with no
+/// signal blocked.
+pub fn spawn_with_standard_streams(command: &mut Command) -> io::Result<Child> {
+    let close = || {
+        // SAFETY: the call takes no memory; it marks descriptors of the new process, which has no other thread, and closes none
+        // before exec.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_close_range,
+                3 as libc::c_uint,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            )
+        };
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            _ if failed == 0 => Ok(()),
+            // Before 5.11, or where a container forbids the call. Our own descriptors are all closed on exec anyway.
+            Some(libc::ENOSYS | libc::EINVAL | libc::EPERM) => Ok(()),
+            _ => Err(error),
+        }
+    };
+    // SAFETY: between fork and exec only close_range(2) is called, which is async-signal-safe and allocates nothing.
+    unsafe { command.pre_exec(close) };
+    spawn_in_new_session(command)
+}
+
 /// Makes this process the leader of a new session. Errors: EPERM when it leads a process group.
 pub fn become_session_leader() -> io::Result<()> {
     Ok(rustix::process::setsid().map(drop)?)

@@ -17,6 +17,7 @@ mod hostile;
 mod idle;
 mod instructions;
 mod interrupted;
+mod keeper;
 mod killed;
 mod large;
 mod program;

@@ -281,7 +281,11 @@ impl Fast {
             peer,
             writes: write,
         };
+        let fd = client.area.mapping().fd().try_clone_to_owned();
+        let fd = fd.map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         clients.by_owner.insert(owner, client);
+        drop(clients);
+        self.keeping.add_area(owner, fd.as_fd());
         Ok(owner)
     }
 

@@ -160,6 +160,7 @@ impl Fast {
         let Some(client) = self.clients.lock().by_owner.remove(&owner) else {
             return;
         };
+        self.keeping.forget(owner);
         if client.writes {
             let mut opened = 0;
             for slice in &self.slices {

@@ -46,6 +46,7 @@ impl Bed {
         let options = OpenOptions {
             threads: Default::default(),
             fast_path: Default::default(),
+            keeper: None,
             volume: PathBuf::from("simulated"),
             read_only: false,
             devices: vec![],

@@ -1,0 +1,148 @@
+//! The messages between a daemon and its keeper, and what the keeper does to the segments. Native-endian, as all of it stays on
+//! one machine: docs/formats/shm.md.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::area;
+
+/// Version of the messages.
+pub const KEEPER_VERSION: u32 = 1;
+/// Bytes of a message.
+pub const KEEPER_BYTES: usize = 32;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHkeep");
+
+/// What segments are there, in the order in which they are emptied. Each step makes the next one safe: a client that still
+/// reads or writes fails when it looks again at what an earlier step has emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Segment {
+    /// Which files have which slots.
+    Control = 0,
+    /// Which pages are in which frames.
+    Table = 1,
+    /// When pages were last used.
+    Stamps = 2,
+    /// Sizes and locks of files.
+    Slots = 3,
+    /// The pages.
+    Frames = 4,
+}
+
+impl Segment {
+    const ALL: [Segment; 5] = [
+        Segment::Control,
+        Segment::Table,
+        Segment::Stamps,
+        Segment::Slots,
+        Segment::Frames,
+    ];
+}
+
+/// A message. Descriptors come with it as noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeeperMessage {
+    /// A pidfd of the daemon.
+    Daemon,
+    /// Segments of one kind, as many as there are descriptors.
+    Segments(Segment),
+    /// The area of the client with this owner number.
+    Area(u16),
+    /// The client with this owner number is gone: its area is closed.
+    Forget(u16),
+    /// To the keeper: all that there is was sent. From the keeper: it has all of that.
+    Complete,
+}
+
+impl KeeperMessage {
+    /// The bytes.
+    pub fn encode(self) -> [u8; KEEPER_BYTES] {
+        let (kind, value) = match self {
+            KeeperMessage::Daemon => (1u32, 0),
+            KeeperMessage::Segments(segment) => (2, segment as u32),
+            KeeperMessage::Area(owner) => (3, u32::from(owner)),
+            KeeperMessage::Forget(owner) => (4, u32::from(owner)),
+            KeeperMessage::Complete => (5, 0),
+        };
+        let mut bytes = [0; KEEPER_BYTES];
+        bytes[0..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&KEEPER_VERSION.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&kind.to_ne_bytes());
+        bytes[16..20].copy_from_slice(&value.to_ne_bytes());
+        bytes
+    }
+
+    /// From the bytes; `None` for anything else, or another version.
+    pub fn decode(bytes: &[u8]) -> Option<KeeperMessage> {
+        let bytes = <&[u8; KEEPER_BYTES]>::try_from(bytes).ok()?;
+        let word = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        if bytes[0..8] != MAGIC.to_ne_bytes() || word(8) != KEEPER_VERSION {
+            return None;
+        }
+        let value = word(16);
+        let owner = || u16::try_from(value).ok();
+        Some(match word(12) {
+            1 => KeeperMessage::Daemon,
+            2 => KeeperMessage::Segments(
+                *Segment::ALL
+                    .iter()
+                    .find(|segment| **segment as u32 == value)?,
+            ),
+            3 => KeeperMessage::Area(owner()?),
+            4 => KeeperMessage::Forget(owner()?),
+            5 => KeeperMessage::Complete,
+            _ => return None,
+        })
+    }
+}
+
+/// Cuts off the client whose area this is: it takes the kernel path from its next call on. Without mapping the area.
+pub fn cut_off(area: &File) -> io::Result<()> {
+    area.write_all_at(&1u32.to_ne_bytes(), area::CUT_OFF_AT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Area;
+
+    #[test]
+    fn messages_survive_the_way_and_junk_is_refused() {
+        let mut all = vec![
+            KeeperMessage::Daemon,
+            KeeperMessage::Area(1023),
+            KeeperMessage::Forget(2),
+            KeeperMessage::Complete,
+        ];
+        all.extend(Segment::ALL.map(KeeperMessage::Segments));
+        for message in all {
+            let bytes = message.encode();
+            assert_eq!(KeeperMessage::decode(&bytes), Some(message));
+            assert_eq!(KeeperMessage::decode(&bytes[..31]), None);
+            for at in [0, 8] {
+                let mut other = bytes;
+                other[at] += 1;
+                assert_eq!(KeeperMessage::decode(&other), None);
+            }
+        }
+        let mut unknown = KeeperMessage::Segments(Segment::Control).encode();
+        unknown[16] = 5;
+        assert_eq!(KeeperMessage::decode(&unknown), None);
+    }
+
+    #[test]
+    fn a_client_is_cut_off_through_its_segments_descriptor() {
+        let area = Area::create("test", 2).unwrap();
+        assert!(!area.is_cut_off());
+        cut_off(&File::from(
+            area.mapping().fd().try_clone_to_owned().unwrap(),
+        ))
+        .unwrap();
+        assert!(area.is_cut_off());
+        assert_eq!(area.owner(), 2);
+    }
+}
