@@ -28,7 +28,7 @@ mod usage;
 mod xattr;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use jericho_cache::Slice;
@@ -118,6 +118,7 @@ impl Fs {
                 .map(|_| AtomicBool::new(false))
                 .collect(),
             closed: AtomicBool::new(false),
+            access_times: AtomicU8::new(AccessTimes::default() as u8),
             volume,
             store,
             allocator,

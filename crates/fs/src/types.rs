@@ -73,6 +73,19 @@ pub struct Caller {
     pub umask: u32,
 }
 
+/// When a read changes the access time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AccessTimes {
+    /// When it is not newer than the last change, or a day old (`relatime`).
+    #[default]
+    Relative,
+    /// Never (`noatime`).
+    Never,
+    /// Each time (`strictatime`), to a tick of the clock.
+    Always,
+}
+
 /// A time to set.
 #[derive(Clone, Copy, Debug)]
 pub enum SetTime {

@@ -8,6 +8,7 @@
 //! the command talks to the daemon), `workers` and `helpers` (which thread serves where).
 #![forbid(unsafe_code)]
 
+mod access_times;
 pub mod attach;
 mod attributes;
 mod bytes;
@@ -113,6 +114,7 @@ pub struct Running {
 struct Serving {
     workers: device::Workers,
     ring: Option<ring::Serving>,
+    options: Option<access_times::Watch>,
 }
 
 impl Running {
@@ -135,6 +137,9 @@ impl Running {
         let result = serving.workers.wait();
         if let Some(ring) = serving.ring {
             ring.wait();
+        }
+        if let Some(options) = serving.options {
+            options.end();
         }
         result
     }
@@ -197,9 +202,16 @@ pub fn mount(
     if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(channel))) {
         tracing::warn!(%error, "programs get no fast path");
     }
+    let options = access_times::Watch::start(mounted, &dir)
+        .inspect_err(|error| tracing::warn!(%error, "access times are kept as relatime says"));
+    let serving = Serving {
+        workers,
+        ring,
+        options: options.ok(),
+    };
     Ok(Running {
         dir,
-        serving: Mutex::new(Some(Serving { workers, ring })),
+        serving: Mutex::new(Some(serving)),
     })
 }
 

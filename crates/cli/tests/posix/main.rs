@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod access_times;
 mod attributes;
 mod data;
 mod mapping;

@@ -1,7 +1,7 @@
 //! What the filesystem's parts share: the volume, the caches, the inodes in memory, the batches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use jericho_cache::Slice;
@@ -48,6 +48,8 @@ pub struct Core {
     /// Devices that took data since they were last flushed.
     pub took_data: Vec<AtomicBool>,
     pub closed: AtomicBool,
+    /// An [`AccessTimes`].
+    pub access_times: AtomicU8,
 }
 
 impl Core {

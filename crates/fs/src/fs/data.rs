@@ -13,7 +13,7 @@ use super::file::File;
 use super::inode::Meta;
 use super::times::{now_ns, relatime};
 use crate::error::{Error, Result};
-use crate::types::Ino;
+use crate::types::{AccessTimes, Ino};
 
 /// Writes within this time set the times once.
 const TICK_NS: i128 = 4_000_000;
@@ -173,17 +173,28 @@ impl Fs {
         true
     }
 
-    /// After bytes were read: atime (relatime).
+    /// From now on reads change access times so.
+    pub fn set_access_times(&self, when: AccessTimes) {
+        self.core.access_times.store(when as u8, Ordering::Relaxed);
+    }
+
+    /// After bytes were read: sets the access time, when that is due.
     pub fn end_read(&self, file: &Arc<File>) {
         if self.core.may_change().is_err() {
             return;
         }
         let inode = &file.inode;
         let now = now_ns();
+        let when = self.core.access_times.load(Ordering::Relaxed);
+        if when == AccessTimes::Never as u8 {
+            return;
+        }
+        let always = when == AccessTimes::Always as u8;
         let is_due = |rec: &crate::store::InodeRecord| {
             relatime(rec.atime_ns, rec.mtime_ns, rec.ctime_ns, now)
+                || (always && rec.atime_ns / TICK_NS != now / TICK_NS)
         };
-        // Rarely: the first read after a change.
+        // Rarely, unless always: the first read after a change.
         if is_due(&inode.meta.read().rec) {
             inode.meta.write().rec.atime_ns = now;
             self.core.mark_dirty(inode);

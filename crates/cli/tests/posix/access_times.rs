@@ -1,0 +1,72 @@
+//! Options of the mount that say when a read changes the access time.
+//!
+//! The daemon hears of a change of options from the kernel, at its leisure: the tests wait for it, for up to a minute. Then it holds.
+
+use std::fs::{self, File, FileTimes};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::mount::{MountFlags, mount_remount};
+
+use super::support::{Volume, succeed};
+
+fn accessed(v: &Volume) -> SystemTime {
+    fs::metadata(v.at("f")).unwrap().accessed().unwrap()
+}
+
+/// Gives the file these times, reads it, and returns its access time.
+fn read_after(v: &Volume, access: SystemTime, change: SystemTime) -> SystemTime {
+    let times = FileTimes::new().set_accessed(access).set_modified(change);
+    File::options()
+        .write(true)
+        .open(v.at("f"))
+        .unwrap()
+        .set_times(times)
+        .unwrap();
+    succeed(Command::new("cat").arg(v.at("f")));
+    accessed(v)
+}
+
+fn at_last(what: &str, mut holds: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < limit, "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn noatime_and_strictatime_are_honoured_and_followed() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not tested: needs root (to remount)");
+        return;
+    }
+    let v = Volume::mounted();
+    fs::write(v.at("f"), b"x").unwrap();
+    let remount = |flags| mount_remount(v.mnt(), MountFlags::BIND | flags, c"").unwrap();
+    let day = Duration::from_secs(86_400);
+    let (old, now) = (UNIX_EPOCH + day, SystemTime::now());
+
+    // By default: relatime.
+    assert!(
+        read_after(&v, old, now) >= now,
+        "it is older than the last change"
+    );
+    for round in 0..2 {
+        remount(MountFlags::NOATIME);
+        at_last("noatime", || read_after(&v, old, now) == old);
+        for _ in 0..5 {
+            assert_eq!(read_after(&v, old, now), old, "round {round}");
+        }
+        remount(MountFlags::STRICTATIME);
+        // Newer than the change, and than the day before: relatime would leave it.
+        let later = SystemTime::now() + day;
+        at_last("strictatime", || read_after(&v, later, now) != later);
+        for _ in 0..5 {
+            assert!(read_after(&v, later, now) < later, "round {round}");
+        }
+        remount(MountFlags::RELATIME);
+        at_last("relatime", || read_after(&v, later, now) == later);
+        assert!(read_after(&v, old, now) > old);
+    }
+}
