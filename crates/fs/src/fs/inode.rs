@@ -93,6 +93,10 @@ impl Inode {
         blocks: u64,
         xattrs: Option<BTreeMap<Box<[u8]>, Xattr>>,
     ) -> Arc<Inode> {
+        let privileges = match &xattrs {
+            Some(none) if none.is_empty() => Privileges::without_capability(rec.perm),
+            _ => Privileges::default(),
+        };
         Arc::new(Inode {
             ino,
             kind: rec.kind,
@@ -112,7 +116,7 @@ impl Inode {
             included_in: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
             blocks: AtomicU64::new(blocks),
-            privileges: Privileges::default(),
+            privileges,
         })
     }
 

@@ -25,6 +25,13 @@ const SOME: u8 = 2;
 pub struct Privileges(AtomicU8);
 
 impl Privileges {
+    /// Of an inode that is being made with this mode.
+    pub fn without_capability(perm: u16) -> Privileges {
+        let known = Privileges::default();
+        known.set(perm & SET_ID != 0);
+        known
+    }
+
     /// The mode, or the attribute, is about to change. The inode's lock is held exclusively.
     pub fn forget(&self) {
         self.0.store(UNKNOWN, Ordering::Release);
