@@ -1,6 +1,8 @@
 //! The superblock: what a volume consists of. Two copies on the first device, written in turn; the
 //! newer one whose checksum is right counts, so a torn write costs only the change that it carried.
 
+use std::collections::HashSet;
+
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -17,6 +19,10 @@ pub const SLICES_MAX: usize = 256;
 pub const REGIONS_MAX: usize = 1024;
 /// Most chunks of the metadata region.
 pub const CHUNKS_MAX: usize = 4096;
+/// Smallest and largest container; a power of two.
+pub const CONTAINER_BLOCKS: std::ops::RangeInclusive<u32> = 256..=16384;
+/// Largest chunk of the metadata region.
+pub const CHUNK_BLOCKS_MAX: u32 = 16384;
 /// `ChunkEntry::position`: taken from a slice but not yet part of the metadata region.
 pub const CHUNK_SPARE: u32 = u32::MAX;
 /// `ChunkEntry::slice`: not from the space of a slice (made by format).
@@ -296,83 +302,152 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Refuses what would lead outside of a device or a table.
+    /// Refuses what would lead outside of a device or a table, to one place by two ways, or to more memory than a volume
+    /// can need.
     fn validate(&self) -> Result<(), SuperblockError> {
-        let wrong = |what: String| Err(SuperblockError::Inconsistent(what));
-        let container_blocks = self.head.container_blocks.get();
+        self.validate_head()?;
+        self.validate_slices()?;
+        self.validate_chunks()?;
         let chunk_blocks = u64::from(self.head.chunk_blocks.get());
-        if container_blocks == 0 || !container_blocks.is_multiple_of(64) {
+        let chunk = |c: &ChunkEntry| (c.device.get(), c.first_block.get(), chunk_blocks);
+        let made_by_format = |c: &&ChunkEntry| c.slice.get() == CHUNK_NO_SLICE;
+        let regions = self
+            .regions
+            .iter()
+            .map(|r| (r.device.get(), r.first_block.get(), r.blocks.get()));
+        // Those of slices lie in regions.
+        let chunks = self.chunks.iter().filter(made_by_format).map(chunk);
+        disjoint(chunks.chain(regions).collect())?;
+        disjoint(self.chunks.iter().map(chunk).collect())
+    }
+
+    fn validate_head(&self) -> Result<(), SuperblockError> {
+        let (container_blocks, chunk_blocks) = (
+            self.head.container_blocks.get(),
+            self.head.chunk_blocks.get(),
+        );
+        if self.head.version.get() == 0 {
+            return wrong("version 0".into());
+        }
+        if !CONTAINER_BLOCKS.contains(&container_blocks) || !container_blocks.is_power_of_two() {
             return wrong(format!("a container of {container_blocks} blocks"));
         }
-        if chunk_blocks == 0 {
-            return wrong("a chunk of 0 blocks".into());
+        if chunk_blocks == 0 || chunk_blocks > CHUNK_BLOCKS_MAX {
+            return wrong(format!("a chunk of {chunk_blocks} blocks"));
         }
         if self.devices.is_empty() || self.slices.is_empty() {
             return wrong("no device or no slice".into());
         }
-        let inside = |device: u16, first: u64, blocks: u64| {
-            self.devices.get(usize::from(device)).is_some_and(|d| {
-                first
-                    .checked_add(blocks)
-                    .is_some_and(|end| end <= d.blocks.get())
-            })
-        };
+        let mut uuids = HashSet::new();
+        if let Some(index) = self.devices.iter().position(|d| !uuids.insert(d.uuid)) {
+            return wrong(format!("device {index} is in the table twice"));
+        }
+        // Positions are 32 bits and the last of them means a spare chunk.
+        let positions = self
+            .head
+            .store_bytes
+            .get()
+            .div_ceil(u64::from(chunk_blocks) * PAGE_BYTES);
+        if positions > u64::from(CHUNK_SPARE) {
+            let bytes = self.head.store_bytes.get();
+            return wrong(format!("a metadata region of {bytes} bytes"));
+        }
+        Ok(())
+    }
+
+    /// Whether a device has these blocks.
+    fn has(&self, device: u16, first: u64, blocks: u64) -> bool {
+        let device = self.devices.get(usize::from(device));
+        let end = first.checked_add(blocks);
+        device.is_some_and(|d| end.is_some_and(|end| end <= d.blocks.get()))
+    }
+
+    fn validate_slices(&self) -> Result<(), SuperblockError> {
         for (index, region) in self.regions.iter().enumerate() {
-            if !inside(
-                region.device.get(),
-                region.first_block.get(),
-                region.blocks.get(),
-            ) {
+            let (first, blocks) = (region.first_block.get(), region.blocks.get());
+            if !self.has(region.device.get(), first, blocks) {
                 return wrong(format!("region {index} ends beyond its device"));
             }
         }
+        let mut taken = vec![false; self.regions.len()];
         for (index, slice) in self.slices.iter().enumerate() {
             let first = usize::from(slice.first_region.get());
-            let end = first + usize::from(slice.regions.get());
-            let Some(regions) = self.regions.get(first..end) else {
+            let range = first..first + usize::from(slice.regions.get());
+            let Some(regions) = self.regions.get(range.clone()) else {
                 return wrong(format!("slice {index} has regions that do not exist"));
             };
-            if regions.iter().map(|r| r.blocks.get()).sum::<u64>() != slice.blocks.get() {
+            if taken[range.clone()].contains(&true) {
+                return wrong(format!("slice {index} has regions of another slice"));
+            }
+            taken[range].fill(true);
+            let mut blocks = regions.iter().map(|r| r.blocks.get());
+            if blocks.try_fold(0u64, u64::checked_add) != Some(slice.blocks.get()) {
                 return wrong(format!("the regions of slice {index} do not add up"));
             }
         }
-        let mut positions = std::collections::HashSet::new();
+        Ok(())
+    }
+
+    fn validate_chunks(&self) -> Result<(), SuperblockError> {
+        let blocks = u64::from(self.head.chunk_blocks.get());
+        let mut positions = HashSet::new();
         for (index, chunk) in self.chunks.iter().enumerate() {
             let position = chunk.position.get();
             if position != CHUNK_SPARE && !positions.insert(position) {
                 return wrong(format!("two chunks are at position {position}"));
             }
-            if !inside(chunk.device.get(), chunk.first_block.get(), chunk_blocks) {
+            let (device, first, slice) = (
+                chunk.device.get(),
+                chunk.first_block.get(),
+                chunk.slice.get(),
+            );
+            if !self.has(device, first, blocks) {
                 return wrong(format!("chunk {index} ends beyond its device"));
             }
-            if chunk.slice.get() != CHUNK_NO_SLICE
-                && usize::from(chunk.slice.get()) >= self.slices.len()
-            {
+            if slice == CHUNK_NO_SLICE {
+                continue;
+            }
+            let Some(entry) = self.slices.get(usize::from(slice)) else {
                 return wrong(format!("chunk {index} is of a slice that does not exist"));
+            };
+            let place = self.place(entry, chunk.slice_first.get(), blocks);
+            if place != Some((device, first)) {
+                return wrong(format!("chunk {index} is not where slice {slice} has it"));
             }
         }
-        let chunks = self
-            .chunks
-            .iter()
-            .map(|c| (c.device, c.first_block, chunk_blocks, c.slice));
-        let chunks = chunks
-            .filter(|c| c.3.get() == CHUNK_NO_SLICE)
-            .map(|c| (c.0, c.1, c.2));
-        let regions = self
-            .regions
-            .iter()
-            .map(|r| (r.device, r.first_block, r.blocks.get()));
-        let mut parts: Vec<(u16, u64, u64)> = chunks
-            .chain(regions)
-            .map(|(d, first, n)| (d.get(), first.get(), n))
-            .collect();
-        parts.sort_unstable();
-        let crossing =
-            |pair: &[(u16, u64, u64)]| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1;
-        if let Some(pair) = parts.windows(2).find(|pair| crossing(pair)) {
-            return wrong(format!("two parts of device {} overlap", pair[0].0));
-        }
         Ok(())
+    }
+
+    /// Device and block there of a range of a slice, if one region holds it. The regions were validated.
+    fn place(&self, slice: &SliceEntry, first: u64, blocks: u64) -> Option<(u16, u64)> {
+        let from = usize::from(slice.first_region.get());
+        let regions = &self.regions[from..from + usize::from(slice.regions.get())];
+        let mut skip = first;
+        for region in regions {
+            match skip.checked_sub(region.blocks.get()) {
+                Some(rest) => skip = rest,
+                None => {
+                    let fits = skip.checked_add(blocks)? <= region.blocks.get();
+                    return fits.then(|| (region.device.get(), region.first_block.get() + skip));
+                }
+            }
+        }
+        None
+    }
+}
+
+fn wrong<T>(what: String) -> Result<T, SuperblockError> {
+    Err(SuperblockError::Inconsistent(what))
+}
+
+/// Refuses parts (device, first block, blocks) that overlap. Each ends on its device.
+fn disjoint(mut parts: Vec<(u16, u64, u64)>) -> Result<(), SuperblockError> {
+    parts.sort_unstable();
+    let crossing =
+        |pair: &[(u16, u64, u64)]| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1;
+    match parts.windows(2).find(|pair| crossing(pair)) {
+        Some(pair) => wrong(format!("two parts of device {} overlap", pair[0].0)),
+        None => Ok(()),
     }
 }
 
@@ -407,7 +482,7 @@ mod tests {
 
     fn sample() -> Superblock {
         let mut superblock = Superblock::new();
-        superblock.head.container_blocks = U32::new(64);
+        superblock.head.container_blocks = U32::new(256);
         superblock.head.chunk_blocks = U32::new(16);
         let mut device = DeviceEntry::new_zeroed();
         device.blocks = U64::new(1000);
@@ -473,5 +548,70 @@ mod tests {
             matches!(result, Err(SuperblockError::Inconsistent(_))),
             "{result:?}"
         );
+    }
+
+    #[track_caller]
+    fn is_refused(why: &str, change: impl FnOnce(&mut Superblock)) {
+        let mut superblock = sample();
+        change(&mut superblock);
+        match Superblock::decode(&superblock.encode()) {
+            Err(SuperblockError::Inconsistent(text)) => assert!(text.contains(why), "{text}"),
+            other => panic!("{other:?} instead of {why}"),
+        }
+    }
+
+    #[test]
+    fn numbers_that_no_volume_has_are_refused_by_name() {
+        is_refused("container of 1073741824", |s| {
+            s.head.container_blocks = U32::new(1 << 30)
+        });
+        is_refused("container of 320", |s| {
+            s.head.container_blocks = U32::new(320)
+        });
+        is_refused("chunk of 0", |s| s.head.chunk_blocks = U32::new(0));
+        is_refused("chunk of 4294967295", |s| {
+            s.head.chunk_blocks = U32::new(u32::MAX)
+        });
+        is_refused("metadata region", |s| {
+            s.head.store_bytes = U64::new(u64::MAX)
+        });
+        is_refused("device 1 is in the table twice", |s| {
+            s.devices.push(s.devices[0].clone())
+        });
+        is_refused("slice 1 has regions of another", |s| {
+            s.slices.push(s.slices[0])
+        });
+        is_refused("do not add up", |s| {
+            s.devices[0].blocks = U64::new(u64::MAX);
+            s.regions[0].blocks = U64::new(u64::MAX - 500);
+            s.regions.push(s.regions[0]);
+            s.slices[0].regions = U16::new(2);
+        });
+    }
+
+    #[test]
+    fn a_chunk_is_where_its_slice_has_it_and_nowhere_else() {
+        let chunk = |slice_first, first_block| ChunkEntry {
+            slice: U16::new(0),
+            slice_first: U64::new(slice_first),
+            first_block: U64::new(first_block),
+            position: U32::new(CHUNK_SPARE),
+            ..ChunkEntry::new_zeroed()
+        };
+        let mut superblock = sample();
+        superblock.chunks.push(chunk(100, 600));
+        Superblock::decode(&superblock.encode()).unwrap();
+        is_refused("chunk 0 is not where slice 0", |s| {
+            s.chunks.push(chunk(101, 600))
+        });
+        is_refused("chunk 0 is not where slice 0", |s| {
+            s.chunks.push(chunk(490, 984))
+        });
+        is_refused("chunk 0 is not where slice 0", |s| {
+            s.chunks.push(chunk(u64::MAX, 600))
+        });
+        is_refused("overlap", |s| {
+            s.chunks.extend([chunk(100, 600), chunk(110, 610)])
+        });
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod codec;
 pub mod region;
 pub mod tables;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -241,14 +242,17 @@ impl Store {
     ) -> Result<Store> {
         assert!(options.container_blocks > 0 && options.container_blocks.is_multiple_of(64));
         let explain = |e| explain(region.as_deref(), e);
-        let db = redb::Builder::new()
-            .set_cache_size(options.cache_bytes)
-            .create_with_backend(backend)
-            .map_err(|e| explain(e.to_string()))?;
-        if writable {
-            batch::create_tables(&db).map_err(explain)?;
-        }
-        let snapshot = Snapshot::take(&db)?;
+        let (db, snapshot) = guarded(|| {
+            let db = redb::Builder::new()
+                .set_cache_size(options.cache_bytes)
+                .create_with_backend(backend)
+                .map_err(|e| explain(e.to_string()))?;
+            if writable {
+                batch::create_tables(&db).map_err(explain)?;
+            }
+            let snapshot = Snapshot::take(&db)?;
+            Ok((db, snapshot))
+        })?;
         Ok(Store {
             writer: Mutex::new(Writer {
                 db: Some(db),
@@ -311,11 +315,13 @@ impl Store {
     /// cannot is an error. Opens and closes the region.
     pub(crate) fn verify(region: &Arc<Region>) -> Result<bool> {
         let explain = |text: String| explain(Some(region), text);
-        let mut db = redb::Builder::new()
-            .set_cache_size(64 << 20)
-            .create_with_backend(region::Backend(region.clone()))
-            .map_err(|e| explain(e.to_string()))?;
-        db.check_integrity().map_err(|e| explain(e.to_string()))
+        guarded(|| {
+            let mut db = redb::Builder::new()
+                .set_cache_size(64 << 20)
+                .create_with_backend(region::Backend(region.clone()))
+                .map_err(|e| explain(e.to_string()))?;
+            db.check_integrity().map_err(|e| explain(e.to_string()))
+        })
     }
 
     fn commit_operations(&self, changes: &[Change], operations: batch::Operations) -> Result<()> {
@@ -438,7 +444,7 @@ impl Store {
     ) -> Result<T> {
         let mut snapshot = self.snapshot.load_full();
         loop {
-            let error = match read(&snapshot) {
+            let error = match guarded(|| Ok(read(&snapshot)))? {
                 Ok(value) => return Ok(value),
                 Err(tables::ReadError::Damaged(what)) => return Err(Error::Damaged(what)),
                 Err(tables::ReadError::Redb(error)) => error,
@@ -585,6 +591,23 @@ impl Store {
         })
     }
 
+    /// The rows of a table as they are, for fuzzers.
+    pub fn raw_rows(&self, table: tables::Table) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut rows = vec![];
+        self.scan(table, |key, value| {
+            rows.push((key.to_vec(), value.to_vec()));
+            true
+        })?;
+        Ok(rows)
+    }
+
+    /// Puts rows as they are, and removes those without a value, for fuzzers.
+    pub fn put_raw_rows(&self, rows: Vec<(tables::Table, Vec<u8>, Option<Vec<u8>>)>) -> Result<()> {
+        let rows = rows.into_iter();
+        let row = |(table, key, value)| batch::Row { table, key, value };
+        self.commit_rows(rows.map(row).collect())
+    }
+
     /// Passes every row of a table to `each`, in order of keys, until it says `false`.
     pub(crate) fn scan(
         &self,
@@ -603,14 +626,26 @@ impl Store {
             tables::Table::Values => &snapshot.values,
         };
         let explain = |e: redb::StorageError| explain(self.region.as_deref(), e.to_string());
-        for item in table.range::<&[u8]>(..).map_err(explain)? {
-            let (key, value) = item.map_err(explain)?;
-            if !each(key.value(), value.value()) {
-                break;
+        guarded(|| {
+            for item in table.range::<&[u8]>(..).map_err(explain)? {
+                let (key, value) = item.map_err(explain)?;
+                if !each(key.value(), value.value()) {
+                    break;
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
+}
+
+/// Runs what reads pages of redb, which panics when they contradict each other though the checksum of each was not asked for:
+/// that is damage of the volume, not a fault of this program.
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        Err(Error::Damaged(
+            "the pages of the metadata store contradict each other; run jericho check".into(),
+        ))
+    })
 }
 
 /// The cause of an error of redb: the device's own words where it was a device.

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::store::batch::Row;
 use crate::store::tables::Table;
 use crate::store::{Entry, Store, codec};
-use crate::types::{Ino, Kind, ROOT};
+use crate::types::{Ino, Kind, ROOT, SliceId};
 use crate::volume::format;
 
 /// Where inodes that no name leads to are put.
@@ -226,6 +226,20 @@ impl Pass<'_> {
                 continue;
             };
             let is_directory = seen.record.kind == Kind::Directory;
+            let slices = self.volume.slices().len();
+            let beyond = |slice: Option<SliceId>| slice.is_some_and(|s| usize::from(s) >= slices);
+            if beyond(seen.record.slice) || beyond(seen.record.placement) {
+                if let Some(seen) = self.inodes.get_mut(&ino) {
+                    let record = &mut seen.record;
+                    record.slice = record.slice.map(|s| if beyond(Some(s)) { 0 } else { s });
+                    record.placement = record.placement.filter(|s| !beyond(Some(*s)));
+                }
+                self.damage(format!("inode {ino} is of a slice that does not exist"));
+                self.put_inode(ino);
+            }
+            let Some(seen) = self.inodes.get(&ino) else {
+                continue;
+            };
             let (names, orphan, size) = (seen.names, seen.orphan, seen.record.size);
             if orphan && names > 0 {
                 self.damage(format!(

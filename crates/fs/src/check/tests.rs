@@ -377,3 +377,52 @@ fn a_damaged_label_on_a_file_is_found_and_repaired() {
     assert!(check(&path, REPAIR).unwrap().is_sound());
     assert_eq!(check(&path, READ).unwrap().findings, []);
 }
+
+#[test]
+fn what_no_writer_can_have_written_is_refused_by_name_when_it_is_used() {
+    use crate::fs::{Fs, FsOptions};
+    let device = sample();
+    let volume = opened(&device);
+    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    // /dir and a directory without a name are within each other; a file has an extent that ends nowhere; another one is of a slice
+    // that does not exist.
+    let overlong = Extent {
+        page: 0,
+        blocks: blocks(10, u32::MAX),
+        unwritten: false,
+    };
+    let mut astray = inode(Kind::File, 1, 0, ROOT);
+    astray.slice = Some(7);
+    store
+        .commit(&[
+            Change::PutInode(2, inode(Kind::Directory, 3, 2, 9)),
+            Change::PutInode(9, inode(Kind::Directory, 2, 0, 2)),
+            Change::PutInode(10, astray),
+            entry(&volume, ROOT, "astray", 10, Kind::File),
+        ])
+        .unwrap();
+    let row = put(
+        Table::Extents,
+        &record::extent_key(3, 0),
+        &codec::extent_to_bytes(&overlong),
+    );
+    store.commit_rows(vec![row]).unwrap();
+    drop((store, allocator));
+    let options = FsOptions {
+        read_only: false,
+        inode_cache: 100,
+        store_cache_bytes: 1 << 20,
+        commit_interval_ms: 3_600_000,
+    };
+    let fs = Fs::open(Arc::new(opened(&device)), vec![], options).unwrap();
+    let refused = |result: Result<(), Error>, why: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    refused(fs.rename(2, b"sub", 4, b"moved", 0), "within itself");
+    refused(fs.file(3).map(drop), "ends beyond slice 0");
+    refused(fs.getattr(10).map(drop), "slice 7");
+    drop(fs);
+    let report = run(&device, REPAIR);
+    assert!(report.is_sound(), "{:?}", report.findings);
+}

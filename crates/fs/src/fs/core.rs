@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use jericho_cache::Slice;
-use jericho_format::PAGE_BYTES;
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use parking_lot::Mutex;
 
 use super::commit::{Commits, Gate, Waiter};
@@ -19,7 +19,7 @@ use super::table::Table;
 use super::{Done, FsOptions};
 use crate::alloc::{Allocator, Blocks};
 use crate::error::{Error, Result};
-use crate::store::{Change, StoreRef};
+use crate::store::{Change, InodeRecord, StoreRef};
 use crate::types::{Ino, Kind, SliceId};
 use crate::volume::Volume;
 
@@ -97,8 +97,26 @@ impl Core {
         self.alive()?;
         self.table.get_or_load(ino, || {
             let rec = self.store.inode(ino)?.ok_or(ESTALE)?;
+            self.refuse_impossible(ino, &rec)?;
             Ok(Inode::loaded(ino, rec))
         })
+    }
+
+    /// Fails for a record that no writer can have written.
+    fn refuse_impossible(&self, ino: Ino, rec: &InodeRecord) -> Result<()> {
+        let no_slice = |slice: Option<SliceId>| {
+            slice.filter(|slice| usize::from(*slice) >= self.volume.slices().len())
+        };
+        let wrong = if rec.kind == Kind::File && rec.size > FILE_BYTES_MAX {
+            format!("has a size of {} bytes", rec.size)
+        } else if let Some(slice) = no_slice(rec.slice).or(no_slice(rec.placement)) {
+            format!("is of slice {slice}, which does not exist")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Damaged(format!(
+            "inode {ino} {wrong}; run jericho check --repair"
+        )))
     }
 
     /// A directory. ENOTDIR.
@@ -188,7 +206,17 @@ impl Core {
         } else {
             Vec::new()
         };
-        let map = Map::load(rows, meta.rec.size.div_ceil(PAGE_BYTES));
+        let capacity = |slice| {
+            let slice = self.volume.slices().get(usize::from(slice));
+            slice.map_or(0, |slice| slice.blocks)
+        };
+        let map =
+            Map::load(rows, meta.rec.size.div_ceil(PAGE_BYTES), capacity).map_err(|wrong| {
+                Error::Damaged(format!(
+                    "{wrong} (inode {}); run jericho check --repair",
+                    inode.ino
+                ))
+            })?;
         let file = File::new(self.clone(), inode.clone(), meta, map);
         if file.map.read().has_changes() && !self.options.read_only {
             self.mark_dirty(inode);

@@ -15,6 +15,8 @@
 
 use std::ops::Range;
 
+use jericho_format::PAGE_MAX;
+
 use super::runs::{Run, Runs, Step};
 use crate::alloc::{Allocator, Blocks};
 use crate::error::Result;
@@ -183,9 +185,33 @@ pub struct Map {
 impl Map {
     /// From the store's rows. Data beyond `size_pages` is left of a write whose size never became
     /// durable: it is dropped, or a later growth of the file would show it.
-    pub fn load(rows: Vec<Extent>, size_pages: u64) -> Map {
+    /// `capacity` gives the blocks of a slice, 0 of one that does not exist. Errors: a row that no writer can have written.
+    pub fn load(
+        rows: Vec<Extent>,
+        size_pages: u64,
+        capacity: impl Fn(SliceId) -> u64,
+    ) -> std::result::Result<Map, String> {
         let mut map = Map::default();
+        let mut next_page = 0;
         for row in rows {
+            let count = u64::from(row.blocks.count);
+            let ends_within =
+                |first: u64, end: u64| first.checked_add(count).is_some_and(|e| e <= end);
+            let wrong = if count == 0 {
+                Some("is empty".to_owned())
+            } else if !ends_within(row.blocks.first, capacity(row.blocks.slice)) {
+                Some(format!("ends beyond slice {}", row.blocks.slice))
+            } else if !ends_within(row.page, PAGE_MAX + 1) {
+                Some("ends beyond the largest file".to_owned())
+            } else if row.page < next_page {
+                Some("overlaps the one before it".to_owned())
+            } else {
+                None
+            };
+            if let Some(wrong) = wrong {
+                return Err(format!("the extent at page {} {wrong}", row.page));
+            }
+            next_page = row.page + count;
             let at = At {
                 slice: row.blocks.slice,
                 block: row.blocks.first,
@@ -220,7 +246,7 @@ impl Map {
             map.extents.remove(range.clone());
             map.mark(range);
         }
-        map
+        Ok(map)
     }
 
     fn mark(&mut self, range: Range<u64>) {

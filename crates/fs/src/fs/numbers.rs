@@ -3,7 +3,7 @@
 use jericho_format::INO_MAX;
 
 use super::errno::ENOSPC;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::types::Ino;
 
@@ -32,8 +32,13 @@ impl Numbers {
             let Some(last) = chunk.last() else {
                 return Ok(numbers);
             };
-            from = last + 1;
+            from = last.saturating_add(1);
             for ino in chunk {
+                if ino > INO_MAX {
+                    return Err(Error::Damaged(format!(
+                        "there is an inode {ino}, beyond the largest number; run jericho check --repair"
+                    )));
+                }
                 numbers.mark(ino);
             }
         }

@@ -3,6 +3,7 @@
 //! A directory's parent changes only under the rename mutex, so whoever holds it can walk up the tree
 //! without locks. Two directories are locked ancestor first, unrelated ones by number.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
@@ -12,7 +13,7 @@ use super::core::{Core, PAGES, check_name, wait};
 use super::errno::*;
 use super::inode::{Inode, Meta};
 use super::times::now_ns;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::{Ino, Kind, ROOT};
 
 const NOREPLACE: u32 = 1;
@@ -128,10 +129,15 @@ impl Core {
     /// A directory and those above it. The rename mutex is held, no directory is locked.
     fn line(&self, ino: Ino) -> Result<Vec<Ino>> {
         let mut line = vec![ino];
+        let mut seen = HashSet::from([ino]);
         let mut at = ino;
         while at != ROOT {
-            let inode = self.inode(at)?;
-            at = inode.meta.read().rec.parent;
+            at = self.directory(at)?.meta.read().rec.parent;
+            if !seen.insert(at) {
+                return Err(Error::Damaged(format!(
+                    "directory {at} is within itself; run jericho check --repair"
+                )));
+            }
             line.push(at);
         }
         Ok(line)

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{
-    CHUNK_NO_SLICE, CHUNK_SPARE, ChunkEntry, HEAD_BLOCKS, NO_NODE, RegionEntry, SLICES_MAX,
-    SliceEntry, Superblock,
+    CHUNK_NO_SLICE, CHUNK_SPARE, CONTAINER_BLOCKS, ChunkEntry, HEAD_BLOCKS, NO_NODE, RegionEntry,
+    SLICES_MAX, SliceEntry, Superblock,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
@@ -19,9 +19,9 @@ const SLICE_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
 /// Least space for metadata on the first device.
 const METADATA_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
 /// Largest container.
-const CONTAINER_BLOCKS_MAX: u64 = 16384;
+const CONTAINER_BLOCKS_MAX: u64 = *CONTAINER_BLOCKS.end() as u64;
 /// Smallest container.
-const CONTAINER_BLOCKS_MIN: u64 = 256;
+const CONTAINER_BLOCKS_MIN: u64 = *CONTAINER_BLOCKS.start() as u64;
 
 /// A device as the layout has to know it.
 pub(super) struct Space {
