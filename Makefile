@@ -5,6 +5,8 @@ PREFIX ?= /usr/local
 # make bench QUICK=1: a few minutes, to see that the harness works; its numbers are not for quoting.
 QUICK  ?=
 SOAK_SECONDS ?= 1800
+# For each target of make fuzz.
+FUZZ_SECONDS ?= 60
 # The longest that the guest of make lab may take.
 LAB_SECONDS ?= 900
 
@@ -15,7 +17,7 @@ LIB    := $(TARGET)/release/libjericho_preload.so
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants programs lab soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab
+.PHONY: help build demo test model model-mutants programs lab fuzz soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -24,6 +26,7 @@ help:
 	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
 	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
+	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
@@ -72,6 +75,9 @@ programs: setup-programs
 lab: setup-lab
 	$(CARGO) build --release -p jericho-cli -p jericho-preload
 	@CARGO='$(CARGO)' LAB_SECONDS=$(LAB_SECONDS) scripts/lab $(TARGET)/lab $(BIN) $(ONLY)
+
+fuzz: setup-demo
+	@CARGO='$(CARGO)' scripts/fuzz $(abspath $(TARGET)) $(FUZZ_SECONDS) $(ONLY)
 
 soak: setup-test
 	$(CARGO) build --release --workspace

@@ -57,6 +57,35 @@ pub struct Place {
     pub threads_from: String,
 }
 
+/// What the value of [`PLACE`] and [`MOVE`] names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A slice, which may not exist.
+    Slice(SliceId),
+    /// A node, which may not exist.
+    Node(u16),
+}
+
+impl Target {
+    /// Reads a value. EINVAL for anything else.
+    pub fn parse(value: &[u8]) -> Result<Target, i32> {
+        let value = text(value)?;
+        let number = |digits: &str| digits.parse().map_err(|_| libc::EINVAL);
+        match value.strip_prefix("slice:") {
+            Some(slice) => Ok(Target::Slice(number(slice)?)),
+            None => Ok(Target::Node(number(
+                value.strip_prefix("node:").unwrap_or(value),
+            )?)),
+        }
+    }
+}
+
+/// A value as text, without what a shell or a C program leaves at its end.
+fn text(value: &[u8]) -> Result<&str, i32> {
+    let value = std::str::from_utf8(value).map_err(|_| libc::EINVAL)?;
+    Ok(value.trim_end_matches(['\0', '\n']))
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Answers them.
@@ -201,11 +230,16 @@ impl Control {
 
     /// The value as text, when the caller may set something.
     fn text_of_owner<'a>(&self, ino: Ino, value: &'a [u8], uid: u32) -> Result<&'a str, i32> {
+        self.refuse_others(ino, uid)?;
+        text(value)
+    }
+
+    /// EPERM for those who may not set anything of an inode.
+    fn refuse_others(&self, ino: Ino, uid: u32) -> Result<(), i32> {
         if uid != 0 && self.mounted.fs().getattr(ino).map_err(|e| e.errno())?.uid != uid {
             return Err(libc::EPERM);
         }
-        let value = std::str::from_utf8(value).map_err(|_| libc::EINVAL)?;
-        Ok(value.trim_end_matches(['\0', '\n']))
+        Ok(())
     }
 
     /// The slice that is meant, when the caller may ask for it.
@@ -213,21 +247,13 @@ impl Control {
         if name != PLACE && name != MOVE {
             return Err(libc::EOPNOTSUPP);
         }
-        let value = self.text_of_owner(ino, value, uid)?;
+        self.refuse_others(ino, uid)?;
         let slices = self.mounted.slice_count();
-        if let Some(slice) = value.strip_prefix("slice:") {
-            let slice: SliceId = slice.parse().map_err(|_| libc::EINVAL)?;
-            return if slice < slices {
-                Ok(slice)
-            } else {
-                Err(libc::EINVAL)
-            };
-        }
-        let node: u16 = value
-            .strip_prefix("node:")
-            .unwrap_or(value)
-            .parse()
-            .map_err(|_| libc::EINVAL)?;
+        let node = match Target::parse(value)? {
+            Target::Slice(slice) if slice < slices => return Ok(slice),
+            Target::Slice(_) => return Err(libc::EINVAL),
+            Target::Node(node) => node,
+        };
         let on_node: Vec<SliceId> = (0..slices)
             .filter(|s| self.mounted.node_of_slice(*s).0 == node)
             .collect();

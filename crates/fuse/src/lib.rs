@@ -37,6 +37,16 @@ use parking_lot::Mutex;
 
 pub use attach::MountError;
 
+/// Reads any bytes as messages of the kernel, from the device and from the ring, and does nothing: for fuzzers.
+pub fn parse_any(bytes: &[u8]) {
+    let agreed = protocol::init::Agreed::all();
+    let (header, _) = protocol::request::parse_message(bytes, &agreed);
+    if let Some(header) = header {
+        let (arguments, rest) = bytes.split_at(bytes.len() / 2);
+        let _ = protocol::request::parse(&header, arguments, rest, &agreed);
+    }
+}
+
 /// How requests come from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {

@@ -120,8 +120,7 @@ impl Agreed {
         self.flags & flag::SETXATTR_EXT != 0
     }
 
-    /// For tests: all that is wanted.
-    #[cfg(test)]
+    /// All that is wanted: for tests and fuzzers.
     pub(crate) fn all() -> Agreed {
         Agreed { flags: WANTED }
     }

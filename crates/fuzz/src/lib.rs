@@ -1,0 +1,80 @@
+//! What fuzzers drive: functions that take any bytes, as a damaged volume, a hostile program or a strange kernel might give
+//! them, and hand them to the code that has to cope. None may panic, hang or take memory without bound; nothing else is expected of
+//! them.
+//!
+//! The same functions run twice: under libFuzzer (`make fuzz`), and in this crate's tests over a corpus and seeds.
+
+#![forbid(unsafe_code)]
+
+mod requests;
+mod segments;
+mod volume;
+
+/// Makes panics within redb silent: the store expects them on damaged pages and turns them into errors. A fuzzer's hook would end the
+/// process at each.
+fn expect_panics_of_redb() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let others = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !panic
+                .location()
+                .is_some_and(|at| at.file().contains("/redb-"))
+            {
+                others(panic);
+            }
+        }));
+    });
+}
+
+/// A function that takes any bytes.
+pub type Target = fn(&[u8]);
+
+/// All targets by name. `fuzz/fuzz_targets` has a program for each.
+pub const TARGETS: [(&str, Target); 8] = [
+    ("label", volume::label),
+    ("superblock", volume::superblock),
+    ("image", volume::image),
+    ("rows", volume::rows),
+    ("segments", segments::segments),
+    ("handshake", requests::handshake),
+    ("calls", requests::calls),
+    ("kernel", requests::kernel),
+];
+
+/// Runs one target.
+///
+/// # Panics
+/// When there is none of that name, and when the target found something.
+pub fn run(name: &str, data: &[u8]) {
+    let found = TARGETS.iter().find(|(target, _)| *target == name);
+    let (_, target) = found.unwrap_or_else(|| panic!("there is no target {name}"));
+    target(data);
+}
+
+/// Takes values off the front of the bytes; zeros once they are used up.
+struct Input<'d>(&'d [u8]);
+
+impl<'d> Input<'d> {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn take(&mut self, count: usize) -> &'d [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    fn number(&mut self, bytes: usize) -> u64 {
+        let mut word = [0; 8];
+        let taken = self.take(bytes.min(8));
+        word[..taken.len()].copy_from_slice(taken);
+        u64::from_le_bytes(word)
+    }
+
+    /// Below `limit`; 0 when that is 0.
+    fn below(&mut self, limit: usize) -> usize {
+        (self.number(4) as usize).checked_rem(limit).unwrap_or(0)
+    }
+}
