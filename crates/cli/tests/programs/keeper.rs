@@ -121,6 +121,12 @@ fn role() {
             assert_eq!(program.access(HOLE_AT), Err(libc::ENOTCONN));
             program.assert_over();
         }
+        // The daemon is stopped, and killed while it is asked.
+        "under way" => {
+            program.mark("begun");
+            program.wait_for("stopped");
+            assert_eq!(program.access(HOLE_AT), Err(libc::ENOTCONN));
+        }
         // Unmounted once it has closed its file.
         _ => {
             program.file = None;
@@ -170,6 +176,18 @@ impl Started {
     fn end(mut self) {
         let status = roles::wait_for_end(&mut self.child, "the program", 2 * LONG);
         assert!(status.success(), "{}", said_by(&mut self.child));
+    }
+
+    /// Whether a thread of the process is in pwrite(2). `calls`: what its threads are in.
+    fn is_writing(&self, calls: &mut String) -> bool {
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let tasks = std::fs::read_dir(tasks).expect("the process runs");
+        *calls = tasks
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join("syscall")).ok())
+            .collect();
+        let pwrite = format!("{} ", libc::SYS_pwrite64);
+        calls.lines().any(|call| call.starts_with(&pwrite))
     }
 
     /// KiB of the volume's segments, without its own area, that the process has in memory.
@@ -316,6 +334,42 @@ fn a_keeper_that_dies_is_replaced_and_the_new_one_knows_all_programs() {
     program.wait_for("told");
     program.mark("mounted again");
     program.end();
+    volume.check();
+}
+
+/// A daemon that answers nobody until it is killed, which happens in any case: whoever looks at its mount would wait, too.
+struct Stopped(u64);
+
+impl Stopped {
+    fn daemon(pid: u64) -> Stopped {
+        kill("STOP", pid);
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill("KILL", self.0);
+    }
+}
+
+#[test]
+fn a_write_that_was_under_way_when_the_daemon_was_killed_fails_like_all_others() {
+    let (volume, file) = volume_with_file();
+    let program = Started::begin(&volume, &file, "program", true, "under way");
+    let daemon = volume.daemon_pid();
+    let stopped = Stopped::daemon(daemon);
+    program.mark("stopped");
+    let mut calls = String::new();
+    let deadline = Instant::now() + LONG;
+    while !program.is_writing(&mut calls) {
+        assert!(Instant::now() < deadline, "it does not write: {calls}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(stopped);
+    program.end();
+    wait_until("the daemon's end", || has_ended(daemon));
+    volume.detach();
     volume.check();
 }
 

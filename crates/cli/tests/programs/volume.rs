@@ -161,7 +161,8 @@ impl Volume {
             .any(|line| line.split(' ').nth(1) == Some(mnt))
     }
 
-    fn detach(&self) {
+    /// Takes away a mount whose daemon has died.
+    pub fn detach(&self) {
         while self.is_mounted() {
             let ended = outcome(command("umount").arg("-l").arg(self.mnt()))
                 .status
