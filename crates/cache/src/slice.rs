@@ -271,6 +271,13 @@ impl Slice {
         run(&self.shared, after);
     }
 
+    /// Objects with pages that are newer than the device.
+    pub fn dirty_objects(&self) -> Vec<u64> {
+        let mut state = self.shared.lock();
+        state.drain_announced(&self.shared);
+        state.dirty.ids()
+    }
+
     /// Bytes that are newer than the device.
     pub fn dirty_bytes(&self) -> u64 {
         self.shared.dirty() * PAGE_BYTES

@@ -38,6 +38,8 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount; returns once everything is on the device
     Umount(UmountArgs),
+    /// Make everything that was written durable, or tell why that cannot be
+    Sync(SyncArgs),
     /// Run a command that reads and writes cached files without the kernel, perhaps on a mount for itself
     Run(RunArgs),
     /// Show the slices of a mounted volume and how often the cache was hit
@@ -165,10 +167,31 @@ pub struct MountArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Returns when all data is on the device and the volume is marked clean; with a message and status 1
-otherwise. A mount that is in use is left alone, and who uses it is named.")]
+otherwise. A mount that is in use is left alone, and who uses it is named.
+
+Everything is written back before the volume is unmounted. If that fails, as on a full device, it stays mounted. umount(2)
+and fusermount3 cannot be refused: after them the daemon lives on, tries again every second, names the files in its log
+and holds the volume until all is written. A second SIGTERM to it, or --force here, gives up what cannot be written.")]
 pub struct UmountArgs {
-    /// The directory
+    /// The directory; with --force also a volume that its daemon still writes back
     pub dir: PathBuf,
+    /// Give up what cannot be written; the daemon's log names the files
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho sync                    all volumes that are mounted
+  jericho sync /mnt/jericho
+
+Returns when all that was written is durable, with status 1 if that cannot be. The kernel forwards sync(2) and syncfs(2)
+of the plain mount to no FUSE daemon: they write back what mappings hold and no more. Under jericho run they do all that
+this command does.")]
+pub struct SyncArgs {
+    /// Anything on a mounted volume [default: all mounted volumes]
+    pub path: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

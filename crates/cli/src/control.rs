@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use jericho_daemon::{Stat, Where};
-use jericho_fuse::control::{MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, THREADS, WHERE};
+use jericho_fuse::control::{MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, WHERE};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -59,6 +59,17 @@ pub fn stat(path: &Path) -> Result<Stat, Failure> {
         all.clients.extend(page.clients);
     }
     Ok(all)
+}
+
+/// Makes all that was written to the mount that `path` is on durable.
+pub fn sync(path: &Path) -> Result<(), Failure> {
+    // What mappings hold is the kernel's: it hands it to the daemon, and tells it no more than that.
+    let directory =
+        std::fs::File::open(path).context(format_args!("cannot open {}", path.display()))?;
+    let mapped = rustix::fs::syncfs(&directory);
+    let mut nothing = [0u8; 8];
+    rustix::fs::lgetxattr(path, SYNC, &mut nothing[..]).map_err(|errno| explain(path, errno))?;
+    mapped.map_err(|errno| explain(path, errno))
 }
 
 /// Where a file is.

@@ -24,6 +24,7 @@ mod run;
 mod serve;
 mod size;
 mod stat;
+mod sync;
 mod top;
 mod topology;
 mod umount;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Format(a) => format::run(&a),
         Command::Mount(a) => mount::run(&a),
         Command::Umount(a) => umount::run(&a),
+        Command::Sync(a) => sync::run(&a),
         Command::Run(a) => run::run(&a),
         Command::Stat(a) => stat::run(&a),
         Command::Top(a) => top::run(&a),

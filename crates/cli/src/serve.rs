@@ -5,6 +5,9 @@
 //! It ends when the directory is unmounted, by whomever, or on SIGTERM, SIGINT or SIGHUP. A mount that
 //! is in use then is detached all the same: who has files open gets a short time to finish, and
 //! ENOTCONN afterwards; what was written is on the device in either case.
+//!
+//! What cannot be written back when the mount is gone is not thrown away: the daemon tries on, names the files in its
+//! log and holds the volume, until all could be written or a second signal gives it up.
 
 use std::fs::File;
 use std::io::Write;
@@ -27,6 +30,13 @@ use crate::{busy, keeper, logging, mounts, notify};
 
 /// How long who uses the mount may go on after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Between two attempts to write back what could not be written when the mount ended.
+const RETRY: Duration = Duration::from_secs(1);
+/// The first asks to stop, the second to stop though data is lost.
+const SIGNALS_TO_DISCARD: usize = 2;
+/// Files that are named in one message.
+const NAMES_MAX: usize = 100;
 
 enum Event {
     /// The name of a signal that asks to stop.
@@ -132,10 +142,12 @@ fn serve(
         checked.dir.display()
     ));
 
+    let mut signals = 0;
     match inbox.recv() {
         Ok(Event::Signal(name)) => {
             tracing::info!(signal = name, "stopping");
             notify::stopping();
+            signals = 1;
             stop(&running, &inbox);
         }
         Ok(Event::Unmounted(result)) => {
@@ -144,6 +156,7 @@ fn serve(
         }
         Err(_) => tracing::error!("the threads that wait for the end of the mount are gone"),
     }
+    write_all_back(&mounted, &checked.volume, &inbox, signals);
     close(&mounted)?;
     tracing::info!("everything is on the device");
     Ok(ExitCode::SUCCESS)
@@ -152,6 +165,51 @@ fn serve(
 /// Who is named by --fast-path.
 pub fn trusted(options: &MountOptions) -> Result<Trusted, Failure> {
     Trusted::from_names(&options.fast_path).map_err(|e| Failure::new(format!("--fast-path: {e}")))
+}
+
+/// Tries until all could be written, or nothing can be any more, or `SIGNALS_TO_DISCARD` signals have come.
+fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut signals: usize) {
+    mounted.end_clients();
+    let mut told = false;
+    while let Err(error) = mounted.sync() {
+        if !mounted.fs().may_recover() {
+            return;
+        }
+        if signals >= SIGNALS_TO_DISCARD {
+            let names = shortened(mounted.unwritten());
+            tracing::error!("what could not be written is discarded, as was asked for: {names}");
+            return;
+        }
+        if !told {
+            told = true;
+            tracing::error!(
+                "still writing back: {error}; {} wait. Make room or give them up by: jericho umount --force {}",
+                shortened(mounted.unwritten()),
+                volume.display()
+            );
+        }
+        match inbox.recv_timeout(RETRY) {
+            Ok(Event::Signal(name)) => {
+                signals += 1;
+                tracing::warn!(
+                    signal = name,
+                    "still writing back; one more signal discards"
+                );
+            }
+            Ok(Event::Unmounted(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+/// The first few names.
+fn shortened(names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(NAMES_MAX);
+    let mut text = names[..names.len() - more].join(", ");
+    if more > 0 {
+        text += &format!(" and {more} more");
+    }
+    text
 }
 
 fn close(mounted: &Mounted) -> Result<(), Failure> {
@@ -241,7 +299,7 @@ fn ended(result: std::io::Result<()>) {
 }
 
 /// " It is mounted on DIR." for a volume that somebody has mounted.
-fn where_mounted(volume: &Path) -> String {
+pub fn where_mounted(volume: &Path) -> String {
     let Ok(mounts) = mounts::list() else {
         return String::new();
     };

@@ -1,21 +1,111 @@
-//! `jericho umount`: detaches, waits for the daemon to end, and looks whether the volume is clean.
+//! `jericho umount`: writes everything back, detaches, waits for the daemon to end, and looks whether the volume is clean.
+//! When not everything can be written the volume stays mounted, unless what is left is to be discarded.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use jericho_fs::volume::Volume;
+use jericho_fs::volume::{OpenMode, Volume, VolumeError};
 use jericho_fuse::{MountError, attach};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::args::UmountArgs;
 use crate::failure::{Context, Failure, Outcome};
 use crate::{busy, control, mounts};
 
+/// How long the daemon may take to end after everything was written.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a mount waits for the daemon of the mount before it.
+const FORMER_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two signals to a daemon that is to discard what it cannot write.
+const SIGNALS_EVERY: Duration = Duration::from_millis(300);
+
 pub fn run(args: &UmountArgs) -> Outcome {
-    unmount(&args.dir)?;
+    if args.force {
+        discard(&args.dir)?;
+    } else {
+        unmount(&args.dir)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Unmounts a directory, or has the daemon end that still writes a volume back; what cannot be written is lost.
+fn discard(path: &Path) -> Result<(), Failure> {
+    let resolved = mounts::resolve(path)?;
+    let mount = mounts::at(&resolved)?.filter(|m| m.filesystem == mounts::FILESYSTEM);
+    let Some(mount) = mount else {
+        return match lock_holder(path) {
+            Some(pid) => end(pid, path),
+            None => Err(Failure::new(format!(
+                "{} is neither a mounted volume nor one that is still written back",
+                path.display()
+            ))),
+        };
+    };
+    if daemon_is_gone(&resolved) {
+        return unmount(path);
+    }
+    let stat = control::stat(&resolved)?;
+    if let Err(failure) = control::sync(&resolved) {
+        eprintln!("jericho: {failure}; what cannot be written is discarded, see the daemon's log");
+    }
+    match attach::unmount(&resolved, false) {
+        Ok(()) => end(stat.pid, path),
+        Err(MountError::Busy { .. }) => Err(in_use(path, &mount)),
+        Err(e) => Err(Failure::new(e.to_string())),
+    }
+}
+
+/// The daemon that holds a volume which is mounted nowhere any more.
+pub fn lock_holder(volume: &Path) -> Option<u32> {
+    let mode = OpenMode {
+        read_only: true,
+        force: false,
+    };
+    match Volume::lock(volume, mode) {
+        Err(VolumeError::Locked { pid: Some(pid), .. }) => {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            (name.trim() == "jericho").then_some(pid)
+        }
+        _ => None,
+    }
+}
+
+/// Has a daemon whose mount is gone end, whether it could write all or not.
+fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
+    let Some(daemon) = watch(pid)? else {
+        return Ok(());
+    };
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        rustix::process::pidfd_send_signal(&daemon, rustix::process::Signal::TERM)
+            .context(format_args!("cannot end the daemon (process {pid})"))?;
+        if wait_for_end(&daemon, pid, SIGNALS_EVERY)? {
+            return Ok(());
+        }
+    }
+    Err(Failure::new(format!(
+        "the daemon of {} (process {pid}) does not end",
+        shown.display()
+    )))
+}
+
+/// Waits for a daemon that is going away, so that its volume can be used; not for long.
+pub fn wait_for_former(volume: &Path) {
+    let is_mounted = !crate::serve::where_mounted(volume).is_empty();
+    let Some(pid) = lock_holder(volume).filter(|_| !is_mounted) else {
+        return;
+    };
+    eprintln!(
+        "jericho: waiting for process {pid}, which still writes {} back",
+        volume.display()
+    );
+    if let Ok(Some(daemon)) = watch(pid) {
+        // If it does not end, the volume's lock says so.
+        let _ = wait_for_end(&daemon, pid, FORMER_PATIENCE);
+    }
 }
 
 /// Unmounts `dir`; returns when everything is on the device.
@@ -36,13 +126,26 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
     }
     let stat = control::stat(&path)?;
     let daemon = watch(stat.pid)?;
+    if let Err(failure) = control::sync(&path) {
+        return Err(Failure::new(format!(
+            "{shown} stays mounted, as not everything can be written to {0}: {failure}. Make room or mend what is \
+             wrong there and try again; or give up what cannot be written: jericho umount --force {shown}",
+            stat.volume
+        )));
+    }
     match attach::unmount(&path, false) {
         Ok(()) => {}
         Err(MountError::Busy { .. }) => return Err(in_use(dir, &mount)),
         Err(e) => return Err(Failure::new(e.to_string())),
     }
-    if let Some(daemon) = daemon {
-        wait_for_end(&daemon, stat.pid)?;
+    if let Some(daemon) = daemon
+        && !wait_for_end(&daemon, stat.pid, PATIENCE)?
+    {
+        return Err(Failure::new(format!(
+            "{shown} was unmounted, but process {0} still writes {1} back; its log says why. To give up what it \
+                 cannot write: jericho umount --force {1}",
+            stat.pid, stat.volume
+        )));
     }
     if stat.read_only {
         return Ok(());
@@ -79,11 +182,16 @@ fn watch(pid: u32) -> Result<Option<OwnedFd>, Failure> {
     }
 }
 
-fn wait_for_end(daemon: &OwnedFd, pid: u32) -> Result<(), Failure> {
+/// Whether the process ended in this time.
+fn wait_for_end(daemon: &OwnedFd, pid: u32, patience: Duration) -> Result<bool, Failure> {
     let mut events = [PollFd::new(daemon, PollFlags::IN)];
-    rustix::io::retry_on_intr(|| rustix::event::poll(&mut events, None))
+    let limit = Timespec {
+        tv_sec: patience.as_secs() as i64,
+        tv_nsec: patience.subsec_nanos().into(),
+    };
+    let ended = rustix::io::retry_on_intr(|| rustix::event::poll(&mut events, Some(&limit)))
         .context(format_args!("cannot wait for the daemon (process {pid})"))?;
-    Ok(())
+    Ok(ended > 0)
 }
 
 fn in_use(dir: &Path, mount: &mounts::Mount) -> Failure {

@@ -188,6 +188,23 @@ impl Mounted {
         self.fs.sync_all()
     }
 
+    /// Ends inline access of programs and takes in what they have done; for good.
+    pub fn end_clients(&self) {
+        self.close_clients();
+    }
+
+    /// Files with data that is not on a device yet, by path; a number for one without a name.
+    pub fn unwritten(&self) -> Vec<String> {
+        let objects = self.slices.iter().flat_map(|slice| slice.dirty_objects());
+        let files: std::collections::HashSet<Ino> = objects.collect();
+        let (count, mut names) = (files.len(), self.fs.paths_of(files));
+        names.sort_unstable();
+        if names.len() < count {
+            names.push(format!("{} files without a name", count - names.len()));
+        }
+        names
+    }
+
     /// Closes it.
     pub fn close_file(&self, handle: &Arc<Handle>) {
         self.fast.release(self, handle);

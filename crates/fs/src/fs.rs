@@ -15,6 +15,7 @@ mod inode;
 mod namespace;
 mod numbers;
 mod overlay;
+mod paths;
 mod placement;
 mod privileges;
 mod rename;
@@ -200,13 +201,23 @@ impl Fs {
         }
         self.core.alive()?;
         let files = self.core.table.files_to_sync();
-        for slice in &self.core.slices {
-            wait(|done| slice.sync_all(done))?;
-        }
+        // All of them, though one cannot: what can be written is.
+        let written: Vec<Result<()>> = self
+            .core
+            .slices
+            .iter()
+            .map(|slice| wait(|done| slice.sync_all(done)))
+            .collect();
+        written.into_iter().collect::<Result<()>>()?;
         for (file, reach) in files {
             file.note_synced(&reach, u64::MAX);
         }
         self.core.commit_now()
+    }
+
+    /// Whether a sync that failed may succeed later: nothing has happened that ends all change.
+    pub fn may_recover(&self) -> bool {
+        self.core.may_change().is_ok()
     }
 
     /// statfs.

@@ -281,3 +281,86 @@ fn format_takes_all_the_space_of_a_file_or_leaves_nothing_behind() {
     succeed(format.arg(host.volume()));
     assert!(blocks(&host.volume()) < 64 << 20);
 }
+
+/// A mounted volume with 2 MiB that its host has no space for.
+fn unwritable() -> Option<Host> {
+    let host = Host::mounted(96)?;
+    host.leave(0);
+    // So little that nothing is written back before it is old.
+    fs::write(host.mnt().join("kept"), pattern(5, 0, 2 * MIB)).expect("it fits into the cache");
+    Some(host)
+}
+
+/// Whether the volume, mounted once more, has what `unwritable` wrote.
+fn kept(host: &Host) -> bool {
+    host.mount();
+    let kept = fs::read(host.mnt().join("kept"));
+    kept.is_ok_and(|bytes| bytes == pattern(5, 0, 2 * MIB))
+}
+
+#[test]
+fn what_cannot_be_written_is_not_unmounted() {
+    let Some(host) = unwritable() else { return };
+    let error = fail(jericho(["sync"]).arg(host.mnt()), 1);
+    assert!(error.contains("No space left"), "{error}");
+    let error = fail(jericho(["umount"]).arg(host.mnt()), 1);
+    assert!(
+        error.contains("stays mounted") && error.contains("--force"),
+        "{error}"
+    );
+    assert!(is_mounted(&host.mnt()));
+    fs::remove_file(host.filler()).expect("rm");
+    succeed(jericho(["sync"]).arg(host.mnt()));
+    succeed(jericho(["umount"]).arg(host.mnt()));
+    succeed(jericho(["check"]).arg(host.volume()));
+    assert!(kept(&host));
+}
+
+#[test]
+fn after_an_unmount_that_cannot_be_refused_the_daemon_writes_on_and_holds_the_volume() {
+    let Some(host) = unwritable() else { return };
+    succeed(Command::new("umount").arg("-i").arg(host.mnt()));
+    at_last("the file's name in the log", || {
+        let named = host.said("still writing back") == 1 && host.said("/kept") == 1;
+        named.then_some(()).ok_or("no word of it".into())
+    });
+    let refused = fail(jericho(["check"]).arg(host.volume()), 1);
+    assert!(
+        refused.contains("still writing back") && refused.contains("process"),
+        "{refused}"
+    );
+    fs::remove_file(host.filler()).expect("rm");
+    // The mount waits for the end of that daemon, if it is quick; it has to be at last.
+    at_last("mounting", || {
+        let mounted = output(
+            jericho(["mount", "--cache", "48M", "--log"])
+                .arg(host.log())
+                .arg(host.volume())
+                .arg(host.mnt()),
+        );
+        let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+        mounted.status.success().then_some(()).ok_or(said)
+    });
+    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
+    assert!(bytes == pattern(5, 0, 2 * MIB));
+}
+
+#[test]
+fn what_cannot_be_written_is_given_up_when_that_is_asked_for() {
+    for gone in [false, true] {
+        let Some(host) = unwritable() else { return };
+        let mut force = jericho(["umount", "--force"]);
+        if gone {
+            succeed(Command::new("umount").arg("-i").arg(host.mnt()));
+            force.arg(host.volume());
+        } else {
+            force.arg(host.mnt());
+        }
+        succeed(&mut force);
+        assert!(!is_mounted(&host.mnt()));
+        assert_eq!(host.said("is discarded, as was asked for: /kept"), 1);
+        fs::remove_file(host.filler()).expect("rm");
+        succeed(jericho(["check"]).arg(host.volume()));
+        assert!(!kept(&host), "it had no place");
+    }
+}

@@ -168,7 +168,7 @@ pub enum VolumeError {
     },
     /// Somebody else has it.
     #[error(
-        "{path} is in use by {who}: nobody may use a volume beside one that writes it; unmount it first",
+        "{path} is in use by {who}: nobody may use a volume beside one that writes it; unmount it first (if it is not mounted any more, that process is still writing back)",
         who = pid.map_or("a process that cannot be seen from here".into(), |pid| format!("process {pid}"))
     )]
     Locked {

@@ -1,0 +1,35 @@
+//! Paths of inodes, for messages: there is no way back from a file to its names but to look through the directories.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::Fs;
+use crate::types::{Ino, Kind, ROOT};
+
+/// Entries looked at before the rest stays without a path.
+const ENTRIES_MAX: usize = 1_000_000;
+
+impl Fs {
+    /// Returns a path, from the volume's root, of each of these inodes that has one and is found in a bounded time.
+    pub fn paths_of(&self, mut wanted: HashSet<Ino>) -> Vec<String> {
+        let mut found = vec![];
+        let mut directories = VecDeque::from([(ROOT, String::new())]);
+        let mut entries = 0;
+        while let Some((directory, path)) = directories.pop_front() {
+            let looked = self.readdir(directory, 2, &mut |entry| {
+                entries += 1;
+                let path = format!("{path}/{}", String::from_utf8_lossy(&entry.name));
+                if wanted.remove(&entry.ino) {
+                    found.push(path.clone());
+                }
+                if entry.kind == Kind::Directory {
+                    directories.push_back((entry.ino, path));
+                }
+                entries < ENTRIES_MAX && !wanted.is_empty()
+            });
+            if looked.is_err() || wanted.is_empty() || entries >= ENTRIES_MAX {
+                break;
+            }
+        }
+        found
+    }
+}
