@@ -15,6 +15,8 @@ BIN    := $(TARGET)/release/jericho
 # What `jericho run` makes programs load.
 LIB    := $(TARGET)/release/libjericho_preload.so
 # Where systemd looks for units of local software when PREFIX is /usr/local.
+# Where mount(8) and umount(8) look for the helpers of a type.
+SBINDIR ?= /sbin
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
 .PHONY: help build demo test model model-mutants programs lab fuzz soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab
@@ -102,10 +104,14 @@ install:
 	install -D -m 644 $(TARGET)/completions/jericho.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho
 	install -D -m 644 $(TARGET)/completions/jericho.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho
 	install -D -m 644 $(TARGET)/completions/jericho.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/jericho.fish
+	install -d $(DESTDIR)$(SBINDIR)
+	ln -sf $(PREFIX)/bin/jericho $(DESTDIR)$(SBINDIR)/mount.fuse.jericho
+	ln -sf $(PREFIX)/bin/jericho $(DESTDIR)$(SBINDIR)/umount.fuse.jericho
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' packaging/jericho@.service > $(DESTDIR)$(UNITDIR)/jericho@.service
 
 uninstall:
+	rm -f $(DESTDIR)$(SBINDIR)/mount.fuse.jericho $(DESTDIR)$(SBINDIR)/umount.fuse.jericho
 	rm -f $(DESTDIR)$(PREFIX)/bin/jericho $(DESTDIR)$(PREFIX)/share/man/man1/jericho*.1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/jericho \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_jericho \

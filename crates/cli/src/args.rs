@@ -146,7 +146,9 @@ Examples:
   jericho mount /dev/nvme0n1 /srv/data --foreground        for a service manager
 
 Runs as root (then for all users) or as an ordinary user (for that user; needs fusermount3). The
-daemon unmounts cleanly on SIGTERM and SIGINT. With --foreground its messages go to standard error
+daemon unmounts cleanly on SIGTERM and SIGINT. With the helpers that make install puts into /sbin, mount -t fuse.jericho VOLUME DIR -o cache=2G
+and a line of /etc/fstab mount, too: /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0. The options are ro, force, cache=,
+topology=, placement=, transport=, fast-path=, device= and log=; umount(8) then unmounts as jericho umount does. With --foreground its messages go to standard error
 (which systemd puts into the journal), and systemd is told when the mount serves. RUST_LOG chooses
 what is logged (info; for example RUST_LOG=jericho_cache=debug).")]
 pub struct MountArgs {
@@ -178,6 +180,9 @@ pub struct UmountArgs {
     /// Give up what cannot be written; the daemon's log names the files
     #[arg(long)]
     pub force: bool,
+    /// Detach it now though it is in use; the daemon ends when nobody uses it and all is written
+    #[arg(long, conflicts_with = "force")]
+    pub lazy: bool,
 }
 
 #[derive(Args, Debug)]

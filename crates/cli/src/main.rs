@@ -13,6 +13,7 @@ mod control;
 mod failure;
 mod format;
 mod generate;
+mod helper;
 mod keeper;
 mod logging;
 mod mount;
@@ -28,6 +29,7 @@ mod sync;
 mod top;
 mod topology;
 mod umount;
+mod utab;
 mod whereis;
 
 use std::process::ExitCode;
@@ -35,23 +37,16 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Cli, Command};
+use failure::Outcome;
+use helper::Call;
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Format(a) => format::run(&a),
-        Command::Mount(a) => mount::run(&a),
-        Command::Umount(a) => umount::run(&a),
-        Command::Sync(a) => sync::run(&a),
-        Command::Run(a) => run::run(&a),
-        Command::Stat(a) => stat::run(&a),
-        Command::Top(a) => top::run(&a),
-        Command::Where(a) => whereis::run(&a),
-        Command::Place(a) => place::run(&a),
-        Command::Check(a) => check::run(&a),
-        Command::Topology(a) => topology::run(&a),
-        Command::Completions(a) => generate::completions(&a),
-        Command::Keeper => keeper::run(),
-        Command::Man(a) => generate::man(&a),
+    let outcome = match helper::call(std::env::args_os()) {
+        Ok(Call::Own) => run(Cli::parse().command),
+        Ok(Call::Jericho(arguments)) => run(Cli::parse_from(arguments).command),
+        Ok(Call::Remount(arguments)) => helper::remount(arguments),
+        Ok(Call::Nothing) => Ok(ExitCode::SUCCESS),
+        Err(failure) => Err(failure),
     };
     match outcome {
         Ok(code) => code,
@@ -63,5 +58,24 @@ fn main() -> ExitCode {
             );
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(command: Command) -> Outcome {
+    match command {
+        Command::Format(a) => format::run(&a),
+        Command::Mount(a) => mount::run(&a),
+        Command::Umount(a) => umount::run(&a),
+        Command::Sync(a) => sync::run(&a),
+        Command::Run(a) => crate::run::run(&a),
+        Command::Stat(a) => stat::run(&a),
+        Command::Top(a) => top::run(&a),
+        Command::Where(a) => whereis::run(&a),
+        Command::Place(a) => place::run(&a),
+        Command::Check(a) => check::run(&a),
+        Command::Topology(a) => topology::run(&a),
+        Command::Completions(a) => generate::completions(&a),
+        Command::Keeper => keeper::run(),
+        Command::Man(a) => generate::man(&a),
     }
 }

@@ -26,7 +26,7 @@ use signal_hook::iterator::Signals;
 use crate::args::{MountArgs, MountOptions};
 use crate::background::{Checked, SERVING};
 use crate::failure::{Context, Failure, Outcome};
-use crate::{busy, keeper, logging, mounts, notify};
+use crate::{busy, keeper, logging, mounts, notify, utab};
 
 /// How long who uses the mount may go on after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -130,6 +130,7 @@ fn serve(
         }
     };
     tracing::info!(volume = %checked.volume.display(), dir = %checked.dir.display(), "serving");
+    let _entry = utab::enter(&checked.volume, &checked.dir);
     watch(running.clone(), events)?;
     if let Err(failure) = serving() {
         stop(&running, &inbox);
@@ -299,7 +300,7 @@ fn ended(result: std::io::Result<()>) {
 }
 
 /// " It is mounted on DIR." for a volume that somebody has mounted.
-pub fn where_mounted(volume: &Path) -> String {
+fn where_mounted(volume: &Path) -> String {
     let Ok(mounts) = mounts::list() else {
         return String::new();
     };

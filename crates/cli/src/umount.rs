@@ -1,7 +1,9 @@
 //! `jericho umount`: writes everything back, detaches, waits for the daemon to end, and looks whether the volume is clean.
 //! When not everything can be written the volume stays mounted, unless what is left is to be discarded.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,7 +28,7 @@ pub fn run(args: &UmountArgs) -> Outcome {
     if args.force {
         discard(&args.dir)?;
     } else {
-        unmount(&args.dir)?;
+        unmount_how(&args.dir, args.lazy)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -92,10 +94,23 @@ fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
     )))
 }
 
+/// Whether a daemon has a mount, on a directory that it was told when it was started.
+fn serves(pid: u32) -> bool {
+    let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+    let told = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let paths: Vec<PathBuf> = told
+        .split(|byte| *byte == 0)
+        .filter_map(|argument| mounts::resolve(&cwd.join(OsStr::from_bytes(argument))).ok())
+        .collect();
+    mounts::list().is_ok_and(|all| {
+        let mut ours = all.iter().filter(|m| m.filesystem == mounts::FILESYSTEM);
+        ours.any(|mount| paths.contains(&mount.dir))
+    })
+}
+
 /// Waits for a daemon that is going away, so that its volume can be used; not for long.
 pub fn wait_for_former(volume: &Path) {
-    let is_mounted = !crate::serve::where_mounted(volume).is_empty();
-    let Some(pid) = lock_holder(volume).filter(|_| !is_mounted) else {
+    let Some(pid) = lock_holder(volume).filter(|pid| !serves(*pid)) else {
         return;
     };
     eprintln!(
@@ -110,6 +125,11 @@ pub fn wait_for_former(volume: &Path) {
 
 /// Unmounts `dir`; returns when everything is on the device.
 pub fn unmount(dir: &Path) -> Result<(), Failure> {
+    unmount_how(dir, false)
+}
+
+/// `unmount`; `lazy`: also while it is in use, and without waiting for the daemon's end.
+fn unmount_how(dir: &Path, lazy: bool) -> Result<(), Failure> {
     let path = mounts::resolve(dir)?;
     let shown = dir.display();
     let mount = mounts::at(&path)?
@@ -133,7 +153,8 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
             stat.volume
         )));
     }
-    match attach::unmount(&path, false) {
+    match attach::unmount(&path, lazy) {
+        Ok(()) if lazy => return Ok(()),
         Ok(()) => {}
         Err(MountError::Busy { .. }) => return Err(in_use(dir, &mount)),
         Err(e) => return Err(Failure::new(e.to_string())),

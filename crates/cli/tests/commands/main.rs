@@ -7,6 +7,7 @@ mod support;
 mod bad_input;
 mod devices;
 mod full_host;
+mod helpers;
 mod life;
 mod memory_limit;
 mod one_user;

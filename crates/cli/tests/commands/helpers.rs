@@ -1,0 +1,58 @@
+//! mount(8), /etc/fstab and umount(8), which call this program by other names.
+
+use std::process::Command;
+
+use super::support::{Volume, succeed};
+
+/// In a mount namespace where /sbin has the helpers, as `make install` puts them there.
+const WITH_HELPERS: &str = r#"
+    mkdir sbin
+    ln -s "$JERICHO" sbin/mount.fuse.jericho
+    ln -s "$JERICHO" sbin/umount.fuse.jericho
+    sbin=$(readlink -f /sbin)
+    mkdir -p /run/mount
+    mount -t tmpfs none /run/mount
+    mount -t overlay -o "lowerdir=$PWD/sbin:$sbin" none "$sbin"
+    trap 'umount -il "$MNT" 2>&- || true' EXIT
+
+
+    mount -t fuse.jericho "$VOLUME" "$MNT" -o cache=32M,topology=virtual:2,log="$LOG",nofail
+    echo kept > "$MNT/file"
+    mount -o remount,noatime "$MNT"
+    grep " $MNT " /proc/self/mounts | grep -q noatime
+    umount "$MNT"
+    # Refused while the daemon runs: its helper has had umount(8) wait for the end.
+    "$JERICHO" check "$VOLUME"
+
+    echo "$VOLUME $MNT fuse.jericho ro,cache=32M,log=$LOG,nofail,_netdev,x-systemd.automount 0 0" > fstab
+    mount -T fstab "$MNT"
+    grep -q kept "$MNT/file"
+    if touch "$MNT/other" 2>&-; then exit 1; fi
+    umount "$MNT"
+
+    if mount -t fuse.jericho "$VOLUME" "$MNT" -o cache=32M,colour=red 2> refused; then exit 1; fi
+    grep -q 'colour=red' refused
+    if mountpoint -q "$MNT"; then exit 1; fi
+    echo all done"#;
+
+#[test]
+fn mount_and_fstab_and_umount_of_the_system_work() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not tested: needs root, to put helpers where mount(8) looks for them");
+        return;
+    }
+    let volume = Volume::formatted();
+    let scratch = volume.beside("scratch");
+    std::fs::create_dir(&scratch).expect("mkdir");
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "timeout", "200"])
+        .args(["sh", "-euxc", WITH_HELPERS])
+        .current_dir(scratch)
+        .env("JERICHO", env!("CARGO_BIN_EXE_jericho"))
+        .env("VOLUME", volume.file())
+        .env("MNT", volume.mnt())
+        .env("LOG", volume.log());
+    let said = succeed(&mut command);
+    assert!(said.contains("all done"), "{said}");
+}
