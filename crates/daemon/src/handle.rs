@@ -1,12 +1,14 @@
 //! An open file with its reader's position.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use jericho_client::ReadAhead;
 use jericho_fs::fs::File;
 use parking_lot::Mutex;
 
 use crate::fast::Grants;
+use crate::write::WriteSync;
 
 /// An open file with the state of its reader (read-ahead) and what its program was granted.
 pub struct Handle {
@@ -14,6 +16,8 @@ pub struct Handle {
     pub(crate) read_ahead: ReadAhead,
     /// Opened for writing.
     pub(crate) writable: bool,
+    /// Durability of what is written through it (O_SYNC, O_DSYNC), where a request does not say.
+    sync: AtomicU8,
     /// Inline access. Its lock comes before those of the fast path.
     pub(crate) grants: Mutex<Grants>,
 }
@@ -24,7 +28,21 @@ impl Handle {
             file,
             read_ahead: ReadAhead::default(),
             writable,
+            sync: AtomicU8::new(0),
             grants: Mutex::default(),
         })
+    }
+
+    /// Sets how durable writes are that do not say so themselves.
+    pub fn set_sync(&self, sync: WriteSync) {
+        self.sync.store(sync as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sync(&self) -> WriteSync {
+        match self.sync.load(Ordering::Relaxed) {
+            0 => WriteSync::No,
+            1 => WriteSync::Data,
+            _ => WriteSync::Full,
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! hit, and through filesystem and slice for the rest.
 #![forbid(unsafe_code)]
 
+mod copy;
 mod fast;
 mod follow;
 mod handle;

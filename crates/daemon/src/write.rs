@@ -18,11 +18,11 @@ const PAGE: usize = PAGE_BYTES as usize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteSync {
     /// None.
-    No,
+    No = 0,
     /// O_DSYNC.
-    Data,
+    Data = 1,
     /// O_SYNC.
-    Full,
+    Full = 2,
 }
 
 /// How a write is made.

@@ -6,6 +6,7 @@ use jericho_daemon::Handle;
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Ino, Kind};
 
+use crate::bytes::write_sync;
 use crate::convert::errno;
 use crate::filesystem::{Jericho, Outcome, caller};
 use crate::protocol::InHeader;
@@ -96,7 +97,9 @@ impl Jericho {
             stripped.map_err(|e| errno("open", &e))?;
         }
         let handle = self.mounted.open_file(ino, truncate, may_write(flags));
-        self.number(handle.map_err(|e| errno("open", &e))?)
+        let handle = handle.map_err(|e| errno("open", &e))?;
+        handle.set_sync(write_sync(flags));
+        self.number(handle)
     }
 
     fn number(&self, handle: Arc<Handle>) -> Outcome<u64> {

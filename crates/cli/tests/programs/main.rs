@@ -8,6 +8,7 @@ mod again;
 mod calls;
 mod coherent;
 mod compile;
+mod copies;
 mod crash;
 mod direct;
 mod fio;

@@ -1,0 +1,221 @@
+//! Copies from file to file, in the cache and across slices (copy_file_range).
+//!
+//! A copy is a read and a write as any others: it takes in what clients have done to the source, and takes the locks of a write
+//! to the destination. Holes of the source stay holes.
+
+use std::sync::{Arc, mpsc};
+
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+use jericho_fs::{Error, Result};
+
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+use crate::write::{WriteMode, WriteSync};
+
+/// Bytes of one request, holes included, and after how many of them that are no holes it ends: a program goes on there, and a
+/// signal ends it in between.
+const REQUEST_MAX: u64 = 1 << 30;
+const DATA_MAX: u64 = 64 << 20;
+/// Bytes that are read and written at once.
+const STEP: u64 = 1 << 20;
+/// Zeros that are made a hole: fewer are written.
+const HOLE_MIN: usize = 64 << 10;
+const PAGE: usize = PAGE_BYTES as usize;
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// Where a copy is.
+struct Copy<'a> {
+    mounted: &'a Arc<Mounted>,
+    from: (&'a Arc<Handle>, u64),
+    to: (&'a Arc<Handle>, u64),
+    done: u64,
+}
+
+impl Mounted {
+    /// Copies up to `len` bytes from one open file's offset to another's. Returns how many: fewer than asked for at the end of
+    /// the source, after an error, and beyond what one request copies. Waits for devices.
+    pub fn copy_range(
+        self: &Arc<Self>,
+        from: (&Arc<Handle>, u64),
+        to: (&Arc<Handle>, u64),
+        len: u64,
+    ) -> Result<u64> {
+        if self.read_only() {
+            return Err(Error::Errno(libc::EROFS));
+        }
+        self.settle(from.0.file.ino());
+        let left = from.0.file.size().saturating_sub(from.1);
+        let len = len.min(left).min(REQUEST_MAX);
+        let end = to.1.checked_add(len);
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+            return Err(Error::Errno(libc::EFBIG));
+        }
+        let is_same = from.0.file.ino() == to.0.file.ino();
+        if is_same && from.1.abs_diff(to.1) < len {
+            return Err(Error::Errno(libc::EINVAL));
+        }
+        let mut copy = Copy {
+            mounted: self,
+            from,
+            to,
+            done: 0,
+        };
+        let result = copy.run(len);
+        let result = copy.reach().and(result);
+        if copy.done == 0 {
+            result?;
+        }
+        if copy.done > 0 && to.0.sync() != WriteSync::No {
+            let datasync = to.0.sync() == WriteSync::Data;
+            let (tx, rx) = mpsc::channel();
+            let synced = Box::new(move |result| drop(tx.send(result)));
+            self.fsync(to.0, datasync, synced);
+            answer(&rx)?;
+        }
+        Ok(copy.done)
+    }
+}
+
+impl Copy<'_> {
+    fn run(&mut self, len: u64) -> Result<()> {
+        let (mut buffer, mut data) = (vec![], 0);
+        while self.done < len && data < DATA_MAX {
+            let hole = self.hole(len - self.done);
+            if hole > 0 {
+                self.make_hole(hole)?;
+                self.done += hole;
+                continue;
+            }
+            let step = STEP.min(len - self.done);
+            let (read, bytes) = self.read(step, buffer)?;
+            buffer = bytes;
+            if read == 0 {
+                break;
+            }
+            data += read as u64;
+            self.put(&buffer[..read])?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a hole that the source has here, at most `len`.
+    fn hole(&self, len: u64) -> u64 {
+        let at = self.from.1 + self.done;
+        match self.mounted.fs().seek(&self.from.0.file, at, true) {
+            Ok(data) => (data - at).min(len),
+            // Nothing but holes up to the end of the file, which may have moved closer.
+            Err(Error::Errno(libc::ENXIO)) => {
+                let size = self.from.0.file.size();
+                size.saturating_sub(at).min(len)
+            }
+            Err(_) => 0,
+        }
+    }
+
+    fn read(&self, len: u64, buffer: Vec<u8>) -> Result<(usize, Vec<u8>)> {
+        let (tx, rx) = mpsc::channel();
+        let reply = move |read: Result<usize>, buffer: Vec<u8>| {
+            let _ = tx.send(read.map(|len| (len, buffer)));
+        };
+        let at = self.from.1 + self.done;
+        self.mounted
+            .read(self.from.0, at, len as u32, false, buffer, reply);
+        answer(&rx)
+    }
+
+    /// Writes bytes, and leaves out pages of zeros where that is worth it.
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let zeros = zeros(&bytes[at..]);
+            if zeros >= HOLE_MIN {
+                self.make_hole(zeros as u64)?;
+                self.done += zeros as u64;
+                at += zeros;
+                continue;
+            }
+            // Up to the next zeros that are worth it.
+            let mut end = (at + zeros + PAGE).min(bytes.len());
+            while end < bytes.len() && self::zeros(&bytes[end..]) < HOLE_MIN {
+                end = (end + HOLE_MIN).min(bytes.len());
+            }
+            let written = self.write(&bytes[at..end])?;
+            self.done += u64::from(written);
+            at += written as usize;
+        }
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<u32> {
+        self.write_at(self.to.1 + self.done, bytes)
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<u32> {
+        let mode = WriteMode {
+            append: false,
+            sync: WriteSync::No,
+            strip_suid: false,
+        };
+        let (tx, rx) = mpsc::channel();
+        let reply = move |written| drop(tx.send(written));
+        self.mounted.write(self.to.0, at, bytes, mode, reply);
+        answer(&rx)
+    }
+
+    /// Makes the next `len` bytes of the destination zeros, as far as the file has them.
+    fn make_hole(&self, len: u64) -> Result<()> {
+        let (handle, begin) = (self.to.0, self.to.1 + self.done);
+        self.mounted.settle(handle.file.ino());
+        let size = handle.file.size();
+        if begin < size {
+            let within = len.min(size - begin);
+            self.mounted.fallocate(handle, PUNCH, begin, within)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the destination as long as what was copied, which may end in a hole.
+    fn reach(&mut self) -> Result<()> {
+        let end = self.to.1 + self.done;
+        let size = self.to.0.file.size();
+        if self.done == 0 || size >= end {
+            return Ok(());
+        }
+        let reached = self.write_at(end - 1, &[0]).map(drop);
+        if reached.is_err() {
+            self.done = size.saturating_sub(self.to.1);
+        }
+        reached
+    }
+}
+
+/// Bytes of zeros that a buffer begins with, in whole pages, or all of it.
+fn zeros(bytes: &[u8]) -> usize {
+    let is_zero = |page: &&[u8]| page.iter().all(|byte| *byte == 0);
+    bytes
+        .chunks(PAGE)
+        .take_while(is_zero)
+        .map(<[u8]>::len)
+        .sum()
+}
+
+fn answer<T>(rx: &mpsc::Receiver<Result<T>>) -> Result<T> {
+    // Without an answer the volume is being closed.
+    rx.recv().unwrap_or(Err(Error::Errno(libc::EIO)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_counted_in_whole_pages() {
+        let mut bytes = vec![0; 3 * PAGE + 10];
+        assert_eq!(zeros(&bytes), bytes.len());
+        bytes[2 * PAGE + 1] = 1;
+        assert_eq!(zeros(&bytes), 2 * PAGE);
+        bytes[0] = 1;
+        assert_eq!(zeros(&bytes), 0);
+        assert_eq!(zeros(&[]), 0);
+    }
+}
