@@ -6,6 +6,7 @@ mod support;
 
 mod bad_input;
 mod devices;
+mod fsx;
 mod full_host;
 mod helpers;
 mod life;

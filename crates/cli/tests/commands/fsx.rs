@@ -1,0 +1,110 @@
+//! A foreign exerciser of files: fsx does random operations and compares every byte that it reads with what it wrote.
+//!
+//! By the mount over both transports (`scripts/with-ring on` runs these tests again), under `jericho run`, and with a reader by the mount
+//! beside a writer under `jericho run`. `make conformance` runs a million operations over ten seeds.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::support::{Volume, jericho, output};
+
+/// Operations and seeds of a short run.
+const OPERATIONS: u64 = 1500;
+const SEEDS: u64 = 1;
+
+fn number(name: &str, default: u64) -> u64 {
+    let value = std::env::var(name);
+    value.map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// Where `scripts/setup` puts it.
+fn fsx() -> PathBuf {
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("the build directory");
+    let path = build.join("tools/bin/fsx");
+    assert!(
+        path.exists(),
+        "{} is missing: run scripts/setup test",
+        path.display()
+    );
+    path
+}
+
+/// What fsx does, how often. It opens the file once more for every `close_open`.
+fn settings(volume: &Volume, mapped: bool) -> PathBuf {
+    let maps = if mapped { "5.0" } else { "0.0" };
+    let path = volume.beside("fsx.toml");
+    let text = format!(
+        "flen = 1048576\n[weights]\nclose_open = 1.0\ninvalidate = {}\nmapread = {maps}\nmapwrite = {maps}\n\
+         read = 10.0\nwrite = 10.0\ntruncate = 3.0\nfsync = 0.2\nfdatasync = 0.2\nposix_fallocate = 1.0\n\
+         punch_hole = 2.0\nsendfile = 2.0\nposix_fadvise = 1.0\ncopy_file_range = 2.0\n",
+        if mapped { "1.0" } else { "0.0" }
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Runs fsx over its seeds on a file of the mount; `run`: under `jericho run`.
+fn exercise(volume: &Volume, mapped: bool, run: bool) {
+    let settings = settings(volume, mapped);
+    let operations = number("JERICHO_FSX_OPERATIONS", OPERATIONS);
+    for seed in 1..=number("JERICHO_FSX_SEEDS", SEEDS) {
+        let mut command = match run {
+            true => jericho(["run", "--"]),
+            false => Command::new("env"),
+        };
+        command
+            .arg(fsx())
+            .arg("-f")
+            .arg(&settings)
+            .arg("-P")
+            .arg(volume.beside(""));
+        command.args(["-N", &operations.to_string(), "-S", &seed.to_string()]);
+        command.arg(volume.at("exercised"));
+        let output = output(command.stdin(Stdio::null()));
+        assert!(
+            output.status.success(),
+            "seed {seed}: {}\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn fsx_finds_every_byte_on_the_mount() {
+    exercise(&Volume::mounted(), true, false);
+}
+
+#[test]
+fn fsx_finds_every_byte_under_jericho_run() {
+    exercise(&Volume::mounted(), false, true);
+}
+
+#[test]
+fn fsx_finds_every_byte_while_another_program_reads_by_the_mount() {
+    let volume = Volume::mounted();
+    std::fs::write(volume.at("exercised"), b"").unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Fills the kernel's page cache with what must not be found there later.
+            while !ended.load(Ordering::Relaxed) {
+                let _ = output(
+                    Command::new("cat")
+                        .arg(volume.at("exercised"))
+                        .stdout(Stdio::null()),
+                );
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            exercise(&volume, false, true);
+        }));
+        ended.store(true, Ordering::Relaxed);
+        if let Err(cause) = result {
+            std::panic::resume_unwind(cause);
+        }
+    });
+}
