@@ -41,6 +41,24 @@ static char *trapped(size_t len, size_t half, char byte) {
     return trap + PAGE - half;
 }
 
+/* A write through the kernel is not interrupted: it fails, or ends where the bytes do. Then it is tried again; where the number
+   has an offset of its own, `again` puts things right. */
+#define TRIES 1000
+#define INTERRUPTED(write_call, len, again)                                               \
+    do {                                                                                  \
+        int before = handled, tries = 0;                                                  \
+        ssize_t n;                                                                        \
+        do {                                                                              \
+            again;                                                                        \
+            n = (write_call);                                                             \
+        } while (handled == before && ++tries < TRIES);                                   \
+        CHECK(handled == before + 1);                                                     \
+        CHECK(n == (len));                                                                \
+    } while (0)
+
+static char old[PAGES * PAGE];
+static void restore(void) { CHECK(pwrite(fd, old, sizeof old, 0) == sizeof old); }
+
 static void all(long from, long to, char byte) {
     char bytes[PAGES * PAGE];
     CHECK(pread(fd, bytes, to - from, from) == to - from);
@@ -85,32 +103,26 @@ int main(int argc, char **argv) {
     CHECK(trap != MAP_FAILED);
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_NODEFER};
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
-    char old[PAGES * PAGE];
     memset(old, 'o', sizeof old);
     fd = open("file", O_RDWR | O_CREAT | O_TRUNC, 0644);
     log_fd = open("log", O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0644);
     CHECK(fd >= 0 && log_fd >= 0);
     CHECK(write(log_fd, "begin--\n", 8) == 8);
     for (round_ = 0; round_ < rounds; round_++) {
-        CHECK(pwrite(fd, old, sizeof old, 0) == sizeof old);
         handled = 0;
-
         in_handler = same_page;
-        CHECK(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0) == 2000);
+        INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
         all(0, 2000, 'w');
         all(2000, 3000, 'o');
         all(3000, 3004, 'h');
 
-        CHECK(pwrite(fd, old, sizeof old, 0) == sizeof old);
         in_handler = by_another_number;
-        CHECK(lseek(fd, 0, SEEK_SET) == 0);
-        CHECK(write(fd, trapped(2000, 1000, 'w'), 2000) == 2000);
+        INTERRUPTED(write(fd, trapped(2000, 1000, 'w'), 2000), 2000, (restore(), lseek(fd, 0, SEEK_SET)));
         CHECK(lseek(fd, 0, SEEK_CUR) == 2000);
         all(0, 2000, 'w');
 
-        CHECK(pwrite(fd, old, sizeof old, 0) == sizeof old);
         in_handler = several_pages;
-        CHECK(pwrite(fd, trapped(3 * PAGE, 3000, 'w'), 3 * PAGE, PAGE) == 3 * PAGE);
+        INTERRUPTED(pwrite(fd, trapped(3 * PAGE, 3000, 'w'), 3 * PAGE, PAGE), 3 * PAGE, restore());
         all(0, 2000, 'o');
         all(2000, PAGE, 'h');
         all(PAGE, 4 * PAGE, 'w');
@@ -118,9 +130,8 @@ int main(int argc, char **argv) {
 
         /* Lines of a log: each is there once and whole. */
         in_handler = line;
-        long end = lseek(log_fd, 0, SEEK_END);
-        char *bytes = trapped(3000, 1500, 'w');
-        CHECK(write(log_fd, bytes, 3000) == 3000);
+        long end = 0;
+        INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lseek(log_fd, 0, SEEK_END));
         char text[3008];
         CHECK(pread(log_fd, text, sizeof text, end) == sizeof text);
         CHECK(lseek(log_fd, 0, SEEK_END) == end + 3008);
@@ -140,10 +151,7 @@ int main(int argc, char **argv) {
     }
     /* A handler that does not return leaves its thread without the fast path; what it uses then ends its interrupted write. */
     in_handler = leave;
-    if (sigsetjmp(away, 1) == 0) {
-        pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0);
-        CHECK(0);
-    }
+    if (sigsetjmp(away, 1) == 0) INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), -1, (void)0);
     CHECK(pwrite(fd, "after", 5, 10) == 5);
     char after[5];
     CHECK(pread(fd, after, 5, 10) == 5 && memcmp(after, "after", 5) == 0);
