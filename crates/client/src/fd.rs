@@ -535,14 +535,17 @@ fn is_clear(fd: i32, pages: Range<u64>, write: bool) -> bool {
     let Some(Ok(file)) = session::get(facts.session).map(|session| file(session, &facts)) else {
         return false;
     };
-    // A write beyond the end changes the page that the file ends in, too.
     let Some(beyond) = file.size().ok().map(|size| size.div_ceil(PAGE_BYTES)) else {
         return false;
     };
-    let last = (write && pages.end > beyond).then(|| beyond.saturating_sub(1));
+    // For a write that may go beyond the end the daemon clears what an interrupted one has left there.
+    let left = match write && pages.end >= beyond {
+        true => beyond.saturating_sub(1)..beyond + WRITE_MAX as u64 / PAGE_BYTES,
+        false => 0..0,
+    };
     let pages = pages.start..pages.end.min(beyond + 1);
     pages.end.saturating_sub(pages.start) <= u64::from(WINDOW_PAGES_MAX)
-        && !pages.chain(last).any(|page| file.is_latched_here(page))
+        && !pages.chain(left).any(|page| file.is_latched_here(page))
 }
 
 /// Tells the daemon of frames into which writers of this process have copied after they had lost a page's latch: they may be used

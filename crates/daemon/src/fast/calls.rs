@@ -106,9 +106,10 @@ impl Mounted {
         let beyond = size.div_ceil(PAGE_BYTES);
         let end = first.saturating_add(u64::from(pages));
         let mut left = slice.give_up_latches(&object, first..end.min(beyond + 1), owner);
-        // A write beyond the end changes the page that the file ends in, too.
-        if end > beyond {
-            left += slice.give_up_latches(&object, beyond.saturating_sub(1)..beyond + 1, owner);
+        // A write beyond the end clears what an interrupted one has left there.
+        if end > beyond || first.saturating_add(1) >= beyond {
+            let from = beyond.saturating_sub(1);
+            left += slice.give_up_latches(&object, from..beyond + u64::from(PAGES_MAX), owner);
         }
         left
     }
