@@ -9,8 +9,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_shm::{
-    Access, Flags, Holding, Key, Lock, Miss, STRIPES, SizeWord, SliceMemory, Slot, SlotInfo,
-    SlotWord,
+    Access, Flags, Holding, Key, Lock, Miss, RangeHeld, Segments, SizeWord, SliceMemory, Slot,
+    SlotInfo, SlotWord, Turns,
 };
 use jericho_sys::files;
 
@@ -24,7 +24,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// Bytes of one inline write; its caller makes several of a longer one, as the kernel does too. It bounds for
 /// how long the locks are held.
 pub const WRITE_MAX: usize = 8 << 20;
-/// Times that a read begins anew because the file was truncated under it.
+/// Times that a read begins anew because the file was truncated under it, or a write over several pages came between.
 const READ_TRIES: u32 = 3;
 
 /// Why something was not done inline.
@@ -83,6 +83,8 @@ pub struct Read {
     pub size: u64,
     /// Why it is not all of them; `None`: it is all, or all that there is.
     pub rest: Option<Why>,
+    /// Of a read over several pages: what tells whether the bytes are of one instant still, when the rest was read elsewhere.
+    pub turns: Option<Turns>,
 }
 
 impl<'a> File<'a> {
@@ -172,6 +174,15 @@ impl<'a> File<'a> {
         self.memory.lookup(self.key.with_page(page)).is_some()
     }
 
+    /// Whether a writer of this process holds a lock that an access to the bytes waits for.
+    pub fn is_locked_here(&self, at: u64, len: usize, extends: bool) -> bool {
+        let owner = self.session.owner;
+        let len = len.min(isize::MAX as usize) as u64;
+        let several = len > 0 && !is_in_page(at, len as usize);
+        extends && self.slot.is_extended_by(owner)
+            || several && self.slot.has_range_of(Segments::of(at, len), owner)
+    }
+
     /// Whether a writer of this process holds a page's latch.
     pub fn is_latched_here(&self, page: u64) -> bool {
         let found = self.memory.lookup(self.key.with_page(page));
@@ -213,6 +224,7 @@ impl<'a> File<'a> {
             done: 0,
             size: 0,
             rest: Some(why),
+            turns: None,
         };
         for _ in 0..READ_TRIES {
             let seen = match self.size_word() {
@@ -230,11 +242,41 @@ impl<'a> File<'a> {
     fn read_as_of(&self, seen: SizeWord, at: u64, out: &mut [u8]) -> Option<Read> {
         let size = seen.bytes();
         let len = size.saturating_sub(at).min(out.len() as u64) as usize;
-        let (done, rest) = self.read_pages(at, &mut out[..len]);
+        let (done, rest, turns) = self.read_whole(at, &mut out[..len]);
         // Zeros behind a new end must not be taken for bytes before the old one.
         fence(Ordering::Acquire);
         let same = self.slot.size().same_cuts(seen);
-        same.then_some(Read { done, size, rest })
+        same.then_some(Read {
+            done,
+            size,
+            rest,
+            turns,
+        })
+    }
+
+    /// Reads no half of a write over several pages.
+    fn read_whole(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>, Option<Turns>) {
+        if out.is_empty() || is_in_page(at, out.len()) {
+            let (done, rest) = self.read_pages(at, out);
+            return (done, rest, None);
+        }
+        let segments = Segments::of(at, out.len() as u64);
+        for _ in 0..READ_TRIES {
+            let Some(turns) = self.slot.turns(segments) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let (done, rest) = self.read_pages(at, out);
+            if self.slot.is_turn(&turns) {
+                return (done, rest, Some(turns));
+            }
+        }
+        (0, Some(Why::Busy), None)
+    }
+
+    /// Whether bytes that were read inline, and others that were read elsewhere since, are of one instant.
+    pub fn is_of_one_instant(&self, read: &Read) -> bool {
+        read.turns.is_none_or(|turns| self.slot.is_turn(&turns))
     }
 
     fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>) {
@@ -388,8 +430,8 @@ impl<'a> File<'a> {
         source: Source<'_, '_>,
     ) -> Result<(), Why> {
         // Only a truncation matters: others may extend.
-        let still = || self.slot.size().same_cuts(seen);
-        let _stripes = self.lock_stripes(at, len)?;
+        let range = self.lock_range(at, len)?;
+        let still = |at| self.slot.size().same_cuts(seen) && range.is_held(at);
         self.check_pages(at, len)?;
         self.put(at, len, source, still).map_err(|(_, why)| why)?;
         self.wrote();
@@ -410,11 +452,11 @@ impl<'a> File<'a> {
         if at / PAGE_BYTES > old / PAGE_BYTES {
             return Err(Why::Far);
         }
-        let _stripes = self.lock_stripes(at, len)?;
+        let range = self.lock_range(at, len)?;
         self.check_pages(at, len)?;
         // Nobody else changes the size while the lock is held; if it does change, the daemon has lost its patience
         // and goes on without us.
-        let still = || self.slot.size() == seen;
+        let still = |at| self.slot.size() == seen && range.is_held(at);
         if let Err((done, why)) = self.put(at, len, source, still) {
             self.wipe(seen, old.max(at), at + done as u64);
             return Err(why);
@@ -457,24 +499,24 @@ impl<'a> File<'a> {
 
     /// A write over several pages excludes others that overlap it; one within a page needs no more than its latch.
     #[inline]
-    fn lock_stripes(&self, at: u64, len: usize) -> Result<Stripes<'a>, Why> {
-        let mut stripes = Stripes {
-            slot: self.slot,
-            held: [None; STRIPES],
+    fn lock_range(&self, at: u64, len: usize) -> Result<Locked<'a>, Why> {
+        let held = if is_in_page(at, len) {
+            Some(RangeHeld::none())
+        } else {
+            self.slot
+                .lock_range(Segments::of(at, len as u64), self.session.owner)
         };
-        if (at % PAGE_BYTES) as usize + len > PAGE {
-            for stripe in Slot::stripes_of(at, len as u64) {
-                let held = self.slot.stripe(stripe).lock(self.session.owner);
-                stripes.held[stripe] = Some(held.ok_or(Why::Busy)?);
-            }
-        }
-        Ok(stripes)
+        let held = held.ok_or(Why::Busy)?;
+        Ok(Locked {
+            slot: self.slot,
+            held,
+        })
     }
 
     /// Looks before it leaps: a write that stops half-way costs more than lookups.
     #[inline]
     fn check_pages(&self, at: u64, len: usize) -> Result<(), Why> {
-        if (at % PAGE_BYTES) as usize + len > PAGE {
+        if !is_in_page(at, len) {
             for (page, _, _) in pieces(at, len) {
                 self.memory.is_writable_page(self.key.with_page(page))?;
             }
@@ -489,7 +531,7 @@ impl<'a> File<'a> {
         at: u64,
         len: usize,
         mut source: Source<'_, '_>,
-        still: impl Fn() -> bool,
+        still: impl Fn(u64) -> bool,
     ) -> Result<(), (usize, Why)> {
         let (epoch, owner) = (self.memory.epoch(), self.session.owner);
         let (mut done, mut ring) = (0, false);
@@ -501,8 +543,9 @@ impl<'a> File<'a> {
                 self.memory.fetch_page(self.key.with_page(page + 1));
             }
             let written = source.next(len, |bytes| {
-                self.memory
-                    .write_if(key, within, bytes, owner, epoch, &still)
+                self.memory.write_if(key, within, bytes, owner, epoch, || {
+                    still(page * PAGE_BYTES)
+                })
             });
             match written {
                 // The slice hears of the page before the write is acknowledged, or the size covers it.
@@ -556,20 +599,30 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Stripe locks, given back on drop.
-struct Stripes<'a> {
+/// Words of the range lock, given back on drop.
+struct Locked<'a> {
     slot: &'a Slot,
-    held: [Option<Holding>; STRIPES],
+    held: RangeHeld,
 }
 
-impl Drop for Stripes<'_> {
-    fn drop(&mut self) {
-        for (stripe, held) in self.held.iter().enumerate() {
-            if let Some(held) = held {
-                self.slot.stripe(stripe).unlock(*held);
-            }
-        }
+impl Locked<'_> {
+    /// Whether bytes of the page at `at` may be written still.
+    #[inline]
+    fn is_held(&self, at: u64) -> bool {
+        self.slot.holds(&self.held, at)
     }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.slot.unlock_range(&self.held);
+    }
+}
+
+/// Whether bytes are of one page.
+#[inline]
+fn is_in_page(at: u64, len: usize) -> bool {
+    (at % PAGE_BYTES) as usize + len <= PAGE
 }
 
 #[cfg(test)]

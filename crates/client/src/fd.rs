@@ -9,7 +9,6 @@
 //! own go inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -327,7 +326,15 @@ fn read_at(
             read_ahead(open, session, &file, at, out.len(), &read);
             match read.rest {
                 None => return Some(Ok(read.done)),
-                Some(why) => (read.done, why),
+                Some(why) => {
+                    report::kernel(false, why);
+                    let result = read_by_kernel(open, out, at, read.done);
+                    if read.done == 0 || file.is_of_one_instant(&read) {
+                        return result;
+                    }
+                    // A write over several pages came between the two parts.
+                    return read_by_kernel(open, out, at, 0);
+                }
             }
         }
     };
@@ -502,7 +509,7 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     };
     let first = at / PAGE_BYTES;
     let end = at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
-    if is_clear(fd, first..end, write) {
+    if is_clear(fd, at, len, write) {
         return;
     }
     let pages = u32::try_from(end - first).unwrap_or(u32::MAX);
@@ -524,8 +531,9 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     }
 }
 
-/// Whether this process holds the latch of none of the pages that an access touches, as far as that can be told here.
-fn is_clear(fd: i32, pages: Range<u64>, write: bool) -> bool {
+/// Whether this process holds no latch and no lock that an access waits for, as far as that can be told here.
+fn is_clear(fd: i32, at: u64, len: usize, write: bool) -> bool {
+    let pages = at / PAGE_BYTES..at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
     let Some(Number::Described(open)) = description::number(fd) else {
         return false;
     };
@@ -535,9 +543,13 @@ fn is_clear(fd: i32, pages: Range<u64>, write: bool) -> bool {
     let Some(Ok(file)) = session::get(facts.session).map(|session| file(session, &facts)) else {
         return false;
     };
-    let Some(beyond) = file.size().ok().map(|size| size.div_ceil(PAGE_BYTES)) else {
+    let Ok(size) = file.size() else {
         return false;
     };
+    let beyond = size.div_ceil(PAGE_BYTES);
+    if file.is_locked_here(at, len, write && at.saturating_add(len as u64) > size) {
+        return false;
+    }
     // For a write that may go beyond the end the daemon clears what an interrupted one has left there.
     let left = match write && pages.end >= beyond {
         true => beyond.saturating_sub(1)..beyond + WRITE_MAX as u64 / PAGE_BYTES,

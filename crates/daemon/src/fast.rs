@@ -14,6 +14,7 @@ mod clients;
 mod extend;
 mod keeping;
 mod kernel_pages;
+mod range;
 mod slots;
 mod tokens;
 mod trusted;

@@ -5,10 +5,14 @@ use std::sync::Arc;
 use jericho_cache::{Error as CacheError, Grant, Intent, PAGES_PER_GET_MAX, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
+use jericho_shm::{Segments, Turns};
 
+use crate::fast::SlotFile;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
+/// Times that a read that waits for pages begins anew because a write over several pages came between.
+const READ_TRIES: u32 = 3;
 /// Furthest that is read ahead of a reader: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
 
@@ -35,6 +39,11 @@ struct Waiting<B, R> {
     buffer: B,
     len: usize,
     done: usize,
+    /// Of a read over several pages of a file that is written inline: what tells whether a write over several pages came
+    /// between.
+    whole: Option<(Arc<SlotFile>, Turns)>,
+    /// Times that it may begin anew for that.
+    tries: u32,
     reply: R,
 }
 
@@ -68,7 +77,19 @@ impl Mounted {
         let home = file.slice();
         self.accessed(home, offset, len);
         let (slice, out) = (self.slice(home), buffer.first(len));
-        let done = jericho_client::read(slice.memory(), file.ino(), offset, out, slice.epoch());
+        let ino = file.ino();
+        let mut read = || jericho_client::read(slice.memory(), ino, offset, out, slice.epoch());
+        let several = offset / PAGE_BYTES != (offset + len as u64 - 1) / PAGE_BYTES;
+        let written = several.then(|| self.fast.written_file(ino)).flatten();
+        let (done, whole) = match written {
+            None => (read(), None),
+            Some(written) => {
+                let segments = Segments::of(offset, len as u64);
+                let slot = self.fast.slot(&written);
+                let (done, turns) = written.range.read_whole(slot, segments, read);
+                (done, turns.map(|turns| (written, turns)))
+            }
+        };
         count(slice, offset, done, len);
         if done == len {
             self.read_ahead(handle, offset, len, size);
@@ -82,6 +103,8 @@ impl Mounted {
             buffer,
             len,
             done,
+            whole,
+            tries: READ_TRIES,
             reply,
         }
         .go();
@@ -139,6 +162,24 @@ where
         });
     }
 
+    /// Whether what was read is of before and after a write over several pages: then all is read again.
+    fn begins_anew(&mut self) -> bool {
+        let Some((file, turns)) = &mut self.whole else {
+            return false;
+        };
+        let slot = self.mounted.fast.slot(file);
+        if slot.is_turn(turns) || self.tries == 0 {
+            return false;
+        }
+        self.tries -= 1;
+        self.done = 0;
+        // While a writer holds a word, the old turns say again that something came between.
+        if let Some(now) = slot.turns(Segments::of(self.offset, self.len as u64)) {
+            *turns = now;
+        }
+        true
+    }
+
     fn got(mut self, granted: std::result::Result<Grant, CacheError>) {
         match granted {
             Ok(grant) => {
@@ -155,7 +196,7 @@ where
             Err(CacheError::Moved) => {}
             Err(error) => return (self.reply)(Err(error.into()), self.buffer),
         }
-        if self.done < self.len {
+        if self.done < self.len || self.begins_anew() {
             return self.go();
         }
         let len = finish(&self.mounted, &self.handle, self.offset, self.len);

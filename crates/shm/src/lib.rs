@@ -26,10 +26,11 @@ pub use call::{
 pub use control::{Control, SlotInfo, SlotWord};
 
 pub use entry::{Entry, Flags, Key, State};
+pub use lock::HELD_MAX;
 pub use lock::{Holding, Lock};
 pub use memory::{
     BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
     bookkeeping_bytes,
 };
 pub use ring::RingReader;
-pub use slots::{STRIPES, SizeWord, Slot, Slots};
+pub use slots::{Kept, RangeHeld, Segments, SizeWord, Slot, Slots, Turns, WORDS};

@@ -1,10 +1,14 @@
 //! Locks in shared memory among processes that may die, stop, or lie.
 //!
 //! A word: owner number in the low 16 bits (0: free), then 15 bits that count how often it was taken, bit 31 when
-//! somebody sleeps. Waiting is bounded, and who gives up goes another way. The lock of a dead owner is opened by the
-//! daemon, which may also take one from the living; who lost it finds out by the count.
+//! somebody sleeps. Waiting is bounded: a waiter goes on waiting while the lock changes hands, and gives up when one holder has kept
+//! it for a second (`Patience`). The daemon opens the lock of a dead owner, and takes away one that a living client has kept for that
+//! long; a holder that lost its lock finds out by the count.
+//!
+//! Who gives a lock back wakes one sleeper. The woken one takes the lock with the mark of sleepers, as others may sleep behind it, so
+//! each release wakes the next.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, Ordering, futex, spin_loop, yield_now};
 
@@ -14,17 +18,74 @@ const SLEEPERS: u32 = 1 << 31;
 // The model checker goes through every turn.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 const YIELDS: u32 = if cfg!(loom) { 0 } else { 64 };
+/// Comparisons that `take_over` makes before it stores.
+const TAKE_OVER_TRIES: u32 = if cfg!(loom) { 8 } else { 1000 };
+/// A sleeper looks again after that long: the one that was woken in its place may have died since.
 const SLEEP: Duration = Duration::from_millis(20);
+/// A holder that keeps a lock for that long is stopped, or lies: what is done under a lock takes milliseconds.
+pub const HELD_MAX: Duration = Duration::from_secs(1);
+/// Nobody waits longer for locks, whatever becomes of them: a client can make it look as if they changed hands for ever.
+pub const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// A lock word.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Lock(AtomicU32);
 
+/// How a waiter sleeps, and for how long it does.
+pub(crate) trait Wait {
+    /// Whether it gives up, as the lock's word is `seen` now, without the mark of sleepers.
+    fn is_over(&mut self, seen: u32) -> bool;
+    /// Sleeps while the word is `seen`; may return early.
+    fn wait(&mut self, word: &AtomicU32, seen: u32);
+}
+
+/// Waits while the lock changes hands.
+pub(crate) struct Patience {
+    begun: Instant,
+    seen: u32,
+    since: Instant,
+    looks: u32,
+}
+
+impl Patience {
+    pub(crate) fn new(lock: &Lock) -> Patience {
+        Patience::since(Instant::now(), lock.seen())
+    }
+
+    /// Of a waiter that saw the word first at `begun`.
+    pub(crate) fn since(begun: Instant, seen: u32) -> Patience {
+        Patience {
+            begun,
+            seen,
+            since: begun,
+            looks: 0,
+        }
+    }
+}
+
+impl Wait for Patience {
+    fn is_over(&mut self, seen: u32) -> bool {
+        if cfg!(loom) {
+            self.looks += 1;
+            return self.looks > 1;
+        }
+        let now = Instant::now();
+        if seen != self.seen {
+            (self.seen, self.since) = (seen, now);
+        }
+        now - self.since >= HELD_MAX || now - self.begun >= WAIT_MAX
+    }
+
+    fn wait(&mut self, word: &AtomicU32, seen: u32) {
+        futex::wait(word, seen, SLEEP);
+    }
+}
+
 /// One time that a lock was taken: the word without the mark of sleepers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a lock is given back with it"]
-pub struct Holding(u32);
+pub struct Holding(pub(crate) u32);
 
 impl Holding {
     /// The next after a word, whoever had it.
@@ -59,14 +120,16 @@ impl Lock {
         Some(mine)
     }
 
-    /// Takes the lock for `owner` (not 0). `None` when somebody held it for some 20 ms.
+    /// Takes the lock for `owner` (not 0). `None` when one holder has kept it for `HELD_MAX`.
     #[inline]
     pub fn lock(&self, owner: u16) -> Option<Holding> {
-        self.try_lock(owner).or_else(|| self.lock_slowly(owner))
+        self.try_lock(owner)
+            .or_else(|| self.lock_slowly(owner, &mut Patience::new(self)))
     }
 
+    /// As `lock`, when it is held and for a waiter that has waited for others before.
     #[cold]
-    fn lock_slowly(&self, owner: u16) -> Option<Holding> {
+    pub(crate) fn lock_slowly(&self, owner: u16, waiter: &mut impl Wait) -> Option<Holding> {
         for turn in 0..SPINS + YIELDS {
             if turn < SPINS {
                 spin_loop();
@@ -77,20 +140,27 @@ impl Lock {
                 return Some(held);
             }
         }
-        let word = self.0.load(Ordering::Relaxed);
-        if word & OWNER != 0 {
-            let marked = word | SLEEPERS;
-            if word == marked
-                || self
-                    .0
-                    .compare_exchange(word, marked, Ordering::Relaxed, Ordering::Relaxed)
-                    .is_ok()
-            {
-                futex::wait(&self.0, marked, SLEEP);
+        loop {
+            let word = self.0.load(Ordering::Relaxed);
+            if word & OWNER != 0 {
+                if waiter.is_over(word & !SLEEPERS) {
+                    return None;
+                }
+                let marked = word | SLEEPERS;
+                if word == marked
+                    || self
+                        .0
+                        .compare_exchange(word, marked, Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok()
+                {
+                    waiter.wait(&self.0, marked);
+                }
+            }
+            // Others may sleep still: the mark stays, at the cost of one needless wake-up.
+            if let Some(held) = self.try_lock_marked(owner, SLEEPERS) {
+                return Some(held);
             }
         }
-        // Others may sleep still: whoever was woken leaves the mark, at the cost of one needless wake-up.
-        self.try_lock_marked(owner, SLEEPERS)
     }
 
     /// Gives it back. False when it was taken away meanwhile; then nothing is changed.
@@ -111,9 +181,22 @@ impl Lock {
             .compare_exchange(marked, free, Ordering::Release, Ordering::Relaxed)
             .is_ok();
         if opened {
-            futex::wake_all(&self.0);
+            futex::wake_one(&self.0);
         }
         opened
+    }
+
+    /// What tells one time that the lock was free from the next; `None`: somebody has it. Acquire: what was done under it is seen.
+    #[inline]
+    pub(crate) fn turn(&self) -> Option<u32> {
+        let word = self.0.load(Ordering::Acquire);
+        (word & OWNER == 0).then_some(word & !SLEEPERS)
+    }
+
+    /// The word now, without the mark of sleepers.
+    #[inline]
+    pub(crate) fn seen(&self) -> u32 {
+        self.0.load(Ordering::Relaxed) & !SLEEPERS
     }
 
     /// Whether it was not taken away meanwhile.
@@ -130,18 +213,24 @@ impl Lock {
 
     /// Takes the lock for `owner`, whoever has it.
     pub fn take_over(&self, owner: u16) -> Holding {
-        loop {
-            let word = self.0.load(Ordering::Relaxed);
+        let mut word = self.0.load(Ordering::Relaxed);
+        for _ in 0..TAKE_OVER_TRIES {
             let mine = Holding::after(word, owner);
             // With the mark, as those that slept before sleep on.
-            if self
-                .0
-                .compare_exchange(word, mine.0 | SLEEPERS, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
-                return mine;
+            match self.0.compare_exchange(
+                word,
+                mine.0 | SLEEPERS,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return mine,
+                Err(now) => word = now,
             }
         }
+        // A client changes the word all the time, to keep the daemon here.
+        let mine = Holding::after(word, owner);
+        self.0.swap(mine.0 | SLEEPERS, Ordering::AcqRel);
+        mine
     }
 
     /// Opens it if `owner`, who is dead, holds it.
@@ -184,6 +273,28 @@ mod tests {
             }
         });
         assert_eq!(counter.into_inner(), 80_000);
+    }
+
+    #[test]
+    fn two_who_hold_a_lock_for_a_while_never_give_up() {
+        let lock = Lock::new();
+        std::thread::scope(|scope| {
+            for owner in [7, 8] {
+                let lock = &lock;
+                scope.spawn(move || {
+                    for turn in 0..5000 {
+                        let held = lock
+                            .lock(owner)
+                            .unwrap_or_else(|| panic!("gave up at {turn}"));
+                        let begun = Instant::now();
+                        while begun.elapsed() < Duration::from_micros(200) {
+                            spin_loop();
+                        }
+                        assert!(lock.unlock(held), "taken away at {turn}");
+                    }
+                });
+            }
+        });
     }
 
     #[test]

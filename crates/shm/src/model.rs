@@ -5,6 +5,7 @@
 //! the weakest order, as a copy may tear.
 
 mod death;
+mod range;
 mod readers;
 mod ring;
 mod size;

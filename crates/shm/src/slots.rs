@@ -2,18 +2,20 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use jericho_sys::memory::Mapping;
 
-use crate::lock::{Holding, Lock};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, futex};
+use crate::lock::{Holding, Lock, Patience};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 
-/// Stripe locks of a slot.
-pub const STRIPES: usize = 15;
+/// Words of a slot's range lock.
+pub const WORDS: usize = 30;
 const HEADER: usize = 4096;
 const SIZE_BITS: u32 = 46;
-/// Bytes to a stripe.
-const STRIPE_SHIFT: u32 = 20;
+/// Bytes to a segment.
+const SEGMENT_SHIFT: u32 = 16;
+const ALL_WORDS: u32 = (1 << WORDS) - 1;
 
 /// A file's size with the count of its truncations: `[cuts:18][bytes:46]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,11 +52,101 @@ pub struct Slot {
     modified: AtomicU64,
     _unused: [u64; 6],
     extend: Lock,
-    stripes: [Lock; STRIPES],
+    _unused_behind_extend: [u32; 15],
+    words: [Lock; WORDS],
+    _unused_behind_words: [u32; 2],
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Slot>() == 128);
+const _: () = {
+    assert!(size_of::<Slot>() == 256);
+    assert!(std::mem::offset_of!(Slot, extend) == 64 && std::mem::offset_of!(Slot, words) == 128);
+};
+
+/// The words of the range lock that cover some bytes, a bit for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segments(u32);
+
+impl Segments {
+    /// Those of bytes `[offset, offset + len)`. `len` > 0.
+    #[inline]
+    pub fn of(offset: u64, len: u64) -> Segments {
+        let first = offset >> SEGMENT_SHIFT;
+        let count = ((offset + len - 1) >> SEGMENT_SHIFT) - first + 1;
+        if count >= WORDS as u64 {
+            return Segments(ALL_WORDS);
+        }
+        let bits = ((1u64 << count) - 1) << (first % WORDS as u64);
+        // The words are a ring.
+        Segments((bits as u32 | (bits >> WORDS) as u32) & ALL_WORDS)
+    }
+
+    /// The word of the segment that a byte is in.
+    #[inline]
+    pub fn word_of(offset: u64) -> usize {
+        ((offset >> SEGMENT_SHIFT) % WORDS as u64) as usize
+    }
+
+    /// The words, in the order in which they are taken.
+    #[inline]
+    pub fn words(self) -> impl Iterator<Item = usize> {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let word = left.trailing_zeros() as usize;
+            left &= left.wrapping_sub(1);
+            (word < WORDS).then_some(word)
+        })
+    }
+}
+
+/// Words of the range lock that are held.
+#[derive(Debug)]
+#[must_use = "they are given back with it"]
+pub struct RangeHeld {
+    segments: Segments,
+    /// Of words that are not held: 0.
+    words: [u32; WORDS],
+}
+
+impl RangeHeld {
+    /// No words.
+    #[inline]
+    pub fn none() -> RangeHeld {
+        RangeHeld {
+            segments: Segments(0),
+            words: [0; WORDS],
+        }
+    }
+
+    /// Which words.
+    pub fn segments(&self) -> Segments {
+        self.segments
+    }
+
+    #[inline]
+    fn add(&mut self, word: usize, held: Holding) {
+        self.segments.0 |= 1 << word;
+        self.words[word] = held.0;
+    }
+}
+
+/// What becomes of a word that one holder keeps for long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// The waiter gives up.
+    GiveUp,
+    /// It waits on: the holder is known and works.
+    WaitOn,
+    /// The waiter takes it away.
+    TakeAway,
+}
+
+/// The words of the range lock when nobody held them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turns {
+    segments: Segments,
+    words: [u32; WORDS],
+}
 
 impl Slot {
     #[cfg(all(test, loom))]
@@ -64,7 +156,9 @@ impl Slot {
             modified: AtomicU64::new(0),
             _unused: [0; 6],
             extend: Lock::new(),
-            stripes: std::array::from_fn(|_| Lock::new()),
+            _unused_behind_extend: [0; 15],
+            words: std::array::from_fn(|_| Lock::new()),
+            _unused_behind_words: [0; 2],
         }
     }
 
@@ -172,28 +266,128 @@ impl Slot {
         !self.extend.is_held_by(0) && !self.extend.is_held_by(daemon)
     }
 
-    /// Stripes that bytes `[offset, offset + len)` fall into, in the order in which they are locked. `len` > 0.
+    /// Takes the words of a write over several pages. `None` when one holder has kept one of them for `HELD_MAX`.
     #[inline]
-    pub fn stripes_of(offset: u64, len: u64) -> impl Iterator<Item = usize> {
-        let first = offset >> STRIPE_SHIFT;
-        let last = (offset + len - 1) >> STRIPE_SHIFT;
-        let mut wanted = 0u32;
-        for mib in first..=last.min(first + STRIPES as u64 - 1) {
-            wanted |= 1 << (mib % STRIPES as u64);
-        }
-        (0..STRIPES).filter(move |stripe| wanted >> stripe & 1 != 0)
+    pub fn lock_range(&self, segments: Segments, owner: u16) -> Option<RangeHeld> {
+        self.lock_range_or(segments, owner, |_| Kept::GiveUp)
     }
 
-    /// A stripe's lock.
+    /// The same; `kept` says what to do about a word that one holder has kept for that long.
     #[inline]
-    pub fn stripe(&self, stripe: usize) -> &Lock {
-        &self.stripes[stripe]
+    pub fn lock_range_or(
+        &self,
+        segments: Segments,
+        owner: u16,
+        kept: impl FnMut(usize) -> Kept,
+    ) -> Option<RangeHeld> {
+        let mut held = RangeHeld::none();
+        for word in segments.words() {
+            match self.words[word].try_lock(owner) {
+                Some(holding) => held.add(word, holding),
+                None => return self.lock_rest(held, segments, owner, kept),
+            }
+        }
+        Some(held)
+    }
+
+    #[cold]
+    fn lock_rest(
+        &self,
+        mut held: RangeHeld,
+        segments: Segments,
+        owner: u16,
+        mut kept: impl FnMut(usize) -> Kept,
+    ) -> Option<RangeHeld> {
+        // All are looked at now, so that a stopped holder of several is waited for once.
+        let begun = Instant::now();
+        let seen: [u32; WORDS] = std::array::from_fn(|word| self.words[word].seen());
+        for word in Segments(segments.0 & !held.segments.0).words() {
+            let lock = &self.words[word];
+            let mut patience = Patience::since(begun, seen[word]);
+            let holding = loop {
+                let taken = lock.try_lock(owner);
+                let taken = taken.or_else(|| lock.lock_slowly(owner, &mut patience));
+                match taken.map_or_else(|| Err(kept(word)), Ok) {
+                    Ok(holding) => break holding,
+                    Err(Kept::WaitOn) => patience = Patience::new(lock),
+                    Err(Kept::TakeAway) => break lock.take_over(owner),
+                    Err(Kept::GiveUp) => {
+                        self.unlock_range(&held);
+                        return None;
+                    }
+                }
+            };
+            held.add(word, holding);
+        }
+        Some(held)
+    }
+
+    /// Gives words back.
+    #[inline]
+    pub fn unlock_range(&self, held: &RangeHeld) {
+        for word in held.segments.words() {
+            // False for one that was taken away.
+            self.words[word].unlock(Holding(held.words[word]));
+        }
+    }
+
+    /// Whether the word of a byte's segment is not held, or was not taken away from its holder. A writer over several pages looks
+    /// under each page's latch: who takes a word away writes the page after that, so a late write never covers a newer one.
+    #[inline]
+    pub fn holds(&self, held: &RangeHeld, offset: u64) -> bool {
+        let word = Segments::word_of(offset);
+        held.segments.0 >> word & 1 == 0 || self.words[word].is_held(Holding(held.words[word]))
+    }
+
+    /// The words' turns; `None` when one is held. What was written under them before is seen.
+    #[inline]
+    pub fn turns(&self, segments: Segments) -> Option<Turns> {
+        let mut turns = Turns {
+            segments,
+            words: [0; WORDS],
+        };
+        for word in segments.words() {
+            turns.words[word] = self.words[word].turn()?;
+        }
+        Some(turns)
+    }
+
+    /// Whether nobody has taken one of the words since: what was read between is of no half write.
+    #[inline]
+    pub fn is_turn(&self, turns: &Turns) -> bool {
+        fence(Ordering::Acquire);
+        let mut words = turns.segments.words();
+        words.all(|word| self.words[word].seen() == turns.words[word])
+    }
+
+    /// Whether `owner` holds one of the words.
+    pub fn has_range_of(&self, segments: Segments, owner: u16) -> bool {
+        segments
+            .words()
+            .any(|word| self.words[word].is_held_by(owner))
+    }
+
+    /// The daemon takes words away from `owner`, which asks for it, and opens them.
+    pub fn take_range_from(&self, segments: Segments, owner: u16, daemon: u16) {
+        for word in segments.words() {
+            let lock = &self.words[word];
+            if lock.is_held_by(owner) {
+                let held = lock.take_over(daemon);
+                lock.unlock(held);
+            }
+        }
+    }
+
+    /// A word's lock.
+    #[inline]
+    pub fn word(&self, word: usize) -> &Lock {
+        &self.words[word]
     }
 
     /// The daemon gives the slot to another file: opens all locks. Their holders wrote the file before, and are dead or have
     /// closed it in the middle of a write.
     pub fn open_all(&self, daemon: u16) {
-        for lock in std::iter::once(&self.extend).chain(&self.stripes) {
+        for lock in std::iter::once(&self.extend).chain(&self.words) {
             if !lock.is_held_by(0) {
                 let held = lock.take_over(daemon);
                 lock.unlock(held);
@@ -204,7 +398,7 @@ impl Slot {
     /// Opens all locks that `owner`, who is dead, holds.
     pub fn open_dead(&self, owner: u16) {
         self.extend.open_dead(owner);
-        self.stripes.iter().for_each(|lock| lock.open_dead(owner));
+        self.words.iter().for_each(|lock| lock.open_dead(owner));
     }
 }
 
@@ -306,11 +500,60 @@ mod tests {
     }
 
     #[test]
-    fn stripes_come_in_order_and_cover_the_range() {
-        let of = |offset, len| Slot::stripes_of(offset, len).collect::<Vec<_>>();
+    fn segments_come_in_order_and_cover_the_range() {
+        let of = |offset, len| Segments::of(offset, len).words().collect::<Vec<_>>();
         assert_eq!(of(0, 1), [0]);
-        assert_eq!(of((1 << 20) - 1, 2), [0, 1]);
-        assert_eq!(of(14 << 20, 2 << 20), [0, 14]);
-        assert_eq!(of(3 << 20, 1 << 30).len(), STRIPES);
+        assert_eq!(of((1 << 16) - 1, 2), [0, 1]);
+        assert_eq!(of(29 << 16, 2 << 16), [0, 29]);
+        assert_eq!(of(29 << 16, 1), [29]);
+        assert_eq!(of(31 << 16, 3 << 16), [1, 2, 3]);
+        for len in [29, 30, 31, 1 << 20] {
+            let words = of(7 << 16, len << 16);
+            assert_eq!(words.len(), WORDS.min(len as usize));
+            assert!(words.is_sorted());
+        }
+        for at in (0..1u64 << 30).step_by(9 << 12) {
+            assert!(of(at, 1 << 18).contains(&Segments::word_of(at)));
+        }
+    }
+
+    #[test]
+    fn a_stopped_holder_of_many_words_is_waited_for_once() {
+        let slots = Slots::create("test", 1).unwrap();
+        let slot = slots.slot(0).unwrap();
+        let all = Segments::of(0, 1 << 30);
+        let stopped = slot.lock_range(all, 7).unwrap();
+        let asked = std::cell::Cell::new(0);
+        let begun = Instant::now();
+        let held = slot.lock_range_or(all, 1, |_| {
+            asked.set(asked.get() + 1);
+            Kept::TakeAway
+        });
+        assert!(held.is_some());
+        assert_eq!(asked.get(), WORDS);
+        // A second for each would be half a minute.
+        assert!(begun.elapsed() >= crate::lock::HELD_MAX);
+        assert!(begun.elapsed() < 15 * crate::lock::HELD_MAX);
+        assert!((0..WORDS as u64).all(|n| !slot.holds(&stopped, n << 16)));
+        slot.unlock_range(&stopped);
+        assert!(slot.has_range_of(all, 1) && !slot.has_range_of(all, 7));
+        slot.unlock_range(&held.unwrap());
+        assert!(slot.turns(all).is_some());
+    }
+
+    #[test]
+    fn a_reader_notices_a_writer_before_beside_and_between() {
+        let slots = Slots::create("test", 1).unwrap();
+        let slot = slots.slot(0).unwrap();
+        let read = Segments::of(0, 1 << 17);
+        let turns = slot.turns(read).unwrap();
+        let other = slot.lock_range(Segments::of(2 << 16, 9), 7).unwrap();
+        assert!(slot.is_turn(&turns), "another segment");
+        let held = slot.lock_range(Segments::of(1 << 16, 9), 7).unwrap();
+        assert!(!slot.is_turn(&turns) && slot.turns(read).is_none());
+        slot.unlock_range(&held);
+        assert!(!slot.is_turn(&turns), "it was there");
+        assert!(slot.turns(read).is_some_and(|turns| slot.is_turn(&turns)));
+        slot.unlock_range(&other);
     }
 }

@@ -124,11 +124,30 @@ mod modelled {
     pub(crate) fn yield_now() {}
 
     pub(crate) mod futex {
-        //! Waits that end at once, as real ones may.
+        //! Waits that end at once, as real ones may. `sleep` is one that ends when somebody is woken, and only then: the model of
+        //! a lock shows by it that nobody sleeps over a lock that is free.
 
         use std::time::Duration;
 
-        use super::AtomicU32;
+        use loom::sync::{Condvar, Mutex};
+
+        use super::{AtomicU32, Ordering};
+
+        loom::lazy_static! {
+            static ref QUEUE: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+        }
+
+        pub fn sleep(word: &AtomicU32, seen: u32) {
+            let queue = QUEUE.0.lock().unwrap();
+            if word.load(Ordering::SeqCst) == seen {
+                drop(QUEUE.1.wait(queue).unwrap());
+            }
+        }
+
+        pub fn wake_one(_word: &AtomicU32) {
+            let _queue = QUEUE.0.lock().unwrap();
+            QUEUE.1.notify_one();
+        }
 
         pub fn wait(_word: &AtomicU32, _seen: u32, _timeout: Duration) {}
         pub fn wait_forever(_word: &AtomicU32, _seen: u32) {}

@@ -17,6 +17,11 @@ pub fn wait_forever(word: &AtomicU32, expected: u32) {
     let _ = rustix::thread::futex::wait(word, Flags::empty(), expected, None);
 }
 
+/// Wakes one who sleeps on `word`: the one that has slept longest.
+pub fn wake_one(word: &AtomicU32) {
+    let _ = rustix::thread::futex::wake(word, Flags::empty(), 1);
+}
+
 /// Wakes everybody who sleeps on `word`.
 pub fn wake_all(word: &AtomicU32) {
     let _ = rustix::thread::futex::wake(word, Flags::empty(), i32::MAX as u32);

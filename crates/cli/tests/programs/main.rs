@@ -21,6 +21,7 @@ mod interrupted;
 mod keeper;
 mod killed;
 mod large;
+mod overlapping;
 mod program;
 mod rehome;
 mod roles;

@@ -280,7 +280,7 @@ fn a_lock_that_nobody_gives_back_sends_writers_to_the_kernel() {
     assert_eq!(append(file(&client), b"x"), Err(Why::Busy));
     assert_eq!(write(file(&client), 2 * 4096, b"x"), Err(Why::Busy));
     assert_eq!(write(file(&client), 0, b"x"), Ok(()), "within the file");
-    assert!(volume.slot().stripe(0).try_lock(99).is_some());
+    assert!(volume.slot().word(0).try_lock(99).is_some());
     assert_eq!(write(file(&client), 0, &[1; 5000]), Err(Why::Busy));
     assert_eq!(write(file(&client), 0, b"x"), Ok(()), "within a page");
     volume.slot().open_dead(99);
@@ -363,6 +363,34 @@ fn overlapping_writes_over_several_pages_end_as_one_or_the_other() {
             assert!(all[100 + len..][..SHIFT].iter().all(|b| *b == 2));
             let both = &all[100 + SHIFT..100 + len];
             assert!(both.iter().all(|b| *b == both[0]), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn a_read_of_several_pages_never_sees_half_of_a_write() {
+    const PAGES: usize = 5;
+    let volume = Volume::new(64);
+    volume.reserve(0..PAGES as u64);
+    volume.slot().set_size((PAGES * PAGE) as u64, false);
+    let (writer, reader) = (volume.client(true), volume.client(false));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for byte in 1..=3000u32 {
+                write(file(&writer), 0, &[byte as u8; PAGES * PAGE]).expect("nobody keeps a lock");
+                // Else readers have no gap.
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let (mut out, mut whole) = ([0; PAGES * PAGE], 0);
+        while !stop.load(Ordering::Relaxed) || whole == 0 {
+            let read = file(&reader).read(0, &mut out);
+            if read.rest.is_none() {
+                assert!(out.iter().all(|byte| *byte == out[0]), "half of a write");
+                whole += 1;
+            }
         }
     });
 }
@@ -456,7 +484,7 @@ fn a_writer_that_stops_half_way_leaves_zeros_behind_the_end() {
     // The second page goes away after it was looked at.
     let held = file(&client);
     let seen = volume.slot().size();
-    held.put(4000, 5000, Source::new(&[IoSlice::new(&[7; 5000])]), || {
+    held.put(4000, 5000, Source::new(&[IoSlice::new(&[7; 5000])]), |_| {
         true
     })
     .unwrap();

@@ -3,11 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use jericho_cache::{Intent, Object, PAGES_PER_GET_MAX, Place};
-use jericho_format::PAGE_BYTES;
+use jericho_cache::{Intent, OWNER_DAEMON, Object, PAGES_PER_GET_MAX, Place};
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::fs::CAPABILITY;
 use jericho_fs::types::Ino;
-use jericho_shm::{Answer, Call, Refusal, SlotInfo};
+use jericho_shm::{Answer, Call, Refusal, Segments, SlotInfo};
+
+use super::SlotFile;
 
 use crate::handle::Handle;
 use crate::mounted::Mounted;
@@ -111,7 +113,33 @@ impl Mounted {
             let from = beyond.saturating_sub(1);
             left += slice.give_up_latches(&object, from..beyond + u64::from(PAGES_MAX), owner);
         }
+        if left == 0
+            && let Some(slot_file) = self.fast.written_file(file.ino())
+        {
+            let (slot, bytes) = (self.fast.slot(&slot_file), u64::from(pages) * PAGE_BYTES);
+            let at = first.saturating_mul(PAGE_BYTES);
+            if bytes > 0 && at < FILE_BYTES_MAX {
+                slot.take_range_from(Segments::of(at, bytes), owner, OWNER_DAEMON);
+            }
+            if end > beyond || first.saturating_add(1) >= beyond {
+                self.take_extend_lock_from(&slot_file, owner);
+            }
+        }
         left
+    }
+
+    /// Takes the extend lock away from a client that asks for it in the middle of a write, and clears what that has left behind the
+    /// end of the file.
+    fn take_extend_lock_from(&self, slot_file: &SlotFile, owner: u16) {
+        let slot = self.fast.slot(slot_file);
+        if !slot.is_extended_by(owner) {
+            return;
+        }
+        // As `Slot::seize`.
+        let held = slot.extend_lock().take_over(OWNER_DAEMON);
+        slot.cut();
+        self.clear_seized(slot_file);
+        slot.extend_lock().unlock(held);
     }
 
     fn grant<R>(self: &Arc<Self>, handle: &Arc<Handle>, write: bool, reply: R)

@@ -13,6 +13,7 @@ use jericho_shm::{SizeWord, Slot, SlotInfo};
 use super::Fast;
 use super::extend::Extend;
 use super::kernel_pages::KernelPages;
+use super::range::RangeHolders;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
@@ -32,6 +33,8 @@ pub(crate) struct SlotFile {
     pub kernel_pages: KernelPages,
     /// The daemon's hold on the slot's extend lock.
     pub extend: Extend,
+    /// The daemon's hold on the words of the range lock.
+    pub range: RangeHolders,
 }
 
 /// What an open handle was granted.
@@ -135,6 +138,7 @@ impl Fast {
                     mapped: AtomicU32::new(0),
                     kernel_pages: KernelPages::default(),
                     extend: Extend::default(),
+                    range: RangeHolders::default(),
                 });
                 self.slot(&made).open_all(OWNER_DAEMON);
                 self.slot(&made).set_size(file.size(), true);

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use jericho_cache::OWNER_DAEMON;
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Holding, Slot};
+use jericho_shm::{RangeHeld, Segments};
 
 use super::SlotFile;
 use crate::mounted::Mounted;
@@ -14,13 +13,12 @@ pub(crate) struct WriteGuard {
     mounted: Arc<Mounted>,
     file: Arc<SlotFile>,
     extend: bool,
-    stripes: Vec<(usize, Holding)>,
+    range: RangeHeld,
 }
 
 impl WriteGuard {
-    /// For a write of `len` bytes at `offset` (`None`: at the end), if clients write the file inline. A
-    /// stripe that can't be had within some time is gone without, and the extend lock is then taken away: a client
-    /// that stopped must not stop others.
+    /// For a write of `len` bytes at `offset` (`None`: at the end), if clients write the file inline. A lock that a client
+    /// has kept for a second is taken away: a client that stopped must not stop others.
     pub fn take(
         mounted: &Arc<Mounted>,
         file: Arc<SlotFile>,
@@ -30,17 +28,11 @@ impl WriteGuard {
         let slot = mounted.fast.slot(&file);
         let beyond = offset.is_none_or(|offset| offset + len > slot.size().bytes());
         let seized = beyond && file.extend.hold(slot);
-        let mut stripes = vec![];
-        if let Some(offset) = offset
-            && len > 0
-            && offset / PAGE_BYTES != (offset + len - 1) / PAGE_BYTES
-        {
-            for stripe in Slot::stripes_of(offset, len) {
-                if let Some(held) = slot.stripe(stripe).lock(OWNER_DAEMON) {
-                    stripes.push((stripe, held));
-                }
-            }
-        }
+        let several = offset
+            .filter(|offset| len > 0 && offset / PAGE_BYTES != (offset + len - 1) / PAGE_BYTES);
+        let range = several.map_or_else(RangeHeld::none, |offset| {
+            file.range.lock(slot, Segments::of(offset, len))
+        });
         match seized {
             true => mounted.clear_seized(&file),
             false => mounted.settle_file(&file),
@@ -49,7 +41,7 @@ impl WriteGuard {
             mounted: mounted.clone(),
             file,
             extend: beyond,
-            stripes,
+            range,
         }
     }
 }
@@ -57,9 +49,7 @@ impl WriteGuard {
 impl Drop for WriteGuard {
     fn drop(&mut self) {
         let slot = self.mounted.fast.slot(&self.file);
-        for (stripe, held) in self.stripes.iter().rev() {
-            slot.stripe(*stripe).unlock(*held);
-        }
+        self.file.range.unlock(slot, &self.range);
         if self.extend {
             self.file.extend.give_back(slot);
         }

@@ -1,0 +1,88 @@
+//! Writes over several pages that overlap end as one or the other, and reads over several pages see none of a write or all of it:
+//! inline, through the mount, and both at once.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::program::{under_run, within_limit};
+use crate::volume::Volume;
+
+const BYTES: usize = 60_000;
+const AT: u64 = 3_000;
+const SECONDS: u64 = 3;
+
+/// Writes the same bytes again and again, each time others, and reads; says how often it did.
+const PROGRAM: &str = "
+import os, sys, time
+first, at, count = map(int, sys.argv[1:4])
+file = os.open('f', os.O_RDWR)
+end, n = time.monotonic() + float(sys.argv[4]), 0
+while time.monotonic() < end or n < 50:
+    os.pwrite(file, bytes([first + n % 100]) * count, at)
+    seen = os.pread(file, count, at)
+    if seen.count(seen[:1]) != count:
+        sys.exit('half of a write after %d writes' % n)
+    n += 1
+print(n)
+";
+
+fn run(inline: usize, by_mount: usize) {
+    let volume = Volume::mounted("256M", 2, "32M");
+    std::fs::write(volume.at("f"), vec![0; 100_000]).expect("write");
+    let programs: Vec<_> = (0..inline + by_mount)
+        .map(|n| {
+            let mut command = match n < inline {
+                true => under_run("python3"),
+                false => within_limit("python3"),
+            };
+            command
+                .args(["-c", PROGRAM, &(1 + n * 100).to_string()])
+                .args([AT.to_string(), BYTES.to_string(), SECONDS.to_string()])
+                .current_dir(volume.mnt())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            command.spawn().expect("python3")
+        })
+        .collect();
+    // Reads without the library meanwhile.
+    let (file, mut bytes, mut reads) =
+        (File::open(volume.at("f")).expect("open"), vec![0; BYTES], 0);
+    let end = Instant::now() + Duration::from_secs(SECONDS);
+    while Instant::now() < end || reads == 0 {
+        file.read_exact_at(&mut bytes, AT).expect("read");
+        assert!(
+            bytes.iter().all(|b| *b == bytes[0]),
+            "half of a write after {reads} reads"
+        );
+        reads += 1;
+    }
+    for program in programs {
+        let output = program.wait_with_output().expect("it ends");
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    file.read_exact_at(&mut bytes, AT).expect("read");
+    assert!(
+        bytes.iter().all(|b| *b == bytes[0]),
+        "two writes were mixed"
+    );
+    let log = volume.log();
+    assert!(!log.contains("for too long"), "{log}");
+    drop(file);
+    volume.finish();
+}
+
+#[test]
+fn of_two_programs_that_write_inline() {
+    run(2, 0);
+}
+
+#[test]
+fn of_one_inline_and_one_by_the_mount() {
+    run(1, 1);
+}

@@ -1,0 +1,95 @@
+//! The locks of a slot among writers over several pages, and the readers that must see none of their writes by half.
+
+use loom::thread;
+
+use super::*;
+use crate::lock::{Lock, Wait};
+use crate::slots::{Segments, Slot};
+use crate::sync::{AtomicU32, futex};
+
+const DAEMON: u16 = 1;
+
+/// Sleeps until it is woken, for ever if need be, and never gives up while the lock changes hands.
+struct Sleeper;
+
+impl Wait for Sleeper {
+    fn is_over(&mut self, _seen: u32) -> bool {
+        false
+    }
+
+    fn wait(&mut self, word: &AtomicU32, seen: u32) {
+        futex::sleep(word, seen);
+    }
+}
+
+#[test]
+fn waiters_of_a_lock_that_changes_hands_all_get_it_and_none_sleeps_for_ever() {
+    explore(["[true, true]"], |notes| {
+        let (lock, inside) = (Arc::new(Lock::new()), Alone::new());
+        let held = lock.try_lock(DAEMON).unwrap();
+        let waiters = [2, 3].map(|owner| {
+            let (lock, inside) = (lock.clone(), inside.clone());
+            thread::spawn(move || {
+                let held = lock.try_lock(owner);
+                let held = held.or_else(|| lock.lock_slowly(owner, &mut Sleeper));
+                let Some(held) = held else { return false };
+                inside.enter();
+                lock.unlock(held)
+            })
+        });
+        inside.enter();
+        assert!(lock.unlock(held));
+        notes.add(join(waiters));
+        assert!(lock.try_lock(4).is_some(), "free in the end");
+    });
+}
+
+#[test]
+fn who_lost_a_word_writes_nothing_over_its_next_holder() {
+    explore(["false", "true"], |notes| {
+        let (slot, slice) = (Arc::new(Slot::new(2)), Slice::with_page(Flags::BACKED));
+        let held = slot.lock_range(Segments::of(0, 1), 7).unwrap();
+        let loser = thread::spawn({
+            let (slot, slice) = (slot.clone(), slice.clone());
+            move || {
+                let done = slice.write_surely(7, &[(0, 7)], || slot.holds(&held, 0));
+                slot.unlock_range(&held);
+                done.is_ok()
+            }
+        });
+        let mine = slot.word(0).take_over(DAEMON);
+        slice.write_surely(DAEMON, &[(0, 9)], || true).unwrap();
+        assert!(slot.word(0).unlock(mine), "the loser did not open it");
+        notes.add(loser.join().unwrap());
+        assert_eq!(slice.read(0, key(1)).unwrap()[0], 9);
+    });
+}
+
+#[test]
+fn a_reader_of_several_pages_sees_none_of_a_write_or_all_of_it() {
+    explore(["None", "Some(1)", "Some(2)"], |notes| {
+        // Two words that are written one after the other stand for two pages.
+        let (slot, slice) = (Arc::new(Slot::new(2)), Slice::with_page(Flags::BACKED));
+        let writer = thread::spawn({
+            let (slot, slice) = (slot.clone(), slice.clone());
+            move || {
+                let held = slot.lock_range(Segments::of(0, 1), 7).unwrap();
+                slice.write_surely(7, &[(0, 2)], || true).unwrap();
+                slice.write_surely(7, &[(1, 2)], || true).unwrap();
+                slot.unlock_range(&held);
+            }
+        });
+        let read = || {
+            let turns = slot.turns(Segments::of(0, 1))?;
+            let first = slice.read(0, key(1))?[0];
+            let second = slice.read(0, key(1))?[1];
+            slot.is_turn(&turns).then_some((first, second))
+        };
+        let read = read();
+        if let Some((first, second)) = read {
+            assert_eq!(first, second, "half of a write");
+        }
+        notes.add(read.map(|(first, _)| first));
+        writer.join().unwrap();
+    });
+}
