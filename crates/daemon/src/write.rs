@@ -79,9 +79,14 @@ impl Mounted {
         mode: WriteMode,
     ) -> usize {
         let file = &handle.file;
+        if data.is_empty() {
+            return 0;
+        }
         let end = offset.checked_add(data.len() as u64);
+        // An append is made whole or not at all: its rest could come behind what a client has appended inline meanwhile.
+        // Within one page it is.
         if self.read_only()
-            || mode.append
+            || (mode.append && end.is_some_and(|end| offset / PAGE_BYTES != (end - 1) / PAGE_BYTES))
             || mode.sync != WriteSync::No
             || !file.has_no_privileges()
             || end.is_none_or(|end| end > FILE_BYTES_MAX)
