@@ -6,7 +6,7 @@
 //! A number's word: kind (2 bits), then what belongs to it.
 //!
 //! ```text
-//!   unknown, of our opening or of somebody else's ──first I/O──▶ description (index, generation)
+//!   unknown, of our opening or of somebody else's ──worth it──▶ description (index, generation)
 //!        ▲                │                                           │
 //!        └──forget────────┴────────────▶ kernel ◀─────────────────────┘ (as unknown, when reused behind our back)
 //! ```
@@ -32,6 +32,14 @@ const KERNEL: u64 = 1;
 const DESCRIBED: u64 = 2;
 /// Of an unknown number: this process has opened it.
 const OPENED: u64 = 1 << 32;
+/// Of an unknown number: it is a regular file of a mount.
+const OURS: u64 = 1 << 33;
+/// Of an unknown number: what its ordinary calls come to (see `early`).
+const UNITS_SHIFT: u32 = 34;
+const UNITS_MAX: u32 = (1 << 12) - 1;
+/// Of an unknown number: calls under way that move the kernel's offset.
+const IN_USE_SHIFT: u32 = 46;
+const IN_USE_MAX: u64 = (1 << 12) - 1;
 
 static NUMBER_WORDS: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
 static TABLE: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
@@ -329,6 +337,65 @@ pub fn number(fd: i32) -> Option<Number> {
     })
 }
 
+/// Whether an unknown number is known to be a regular file of a mount.
+pub fn is_ours(word: u64) -> bool {
+    word & OURS != 0
+}
+
+/// What the ordinary calls of an unknown number come to.
+pub fn units(word: u64) -> u32 {
+    (word >> UNITS_SHIFT) as u32 & UNITS_MAX
+}
+
+/// Whether calls are under way that move the kernel's offset.
+pub fn is_in_use(word: u64) -> bool {
+    word >> IN_USE_SHIFT & IN_USE_MAX != 0
+}
+
+/// The unknown number is a regular file of a mount, if it is still what it was when `seen` was loaded.
+pub fn note_ours(fd: i32, seen: u64) {
+    if let Some(word) = word_of(fd) {
+        NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        let _ = word.compare_exchange(seen, seen | OURS, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// An ordinary call on the unknown number begins, which `moves` the kernel's offset. False: the word is another by now.
+pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool) -> bool {
+    let Some(word) = word_of(fd) else {
+        return false;
+    };
+    if moves && seen >> IN_USE_SHIFT & IN_USE_MAX == IN_USE_MAX {
+        // More than can be counted.
+        unopened(fd);
+        return false;
+    }
+    // Another word than before in any case: whoever has asked for the offset finds out.
+    let new = with_units(seen, more) + (u64::from(moves) << IN_USE_SHIFT);
+    let counted = word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed);
+    counted.is_ok()
+}
+
+/// An unknown number's word with so many units more: another one than before, if there are more.
+fn with_units(word: u64, more: u32) -> u64 {
+    let units = match units(word).saturating_add(more) {
+        units if units <= UNITS_MAX || more == 0 => units,
+        _ => UNITS_MAX - (units(word) & 1),
+    };
+    word & !(u64::from(UNITS_MAX) << UNITS_SHIFT) | u64::from(units) << UNITS_SHIFT
+}
+
+/// A call that moved the offset is over, of which `count_call` was told when the number's word was `then`. It comes to
+/// so much `more` than was said then.
+pub fn call_ended(fd: i32, then: u64, more: u32) {
+    let Some(word) = word_of(fd) else { return };
+    let less = |now: u64| {
+        let is_same = now >> KIND_SHIFT == UNKNOWN && now as u32 == then as u32;
+        (is_same && is_in_use(now)).then(|| with_units(now, more) - (1 << IN_USE_SHIFT))
+    };
+    let _ = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+}
+
 fn replace(fd: i32, new: u64) {
     let Some(word) = word_of(fd) else { return };
     NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
@@ -380,6 +447,9 @@ pub fn describe(
     offset: Option<u64>,
 ) -> Option<Open> {
     let word = word_of(fd)?;
+    if offset.is_some() && is_in_use(seen) {
+        return None;
+    }
     for probe in 0..PROBES {
         let index = (fd as usize + probe) % DESCRIPTIONS;
         let d = &TABLE[index];

@@ -4,7 +4,7 @@
 //! mount, or has no fast way, or the kernel has its offset. `Some` is the result of the call, done here: without
 //! the kernel where it could be, else by the same call at the right offset.
 //!
-//! A number is found out about at its first I/O. Its offset is here when this process opened it and has
+//! A number is found out about when its calls come to enough to be worth it (`early`). Its offset is here when this process opened it and has
 //! let nobody else have it (`share`, `share_all`); else it is in the kernel, and only calls with an offset of their
 //! own go inline.
 
@@ -22,6 +22,7 @@ use crate::description::{
     WRITE,
 };
 use crate::devices;
+use crate::early::{self, First};
 use crate::fast::{File, WRITE_MAX, Why};
 use crate::hit::LOWEST_ADDRESS;
 use crate::inside::{self, Doing, Thread};
@@ -101,7 +102,10 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
         description::set_kernel(fd, word);
         Some(())
     };
-    let stat = files::fstat(fd).ok()?;
+    if opened && description::is_in_use(word) {
+        return None;
+    }
+    let stat = files::identify(fd).ok()?;
     if !devices::is_ours(stat.device) {
         return kernel(None);
     }
@@ -619,9 +623,24 @@ fn interrupted(
 /// read(2).
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
-    read_here(fd, out.len(), |thread, open, facts, at| {
-        read_at(thread, open, facts, out, at)
-    })
+    let (len, mut tries) = (out.len(), 0);
+    loop {
+        match early::begin(fd, 0, true) {
+            First::Inline => {}
+            First::Ordinary => return by_kernel(fd, None, len, false),
+            First::Counted(call) => {
+                let _: Option<()> = by_kernel(fd, None, len, false);
+                let result = call.has_read(files::read(fd, out));
+                return Some(result.map_err(|errno| errno_after(fd, errno)));
+            }
+        }
+        let result = read_here(fd, len, |thread, open, facts, at| {
+            read_at(thread, open, facts, out, at)
+        });
+        if result.is_some() || !early::is_undecided(fd, &mut tries) {
+            return result;
+        }
+    }
 }
 
 /// pread(2).
@@ -631,7 +650,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
     let len = out.len();
     let mut inline = || {
         let number = fast_number(fd)?;
-        if !is_fit(out) {
+        if !is_fit(out) || !is_worth(fd, 0) {
             return None;
         }
         inside::enter(Doing::Reading, |thread| {
@@ -650,7 +669,7 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
         Some(offset) => {
             let at = u64::try_from(offset).ok()?;
             let mut inline = || {
-                let number = fast_number(fd).filter(|_| fits)?;
+                let number = fast_number(fd).filter(|_| fits && is_worth(fd, 0))?;
                 inside::enter(Doing::Reading, |thread| {
                     let open = described(fd, number)?;
                     read_parts_at(thread, &open, &facts(&open)?, parts, at)
@@ -658,14 +677,42 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
             };
             inline().or_else(|| by_kernel(fd, Some(at), len, false))
         }
-        None if fits => read_here(fd, len, |thread, open, facts, at| {
-            read_parts_at(thread, open, facts, parts, at)
-        }),
-        // The kernel says what is wrong with them; it moves nothing.
-        None => read_here(fd, len, |_, open, _, at| {
-            Some(from_kernel(open, files::preadv(open.fd, parts, at as i64)))
-        }),
+        None => readv_here(fd, parts, len, fits),
     }
+}
+
+fn readv_here(
+    fd: i32,
+    parts: &mut [IoSliceMut<'_>],
+    len: usize,
+    fits: bool,
+) -> Option<Result<usize>> {
+    let mut tries = 0;
+    loop {
+        match early::begin(fd, 0, true) {
+            First::Inline => {}
+            First::Ordinary => return by_kernel(fd, None, len, false),
+            First::Counted(call) => {
+                let _: Option<()> = by_kernel(fd, None, len, false);
+                let result = call.has_read(files::readv(fd, parts));
+                return Some(result.map_err(|errno| errno_after(fd, errno)));
+            }
+        }
+        let result = read_here(fd, len, |thread, open, facts, at| match fits {
+            true => read_parts_at(thread, open, facts, parts, at),
+            // The kernel says what is wrong with them; it moves nothing.
+            false => Some(from_kernel(open, files::preadv(open.fd, parts, at as i64))),
+        });
+        if result.is_some() || !early::is_undecided(fd, &mut tries) {
+            return result;
+        }
+    }
+}
+
+/// Whether a call with an offset of its own goes inline, if it can; else it is made in the ordinary way and counted.
+#[inline]
+fn is_worth(fd: i32, written: usize) -> bool {
+    matches!(early::begin(fd, written, false), First::Inline)
 }
 
 /// Bytes of a vectored call; `None` when the kernel would not move them all.
@@ -1008,7 +1055,7 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     if let Some(offset) = offset {
         let at = u64::try_from(offset).ok()?;
         let inline = || {
-            let number = fast_number(fd).filter(|_| data.is_fit)?;
+            let number = fast_number(fd).filter(|_| data.is_fit && is_worth(fd, data.len))?;
             inside::enter(Doing::Writing, |thread| {
                 let open = described(fd, number)?;
                 Some(write_at(thread, &open, &facts(&open)?, data, at)?.result)
@@ -1016,6 +1063,30 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
         };
         return inline().or_else(|| by_kernel(fd, Some(at), data.len, true));
     }
+    let mut tries = 0;
+    loop {
+        match early::begin(fd, data.len, true) {
+            First::Inline => {}
+            First::Ordinary => return by_kernel(fd, None, data.len, true),
+            First::Counted(_call) => {
+                let _: Option<()> = by_kernel(fd, None, data.len, true);
+                let result = match data.parts {
+                    [part] => files::write(fd, part),
+                    parts => files::writev(fd, parts),
+                };
+                return Some(result.map_err(|errno| errno_after(fd, errno)));
+            }
+        }
+        let result = write_here(fd, data);
+        if result.is_some() || !early::is_undecided(fd, &mut tries) {
+            return result;
+        }
+    }
+}
+
+/// Writes at the description's offset and moves it on.
+#[inline]
+fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
     let Some(number) = fast_number(fd) else {
         return by_kernel(fd, None, data.len, true);
     };
@@ -1062,6 +1133,21 @@ pub fn writev(fd: i32, parts: &[IoSlice<'_>], at: Option<i64>) -> Option<Result<
 
 /// lseek(2).
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
+    let mut tries = 0;
+    loop {
+        match early::begin(fd, 0, true) {
+            First::Inline => {}
+            First::Ordinary => return None,
+            First::Counted(_call) => return Some(files::lseek(fd, offset, whence)),
+        }
+        let result = lseek_here(fd, offset, whence);
+        if result.is_some() || !early::is_undecided(fd, &mut tries) {
+            return result;
+        }
+    }
+}
+
+fn lseek_here(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     let number = fast_number(fd)?;
     inside::enter(Doing::Reading, |thread| {
         let open = described(fd, number)?;

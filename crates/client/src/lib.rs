@@ -8,6 +8,7 @@
 mod ask;
 mod description;
 mod devices;
+mod early;
 mod fast;
 pub mod fd;
 pub mod hit;

@@ -22,8 +22,13 @@ exports! {
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old {
         errno::kept(|| {
+            let to_stream = streams::uses(new);
+            if to_stream {
+                // A redirection: there is nothing to be found out about, since both have the kernel's offset.
+                fd::share(old);
+            }
             fd::duplicated(old, new);
-            if streams::uses(new) {
+            if to_stream {
                 fd::to_kernel(new, Reason::Stream);
             }
         });

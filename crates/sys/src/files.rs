@@ -45,6 +45,11 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Result<usize> {
     rustix::io::pread(number(fd)?, out, place(offset)?).map_err(errno)
 }
 
+/// readv(2).
+pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>]) -> Result<usize> {
+    rustix::io::readv(number(fd)?, parts).map_err(errno)
+}
+
 /// preadv(2).
 pub fn preadv(fd: i32, parts: &mut [IoSliceMut<'_>], offset: i64) -> Result<usize> {
     rustix::io::preadv(number(fd)?, parts, place(offset)?).map_err(errno)
@@ -108,6 +113,24 @@ pub fn fstat(fd: i32) -> Result<Stat> {
         is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
         size: u64::try_from(stat.st_size).unwrap_or(0),
     })
+}
+
+/// What an open file is, without its size: of a file that the kernel has open, it asks nobody for that.
+pub fn identify(fd: i32) -> Result<Stat> {
+    use rustix::fs::{AtFlags, StatxFlags};
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let asked = StatxFlags::TYPE | StatxFlags::INO;
+    match rustix::fs::statx(number(fd)?, c"", how, asked) {
+        Ok(stat) => Ok(Stat {
+            device: device(stat.stx_dev_major, stat.stx_dev_minor),
+            inode: stat.stx_ino,
+            is_regular: u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG,
+            size: 0,
+        }),
+        // Under an emulator without it.
+        Err(Errno::NOSYS) => fstat(fd),
+        Err(error) => Err(errno(error)),
+    }
 }
 
 /// A device number as `fstat` gives it, from its two parts.

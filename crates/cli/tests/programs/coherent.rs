@@ -82,7 +82,12 @@ fn volume() -> Volume {
 }
 
 fn writer(volume: &Volume) -> Peer {
-    Peer::start(volume, "writer", under_run("python3"), "write")
+    let mut writer = Peer::start(volume, "writer", under_run("python3"), "write");
+    // The first calls are made in the ordinary way.
+    for _ in 0..50 {
+        assert_eq!(writer.ask("write 1"), "ok");
+    }
+    writer
 }
 
 #[test]

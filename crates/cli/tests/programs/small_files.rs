@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::program::{succeed, under_run};
 use crate::volume::Volume;
 
 const CLIENTS: u64 = 4;
@@ -86,5 +87,32 @@ fn many_small_files_of_many_clients_are_all_there() {
         }
         volume.remount();
     }
+    volume.finish();
+}
+
+#[test]
+fn a_program_that_writes_and_reads_many_small_files_once_makes_the_same_requests_under_run() {
+    let volume = Volume::mounted("256M", 2, "32M");
+    let dir = volume.make_dir("dir");
+    let (whole, report) = (volume.outside("whole"), volume.outside("report"));
+    fs::write(&whole, vec![7; 200 * 4096]).expect("a file elsewhere");
+    // 200 files, each written with one call; then each is read to its end.
+    let mut split = under_run("split");
+    split.args(["-b", "4096", "-a", "3"]).arg(&whole).arg("f-");
+    succeed(split.current_dir(&dir).env("JERICHO_REPORT", &report));
+    let names: Vec<_> = fs::read_dir(&dir)
+        .expect("list")
+        .map(|entry| entry.expect("entry").file_name())
+        .collect();
+    assert_eq!(names.len(), 200);
+    let mut cat = under_run("cat");
+    succeed(
+        cat.args(&names)
+            .current_dir(&dir)
+            .env("JERICHO_REPORT", &report),
+    );
+    // No descriptor asked for anything, and no process attached.
+    let said = fs::read_to_string(&report).unwrap_or_default();
+    assert!(!said.contains("inline"), "{said}");
     volume.finish();
 }

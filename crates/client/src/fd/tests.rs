@@ -631,3 +631,117 @@ fn a_sequential_reader_has_pages_read_ahead_and_only_what_is_not_there() {
     let ends = asked.iter().map(|(first, pages)| first + u64::from(*pages));
     assert!(ends.max() >= Some(190), "{asked:?}");
 }
+
+/// Counts what this thread's calls come to, as elsewhere than in tests, and makes the process worth attaching.
+struct Counting;
+
+impl Counting {
+    fn new() -> Counting {
+        early::tests::ARE_COUNTED.set(true);
+        early::tests::worth_attaching();
+        Counting
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        early::tests::ARE_COUNTED.set(false);
+    }
+}
+
+#[test]
+fn a_file_of_few_calls_costs_the_daemon_nothing_and_one_of_many_becomes_fast() {
+    let _apart = APART.read();
+    let _counting = Counting::new();
+    let f = Opened::new(2, 8192);
+    for n in 0..4 {
+        assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])), "the kernel's bytes");
+        assert_eq!(f.kernel_offset(), 10 * (n + 1));
+    }
+    assert!(f.daemon.calls.lock().unwrap().is_empty());
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])), "from memory");
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(50)));
+    assert_eq!(f.kernel_offset(), 40, "it stays where it was");
+}
+
+#[test]
+fn long_calls_are_worth_more_and_calls_with_offsets_count_too() {
+    let _apart = APART.read();
+    let _counting = Counting::new();
+    let f = Opened::new(100, 400 << 10);
+    assert_eq!(write(f.fd(), &[b'w'; 300 << 10]), Some(Ok(300 << 10)));
+    assert_eq!(f.kernel_offset(), 0);
+    // Room for much is not much that is read.
+    let f = Opened::new(100, 400 << 10);
+    assert_eq!(f.read(300 << 10), Some(Ok(vec![b'k'; 300 << 10])));
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    let f = Opened::new(2, 8192);
+    f.read(300 << 10).unwrap().unwrap();
+    assert_eq!(f.read(300 << 10), Some(Ok(vec![])));
+    assert!(f.daemon.calls.lock().unwrap().is_empty());
+    let f = Opened::new(2, 8192);
+    for _ in 0..2 {
+        assert_eq!(pread(f.fd(), &mut [0; 10], 0), None);
+        assert_eq!(pwrite(f.fd(), b"x", 0), None);
+    }
+    assert!(f.daemon.calls.lock().unwrap().is_empty());
+    assert_eq!(pread(f.fd(), &mut [0; 10], 0), Some(Ok(10)));
+}
+
+#[test]
+fn a_number_that_becomes_fast_while_threads_read_gives_each_byte_once() {
+    let _apart = APART.read();
+    let f = Opened::new(4, 4 * PAGE as u64);
+    for _ in 0..300 {
+        files::lseek(f.fd(), 0, SEEK_SET).unwrap();
+        opened(f.fd(), 0);
+        let read_all = || {
+            let _counting = Counting::new();
+            let mut total = 0;
+            while let Some(Ok(bytes)) = f.read(64) {
+                if bytes.is_empty() {
+                    return total;
+                }
+                total += bytes.len();
+            }
+            panic!("a read failed");
+        };
+        let total: usize = std::thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(read_all));
+            threads.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        assert_eq!(total, 4 * PAGE);
+        assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(4 * PAGE as i64)));
+    }
+}
+
+#[test]
+fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
+    let _apart = APART.read();
+    let _counting = Counting::new();
+    let f = Opened::new(2, 8192);
+    let First::Counted(call) = early::begin(f.fd(), 10, true) else {
+        panic!("the first call is made in the ordinary way");
+    };
+    for _ in 0..10 {
+        assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])));
+    }
+    drop(call);
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(110)));
+    // The end of a call on what the number meant before changes nothing.
+    opened(f.fd(), 0);
+    let First::Counted(old) = early::begin(f.fd(), 10, true) else {
+        panic!("the first call is made in the ordinary way");
+    };
+    opened(f.fd(), 0);
+    let First::Counted(new) = early::begin(f.fd(), 10, true) else {
+        panic!("the first call is made in the ordinary way");
+    };
+    drop(old);
+    let Some(Number::Unknown { word, .. }) = description::number(f.fd()) else {
+        panic!("nothing is known of it");
+    };
+    assert!(description::is_in_use(word));
+    drop(new);
+}
