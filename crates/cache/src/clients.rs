@@ -280,10 +280,13 @@ impl Slice {
         shared.evict_waker.wake();
     }
 
-    /// Keeps inline writers from an object's pages: none changes one after the return, unless its page was
-    /// made writable anew. Its `may_write_inline` must say no already. Waits for writers, at most for a latch
+    /// Keeps inline writers from an object's pages: none changes one after the return. Its `may_write_inline` must say no
+    /// already. Waits for writers, at most for a latch
     /// to be taken away; false if one could not be.
     pub fn withdraw(&self, object: u64) -> bool {
+        // Pages that are inserted after this learn from the object that they must not be written inline; those that were
+        // inserted before are met below.
+        drop(self.shared.lock());
         let found = crate::invalidate::resident(&self.shared, object, &(0..u64::MAX));
         self.drain(object, found, Flags::BACKED)
     }
@@ -296,7 +299,7 @@ impl Slice {
             let _state = self.shared.lock();
             crate::invalidate::resident(&self.shared, object, &pages)
         };
-        self.drain(object, found, Flags::default())
+        self.drain(object, found, Flags::NONE)
     }
 
     /// Clears flags in the states of an object's pages and waits until none is latched or being filled. The change, also one of
@@ -311,13 +314,10 @@ impl Slice {
                 if entry.key().is_none_or(|key| key.object() != object) {
                     return false;
                 }
-                entry.unmark(clear);
-                let word = entry.state();
-                if word.has(Flags::FILL) {
-                    // What was asked before the object said no may come with the flag.
-                    return true;
-                }
-                word.has(Flags::LATCH) && !shared.lock().want_latched(shared, *index, word)
+                // A fill that began before the object said no may publish its page with BACKED: it is met again.
+                entry.withdraw(clear).is_some_and(|word| {
+                    word.has(Flags::FILL) || !shared.lock().want_latched(shared, *index, word)
+                })
             });
             if busy.is_empty() {
                 return true;

@@ -19,6 +19,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_shm::{Flags, Key, Miss, SliceMemory};
 use jericho_storage::{Completion, Direction, Segment, Transfer};
 
+use crate::latched::Latched;
 use crate::object::{Error, Object, Place, Run};
 use crate::reader;
 use crate::state::{After, Announcement, Shared, State, run};
@@ -309,7 +310,7 @@ pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
         p.remaining += transfers.len() as u32;
     }
     for index in holes {
-        shared.memory.entry(index).publish(Flags::VALID);
+        shared.memory.entry(index).publish(Flags::NONE);
         state.fill_ended(shared, index, after);
     }
     let mut started = false;
@@ -420,10 +421,9 @@ pub(crate) fn read_ended(shared: &Arc<Shared>, completion: Completion) {
         return;
     };
     let error = completion.result.err().map(Error::from);
-    let flags = if reading.backed {
-        Flags::VALID.with(Flags::BACKED)
-    } else {
-        Flags::VALID
+    let flags = match reading.backed {
+        true => Flags::BACKED,
+        false => Flags::NONE,
     };
     for index in reading.entries {
         if error.is_none() {
@@ -541,27 +541,25 @@ impl Grant {
     }
 
     /// Reads bytes of a page of the grant, all of one instant. Panics outside of the grant. Not for pages
-    /// got with `Intent::Overwrite` and not yet written.
-    pub fn read(&self, page: u64, offset: usize, out: &mut [u8]) {
+    /// got with `Intent::Overwrite` and not yet written. Fails when a writer holds the page for longer than one can
+    /// spin: then drop the grant, and get the page again by `Slice::when_unlatched`.
+    pub fn read(&self, page: u64, offset: usize, out: &mut [u8]) -> Result<(), Latched> {
+        let memory = &self.shared.memory;
         let key = Key::new(self.object.id(), page);
-        // Pinned, so it can only be Busy: its writer finishes without waiting for us, or loses the latch.
-        while let Err(miss) = self
-            .shared
-            .memory
-            .read(key, offset, out, self.shared.epoch())
-        {
-            if miss != Miss::Busy {
+        match memory.read(key, offset, out, self.shared.epoch()) {
+            Ok(()) => Ok(()),
+            Err(Miss::Busy) => Err(Latched::new(memory, key)),
+            Err(_) => {
                 // A client has spoilt the table. Its volume, its loss; but nobody else's bytes.
                 out.fill(0);
-                return;
+                Ok(())
             }
-            self.shared.wait_for_latch(key);
         }
     }
 
     /// Writes bytes of a page of the grant; space must have been reserved for it. A page got with
-    /// `Intent::Overwrite` is written as a whole.
-    pub fn write(&mut self, page: u64, offset: usize, data: &[u8]) {
+    /// `Intent::Overwrite` is written as a whole. Fails as `read`; the page is as it was then.
+    pub fn write(&mut self, page: u64, offset: usize, data: &[u8]) -> Result<(), Latched> {
         let memory = &self.shared.memory;
         let index = self.entry(page);
         let entry = memory.entry(index);
@@ -569,36 +567,51 @@ impl Grant {
         // Otherwise a client has spoilt the entry of a page that has its bytes, or the frame's number.
         let is_new = data.len() as u64 == PAGE_BYTES;
         if word.has(Flags::FILL) && is_new && memory.copy_in(word.frame(), 0, data).is_ok() {
-            entry.publish(Flags::DIRTY.with(Flags::BACKED));
+            entry.publish(Flags::DIRTY.with(self.backed()));
             self.dirtied.push(page);
             self.shared.dirtied(1);
-            return;
+            return Ok(());
         }
-        entry.mark(Flags::BACKED);
         let key = Key::new(self.object.id(), page);
-        loop {
-            match memory.write(key, offset, data, crate::OWNER_DAEMON, self.shared.epoch()) {
-                Ok(true) => {
+        match memory.write_own(key, offset, data, crate::OWNER_DAEMON, self.shared.epoch()) {
+            Ok(was_clean) => {
+                if was_clean {
                     self.dirtied.push(page);
                     self.shared.dirtied(1);
-                    return;
                 }
-                Ok(false) => return,
-                Err(Miss::Busy | Miss::Broken | Miss::Changed) => self.shared.wait_for_latch(key),
-                Err(Miss::Unbacked) => {
-                    // Not always `entry`: a client may have made a second one of the page.
-                    if let Some(found) = memory.lookup(key) {
-                        memory.entry(found.index).mark(Flags::BACKED);
-                    }
-                }
-                // As in `read`.
-                Err(Miss::Absent) => return,
+                self.back(index);
+                Ok(())
             }
+            Err(Miss::Busy | Miss::Broken | Miss::Changed) => Err(Latched::new(memory, key)),
+            // As in `read`.
+            Err(Miss::Absent | Miss::Unbacked) => Ok(()),
+        }
+    }
+
+    /// BACKED for a page that is published now, if the object may be written inline. The page was inserted before this
+    /// question, so `Slice::withdraw` either comes before it or meets the page while it is filled.
+    fn backed(&self) -> Flags {
+        match self.object.may_write_inline() {
+            true => Flags::BACKED,
+            false => Flags::NONE,
+        }
+    }
+
+    /// Lets a page be written inline for which space is reserved, if its object may be.
+    fn back(&self, index: u32) {
+        let entry = self.shared.memory.entry(index);
+        if entry.state().has(Flags::BACKED) {
+            return;
+        }
+        // Under the lock: `Slice::withdraw` takes it after the object has said no, and looks at the pages then.
+        let _state = self.shared.lock();
+        if self.object.may_write_inline() {
+            entry.mark(Flags::BACKED);
         }
     }
 
     /// Puts pages that were got with `Intent::Overwrite` and not written into the cache as zeros, and lets
-    /// all pages of the grant be written inline; space was promised for them.
+    /// all pages of the grant be written inline if the object may be; space was promised for them.
     pub fn offer(&mut self) {
         let memory = &self.shared.memory;
         for index in &self.entries {
@@ -607,16 +620,16 @@ impl Grant {
             if word.has(Flags::FILL) {
                 // No such frame: a client has spoilt the entry.
                 let _ = memory.copy_in(word.frame(), 0, &[0; PAGE_BYTES as usize]);
-                entry.publish(Flags::BACKED);
+                entry.publish(self.backed());
             } else {
-                entry.mark(Flags::BACKED);
+                self.back(*index);
             }
         }
     }
 
-    /// Makes a page dirty as it is.
-    pub fn redirty(&mut self, page: u64) {
-        self.write(page, 0, &[]);
+    /// Makes a page dirty as it is. Fails as `write`.
+    pub fn redirty(&mut self, page: u64) -> Result<(), Latched> {
+        self.write(page, 0, &[])
     }
 }
 
@@ -645,18 +658,6 @@ impl Drop for Grant {
         }
         drop(state);
         run(&shared, after);
-    }
-}
-
-impl Shared {
-    /// Somebody holds a pinned page's latch for longer than one can spin.
-    fn wait_for_latch(&self, key: Key) {
-        let Some(found) = self.memory.lookup(key) else {
-            return;
-        };
-        if !self.lock().want_latched(self, found.index, found.state) {
-            std::thread::sleep(std::time::Duration::from_micros(100));
-        }
     }
 }
 

@@ -10,6 +10,7 @@ mod evictor;
 mod frames;
 mod get;
 mod invalidate;
+mod latched;
 mod object;
 mod outage;
 mod reader;
@@ -19,6 +20,7 @@ mod state;
 
 pub use counters::Counters;
 pub use get::Grant;
+pub use latched::Latched;
 pub use object::{Error, Object, Place, Run};
 pub use outage::Observer;
 pub use reader::Reader;

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::counters::Counts;
 use crate::evictor::{Evictor, Job};
 use crate::get::{self, GetDone, Grant};
+use crate::latched::{self, Rounds};
 use crate::object::{Error, Object};
 use crate::state::{After, Shared, State, run};
 use crate::{Counters, Done, Intent, Limits, PAGES_PER_GET_MAX, invalidate};
@@ -133,6 +134,7 @@ impl Slice {
             jobs: SegQueue::new(),
             evict_waker: write_queue.waker(),
             closing: AtomicBool::new(false),
+            parked: 0.into(),
             announcer: OnceLock::new(),
             on_broken: OnceLock::new(),
             on_outage: OnceLock::new(),
@@ -316,20 +318,13 @@ impl Slice {
     /// Zeroes bytes `range` (within the page) of a page and makes it dirty, fetching it first;
     /// the caller has reserved space (or the page is on the device).
     pub fn zero_part(&self, object: &Arc<dyn Object>, page: u64, range: Range<usize>, done: Done) {
-        self.get(object, page, 1, Intent::Modify, move |granted| {
-            done(granted.map(|mut grant| {
-                grant.write(page, range.start, &[0; PAGE_BYTES as usize][..range.len()]);
-            }));
-        });
+        zero_part(&self.shared, object, page, range, done);
     }
 
     /// Fetches the object's pages in the range and makes them dirty, so that write-back places them
     /// anew. Space is reserved by the caller; at most `PAGES_PER_GET_MAX` pages.
     pub fn touch(&self, object: &Arc<dyn Object>, pages: Range<u64>, done: Done) {
-        let count = (pages.end - pages.start) as u32;
-        self.get(object, pages.start, count, Intent::Modify, move |granted| {
-            done(granted.map(|mut grant| pages.for_each(|page| grant.redirty(page))));
-        });
+        touch(&self.shared, object, pages, done);
     }
 
     /// The first page >= `from` of the object that is dirty or being written back.
@@ -430,6 +425,7 @@ impl Slice {
         drop(state);
         after.wake_evictor = false;
         run(&self.shared, after);
+        latched::retry(&self.shared);
         while let Some(Job::Sync { done, .. } | Job::SyncAll { done }) = self.shared.jobs.pop() {
             done(Err(Error::Closed));
         }
@@ -442,6 +438,56 @@ impl Drop for Slice {
     }
 }
 
+/// See `Slice::zero_part`.
+fn zero_part(
+    shared: &Arc<Shared>,
+    object: &Arc<dyn Object>,
+    page: u64,
+    range: Range<usize>,
+    done: Done,
+) {
+    let (again, of) = (shared.clone(), object.clone());
+    let got: GetDone = Box::new(move |granted| {
+        let mut grant = match granted {
+            Ok(grant) => grant,
+            Err(error) => return done(Err(error)),
+        };
+        let zeros = &[0; PAGE_BYTES as usize][..range.len()];
+        let Err(latched) = grant.write(page, range.start, zeros) else {
+            drop(grant);
+            return done(Ok(()));
+        };
+        drop(grant);
+        let shared = again.clone();
+        let resume = Box::new(move || zero_part(&again, &of, page, range, done));
+        latched::park(&shared, latched, resume);
+    });
+    get::get(shared, object, page, 1, Intent::Modify, Some(got));
+}
+
+/// See `Slice::touch`.
+fn touch(shared: &Arc<Shared>, object: &Arc<dyn Object>, pages: Range<u64>, done: Done) {
+    let (again, of) = (shared.clone(), object.clone());
+    let (first, count) = (pages.start, (pages.end - pages.start) as u32);
+    let got: GetDone = Box::new(move |granted| {
+        let mut grant = match granted {
+            Ok(grant) => grant,
+            Err(error) => return done(Err(error)),
+        };
+        for page in pages.clone() {
+            if let Err(latched) = grant.redirty(page) {
+                drop(grant);
+                let shared = again.clone();
+                let resume = Box::new(move || touch(&again, &of, page..pages.end, done));
+                return latched::park(&shared, latched, resume);
+            }
+        }
+        drop(grant);
+        done(Ok(()));
+    });
+    get::get(shared, object, first, count, Intent::Modify, Some(got));
+}
+
 /// How long the pipeline looks for more to do before it sleeps, while reads are on their way: a sleep and the
 /// wake-up from it cost more than what a fast device takes for a block.
 const LOOK: Duration = Duration::from_micros(50);
@@ -449,7 +495,9 @@ const LOOK: Duration = Duration::from_micros(50);
 /// The pipeline thread: starts reads and ends them; the callbacks of finished Gets run here.
 fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
     let mut completions = vec![];
+    let mut rounds = Rounds::new();
     loop {
+        rounds.look(shared);
         while let Some(transfer) = shared.reads.pop() {
             queue.submit(transfer);
         }
@@ -461,7 +509,7 @@ fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
             look(shared, queue.as_mut(), &mut completions);
         }
         if completions.is_empty() && shared.reads.is_empty() {
-            queue.wait(&mut completions, None);
+            queue.wait(&mut completions, rounds.sleep(shared));
         }
         for completion in completions.drain(..) {
             get::read_ended(shared, completion);

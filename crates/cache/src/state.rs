@@ -6,7 +6,7 @@
 //! from an `After` that the locked part has filled.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -23,6 +23,7 @@ use crate::evictor::{Job, WriteBack};
 use crate::frames::Frames;
 use crate::get::{Fill, GetDone, Grant, Pending, Reading};
 use crate::invalidate::Invalidation;
+use crate::latched::Parked;
 use crate::object::{Error, Object};
 use crate::outage::{Observer, Outage};
 use crate::repair::Damage;
@@ -44,6 +45,8 @@ pub(crate) struct Shared {
     pub jobs: SegQueue<Job>,
     pub evict_waker: Arc<dyn Wake>,
     pub closing: AtomicBool,
+    /// Length of `State::parked`, or more for a moment.
+    pub parked: AtomicUsize,
     /// See `Slice::set_announcer` and `set_on_broken`.
     pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub on_broken: OnceLock<Box<dyn Fn(u16) -> bool + Send + Sync>>,
@@ -86,6 +89,8 @@ pub(crate) struct State {
     /// Some while pages cannot be written.
     pub outage: Option<Outage>,
     pub latches: Latches,
+    /// Gets that wait for a latch.
+    pub parked: Vec<Parked>,
     pub damage: Damage,
     pub next_id: u64,
     pub filled_in_epoch: u32,
@@ -119,6 +124,7 @@ impl State {
             throttled_since: Instant::now(),
             outage: None,
             latches: Latches::default(),
+            parked: Vec::new(),
             damage: Damage::default(),
             next_id: 1,
             filled_in_epoch: 0,

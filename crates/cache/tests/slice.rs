@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, Place, Run, Slice};
-use jericho_shm::Key;
+use jericho_shm::{Flags, Key};
 use jericho_storage::Device;
 use jericho_sys::doorbell::Doorbell;
 
@@ -19,6 +19,7 @@ struct Linear {
     base: u64,
     written: Mutex<HashMap<u64, ()>>,
     failures: AtomicU64,
+    inline: AtomicBool,
 }
 
 impl Linear {
@@ -28,6 +29,7 @@ impl Linear {
             base,
             written: Mutex::default(),
             failures: AtomicU64::new(0),
+            inline: AtomicBool::new(true),
         })
     }
 
@@ -45,6 +47,9 @@ impl Object for Linear {
     }
     fn slice(&self) -> u16 {
         0
+    }
+    fn may_write_inline(&self) -> bool {
+        self.inline.load(Ordering::SeqCst)
     }
     fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
         let written = self.written.lock().unwrap();
@@ -142,7 +147,7 @@ fn write(
     };
     let data = data.to_vec();
     slice.get(object, page, 1, intent, move |grant| {
-        tx.send(grant.map(|mut g| g.write(page, offset, &data)))
+        tx.send(grant.map(|mut g| g.write(page, offset, &data).unwrap()))
             .unwrap();
     });
     rx.recv_timeout(Duration::from_secs(60))
@@ -161,7 +166,7 @@ fn read(slice: &Slice, object: &Arc<dyn Object>, page: u64) -> Result<Vec<u8>, E
     let (tx, rx) = mpsc::channel();
     slice.get(object, page, 1, Intent::Read, move |grant| {
         let read = grant.map(|g| {
-            g.read(page, 0, &mut out);
+            g.read(page, 0, &mut out).unwrap();
             out
         });
         tx.send(read).unwrap();
@@ -295,7 +300,7 @@ fn overlapping_gets_of_all_kinds_end() {
                         range
                             .clone()
                             .take(100)
-                            .for_each(|page| grant.write(page, 0, &[1; PAGE]));
+                            .for_each(|page| grant.write(page, 0, &[1; PAGE]).unwrap());
                     }
                 });
                 tx.send(sent).unwrap();
@@ -337,7 +342,7 @@ fn ask(
     let tx = tx.clone();
     let got = move |grant: Result<Grant, Error>| {
         let mut byte = [0];
-        grant.unwrap().read(page, 0, &mut byte);
+        grant.unwrap().read(page, 0, &mut byte).unwrap();
         tx.send((byte[0], std::thread::current().id())).unwrap();
     };
     slice.get(object, page, 1, Intent::Read, got);
@@ -451,4 +456,63 @@ fn an_evictor_that_panics_ends_the_process_with_its_name_and_cause() {
         said.contains("the thread evictor-0 panicked: an object"),
         "{said}"
     );
+}
+
+#[test]
+fn no_page_of_an_object_that_must_not_be_written_inline_may_be() {
+    let bed = bed(FRAMES_MIN, 100);
+    let slice = &bed.slice;
+    let linear = Linear::new(1, 0);
+    let object: Arc<dyn Object> = linear.clone();
+    let backed = |page| {
+        let found = slice.memory().lookup(Key::new(1, page)).expect("cached");
+        found.state.has(Flags::BACKED)
+    };
+    // By the daemon, as a page that is not there, and one that is there without the right.
+    for (allowed, page) in [(true, 0), (false, 1)] {
+        linear.inline.store(allowed, Ordering::SeqCst);
+        write(slice, &object, page, 0, &[1; PAGE]).unwrap();
+        assert_eq!(backed(page), allowed, "a new page");
+    }
+    linear.inline.store(false, Ordering::SeqCst);
+    assert!(slice.withdraw(1));
+    assert!(!backed(0));
+    for page in 0..2 {
+        write(slice, &object, page, 100, &[2; 50]).unwrap();
+        assert!(!backed(page), "a page that the daemon wrote");
+    }
+    let grant = slice.try_get(&object, 0, 4, Intent::Overwrite).unwrap();
+    grant.expect("without waiting").offer();
+    assert!((0..4).all(|page| !backed(page)), "offered pages");
+    linear.inline.store(true, Ordering::SeqCst);
+    for page in 0..2 {
+        write(slice, &object, page, 100, &[3; 50]).unwrap();
+        assert!(backed(page));
+    }
+}
+
+#[test]
+fn a_latch_that_is_held_for_long_is_waited_for_without_a_thread() {
+    let bed = bed(FRAMES_MIN, 100);
+    let (slice, memory) = (&bed.slice, bed.slice.memory());
+    let object: Arc<dyn Object> = Linear::new(1, 0);
+    write(slice, &object, 0, 0, &[1; PAGE]).unwrap();
+    let found = memory.lookup(Key::new(1, 0)).unwrap();
+    let entry = memory.entry(found.index);
+    let latched = entry.try_latch(found.state, 7).expect("nobody else writes");
+    let (tx, rx) = mpsc::channel();
+    // In this thread, which comes back at once.
+    for n in 0..3 {
+        let (again, tx) = (slice.clone(), tx.clone());
+        slice.get(&object, 0, 1, Intent::Read, move |grant| {
+            let held = grant.unwrap().read(0, 0, &mut [0; PAGE]).unwrap_err();
+            again.when_unlatched(held, move || tx.send(n).unwrap());
+        });
+    }
+    entry.unlatch(latched, Flags::DIRTY);
+    let mut resumed: Vec<i32> = (0..3)
+        .map(|_| rx.recv_timeout(Duration::from_secs(60)).expect("resumed"))
+        .collect();
+    resumed.sort_unstable();
+    assert_eq!(resumed, [0, 1, 2]);
 }

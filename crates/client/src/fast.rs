@@ -331,6 +331,13 @@ impl<'a> File<'a> {
         self.session.place(thread, self.home(), self.info.policy())
     }
 
+    /// Whether the slot says what it said at the beginning of the call. A writer asks with the page's latch held: the daemon
+    /// takes the right to write away by changing the word first and waiting for latches then.
+    #[inline(always)]
+    fn is_still(&self) -> bool {
+        self.info.word() == self.word
+    }
+
     #[inline]
     fn may_write(&self) -> Result<(), Why> {
         if !self.memory.is_writable() || self.word.flags() & SlotInfo::NO_WRITE != 0 {
@@ -355,7 +362,7 @@ impl<'a> File<'a> {
             return None;
         }
         let key = self.key.with_page(page);
-        let still = || self.slot.size().same_cuts(seen);
+        let still = || self.is_still() && self.slot.size().same_cuts(seen);
         let owner = self.session.owner;
         let line = thread.lately.line(key, || self.memory.home_line(key));
         let written = self
@@ -431,7 +438,7 @@ impl<'a> File<'a> {
     ) -> Result<(), Why> {
         // Only a truncation matters: others may extend.
         let range = self.lock_range(at, len)?;
-        let still = |at| self.slot.size().same_cuts(seen) && range.is_held(at);
+        let still = |at| self.is_still() && self.slot.size().same_cuts(seen) && range.is_held(at);
         self.check_pages(at, len)?;
         self.put(at, len, source, still).map_err(|(_, why)| why)?;
         self.wrote();
@@ -456,7 +463,7 @@ impl<'a> File<'a> {
         self.check_pages(at, len)?;
         // Nobody else changes the size while the lock is held; if it does change, the daemon has lost its patience
         // and goes on without us.
-        let still = |at| self.slot.size() == seen && range.is_held(at);
+        let still = |at| self.is_still() && self.slot.size() == seen && range.is_held(at);
         if let Err((done, why)) = self.put(at, len, source, still) {
             self.wipe(seen, old.max(at), at + done as u64);
             return Err(why);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jericho_cache::{Error as CacheError, Grant, Intent, PAGES_PER_GET_MAX, Slice};
+use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
 use jericho_shm::{Segments, Turns};
@@ -149,6 +149,19 @@ where
     B: ReadBuffer,
     R: FnOnce(Result<usize>, B) + Send + 'static,
 {
+    /// Copies the pages of the grant. Fails at a page that a writer holds.
+    fn copy(&mut self, grant: &Grant) -> std::result::Result<(), Latched> {
+        let out = self.buffer.first(self.len);
+        for page in grant.first()..grant.first() + u64::from(grant.count()) {
+            let at = self.offset + self.done as u64;
+            let within = (at - page * PAGE_BYTES) as usize;
+            let len = (PAGE_BYTES as usize - within).min(self.len - self.done);
+            grant.read(page, within, &mut out[self.done..self.done + len])?;
+            self.done += len;
+        }
+        Ok(())
+    }
+
     /// Asks for the next pages.
     fn go(self) {
         let at = self.offset + self.done as u64;
@@ -183,13 +196,12 @@ where
     fn got(mut self, granted: std::result::Result<Grant, CacheError>) {
         match granted {
             Ok(grant) => {
-                let out = self.buffer.first(self.len);
-                for page in grant.first()..grant.first() + u64::from(grant.count()) {
-                    let at = self.offset + self.done as u64;
-                    let within = (at - page * PAGE_BYTES) as usize;
-                    let len = (PAGE_BYTES as usize - within).min(self.len - self.done);
-                    grant.read(page, within, &mut out[self.done..self.done + len]);
-                    self.done += len;
+                let copied = self.copy(&grant);
+                drop(grant);
+                if let Err(latched) = copied {
+                    let home = self.handle.file.slice();
+                    let slice = self.mounted.slice(home).clone();
+                    return slice.when_unlatched(latched, move || self.go());
                 }
             }
             // The file has another home by now.
@@ -203,3 +215,6 @@ where
         (self.reply)(Ok(len), self.buffer);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use jericho_cache::{Grant, Intent, OWNER_DAEMON, PAGES_PER_GET_MAX};
+use jericho_cache::{Grant, Intent, Latched, OWNER_DAEMON, PAGES_PER_GET_MAX};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::fs::Writing;
 use jericho_fs::{Error, Result};
@@ -241,7 +241,9 @@ impl Progress {
             match slice.try_get(&object, piece.first, piece.count, piece.intent) {
                 Ok(Some(grant)) => {
                     slice.count(0, u64::from(piece.count));
-                    self.put(grant, &piece, data);
+                    if self.put(grant, &piece, data).is_err() {
+                        return Step::Wait;
+                    }
                 }
                 Ok(None) => return Step::Wait,
                 Err(error) => return Step::Failed(error.into()),
@@ -290,8 +292,15 @@ impl Progress {
         }
     }
 
-    /// Copies a piece into its pages and gives them back.
-    fn put(&mut self, mut grant: Grant, piece: &Piece, data: &[u8]) {
+    /// Copies a piece into its pages and gives them back. Fails at a page that another writer holds; what comes before it is
+    /// written.
+    fn put(
+        &mut self,
+        mut grant: Grant,
+        piece: &Piece,
+        data: &[u8],
+    ) -> std::result::Result<(), Latched> {
+        let mut result = Ok(());
         let start = self.done;
         let at = self.offset + start as u64;
         for page in piece.first..piece.first + u64::from(piece.count) {
@@ -301,16 +310,22 @@ impl Progress {
             if piece.pad && !grant.is_filled(page) {
                 let mut whole = [0; PAGE];
                 whole[within..within + len].copy_from_slice(bytes);
-                grant.write(page, 0, &whole);
+                result = grant.write(page, 0, &whole);
             } else {
-                grant.write(page, within, bytes);
+                result = grant.write(page, within, bytes);
+            }
+            if result.is_err() {
+                break;
             }
             self.done += len;
         }
         // The slice knows of the dirty pages before the size covers them: a commit in between must not
         // take the size for one whose data is on the device.
         drop(grant);
-        self.end(at, self.done - start);
+        if self.done > start {
+            self.end(at, self.done - start);
+        }
+        result
     }
 
     fn end(&self, at: u64, len: usize) {
@@ -338,7 +353,13 @@ impl Progress {
         slice.count(0, u64::from(count));
         slice.get(&file.object(), first, count, intent, move |granted| {
             match granted {
-                Ok(grant) => self.put(grant, &piece, &data),
+                Ok(grant) => {
+                    if let Err(latched) = self.put(grant, &piece, &data) {
+                        let home = self.handle.file.slice();
+                        let slice = self.mounted.slice(home).clone();
+                        return slice.when_unlatched(latched, move || self.go_on(data, reply));
+                    }
+                }
                 Err(error) => return self.fail(error.into(), data.len(), reply),
             }
             self.go_on(data, reply);

@@ -166,7 +166,9 @@ impl Mount {
                 sender.send(grant).unwrap();
             });
             let mut grant = receiver.recv().unwrap()?;
-            grant.write(at / PAGE, within, &data[done..done + len]);
+            grant
+                .write(at / PAGE, within, &data[done..done + len])
+                .unwrap();
             drop(grant);
             done += len;
             written(at, len as u64);
@@ -190,7 +192,8 @@ impl Mount {
                 .recv()
                 .unwrap()
                 .unwrap()
-                .read(page as u64, 0, bytes);
+                .read(page as u64, 0, bytes)
+                .unwrap();
         }
         data
     }

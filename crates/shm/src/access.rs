@@ -62,6 +62,28 @@ pub(crate) fn try_write(
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {
     check_writable(seen)?;
+    write_latched(entry, seen, owner, copy)
+}
+
+/// As `try_write`, by the daemon, which has reserved space for the page itself and needs no BACKED.
+#[inline(always)]
+pub(crate) fn try_write_own(
+    entry: &Entry,
+    seen: State,
+    owner: u16,
+    copy: impl FnOnce(u32) -> Result<(), Miss>,
+) -> Result<Option<bool>, Miss> {
+    check_readable(seen)?;
+    write_latched(entry, seen, owner, copy)
+}
+
+#[inline(always)]
+fn write_latched(
+    entry: &Entry,
+    seen: State,
+    owner: u16,
+    copy: impl FnOnce(u32) -> Result<(), Miss>,
+) -> Result<Option<bool>, Miss> {
     if seen.has(Flags::LATCH) {
         return Ok(None);
     }

@@ -89,6 +89,8 @@ const OWNER_MASK: u64 = ((1 << OWNER_BITS) - 1) << (FRAME_BITS + FLAG_BITS);
 const VERSION_ONE: u64 = 1 << VERSION_SHIFT;
 
 impl Flags {
+    /// None of them.
+    pub const NONE: Flags = Flags(0);
     /// The frame holds the page's bytes.
     pub const VALID: Flags = Flags(1 << FRAME_BITS);
     /// The bytes are newer than the device's.
@@ -318,6 +320,15 @@ impl Entry {
         State(self.state.fetch_and(!clear.0, Ordering::AcqRel))
     }
 
+    /// Takes the right to write inline from a page (`clear` is BACKED; or nothing, where writers look elsewhere under the latch).
+    /// Returns `None` when no writer has the page from here on; else the state after the change: a writer holds the latch, or
+    /// the page is being filled and may be published with the right. Then the caller calls again later.
+    pub fn withdraw(&self, clear: Flags) -> Option<State> {
+        let before = self.unmark(clear);
+        let after = State(before.0 & !clear.0);
+        after.any(Flags::LATCH.with(Flags::FILL)).then_some(after)
+    }
+
     /// The slice takes an empty entry for a page whose frame is being filled.
     pub(crate) fn insert(&self, key: Key, frame: u32) {
         let seen = State(self.state.load(Ordering::Relaxed));
@@ -342,7 +353,8 @@ impl Entry {
     /// that lies can have cleared it.
     pub fn publish(&self, flags: Flags) {
         let seen = State(self.state.load(Ordering::Relaxed));
-        self.state.store(
+        // A swap and no store: `withdraw` may change the word at the same moment, and is to come before or after.
+        self.state.swap(
             seen.next(Flags::VALID.0 | flags.0, seen.frame()).0,
             Ordering::Release,
         );

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 use jericho_format::PAGE_BYTES;
 use jericho_sys::memory::Mapping;
 
-use crate::access::{before_fill, check_writable, try_read, try_write};
+use crate::access::{before_fill, check_writable, try_read, try_write, try_write_own};
 use crate::entry::{Entry, Key, State};
 use crate::prefetch;
 
@@ -578,6 +578,27 @@ impl SliceMemory {
             let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
             let written = self.write_found(entry, state, offset, data, owner, &still)?;
             if let Some(was_clean) = written {
+                self.touch(index, epoch);
+                return Ok(was_clean);
+            }
+            turns = pause(turns)?;
+        }
+    }
+
+    /// As `write`, for the daemon, which has reserved space for the page and needs no BACKED.
+    pub fn write_own(
+        &self,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        epoch: u8,
+    ) -> Result<bool, Miss> {
+        let mut turns = 0;
+        loop {
+            let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
+            let copy = |frame| self.overwrite(frame, offset, data);
+            if let Some(was_clean) = try_write_own(entry, state, owner, copy)? {
                 self.touch(index, epoch);
                 return Ok(was_clean);
             }

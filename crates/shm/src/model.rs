@@ -92,16 +92,30 @@ impl Alone {
 struct Slice {
     entries: [Entry; 2],
     frames: [[AtomicU64; WORDS]; 2],
+    /// The slice's lock, under which pages are inserted: odd while it is held.
+    lock: AtomicU64,
+    /// Whether the object may be written inline; 0: no.
+    inline: AtomicU64,
+    /// What the object's slot says to clients; 0: they may write.
+    slot: AtomicU64,
 }
 
 impl Slice {
-    /// With page 1 in entry 0 and frame 0, `flags` set, all its words 1.
-    fn with_page(flags: Flags) -> Arc<Slice> {
+    /// Without pages.
+    fn empty() -> Slice {
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
-        let slice = Slice {
+        Slice {
             entries: [Entry::new(), Entry::new()],
             frames: [words(), words()],
-        };
+            lock: AtomicU64::new(0),
+            inline: AtomicU64::new(1),
+            slot: AtomicU64::new(0),
+        }
+    }
+
+    /// With page 1 in entry 0 and frame 0, `flags` set, all its words 1.
+    fn with_page(flags: Flags) -> Arc<Slice> {
+        let slice = Slice::empty();
         slice.fill(0, key(1), 0, [1; WORDS], flags);
         Arc::new(slice)
     }

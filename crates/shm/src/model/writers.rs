@@ -118,11 +118,9 @@ fn a_page_is_evicted_or_written_and_never_both() {
 /// a writer; else it takes the latch away, as from one that holds it for long.
 fn withdraw(slice: &Slice, patient: bool) -> Words {
     loop {
-        slice.entry().unmark(Flags::BACKED);
-        let seen = slice.entry().state();
-        if !seen.has(Flags::LATCH) {
-            return slice.get(seen.frame());
-        }
+        let Some(seen) = slice.entry().withdraw(Flags::BACKED) else {
+            return slice.get(slice.entry().state().frame());
+        };
         if patient {
             thread::yield_now();
             continue;
@@ -172,5 +170,86 @@ fn nobody_writes_after_the_right_was_withdrawn_from_under_a_latch() {
             notes.add(done);
         }
         assert_eq!(slice.read(0, key(1)), Some(then));
+    });
+}
+
+#[test]
+fn nobody_writes_a_page_that_was_being_filled_after_the_right_was_withdrawn() {
+    let outcomes = [
+        "(false, Err(Absent))",
+        "(false, Err(Unbacked))",
+        "(true, Err(Absent))",
+        "(true, Err(Unbacked))",
+        "(true, Ok(None))",
+        "(true, Ok(Some(true)))",
+    ];
+    explore(outcomes, |notes| {
+        let slice = Arc::new(Slice::empty());
+        let fill = thread::spawn({
+            let slice = slice.clone();
+            move || {
+                slice.lock.fetch_add(1, Ordering::AcqRel);
+                slice.entry().insert(key(1), 0);
+                slice.lock.fetch_add(1, Ordering::AcqRel);
+                let backed = slice.inline.load(Ordering::SeqCst) != 0;
+                slice.put(0, [1; WORDS]);
+                slice
+                    .entry()
+                    .publish(if backed { Flags::BACKED } else { Flags(0) });
+            }
+        });
+        let writer = thread::spawn({
+            let slice = slice.clone();
+            move || slice.write(2, &[(0, 2), (1, 2)])
+        });
+        slice.inline.store(0, Ordering::SeqCst);
+        // A page that is inserted after this is seen to be one that must not be written inline.
+        while slice.lock.fetch_add(0, Ordering::AcqRel) == 1 {
+            thread::yield_now();
+        }
+        let found = slice.entry().key().is_some();
+        let then = if found {
+            withdraw(&slice, true)
+        } else {
+            [1; WORDS]
+        };
+        fill.join().unwrap();
+        let done = writer.join().unwrap();
+        notes.add((found, done));
+        assert_eq!(slice.read(0, key(1)), Some(then));
+        assert_eq!(then == [2, 2], done.is_ok_and(|done| done.is_some()));
+    });
+}
+
+#[test]
+fn nobody_writes_after_the_slot_said_no_even_if_the_page_is_backed_again() {
+    let outcomes = [
+        "Err(Changed)",
+        "Err(Unbacked)",
+        "Ok(None)",
+        "Ok(Some(true))",
+    ];
+    explore(outcomes, |notes| {
+        let slice = Slice::with_page(Flags::BACKED);
+        let writer = thread::spawn({
+            let slice = slice.clone();
+            move || {
+                let still = || slice.slot.load(Ordering::Acquire) == 0;
+                slice.write_if(2, &[(0, 2), (1, 2)], still)
+            }
+        });
+        let other = thread::spawn({
+            let slice = slice.clone();
+            move || {
+                slice.entry().mark(Flags::BACKED);
+            }
+        });
+        slice.slot.store(1, Ordering::SeqCst);
+        let then = withdraw(&slice, true);
+        let done = writer.join().unwrap();
+        other.join().unwrap();
+        notes.add(done);
+        assert_eq!(slice.read(0, key(1)), Some(then));
+        assert_eq!(then == [2, 2], done.is_ok_and(|done| done.is_some()));
     });
 }

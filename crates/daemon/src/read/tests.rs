@@ -1,0 +1,143 @@
+//! A program that is stopped in the middle of a write holds up nobody but who wants that page.
+
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use jericho_fs::types::{Caller, Kind, ROOT};
+use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
+use jericho_shm::{Flags, Key};
+use jericho_sim::SimDevice;
+use jericho_storage::Device;
+use jericho_topology::Topology;
+
+use crate::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
+
+const PAGE: usize = 4096;
+const PAGES: u64 = 64;
+/// No client has this number.
+const STOPPED: u16 = 700;
+/// For what happens at last.
+const LONG: Duration = Duration::from_secs(60);
+
+fn mounted() -> (Arc<Mounted>, Arc<Handle>) {
+    let device: Arc<dyn Device> = Arc::new(SimDevice::new("sim", 64 << 20));
+    let devices = vec![device];
+    let names = [PathBuf::from("sim")];
+    format_devices(&devices, &names, &FormatOptions::default()).unwrap();
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
+    let options = OpenOptions {
+        threads: Default::default(),
+        fast_path: Default::default(),
+        keeper: None,
+        devices: vec![],
+        force: false,
+        volume: PathBuf::from("simulated"),
+        read_only: false,
+        cache_bytes: Some(8 << 20),
+        topology: Topology::from_spec("virtual:1").unwrap(),
+    };
+    let mounted = Mounted::open_volume(volume, &options).unwrap();
+    let caller = Caller {
+        uid: 0,
+        gid: 0,
+        umask: 0o022,
+    };
+    let made = mounted.fs().mknod(ROOT, b"f", Kind::File, 0o644, 0, caller);
+    let attr = made.unwrap();
+    let handle = mounted.open_file(attr.ino, false, true).unwrap();
+    (mounted, handle)
+}
+
+type Answers = mpsc::Receiver<Vec<u8>>;
+
+fn read(mounted: &Arc<Mounted>, handle: &Arc<Handle>, page: u64, pages: u32) -> Answers {
+    let (tx, rx) = mpsc::channel();
+    let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
+        let _ = tx.send(buffer[..read.unwrap()].to_vec());
+    };
+    let (at, len) = (page * PAGE as u64, pages * PAGE as u32);
+    mounted.read(handle, at, len, false, vec![], reply);
+    rx
+}
+
+fn write(
+    mounted: &Arc<Mounted>,
+    handle: &Arc<Handle>,
+    at: u64,
+    data: &[u8],
+) -> mpsc::Receiver<u32> {
+    let mode = WriteMode {
+        append: false,
+        sync: WriteSync::No,
+        strip_suid: false,
+    };
+    let (tx, rx) = mpsc::channel();
+    mounted.write(handle, at, data, mode, move |done| {
+        let _ = tx.send(done.unwrap());
+    });
+    rx
+}
+
+/// Nothing of the file is in the cache afterwards.
+fn drop_pages(mounted: &Arc<Mounted>, handle: &Arc<Handle>) {
+    let slice = mounted.slice(handle.file.slice());
+    let (tx, rx) = mpsc::channel();
+    let done = tx.clone();
+    slice.sync_all(Box::new(move |result| done.send(result).unwrap()));
+    rx.recv_timeout(LONG).unwrap().unwrap();
+    let ino = handle.file.ino();
+    slice.invalidate(ino, 0..u64::MAX, Box::new(move |r| tx.send(r).unwrap()));
+    rx.recv_timeout(LONG).unwrap().unwrap();
+}
+
+#[test]
+fn a_stopped_writer_holds_up_no_miss_of_another_page() {
+    let (mounted, handle) = mounted();
+    let data: Vec<u8> = (0..PAGES).flat_map(|page| [page as u8; PAGE]).collect();
+    let written = write(&mounted, &handle, 0, &data);
+    assert_eq!(written.recv_timeout(LONG).unwrap() as usize, data.len());
+    let begun = Instant::now();
+    loop {
+        drop_pages(&mounted, &handle);
+        let first = read(&mounted, &handle, 0, 1).recv_timeout(LONG).unwrap();
+        assert_eq!(first, data[..PAGE]);
+        let memory = mounted.slice(handle.file.slice()).memory();
+        let key = Key::new(handle.file.ino(), 0);
+        let found = memory.lookup(key).expect("just read");
+        let entry = memory.entry(found.index);
+        let Some(latched) = entry.try_latch(found.state, STOPPED) else {
+            continue;
+        };
+        // Pages 8 and up are misses, which the pipeline ends; so it meets the latch of page 0, once per read and write.
+        let held_up = [0, 1, 2].map(|n| match n {
+            0 => (Some(read(&mounted, &handle, 0, 16)), None),
+            n => (None, Some(write(&mounted, &handle, 100 * n, &[9; 50]))),
+        });
+        let others = [32, 40, 48].map(|page| {
+            let bytes = read(&mounted, &handle, page, 1).recv_timeout(LONG);
+            assert_eq!(bytes.unwrap(), vec![page as u8; PAGE]);
+        });
+        let in_time = entry.state().is_same_holding(latched);
+        if in_time {
+            assert_eq!(others.len(), 3);
+            entry.unlatch(latched, Flags::DIRTY);
+        }
+        for (read, write) in held_up {
+            if let Some(read) = read {
+                let bytes = read.recv_timeout(LONG).unwrap();
+                assert_eq!(bytes[PAGE..], data[PAGE..16 * PAGE]);
+            }
+            if let Some(write) = write {
+                assert_eq!(write.recv_timeout(LONG).unwrap(), 50);
+            }
+        }
+        if in_time {
+            return;
+        }
+        // The latch was taken away before the misses were over: a host that slow proves nothing, unless it always is.
+        assert!(begun.elapsed() < LONG, "misses wait for the latch");
+        let restored = write(&mounted, &handle, 0, &data[..PAGE]);
+        restored.recv_timeout(LONG).unwrap();
+    }
+}
