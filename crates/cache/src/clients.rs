@@ -142,6 +142,12 @@ impl Slice {
         let _ = self.shared.announcer.set(announcer);
     }
 
+    /// `collector` marks what clients have used since it ran last (with `SliceMemory::touch`); the evictor calls it before it chooses
+    /// pages, without a lock of the slice. Set once.
+    pub fn set_collector(&self, collector: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.shared.collector.set(collector);
+    }
+
     /// `broken` hears of owners whose latch was taken away, and tells whether there is such a client. Called with the slice's
     /// lock held: it must not call the slice. Set once.
     pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) -> bool + Send + Sync>) {

@@ -636,6 +636,9 @@ impl Evictor {
     fn evict(&mut self) -> bool {
         let shared = self.shared.clone();
         let entries = shared.memory.geometry().entries();
+        if let Some(collector) = shared.collector.get() {
+            collector();
+        }
         let mut age_min = {
             let state = shared.lock();
             let need = shared.limits.free_high.saturating_sub(state.frames.free());

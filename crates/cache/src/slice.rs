@@ -136,6 +136,7 @@ impl Slice {
             closing: AtomicBool::new(false),
             parked: 0.into(),
             announcer: OnceLock::new(),
+            collector: OnceLock::new(),
             on_broken: OnceLock::new(),
             on_outage: OnceLock::new(),
             no_room: 0.into(),

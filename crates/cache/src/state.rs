@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub parked: AtomicUsize,
     /// See `Slice::set_announcer` and `set_on_broken`.
     pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// See `Slice::set_collector`.
+    pub collector: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub on_broken: OnceLock<Box<dyn Fn(u16) -> bool + Send + Sync>>,
     /// See `Slice::set_on_outage`.
     pub on_outage: OnceLock<Observer>,

@@ -15,7 +15,7 @@ use jericho_shm::{
 use jericho_sys::files;
 
 use crate::inline::pieces;
-use crate::inside::Thread;
+use crate::inside::{self, Thread};
 use crate::lately::Place;
 use crate::session::Session;
 use crate::source::Source;
@@ -307,7 +307,7 @@ impl<'a> File<'a> {
         if self.memory.is_writable() {
             self.memory.touch(index, self.memory.epoch());
         } else {
-            self.session.area.touch(self.home(), index);
+            inside::thread(|thread| self.session.touch(thread, self.home(), index));
         }
     }
 

@@ -39,8 +39,8 @@ pub struct Thread {
     end: Cell<u64>,
     /// What a signal handler has written after it.
     displaced: Cell<u64>,
-    /// Line of counters in the area of each session, as `remember` packs it; 0: none yet.
-    lines: [Cell<u8>; SESSIONS_MAX],
+    /// Block in the area of each session, as `remember` packs it; 0: none yet.
+    blocks: [Cell<u16>; SESSIONS_MAX],
 }
 
 thread_local! {
@@ -54,7 +54,7 @@ thread_local! {
             locking: Cell::new(u32::MAX),
             end: Cell::new(0),
             displaced: Cell::new(0),
-            lines: [const { Cell::new(0) }; SESSIONS_MAX],
+            blocks: [const { Cell::new(0) }; SESSIONS_MAX],
         }
     };
 }
@@ -155,25 +155,26 @@ impl Thread {
         self.displaced.get()
     }
 
-    /// This thread's line of counters of a session (below `SESSIONS_MAX`), and whether it is the thread's alone:
-    /// what `take` gave the first time.
+    /// This thread's block of a session (below `SESSIONS_MAX`), and whether it is the thread's alone: what `take` gave the first
+    /// time. Nothing is given back when the thread ends: a later thread notices that.
     #[inline]
-    pub fn line(&self, session: usize, take: impl FnOnce() -> (u32, bool)) -> (u32, bool) {
-        let cell = &self.lines[session];
+    pub fn block(&self, session: usize, take: impl FnOnce() -> (u32, bool)) -> (u32, bool) {
+        let cell = &self.blocks[session];
         if cell.get() == 0 {
             remember(cell, take());
         }
-        let line = cell.get();
-        (u32::from(line & !(TAKEN | ALONE)), line & ALONE != 0)
+        let block = cell.get();
+        (u32::from(block & !(TAKEN | ALONE)), block & ALONE != 0)
     }
 }
 
-const TAKEN: u8 = 0x80;
-const ALONE: u8 = 0x40;
+const TAKEN: u16 = 0x8000;
+const ALONE: u16 = 0x4000;
+const _: () = assert!(jericho_shm::BLOCKS <= ALONE as usize);
 
 #[cold]
-fn remember(cell: &Cell<u8>, (line, alone): (u32, bool)) {
-    cell.set(TAKEN | if alone { ALONE } else { 0 } | (line as u8 & !(TAKEN | ALONE)));
+fn remember(cell: &Cell<u16>, (block, alone): (u32, bool)) {
+    cell.set(TAKEN | if alone { ALONE } else { 0 } | (block as u16 & !(TAKEN | ALONE)));
 }
 
 /// Whether this thread has the offset of that description locked, or is about to.

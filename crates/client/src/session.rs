@@ -122,6 +122,21 @@ impl Session {
         place.counter.add(access, place.alone);
     }
 
+    /// The number of this thread's block, and whether it is the thread's alone.
+    #[inline]
+    fn block(&self, thread: &Thread) -> (u32, bool) {
+        let take = || {
+            let tid = jericho_sys::affinity::current_tid();
+            self.area.take_block(tid, jericho_sys::affinity::has_ended)
+        };
+        thread.block(self.number, take)
+    }
+
+    /// Marks an entry of a slice as used by this thread, where the slice's memory is mapped read-only.
+    pub fn touch(&self, thread: &Thread, slice: u16, entry: u32) {
+        self.area.touch(self.block(thread).0, slice, entry);
+    }
+
     /// Where an access counts that this thread makes now.
     pub fn place(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>) -> Place<'_> {
         let home = self.control.node_of_slice(slice);
@@ -131,9 +146,9 @@ impl Session {
             let policy = policy.unwrap_or_else(|| self.control.policy());
             thread.placement.cell(policy, home, node)
         });
-        let (line, alone) = thread.line(self.number, || self.area.take_thread());
+        let (block, alone) = self.block(thread);
         Place {
-            counter: self.area.counter_at(Area::counter_number(line, slice)),
+            counter: self.area.counter(block, slice),
             alone,
             local: node == home,
             used: used.flatten(),

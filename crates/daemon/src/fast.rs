@@ -186,6 +186,12 @@ impl Mounted {
                 }
             }));
             let weak = Arc::downgrade(self);
+            slice.set_collector(Box::new(move || {
+                if let Some(mounted) = weak.upgrade() {
+                    mounted.fast.take_touched();
+                }
+            }));
+            let weak = Arc::downgrade(self);
             slice.set_on_broken(Box::new(move |owner| {
                 let Some(mounted) = weak.upgrade() else {
                     return false;

@@ -1,4 +1,5 @@
-//! A client's own area: the ring of pages that it made dirty, marks of use, counters.
+//! A client's own area: the ring of pages that it made dirty, and a block for each of its threads with marks of use and
+//! counters.
 //!
 //! The client writes it and the daemon trusts nothing in it: whatever lies there costs the daemon a bounded
 //! look, and every key is checked by whoever uses it.
@@ -15,18 +16,21 @@ use crate::sync::{self, AtomicU32, Ordering};
 
 /// Keys that the ring holds.
 pub const RING_KEYS: usize = 8192;
-/// Marks of use.
-pub const TOUCHED: usize = 4096;
 /// Where the word that cuts the client off is.
 pub(crate) const CUT_OFF_AT: u64 = 8;
-const VERSION: u32 = 1;
+/// Blocks for threads. The last one is shared by the threads that find no other.
+pub const BLOCKS: usize = 1024;
+/// Marks of use in a block.
+pub const MARKS: usize = 4096;
+/// Marks that one bit of `Head::marked` stands for.
+const MARKS_PER_BIT: usize = MARKS / 64;
+const VERSION: u32 = 2;
 const RING_AT: usize = 4096;
-const TOUCHED_AT: usize = RING_AT + 8 * RING_KEYS;
-const COUNTERS_AT: usize = TOUCHED_AT + 8 * TOUCHED;
-/// Threads with counters of their own; the last line is shared by all further ones.
-const THREADS: usize = 16;
+const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
-const BYTES: usize = COUNTERS_AT + THREADS * COUNTED_SLICES * size_of::<Counter>();
+/// Blocks that a new thread looks at for one whose thread has ended, unless all blocks are given out.
+const LOOKS: u32 = 4;
+const BYTES: usize = BLOCKS_AT + BLOCKS * size_of::<Block>();
 
 #[repr(C, align(64))]
 struct Header {
@@ -35,8 +39,11 @@ struct Header {
     cut_off: AtomicU32,
     wanted: AtomicU32,
     overflow: AtomicU32,
-    threads: AtomicU32,
-    _unused: [u32; 10],
+    /// Blocks given out so far.
+    blocks: AtomicU32,
+    /// Where the search for a block of a thread that has ended goes on.
+    hand: AtomicU32,
+    _unused: [u32; 9],
     given_out: sync::AtomicU64,
     done: sync::AtomicU64,
 }
@@ -46,6 +53,32 @@ const _: () = assert!(std::mem::offset_of!(Header, given_out) == 64);
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::offset_of!(Header, cut_off) as u64 == CUT_OFF_AT);
 const _: () = assert!(size_of::<Header>() <= RING_AT);
+
+/// What belongs to one thread: no other thread of the program stores to it. Pages of it that nobody touched take no memory.
+#[repr(C, align(4096))]
+struct Block {
+    head: Head,
+    counters: [Counter; COUNTED_SLICES],
+    marks: Marks,
+}
+
+#[repr(C, align(64))]
+struct Head {
+    /// Kernel's number of the thread that has the block, or had it; 0: none.
+    holder: AtomicU32,
+    /// For each bit: whether any of `MARKS_PER_BIT` marks is new.
+    marked: AtomicU64,
+}
+
+#[repr(C, align(4096))]
+struct Marks([AtomicU64; MARKS]);
+
+#[cfg(not(loom))]
+const _: () = assert!(
+    size_of::<Block>() == 40960
+        && std::mem::offset_of!(Block, counters) == 64
+        && std::mem::offset_of!(Block, marks) == 8192
+);
 
 /// What a thread did with the pages of a slice.
 #[derive(Debug)]
@@ -183,11 +216,18 @@ impl Area {
         unsafe { &*self.mapping.as_ptr().cast::<Header>() }
     }
 
+    /// The block with a number (mod what there are).
     #[inline]
-    fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at.is_multiple_of(8) && at + 8 <= BYTES);
-        // SAFETY: inside of the mapping and aligned (asserted); as in `header`.
-        unsafe { &*self.mapping.as_ptr().add(at).cast::<AtomicU64>() }
+    fn block(&self, number: u32) -> &Block {
+        // SAFETY: the number is below BLOCKS, for which the mapping has room at BLOCKS_AT, which is aligned; as in `header`.
+        unsafe {
+            &*self
+                .mapping
+                .as_ptr()
+                .add(BLOCKS_AT)
+                .cast::<Block>()
+                .add(number as usize % BLOCKS)
+        }
     }
 
     /// The client's owner number, as it was handed over. The daemon has its own record of it.
@@ -233,68 +273,99 @@ impl Area {
         }
     }
 
-    /// A client that may not write stamps marks an entry as used. Lossy.
+    /// A thread of a client that may not write stamps marks an entry as used, in its block. Lossy.
     #[inline]
-    pub fn touch(&self, slice: u16, entry: u32) {
+    pub fn touch(&self, block: u32, slice: u16, entry: u32) {
+        let block = self.block(block);
         let mark = u64::from(slice) << 32 | u64::from(entry);
-        let at = (mark.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize;
-        let word = self.word(TOUCHED_AT + 8 * at);
-        if word.load(Ordering::Relaxed) != mark {
-            word.store(mark, Ordering::Relaxed);
+        let at = (mark.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize % MARKS;
+        let word = &block.marks.0[at];
+        if word.load(Ordering::Relaxed) == mark {
+            return;
+        }
+        word.store(mark, Ordering::Relaxed);
+        let bit = 1u64 << (at / MARKS_PER_BIT);
+        let marked = block.head.marked.load(Ordering::Relaxed);
+        if marked & bit == 0 {
+            // No locked instruction: when the daemon takes bits at the same moment, it looks at some marks twice.
+            block.head.marked.store(marked | bit, Ordering::Relaxed);
         }
     }
 
-    /// The daemon takes the marks: calls `each` with slice and entry, unchecked.
+    /// The daemon takes the marks: calls `each` with slice and entry, unchecked. It looks at marks that are new, and at a line of each
+    /// block that was ever given out.
     pub fn take_touched(&self, mut each: impl FnMut(u16, u32)) {
-        for at in 0..TOUCHED {
-            let word = self.word(TOUCHED_AT + 8 * at);
-            // Zero is slice 0's entry 0, which loses its marks: it is one of millions.
-            if word.load(Ordering::Relaxed) != 0 {
-                let mark = word.swap(0, Ordering::Relaxed);
-                each((mark >> 32) as u16, mark as u32);
+        for block in self.blocks() {
+            if block.head.marked.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // Before the marks are taken: a later one sets its bit anew.
+            let marked = block.head.marked.swap(0, Ordering::Relaxed);
+            let bits = (0..64).filter(|bit| marked >> bit & 1 != 0);
+            for word in bits.flat_map(|bit| &block.marks.0[bit * MARKS_PER_BIT..][..MARKS_PER_BIT])
+            {
+                // Zero is slice 0's entry 0, which loses its marks: it is one of millions.
+                if word.load(Ordering::Relaxed) != 0 {
+                    let mark = word.swap(0, Ordering::Relaxed);
+                    each((mark >> 32) as u16, mark as u32);
+                }
             }
         }
     }
 
-    /// A thread takes a line of counters: its number, and whether it is the thread's alone.
-    pub fn take_thread(&self) -> (u32, bool) {
-        let thread = self.header().threads.fetch_add(1, Ordering::Relaxed);
-        let last = THREADS as u32 - 1;
-        (thread.min(last), thread < last)
+    /// Blocks that were ever given out, and the shared one.
+    fn blocks(&self) -> impl Iterator<Item = &Block> {
+        let last = BLOCKS as u32 - 1;
+        let given_out = self.header().blocks.load(Ordering::Acquire).min(last);
+        (0..given_out).chain([last]).map(|at| self.block(at))
     }
 
-    /// Number of the counter of a thread's line for a slice.
-    #[inline]
-    pub fn counter_number(thread: u32, slice: u16) -> u32 {
-        let line = (thread as usize).min(THREADS - 1) * COUNTED_SLICES;
-        (line + usize::from(slice) % COUNTED_SLICES) as u32
-    }
-
-    /// The counter with a number (mod what there are).
-    #[inline]
-    pub fn counter_at(&self, number: u32) -> &Counter {
-        let number = number as usize % (THREADS * COUNTED_SLICES);
-        // SAFETY: `number` is below THREADS * COUNTED_SLICES, for which the mapping has room; aligned to 64 as
-        // COUNTERS_AT is; as in `header`.
-        unsafe {
-            &*self
-                .mapping
-                .as_ptr()
-                .add(COUNTERS_AT)
-                .cast::<Counter>()
-                .add(number)
+    /// Takes a block for the thread that the kernel knows as `tid`: one of a thread that `has_ended`, or one that nobody had yet.
+    /// Returns its number, and whether it is the thread's alone.
+    pub fn take_block(&self, tid: u32, has_ended: impl Fn(u32) -> bool) -> (u32, bool) {
+        let header = self.header();
+        let last = BLOCKS as u32 - 1;
+        let given_out = header.blocks.load(Ordering::Acquire).min(last);
+        let looks = match given_out == last {
+            true => last,
+            false => LOOKS.min(given_out),
+        };
+        for _ in 0..looks {
+            let at = header.hand.fetch_add(1, Ordering::Relaxed) % given_out;
+            let holder = &self.block(at).head.holder;
+            let seen = holder.load(Ordering::Relaxed);
+            // A thread with this number that had it has ended: the number is another thread's now.
+            if (seen == tid || has_ended(seen))
+                && holder
+                    .compare_exchange(seen, tid, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return (at, true);
+            }
         }
+        if given_out == last {
+            return (last, false);
+        }
+        let at = header.blocks.fetch_add(1, Ordering::AcqRel);
+        if at >= last {
+            // Others were quicker.
+            header.blocks.store(last, Ordering::Release);
+            return (last, false);
+        }
+        self.block(at).head.holder.store(tid, Ordering::Release);
+        (at, true)
     }
 
-    /// The counter of a thread's line for a slice.
+    /// The counter of a block for a slice.
     #[inline]
-    pub fn counter(&self, thread: u32, slice: u16) -> &Counter {
-        self.counter_at(Area::counter_number(thread, slice))
+    pub fn counter(&self, block: u32, slice: u16) -> &Counter {
+        &self.block(block).counters[usize::from(slice) % COUNTED_SLICES]
     }
 
-    /// The counters of all threads for a slice (numbers from 64 on share those of the number mod 64).
+    /// The counters of all threads, living and ended, for a slice (numbers from 64 on share those of the number mod 64).
     pub fn counters_of(&self, slice: u16) -> impl Iterator<Item = &Counter> {
-        (0..THREADS as u32).map(move |thread| self.counter(thread, slice))
+        let number = usize::from(slice) % COUNTED_SLICES;
+        self.blocks().map(move |block| &block.counters[number])
     }
 }
 
@@ -337,8 +408,7 @@ mod tests {
         let held = header.given_out.fetch_add(1, Ordering::AcqRel) as usize;
         area.announce(Key::new(1, 2));
         assert_eq!(keys(&mut reader, &area), (vec![2], true));
-        area.word(RING_AT + 8 * held)
-            .store(Key::new(1, 1).0, Ordering::Release);
+        area.ring().words[held].store(Key::new(1, 1).0, Ordering::Release);
         assert_eq!(keys(&mut reader, &area), (vec![1], true));
         header.done.fetch_add(1, Ordering::Release);
         assert_eq!(keys(&mut reader, &area), (vec![], true));
@@ -352,8 +422,7 @@ mod tests {
             let junk = round.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             area.header().given_out.store(junk, Ordering::Relaxed);
             for at in 0..RING_KEYS {
-                area.word(RING_AT + 8 * at)
-                    .store(junk ^ at as u64, Ordering::Relaxed);
+                area.ring().words[at].store(junk ^ at as u64, Ordering::Relaxed);
             }
             let (seen, _) = keys(&mut reader, &area);
             assert!(seen.len() <= 2 * RING_KEYS);
@@ -369,23 +438,53 @@ mod tests {
         assert!(!area.announce(Key::new(1, 2)));
     }
 
-    #[test]
-    fn marks_of_use_arrive() {
-        let area = Area::create("test", 5).unwrap();
-        area.touch(3, 1234);
+    fn touched(area: &Area) -> Vec<(u16, u32)> {
         let mut seen = vec![];
         area.take_touched(|slice, entry| seen.push((slice, entry)));
-        assert_eq!(seen, [(3, 1234)]);
-        area.take_touched(|_, _| panic!("taken already"));
+        seen.sort_unstable();
+        seen
+    }
+
+    /// A thread that lives.
+    fn take(area: &Area, tid: u32) -> (u32, bool) {
+        area.take_block(tid, |_| false)
     }
 
     #[test]
-    fn threads_beyond_the_last_line_share_it() {
+    fn marks_of_use_arrive_once_from_every_block() {
         let area = Area::create("test", 5).unwrap();
-        let lines: Vec<_> = (0..20).map(|_| area.take_thread()).collect();
-        assert_eq!(lines[0], (0, true));
-        assert_eq!(lines[14], (14, true));
-        assert!(lines[15..].iter().all(|line| *line == (15, false)));
+        let blocks = [1, 2, 3].map(|tid| take(&area, tid).0);
+        for block in blocks {
+            area.touch(block, 3, 1234 + block);
+        }
+        // The one that threads share which find no other.
+        area.touch(BLOCKS as u32 - 1, 0, 77);
+        let wanted = [(0, 77), (3, 1234), (3, 1235), (3, 1236)];
+        assert_eq!(touched(&area), wanted);
+        assert_eq!(touched(&area), []);
+    }
+
+    #[test]
+    fn a_thread_marks_what_it_uses_in_its_own_block_only() {
+        let area = Area::create("test", 5).unwrap();
+        let (mine, other) = (take(&area, 1).0, take(&area, 2).0);
+        let bytes = |block: u32| -> Vec<u64> {
+            let block = area.block(block);
+            let words = block.marks.0.iter().chain([&block.head.marked]);
+            words.map(|word| word.load(Ordering::Relaxed)).collect()
+        };
+        let before = bytes(other);
+        for entry in 0..3 * MARKS as u32 {
+            area.touch(mine, 0, entry);
+        }
+        assert_eq!(bytes(other), before);
+        let seen = touched(&area).len();
+        assert!(seen > MARKS / 2 && seen <= MARKS, "{seen} of the last");
+    }
+
+    #[test]
+    fn every_thread_counts_alone_and_what_one_counted_stays_when_it_ends() {
+        let area = Area::create("test", 5).unwrap();
         let access = Access {
             local: true,
             write: true,
@@ -393,11 +492,40 @@ mod tests {
             bytes: 100,
             calls: 1,
         };
-        area.counter(15, 2).add(access, false);
-        let pages: u64 = area
-            .counters_of(2)
-            .map(|c| c.local_pages.load(Ordering::Relaxed))
-            .sum();
-        assert_eq!(pages, 3);
+        let mut numbers = std::collections::HashSet::new();
+        for tid in 1..=500 {
+            let (block, alone) = take(&area, tid);
+            assert!(alone && numbers.insert(block), "thread {tid}");
+            area.counter(block, 2).add(access, alone);
+        }
+        // Each of these ends before the next one begins.
+        for tid in 501..10_501u32 {
+            let (block, alone) = area.take_block(tid, |holder| holder > 500);
+            assert!(alone, "thread {tid}");
+            area.counter(block, 2).add(access, alone);
+            numbers.insert(block);
+        }
+        assert!(numbers.len() < BLOCKS, "{} blocks", numbers.len());
+        let pages = area.counters_of(2);
+        let pages = pages.map(|c| c.local_pages.load(Ordering::Relaxed));
+        assert_eq!(pages.sum::<u64>(), 3 * 10_500);
+    }
+
+    #[test]
+    fn threads_that_find_no_block_share_the_last_until_one_ends() {
+        let area = Area::create("test", 5).unwrap();
+        let last = BLOCKS as u32 - 1;
+        for tid in 1..=last {
+            assert!(take(&area, tid).1);
+        }
+        assert_eq!(take(&area, 5000), (last, false));
+        assert_eq!(take(&area, 5001), (last, false));
+        let (block, alone) = area.take_block(5002, |holder| holder == 700);
+        assert!(alone && block < last);
+        assert_eq!(take(&area, 5003), (last, false));
+        // Nonsense in the header costs no more.
+        area.header().blocks.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!(take(&area, 5004), (last, false));
+        assert_eq!(area.counters_of(0).count(), BLOCKS);
     }
 }

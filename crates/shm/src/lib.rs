@@ -19,7 +19,7 @@ mod ring;
 mod slots;
 mod sync;
 
-pub use area::{Access, Area, Counter, RING_KEYS, TOUCHED};
+pub use area::{Access, Area, BLOCKS, Counter, MARKS, RING_KEYS};
 pub use call::{
     Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
 };

@@ -15,6 +15,12 @@ pub fn current_tid() -> u32 {
         .unsigned_abs()
 }
 
+/// Whether no thread has that number now. Leaves errno as it is, and allocates nothing.
+pub fn has_ended(tid: u32) -> bool {
+    let asked = pid(Some(tid)).and_then(|tid| Ok(rustix::thread::sched_getaffinity(tid)?));
+    asked.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+}
+
 /// The CPUs on which a thread (`None`: the calling one) may run, ascending. Errors: ESRCH.
 pub fn get(tid: Option<u32>) -> io::Result<Vec<u32>> {
     let set = rustix::thread::sched_getaffinity(pid(tid)?)?;

@@ -277,9 +277,14 @@ static void lie_in_the_area(void)
     switch (below(8)) {
     case 0: put(word(area, 64), below(2) ? number() : get(word(area, 64)) + below(9000)); break;
     case 1: put(word(area, 72), below(2) ? number() : get(word(area, 64))); break;
-    case 2: put(word(area, 69632 + 8 * below(4096)), below(2) ? number() : below(slice_count + 1) << 32 | below(1 << 14)); break;
-    case 3: put(word(area, 102400 + 8 * below(8192)), number()); break;
-    case 4: ((uint32_t *)area.at)[below(6)] = number(); break;
+    case 2: {
+        uint64_t block = 69632 + 40960 * below(16);
+        put(word(area, block + 8192 + 8 * below(4096)), below(2) ? number() : below(slice_count + 1) << 32 | below(1 << 14));
+        put(word(area, block + 8), number());
+        break;
+    }
+    case 3: put(word(area, 69632 + 40960 * below(16) + 8 * below(520)), number()); break;
+    case 4: ((uint32_t *)area.at)[below(7)] = number(); break;
     case 5: ((uint32_t *)area.at)[4] = 1; break;
     default: {
         uint64_t at = __atomic_fetch_add(word(area, 64), 1, __ATOMIC_SEQ_CST);

@@ -15,6 +15,7 @@ mod fio;
 mod full;
 mod git;
 mod hostile;
+mod hot_set;
 mod idle;
 mod instructions;
 mod interrupted;

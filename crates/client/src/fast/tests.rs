@@ -536,3 +536,29 @@ fn a_page_that_a_reader_used_is_marked_in_its_area() {
     let entry = volume.memory.lookup(Key::new(OBJECT, 1)).unwrap().index;
     assert_eq!(seen, [(0, entry)]);
 }
+
+#[test]
+fn a_thread_counts_alone_however_many_ended_before_it() {
+    let volume = Volume::new(16);
+    let client = volume.client(false);
+    let mut blocks = std::collections::HashSet::new();
+    for n in 0..10_000 {
+        let counted = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                inside::enter(|thread| {
+                    let place = client.place(thread, 0, None);
+                    (std::ptr::from_ref(place.counter) as usize, place.alone)
+                })
+            });
+            thread.join().unwrap()
+        });
+        let (counter, alone) = counted.expect("a new thread is in no call");
+        assert!(alone, "thread {n} counts with locked instructions");
+        blocks.insert(counter);
+    }
+    assert!(
+        blocks.len() < jericho_shm::BLOCKS / 2,
+        "{} blocks",
+        blocks.len()
+    );
+}

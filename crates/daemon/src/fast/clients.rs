@@ -139,8 +139,8 @@ impl Fast {
         }
     }
 
-    /// Takes a client's marks of use, for the replacement of pages.
-    fn take_touched(&self) {
+    /// Takes the marks of use of clients that may not write stamps themselves, before pages are replaced.
+    pub(super) fn take_touched(&self) {
         let clients = self.clients.lock();
         for client in clients.by_owner.values() {
             client.area.take_touched(|slice, entry| {
@@ -249,7 +249,6 @@ pub(crate) fn rings(mounted: &Weak<Mounted>) {
         for slot_file in fast.written_files() {
             strong.settle_file(&slot_file);
         }
-        fast.take_touched();
         if !busy {
             // Nothing for a whole round: the next key rings. Looked at once more, for one that came
             // before it knew.
