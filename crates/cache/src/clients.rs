@@ -21,6 +21,8 @@ use crate::{OWNER_DAEMON, Slice};
 const LATCH_MAX: Duration = Duration::from_secs(1);
 /// An owner of so many latches that were held for too long says so of pages that it does not write.
 const LATCHES_OF_A_LIAR: usize = 256;
+/// Attempts to open a latch of a client that has died.
+const OPEN_TRIES: u32 = 16;
 /// Entries looked at with the lock held once.
 const CHUNK: u32 = 2048;
 
@@ -122,6 +124,15 @@ impl State {
         true
     }
 
+    /// The page of an entry, if it is dirty and the index does not have it. Reports must have been drained.
+    fn unknown_dirty(&self, shared: &Shared, index: u32) -> Option<Key> {
+        let entry = shared.memory.entry(index);
+        let key = entry.key()?;
+        let unknown =
+            entry.state().has(Flags::DIRTY) && !self.dirty.contains(key.object(), key.page());
+        unknown.then_some(key)
+    }
+
     /// Frames of which nobody knows whether a client still copies into them.
     pub fn quarantined(&self) -> impl Iterator<Item = u32> {
         self.latches.quarantine.iter().map(|(_, frame)| *frame)
@@ -184,16 +195,23 @@ impl Slice {
             state.drain_announced(shared);
             let stop = entries.min(at + CHUNK);
             for index in at..stop {
-                let entry = shared.memory.entry(index);
-                if let Some(key) = entry.key()
-                    && entry.state().has(Flags::DIRTY)
-                    && !state.dirty.contains(key.object(), key.page())
-                {
-                    unknown.push(key);
-                }
+                unknown.extend(state.unknown_dirty(shared, index));
             }
+            shared
+                .counts
+                .searched
+                .fetch_add(u64::from(stop - at), Relaxed);
             at = stop;
         }
+        self.adopt(unknown, resolve)
+    }
+
+    /// Takes in dirty pages that nobody has reported.
+    fn adopt(
+        &self,
+        mut unknown: Vec<Key>,
+        resolve: &dyn Fn(u64) -> Option<Arc<dyn Object>>,
+    ) -> usize {
         unknown.sort_unstable_by_key(|key| (key.object(), key.page()));
         let mut adopted = 0;
         for pages in unknown.chunk_by(|a, b| a.object() == b.object()) {
@@ -208,31 +226,46 @@ impl Slice {
         adopted
     }
 
-    /// A client is dead: opens its latches, as they are, and takes back what was kept out of its reach. Gives
-    /// how many latches that were. What it made dirty is to be adopted afterwards.
-    pub fn owner_gone(&self, owner: u16) -> usize {
+    /// A client is dead that was about to latch these entries last: opens its latches on them, as they are, takes in their pages
+    /// if they are dirty and nobody reported that, and takes back what was kept out of its reach. `resolve` knows the object of
+    /// a number. Gives how many latches it opened.
+    pub fn owner_gone(
+        &self,
+        owner: u16,
+        entries: &[u32],
+        resolve: &dyn Fn(u64) -> Option<Arc<dyn Object>>,
+    ) -> usize {
         let shared = &self.shared;
-        let entries = shared.memory.geometry().entries();
-        let (mut opened, mut at) = (0, 0);
-        while at < entries {
+        let mut opened = 0;
+        shared
+            .counts
+            .searched
+            .fetch_add(entries.len() as u64, Relaxed);
+        let there = |index: &&u32| **index < shared.memory.geometry().entries();
+        for index in entries.iter().filter(there) {
             let _state = shared.lock();
-            let stop = entries.min(at + CHUNK);
-            for index in at..stop {
-                let entry = shared.memory.entry(index);
-                loop {
-                    let word = entry.state();
-                    if !word.has(Flags::LATCH) || word.owner() != owner {
-                        break;
-                    }
-                    // A loop, since write-back may end meanwhile.
-                    if entry.break_latch(word, word.frame()) {
-                        opened += 1;
-                        break;
-                    }
+            let entry = shared.memory.entry(*index);
+            // Write-back may end meanwhile, and nothing else changes a latched entry, unless a client writes nonsense.
+            for _ in 0..OPEN_TRIES {
+                let word = entry.state();
+                if !word.has(Flags::LATCH) || word.owner() != owner {
+                    break;
+                }
+                if entry.break_latch(word, word.frame()) {
+                    opened += 1;
+                    break;
                 }
             }
-            at = stop;
         }
+        // It may have died after a page was dirty and before it said so.
+        let mut unknown = vec![];
+        let mut state = shared.lock();
+        state.drain_announced(shared);
+        for index in entries.iter().filter(there) {
+            unknown.extend(state.unknown_dirty(shared, *index));
+        }
+        drop(state);
+        self.adopt(unknown, resolve);
         let mut state = shared.lock();
         let quarantine = std::mem::take(&mut state.latches.quarantine);
         for (holder, frame) in quarantine {
@@ -333,6 +366,11 @@ impl Slice {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Entries that were looked at because a client died or lost reports.
+    pub fn searched(&self) -> u64 {
+        self.shared.counts.searched.load(Relaxed)
     }
 
     /// Frames that are kept from use because a client may still write into them.

@@ -38,6 +38,7 @@ pub(crate) struct Counts {
     pub clashed: AtomicU64,
     pub throttled: AtomicU64,
     pub write_errors: AtomicU64,
+    pub searched: AtomicU64,
 }
 
 /// Counters of a slice since it was started, and its state.

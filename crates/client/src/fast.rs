@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_shm::{
     Access, Flags, Holding, Key, Lock, Miss, RangeHeld, Segments, SizeWord, SliceMemory, Slot,
-    SlotInfo, SlotWord, Turns,
+    SlotInfo, SlotWord, Turns, Writer,
 };
 use jericho_sys::files;
 
@@ -349,6 +349,11 @@ impl<'a> File<'a> {
         Ok(())
     }
 
+    /// How the calling thread writes; `None`: not inline.
+    fn writer(&self) -> Option<Writer<'a>> {
+        inside::thread(|thread| self.session.writer(thread, self.home()))
+    }
+
     /// What most writes are: to one page, within the file, that is there. `None`: it is not as simple as that, and the
     /// same bytes are to be written by `write`; some may be there already.
     #[inline(always)]
@@ -363,11 +368,11 @@ impl<'a> File<'a> {
         }
         let key = self.key.with_page(page);
         let still = || self.is_still() && self.slot.size().same_cuts(seen);
-        let owner = self.session.owner;
+        let writer = self.session.writer(thread, self.home())?;
         let line = thread.lately.line(key, || self.memory.home_line(key));
         let written = self
             .memory
-            .try_write(line, key, within, data, owner, still)?;
+            .try_write(line, key, within, data, writer, still)?;
         thread.lately.was_in(page, written.frame);
         if written.was_clean {
             announce(self.session, key);
@@ -488,18 +493,14 @@ impl<'a> File<'a> {
         if from < to {
             const ZEROS: [u8; PAGE] = [0; PAGE];
             let epoch = self.memory.epoch();
+            let Some(writer) = self.writer() else { return };
             for (page, within, len) in pieces(from, (to - from) as usize) {
                 let key = self.key.with_page(page);
                 let still = || self.slot.size() == seen;
                 // A page that cannot be had any more is the daemon's, which knows where the file ends.
-                let _ = self.memory.write_if(
-                    key,
-                    within,
-                    &ZEROS[..len],
-                    self.session.owner,
-                    epoch,
-                    still,
-                );
+                let _ = self
+                    .memory
+                    .write_if(key, within, &ZEROS[..len], writer, epoch, still);
             }
         }
     }
@@ -540,7 +541,8 @@ impl<'a> File<'a> {
         mut source: Source<'_, '_>,
         still: impl Fn(u64) -> bool,
     ) -> Result<(), (usize, Why)> {
-        let (epoch, owner) = (self.memory.epoch(), self.session.owner);
+        let epoch = self.memory.epoch();
+        let writer = self.writer().ok_or((0, Why::Withheld))?;
         let (mut done, mut ring) = (0, false);
         let mut result = Ok(());
         let end = at + len as u64;
@@ -550,7 +552,7 @@ impl<'a> File<'a> {
                 self.memory.fetch_page(self.key.with_page(page + 1));
             }
             let written = source.next(len, |bytes| {
-                self.memory.write_if(key, within, bytes, owner, epoch, || {
+                self.memory.write_if(key, within, bytes, writer, epoch, || {
                     still(page * PAGE_BYTES)
                 })
             });

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{
-    Access, Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, socket_name,
+    Access, Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, Writer, socket_name,
 };
 use jericho_sys::files::ForkMark;
 use jericho_sys::handover::Connection;
@@ -130,6 +130,13 @@ impl Session {
             self.area.take_block(tid, jericho_sys::affinity::has_ended)
         };
         thread.block(self.number, take)
+    }
+
+    /// How this thread writes to a slice. `None`: it has no block of its own, and writes through the kernel.
+    #[inline]
+    pub fn writer(&self, thread: &Thread, slice: u16) -> Option<Writer<'_>> {
+        let (block, alone) = self.block(thread);
+        alone.then(|| self.area.writer(self.owner, block, slice))
     }
 
     /// Marks an entry of a slice as used by this thread, where the slice's memory is mapped read-only.

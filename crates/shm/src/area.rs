@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU64;
 use jericho_sys::memory::Mapping;
 
 use crate::entry::Key;
+use crate::intent::{self, Writer};
 use crate::ring::Ring;
 use crate::sync::{self, AtomicU32, Ordering};
 
@@ -66,6 +67,8 @@ struct Block {
 struct Head {
     /// Kernel's number of the thread that has the block, or had it; 0: none.
     holder: AtomicU32,
+    /// See `Writer`.
+    intent: sync::AtomicU64,
     /// For each bit: whether any of `MARKS_PER_BIT` marks is new.
     marked: AtomicU64,
 }
@@ -354,6 +357,21 @@ impl Area {
         }
         self.block(at).head.holder.store(tid, Ordering::Release);
         (at, true)
+    }
+
+    /// How a thread with a block of its own writes to a slice.
+    #[inline]
+    pub fn writer(&self, owner: u16, block: u32, slice: u16) -> Writer<'_> {
+        Writer::client(owner, &self.block(block).head.intent, slice)
+    }
+
+    /// The entry that each thread latched last, or was about to: calls `each` with slice and entry, unchecked.
+    pub fn intents(&self, mut each: impl FnMut(u16, u32)) {
+        for block in self.blocks() {
+            if let Some((slice, entry)) = intent::read(&block.head.intent) {
+                each(slice, entry);
+            }
+        }
     }
 
     /// The counter of a block for a slice.

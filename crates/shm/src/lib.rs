@@ -9,6 +9,7 @@ mod area;
 mod call;
 mod control;
 mod entry;
+mod intent;
 pub mod keep;
 mod lock;
 mod memory;
@@ -24,10 +25,9 @@ pub use call::{
     Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
 };
 pub use control::{Control, SlotInfo, SlotWord};
-
 pub use entry::{Entry, Flags, Key, State};
-pub use lock::HELD_MAX;
-pub use lock::{Holding, Lock};
+pub use intent::Writer;
+pub use lock::{HELD_MAX, Holding, Lock};
 pub use memory::{
     BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
     bookkeeping_bytes,

@@ -17,6 +17,7 @@ use jericho_sys::memory::Mapping;
 
 use crate::access::{before_fill, check_writable, try_read, try_write, try_write_own};
 use crate::entry::{Entry, Key, State};
+use crate::intent::Writer;
 use crate::prefetch;
 
 /// Entries in a line.
@@ -512,11 +513,12 @@ impl SliceMemory {
         key: Key,
         offset: usize,
         data: &[u8],
-        owner: u16,
+        writer: Writer<'_>,
         still: impl Fn() -> bool,
     ) -> Option<Written> {
         let (Found { index, state }, entry) = self.find_in(line, key)?;
-        let written = self.write_found(entry, state, offset, data, owner, still);
+        writer.about_to_latch(index);
+        let written = self.write_found(entry, state, offset, data, writer.owner(), still);
         let was_clean = written.ok()??;
         self.touch(index, self.epoch());
         let frame = state.frame();
@@ -558,7 +560,7 @@ impl SliceMemory {
         owner: u16,
         epoch: u8,
     ) -> Result<bool, Miss> {
-        self.write_if(key, offset, data, owner, epoch, || true)
+        self.write_if(key, offset, data, Writer::daemon(owner), epoch, || true)
     }
 
     /// As `write`, if `still` says so once the latch is held (else `Changed`): what it looks at and was changed
@@ -569,13 +571,15 @@ impl SliceMemory {
         key: Key,
         offset: usize,
         data: &[u8],
-        owner: u16,
+        writer: Writer<'_>,
         epoch: u8,
         still: impl Fn() -> bool,
     ) -> Result<bool, Miss> {
         let mut turns = 0;
         loop {
             let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
+            writer.about_to_latch(index);
+            let owner = writer.owner();
             let written = self.write_found(entry, state, offset, data, owner, &still)?;
             if let Some(was_clean) = written {
                 self.touch(index, epoch);

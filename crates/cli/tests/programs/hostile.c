@@ -280,7 +280,7 @@ static void lie_in_the_area(void)
     case 2: {
         uint64_t block = 69632 + 40960 * below(16);
         put(word(area, block + 8192 + 8 * below(4096)), below(2) ? number() : below(slice_count + 1) << 32 | below(1 << 14));
-        put(word(area, block + 8), number());
+        put(word(area, block + 8 + 8 * below(2)), number());
         break;
     }
     case 3: put(word(area, 69632 + 40960 * below(16) + 8 * below(520)), number()); break;

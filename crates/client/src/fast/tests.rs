@@ -545,7 +545,7 @@ fn a_thread_counts_alone_however_many_ended_before_it() {
     for n in 0..10_000 {
         let counted = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                inside::enter(|thread| {
+                inside::enter(inside::Doing::Reading, |thread| {
                     let place = client.place(thread, 0, None);
                     (std::ptr::from_ref(place.counter) as usize, place.alone)
                 })

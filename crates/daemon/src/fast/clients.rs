@@ -118,17 +118,19 @@ impl Fast {
         }
     }
 
+    /// The object with a number.
+    fn object(&self, number: u64) -> Option<Arc<dyn Object>> {
+        if let Some(slot_file) = self.slot_file(number) {
+            return Some(slot_file.file.object());
+        }
+        let mounted = self.mounted()?;
+        mounted.fs().file(number).ok().map(|file| file.object())
+    }
+
     /// Looks for dirty pages that nobody has announced.
     pub fn adopt_dirty(&self) {
-        let resolve = |object: u64| -> Option<Arc<dyn Object>> {
-            if let Some(slot_file) = self.slot_file(object) {
-                return Some(slot_file.file.object());
-            }
-            let mounted = self.mounted()?;
-            mounted.fs().file(object).ok().map(|file| file.object())
-        };
         for slice in &self.slices {
-            let adopted = slice.adopt_dirty(&resolve);
+            let adopted = slice.adopt_dirty(&|number| self.object(number));
             if adopted > 0 {
                 tracing::debug!(
                     slice = slice.id(),
@@ -163,11 +165,15 @@ impl Fast {
         self.keeping.forget(owner);
         if client.writes {
             let mut opened = 0;
-            for slice in &self.slices {
-                opened += slice.owner_gone(owner);
+            let mut entries: Vec<Vec<u32>> = vec![vec![]; self.slices.len()];
+            client.area.intents(|slice, entry| {
+                if let Some(entries) = entries.get_mut(usize::from(slice)) {
+                    entries.push(entry);
+                }
+            });
+            for (slice, entries) in self.slices.iter().zip(&entries) {
+                opened += slice.owner_gone(owner, entries, &|number| self.object(number));
             }
-            // It may have died after a page was dirty and before it said so.
-            self.adopt_dirty();
             for file in self.extended_by(owner) {
                 if let Some(mounted) = self.mounted() {
                     mounted.clear_behind_end(&file);
@@ -316,3 +322,6 @@ impl Mounted {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -355,4 +355,4 @@ impl Mounted {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

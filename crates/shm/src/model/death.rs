@@ -4,6 +4,7 @@ use loom::thread;
 
 use super::*;
 use crate::access::before_fill;
+use crate::intent::{self, Writer};
 
 /// A writer that has copied that many words when it dies.
 fn die_with(copied: usize) {
@@ -130,4 +131,113 @@ fn a_latch_is_broken_or_given_back_while_write_back_ends() {
         assert!(last.has(Flags::DIRTY) && !last.any(Flags::LATCH.with(Flags::WRITE_BACK)));
         assert_eq!((last.owner(), last.frame()), (0, broken.into()));
     });
+}
+
+/// What a client's thread has done when it dies.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+enum Step {
+    Noted,
+    Latched,
+    Unlatched,
+    Reported,
+}
+
+/// A thread that writes page 1 and dies after a step, beside another client that writes the page too. Outcomes: whether the page of the
+/// dead one was taken in, and what the other's write said.
+fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
+    explore(outcomes, move |notes| {
+        let slice = Slice::with_page(Flags::BACKED);
+        let intent = Arc::new(AtomicU64::new(0));
+        // Pages that the slice has heard of: a report is one more.
+        let heard = Arc::new(AtomicU64::new(0));
+        let dying = thread::spawn({
+            let (slice, intent, heard) = (slice.clone(), intent.clone(), heard.clone());
+            move || {
+                let Some(seen) = slice.entry().find(key(1)) else {
+                    return;
+                };
+                Writer::client(7, &intent, 0).about_to_latch(0);
+                if step < Step::Latched || seen.has(Flags::LATCH) {
+                    return;
+                }
+                let Some(latched) = slice.entry().try_latch(seen, 7) else {
+                    return;
+                };
+                slice.put_word(latched.frame(), 0, 2);
+                if step < Step::Unlatched {
+                    return;
+                }
+                let before = slice.entry().unlatch(latched, Flags::DIRTY).unwrap();
+                if step == Step::Reported && !before.has(Flags::DIRTY) {
+                    heard.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        let other = thread::spawn({
+            let (slice, heard) = (slice.clone(), heard.clone());
+            move || {
+                let written = slice.write(8, &[(1, 3)]).unwrap();
+                if written == Some(true) {
+                    heard.fetch_add(1, Ordering::SeqCst);
+                }
+                written
+            }
+        });
+        dying.join().unwrap();
+        // The daemon hears of the death after it, while the other client goes on.
+        let mut adopted = false;
+        if let Some((slice_number, index)) = intent::read(&intent) {
+            assert_eq!((slice_number, index), (0, 0));
+            for _ in 0..2 {
+                let seen = slice.entry().state();
+                if !seen.has(Flags::LATCH) || seen.owner() != 7 {
+                    break;
+                }
+                slice.entry().break_latch(seen, seen.frame());
+            }
+            let heard_of = heard.load(Ordering::SeqCst) > 0;
+            adopted = slice.entry().state().has(Flags::DIRTY) && !heard_of;
+        }
+        let written = other.join().unwrap();
+        let last = slice.entry().state();
+        assert!(!last.has(Flags::LATCH));
+        let heard = adopted || heard.load(Ordering::SeqCst) > 0;
+        assert!(heard || !last.has(Flags::DIRTY), "a dirty page is lost");
+        notes.add((adopted, written));
+    });
+}
+
+#[test]
+fn a_thread_that_dies_before_its_latch_leaves_nothing() {
+    // The other's page may be taken in before its report: that is known twice then.
+    die_after(Step::Noted, ["(false, Some(true))", "(true, Some(true))"]);
+}
+
+/// Of a thread that dies between its latch and its report.
+const FOUND: [&str; 4] = [
+    "(false, Some(true))",
+    "(true, None)",
+    "(true, Some(false))",
+    "(true, Some(true))",
+];
+
+#[test]
+fn a_thread_that_dies_with_a_latch_leaves_a_page_that_is_found() {
+    die_after(Step::Latched, FOUND);
+}
+
+#[test]
+fn a_thread_that_dies_before_its_report_leaves_a_page_that_is_found() {
+    die_after(Step::Unlatched, FOUND);
+}
+
+#[test]
+fn a_thread_that_dies_after_its_report_leaves_a_page_that_is_known() {
+    let outcomes = [
+        "(false, None)",
+        "(false, Some(false))",
+        "(false, Some(true))",
+        "(true, Some(true))",
+    ];
+    die_after(Step::Reported, outcomes);
 }

@@ -28,14 +28,14 @@ impl KernelCache for NoKernel {
 }
 
 /// A volume with one file that a client writes inline, and 16 pages reserved for it.
-struct Bed {
-    mounted: Arc<Mounted>,
-    handle: Arc<Handle>,
+pub(in crate::fast) struct Bed {
+    pub mounted: Arc<Mounted>,
+    pub handle: Arc<Handle>,
     file: Arc<SlotFile>,
 }
 
 impl Bed {
-    fn new() -> Bed {
+    pub fn new() -> Bed {
         let devices: Vec<Arc<dyn Device>> = vec![Arc::new(SimDevice::new("sim", 64 << 20))];
         let format = FormatOptions {
             slices: Some(1),
@@ -87,7 +87,7 @@ impl Bed {
     }
 
     /// What a client does that makes the file longer.
-    fn extend(&self, end: u64) {
+    pub fn extend(&self, end: u64) {
         let slot = self.mounted.fast.slot(&self.file);
         assert!(slot.extend(slot.size(), end));
     }
