@@ -1,11 +1,12 @@
 //! What is promised of the contents of files, over real slices and simulated devices.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
+use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, Run, Slice};
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::fs::{File, Fs, FsOptions};
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
@@ -22,6 +23,8 @@ const CALLER: Caller = Caller {
 };
 const PAGE: u64 = 4096;
 const SLICES: u16 = 2;
+/// Of a mount that is busy.
+const DIRTY_AGE: Duration = Duration::from_millis(1);
 
 struct Mount {
     device: Arc<SimDevice>,
@@ -50,6 +53,15 @@ impl Mount {
         mount
     }
 
+    fn busy(device_bytes: u64) -> Mount {
+        let mut mount = Mount::new(device_bytes);
+        mount.fs().close().unwrap();
+        mount.down();
+        mount.busy = true;
+        mount.up();
+        mount
+    }
+
     fn up(&mut self) {
         self.up_on(self.device.clone());
     }
@@ -65,7 +77,7 @@ impl Mount {
                     kernel_node: None,
                     cpus: Vec::new(),
                     dirty_age: if self.busy {
-                        Duration::from_millis(1)
+                        DIRTY_AGE
                     } else {
                         Duration::from_secs(3600)
                     },
@@ -371,6 +383,164 @@ impl Device for Slow {
     }
 }
 
+/// A file whose write-backs wait before their pages get blocks: each sends on `reached`, then waits on `go_on` while there is
+/// a sender.
+struct Stops {
+    file: Arc<dyn Object>,
+    reached: Sender<()>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl Object for Stops {
+    fn id(&self) -> u64 {
+        self.file.id()
+    }
+    fn slice(&self) -> u16 {
+        self.file.slice()
+    }
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), CacheError> {
+        self.file.resolve(first, count, out)
+    }
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), CacheError> {
+        let _ = self.reached.send(());
+        let _ = self.go_on.lock().unwrap().recv();
+        self.file.allocate(first, count, out)
+    }
+    fn written(&self, first: u64, count: u32) {
+        self.file.written(first, count);
+    }
+    fn write_failed(&self, first: u64, count: u32, error: &CacheError) {
+        self.file.write_failed(first, count, error);
+    }
+}
+
+/// Makes `change` while the evictor has chosen all dirty pages of `file` for write-back and has not asked yet where they go. The
+/// change must take blocks or promised ones from the file.
+fn change_between_choice_and_place(
+    mount: &Mount,
+    file: &Arc<File>,
+    data: &[u8],
+    change: impl Fn() + Sync,
+) {
+    let (_, other) = mount.create("other");
+    let ((reached, is_reached), (go, go_on)) = (channel(), channel());
+    let stops: Arc<dyn Object> = Arc::new(Stops {
+        file: other.object(),
+        reached,
+        go_on: Mutex::new(go_on),
+    });
+    assert_eq!(other.slice(), file.slice());
+    mount.fs().begin_write(&other, 0, 2 * PAGE).unwrap();
+    let dirty = |page| {
+        let slice = &mount.slices[usize::from(other.slice())];
+        let (sender, granted) = channel();
+        slice.get(&stops, page, 1, Intent::Modify, move |grant| {
+            sender.send(grant).unwrap();
+        });
+        let mut grant = granted.recv().unwrap().unwrap();
+        grant.write(page, 0, &pattern(3, PAGE as usize)).unwrap();
+    };
+    dirty(0);
+    is_reached.recv().unwrap();
+    // The evictor waits, so that it takes what becomes old meanwhile in one go: the other file first, which stops it again.
+    dirty(1);
+    mount.write(file, 0, data);
+    std::thread::sleep(2 * DIRTY_AGE);
+    go.send(()).unwrap();
+    is_reached.recv().unwrap();
+    let blocks = || mount.fs().getattr(file.ino()).unwrap().blocks;
+    let before = blocks();
+    std::thread::scope(|scope| {
+        // It waits for the pages that are chosen.
+        let change = scope.spawn(&change);
+        while blocks() == before {
+            assert!(!change.is_finished(), "it took nothing out");
+            std::thread::yield_now();
+        }
+        drop(go);
+        change.join().unwrap();
+    });
+}
+
+#[test]
+fn what_was_chosen_for_write_back_before_it_was_cut_off_does_not_come_back() {
+    for overwritten in [false, true] {
+        let mut mount = Mount::busy(64 << 20);
+        let (ino, file) = mount.create("f");
+        if overwritten {
+            mount.write(&file, 0, &pattern(1, 20 * PAGE as usize));
+            mount.fsync(&file);
+        }
+        let data = pattern(2, 20 * PAGE as usize);
+        change_between_choice_and_place(&mount, &file, &data, || {
+            mount.truncate(&file, 4 * PAGE + 100);
+        });
+        mount.fsync(&file);
+        assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(0, 5)]);
+        mount.truncate(&file, 20 * PAGE);
+        let mut expected = data;
+        expected[4 * PAGE as usize + 100..].fill(0);
+        assert!(mount.read(&file) == expected, "overwritten: {overwritten}");
+        drop(file);
+        mount.remount();
+        assert!(mount.read(&mount.open("f")) == expected, "after a remount");
+    }
+}
+
+#[test]
+fn what_was_chosen_for_write_back_before_it_was_punched_does_not_come_back() {
+    for overwritten in [false, true] {
+        let mut mount = Mount::busy(64 << 20);
+        let (ino, file) = mount.create("f");
+        if overwritten {
+            mount.write(&file, 0, &pattern(1, 20 * PAGE as usize));
+            mount.fsync(&file);
+        }
+        let data = pattern(2, 20 * PAGE as usize);
+        change_between_choice_and_place(&mount, &file, &data, || {
+            mount.fs().fallocate(&file, 3, 4 * PAGE, 10 * PAGE).unwrap();
+        });
+        let mut expected = data;
+        expected[4 * PAGE as usize..14 * PAGE as usize].fill(0);
+        assert!(mount.read(&file) == expected, "overwritten: {overwritten}");
+        mount.fsync(&file);
+        assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(0, 10)]);
+        drop(file);
+        mount.remount();
+        assert!(mount.read(&mount.open("f")) == expected, "after a remount");
+    }
+}
+
+#[test]
+fn the_rest_of_a_page_that_is_written_back_while_it_is_cut_is_zeros() {
+    let mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    mount.write(&file, 0, &pattern(1, PAGE as usize));
+    // Called when the truncation, which knows the page as promised, asks whether it is dirty.
+    let armed = Arc::new(AtomicBool::new(false));
+    let (is_armed, object) = (armed.clone(), file.object());
+    let slice = &mount.slices[usize::from(file.slice())];
+    let asked = Arc::downgrade(slice);
+    slice.set_announcer(Box::new(move || {
+        if is_armed.swap(false, Ordering::SeqCst) {
+            let (sender, receiver) = channel();
+            asked.upgrade().unwrap().sync(
+                &object,
+                0..u64::MAX,
+                Box::new(move |result| sender.send(result).unwrap()),
+            );
+            receiver.recv().unwrap().unwrap();
+        }
+    }));
+    armed.store(true, Ordering::SeqCst);
+    mount.truncate(&file, 100);
+    assert!(!armed.load(Ordering::SeqCst), "it was not asked");
+    mount.truncate(&file, PAGE);
+    let mut expected = pattern(1, PAGE as usize);
+    expected[100..].fill(0);
+    assert!(mount.read(&file) == expected);
+}
+
 #[test]
 fn an_fsync_makes_the_size_durable_though_the_file_is_punched_and_written_to_meanwhile() {
     let mut mount = Mount::new(64 << 20);
@@ -432,11 +602,7 @@ fn an_fsync_says_nothing_of_what_was_written_after_a_truncation_that_came_meanwh
 #[test]
 fn an_appended_file_is_a_prefix_after_a_power_cut_at_any_moment() {
     for seed in 0..10 {
-        let mut mount = Mount::new(64 << 20);
-        mount.fs().close().unwrap();
-        mount.down();
-        mount.busy = true;
-        mount.up();
+        let mut mount = Mount::busy(64 << 20);
         let mut random = Random::new(seed);
         let (_, file) = mount.create("f");
         mount.commit();
@@ -712,11 +878,7 @@ fn a_write_back_error_reaches_the_fsync() {
 #[test]
 fn contents_agree_with_a_model_while_write_back_and_commits_go_on() {
     for seed in 0..6 {
-        let mut mount = Mount::new(64 << 20);
-        mount.fs().close().unwrap();
-        mount.down();
-        mount.busy = true;
-        mount.up();
+        let mut mount = Mount::busy(64 << 20);
         let mut random = Random::new(seed);
         let (_, mut file) = mount.create("f");
         let mut model: Vec<u8> = Vec::new();

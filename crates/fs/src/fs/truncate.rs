@@ -5,7 +5,9 @@
 //!
 //! 1. `exclusive`: nobody reserves space for the file
 //! 2. the size is set; pages leave the extent map: who reads them from now on gets zeros
-//! 3. the cache drops them and waits for their transfers; after it nothing is in flight to their blocks
+//! 3. the cache drops them and waits for their transfers; after it nothing is in flight to their blocks.
+//!    Pages that the evictor had chosen before 2 and placed after it are in the extent map again: 2 and 3 are
+//!    done once more until there are none
 //! 4. the rest of partial pages is zeroed in the cache
 //! 5. blocks the store never heard of go back at once; those it knows become free with the batch that
 //!    tells it so
@@ -173,17 +175,23 @@ impl Fs {
             return Ok(());
         }
         let allocator = &self.core.allocator;
-        let removed = {
+        let take = || {
             let mut map = file.map.write();
             let removed = map.take_out(pages.clone(), allocator);
             file.count_blocks(&map);
             removed
         };
-        if let Some(cache) = file.cache()
-            && let Err(error) = wait(|done| cache.invalidate(file.ino(), pages, done))
-        {
-            // The cache is shutting down. Blocks that only memory knows are lost with it.
-            return Err(error);
+        let mut removed = take();
+        if let Some(cache) = file.cache() {
+            loop {
+                // An error: the cache is shutting down. Blocks that only memory knows are lost with it.
+                wait(|done| cache.invalidate(file.ino(), pages.clone(), done))?;
+                let placed = take();
+                if placed.is_empty() {
+                    break;
+                }
+                removed.extend(placed);
+            }
         }
         file.map.write().release(removed, allocator);
         Ok(())
@@ -198,17 +206,18 @@ impl Fs {
         let Some(cache) = file.cache() else {
             return Ok(());
         };
-        let holds_data = {
+        let holds_data = || {
             let map = file.map.read();
-            map.extents
-                .containing(page)
-                .map(|run| run.state.readable().is_some())
+            let run = map.extents.containing(page);
+            run.map(|run| run.state.readable().is_some())
         };
-        let is_needed = match holds_data {
+        let is_needed = match holds_data() {
             None => false,
             Some(true) => true,
-            // Promised or preallocated: it holds bytes only if the cache has newer ones.
-            Some(false) => cache.first_dirty(file.ino(), page) == Some(page),
+            // Promised or preallocated: it holds bytes only if the cache has newer ones, or had them and wrote them back meanwhile.
+            Some(false) => {
+                cache.first_dirty(file.ino(), page) == Some(page) || holds_data() == Some(true)
+            }
         };
         if !is_needed {
             return Ok(());
