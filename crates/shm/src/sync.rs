@@ -131,15 +131,16 @@ mod modelled {
 
         use loom::sync::{Condvar, Mutex};
 
-        use super::{AtomicU32, Ordering};
+        use super::AtomicU32;
 
         loom::lazy_static! {
             static ref QUEUE: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
         }
 
+        #[cfg(test)]
         pub fn sleep(word: &AtomicU32, seen: u32) {
             let queue = QUEUE.0.lock().unwrap();
-            if word.load(Ordering::SeqCst) == seen {
+            if word.load(super::Ordering::SeqCst) == seen {
                 drop(QUEUE.1.wait(queue).unwrap());
             }
         }
