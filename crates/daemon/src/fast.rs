@@ -15,6 +15,7 @@ mod extend;
 mod keeping;
 mod kernel_pages;
 mod range;
+mod resizing;
 mod slots;
 mod tokens;
 mod trusted;
@@ -72,7 +73,8 @@ pub(crate) struct Fast {
     tokens: Tokens,
     slices: Vec<Arc<Slice>>,
     files: RwLock<HashMap<Ino, Arc<SlotFile>>>,
-    free: Mutex<slots::FreeSlots>,
+    free: Arc<Mutex<slots::FreeSlots>>,
+    resizing: resizing::Resizing,
     /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
     in_use: AtomicUsize,
     written: AtomicUsize,
@@ -124,7 +126,8 @@ impl Fast {
             tokens: Tokens::default(),
             slices: slices.to_vec(),
             files: RwLock::new(HashMap::new()),
-            free: Mutex::new(slots::FreeSlots::default()),
+            free: Arc::default(),
+            resizing: resizing::Resizing::default(),
             in_use: 0.into(),
             written: 0.into(),
             writes_withheld: 0.into(),

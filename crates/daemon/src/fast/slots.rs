@@ -9,6 +9,7 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_fs::fs::File;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_shm::{SizeWord, Slot, SlotInfo};
+use parking_lot::Mutex;
 
 use super::Fast;
 use super::extend::Extend;
@@ -35,6 +36,7 @@ pub(crate) struct SlotFile {
     pub extend: Extend,
     /// The daemon's hold on the words of the range lock.
     pub range: RangeHolders,
+    free: Arc<Mutex<FreeSlots>>,
 }
 
 /// What an open handle was granted.
@@ -50,6 +52,26 @@ pub(crate) struct Grants {
 pub(crate) struct FreeSlots {
     back: Vec<u32>,
     next: u32,
+}
+
+impl FreeSlots {
+    /// Takes a number below `count`. `None`: all are taken.
+    fn take(&mut self, count: u32) -> Option<u32> {
+        if let Some(slot) = self.back.pop() {
+            return Some(slot);
+        }
+        let slot = self.next;
+        self.next += u32::from(slot < count);
+        (slot < count).then_some(slot)
+    }
+}
+
+impl Drop for SlotFile {
+    /// Gives the slot's number back. Not earlier: a thread that found the file before it lost its slot would apply what it does to
+    /// the slot's next file.
+    fn drop(&mut self) {
+        self.free.lock().back.push(self.slot);
+    }
 }
 
 /// What clients have changed of a file.
@@ -115,23 +137,21 @@ impl Fast {
         grants: &mut Grants,
         write: bool,
     ) -> Option<(Arc<SlotFile>, bool)> {
-        let mut files = self.files.write();
+        let mut files = loop {
+            let files = self.files.write();
+            if files.contains_key(&file.ino()) || !self.resizing.contains(file.ino()) {
+                break files;
+            }
+            drop(files);
+            self.resizing.wait(file.ino());
+        };
         let slot_file = match files.get(&file.ino()) {
             Some(found) => found.clone(),
             None => {
-                let slot = {
-                    let mut free = self.free.lock();
-                    match free.back.pop() {
-                        Some(slot) => slot,
-                        None if free.next < self.slots.count() => {
-                            free.next += 1;
-                            free.next - 1
-                        }
-                        None => return None,
-                    }
-                };
+                let slot = self.free.lock().take(self.slots.count())?;
                 let made = Arc::new(SlotFile {
                     slot,
+                    free: self.free.clone(),
                     file: file.clone(),
                     granted: AtomicU32::new(0),
                     writers: AtomicU32::new(0),
@@ -170,31 +190,30 @@ impl Fast {
     pub fn release(&self, mounted: &Mounted, handle: &Handle) {
         let grants = std::mem::take(&mut *handle.grants.lock());
         let Some(slot_file) = grants.file else { return };
+        let mut last_writer = false;
         if grants.write {
             mounted.settle(slot_file.file.ino());
+            {
+                let _files = self.files.write();
+                last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
+                if last_writer {
+                    self.written.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
             // Nobody else writes it: a write that is under way will not be finished. While the file still has its slot, since
-            // whoever makes the file longer looks there.
-            let last = slot_file.writers.load(Ordering::Acquire) == 1;
-            if last && self.slot(&slot_file).is_extended_by_client(OWNER_DAEMON) {
+            // a thread that makes the file longer looks there.
+            if last_writer && self.slot(&slot_file).is_extended_by_client(OWNER_DAEMON) {
                 mounted.clear_behind_end(&slot_file.file);
             }
         }
         let mut files = self.files.write();
-        let mut last_writer = false;
         if grants.mapped && slot_file.mapped.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.info(&slot_file).set_flags(0, SlotInfo::KERNEL);
             slot_file.file.set_inline_writes(true);
         }
-        if grants.write {
-            last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
-            if last_writer {
-                self.written.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
         if slot_file.granted.fetch_sub(1, Ordering::AcqRel) == 1 {
             files.remove(&slot_file.file.ino());
             self.info(&slot_file).set(0, 0, SlotInfo::KERNEL);
-            self.free.lock().back.push(slot_file.slot);
             self.in_use.fetch_sub(1, Ordering::AcqRel);
         }
         drop(files);
@@ -302,7 +321,11 @@ impl Mounted {
         to: Option<u64>,
         change: impl FnOnce() -> jericho_fs::Result<T>,
     ) -> jericho_fs::Result<T> {
-        let Some(slot_file) = self.fast.slot_file(ino) else {
+        let (_resizing, slot_file) = {
+            let files = self.fast.files.read();
+            (self.fast.resizing.begin(ino), files.get(&ino).cloned())
+        };
+        let Some(slot_file) = slot_file else {
             return change();
         };
         let slot = self.fast.slot(&slot_file);

@@ -101,6 +101,30 @@ impl Bed {
         self.mounted.setattr(ino, set, CALLER).unwrap();
     }
 
+    /// A file of `size` bytes that a program reads inline.
+    fn granted(&self, name: &[u8], size: u64) -> (Arc<Handle>, Arc<SlotFile>) {
+        let fs = self.mounted.fs();
+        let attr = fs.mknod(ROOT, name, Kind::File, 0o644, 0, CALLER).unwrap();
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        self.mounted.setattr(attr.ino, set, CALLER).unwrap();
+        let handle = self.mounted.open_file(attr.ino, false, true).unwrap();
+        let file = self.grant(&handle);
+        (handle, file)
+    }
+
+    fn grant(&self, handle: &Arc<Handle>) -> Arc<SlotFile> {
+        let mut grants = handle.grants.lock();
+        let granted = self.mounted.fast.grant(&handle.file, &mut grants, false);
+        granted.unwrap().0
+    }
+
+    fn size_in_slot(&self, file: &SlotFile) -> u64 {
+        self.mounted.fast.slot(file).size().bytes()
+    }
+
     fn size(&self) -> u64 {
         self.mounted.getattr(self.handle.file.ino()).unwrap().size
     }
@@ -163,4 +187,92 @@ fn the_size_is_the_last_truncation_s_whoever_looks_at_it_meanwhile() {
         }
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn what_is_done_to_a_file_that_has_lost_its_slot_concerns_no_other_file() {
+    let bed = Bed::new();
+    let fast = &bed.mounted.fast;
+    let (first, stale) = bed.granted(b"first", 100);
+    // Two threads have found the file before its last descriptor is closed; one of them is in the middle of a truncation.
+    let (mut second, mut number) = (None, None);
+    let truncated = bed.mounted.resize(first.file.ino(), Some(10), || {
+        number = Some(stale.slot);
+        bed.mounted.close_file(&first);
+        second = Some(bed.granted(b"second", 1 << 20));
+        Ok(())
+    });
+    truncated.unwrap();
+    let (second, granted) = second.unwrap();
+    bed.mounted.settle_file(&stale);
+    assert_eq!(bed.size_in_slot(&granted), 1 << 20);
+    assert_eq!(stale.file.size(), 100);
+    // The number is used again once nobody knows the file that had it.
+    drop(stale);
+    bed.mounted.close_file(&second);
+    drop(granted);
+    let (third, granted) = bed.granted(b"third", 1);
+    let (fourth, also) = bed.granted(b"fourth", 1);
+    assert!([granted.slot, also.slot].contains(&number.unwrap()));
+    assert!(fast.slot_file(third.file.ino()).is_some());
+    for handle in [third, fourth] {
+        bed.mounted.close_file(&handle);
+    }
+}
+
+#[test]
+fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
+    let bed = Bed::new();
+    let (handle, granted) = bed.granted(b"file to cut", 1 << 20);
+    let ino = handle.file.ino();
+    bed.mounted.close_file(&handle);
+    drop(granted);
+    let handle = bed.mounted.open_file(ino, false, true).unwrap();
+    let (tx, rx) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let (bed, handle) = (&bed, &handle);
+        let granted = bed.mounted.resize(ino, Some(0), || {
+            let granted = scope.spawn(move || {
+                let granted = bed.grant(handle);
+                let _ = tx.send(());
+                granted
+            });
+            // Without an answer after a while it waits, as it is to.
+            let _ = rx.recv_timeout(Duration::from_millis(300));
+            let set = SetAttr {
+                size: Some(0),
+                ..SetAttr::default()
+            };
+            bed.mounted.fs().setattr(ino, set, CALLER)?;
+            Ok(granted)
+        });
+        let granted = granted.unwrap().join().unwrap();
+        assert_eq!(bed.size_in_slot(&granted), 0);
+    });
+    bed.mounted.close_file(&handle);
+}
+
+#[test]
+fn a_broken_extension_is_cleared_when_both_of_its_descriptors_are_closed_at_once() {
+    // Each takes a second: for so long a lock may be held.
+    for _ in 0..3 {
+        let bed = Bed::new();
+        let other = bed
+            .mounted
+            .open_file(bed.handle.file.ino(), false, true)
+            .unwrap();
+        let mut grants = other.grants.lock();
+        let both = bed.mounted.fast.grant(&other.file, &mut grants, true);
+        assert!(!both.unwrap().1);
+        drop(grants);
+        let slot = bed.mounted.fast.slot(&bed.file);
+        let _dead = slot.extend_lock().try_lock(7).unwrap();
+        std::thread::scope(|scope| {
+            for handle in [&other, &bed.handle] {
+                scope.spawn(|| bed.mounted.fast.release(&bed.mounted, handle));
+            }
+        });
+        assert!(!slot.is_extended_by_client(OWNER_DAEMON));
+        bed.mounted.fs().close_file(&other.file);
+    }
 }
