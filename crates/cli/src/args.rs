@@ -173,9 +173,10 @@ otherwise. A mount that is in use is left alone, and who uses it is named.
 
 Everything is written back before the volume is unmounted. If that fails, as on a full device, it stays mounted. umount(2)
 and fusermount3 cannot be refused: after them the daemon lives on, tries again every second, names the files in its log
-and holds the volume until all is written. A second SIGTERM to it, or --force here, gives up what cannot be written.")]
+and holds the volume until all is written. A second SIGTERM or SIGINT to it, or --force here, gives up what cannot be
+written; a SIGHUP does not.")]
 pub struct UmountArgs {
-    /// The directory; with --force also a volume that its daemon still writes back
+    /// The directory; with --force also a volume that is not mounted any more and that its daemon still writes back
     pub dir: PathBuf,
     /// Give up what cannot be written; the daemon's log names the files
     #[arg(long)]

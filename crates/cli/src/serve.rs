@@ -35,6 +35,8 @@ const GRACE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 /// The first asks to stop, the second to stop though data is lost.
 const SIGNALS_TO_DISCARD: usize = 2;
+/// Asks to stop and never to discard: shells and session managers send it beside another signal.
+const HANGUP: &str = "SIGHUP";
 /// Files that are named in one message.
 const NAMES_MAX: usize = 100;
 
@@ -130,7 +132,7 @@ fn serve(
         }
     };
     tracing::info!(volume = %checked.volume.display(), dir = %checked.dir.display(), "serving");
-    let _entry = utab::enter(&checked.volume, &checked.dir);
+    let entry = utab::enter(&checked.volume, &checked.dir);
     watch(running.clone(), events)?;
     if let Err(failure) = serving() {
         stop(&running, &inbox);
@@ -148,7 +150,7 @@ fn serve(
         Ok(Event::Signal(name)) => {
             tracing::info!(signal = name, "stopping");
             notify::stopping();
-            signals = 1;
+            signals = usize::from(name != HANGUP);
             stop(&running, &inbox);
         }
         Ok(Event::Unmounted(result)) => {
@@ -157,6 +159,8 @@ fn serve(
         }
         Err(_) => tracing::error!("the threads that wait for the end of the mount are gone"),
     }
+    // Before the volume is free, and others mount it there.
+    drop(entry);
     write_all_back(&mounted, &checked.volume, &inbox, signals);
     close(&mounted)?;
     tracing::info!("everything is on the device");
@@ -190,6 +194,9 @@ fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut
             );
         }
         match inbox.recv_timeout(RETRY) {
+            Ok(Event::Signal(HANGUP)) => {
+                tracing::warn!("going on to write back; a hangup does not discard");
+            }
             Ok(Event::Signal(name)) => {
                 signals += 1;
                 tracing::warn!(
@@ -231,7 +238,7 @@ fn listen_for_signals(events: Sender<Event>) -> Result<(), Failure> {
                 let name = match signal {
                     SIGTERM => "SIGTERM",
                     SIGINT => "SIGINT",
-                    _ => "SIGHUP",
+                    _ => HANGUP,
                 };
                 if events.send(Event::Signal(name)).is_err() {
                     return;

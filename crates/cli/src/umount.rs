@@ -1,7 +1,7 @@
 //! `jericho umount`: writes everything back, detaches, waits for the daemon to end, and looks whether the volume is clean.
 //! When not everything can be written the volume stays mounted, unless what is left is to be discarded.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,14 @@ fn discard(path: &Path) -> Result<(), Failure> {
     let mount = mounts::at(&resolved)?.filter(|m| m.filesystem == mounts::FILESYSTEM);
     let Some(mount) = mount else {
         return match lock_holder(path) {
-            Some(pid) => end(pid, path),
+            Some(pid) => match served(pid) {
+                Some(dir) => Err(Failure::new(format!(
+                    "{} is mounted on {dir}; to give up what cannot be written to it: jericho umount --force {dir}",
+                    path.display(),
+                    dir = dir.display()
+                ))),
+                None => end(pid, path),
+            },
             None => Err(Failure::new(format!(
                 "{} is neither a mounted volume nor one that is still written back",
                 path.display()
@@ -60,7 +67,7 @@ fn discard(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The daemon that holds a volume which is mounted nowhere any more.
+/// The daemon that holds a volume. Not another command that does, such as a check that repairs.
 pub fn lock_holder(volume: &Path) -> Option<u32> {
     let mode = OpenMode {
         read_only: true,
@@ -69,7 +76,8 @@ pub fn lock_holder(volume: &Path) -> Option<u32> {
     match Volume::lock(volume, mode) {
         Err(VolumeError::Locked { pid: Some(pid), .. }) => {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            (name.trim() == "jericho").then_some(pid)
+            let mounts = told(pid).iter().skip(1).any(|argument| argument == "mount");
+            (name.trim() == "jericho" && mounts).then_some(pid)
         }
         _ => None,
     }
@@ -94,23 +102,34 @@ fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// Whether a daemon has a mount, on a directory that it was told when it was started.
-fn serves(pid: u32) -> bool {
+/// The arguments that a process was started with.
+fn told(pid: u32) -> Vec<OsString> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let arguments = line.split(|byte| *byte == 0);
+    arguments
+        .map(|argument| OsStr::from_bytes(argument).to_owned())
+        .collect()
+}
+
+/// Where a daemon has mounted its volume: both are among the paths that it was told when it was started.
+fn served(pid: u32) -> Option<PathBuf> {
     let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
-    let told = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let paths: Vec<PathBuf> = told
-        .split(|byte| *byte == 0)
-        .filter_map(|argument| mounts::resolve(&cwd.join(OsStr::from_bytes(argument))).ok())
+    let paths: Vec<PathBuf> = told(pid)
+        .iter()
+        .filter_map(|argument| mounts::resolve(&cwd.join(argument)).ok())
         .collect();
-    mounts::list().is_ok_and(|all| {
-        let mut ours = all.iter().filter(|m| m.filesystem == mounts::FILESYSTEM);
-        ours.any(|mount| paths.contains(&mount.dir))
-    })
+    let all = mounts::list().ok()?;
+    let ours = all.into_iter().find(|mount| {
+        mount.filesystem == mounts::FILESYSTEM
+            && paths.contains(&mount.dir)
+            && paths.contains(&mounts::resolve(&mount.source).unwrap_or(mount.source.clone()))
+    })?;
+    Some(ours.dir)
 }
 
 /// Waits for a daemon that is going away, so that its volume can be used; not for long.
 pub fn wait_for_former(volume: &Path) {
-    let Some(pid) = lock_holder(volume).filter(|pid| !serves(*pid)) else {
+    let Some(pid) = lock_holder(volume).filter(|pid| served(*pid).is_none()) else {
         return;
     };
     eprintln!(

@@ -66,6 +66,21 @@ impl Host {
         );
     }
 
+    /// Mounts when the daemon before has ended.
+    fn mounted_at_last(&self) {
+        // It waits for that one, if it is quick.
+        at_last("mounting", || {
+            let mounted = output(
+                jericho(["mount", "--cache", "48M", "--log"])
+                    .arg(self.log())
+                    .arg(self.volume())
+                    .arg(self.mnt()),
+            );
+            let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+            mounted.status.success().then_some(()).ok_or(said)
+        });
+    }
+
     pub fn disk(&self) -> PathBuf {
         self.dir.path().join("disk")
     }
@@ -330,17 +345,7 @@ fn after_an_unmount_that_cannot_be_refused_the_daemon_writes_on_and_holds_the_vo
         "{refused}"
     );
     fs::remove_file(host.filler()).expect("rm");
-    // The mount waits for the end of that daemon, if it is quick; it has to be at last.
-    at_last("mounting", || {
-        let mounted = output(
-            jericho(["mount", "--cache", "48M", "--log"])
-                .arg(host.log())
-                .arg(host.volume())
-                .arg(host.mnt()),
-        );
-        let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
-        mounted.status.success().then_some(()).ok_or(said)
-    });
+    host.mounted_at_last();
     let bytes = fs::read(host.mnt().join("kept")).expect("the file");
     assert!(bytes == pattern(5, 0, 2 * MIB));
 }
@@ -363,4 +368,36 @@ fn what_cannot_be_written_is_given_up_when_that_is_asked_for() {
         succeed(jericho(["check"]).arg(host.volume()));
         assert!(!kept(&host), "it had no place");
     }
+}
+
+#[test]
+fn a_mounted_volume_is_not_given_up_by_its_name() {
+    let Some(host) = unwritable() else { return };
+    let refused = fail(jericho(["umount", "--force"]).arg(host.volume()), 1);
+    let dir = host.mnt().display().to_string();
+    assert!(refused.contains(&format!("mounted on {dir}")), "{refused}");
+    assert!(is_mounted(&host.mnt()));
+    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
+    assert!(bytes == pattern(5, 0, 2 * MIB));
+}
+
+#[test]
+fn hangups_discard_nothing() {
+    let Some(host) = unwritable() else { return };
+    let stat = succeed(jericho(["stat", "--json"]).arg(host.mnt()));
+    let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
+    let pid = stat["pid"].as_i64().expect("a process id") as i32;
+    let daemon = rustix::process::Pid::from_raw(pid).expect("a process id");
+    succeed(Command::new("umount").arg("-i").arg(host.mnt()));
+    for hangups in 1..4 {
+        rustix::process::kill_process(daemon, rustix::process::Signal::HUP).expect("it is there");
+        at_last("word of the hangup", || {
+            let heard = host.said("a hangup does not discard") == hangups;
+            heard.then_some(()).ok_or("none".into())
+        });
+    }
+    fs::remove_file(host.filler()).expect("rm");
+    host.mounted_at_last();
+    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
+    assert!(bytes == pattern(5, 0, 2 * MIB));
 }
