@@ -229,7 +229,7 @@ impl Mounted {
             };
             let step = pages.min(RESERVE_STEP);
             if mounted.reserve(&open, first, step) == Ok(step) && pages > step {
-                mounted.reserve_step(handle, first + u64::from(step), pages - step);
+                mounted.reserve_step(handle, first.saturating_add(u64::from(step)), pages - step);
             }
         });
     }
