@@ -180,7 +180,7 @@ impl Service {
                 serve(&self.filesystem, header, received);
             }
             op::WRITE => self.write(header, received),
-            _ if comes_back(header.opcode, &received) && may_wait() => {
+            _ if comes_back(header.opcode) && may_wait() => {
                 serve(&self.filesystem, header, received);
             }
             _ => {
@@ -239,16 +239,20 @@ fn serve(filesystem: &Jericho, header: &InHeader, received: Received) {
 
 /// Whether a request is one of those that programs make for each file that they use. They may have to read from the device,
 /// as far as names and attributes are not cached, but wait for nobody who waits for a request.
-fn comes_back(opcode: u32, received: &Received) -> bool {
-    match opcode {
-        op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE | op::RELEASE => true,
-        op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
-        op::OPEN => {
-            let [a, b, c, d, ..] = received.arguments;
-            i32::from_ne_bytes([a, b, c, d]) & libc::O_TRUNC == 0
-        }
-        _ => false,
-    }
+fn comes_back(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        op::LOOKUP
+            | op::GETATTR
+            | op::STATX
+            | op::CREATE
+            | op::TMPFILE
+            | op::OPEN
+            | op::RELEASE
+            | op::OPENDIR
+            | op::RELEASEDIR
+            | op::FLUSH
+    )
 }
 
 #[cfg(test)]

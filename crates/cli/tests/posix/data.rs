@@ -243,3 +243,26 @@ fn requests_that_signals_interrupt_leave_no_complaint_in_the_log() {
     let log = fs::read_to_string(v.log()).unwrap();
     assert!(!log.contains("ERROR"), "{log}");
 }
+
+#[test]
+fn a_running_program_is_not_truncated() {
+    let v = Volume::mounted();
+    let program = v.at("sleep");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let length = fs::metadata(&program).unwrap().len();
+    let mut running = Command::new(&program).arg("60").spawn().unwrap();
+    let truncating =
+        |options: &mut fs::OpenOptions| options.custom_flags(libc::O_TRUNC).open(&program);
+    let opens = [
+        truncating(fs::OpenOptions::new().write(true)),
+        // Linux truncates for a reader, too.
+        truncating(fs::OpenOptions::new().read(true)),
+    ];
+    let left = fs::metadata(&program).unwrap().len();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert_eq!(left, length);
+    for open in opens {
+        assert_eq!(open.unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
+    }
+}

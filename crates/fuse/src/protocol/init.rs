@@ -55,7 +55,6 @@ const _: () = {
 /// Flags of the handshake (`FUSE_ASYNC_READ` and so on), those above bit 31 in `flags2`.
 mod flag {
     pub(super) const ASYNC_READ: u64 = 1 << 0;
-    pub(super) const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub(super) const EXPORT_SUPPORT: u64 = 1 << 4;
     pub(super) const BIG_WRITES: u64 = 1 << 5;
     pub(super) const DONT_MASK: u64 = 1 << 6;
@@ -75,8 +74,10 @@ mod flag {
 }
 
 /// Each is worth having alone: one that the kernel does not know is left out.
+///
+/// `FUSE_ATOMIC_O_TRUNC` is left out: an open for reading with `O_TRUNC` would truncate a running program before the kernel
+/// refuses it with ETXTBSY.
 const WANTED: u64 = flag::ASYNC_READ
-    | flag::ATOMIC_O_TRUNC
     | flag::EXPORT_SUPPORT
     | flag::BIG_WRITES
     | flag::DONT_MASK
