@@ -29,7 +29,7 @@ help:
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
 	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
-	@echo 'make conformance  fsx: a million random operations on the mount by both transports and under jericho run, every byte compared'
+	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
@@ -84,8 +84,8 @@ fuzz: setup-demo
 
 conformance: setup-test
 	$(CARGO) build --release -p jericho-cli -p jericho-preload
-	JERICHO_FSX_OPERATIONS=100000 JERICHO_FSX_SEEDS=10 scripts/with-ring off $(CARGO) test --release -p jericho-cli --test commands -- fsx::
-	JERICHO_FSX_OPERATIONS=100000 JERICHO_FSX_SEEDS=10 scripts/with-ring on $(CARGO) test --release -p jericho-cli --test commands -- fsx::
+	JERICHO_FSX_OPERATIONS=100000 JERICHO_FSX_SEEDS=10 scripts/with-ring off $(CARGO) test --release -p jericho-cli --test commands -- fsx:: pjdfstest::
+	JERICHO_FSX_OPERATIONS=100000 JERICHO_FSX_SEEDS=10 scripts/with-ring on $(CARGO) test --release -p jericho-cli --test commands -- fsx:: pjdfstest::
 
 soak: setup-test
 	$(CARGO) build --release --workspace

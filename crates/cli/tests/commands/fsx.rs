@@ -3,11 +3,11 @@
 //! By the mount over both transports (`scripts/with-ring on` runs these tests again), under `jericho run`, and with a reader by the mount
 //! beside a writer under `jericho run`. `make conformance` runs a million operations over ten seeds.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::support::{Volume, jericho, output};
+use super::support::{Volume, jericho, output, tool};
 
 /// Operations and seeds of a short run.
 const OPERATIONS: u64 = 1500;
@@ -16,20 +16,6 @@ const SEEDS: u64 = 1;
 fn number(name: &str, default: u64) -> u64 {
     let value = std::env::var(name);
     value.map_or(default, |text| text.parse().expect("a number"))
-}
-
-/// Where `scripts/setup` puts it.
-fn fsx() -> PathBuf {
-    let build = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .parent()
-        .expect("the build directory");
-    let path = build.join("tools/bin/fsx");
-    assert!(
-        path.exists(),
-        "{} is missing: run scripts/setup test",
-        path.display()
-    );
-    path
 }
 
 /// What fsx does, how often. It opens the file once more for every `close_open`.
@@ -56,7 +42,7 @@ fn exercise(volume: &Volume, mapped: bool, run: bool) {
             false => Command::new("env"),
         };
         command
-            .arg(fsx())
+            .arg(tool("fsx"))
             .arg("-f")
             .arg(&settings)
             .arg("-P")

@@ -15,4 +15,5 @@ mod one_user;
 mod ordinary_user;
 mod other_users;
 mod output;
+mod pjdfstest;
 mod run;

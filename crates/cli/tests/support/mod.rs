@@ -58,6 +58,20 @@ pub fn fail(command: &mut Command, status: i32) -> String {
     message
 }
 
+/// Returns where `scripts/setup test` puts a program that it installs with cargo.
+pub fn tool(name: &str) -> PathBuf {
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("the build directory");
+    let path = build.join("tools/bin").join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run scripts/setup test",
+        path.display()
+    );
+    path
+}
+
 /// A volume, perhaps mounted.
 pub struct Volume {
     dir: TestDir,

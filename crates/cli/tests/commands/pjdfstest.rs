@@ -1,0 +1,81 @@
+//! A foreign suite of what POSIX says of each call on files: pjdfstest, on the mount.
+//!
+//! `scripts/with-ring on` runs it again over the kernel's ring. `pjdfstest.toml` says what is tested and what is known to fail.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::support::{Volume, open_to_all, output, tool};
+
+const SETTINGS: &str = include_str!("pjdfstest.toml");
+/// Tests that do not apply. The kernel tells of no filesystem over FUSE how many links a file may have.
+const SKIPPED: [&str; 1] = ["link::link_count_max"];
+/// Fewer passes mean that the suite was not run whole.
+const PASSES_MIN: usize = 384;
+/// Part of the names of tests that make the mount read-only meanwhile.
+const READ_ONLY: &str = "erofs";
+
+/// Stands in front of mount(8), which would ask a helper to remount that is perhaps not installed.
+const MOUNT: &str = "#!/bin/sh\nPATH=${PATH#*:}\nexec mount -i \"$@\"\n";
+
+/// Returns a PATH in which `mount` is the script above.
+fn path(volume: &Volume) -> std::ffi::OsString {
+    let dir = volume.beside("bin");
+    std::fs::create_dir_all(&dir).expect("a directory");
+    std::fs::write(dir.join("mount"), MOUNT).expect("a script");
+    std::fs::set_permissions(dir.join("mount"), Permissions::from_mode(0o755)).expect("chmod");
+    let before = std::env::var_os("PATH").unwrap_or_default();
+    let all = std::iter::once(dir).chain(std::env::split_paths(&before));
+    std::env::join_paths(all.collect::<Vec<PathBuf>>()).expect("a PATH")
+}
+
+/// What pjdfstest said of each of its tests.
+struct Results(String);
+
+impl Results {
+    /// Runs those of its tests whose names contain `pattern`. Fails if one of them failed that is not known to, or passed that is.
+    fn of(volume: &Volume, settings: &str, pattern: &str) -> Results {
+        let file = volume.beside("pjdfstest.toml");
+        std::fs::write(&file, settings).expect("settings");
+        let mut command = Command::new(tool("pjdfstest"));
+        command.arg("-c").arg(file).arg("-p").arg(volume.mnt());
+        command.arg(pattern).env("PATH", path(volume));
+        let output = output(command.env("RUST_BACKTRACE", "0"));
+        let results = Results(String::from_utf8_lossy(&output.stdout).into_owned());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}\n{errors}", results.0);
+        results
+    }
+
+    fn with(&self, result: &str) -> Vec<&str> {
+        let lines = self.0.lines().map(|line| line.split_whitespace());
+        let fields = lines.filter_map(|mut words| Some((words.next()?, words.next_back()?)));
+        let these = fields.filter(|(_, last)| *last == result);
+        these.map(|(name, _)| name).collect()
+    }
+}
+
+#[test]
+fn calls_on_files_do_what_posix_says() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not tested: pjdfstest needs root, to become other users and to remount");
+        return;
+    }
+    let volume = Volume::mounted();
+    // Other users have to reach the mount.
+    open_to_all(&volume.beside(""));
+    let results = Results::of(&volume, SETTINGS, "");
+    let (passed, mut skipped) = (results.with("ok"), results.with("skipped"));
+    assert!(passed.len() >= PASSES_MIN, "{passed:?}");
+
+    // In a process of their own: others of its tests leave files open, and then no filesystem becomes read-only.
+    let settings = SETTINGS.replace("allow_remount = false", "allow_remount = true");
+    let results = Results::of(&volume, &settings, READ_ONLY);
+    let passed = results.with("ok");
+    skipped.retain(|name| !passed.contains(name));
+    assert_eq!(skipped, SKIPPED);
+    volume.umount();
+    volume.check();
+}
