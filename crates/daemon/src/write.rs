@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jericho_cache::{Grant, Intent, Latched, OWNER_DAEMON, PAGES_PER_GET_MAX};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_fs::fs::Writing;
+use jericho_fs::fs::{File, Writing};
 use jericho_fs::{Error, Result};
 
 use crate::fast::WriteGuard;
@@ -68,6 +68,15 @@ enum Step {
     Failed(Error),
 }
 
+/// Returns where a write begins. An append begins at the file's size: the kernel has put into the offset the size that it last
+/// heard of, and does not ask again before a write, also when the clients that made the file longer have long closed it.
+fn place(file: &File, offset: u64, mode: WriteMode) -> u64 {
+    match mode.append {
+        true => file.size(),
+        false => offset,
+    }
+}
+
 impl Mounted {
     /// Writes `data` at `offset` as far as nothing has to be waited for, also no lock that is held for long: for threads that
     /// must always come back. Gives the number of bytes written; the rest is for `write`.
@@ -82,6 +91,7 @@ impl Mounted {
         if data.is_empty() {
             return 0;
         }
+        let offset = place(file, offset, mode);
         let end = offset.checked_add(data.len() as u64);
         // An append is made whole or not at all: its rest could come behind what a client has appended inline meanwhile.
         // Within one page it is.
@@ -125,8 +135,11 @@ impl Mounted {
             return reply(Err(Error::Errno(libc::EROFS)));
         }
         // Before anything makes a page key of it.
-        let end = offset.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+        let is_far = |offset: u64| {
+            let end = offset.checked_add(data.len() as u64);
+            end.is_none_or(|end| end > FILE_BYTES_MAX)
+        };
+        if is_far(offset) {
             return reply(Err(Error::Errno(libc::EFBIG)));
         }
         if !handle.file.has_no_privileges()
@@ -143,11 +156,10 @@ impl Mounted {
             }
             WriteGuard::take(self, file, at, data.len() as u64)
         });
-        let offset = if mode.append && guard.is_some() {
-            handle.file.size()
-        } else {
-            offset
-        };
+        let offset = place(&handle.file, offset, mode);
+        if is_far(offset) {
+            return reply(Err(Error::Errno(libc::EFBIG)));
+        }
         self.accessed(handle.file.slice(), offset, data.len());
         let writing = handle.file.writing();
         let mut progress = Progress::new(self, handle, offset, mode, writing, guard);

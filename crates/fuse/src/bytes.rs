@@ -62,9 +62,8 @@ fn mode(args: &Transfer) -> WriteMode {
     let of_mapping = args.flags & Transfer::WRITE_CACHE != 0;
     let open_flags = args.open_flags as i32;
     WriteMode {
-        // Appending writes exclude each other in the kernel, which knows the size and has put it into the offset; but
-        // for a file that clients make longer inline, whose size the daemon knows better. A mapping's pages go where
-        // they are.
+        // Appending writes exclude each other in the kernel, which has put the size into the offset; but the daemon knows the
+        // size of a file better that clients make longer inline, or have made longer. A mapping's pages go where they are.
         append: open_flags & libc::O_APPEND != 0 && !of_mapping,
         sync: match of_mapping {
             true => WriteSync::No,

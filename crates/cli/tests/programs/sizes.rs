@@ -1,6 +1,7 @@
 //! The size of a file that programs make longer and shorter inline is what they made it, and what is behind it is zeros.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -13,6 +14,12 @@ use crate::roles;
 use crate::volume::Volume;
 
 const ROUNDS: u64 = 2_000;
+/// Appends without asking for the size.
+const APPEND: &str = "import os, sys
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+for _ in range(60):
+    os.write(log, bytes(301))
+";
 const HANG: Duration = Duration::from_secs(240);
 
 /// Extends, truncates and punches a file, and looks at its size.
@@ -69,6 +76,38 @@ fn a_truncated_file_does_not_grow_by_itself_while_others_ask_for_its_size() {
         roles::wait_for_end(looker, "who asks for the size", HANG);
     }
     assert!(status.success(), "{}", roles::said_by(&mut changer));
+    volume.finish();
+}
+
+#[test]
+fn what_is_appended_by_the_mount_comes_behind_what_a_program_that_has_ended_appended_inline() {
+    let volume = Volume::mounted("256M", 1, "16M");
+    let path = volume.at("log");
+    let log = File::options().append(true).create(true).open(&path);
+    let mut log = log.expect("open");
+    let (mut expected, line) = (vec![], *b"by the mount\n");
+    for round in 0..10 {
+        log.write_all(&line).expect("write");
+        expected.extend(line);
+        // More calls than are made in the ordinary way at first, and over pages.
+        let mut append = under_run("python3");
+        append.args(["-c", APPEND]).arg(&path);
+        succeed(&mut append);
+        expected.resize(expected.len() + 301 * 60, 0);
+        // Nobody has asked for the size meanwhile, so the kernel knows the old one.
+        log.write_all(&line).expect("write");
+        expected.extend(line);
+        log.write_all(&[7; 9000]).expect("write");
+        expected.resize(expected.len() + 9000, 7);
+        let found = std::fs::read(&path).expect("read");
+        assert!(
+            found == expected,
+            "round {round}: {} bytes of {}",
+            found.len(),
+            expected.len()
+        );
+    }
+    drop(log);
     volume.finish();
 }
 
