@@ -505,15 +505,20 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     if !stat.is_regular || !devices::is_ours(stat.device) {
         return;
     }
-    let at = if write && files::mode(fd).is_ok_and(|mode| mode.append) {
-        stat.size
-    } else {
-        let here = || files::lseek(fd, 0, SEEK_CUR).ok()?.try_into().ok();
-        at.or_else(here).unwrap_or(0)
+    let append = write && files::mode(fd).is_ok_and(|mode| mode.append);
+    let here = || files::lseek(fd, 0, SEEK_CUR).ok()?.try_into().ok();
+    // The kernel may know an older size, from before the latest inline appends.
+    let file = described_file(fd);
+    let size = file.as_ref().and_then(|file| file.size().ok());
+    let (at, len) = match (append, size) {
+        (false, _) => (at.or_else(here).unwrap_or(0), len),
+        (true, Some(end)) => (end, len),
+        // Only the daemon knows the end: it is told of all pages from here on.
+        (true, None) => (stat.size, usize::MAX),
     };
     let first = at / PAGE_BYTES;
     let end = at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
-    if is_clear(fd, at, len, write) {
+    if file.is_some_and(|file| is_clear(&file, at, len, write)) {
         return;
     }
     let pages = u32::try_from(end - first).unwrap_or(u32::MAX);
@@ -535,18 +540,18 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     }
 }
 
-/// Whether this process holds no latch and no lock that an access waits for, as far as that can be told here.
-fn is_clear(fd: i32, at: u64, len: usize, write: bool) -> bool {
-    let pages = at / PAGE_BYTES..at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
+/// Returns the file of a descriptor that is inline.
+fn described_file(fd: i32) -> Option<File<'static>> {
     let Some(Number::Described(open)) = description::number(fd) else {
-        return false;
+        return None;
     };
-    let Some(facts) = open.facts() else {
-        return false;
-    };
-    let Some(Ok(file)) = session::get(facts.session).map(|session| file(session, &facts)) else {
-        return false;
-    };
+    let facts = open.facts()?;
+    file(session::get(facts.session)?, &facts).ok()
+}
+
+/// Whether this process holds no latch and no lock that an access waits for, as far as that can be told here.
+fn is_clear(file: &File<'_>, at: u64, len: usize, write: bool) -> bool {
+    let pages = at / PAGE_BYTES..at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
     let Ok(size) = file.size() else {
         return false;
     };

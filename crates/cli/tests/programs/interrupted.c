@@ -93,6 +93,12 @@ static void several_pages(void) {
 }
 
 static int log_fd;
+/* The kernel may know a size from before this. */
+static long lengthen(void) {
+    CHECK(write(log_fd, old, 3 * PAGE) == 3 * PAGE);
+    return lseek(log_fd, 0, SEEK_END);
+}
+
 static void line(void) { CHECK(write(log_fd, "handler\n", 8) == 8); }
 
 static void leave(void) { siglongjmp(away, 1); }
@@ -133,7 +139,7 @@ int main(int argc, char **argv) {
         /* Lines of a log: each is there once and whole. */
         in_handler = line;
         long end = 0;
-        INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lseek(log_fd, 0, SEEK_END));
+        INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lengthen());
         char text[3008];
         CHECK(pread(log_fd, text, sizeof text, end) == sizeof text);
         CHECK(lseek(log_fd, 0, SEEK_END) == end + 3008);
