@@ -14,9 +14,9 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BIN    := $(TARGET)/release/jericho
 # What `jericho run` makes programs load.
 LIB    := $(TARGET)/release/libjericho_preload.so
-# Where systemd looks for units of local software when PREFIX is /usr/local.
 # Where mount(8) and umount(8) look for the helpers of a type.
 SBINDIR ?= /sbin
+# Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
 .PHONY: help build demo test model model-mutants programs lab fuzz conformance soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab
