@@ -152,6 +152,12 @@ impl Mounted {
         }
     }
 
+    /// Moves a name; see `Fs::rename`. A file that replaces another has all that clients have written to it inline.
+    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<()> {
+        self.fs
+            .rename_absorbing(from, to, flags, |ino| self.settle(ino))
+    }
+
     /// Space and holes; see `Fs::fallocate`.
     pub fn fallocate(&self, handle: &Handle, mode: i32, offset: u64, len: u64) -> Result<()> {
         let file = &handle.file;
@@ -208,6 +214,9 @@ impl Mounted {
     /// Closes it.
     pub fn close_file(&self, handle: &Arc<Handle>) {
         self.fast.release(self, handle);
+        if handle.writable {
+            self.fs.writer_closes(&handle.file);
+        }
         self.fs.close_file(&handle.file);
     }
 

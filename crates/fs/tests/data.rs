@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, Run, Slice};
 use jericho_fs::check::{CheckOptions, check_devices};
@@ -858,6 +858,47 @@ fn replacing_by_rename_leaves_the_old_or_the_new_contents() {
         };
         assert_eq!(mount.read(&mount.open("f")), expected);
     }
+}
+
+#[test]
+fn contents_that_replace_others_by_a_truncation_go_to_the_device_at_the_close() {
+    for seed in 0..4 {
+        let mut mount = Mount::new(64 << 20);
+        let (ino, old) = mount.create("f");
+        mount.write(&old, 0, &pattern(1, 20_000));
+        mount.fsync(&old);
+        mount.fs().close_file(&old);
+        drop(old);
+        let new = mount.fs().open_file(ino, true).unwrap();
+        mount.write(&new, 0, &pattern(2, 30_000));
+        mount.fs().writer_closes(&new);
+        mount.fs().close_file(&new);
+        drop(new);
+        // Nobody asks for it: pages grow old after an hour here.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while mount.slices.iter().any(|slice| slice.dirty_bytes() > 0) {
+            assert!(Instant::now() < deadline, "nothing was written back");
+            std::thread::yield_now();
+        }
+        mount.commit();
+        mount.power_cut(seed);
+        assert_eq!(mount.read(&mount.open("f")), pattern(2, 30_000));
+    }
+}
+
+#[test]
+fn new_contents_that_are_only_in_memory_do_not_show_as_zeros_within_the_old_size() {
+    let mut mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    mount.write(&file, 0, &pattern(1, 30_000));
+    mount.fsync(&file);
+    mount.truncate(&file, 0);
+    mount.write(&file, 0, &pattern(2, 20_000));
+    mount.commit();
+    drop(file);
+    mount.power_cut(1);
+    let found = mount.read(&mount.open("f"));
+    assert!(pattern(2, 20_000).starts_with(&found), "{}", found.len());
 }
 
 #[test]

@@ -92,16 +92,8 @@ impl Jericho {
         self.reply_entry("symlink", result, reply);
     }
 
-    pub(crate) fn rename(
-        &self,
-        (parent, name): (Ino, &[u8]),
-        (parent_to, name_to): (Ino, &[u8]),
-        flags: u32,
-        reply: Reply,
-    ) {
-        let fs = self.mounted.fs();
-        let result = fs.rename(parent, name, parent_to, name_to, flags);
-        reply.done("rename", result);
+    pub(crate) fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32, reply: Reply) {
+        reply.done("rename", self.mounted.rename(from, to, flags));
     }
 
     pub(crate) fn link(&self, ino: Ino, parent: Ino, name: &[u8], reply: Reply) {

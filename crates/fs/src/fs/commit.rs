@@ -399,7 +399,9 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
             size = meta.committed_size;
             whole = false;
         } else {
-            size = durable_size(file, meta.committed_size, size);
+            // What a truncation since the last batch took away is no longer backed, though the store still has it.
+            let synced = file.synced_size.load(Ordering::Acquire);
+            size = durable_size(file, meta.committed_size.min(synced), size);
             file.synced_size.fetch_max(size, Ordering::AcqRel);
             // After the size: a page that is clean by then has its extent in the map.
             let mut map = file.map.write();

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 
 use super::Fs;
-use super::core::wait;
+use super::core::{PAGES, wait};
 use super::errno::*;
-use super::file::File;
+use super::file::{CacheResult, File};
 use super::inode::Meta;
 use super::times::{now_ns, relatime};
 use crate::error::{Error, Result};
@@ -38,6 +38,33 @@ impl Fs {
             return Err(error);
         }
         Ok(file)
+    }
+
+    /// A descriptor through which bytes may have been written is about to be closed. Starts the write-back of a file that was
+    /// truncated to nothing, or renamed over another, and does not wait for it. The truncation becomes durable with
+    /// the next batch, while pages wait for their age: a crash between the two would leave an empty file to a program that
+    /// replaces contents without a sync.
+    pub fn writer_closes(&self, file: &Arc<File>) {
+        if !file.is_replacing() {
+            return;
+        }
+        let inode = &file.inode;
+        if inode.opens.load(Ordering::Acquire) == 1 {
+            file.note_replaced();
+        }
+        if inode.unlinked.load(Ordering::Acquire) || file.first_dirty(0).is_none() {
+            return;
+        }
+        let Some(cache) = file.cache() else { return };
+        let reach = file.sync_begins();
+        let synced = file.clone();
+        let done = move |result: CacheResult| {
+            // An error is remembered for the next fsync, and the pages stay dirty.
+            if result.is_ok() {
+                synced.note_synced(&reach, u64::MAX);
+            }
+        };
+        cache.sync(&file.object(), 0..PAGES, Box::new(done));
     }
 
     /// The last descriptor of an open is gone; removes the file when it has no name and no open left.

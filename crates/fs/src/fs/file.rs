@@ -49,6 +49,8 @@ pub struct File {
     error: Mutex<Option<Error>>,
     writers: Mutex<Writers>,
     writers_changed: Condvar,
+    /// New contents replace old ones: the file was truncated to nothing, or renamed over another. Until the last close.
+    replacing: AtomicBool,
     /// Clients may write its pages in the cache.
     inline_writes: AtomicBool,
 }
@@ -102,6 +104,7 @@ impl File {
             error: Mutex::new(None),
             writers: Mutex::default(),
             writers_changed: Condvar::new(),
+            replacing: AtomicBool::new(false),
             inline_writes: AtomicBool::new(true),
             core,
             inode,
@@ -207,6 +210,21 @@ impl File {
     /// The cache of the file's home. `None` when the filesystem was opened without caches.
     pub(super) fn cache(&self) -> Option<&Arc<Slice>> {
         self.core.slices.get(usize::from(self.slice()))
+    }
+
+    /// Notes that the file's contents replace others, so that a close starts their write-back.
+    pub(super) fn note_replacing(&self) {
+        self.replacing.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the file's contents replace others since the last close of all.
+    pub(super) fn is_replacing(&self) -> bool {
+        self.replacing.load(Ordering::Acquire)
+    }
+
+    /// Forgets it.
+    pub(super) fn note_replaced(&self) {
+        self.replacing.store(false, Ordering::Release);
     }
 
     /// Whether nothing of the extents is newer than the last batch.

@@ -51,6 +51,18 @@ impl Fs {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
+        self.rename_absorbing((dir, name), (new_dir, new_name), flags, |_| ())
+    }
+
+    /// `rename`, for files that clients change inline. Calls `absorb` with the file that replaces another before the
+    /// file's data is written back: the filesystem then has the size and the dirty pages that the clients have made.
+    pub fn rename_absorbing(
+        &self,
+        (dir, name): (Ino, &[u8]),
+        (new_dir, new_name): (Ino, &[u8]),
+        flags: u32,
+        absorb: impl FnOnce(Ino),
+    ) -> Result<()> {
         if flags & !(NOREPLACE | EXCHANGE) != 0 || flags == NOREPLACE | EXCHANGE {
             return Err(EINVAL);
         }
@@ -63,7 +75,7 @@ impl Fs {
         let core = &self.core;
         core.may_change()?;
         if flags & EXCHANGE == 0 {
-            self.write_replacement(dir, name, new_dir, new_name)?;
+            self.write_replacement((dir, name), (new_dir, new_name), absorb)?;
         }
         let gate = core.begin()?;
         let from = core.directory(dir)?;
@@ -90,10 +102,9 @@ impl Fs {
     /// without a sync finds the old or the new contents after a crash, never an empty file.
     fn write_replacement(
         &self,
-        dir: Ino,
-        name: &[u8],
-        new_dir: Ino,
-        new_name: &[u8],
+        (dir, name): (Ino, &[u8]),
+        (new_dir, new_name): (Ino, &[u8]),
+        absorb: impl FnOnce(Ino),
     ) -> Result<()> {
         let core = &self.core;
         let entry = |dir, name: &[u8]| {
@@ -113,6 +124,9 @@ impl Fs {
         let Some(file) = inode.file.lock().clone() else {
             return Ok(());
         };
+        absorb(ino);
+        // What is written until the close goes to the device with the close.
+        file.note_replacing();
         let Some(cache) = file.cache() else {
             return Ok(());
         };

@@ -68,6 +68,9 @@ impl Fs {
             file.set_size(size);
             file.note_truncated(size);
         }
+        if size == 0 && old > 0 {
+            file.note_replacing();
+        }
         if size >= old {
             // Space allocated beyond the old end stays, as zeros.
             return Ok(());

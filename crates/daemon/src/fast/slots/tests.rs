@@ -2,6 +2,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use jericho_cache::Intent;
 use jericho_fs::types::{Caller, Kind, ROOT, SetAttr};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_shm::{Answer, Call};
@@ -29,32 +30,39 @@ impl KernelCache for NoKernel {
 
 /// A volume with one file that a client writes inline, and 16 pages reserved for it.
 pub(in crate::fast) struct Bed {
+    device: Arc<SimDevice>,
     pub mounted: Arc<Mounted>,
     pub handle: Arc<Handle>,
     file: Arc<SlotFile>,
 }
 
+fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
+    let options = OpenOptions {
+        threads: Default::default(),
+        fast_path: Default::default(),
+        keeper: None,
+        volume: PathBuf::from("simulated"),
+        read_only: false,
+        devices: vec![],
+        force: false,
+        cache_bytes: Some(8 << 20),
+        topology: Topology::from_spec("virtual:1").unwrap(),
+    };
+    Mounted::open_volume(volume, &options).unwrap()
+}
+
 impl Bed {
     pub fn new() -> Bed {
-        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(SimDevice::new("sim", 64 << 20))];
+        let device = Arc::new(SimDevice::new("sim", 64 << 20));
+        let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
         let format = FormatOptions {
             slices: Some(1),
             ..FormatOptions::default()
         };
         format_devices(&devices, &[PathBuf::from("sim")], &format).unwrap();
-        let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
-        let options = OpenOptions {
-            threads: Default::default(),
-            fast_path: Default::default(),
-            keeper: None,
-            volume: PathBuf::from("simulated"),
-            read_only: false,
-            devices: vec![],
-            force: false,
-            cache_bytes: Some(8 << 20),
-            topology: Topology::from_spec("virtual:1").unwrap(),
-        };
-        let mounted = Mounted::open_volume(volume, &options).unwrap();
+        let mounted = mount(&device);
         mounted.serve_clients(Arc::new(NoKernel)).unwrap();
         let attr = mounted
             .fs()
@@ -80,9 +88,25 @@ impl Bed {
         assert_eq!(reserved.pages, 16);
         let file = mounted.fast.slot_file(attr.ino).unwrap();
         Bed {
+            device,
             mounted,
             handle,
             file,
+        }
+    }
+
+    /// Has bytes in the cache that the file does not know of.
+    fn fill(&self, pages: u64, byte: u8) {
+        let file = &self.handle.file;
+        let slice = self.mounted.slice(file.slice());
+        for page in 0..pages {
+            let (tx, rx) = mpsc::channel();
+            slice.get(&file.object(), page, 1, Intent::Modify, move |grant| {
+                tx.send(grant).unwrap();
+            });
+            let grant = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+            let bytes = [byte; PAGE_BYTES as usize];
+            grant.unwrap().write(page, 0, &bytes).unwrap();
         }
     }
 
@@ -275,4 +299,33 @@ fn a_broken_extension_is_cleared_when_both_of_its_descriptors_are_closed_at_once
         assert!(!slot.is_extended_by_client(OWNER_DAEMON));
         bed.mounted.fs().close_file(&other.file);
     }
+}
+
+#[test]
+fn a_file_that_clients_made_longer_is_whole_when_it_has_replaced_another() {
+    let bed = Bed::new();
+    let fs = bed.mounted.fs();
+    fs.mknod(ROOT, b"old", Kind::File, 0o644, 0, CALLER)
+        .unwrap();
+    bed.fill(13, 7);
+    bed.extend(50_000);
+    bed.mounted
+        .rename((ROOT, b"file"), (ROOT, b"old"), 0)
+        .unwrap();
+    let (tx, rx) = mpsc::channel();
+    fs.fsync_dir(ROOT, Box::new(move |result| tx.send(result).unwrap()));
+    rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
+    // What a power cut now leaves.
+    let after = mount(&Arc::new(bed.device.crash(1)));
+    let attr = after.lookup(ROOT, b"old").unwrap();
+    assert_eq!(attr.size, 50_000);
+    let handle = after.open_file(attr.ino, false, false).unwrap();
+    let (tx, rx) = mpsc::channel();
+    after.read(&handle, 0, 50_000, false, vec![], move |read, buffer| {
+        tx.send((read.unwrap(), buffer)).unwrap();
+    });
+    let (len, found) = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(found[..len] == vec![7; 50_000]);
+    after.close_file(&handle);
+    after.close().unwrap();
 }
