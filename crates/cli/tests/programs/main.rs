@@ -14,6 +14,7 @@ mod direct;
 mod fio;
 mod full;
 mod git;
+mod halves;
 mod hostile;
 mod hot_set;
 mod idle;

@@ -1,0 +1,84 @@
+/* One process stores through a shared mapping to one half of a page while another writes the other half by pwrite(2). Prints the
+   number of pairs, the lost writes and the lost stores: bytes that are not there when both are done.
+   Usage: halves FILE PAIRS. FILE has at least one page. */
+#define _GNU_SOURCE
+#include <err.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, HALF = PAGE / 2 };
+
+/* The last pair that was begun, and the last that the writer has finished. */
+struct turns {
+    _Atomic uint64_t begun;
+    _Atomic uint64_t finished;
+};
+
+static void await(_Atomic uint64_t *turn, uint64_t pair)
+{
+    /* The other process may need this processor. */
+    for (int spins = 0; atomic_load(turn) < pair; spins++)
+        if (spins % 1024 == 1023)
+            sched_yield();
+}
+
+static void write_halves(const char *path, struct turns *turns, uint64_t pairs)
+{
+    int fd = open(path, O_RDWR);
+    if (fd < 0)
+        err(2, "%s", path);
+    for (uint64_t pair = 1; pair <= pairs; pair++) {
+        await(&turns->begun, pair);
+        if (pwrite(fd, &pair, sizeof pair, HALF) != sizeof pair)
+            err(2, "pwrite");
+        atomic_store(&turns->finished, pair);
+    }
+    _exit(0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3)
+        errx(2, "usage: halves FILE PAIRS");
+    uint64_t pairs = strtoull(argv[2], NULL, 10), writes = 0, stores = 0;
+    struct turns *turns = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (turns == MAP_FAILED)
+        err(2, "mmap");
+    pid_t writer = fork();
+    if (writer < 0)
+        err(2, "fork");
+    if (writer == 0)
+        write_halves(argv[1], turns, pairs);
+    int fd = open(argv[1], O_RDWR);
+    if (fd < 0)
+        err(2, "%s", argv[1]);
+    volatile uint64_t *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        err(2, "mmap of %s", argv[1]);
+    for (uint64_t pair = 1; pair <= pairs; pair++) {
+        atomic_store(&turns->begun, pair);
+        /* Other moments of the write in each pair. */
+        for (volatile unsigned delay = 0; delay < pair * 37 % 8192; delay++)
+            ;
+        page[0] = pair;
+        await(&turns->finished, pair);
+        uint64_t found[PAGE / sizeof(uint64_t)];
+        if (pread(fd, found, PAGE, 0) != PAGE)
+            err(2, "pread");
+        stores += found[0] != pair;
+        writes += found[HALF / sizeof(uint64_t)] != pair;
+    }
+    int status;
+    if (waitpid(writer, &status, 0) != writer || status != 0)
+        errx(2, "the writer failed");
+    printf("%llu pairs %llu writes lost %llu stores lost\n", (unsigned long long)pairs, (unsigned long long)writes, (unsigned long long)stores);
+    return 0;
+}
