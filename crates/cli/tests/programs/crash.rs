@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::program::{command, succeed};
+use crate::program::{command, succeed, under_run};
 use crate::volume::Volume;
 
 const O_DSYNC: i32 = 0o10000;
@@ -260,5 +260,33 @@ fn a_volume_whose_daemon_was_killed_is_sound_and_mounts_again_each_time() {
             );
         }
     }
+    volume.finish();
+}
+
+#[test]
+fn a_name_that_was_replaced_by_what_was_written_inline_is_whole_after_a_crash() {
+    const PROGRAM: &str = "
+import os, sys
+new, name = sys.argv[1] + '/new', sys.argv[1] + '/name'
+file = os.open(new, os.O_RDWR | os.O_CREAT)
+for at in range(200):
+    assert os.pwrite(file, bytes([7]) * 1000, at * 1000) == 1000
+os.rename(new, name)
+os.fsync(os.open(sys.argv[1], os.O_RDONLY))
+";
+    let volume = Volume::mounted("256M", 2, "16M");
+    let dir = volume.make_dir("replaced");
+    fs::write(dir.join("name"), "old").expect("write");
+    let report = volume.outside("report");
+    let mut program = under_run("python3");
+    program.args(["-c", PROGRAM]).arg(&dir);
+    succeed(program.env("JERICHO_REPORT", &report));
+    let report = fs::read_to_string(report).expect("the report");
+    assert!(report.contains("inline"), "{report}");
+    volume.crash();
+    volume.check();
+    volume.mount();
+    let found = fs::read(dir.join("name")).expect("read");
+    assert!(found == vec![7; 200_000], "{} bytes", found.len());
     volume.finish();
 }
