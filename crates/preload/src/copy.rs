@@ -2,11 +2,12 @@
 //! description's own.
 
 use std::ffi::{c_int, c_uint};
+use std::mem::MaybeUninit;
 
 use libc::{off_t, size_t, ssize_t};
 
-use crate::real;
 use crate::transfer::share;
+use crate::{errno, real};
 
 exports! {
     sendfile as sendfile, sendfile64:
@@ -25,9 +26,18 @@ fn share_unless_given(fd: c_int, offset: *mut off_t) {
     }
 }
 
+/// Has the kernel ask for the size of the file that is copied from. It copies nothing behind the size that it knows, and that one may be from
+/// before the latest inline writes, of this program or another: the copy would end too early, without an error.
+fn refresh_size(fd: c_int) {
+    let mut out = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the kernel fills `out`, which nobody reads.
+    errno::kept(|| unsafe { real::fstat(fd, out.as_mut_ptr()) });
+}
+
 pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     share(out);
     share_unless_given(from, offset);
+    refresh_size(from);
     // SAFETY: the caller's arguments.
     unsafe { real::sendfile(out, from, offset, count) }
 }
@@ -42,6 +52,7 @@ pub unsafe fn copy_file_range(
 ) -> ssize_t {
     share_unless_given(from, from_offset);
     share_unless_given(to, to_offset);
+    refresh_size(from);
     // SAFETY: the caller's arguments.
     unsafe { real::copy_file_range(from, from_offset, to, to_offset, count, flags) }
 }
@@ -56,6 +67,7 @@ pub unsafe fn splice(
 ) -> ssize_t {
     share_unless_given(from, from_offset);
     share_unless_given(to, to_offset);
+    refresh_size(from);
     // SAFETY: the caller's arguments.
     unsafe { real::splice(from, from_offset, to, to_offset, count, flags) }
 }

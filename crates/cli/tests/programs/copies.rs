@@ -50,6 +50,29 @@ fn copies_within_a_file_and_between_files_say_and_do_the_same() {
     behaves_the_same("32M", &script);
 }
 
+/// Copies from the end of a file that grows, without asking for its size.
+const GROWING: &str = r#"
+import os
+f = os.open('f', os.O_RDWR | os.O_CREAT | os.O_APPEND)
+g = os.open('g', os.O_RDWR | os.O_CREAT)
+r, w = os.pipe()
+for n in range(400):
+    os.write(f, bytes([n % 251]) * 1000)
+    if n % 20 == 19:
+        at = n * 1000
+        print(n, os.copy_file_range(f, g, 1000, at, 0), os.pread(g, 1000, 0) == bytes([n % 251]) * 1000)
+        os.write(f, bytes([n % 251]) * 1000)
+        print(os.sendfile(g, f, at + 1000, 1000))
+        os.write(f, bytes([n % 251]) * 1000)
+        print(os.splice(f, w, 1000, offset_src=at + 2000), len(os.read(r, 1000)))
+"#;
+
+#[test]
+fn copies_from_a_file_that_a_program_makes_longer_reach_its_end() {
+    let script = format!("cat > p.py <<'END'\n{GROWING}\nEND\npython3 p.py");
+    behaves_the_same("32M", &script);
+}
+
 /// Copies a file whole, as cp does.
 const WHOLE: &str = "
 import os, sys
