@@ -389,6 +389,11 @@ fn hangups_discard_nothing() {
     let pid = stat["pid"].as_i64().expect("a process id") as i32;
     let daemon = rustix::process::Pid::from_raw(pid).expect("a process id");
     succeed(Command::new("umount").arg("-i").arg(host.mnt()));
+    // Before it has noticed the end of the mount, a hangup is what unmounts.
+    at_last("word of writing back", || {
+        let noticed = host.said("still writing back:") > 0;
+        noticed.then_some(()).ok_or("none".into())
+    });
     for hangups in 1..4 {
         rustix::process::kill_process(daemon, rustix::process::Signal::HUP).expect("it is there");
         at_last("word of the hangup", || {
