@@ -233,6 +233,31 @@ impl Lock {
         mine
     }
 
+    /// Takes the lock for `taker` if `owner` (not 0) holds it. `None` when it is another's, also when it became another's meanwhile:
+    /// nothing is changed then.
+    pub fn take_from(&self, owner: u16, taker: u16) -> Option<Holding> {
+        let word = self.0.load(Ordering::Relaxed);
+        if owner == 0 || word & OWNER != u32::from(owner) {
+            return None;
+        }
+        let mine = Holding::after(word, taker);
+        let marked = word | SLEEPERS;
+        // A waiter that lay down between the two loads has only set the mark.
+        for seen in [word, marked] {
+            // With the mark, as those that slept before sleep on.
+            let taken = self.0.compare_exchange(
+                seen,
+                mine.0 | SLEEPERS,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+            if taken.is_ok() {
+                return Some(mine);
+            }
+        }
+        None
+    }
+
     /// Opens it if `owner`, who is dead, holds it.
     pub fn open_dead(&self, owner: u16) {
         let word = self.0.load(Ordering::Relaxed);
@@ -309,6 +334,19 @@ mod tests {
         let other = lock.try_lock(8).unwrap();
         assert!(!lock.unlock(held), "it was taken away");
         assert!(lock.unlock(other));
+    }
+
+    #[test]
+    fn a_lock_is_taken_from_the_owner_that_is_named_and_from_no_other() {
+        let lock = Lock::new();
+        assert_eq!(lock.take_from(0, 1), None, "nobody's");
+        let first = lock.lock(7).unwrap();
+        assert_eq!(lock.take_from(8, 1), None);
+        assert!(lock.is_held(first));
+        let daemon = lock.take_from(7, 1).unwrap();
+        assert!(!lock.is_held(first) && lock.is_held(daemon));
+        assert_eq!(lock.take_from(7, 1), None, "it is the daemon's by now");
+        assert!(lock.unlock(daemon));
     }
 
     #[test]

@@ -371,8 +371,7 @@ impl Slot {
     pub fn take_range_from(&self, segments: Segments, owner: u16, daemon: u16) {
         for word in segments.words() {
             let lock = &self.words[word];
-            if lock.is_held_by(owner) {
-                let held = lock.take_over(daemon);
+            if let Some(held) = lock.take_from(owner, daemon) {
                 lock.unlock(held);
             }
         }

@@ -132,11 +132,10 @@ impl Mounted {
     /// end of the file.
     fn take_extend_lock_from(&self, slot_file: &SlotFile, owner: u16) {
         let slot = self.fast.slot(slot_file);
-        if !slot.is_extended_by(owner) {
+        // As `Slot::seize`. A thread of the daemon that has taken the lock meanwhile clears what is there itself.
+        let Some(held) = slot.extend_lock().take_from(owner, OWNER_DAEMON) else {
             return;
-        }
-        // As `Slot::seize`.
-        let held = slot.extend_lock().take_over(OWNER_DAEMON);
+        };
         slot.cut();
         self.clear_seized(slot_file);
         slot.extend_lock().unlock(held);

@@ -93,3 +93,29 @@ fn a_reader_of_several_pages_sees_none_of_a_write_or_all_of_it() {
         writer.join().unwrap();
     });
 }
+
+#[test]
+fn a_word_is_taken_from_the_owner_that_asks_and_never_from_the_daemon() {
+    explore(["false", "true"], |notes| {
+        let (lock, inside) = (Arc::new(Lock::new()), Alone::new());
+        let held = lock.try_lock(7).unwrap();
+        // Two threads of the daemon take it at the same time: one gets it, and the other leaves it alone.
+        let other = thread::spawn({
+            let (lock, inside) = (lock.clone(), inside.clone());
+            move || {
+                let held = lock.take_from(7, DAEMON);
+                let Some(held) = held else { return };
+                inside.enter();
+                assert!(lock.unlock(held), "it was taken from the daemon");
+            }
+        });
+        let mine = lock.take_from(7, DAEMON);
+        notes.add(mine.is_some());
+        if let Some(mine) = mine {
+            inside.enter();
+            assert!(lock.unlock(mine), "it was taken from the daemon");
+        }
+        other.join().unwrap();
+        assert!(!lock.unlock(held) && lock.try_lock(7).is_some());
+    });
+}
