@@ -39,6 +39,7 @@ use jericho_topology::{NodeId, Topology};
 use parking_lot::{Mutex, RwLock};
 
 use crate::mounted::Mounted;
+pub use calls::Asker;
 pub use clients::ClientStat;
 use clients::Clients;
 pub use keeping::KeeperCommand;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use jericho_daemon::{Handle, KernelCache, Mounted, OpenOptions};
+use jericho_daemon::{Asker, Handle, KernelCache, Mounted, OpenOptions};
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_shm::{Answer, Call, HANDOVER_BYTES, Refusal, Reply, Request, socket_name};
@@ -87,9 +87,18 @@ fn bed(read_only: bool) -> Bed {
 
 impl Bed {
     fn call_as(&self, uid: u32, handle: &Arc<Handle>, call: Call) -> Answer {
+        self.call_by(uid, 0, handle, call)
+    }
+
+    fn call_by(&self, uid: u32, thread: u32, handle: &Arc<Handle>, call: Call) -> Answer {
         let (answer, answered) = mpsc::channel();
+        let asker = Asker {
+            uid,
+            gid: gid(),
+            thread,
+        };
         self.mounted
-            .call(handle, call, (uid, gid()), move |a| answer.send(a).unwrap());
+            .call(handle, call, asker, move |a| answer.send(a).unwrap());
         answered.recv_timeout(LONG).expect("an answer")
     }
 
@@ -168,4 +177,47 @@ fn a_read_only_mount_has_no_writers() {
     assert_eq!(bed.token(&bed.writing), Err(Refusal::ReadOnly as u32));
     assert_eq!(bed.ask(1, 0), Err(libc::EROFS as u32));
     assert!(!bed.ask(0, 0).unwrap().1);
+}
+
+/// The calling thread's id.
+fn thread_id() -> u32 {
+    let link = std::fs::read_link("/proc/thread-self").unwrap();
+    link.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_client_gives_up_its_own_latches_and_nobody_elses() {
+    let bed = bed(false);
+    let instance = bed.call(&bed.reading, Call::Fast { write: false }).instance;
+    let (owner, _) = bed.ask(0, 0).unwrap();
+    let calls = |owner| {
+        let interrupted = Call::Interrupted {
+            first: 0,
+            pages: 1,
+            owner,
+            instance,
+        };
+        let copied = Call::Copied {
+            slice: 0,
+            frame: 1,
+            owner,
+            instance,
+        };
+        [interrupted, copied]
+    };
+    let statuses = |owner, thread| {
+        calls(owner).map(|call| {
+            let uid = effective_uid();
+            bed.call_by(uid, thread, &bed.reading, call).status
+        })
+    };
+    let (own, refused) = (thread_id(), [Refusal::Owner as u32; 2]);
+    assert_eq!(statuses(owner, own), refused, "it only reads");
+    let token = bed.token(&bed.writing).unwrap();
+    assert_eq!(bed.ask(token, owner), Ok((owner, true)));
+    assert_eq!(statuses(owner, own), [0; 2]);
+    assert_eq!(statuses(owner, std::process::id()), [0; 2]);
+    assert_eq!(statuses(owner + 1, own), refused, "no client");
+    assert_eq!(statuses(owner, 0), refused, "of another pid namespace");
+    assert_eq!(statuses(owner, 1), refused, "another process");
 }

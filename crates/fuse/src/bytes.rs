@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::LazyLock;
 
 use crossbeam_queue::ArrayQueue;
-use jericho_daemon::{ReadBuffer, WriteMode, WriteSync};
+use jericho_daemon::{Asker, ReadBuffer, WriteMode, WriteSync};
 use jericho_fs::Error;
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call};
@@ -227,7 +227,12 @@ impl Jericho {
         };
         self.with_handle(args.fh, reply, |handle, reply| {
             let answer = move |answer: Answer| reply_call(reply, &answer);
-            self.mounted.call(handle, call, (req.uid, req.gid), answer);
+            let asker = Asker {
+                uid: req.uid,
+                gid: req.gid,
+                thread: req.pid,
+            };
+            self.mounted.call(handle, call, asker, answer);
         });
     }
 }

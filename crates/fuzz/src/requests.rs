@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use jericho_daemon::{Handle, Mounted, OpenOptions};
+use jericho_daemon::{Asker, Handle, Mounted, OpenOptions};
 use jericho_fs::types::ROOT;
 use jericho_fs::volume::{OpenMode, Volume};
 use jericho_shm::{Answer, CALL_BYTES, Call, Reply, Request};
@@ -76,7 +76,12 @@ fn answer(call: Call) {
     });
     let bed = bed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (send, receive) = mpsc::channel();
-    bed.0.call(&bed.1, call, (0, 0), move |answer| {
+    let asker = Asker {
+        uid: 0,
+        gid: 0,
+        thread: std::process::id(),
+    };
+    bed.0.call(&bed.1, call, asker, move |answer| {
         send.send(answer).expect("the fuzzer waits")
     });
     receive

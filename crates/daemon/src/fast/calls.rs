@@ -16,16 +16,29 @@ use crate::mounted::Mounted;
 
 /// Pages promised ahead at once, and read ahead at once, at most: 8 MiB.
 const PAGES_MAX: u32 = 2048;
+/// Pages that one call of a program can touch: the kernel moves no more than 2 GiB.
+const CALL_PAGES_MAX: u64 = (2 << 30) / PAGE_BYTES + 1;
 /// Pages that are reserved before other work for the same thread has its turn.
 const RESERVE_STEP: u32 = 128;
 
+/// The thread that makes a call.
+#[derive(Debug, Clone, Copy)]
+pub struct Asker {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Thread id in the daemon's pid namespace; 0 when it has none there.
+    pub thread: u32,
+}
+
 impl Mounted {
-    /// Answers a call on an open file by a process of this uid and gid; `reply` may be called later, in another thread.
+    /// Answers a call on an open file; `reply` may be called later, in another thread.
     pub fn call<R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         call: Call,
-        (uid, gid): (u32, u32),
+        Asker { uid, gid, thread }: Asker,
         reply: R,
     ) where
         R: FnOnce(Answer) + Send + 'static,
@@ -63,11 +76,17 @@ impl Mounted {
                 owner,
                 instance,
             } => {
-                let mut answer = Answer::default();
-                if instance == fast.control.instance() && fast.has_client(owner) {
-                    answer.pages = self.give_up_latches(handle, first, pages, owner);
+                if instance != fast.control.instance() {
+                    return reply(Answer::default());
                 }
-                reply(answer);
+                // Of another client, its copies would go on in a frame that the evictor gives to another page.
+                if !fast.is_writer(owner, thread) {
+                    return reply(Answer::refused(Refusal::Owner));
+                }
+                reply(Answer {
+                    pages: self.give_up_latches(handle, first, pages, owner),
+                    ..Answer::default()
+                });
             }
             Call::Copied {
                 slice,
@@ -75,9 +94,13 @@ impl Mounted {
                 owner,
                 instance,
             } => {
-                if instance == fast.control.instance()
-                    && let Some(slice) = fast.slices.get(usize::from(slice))
-                {
+                if instance != fast.control.instance() {
+                    return reply(Answer::default());
+                }
+                if !fast.is_writer(owner, thread) {
+                    return reply(Answer::refused(Refusal::Owner));
+                }
+                if let Some(slice) = fast.slices.get(usize::from(slice)) {
                     slice.copy_ended(owner, frame);
                 }
                 reply(Answer::default());
@@ -107,7 +130,7 @@ impl Mounted {
         let (object, size) = (file.object(), file.size());
         let beyond = size.div_ceil(PAGE_BYTES);
         let end = first.saturating_add(u64::from(pages));
-        let mut left = slice.give_up_latches(&object, first..end.min(beyond + 1), owner);
+        let mut left = slice.give_up_latches(&object, looked_at(first, pages, beyond), owner);
         // A write beyond the end clears what an interrupted one has left there.
         if end > beyond || first.saturating_add(1) >= beyond {
             let from = beyond.saturating_sub(1);
@@ -377,9 +400,30 @@ impl Mounted {
     }
 }
 
+/// Returns the pages that an interrupted write may hold of those that a call names: none behind the one that follows the end, and no
+/// more than a call can touch, since a thread that answers requests looks at each.
+fn looked_at(first: u64, pages: u32, beyond: u64) -> std::ops::Range<u64> {
+    let pages = u64::from(pages).min(CALL_PAGES_MAX);
+    first..first.saturating_add(pages).min(beyond + 1)
+}
+
 /// Whether no page of a range has bytes on a device.
 fn is_hole(object: &dyn Object, first: u64, count: u32) -> bool {
     let mut runs = Vec::new();
     object.resolve(first, count, &mut runs).is_ok()
         && runs.iter().all(|run| matches!(run.place, Place::Hole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_for_all_pages_of_a_large_file_looks_at_those_of_one_call() {
+        let beyond = 1 << 40;
+        assert_eq!(looked_at(7, u32::MAX, beyond), 7..7 + CALL_PAGES_MAX);
+        assert_eq!(looked_at(7, 2, beyond), 7..9);
+        assert_eq!(looked_at(7, u32::MAX, 9), 7..10);
+        assert!(looked_at(u64::MAX, u32::MAX, 9).is_empty());
+    }
 }

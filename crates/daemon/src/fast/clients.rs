@@ -225,9 +225,16 @@ impl Fast {
         true
     }
 
-    /// Whether an owner number is a client's.
-    pub(super) fn has_client(&self, owner: u16) -> bool {
-        self.clients.lock().by_owner.contains_key(&owner)
+    /// Whether an owner number is that of a client that may write, and a thread is one of that client's. Returns false where that
+    /// cannot be known: the thread has no id in the daemon's pid namespace.
+    pub(super) fn is_writer(&self, owner: u16, thread: u32) -> bool {
+        let pid = {
+            let clients = self.clients.lock();
+            let client = clients.by_owner.get(&owner);
+            client.filter(|c| c.writes).map_or(0, |c| c.peer.pid)
+        };
+        let task = || format!("/proc/{pid}/task/{thread}");
+        pid != 0 && thread != 0 && std::path::Path::new(&task()).exists()
     }
 
     /// Whether a process is on the fast path.

@@ -53,6 +53,14 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
     Mounted::open_volume(volume, &options).unwrap()
 }
 
+fn asker() -> crate::Asker {
+    crate::Asker {
+        uid: jericho_sys::process::effective_uid(),
+        gid: 0,
+        thread: 0,
+    }
+}
+
 impl Bed {
     pub fn new() -> Bed {
         let device = Arc::new(SimDevice::new("sim", 64 << 20));
@@ -71,7 +79,7 @@ impl Bed {
         let handle = mounted.open_file(attr.ino, false, true).unwrap();
         let call = |call| {
             let (tx, rx) = mpsc::channel();
-            let who = (jericho_sys::process::effective_uid(), 0);
+            let who = asker();
             mounted.call(&handle, call, who, move |answer: Answer| {
                 tx.send(answer).unwrap();
             });
@@ -196,7 +204,7 @@ fn the_size_is_the_last_truncation_s_whoever_looks_at_it_meanwhile() {
                 pages: 15,
                 soon: false,
             };
-            let who = (jericho_sys::process::effective_uid(), 0);
+            let who = asker();
             bed.mounted
                 .call(&bed.handle, call, who, move |answer: Answer| {
                     tx.send(answer.status).unwrap();
