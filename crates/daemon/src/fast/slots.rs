@@ -36,6 +36,8 @@ pub(crate) struct SlotFile {
     pub extend: Extend,
     /// The daemon's hold on the words of the range lock.
     pub range: RangeHolders,
+    /// Held while a handle that may write is released.
+    closing: Mutex<()>,
     free: Arc<Mutex<FreeSlots>>,
 }
 
@@ -151,6 +153,7 @@ impl Fast {
                 let slot = self.free.lock().take(self.slots.count())?;
                 let made = Arc::new(SlotFile {
                     slot,
+                    closing: Mutex::default(),
                     free: self.free.clone(),
                     file: file.clone(),
                     granted: AtomicU32::new(0),
@@ -193,17 +196,18 @@ impl Fast {
         let mut last_writer = false;
         if grants.write {
             mounted.settle(slot_file.file.ino());
-            {
-                let _files = self.files.write();
-                last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
-                if last_writer {
-                    self.written.fetch_sub(1, Ordering::AcqRel);
-                }
-            }
-            // Nobody else writes it: a write that is under way will not be finished. While the file still has its slot, since
+            // One after another: of two that close at once, one has to see that it is the last.
+            let _closing = slot_file.closing.lock();
+            // Nobody else writes it: a write that is under way will not be finished. While the file still counts as written, since
             // a thread that makes the file longer looks there.
-            if last_writer && self.slot(&slot_file).is_extended_by_client(OWNER_DAEMON) {
+            let last = slot_file.writers.load(Ordering::Acquire) == 1;
+            if last && self.slot(&slot_file).is_extended_by_client(OWNER_DAEMON) {
                 mounted.clear_behind_end(&slot_file.file);
+            }
+            let _files = self.files.write();
+            last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
+            if last_writer {
+                self.written.fetch_sub(1, Ordering::AcqRel);
             }
         }
         let mut files = self.files.write();
