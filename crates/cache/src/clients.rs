@@ -342,7 +342,7 @@ impl Slice {
     }
 
     /// Clears flags in the states of an object's pages and waits until none is latched or being filled. The change, also one of
-    /// no flags, orders the caller before whoever latches the page next.
+    /// no flags, orders the caller before the next thread that latches the page.
     fn drain(&self, object: u64, found: Vec<(u64, u32)>, clear: Flags) -> bool {
         let shared = &self.shared;
         let mut busy: Vec<u32> = found.into_iter().map(|(_, index)| index).collect();

@@ -169,7 +169,7 @@ pub struct MountArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Returns when all data is on the device and the volume is marked clean; with a message and status 1
-otherwise. A mount that is in use is left alone, and who uses it is named.
+otherwise. A mount that is in use is left alone, and the message names its users.
 
 Everything is written back before the volume is unmounted. If that fails, as on a full device, it stays mounted. umount(2)
 and fusermount3 cannot be refused: after them the daemon lives on, tries again every second, names the files in its log

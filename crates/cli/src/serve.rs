@@ -167,7 +167,7 @@ fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who is named by --fast-path.
+/// The users and groups that --fast-path names.
 pub fn trusted(options: &MountOptions) -> Result<Trusted, Failure> {
     Trusted::from_names(&options.fast_path).map_err(|e| Failure::new(format!("--fast-path: {e}")))
 }

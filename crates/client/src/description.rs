@@ -370,7 +370,7 @@ pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool) -> bool {
         unopened(fd);
         return false;
     }
-    // Another word than before in any case: whoever has asked for the offset finds out.
+    // Another word than before in any case: a thread that has asked for the offset finds out.
     let new = with_units(seen, more) + (u64::from(moves) << IN_USE_SHIFT);
     let counted = word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed);
     counted.is_ok()

@@ -81,7 +81,7 @@ fn begin_anew(fd: i32, written: usize, moves: bool) -> First {
             match files::identify(fd) {
                 Ok(file) if !devices::is_ours(file.device) => description::set_kernel(fd, word),
                 Ok(file) if file.is_regular => description::note_ours(fd, word),
-                // Whoever goes inline finds out why not.
+                // The call that goes inline finds out why not.
                 _ => return First::Inline,
             }
             continue;

@@ -35,7 +35,7 @@ struct Kept {
 /// Runs the keeper of the daemon at the other end of standard input, until that has ended. Errors: standard input is no such
 /// socket; the kernel refuses what a keeper needs.
 pub fn run() -> io::Result<()> {
-    // Whoever stops the daemon and all around it must not stop the keeper before the daemon has ended.
+    // A signal to the daemon and all processes around it must not stop the keeper before the daemon has ended.
     let _blocked = Signals::block(&[Signal::Terminate, Signal::Interrupt, Signal::HangUp])?;
     limits::raise_open_files();
     // The directory that it was started in could not be unmounted otherwise.

@@ -49,7 +49,7 @@ pub struct OpenOptions {
     pub topology: Topology,
     /// When threads are moved to the data, where no directory says otherwise.
     pub threads: ThreadPolicy,
-    /// Who is trusted with the whole cache, beside the volume's owner and this process's user.
+    /// Users that are trusted with the whole cache, beside the volume's owner and this process's user.
     pub fast_path: Trusted,
     /// Starts the process that ends inline access when this process has ended. `None`: programs go on reading what is cached.
     pub keeper: Option<KeeperCommand>,

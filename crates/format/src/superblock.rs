@@ -89,7 +89,7 @@ pub struct SuperblockHead {
     pub store_bytes: U64,
     /// When it was made, seconds since the epoch.
     pub created_s: U64,
-    /// Who has it mounted while `FLAG_DIRTY` is set.
+    /// The host and process that have it mounted while `FLAG_DIRTY` is set.
     pub owner: OwnerRecord,
     /// Zero.
     pub reserved: [u8; 3888],

@@ -69,7 +69,7 @@ fn after_a_panic_in_the_middle_of_an_operation_nothing_becomes_durable_until_the
     fs.mkdir(ROOT, b"lost", 0o755, CALLER).unwrap();
     let make = || fs.mkdir(ROOT, b"cursed", 0o755, CALLER);
     catch_unwind(AssertUnwindSafe(make)).unwrap_err();
-    // Whoever wants to change more, or to have it durable, is told. What is there can be read.
+    // Each later change and each sync fails. What is there can be read.
     for error in [
         fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap_err(),
         fs.rename(ROOT, b"before", ROOT, b"later", 0).unwrap_err(),

@@ -302,7 +302,7 @@ impl Area {
             if block.head.marked.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // Before the marks are taken: a later one sets its bit anew.
+            // Before the marks are taken: a later mark sets its bit again.
             let marked = block.head.marked.swap(0, Ordering::Relaxed);
             let bits = (0..64).filter(|bit| marked >> bit & 1 != 0);
             for word in bits.flat_map(|bit| &block.marks.0[bit * MARKS_PER_BIT..][..MARKS_PER_BIT])

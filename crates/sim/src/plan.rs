@@ -69,7 +69,7 @@ pub struct FaultPlan {
     /// all later ones fail with EIO. A write that it interrupts may be lost or torn.
     pub power_cut_at: Option<u64>,
     /// The operation of this kind (`None`: of any) and number panics in the thread that asked, having done nothing: a
-    /// defect of whoever that thread works for.
+    /// defect of the caller that the thread works for.
     pub panic_at: Option<(Option<Operation>, u64)>,
     /// Blocks that may hold data at a time, like a sparse file on a full filesystem: a write that
     /// needs more is ENOSPC at the block that does not fit; those before it are written.

@@ -432,7 +432,7 @@ impl Mapping {
     }
 }
 
-/// Gives the whole memory of a segment back to the system, whoever has it mapped: it reads as zeros afterwards, in every process.
+/// Gives the whole memory of a segment back to the system: it reads as zeros afterwards, in every process that has it mapped.
 /// What the kernel transfers to or from the pages at that moment goes on with them. Policy and length stay.
 pub fn punch_all(segment: BorrowedFd<'_>) -> io::Result<()> {
     let bytes = u64::try_from(rustix::fs::fstat(segment)?.st_size).unwrap_or(0);

@@ -340,7 +340,7 @@ fn a_keeper_that_dies_is_replaced_and_the_new_one_knows_all_programs() {
     volume.check();
 }
 
-/// A daemon that answers nobody until it is killed, which happens in any case: whoever looks at its mount would wait, too.
+/// A daemon that answers nobody until it is killed, which happens in any case: a process that looks at its mount would wait, too.
 struct Stopped(u64);
 
 impl Stopped {

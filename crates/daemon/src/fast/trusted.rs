@@ -1,4 +1,4 @@
-//! Who may use a volume's cache directly: whose processes get its segments.
+//! The users whose processes get a volume's segments, and so use its cache directly.
 
 use jericho_sys::accounts;
 

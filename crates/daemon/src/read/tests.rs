@@ -1,4 +1,4 @@
-//! A program that is stopped in the middle of a write holds up nobody but who wants that page.
+//! A program that is stopped in the middle of a write holds up only threads that want that page.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};

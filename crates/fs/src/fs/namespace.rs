@@ -35,7 +35,7 @@ impl Fs {
         if name == b"." {
             let inode = core.inode(dir)?;
             {
-                // Under its lock: whoever removes it after us sees the reference.
+                // Under its lock: a thread that removes it after us sees the reference.
                 let meta = inode.meta.read();
                 if meta.dead {
                     return Err(ESTALE);

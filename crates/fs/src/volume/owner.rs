@@ -1,4 +1,4 @@
-//! The owner record: who has a volume mounted for writing, for machines that see no lock of one another. The cases
+//! The owner record: the host and process that have a volume mounted for writing, for machines that see no lock of one another. The cases
 //! are in `docs/formats/volume.md`, "One user at a time".
 
 use std::path::Path;
