@@ -19,7 +19,9 @@ import os, sys, time
 first, at, count = map(int, sys.argv[1:4])
 file = os.open('f', os.O_RDWR)
 end, n = time.monotonic() + float(sys.argv[4]), 0
-while time.monotonic() < end or n < 50:
+# Inline writers go on until the others have ended: without one nothing is promised.
+inline = sys.argv[5] == 'inline'
+while n < 50 or (not os.path.exists('stop') if inline else time.monotonic() < end):
     os.pwrite(file, bytes([first + n % 100]) * count, at)
     seen = os.pread(file, count, at)
     if seen.count(seen[:1]) != count:
@@ -40,10 +42,18 @@ fn run(inline: usize, by_mount: usize) {
             command
                 .args(["-c", PROGRAM, &(1 + n * 100).to_string()])
                 .args([AT.to_string(), BYTES.to_string(), SECONDS.to_string()])
+                .arg(if n < inline { "inline" } else { "by the mount" })
                 .current_dir(volume.mnt())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
-            command.spawn().expect("python3")
+            let program = command.spawn().expect("python3");
+            // What is promised begins with the first inline writer, whose first writes are made in the ordinary way.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while n < inline && volume.stat()["writes_granted"] == 0 {
+                assert!(Instant::now() < deadline, "nobody writes inline");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            program
         })
         .collect();
     // Reads without the library meanwhile.
@@ -58,7 +68,10 @@ fn run(inline: usize, by_mount: usize) {
         );
         reads += 1;
     }
-    for program in programs {
+    for (n, program) in programs.into_iter().enumerate().rev() {
+        if n < inline {
+            std::fs::write(volume.at("stop"), "").expect("write");
+        }
         let output = program.wait_with_output().expect("it ends");
         assert!(
             output.status.success(),
