@@ -33,6 +33,11 @@ impl Handle {
         })
     }
 
+    /// Whether its program was granted inline writes.
+    pub fn may_write_inline(&self) -> bool {
+        self.grants.lock().write
+    }
+
     /// Sets how durable writes are that do not say so themselves.
     pub fn set_sync(&self, sync: WriteSync) {
         self.sync.store(sync as u8, Ordering::Relaxed);

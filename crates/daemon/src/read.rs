@@ -58,24 +58,63 @@ impl Mounted {
         offset: u64,
         len: u32,
         fills_page_cache: bool,
-        mut buffer: B,
+        buffer: B,
         reply: R,
     ) where
         B: ReadBuffer,
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
-        let file = &handle.file;
         if fills_page_cache {
             self.begin_fill(handle, offset, len);
         }
+        let left = self.read_or_leave(handle, offset, len, true, buffer, reply);
+        debug_assert!(left.is_none(), "a thread that may wait reads");
+    }
+
+    /// As `read`, for threads that must always come back. Gives the buffer and `reply` back when it would have to wait for a program
+    /// that writes the file inline; `read` in another thread is for those.
+    #[must_use]
+    pub fn try_read<B, R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        len: u32,
+        fills_page_cache: bool,
+        buffer: B,
+        reply: R,
+    ) -> Option<(B, R)>
+    where
+        B: ReadBuffer,
+        R: FnOnce(Result<usize>, B) + Send + 'static,
+    {
+        if fills_page_cache && self.is_written_inline(handle) {
+            return Some((buffer, reply));
+        }
+        self.read_or_leave(handle, offset, len, false, buffer, reply)
+    }
+
+    fn read_or_leave<B, R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        len: u32,
+        may_wait: bool,
+        mut buffer: B,
+        reply: R,
+    ) -> Option<(B, R)>
+    where
+        B: ReadBuffer,
+        R: FnOnce(Result<usize>, B) + Send + 'static,
+    {
+        let file = &handle.file;
         self.settle(file.ino());
         let size = file.size();
         let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
         if len == 0 {
-            return reply(Ok(0), buffer);
+            reply(Ok(0), buffer);
+            return None;
         }
         let home = file.slice();
-        self.accessed(home, offset, len);
         let (slice, out) = (self.slice(home), buffer.first(len));
         let ino = file.ino();
         let mut read = || jericho_client::read(slice.memory(), ino, offset, out, slice.epoch());
@@ -86,14 +125,19 @@ impl Mounted {
             Some(written) => {
                 let segments = Segments::of(offset, len as u64);
                 let slot = self.fast.slot(&written);
-                let (done, turns) = written.range.read_whole(slot, segments, read);
-                (done, turns.map(|turns| (written, turns)))
+                match written.range.try_read_whole(slot, segments, &mut read) {
+                    Some((done, turns)) => (done, Some((written, turns))),
+                    None if may_wait => (written.range.read_alone(slot, segments, read), None),
+                    None => return Some((buffer, reply)),
+                }
             }
         };
+        self.accessed(home, offset, len);
         count(slice, offset, done, len);
         if done == len {
             self.read_ahead(handle, offset, len, size);
-            return reply(Ok(finish(self, handle, offset, len)), buffer);
+            reply(Ok(finish(self, handle, offset, len)), buffer);
+            return None;
         }
         // The reader's own pages are asked for first; what it will want next follows in their wake.
         Waiting {
@@ -109,6 +153,7 @@ impl Mounted {
         }
         .go();
         self.read_ahead(handle, offset, len, size);
+        None
     }
 
     fn read_ahead(&self, handle: &Handle, offset: u64, len: usize, size: u64) {

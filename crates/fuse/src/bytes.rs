@@ -73,14 +73,22 @@ fn mode(args: &Transfer) -> WriteMode {
     }
 }
 
+/// Bytes that a read may give.
+fn room_for(args: &Transfer, room: &mut Room) -> usize {
+    room.at_most(args.size.min(REQUEST_BYTES_MAX) as usize)
+}
+
+fn answer_read(read: Result<usize, Error>, room: Room) {
+    match read {
+        Ok(len) => room.filled(len),
+        Err(e) => room.error(errno("read", &e)),
+    }
+}
+
 impl Jericho {
     #[inline]
     pub(crate) fn read(&self, req: &InHeader, args: &Transfer, reply: Reply) {
-        let answer = |read, room: Room| match read {
-            Ok(len) => room.filled(len),
-            Err(e) => room.error(e),
-        };
-        self.read_bytes(req.pid, args, reply.room(), answer);
+        self.read_into(req.pid, args, reply.room());
     }
 
     pub(crate) fn write(&self, req: &InHeader, args: &Transfer, data: &[u8], reply: Reply) {
@@ -91,34 +99,36 @@ impl Jericho {
         self.write_bytes(req.pid, args, data, answer);
     }
 
-    /// Reads from an open file; see `Mounted::read`.
+    /// Reads from an open file; see `Mounted::read`. `pid`: the thread that reads.
     #[inline]
-    fn read_bytes(
-        &self,
-        pid: u32,
-        args: &Transfer,
-        mut room: Room,
-        reply: impl FnOnce(Outcome<usize>, Room) + Send + 'static,
-    ) {
+    pub(crate) fn read_into(&self, pid: u32, args: &Transfer, mut room: Room) {
         let open = self.handles.get(args.fh);
         let Some(handle) = open.as_ref() else {
-            return reply(Err(libc::EBADF), room);
+            return room.error(libc::EBADF);
         };
-        let size = room.at_most(args.size.min(REQUEST_BYTES_MAX) as usize);
-        let answer = move |read: Result<usize, Error>, room| {
-            reply(read.map_err(|e| errno("read", &e)), room);
-        };
-        let fills = args.fills_page_cache();
+        let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
         self.mounted.requested(handle, pid, size);
         self.mounted
-            .read(handle, args.offset, size as u32, fills, room, answer);
+            .read(handle, args.offset, size as u32, fills, room, answer_read);
     }
 
-    /// Whether a read has to wait for programs that write the file inline.
-    pub(crate) fn waits_for_writers(&self, args: &Transfer) -> bool {
+    /// `read_into`, without waiting for programs that write the file inline: gives the place for the bytes back when that is
+    /// necessary.
+    #[inline]
+    #[must_use]
+    pub(crate) fn try_read(&self, pid: u32, args: &Transfer, mut room: Room) -> Option<Room> {
         let open = self.handles.get(args.fh);
-        let written = |handle| self.mounted.is_written_inline(handle);
-        args.fills_page_cache() && open.as_ref().is_some_and(|handle| written(handle))
+        let Some(handle) = open.as_ref() else {
+            room.error(libc::EBADF);
+            return None;
+        };
+        let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
+        let left =
+            (self.mounted).try_read(handle, args.offset, size as u32, fills, room, answer_read);
+        if left.is_none() {
+            self.mounted.requested(handle, pid, size);
+        }
+        left.map(|(room, _)| room)
     }
 
     /// Writes to an open file; see `Mounted::write`. `pid`: the thread that writes.

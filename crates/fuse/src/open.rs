@@ -109,6 +109,13 @@ impl Jericho {
         })
     }
 
+    /// Whether the release of an open file ends the right to write it inline.
+    pub(crate) fn may_write_inline(&self, fh: u64) -> bool {
+        let open = self.handles.get(fh);
+        open.as_ref()
+            .is_some_and(|handle| handle.may_write_inline())
+    }
+
     pub(crate) fn release(&self, fh: u64, reply: Reply) {
         match self.handles.remove(fh) {
             Some(handle) => {

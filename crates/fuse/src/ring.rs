@@ -19,12 +19,11 @@ use jericho_sys::affinity;
 use jericho_sys::fuse_ring::{FuseRing, Received};
 use jericho_sys::service as threads;
 use jericho_topology::Topology;
-use zerocopy::FromBytes;
 
 use crate::filesystem::{Jericho, REQUEST_BYTES_MAX, report_panic};
 use crate::helpers::Helpers;
 use crate::protocol::answer::SizeOut;
-use crate::protocol::request::{Operation, Transfer, parse};
+use crate::protocol::request::{Operation, parse};
 use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
 use crate::workers::Placement;
@@ -176,11 +175,9 @@ impl Service {
     #[inline]
     fn request(&self, header: &InHeader, received: Received, may_wait: impl Fn() -> bool) {
         match header.opcode {
-            op::READ if !self.waits_for_writers(&received) => {
-                serve(&self.filesystem, header, received);
-            }
+            op::READ => self.read(header, received),
             op::WRITE => self.write(header, received),
-            _ if comes_back(header.opcode) && may_wait() => {
+            _ if self.comes_back(header.opcode, &received) && may_wait() => {
                 serve(&self.filesystem, header, received);
             }
             _ => {
@@ -191,9 +188,21 @@ impl Service {
         }
     }
 
-    fn waits_for_writers(&self, read: &Received) -> bool {
-        let args = Transfer::read_from_prefix(&read.arguments[..read.arguments_len]);
-        args.is_ok_and(|(args, _)| self.filesystem.waits_for_writers(&args))
+    /// Reads, or has a helper read, which may wait for programs that write the file inline.
+    #[inline]
+    fn read(&self, header: &InHeader, received: Received) {
+        let arguments = &received.arguments[..received.arguments_len];
+        let reply = Reply::Ring(received.reply);
+        let args = match parse(header, arguments, &[], &self.filesystem.agreed) {
+            Ok(Operation::Read(args)) => args,
+            other => return self.filesystem.serve(header, other, Some(reply)),
+        };
+        let pid = header.pid;
+        if let Some(room) = self.filesystem.try_read(pid, &args, reply.room()) {
+            let filesystem = self.filesystem.clone();
+            self.helpers
+                .run(Box::new(move || filesystem.read_into(pid, &args, room)));
+        }
     }
 
     /// Writes as much as can be written without waiting; a helper writes the rest.
@@ -227,6 +236,22 @@ impl Service {
             });
         }));
     }
+
+    /// Whether a request is one of those that programs make for each file that they use. They may have to read from the device,
+    /// as far as names and attributes are not cached, but wait for nobody who waits for a request.
+    fn comes_back(&self, opcode: u32, received: &Received) -> bool {
+        match opcode {
+            op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE | op::OPEN => true,
+            op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
+            // The file's last inline writer may have stopped in the middle of a write that makes it longer.
+            op::RELEASE => {
+                let [a, b, c, d, e, f, g, h, ..] = received.arguments;
+                let handle = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+                !self.filesystem.may_write_inline(handle)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Serves a request in the calling thread.
@@ -235,24 +260,6 @@ fn serve(filesystem: &Jericho, header: &InHeader, received: Received) {
     let rest = received.payload.as_ref().map_or(&[][..], AsRef::as_ref);
     let operation = parse(header, arguments, rest, &filesystem.agreed);
     filesystem.serve(header, operation, Some(Reply::Ring(received.reply)));
-}
-
-/// Whether a request is one of those that programs make for each file that they use. They may have to read from the device,
-/// as far as names and attributes are not cached, but wait for nobody who waits for a request.
-fn comes_back(opcode: u32) -> bool {
-    matches!(
-        opcode,
-        op::LOOKUP
-            | op::GETATTR
-            | op::STATX
-            | op::CREATE
-            | op::TMPFILE
-            | op::OPEN
-            | op::RELEASE
-            | op::OPENDIR
-            | op::RELEASEDIR
-            | op::FLUSH
-    )
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ mod same;
 mod sizes;
 mod small_files;
 mod sqlite;
+mod stopped;
 mod syncs;
 mod threads;
 mod trees;

@@ -121,7 +121,7 @@ impl Fast {
 
 impl Mounted {
     /// Whether a read of the file that fills the page cache has to wait for clients.
-    pub fn is_written_inline(&self, handle: &Handle) -> bool {
+    pub(crate) fn is_written_inline(&self, handle: &Handle) -> bool {
         self.fast.written_file(handle.file.ino()).is_some()
     }
 

@@ -48,14 +48,14 @@ impl RangeHolders {
         slot.unlock_range(held);
     }
 
-    /// Calls `read`, again if need be, so that what it read last is of no half write over several pages. The turns, where there are
-    /// some, tell whether that still holds for what is read later.
-    pub fn read_whole<T>(
+    /// Calls `read` until what it read last is of no half write over several pages; the turns tell whether that still holds for what
+    /// is read later. `None` when writers came between each time, or keep the words: waits for nobody.
+    pub fn try_read_whole<T>(
         &self,
         slot: &Slot,
         segments: Segments,
         mut read: impl FnMut() -> T,
-    ) -> (T, Option<Turns>) {
+    ) -> Option<(T, Turns)> {
         for _ in 0..READ_TRIES {
             let Some(turns) = slot.turns(segments) else {
                 std::thread::yield_now();
@@ -63,9 +63,14 @@ impl RangeHolders {
             };
             let result = read();
             if slot.is_turn(&turns) {
-                return (result, Some(turns));
+                return Some((result, turns));
             }
         }
+        None
+    }
+
+    /// Calls `read` with writers over several pages kept out. May wait for a second for a writer that has stopped.
+    pub fn read_alone<T>(&self, slot: &Slot, segments: Segments, read: impl FnOnce() -> T) -> T {
         // A write of the daemon that keeps a word for long waits for a device, and maybe for this thread.
         let kept = |word| match self.has(word) {
             true => Kept::GiveUp,
@@ -76,7 +81,7 @@ impl RangeHolders {
         if let Some(held) = held {
             slot.unlock_range(&held);
         }
-        (result, None)
+        result
     }
 }
 
@@ -135,7 +140,11 @@ mod tests {
                         second.load(Ordering::Acquire),
                     )
                 };
-                let ((a, b), _) = holders.read_whole(slot, segments, read);
+                let seen = holders.try_read_whole(slot, segments, read);
+                let (a, b) = seen.map_or_else(
+                    || holders.read_alone(slot, segments, read),
+                    |(seen, _)| seen,
+                );
                 assert_eq!(a, b, "half of a write");
             }
             stop.store(1, Ordering::Relaxed);

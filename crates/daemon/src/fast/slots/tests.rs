@@ -5,7 +5,7 @@ use std::time::Duration;
 use jericho_cache::Intent;
 use jericho_fs::types::{Caller, Kind, ROOT, SetAttr};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
-use jericho_shm::{Answer, Call};
+use jericho_shm::{Answer, Call, Segments};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
 use jericho_topology::Topology;
@@ -336,4 +336,40 @@ fn a_file_that_clients_made_longer_is_whole_when_it_has_replaced_another() {
     assert!(found[..len] == vec![7; 50_000]);
     after.close_file(&handle);
     after.close().unwrap();
+}
+
+#[test]
+fn a_read_in_a_thread_that_may_not_wait_is_left_to_another_while_a_writer_keeps_its_words() {
+    let bed = Bed::new();
+    bed.extend(50_000);
+    let slot = bed.mounted.fast.slot(&bed.file);
+    let held = slot.lock_range(Segments::of(0, 50_000), 7).unwrap();
+    let (tx, rx) = mpsc::channel();
+    let reply = {
+        let tx = tx.clone();
+        move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read.unwrap()).unwrap()
+    };
+    let left = (bed.mounted).try_read(&bed.handle, 0, 40_000, false, vec![], reply);
+    let (buffer, reply) = left.expect("the words are held");
+    assert!(rx.try_recv().is_err());
+    assert!(slot.holds(&held, 0), "nothing is taken away by it");
+    // A page's latch is enough for a read within the page.
+    let within = {
+        let tx = tx.clone();
+        move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read.unwrap()).unwrap()
+    };
+    assert!(
+        (bed.mounted)
+            .try_read(&bed.handle, 0, 4_000, false, vec![], within)
+            .is_none()
+    );
+    let limit = Duration::from_secs(60);
+    assert_eq!(rx.recv_timeout(limit).unwrap(), 4_000);
+    // So are bytes for the kernel's page cache.
+    let cached = |_: jericho_fs::Result<usize>, _: Vec<u8>| ();
+    let left = (bed.mounted).try_read(&bed.handle, 0, 4_000, true, vec![], cached);
+    assert!(left.is_some());
+    slot.unlock_range(&held);
+    (bed.mounted).read(&bed.handle, 0, 40_000, false, buffer, reply);
+    assert_eq!(rx.recv_timeout(limit).unwrap(), 40_000);
 }
