@@ -10,12 +10,12 @@
 
 mod admission;
 mod calls;
+mod changing;
 mod clients;
 mod extend;
 mod keeping;
 mod kernel_pages;
 mod range;
-mod resizing;
 mod slots;
 mod tokens;
 mod trusted;
@@ -75,7 +75,7 @@ pub(crate) struct Fast {
     slices: Vec<Arc<Slice>>,
     files: RwLock<HashMap<Ino, Arc<SlotFile>>>,
     free: Arc<Mutex<slots::FreeSlots>>,
-    resizing: resizing::Resizing,
+    changing: changing::Changing,
     /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
     in_use: AtomicUsize,
     written: AtomicUsize,
@@ -128,7 +128,7 @@ impl Fast {
             slices: slices.to_vec(),
             files: RwLock::new(HashMap::new()),
             free: Arc::default(),
-            resizing: resizing::Resizing::default(),
+            changing: changing::Changing::default(),
             in_use: 0.into(),
             written: 0.into(),
             writes_withheld: 0.into(),

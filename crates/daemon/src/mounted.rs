@@ -140,15 +140,16 @@ impl Mounted {
     /// Changes attributes; see `Fs::setattr`.
     pub fn setattr(&self, ino: Ino, set: SetAttr, who: Caller) -> Result<Attr> {
         self.settle(ino);
-        if set.perm.is_some_and(|perm| perm & 0o6000 != 0) {
-            self.end_inline_writes(ino);
-        }
+        let gives_privileges = set.perm.is_some_and(|perm| perm & 0o6000 != 0);
         let size = set.size;
-        let change = || self.fs.setattr(ino, set, who);
-        if size.is_some() {
-            self.resize(ino, size, change)
-        } else {
-            change()
+        let set = || self.fs.setattr(ino, set, who);
+        let change = || match size {
+            Some(_) => self.resize(ino, size, set),
+            None => set(),
+        };
+        match gives_privileges {
+            true => self.give_privileges(ino, change),
+            false => change(),
         }
     }
 

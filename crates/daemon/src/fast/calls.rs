@@ -7,7 +7,7 @@ use jericho_cache::{Intent, OWNER_DAEMON, Object, PAGES_PER_GET_MAX, Place};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::fs::CAPABILITY;
 use jericho_fs::types::Ino;
-use jericho_shm::{Answer, Call, Refusal, Segments, SlotInfo};
+use jericho_shm::{Answer, Call, Refusal, Segments};
 
 use super::SlotFile;
 
@@ -170,21 +170,23 @@ impl Mounted {
     {
         let fast = &self.fast;
         let file = &handle.file;
-        if write {
-            if !handle.writable || self.read_only() {
-                return reply(Answer::refused(Refusal::ReadOnly));
-            }
-            // Each write has to take them off, which only the kernel path does.
-            if !matches!(self.fs().has_privileges(file.ino()), Ok(false)) {
-                return reply(Answer::refused(Refusal::SetId));
-            }
+        if write && (!handle.writable || self.read_only()) {
+            return reply(Answer::refused(Refusal::ReadOnly));
         }
-        let granted = {
-            let mut grants = handle.grants.lock();
-            fast.grant(file, &mut grants, write)
+        let granted = loop {
+            // Each write has to take them off, which only the kernel path does.
+            if write && !matches!(self.fs().has_privileges(file.ino()), Ok(false)) {
+                break Err(Refusal::SetId);
+            }
+            let granted = fast.grant(file, &mut handle.grants.lock(), write);
+            // The mode has changed since it was asked for.
+            if !matches!(granted, Err(Refusal::SetId)) {
+                break granted;
+            }
         };
-        let Some((slot_file, first_writer)) = granted else {
-            return reply(Answer::refused(Refusal::Slots));
+        let (slot_file, first_writer) = match granted {
+            Ok(granted) => granted,
+            Err(refusal) => return reply(Answer::refused(refusal)),
         };
         if slot_file.mapped.load(Ordering::Acquire) > 0 {
             return reply(Answer::refused(Refusal::Mapped));
@@ -332,24 +334,22 @@ impl Mounted {
         let granted = {
             let mut grants = handle.grants.lock();
             let granted = fast.grant(&handle.file, &mut grants, false);
-            if let Some((slot_file, _)) = &granted
+            if let Ok((slot_file, _)) = &granted
                 && !grants.mapped
             {
                 grants.mapped = true;
-                slot_file.mapped.fetch_add(1, Ordering::AcqRel);
+                fast.end_inline(slot_file);
             }
             granted
         };
         // Without a free slot nobody accesses it inline either, or it would have one.
-        let Some((slot_file, _)) = granted else {
+        let Ok((slot_file, _)) = granted else {
             return reply(Answer::default());
         };
-        fast.info(&slot_file).set_flags(SlotInfo::KERNEL, 0);
         let (kernel, mounted) = (fast.kernel.get().cloned(), Arc::downgrade(self));
         fast.later(move || {
             if let Some(mounted) = mounted.upgrade() {
                 let file = &slot_file.file;
-                file.set_inline_writes(false);
                 if !mounted.slice(file.slice()).withdraw(file.ino()) {
                     tracing::warn!(ino = file.ino(), "an inline writer does not finish");
                 }
@@ -364,21 +364,24 @@ impl Mounted {
 }
 
 impl Mounted {
-    /// Sends the writes of a file by the kernel from now on, until nobody has it open inline: it is about to get set-id bits or
-    /// capabilities, which each write has to take off.
-    pub(crate) fn end_inline_writes(&self, ino: Ino) {
-        let Some(slot_file) = self.fast.slot_file(ino) else {
-            return;
-        };
-        // Grants are refused as those of a file that is mapped.
-        slot_file.mapped.fetch_add(1, Ordering::AcqRel);
-        self.fast.info(&slot_file).set_flags(SlotInfo::KERNEL, 0);
-        let file = &slot_file.file;
-        file.set_inline_writes(false);
-        if !self.slice(file.slice()).withdraw(ino) {
-            tracing::warn!(ino, "an inline writer does not finish");
+    /// Makes a change that gives a file set-id bits or capabilities. Each write has to take them off, so programs write the file
+    /// through the kernel from now on, until no program has it open inline.
+    pub(crate) fn give_privileges<T>(&self, ino: Ino, change: impl FnOnce() -> T) -> T {
+        let (_changing, slot_file) = self.fast.begin_change(ino);
+        if let Some(slot_file) = slot_file {
+            self.end_inline_writes(&slot_file);
         }
-        self.settle(ino);
+        change()
+    }
+
+    fn end_inline_writes(&self, slot_file: &SlotFile) {
+        // The daemon refuses grants as those of a file that is mapped.
+        self.fast.end_inline(slot_file);
+        let file = &slot_file.file;
+        if !self.slice(file.slice()).withdraw(file.ino()) {
+            tracing::warn!(ino = file.ino(), "an inline writer does not finish");
+        }
+        self.settle(file.ino());
     }
 
     /// Sets an extended attribute; see `Fs::setxattr`, and with `outsider` `Fs::setxattr_of_outsider`.
@@ -390,12 +393,13 @@ impl Mounted {
         flags: u32,
         outsider: bool,
     ) -> jericho_fs::Result<()> {
-        if name == CAPABILITY {
-            self.end_inline_writes(ino);
-        }
-        match outsider {
+        let change = || match outsider {
             true => self.fs().setxattr_of_outsider(ino, name, value, flags),
             false => self.fs().setxattr(ino, name, value, flags),
+        };
+        match name == CAPABILITY {
+            true => self.give_privileges(ino, change),
+            false => change(),
         }
     }
 }

@@ -8,10 +8,11 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::fs::File;
 use jericho_fs::types::{Ino, SliceId};
-use jericho_shm::{SizeWord, Slot, SlotInfo};
+use jericho_shm::{Refusal, SizeWord, Slot, SlotInfo};
 use parking_lot::Mutex;
 
 use super::Fast;
+use super::changing::Change;
 use super::extend::Extend;
 use super::kernel_pages::KernelPages;
 use super::range::RangeHolders;
@@ -26,10 +27,12 @@ const SETTLE_TRIES: u32 = 8;
 pub(crate) struct SlotFile {
     pub slot: u32,
     pub file: Arc<File>,
-    /// Handles that were granted access, of these such with write access, and such that are mapped.
+    /// Handles that were granted access, and of these such with write access.
     /// Changed with `Fast::files` locked for writing.
     pub granted: AtomicU32,
     pub writers: AtomicU32,
+    /// Reasons why nobody accesses the file inline: handles that are mapped, and changes that gave it set-id bits or
+    /// capabilities, which count until the slot is given back. Changed likewise.
     pub mapped: AtomicU32,
     pub kernel_pages: KernelPages,
     /// The daemon's hold on the slot's extend lock.
@@ -119,6 +122,12 @@ impl Fast {
         files.values().filter(|f| f.is_written()).cloned().collect()
     }
 
+    /// Returns the file's slot, if it has one. A file without a slot gets none before the change is dropped.
+    pub(super) fn begin_change(&self, ino: Ino) -> (Change<'_>, Option<Arc<SlotFile>>) {
+        let files = self.files.read();
+        (self.changing.begin(ino), files.get(&ino).cloned())
+    }
+
     pub fn slot(&self, file: &SlotFile) -> &Slot {
         self.slots
             .slot(file.slot)
@@ -131,26 +140,31 @@ impl Fast {
             .expect("slots are given out within the segment")
     }
 
-    /// Gives a handle access to its file. `None`: no slot is free. The second part: it is the file's first
-    /// writer.
+    /// Gives a handle access to its file. Returns with the slot whether the handle is the file's first writer. Errors: `Slots`
+    /// when no slot is free; `SetId` when the handle wants to write, and the file may have set-id bits or capabilities.
     pub fn grant(
         &self,
         file: &Arc<File>,
         grants: &mut Grants,
         write: bool,
-    ) -> Option<(Arc<SlotFile>, bool)> {
+    ) -> Result<(Arc<SlotFile>, bool), Refusal> {
         let mut files = loop {
             let files = self.files.write();
-            if files.contains_key(&file.ino()) || !self.resizing.contains(file.ino()) {
+            if files.contains_key(&file.ino()) || !self.changing.contains(file.ino()) {
                 break files;
             }
             drop(files);
-            self.resizing.wait(file.ino());
+            self.changing.wait(file.ino());
         };
+        // Here, and not before the lock is taken: a chmod that looks for a slot later finds this one.
+        if write && !file.has_no_privileges() {
+            return Err(Refusal::SetId);
+        }
         let slot_file = match files.get(&file.ino()) {
             Some(found) => found.clone(),
             None => {
-                let slot = self.free.lock().take(self.slots.count())?;
+                let slot = self.free.lock().take(self.slots.count());
+                let slot = slot.ok_or(Refusal::Slots)?;
                 let made = Arc::new(SlotFile {
                     slot,
                     closing: Mutex::default(),
@@ -168,6 +182,8 @@ impl Fast {
                 self.slot(&made).take_modified();
                 self.info(&made).set_policy(file.threads().policy());
                 self.info(&made).set(file.ino(), file.slice(), 0);
+                // The last slot may have ended them.
+                file.set_inline_writes(true);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
                 made
@@ -186,7 +202,17 @@ impl Fast {
                 self.written.fetch_add(1, Ordering::AcqRel);
             }
         }
-        Some((slot_file, first))
+        Ok((slot_file, first))
+    }
+
+    /// Counts one more reason why the file is not accessed inline. Clients that have latched a page may finish; see
+    /// `Slice::withdraw`.
+    pub(super) fn end_inline(&self, slot_file: &SlotFile) {
+        // With the lock, so that a release does not take the last reason but this one for the last one.
+        let _files = self.files.write();
+        slot_file.mapped.fetch_add(1, Ordering::AcqRel);
+        self.info(slot_file).set_flags(SlotInfo::KERNEL, 0);
+        slot_file.file.set_inline_writes(false);
     }
 
     /// The kernel has released the handle.
@@ -325,10 +351,7 @@ impl Mounted {
         to: Option<u64>,
         change: impl FnOnce() -> jericho_fs::Result<T>,
     ) -> jericho_fs::Result<T> {
-        let (_resizing, slot_file) = {
-            let files = self.fast.files.read();
-            (self.fast.resizing.begin(ino), files.get(&ino).cloned())
-        };
+        let (_changing, slot_file) = self.fast.begin_change(ino);
         let Some(slot_file) = slot_file else {
             return change();
         };

@@ -153,6 +153,15 @@ impl Bed {
         granted.unwrap().0
     }
 
+    /// What an ioctl of the descriptor is answered.
+    fn ask(&self, handle: &Arc<Handle>, call: Call) -> Answer {
+        let (tx, rx) = mpsc::channel();
+        self.mounted.call(handle, call, asker(), move |answer| {
+            tx.send(answer).unwrap();
+        });
+        rx.recv_timeout(Duration::from_secs(60)).unwrap()
+    }
+
     fn size_in_slot(&self, file: &SlotFile) -> u64 {
         self.mounted.fast.slot(file).size().bytes()
     }
@@ -282,6 +291,81 @@ fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
         assert_eq!(bed.size_in_slot(&granted), 0);
     });
     bed.mounted.close_file(&handle);
+}
+
+const SET_ID: SetAttr = SetAttr {
+    perm: Some(0o4755),
+    uid: None,
+    gid: None,
+    size: None,
+    atime: None,
+    mtime: None,
+    ctime: None,
+    drop_set_id: false,
+};
+const WRITE: Call = Call::Fast { write: true };
+
+#[test]
+fn a_program_that_asked_before_a_chmod_gets_no_inline_writes_after_it() {
+    let bed = Bed::new();
+    let (handle, granted) = bed.granted(b"program", 100);
+    let ino = handle.file.ino();
+    bed.mounted.close_file(&handle);
+    drop(granted);
+    let handle = bed.mounted.open_file(ino, false, true).unwrap();
+    // The daemon has looked at the mode, and goes on after a chmod that has found no slot.
+    assert!(!bed.mounted.fs().has_privileges(ino).unwrap());
+    bed.mounted.setattr(ino, SET_ID, CALLER).unwrap();
+    let granted = (bed.mounted.fast).grant(&handle.file, &mut handle.grants.lock(), true);
+    assert_eq!(granted.err(), Some(Refusal::SetId));
+    assert!(bed.mounted.fast.written_file(ino).is_none());
+    assert_eq!(bed.ask(&handle, WRITE).status, Refusal::SetId as u32);
+    bed.mounted.close_file(&handle);
+}
+
+#[test]
+fn a_file_gets_no_slot_in_the_middle_of_a_chmod_that_gives_it_set_id_bits() {
+    let bed = Bed::new();
+    let (handle, granted) = bed.granted(b"program", 100);
+    let ino = handle.file.ino();
+    bed.mounted.close_file(&handle);
+    drop(granted);
+    let handle = bed.mounted.open_file(ino, false, true).unwrap();
+    let (tx, rx) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let (bed, handle) = (&bed, &handle);
+        let asked = bed.mounted.give_privileges(ino, || {
+            let asked = scope.spawn(move || {
+                let answer = bed.ask(handle, WRITE);
+                let _ = tx.send(());
+                answer
+            });
+            // Without an answer after a while it waits, as it is to.
+            let _ = rx.recv_timeout(Duration::from_millis(300));
+            bed.mounted.fs().setattr(ino, SET_ID, CALLER).unwrap();
+            asked
+        });
+        assert_eq!(asked.join().unwrap().status, Refusal::SetId as u32);
+    });
+    assert!(bed.mounted.fast.written_file(ino).is_none());
+    bed.mounted.close_file(&handle);
+}
+
+#[test]
+fn a_file_without_set_id_bits_is_written_inline_again_through_its_next_slot() {
+    let bed = Bed::new();
+    let (handle, granted) = bed.granted(b"program", 0);
+    let ino = handle.file.ino();
+    // Who has it open in the ordinary way keeps the file, but not its slot.
+    let other = bed.mounted.open_file(ino, false, true).unwrap();
+    assert_eq!(bed.ask(&handle, WRITE).status, 0);
+    bed.mounted.setattr(ino, SET_ID, CALLER).unwrap();
+    bed.mounted.close_file(&handle);
+    drop(granted);
+    bed.mounted.fs().drop_privileges(ino, true).unwrap();
+    assert_eq!(bed.ask(&other, WRITE).status, 0);
+    assert!(other.file.object().may_write_inline());
+    bed.mounted.close_file(&other);
 }
 
 #[test]
