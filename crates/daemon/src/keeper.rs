@@ -12,13 +12,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use jericho_shm::keep::{self, KEEPER_BYTES, KeeperMessage, Segment};
 use jericho_sys::handover::Connection;
 use jericho_sys::limits;
 use jericho_sys::memory;
 use jericho_sys::poller::Poller;
-use jericho_sys::process::{Signal, Signals};
+use jericho_sys::process::{self, Signal, Signals};
 
 const SOCKET: u64 = 0;
 const DAEMON: u64 = 1;
@@ -40,39 +41,56 @@ pub fn run() -> io::Result<()> {
     limits::raise_open_files();
     // The directory that it was started in could not be unmounted otherwise.
     std::env::set_current_dir("/")?;
-    let connection = Connection::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let poller = Poller::new()?;
-    poller.add(&connection, SOCKET)?;
-    let (mut kept, mut ready) = (Kept::default(), vec![]);
-    loop {
-        ready.clear();
-        poller.wait(&mut ready, None)?;
-        let mut open = true;
-        if ready.contains(&SOCKET) {
-            let knew = kept.daemon.is_some();
-            open = kept.hear(&connection)?;
-            if let Some(daemon) = kept.daemon.as_ref().filter(|_| !knew) {
-                poller.add(daemon, DAEMON)?;
-            }
-        }
-        if ready.contains(&DAEMON) {
-            // What the daemon sent before it ended is still there.
-            while kept.hear(&connection)? {}
-            kept.end();
-            return Ok(());
-        }
-        if !open {
-            if kept.daemon.is_none() {
-                return Ok(());
-            }
-            // The daemon has ended, and its pidfd will say so, or it has given this keeper up.
-            poller.remove(&connection)?;
-        }
+    keep(&Connection::from(io::stdin().as_fd().try_clone_to_owned()?))
+}
+
+/// Waits for the daemon's end, and ends inline access then. Returns at once when the connection ends before the daemon's pidfd
+/// has come.
+fn keep(connection: &Connection) -> io::Result<()> {
+    let mut kept = Kept::default();
+    let listened = kept.listen(connection);
+    // A daemon that sends more sees that nobody listens, and starts another keeper.
+    connection.shut();
+    let Some(daemon) = &kept.daemon else {
+        return listened;
+    };
+    if let Err(error) = listened {
+        tracing::error!(%error, "cannot hear the daemon; its end is waited for");
     }
+    process::wait_readable(daemon.as_fd(), None)?;
+    kept.end();
+    Ok(())
 }
 
 impl Kept {
-    /// Takes in the message that is there. False: there is none, and will be none.
+    /// Takes in what the daemon sends, until the daemon has ended or closes the connection.
+    fn listen(&mut self, connection: &Connection) -> io::Result<()> {
+        let poller = Poller::new()?;
+        poller.add(connection, SOCKET)?;
+        let mut ready = vec![];
+        loop {
+            ready.clear();
+            poller.wait(&mut ready, None)?;
+            if ready.contains(&SOCKET) {
+                let knew = self.daemon.is_some();
+                if !self.hear(connection)? {
+                    return Ok(());
+                }
+                if let Some(daemon) = self.daemon.as_ref().filter(|_| !knew) {
+                    poller.add(daemon, DAEMON)?;
+                }
+            }
+            if ready.contains(&DAEMON) {
+                // What the daemon sent before it ended is still there. Another process that has the daemon's end of the socket is
+                // not waited for.
+                let now = Some(Duration::ZERO);
+                while process::wait_readable(connection.as_fd(), now)? && self.hear(connection)? {}
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes in the message that is there; ignores one that is none of this version. Returns false when there will be none.
     fn hear(&mut self, connection: &Connection) -> io::Result<bool> {
         let mut bytes = [0; KEEPER_BYTES];
         let (len, fds) = loop {
@@ -86,22 +104,23 @@ impl Kept {
         if len == 0 {
             return Ok(false);
         }
-        let bad = || io::Error::new(io::ErrorKind::InvalidData, "no message of this version");
         let mut fds = fds.into_iter();
-        match KeeperMessage::decode(&bytes[..len]).ok_or_else(bad)? {
-            KeeperMessage::Daemon => self.daemon = fds.next(),
-            KeeperMessage::Segments(segment) => {
+        match KeeperMessage::decode(&bytes[..len]) {
+            // Only the first one: `listen` watches that.
+            Some(KeeperMessage::Daemon) => self.daemon = self.daemon.take().or(fds.next()),
+            Some(KeeperMessage::Segments(segment)) => {
                 self.segments.extend(fds.map(|fd| (segment, fd)));
             }
-            KeeperMessage::Area(owner) => {
+            Some(KeeperMessage::Area(owner)) => {
                 self.areas
                     .extend(fds.next().map(|fd| (owner, File::from(fd))));
             }
-            KeeperMessage::Forget(owner) => drop(self.areas.remove(&owner)),
-            KeeperMessage::Complete => {
+            Some(KeeperMessage::Forget(owner)) => drop(self.areas.remove(&owner)),
+            Some(KeeperMessage::Complete) => {
                 // A daemon that has ended meanwhile needs no answer.
                 let _ = connection.send(&KeeperMessage::Complete.encode(), &[]);
             }
+            None => tracing::warn!(len, "a message from the daemon is ignored: unknown version"),
         }
         Ok(true)
     }
@@ -127,3 +146,6 @@ impl Kept {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

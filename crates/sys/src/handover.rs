@@ -204,6 +204,12 @@ impl Connection {
         }
     }
 
+    /// Ends the connection for both ends, also where this one's descriptor has duplicates.
+    pub fn shut(&self) {
+        // It may have ended already.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
     /// Limits how long sends and receives take (EAGAIN).
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Send, Some(timeout))?;

@@ -1,0 +1,120 @@
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+
+use jericho_shm::Area;
+use jericho_sys::process::Process;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::*;
+
+/// For what happens at last.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A process that stands for the daemon, a client's area, and the keeper that has both.
+struct Bed {
+    daemon: Child,
+    process: Process,
+    area: Area,
+    connection: Connection,
+    keeper: JoinHandle<io::Result<()>>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let daemon = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::open(daemon.id()).unwrap();
+        let area = Area::create("test", 2).unwrap();
+        let (connection, theirs) = Connection::pair().unwrap();
+        let theirs = Connection::from(theirs);
+        let keeper = std::thread::spawn(move || keep(&theirs));
+        connection.set_timeout(LONG).unwrap();
+        let send = |message: KeeperMessage, fds: &[_]| {
+            connection.send(&message.encode(), fds).unwrap();
+        };
+        send(KeeperMessage::Daemon, &[process.as_fd()]);
+        send(KeeperMessage::Area(2), &[area.mapping().fd()]);
+        send(KeeperMessage::Complete, &[]);
+        let (len, _) = connection.receive(&mut [0; KEEPER_BYTES]).unwrap();
+        assert_eq!(len, KEEPER_BYTES);
+        assert!(!area.is_cut_off());
+        Bed {
+            daemon,
+            process,
+            area,
+            connection,
+            keeper,
+        }
+    }
+
+    fn kill_daemon(mut self) {
+        assert!(!self.area.is_cut_off(), "the daemon lives");
+        self.process.send(Signal::Kill).unwrap();
+        self.daemon.wait().unwrap();
+        self.keeper.join().unwrap().unwrap();
+        assert!(self.area.is_cut_off());
+    }
+}
+
+/// A message that carries more descriptors than `Connection::receive` has room for.
+fn send_too_many(bed: &Bed) {
+    let fds = [bed.process.as_fd(); 250];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(250))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let bytes = KeeperMessage::Complete.encode();
+    let flags = SendFlags::empty();
+    rustix::net::sendmsg(
+        &bed.connection,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        flags,
+    )
+    .unwrap();
+}
+
+#[test]
+fn programs_are_cut_off_though_the_last_message_is_junk() {
+    let bed = Bed::new();
+    bed.connection.send(&[7; KEEPER_BYTES], &[]).unwrap();
+    bed.kill_daemon();
+}
+
+#[test]
+fn junk_takes_nothing_away_from_what_comes_after_it() {
+    let bed = Bed::new();
+    let later = Area::create("test", 3).unwrap();
+    bed.connection.send(b"junk", &[]).unwrap();
+    let message = KeeperMessage::Area(3).encode();
+    bed.connection
+        .send(&message, &[later.mapping().fd()])
+        .unwrap();
+    bed.kill_daemon();
+    assert!(later.is_cut_off());
+}
+
+#[test]
+fn programs_are_cut_off_though_a_message_cannot_be_received() {
+    let bed = Bed::new();
+    send_too_many(&bed);
+    // The daemon is told that nobody listens any more.
+    let (len, _) = bed.connection.receive(&mut [0; KEEPER_BYTES]).unwrap();
+    assert_eq!(len, 0);
+    bed.kill_daemon();
+}
+
+#[test]
+fn a_daemon_that_closes_its_connection_and_lives_on_keeps_its_memory() {
+    let mut bed = Bed::new();
+    let (unused, _) = Connection::pair().unwrap();
+    drop(std::mem::replace(&mut bed.connection, unused));
+    bed.kill_daemon();
+}
+
+#[test]
+fn a_keeper_that_was_given_no_daemon_ends_with_its_connection() {
+    let (connection, theirs) = Connection::pair().unwrap();
+    drop(connection);
+    keep(&Connection::from(theirs)).unwrap();
+}
