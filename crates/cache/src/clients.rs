@@ -280,6 +280,35 @@ impl Slice {
         opened
     }
 
+    /// Clients that live may not write an object any more and know it: takes in what they have written to its pages and not reported yet.
+    /// `entries`: those that their threads were about to latch last. Waits for the latches among them, at most for one to be taken away. Gives
+    /// how many pages it took in.
+    pub fn take_unreported(&self, object: &Arc<dyn Object>, entries: &[u32]) -> usize {
+        let shared = &self.shared;
+        let page_of = |index: &u32| {
+            let there = *index < shared.memory.geometry().entries();
+            let key = there.then(|| shared.memory.entry(*index).key())??;
+            (key.object() == object.id()).then_some((key.page(), *index))
+        };
+        let named: Vec<(u64, u32)> = entries.iter().filter_map(page_of).collect();
+        if named.is_empty() {
+            return 0;
+        }
+        if !self.drain(object.id(), named.clone(), Flags::NONE) {
+            tracing::warn!(object = object.id(), "an inline writer does not finish");
+        }
+        shared.hear_clients();
+        let mut unknown = vec![];
+        let mut state = shared.lock();
+        state.drain_announced(shared);
+        for (_, index) in &named {
+            unknown.extend(state.unknown_dirty(shared, *index));
+        }
+        drop(state);
+        unknown.retain(|key| key.object() == object.id());
+        self.adopt(unknown, &|_| Some(object.clone()))
+    }
+
     /// A client's signal handler has interrupted one of its writes and wants these pages: those that the client has latched go on
     /// in other frames, and their writers write anew. Gives how many could not yet, for want of a frame or while they are written
     /// back.

@@ -268,5 +268,6 @@ impl Mounted {
         for ino in files {
             self.settle(ino);
         }
+        fast.hear();
     }
 }

@@ -184,6 +184,8 @@ impl Mounted {
     /// Makes what was written to a file durable; see `Fs::fsync`.
     pub fn fsync(&self, handle: &Handle, datasync: bool, done: jericho_fs::fs::Done) {
         self.settle(handle.file.ino());
+        // Also reports of writes that went on when the last descriptor that writes the file was closed.
+        self.fast.hear();
         self.fs.fsync(&handle.file, datasync, done);
     }
 
@@ -192,6 +194,7 @@ impl Mounted {
         for slot_file in self.fast.written_files() {
             self.settle_file(&slot_file);
         }
+        self.fast.hear();
         self.fs.sync_all()
     }
 

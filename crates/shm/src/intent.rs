@@ -11,7 +11,7 @@ const SET: u64 = 1 << 63;
 ///
 /// The note is one plain store before the latch is taken, and stays until the thread's next write: it names the entry while the latch is
 /// held, and afterwards until the page that became dirty is reported. The daemon looks at it after the program's end, when all
-/// its stores are there, so only their order in the thread matters.
+/// its stores are there, so only their order in the thread matters; and when a file may not be written inline any more, for who has not noticed yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer<'a> {
     owner: u16,

@@ -261,11 +261,6 @@ impl Slot {
         self.extend.is_held_by(owner)
     }
 
-    /// Whether anybody but `daemon` is in such a write.
-    pub fn is_extended_by_client(&self, daemon: u16) -> bool {
-        !self.extend.is_held_by(0) && !self.extend.is_held_by(daemon)
-    }
-
     /// Takes the words of a write over several pages. `None` when one holder has kept one of them for `HELD_MAX`.
     #[inline]
     pub fn lock_range(&self, segments: Segments, owner: u16) -> Option<RangeHeld> {

@@ -60,6 +60,15 @@ impl Clients {
     }
 }
 
+/// Adds the entries that the threads of a client have latched last, or are about to latch, by slice.
+fn collect_intents(area: &Area, entries: &mut [Vec<u32>]) {
+    area.intents(|slice, entry| {
+        if let Some(entries) = entries.get_mut(usize::from(slice)) {
+            entries.push(entry);
+        }
+    });
+}
+
 /// Local and remote pages of a client's area for a slice.
 fn pages_of(area: &Area, slice: u16) -> (u64, u64) {
     area.counters_of(slice).fold((0u64, 0u64), |sum, c| {
@@ -94,7 +103,7 @@ impl Fast {
             }
             // Under the lock: another thread that finds the rings empty may rely on it that what was in them
             // has been announced.
-            self.announce(&mut keys);
+            lost |= !self.announce(&mut keys);
         }
         if lost {
             // Not here: this may be called from inside `fs`, which must not be asked for files then.
@@ -104,18 +113,34 @@ impl Fast {
         lost || !keys.is_empty()
     }
 
-    fn announce(&self, keys: &mut [Key]) {
+    /// Tells the slices of dirty pages. Returns false when a file has no slot any more, which may have been closed in the middle of the write: then
+    /// the page has to be looked for.
+    fn announce(&self, keys: &mut [Key]) -> bool {
+        let mut all = true;
         keys.sort_unstable_by_key(|key| (key.object(), key.page()));
         let neighbours = |a: &Key, b: &Key| a.object() == b.object() && a.page() + 1 == b.page();
         for run in keys.chunk_by(neighbours) {
             let object = run[0].object();
-            if let Some(slot_file) = self.slot_file(object) {
-                let file = &slot_file.file;
-                if let Some(slice) = self.slices.get(usize::from(file.slice())) {
-                    slice.dirtied_by_client(&file.object(), run[0].page(), run.len() as u32);
-                }
+            let Some(slot_file) = self.slot_file(object) else {
+                all = false;
+                continue;
+            };
+            let file = &slot_file.file;
+            if let Some(slice) = self.slices.get(usize::from(file.slice())) {
+                slice.dirtied_by_client(&file.object(), run[0].page(), run.len() as u32);
             }
         }
+        all
+    }
+
+    /// The entries that threads of living clients have latched last, or are about to latch, by slice; unchecked.
+    pub(super) fn intents(&self) -> Vec<Vec<u32>> {
+        let mut entries = vec![vec![]; self.slices.len()];
+        let clients = self.clients.lock();
+        for client in clients.by_owner.values().filter(|client| client.writes) {
+            collect_intents(&client.area, &mut entries);
+        }
+        entries
     }
 
     /// The object with a number.
@@ -166,11 +191,7 @@ impl Fast {
         if client.writes {
             let mut opened = 0;
             let mut entries: Vec<Vec<u32>> = vec![vec![]; self.slices.len()];
-            client.area.intents(|slice, entry| {
-                if let Some(entries) = entries.get_mut(usize::from(slice)) {
-                    entries.push(entry);
-                }
-            });
+            collect_intents(&client.area, &mut entries);
             for (slice, entries) in self.slices.iter().zip(&entries) {
                 opened += slice.owner_gone(owner, entries, &|number| self.object(number));
             }

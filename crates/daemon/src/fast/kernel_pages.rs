@@ -14,7 +14,7 @@
 //! Why each step is right: docs/internals/fast-path.md, *The kernel's pages*.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
@@ -48,6 +48,8 @@ struct Pages {
     granted_at: Option<Instant>,
     /// The kernel's pages are being dropped.
     dropping: bool,
+    /// The last descriptor that writes the file is being closed, or was: nobody grants writes.
+    ended: bool,
 }
 
 impl Fast {
@@ -56,6 +58,7 @@ impl Fast {
         let mut pages = file.kernel_pages.0.lock();
         pages.fills += 1;
         pages.withheld = true;
+        pages.ended = false;
         pages.writes_wanted = WRITES_MIN;
         pages.granted_at = None;
         self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
@@ -75,7 +78,7 @@ impl Fast {
         let mut pages = file.kernel_pages.0.lock();
         pages.dropping = false;
         pages.writes = 0;
-        if pages.fills == seen && pages.withheld {
+        if pages.fills == seen && pages.withheld && !pages.ended {
             pages.withheld = false;
             pages.granted_at = Some(Instant::now());
             self.info(file).set_flags(0, SlotInfo::NO_WRITE);
@@ -95,16 +98,7 @@ impl Fast {
                 return;
             }
         }
-        self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
-        // With the lock, so that nobody is in the middle of a write that makes the file longer.
-        let slot = self.slot(file);
-        let seized = file.extend.hold(slot);
-        // After the flag: a client that sees a size from after this sees the flag, too.
-        slot.cut();
-        if seized {
-            mounted.clear_seized(file);
-        }
-        file.extend.give_back(slot);
+        self.keep_writers_out(mounted, file);
         let mut pages = file.kernel_pages.0.lock();
         if pages.withheld {
             return;
@@ -116,6 +110,47 @@ impl Fast {
             false => WRITES_MIN,
         };
         self.writes_withheld.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has clients find out that they may not write the file: those that look at its size from here on, or have not latched their page yet.
+    /// Nobody is making the file longer after the return.
+    fn keep_writers_out(&self, mounted: &Mounted, file: &SlotFile) {
+        self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
+        // With the lock, so that nobody is in the middle of a write that makes the file longer.
+        let slot = self.slot(file);
+        let seized = file.extend.hold(slot);
+        // After the flag: a client that sees a size from after this sees the flag, too.
+        slot.cut();
+        if seized {
+            mounted.clear_seized(file);
+        }
+        file.extend.give_back(slot);
+    }
+
+    /// The last descriptor that writes the file is being closed: a thread of its program, or the code that a signal handler interrupted, may be
+    /// in the middle of a write all the same. After the return nobody changes the file inline, and its slice knows all dirty pages.
+    pub(super) fn end_writes(&self, mounted: &Mounted, file: &SlotFile) {
+        {
+            let mut pages = file.kernel_pages.0.lock();
+            pages.fills += 1;
+            pages.ended = true;
+        }
+        self.keep_writers_out(mounted, file);
+        file.kernel_pages.0.lock().withheld = true;
+        // The flag before the notes: a thread whose note is not there yet latches after that, and sees the flag.
+        fence(Ordering::SeqCst);
+        let (mut taken, object) = (0, file.file.object());
+        for (slice, entries) in self.slices.iter().zip(self.intents()) {
+            taken += slice.take_unreported(&object, &entries);
+        }
+        if taken > 0 {
+            mounted.fs().end_write(&file.file, 0, 0);
+        }
+    }
+
+    /// The file has a writer all the same: writes may be granted again.
+    pub(super) fn allow_grants(&self, file: &SlotFile) {
+        file.kernel_pages.0.lock().ended = false;
     }
 }
 

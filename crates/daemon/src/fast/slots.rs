@@ -221,19 +221,20 @@ impl Fast {
         let Some(slot_file) = grants.file else { return };
         let mut last_writer = false;
         if grants.write {
-            mounted.settle(slot_file.file.ino());
             // One after another: of two that close at once, one has to see that it is the last.
             let _closing = slot_file.closing.lock();
-            // Nobody else writes it: a write that is under way will not be finished. While the file still counts as written, since
-            // a thread that makes the file longer looks there.
-            let last = slot_file.writers.load(Ordering::Acquire) == 1;
-            if last && self.slot(&slot_file).is_extended_by_client(OWNER_DAEMON) {
-                mounted.clear_behind_end(&slot_file.file);
+            // While the file still counts as written, since a thread that makes the file longer looks there.
+            if slot_file.writers.load(Ordering::Acquire) == 1 {
+                self.end_writes(mounted, &slot_file);
             }
+            mounted.settle_file(&slot_file);
             let _files = self.files.write();
             last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
             if last_writer {
                 self.written.fetch_sub(1, Ordering::AcqRel);
+            } else {
+                // Somebody else has come meanwhile.
+                self.allow_grants(&slot_file);
             }
         }
         let mut files = self.files.write();

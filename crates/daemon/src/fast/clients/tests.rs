@@ -1,13 +1,13 @@
 use std::sync::mpsc;
 
 use jericho_cache::Slice;
-use jericho_shm::Flags;
+use jericho_shm::{Flags, SlotInfo, State};
 use jericho_sys::process::uid;
 
 use super::*;
-use crate::fast::slots::tests::Bed;
+use crate::fast::slots::tests::{Bed, wait_until};
 
-/// What a client has done to a page when it dies.
+/// What a client has done to a page when it dies, or when its file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Death {
     BeforeTheNote,
@@ -50,8 +50,8 @@ impl Programs {
         rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
     }
 
-    /// A program that writes a page and dies. Gives its number.
-    fn die(&mut self, key: Key, death: Death) -> u16 {
+    /// A program with one thread that writes a page, so far as `death` says. Gives its number and what its latch has left.
+    fn write(&mut self, key: Key, death: Death) -> (u16, Option<State>) {
         self.number += 1;
         let owner = self.fast().clients.lock().free_owner().unwrap();
         let area = Area::create("test", owner).unwrap();
@@ -63,8 +63,10 @@ impl Programs {
         if death >= BeforeTheLatch {
             area.writer(owner, block, 0).about_to_latch(found.index);
         }
+        let mut latched = None;
         if death >= InTheCopy {
-            let latched = entry.try_latch(found.state, owner).expect("nobody writes");
+            latched = entry.try_latch(found.state, owner);
+            let latched = latched.expect("nobody writes");
             if death >= BeforeTheReport {
                 entry.unlatch(latched, Flags::DIRTY).expect("not broken");
             }
@@ -84,7 +86,28 @@ impl Programs {
             writes: true,
         };
         self.fast().clients.lock().by_owner.insert(owner, client);
-        owner
+        (owner, latched)
+    }
+
+    /// A program writes a page and goes on with that, which is `rest`, while another of its threads closes the file's last descriptor.
+    fn close_amid(
+        &mut self,
+        key: Key,
+        done: Death,
+        rest: impl FnOnce(&Programs, u16, Option<State>),
+    ) {
+        let (owner, latched) = self.write(key, done);
+        let (mounted, handle) = (&self.bed.mounted, &self.bed.handle);
+        let no_writes = || {
+            let slot_file = self.fast().written_file(key.object());
+            slot_file
+                .is_none_or(|file| self.fast().info(&file).word().flags() & SlotInfo::NO_WRITE != 0)
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| mounted.fast.release(mounted, handle));
+            wait_until("it is noticed", no_writes);
+            rest(self, owner, latched);
+        });
     }
 }
 
@@ -103,7 +126,7 @@ fn burying_a_program_costs_what_it_has_threads_whenever_it_died() {
     for n in 0..1000 {
         let (death, page) = (deaths[n % deaths.len()], n as u64 % 16);
         let key = Key::new(ino, page);
-        let owner = programs.die(key, death);
+        let (owner, _) = programs.write(key, death);
         programs.fast().bury(owner);
         let memory = programs.slice().memory();
         let state = memory.lookup(key).expect("cached").state;
@@ -117,4 +140,43 @@ fn burying_a_program_costs_what_it_has_threads_whenever_it_died() {
     }
     let searched = programs.slice().searched() - before;
     assert!(searched <= 1000, "looked at {searched} entries");
+}
+
+#[test]
+fn a_page_is_known_that_is_written_while_the_last_descriptor_is_closed() {
+    for done in [BeforeTheReport, InTheCopy] {
+        let mut programs = Programs::new();
+        let key = Key::new(programs.bed.handle.file.ino(), 3);
+        programs.close_amid(key, done, |programs, _, latched| {
+            if done == InTheCopy {
+                let memory = programs.slice().memory();
+                let index = memory.lookup(key).unwrap().index;
+                // Its page is dirty as well if it lost the latch, for being too slow.
+                let _ = memory.entry(index).unlatch(latched.unwrap(), Flags::DIRTY);
+            }
+        });
+        assert_eq!(
+            programs.slice().first_dirty(key.object(), 0),
+            Some(3),
+            "{done:?}"
+        );
+    }
+}
+
+#[test]
+fn a_report_of_a_file_that_has_no_slot_any_more_is_no_less_heard() {
+    let mut programs = Programs::new();
+    let key = Key::new(programs.bed.handle.file.ino(), 3);
+    let (mounted, handle) = (programs.bed.mounted.clone(), programs.bed.handle.clone());
+    mounted.fast.release(&mounted, &handle);
+    assert!(mounted.fast.slot_file(key.object()).is_none());
+    programs.write(key, AfterTheReport);
+    let (tx, rx) = mpsc::channel();
+    mounted.fsync(&handle, false, Box::new(move |done| tx.send(done).unwrap()));
+    rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
+    let found = programs.slice().memory().lookup(key).expect("cached");
+    assert!(
+        !found.state.has(Flags::DIRTY),
+        "it was acknowledged before the fsync"
+    );
 }

@@ -1,11 +1,11 @@
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jericho_cache::Intent;
 use jericho_fs::types::{Caller, Kind, ROOT, SetAttr};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
-use jericho_shm::{Answer, Call, Segments};
+use jericho_shm::{Answer, Call, Segments, SlotWord};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
 use jericho_topology::Topology;
@@ -19,6 +19,15 @@ const CALLER: Caller = Caller {
     gid: 0,
     umask: 0o022,
 };
+
+/// Waits for something that happens at last.
+pub(in crate::fast) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::yield_now();
+    }
+}
 
 /// A kernel that caches nothing.
 struct NoKernel;
@@ -122,6 +131,33 @@ impl Bed {
     pub fn extend(&self, end: u64) {
         let slot = self.mounted.fast.slot(&self.file);
         assert!(slot.extend(slot.size(), end));
+    }
+
+    /// What a client does that makes the file longer, from its look at the slot on, when it read `seen`. Returns whether the program is
+    /// told that its write was made.
+    fn extend_after(&self, seen: SlotWord, end: u64) -> bool {
+        let slot = self.mounted.fast.slot(&self.file);
+        let Some(held) = slot.extend_lock().lock(7) else {
+            return false;
+        };
+        let size = slot.size();
+        let may = self.mounted.fast.info(&self.file).word() == seen;
+        let made = may && slot.extend_lock().is_held(held) && slot.extend(size, end);
+        slot.extend_lock().unlock(held);
+        made
+    }
+
+    /// The daemon hears that the last copy of the descriptor is gone; calls `meanwhile` when it has taken in what clients did and is about to
+    /// forget that the file is written.
+    fn release(&self, meanwhile: impl FnOnce()) {
+        let fast = &self.mounted.fast;
+        let files = fast.files.read();
+        std::thread::scope(|scope| {
+            scope.spawn(|| fast.release(&self.mounted, &self.handle));
+            wait_until("it waits for the files", || fast.files.try_read().is_none());
+            meanwhile();
+            drop(files);
+        });
     }
 
     fn truncate(&self, size: u64) {
@@ -388,7 +424,7 @@ fn a_broken_extension_is_cleared_when_both_of_its_descriptors_are_closed_at_once
                 scope.spawn(|| bed.mounted.fast.release(&bed.mounted, handle));
             }
         });
-        assert!(!slot.is_extended_by_client(OWNER_DAEMON));
+        assert!(slot.extend_lock().try_lock(8).is_some());
         bed.mounted.fs().close_file(&other.file);
     }
 }
@@ -456,4 +492,41 @@ fn a_read_in_a_thread_that_may_not_wait_is_left_to_another_while_a_writer_keeps_
     slot.unlock_range(&held);
     (bed.mounted).read(&bed.handle, 0, 40_000, false, buffer, reply);
     assert_eq!(rx.recv_timeout(limit).unwrap(), 40_000);
+}
+
+#[test]
+fn a_write_that_makes_the_file_longer_while_its_last_descriptor_is_closed_is_refused_or_counts() {
+    let bed = Bed::new();
+    let fast = &bed.mounted.fast;
+    let word = fast.info(&bed.file).word();
+    let mut made = false;
+    bed.release(|| made = bed.extend_after(word, 50_000));
+    assert!(!made || bed.size() == 50_000, "a size is lost");
+    // Nor is it made when the daemon does not look any more.
+    assert!(!bed.extend_after(word, 50_000));
+}
+
+#[test]
+fn writes_that_were_about_to_be_granted_are_not_when_nobody_has_the_file_any_more() {
+    let bed = Bed::new();
+    let fast = &bed.mounted.fast;
+    let reader = (bed.mounted)
+        .open_file(bed.handle.file.ino(), false, false)
+        .unwrap();
+    bed.grant(&reader);
+    bed.release(|| fast.grant_writes(&bed.file));
+    fast.grant_writes(&bed.file);
+    let flags = || fast.info(&bed.file).word().flags();
+    assert_ne!(flags() & SlotInfo::NO_WRITE, 0);
+    // The next writer has them.
+    let writer = (bed.mounted)
+        .open_file(bed.handle.file.ino(), false, true)
+        .unwrap();
+    let first = (fast.grant(&writer.file, &mut writer.grants.lock(), true)).unwrap();
+    assert!(first.1);
+    fast.grant_writes(&bed.file);
+    assert_eq!(flags() & SlotInfo::NO_WRITE, 0);
+    for handle in [reader, writer] {
+        bed.mounted.close_file(&handle);
+    }
 }
