@@ -1,5 +1,6 @@
 //! An open file with its reader's position.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -20,6 +21,8 @@ pub struct Handle {
     sync: AtomicU8,
     /// Inline access. Its lock comes before those of the fast path.
     pub(crate) grants: Mutex<Grants>,
+    /// Pages that a posted job will reserve; empty: no job is posted.
+    pub(crate) soon: Mutex<Range<u64>>,
 }
 
 impl Handle {
@@ -30,6 +33,7 @@ impl Handle {
             writable,
             sync: AtomicU8::new(0),
             grants: Mutex::default(),
+            soon: Mutex::default(),
         })
     }
 

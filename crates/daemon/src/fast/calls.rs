@@ -1,7 +1,8 @@
 //! What a descriptor asks by ioctl.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 
 use jericho_cache::{Intent, OWNER_DAEMON, Object, PAGES_PER_GET_MAX, Place};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
@@ -228,7 +229,7 @@ impl Mounted {
         }
     }
 
-    /// Has pages reserved by another thread, while the writer goes on with those that it has. Gives how many will be, if there
+    /// Has pages reserved by another thread, while the writer goes on with those that it has. Returns how many will be, if there
     /// is room for them.
     fn reserve_soon(
         self: &Arc<Self>,
@@ -236,26 +237,54 @@ impl Mounted {
         first: u64,
         pages: u32,
     ) -> Result<u32, Refusal> {
-        let pages = pages.min(self.reserved_max());
-        if self.slice(handle.file.slice()).is_throttling() {
+        let wanted = first..first.saturating_add(u64::from(pages));
+        if wanted.is_empty() || self.slice(handle.file.slice()).is_throttling() {
             return Err(Refusal::Space);
         }
-        self.reserve_step(Arc::downgrade(handle), first, pages);
-        Ok(pages)
+        if handle.soon.lock().is_empty() {
+            handle.grants.lock().written()?;
+        }
+        self.post_reserve(handle, wanted)
     }
 
-    /// A few of them, and then the next; in between others have their turn in that thread.
-    fn reserve_step(self: &Arc<Self>, handle: Weak<Handle>, first: u64, pages: u32) {
-        let weak = Arc::downgrade(self);
-        self.fast.later(move || {
-            let (Some(mounted), Some(open)) = (weak.upgrade(), handle.upgrade()) else {
-                return;
-            };
-            let step = pages.min(RESERVE_STEP);
-            if mounted.reserve(&open, first, step) == Ok(step) && pages > step {
-                mounted.reserve_step(handle, first.saturating_add(u64::from(step)), pages - step);
-            }
-        });
+    /// Posts a job that reserves pages, or has the one do it that is posted already. Returns how many pages from the first on it
+    /// will reserve. Errors: `Space` when that is busy with pages elsewhere.
+    fn post_reserve(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        pages: Range<u64>,
+    ) -> Result<u32, Refusal> {
+        let mut soon = handle.soon.lock();
+        let is_posted = !soon.is_empty();
+        let from_first = joined(&soon, &pages).ok_or(Refusal::Space)?;
+        let end_max = (from_first.start).saturating_add(u64::from(self.reserved_max()));
+        *soon = from_first.start..from_first.end.min(end_max);
+        let promised = soon.end.saturating_sub(pages.start);
+        drop(soon);
+        if !is_posted {
+            let (weak, open) = (Arc::downgrade(self), Arc::downgrade(handle));
+            self.fast.later(move || {
+                if let (Some(mounted), Some(open)) = (weak.upgrade(), open.upgrade()) {
+                    mounted.reserve_posted(&open);
+                }
+            });
+        }
+        match u32::try_from(promised) {
+            Ok(promised) if promised > 0 => Ok(promised),
+            _ => Err(Refusal::Space),
+        }
+    }
+
+    /// Reserves a few of the pages of the posted job, and posts another one for the rest: jobs of other files have their turn in
+    /// between.
+    fn reserve_posted(self: &Arc<Self>, handle: &Arc<Handle>) {
+        let pages = std::mem::take(&mut *handle.soon.lock());
+        let step = (pages.end - pages.start).min(u64::from(RESERVE_STEP)) as u32;
+        let rest = pages.start + u64::from(step)..pages.end;
+        if self.reserve(handle, pages.start, step) == Ok(step) && !rest.is_empty() {
+            // A refusal: a job was posted meanwhile, for pages elsewhere.
+            let _ = self.post_reserve(handle, rest);
+        }
     }
 
     /// Pages that a writer may have reserved at once: most of the cache stays for what has been written.
@@ -269,9 +298,7 @@ impl Mounted {
         let (fast, file) = (&self.fast, &handle.file);
         // Until all is done: what is promised after the handle was released, nobody would take back.
         let grants = handle.grants.lock();
-        let granted = grants.file.as_ref();
-        let granted = granted.filter(|_| grants.write && !grants.mapped);
-        let slot_file = granted.ok_or(Refusal::ReadOnly)?;
+        let slot_file = grants.written()?;
         let end_max = jericho_format::FILE_BYTES_MAX / PAGE_BYTES;
         if pages == 0 || first >= end_max {
             return Err(Refusal::ReadOnly);
@@ -406,9 +433,18 @@ impl Mounted {
 
 /// Returns the pages that an interrupted write may hold of those that a call names: none behind the one that follows the end, and no
 /// more than a call can touch, since a thread that answers requests looks at each.
-fn looked_at(first: u64, pages: u32, beyond: u64) -> std::ops::Range<u64> {
+fn looked_at(first: u64, pages: u32, beyond: u64) -> Range<u64> {
     let pages = u64::from(pages).min(CALL_PAGES_MAX);
     first..first.saturating_add(pages).min(beyond + 1)
+}
+
+/// Returns the pages of both ranges, if these overlap or touch, or the first is empty.
+fn joined(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
+    if one.is_empty() {
+        return Some(other.clone());
+    }
+    let touch = one.start <= other.end && other.start <= one.end;
+    touch.then(|| one.start.min(other.start)..one.end.max(other.end))
 }
 
 /// Whether no page of a range has bytes on a device.

@@ -52,6 +52,14 @@ pub(crate) struct Grants {
     pub mapped: bool,
 }
 
+impl Grants {
+    /// Returns the file, if the handle writes it inline. Errors: `ReadOnly`.
+    pub(super) fn written(&self) -> Result<&Arc<SlotFile>, Refusal> {
+        let file = self.file.as_ref().filter(|_| self.write && !self.mapped);
+        file.ok_or(Refusal::ReadOnly)
+    }
+}
+
 /// Numbers of free slots.
 #[derive(Default)]
 pub(crate) struct FreeSlots {

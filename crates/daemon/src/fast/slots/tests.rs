@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use jericho_cache::Intent;
 use jericho_fs::types::{Caller, Kind, ROOT, SetAttr};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
-use jericho_shm::{Answer, Call, Segments, SlotWord};
+use jericho_shm::{Answer, Call, Key, Segments, SlotWord};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
 use jericho_topology::Topology;
@@ -327,6 +327,55 @@ fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
         assert_eq!(bed.size_in_slot(&granted), 0);
     });
     bed.mounted.close_file(&handle);
+}
+
+fn soon(first: u64, pages: u32) -> Call {
+    Call::Reserve {
+        first,
+        pages,
+        soon: true,
+    }
+}
+
+#[test]
+fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_often_it_asks() {
+    let bed = Bed::new();
+    let reading = (bed.mounted)
+        .open_file(bed.handle.file.ino(), false, true)
+        .unwrap();
+    // The thread that would do it is busy.
+    let (go_on, busy) = mpsc::channel::<()>();
+    bed.mounted.fast.later(move || {
+        let _ = busy.recv();
+    });
+    let jobs = |handle| Arc::weak_count(handle);
+    let refused = bed.ask(&reading, soon(16, 16)).status;
+    assert_eq!((refused, jobs(&reading)), (Refusal::ReadOnly as u32, 0));
+    for _ in 0..1000 {
+        let answer = bed.ask(&bed.handle, soon(16, 16));
+        assert_eq!((answer.status, answer.pages), (0, 16));
+    }
+    // A writer that is faster than the job, and one that is elsewhere.
+    let answer = bed.ask(&bed.handle, soon(32, 8));
+    assert_eq!((answer.status, answer.pages), (0, 8));
+    for (first, pages) in [(90, 1), (u64::MAX, 8), (20, 0)] {
+        let refused = bed.ask(&bed.handle, soon(first, pages)).status;
+        assert_eq!(refused, Refusal::Space as u32, "{pages} from {first}");
+    }
+    assert_eq!(jobs(&bed.handle), 1);
+    drop(go_on);
+    let memory = bed.mounted.slice(bed.handle.file.slice()).memory();
+    let is_there = |page| {
+        let key = Key::new(bed.handle.file.ino(), page);
+        memory.lookup(key).is_some()
+    };
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !(16..40).all(is_there) {
+        assert!(std::time::Instant::now() < deadline, "never reserved");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!is_there(40) && !is_there(90));
+    bed.mounted.close_file(&reading);
 }
 
 const SET_ID: SetAttr = SetAttr {
