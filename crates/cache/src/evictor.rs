@@ -535,7 +535,10 @@ impl Evictor {
                 chosen = choose(&mut state, &shared, id, pages, None).0;
             }
         }
-        state.end_outage(&shared, now);
+        // A trial says what it met when it has ended.
+        if chosen.is_none() && !state.writing.values().any(|write| write.again) {
+            state.end_outage(&shared, now);
+        }
         drop(state);
         run(&shared, after);
         self.write(

@@ -1,7 +1,7 @@
 //! Outages: times in which pages cannot be written back.
 //!
 //! ```text
-//!   none ── a write-back fails ──▶ outage ── no page has failed for RETRY, and none waits to be tried again ──▶ none
+//!   none ── a write-back fails ──▶ outage ── no page has failed for RETRY, and none waits or is being tried again ──▶ none
 //! ```
 //!
 //! What failed stays dirty, and nothing of it is lost. The evictor (the only one who changes the outage) writes
@@ -76,7 +76,7 @@ impl State {
         false
     }
 
-    /// Ends an outage that is over.
+    /// Ends an outage that is over. Not to be called while pages that failed are being tried again.
     pub fn end_outage(&mut self, shared: &Shared, now: Instant) {
         let quiet = |o: &Outage| now.saturating_duration_since(o.failed_at) >= RETRY;
         if self.outage.as_ref().is_some_and(quiet) && self.dirty.failed_pages() == 0 {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, Place, Run, Slice};
 use jericho_shm::{Flags, Key};
-use jericho_storage::Device;
+use jericho_storage::{Cause, Device, IoError};
 use jericho_sys::doorbell::Doorbell;
 
 const PAGE: usize = 4096;
@@ -516,4 +516,90 @@ fn a_latch_that_is_held_for_long_is_waited_for_without_a_thread() {
         .collect();
     resumed.sort_unstable();
     assert_eq!(resumed, [0, 1, 2]);
+}
+
+/// A device that is full when the first page is written for the first time, and takes its time for the second.
+struct Full {
+    device: Arc<dyn Device>,
+    tries: AtomicU64,
+    trial: mpsc::SyncSender<()>,
+    go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Device for Full {
+    fn name(&self) -> Arc<str> {
+        self.device.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        self.device.read_at(offset_bytes, buf)
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        if offset_bytes == 0 {
+            if self.tries.fetch_add(1, Ordering::SeqCst) == 0 {
+                return Err(IoError {
+                    operation: "write",
+                    device: self.name(),
+                    offset_bytes,
+                    length_bytes: buf.len() as u64,
+                    cause: Cause::Errno(28), // ENOSPC
+                });
+            }
+            let _ = self.trial.send(());
+            let _ = self.go_on.lock().unwrap().recv();
+        }
+        self.device.write_at(offset_bytes, buf)
+    }
+    fn flush(&self) -> Result<(), IoError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+}
+
+#[test]
+fn an_outage_is_not_over_while_the_page_that_failed_is_being_tried_again() {
+    let bed = bed(FRAMES_MIN, 16);
+    let ((trial, tried), (go_on, may_go_on)) = (mpsc::sync_channel(1), mpsc::channel());
+    let device: Arc<dyn Device> = Arc::new(Full {
+        device: bed.device.clone(),
+        tries: AtomicU64::new(0),
+        trial,
+        go_on: Mutex::new(may_go_on),
+    });
+    let slice = start(FRAMES_MIN, &device);
+    // Dropped before the slice, which waits for the trial.
+    let go_on = go_on;
+    let (object, other): (Arc<dyn Object>, Arc<dyn Object>) =
+        (Linear::new(3, 0), Linear::new(4, 8));
+    write(&slice, &object, 0, 0, &[1; PAGE]).unwrap();
+    tried
+        .recv_timeout(Duration::from_secs(60))
+        .expect("never tried again");
+    assert!(slice.no_room().is_some(), "over when the trial began");
+    // The evictor has its turn in between.
+    for byte in 0..2 {
+        write(&slice, &other, 0, 0, &[byte; PAGE]).unwrap();
+        wait(|done| slice.sync(&other, 0..1, done)).unwrap();
+    }
+    assert!(slice.no_room().is_some(), "over during the trial");
+    go_on.send(()).unwrap();
+    let begun = std::time::Instant::now();
+    while slice.no_room().is_some() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never over");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    slice.close();
 }
