@@ -135,7 +135,7 @@ fn serve(
     let entry = utab::enter(&checked.volume, &checked.dir);
     watch(running.clone(), events)?;
     if let Err(failure) = serving() {
-        stop(&running, &inbox);
+        stop(&running, &checked.volume, &inbox);
         close(&mounted)?;
         return Err(failure);
     }
@@ -151,7 +151,7 @@ fn serve(
             tracing::info!(signal = name, "stopping");
             notify::stopping();
             signals = usize::from(name != HANGUP);
-            stop(&running, &inbox);
+            stop(&running, &checked.volume, &inbox);
         }
         Ok(Event::Unmounted(result)) => {
             notify::stopping();
@@ -261,7 +261,14 @@ fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
 }
 
 /// Unmounts, by force if need be, and waits until the kernel has let go (or the grace is over).
-fn stop(running: &Running, inbox: &Receiver<Event>) {
+fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
+    // Found before it is detached. The volume is ours, so no other mount has it as its source.
+    let connection = mounts::list().ok().and_then(|mounts| {
+        let is_ours = |m: &mounts::Mount| {
+            m.filesystem == mounts::FILESYSTEM && m.source == volume && m.dir == running.dir()
+        };
+        Some(mounts.into_iter().rfind(is_ours)?.device.1)
+    });
     match running.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy { .. }) => {
@@ -279,15 +286,24 @@ fn stop(running: &Running, inbox: &Receiver<Event>) {
         // Unmounted by somebody else at this moment, perhaps; the watch tells.
         Err(error) => tracing::warn!(%error, "cannot unmount"),
     }
+    let mut in_grace = true;
     loop {
+        // Requests that are being served when the connection is aborted get the same time once more.
         match inbox.recv_timeout(GRACE) {
             Ok(Event::Unmounted(result)) => return ended(result),
             Ok(Event::Signal(_)) => {}
-            Err(RecvTimeoutError::Timeout) => {
+            Err(RecvTimeoutError::Timeout) if in_grace => {
+                in_grace = false;
                 tracing::warn!("still in use; the programs get ENOTCONN from now on");
-                return;
+                // Without it the kernel ends the connection when this process has ended, in its own time, and until then it
+                // answers requests over the ring with ECANCELED.
+                let Some(minor) = connection else { return };
+                if let Err(error) = jericho_fuse::attach::abort(minor) {
+                    tracing::info!(%error, "the connection ends with this process");
+                    return;
+                }
             }
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use crate::MountConfig;
@@ -307,6 +307,28 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> Result<(), MountError> {
         });
     }
     Err(failed(message))
+}
+
+/// Ends the kernel's connection to this daemon, though the detached mount is still in use: requests that wait get
+/// ECONNABORTED, later ones ENOTCONN. `minor` is that of the st_dev of the mount's files. Takes root. Errors: EPERM, ENOENT
+/// when the connection has ended already.
+pub fn abort(minor: u32) -> io::Result<()> {
+    // Mounted for this process alone, without a directory: not every machine has it in /sys/fs/fuse/connections.
+    let control = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_create(control.as_fd())?;
+    let connections = rustix::mount::fsmount(
+        control.as_fd(),
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::empty(),
+    )?;
+    let file = rustix::fs::openat(
+        &connections,
+        format!("{minor}/abort"),
+        OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    rustix::io::write(&file, b"1")?;
+    Ok(())
 }
 
 /// Whether mounting can work at all, before anything is touched. `dir` is for the message.
