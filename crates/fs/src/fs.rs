@@ -12,6 +12,7 @@ mod errno;
 mod extents;
 mod file;
 mod inode;
+mod leaving;
 mod namespace;
 mod numbers;
 mod overlay;
@@ -42,6 +43,7 @@ pub use self::privileges::CAPABILITY;
 
 use self::commit::Commits;
 use self::core::{Core, NAME_MAX, wait};
+use self::leaving::Leaving;
 use self::numbers::Numbers;
 use self::table::Table;
 use crate::error::{Error, Result};
@@ -113,6 +115,7 @@ impl Fs {
             policy,
             turn: AtomicU64::new(number("placement_turn")?),
             commits: Commits::new(options.commit_interval_ms),
+            leaving: Leaving::default(),
             took_data: volume
                 .devices()
                 .iter()

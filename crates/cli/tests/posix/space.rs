@@ -139,3 +139,45 @@ fn a_full_volume_says_so_and_goes_on_working() {
     v.mount();
     assert!(fs::read(v.at("again")).unwrap() == chunk);
 }
+
+#[test]
+fn the_space_of_a_removed_file_is_free_when_remove_returns() {
+    let v = Volume::of_size("128M");
+    v.mount();
+    let chunk = pattern(3, 1 << 20);
+    let fill = |file: &mut File| while file.write_all(&chunk).is_ok() {};
+    for round in 0..10 {
+        let mut file = File::create(v.at("big")).unwrap();
+        fill(&mut file);
+        drop(file);
+        fs::remove_file(v.at("big")).unwrap();
+        fs::write(v.at("next"), &chunk).unwrap_or_else(|e| panic!("{round}: {e}"));
+        fs::remove_file(v.at("next")).unwrap();
+        let mut file = File::create(v.at("big")).unwrap();
+        fs::remove_file(v.at("big")).unwrap();
+        fill(&mut file);
+        drop(file);
+        let file = File::create(v.at("next")).unwrap();
+        fallocate(&file, FallocateFlags::empty(), 0, 32 << 20)
+            .unwrap_or_else(|e| panic!("fallocate, {round}: {e}"));
+        drop(file);
+        fs::remove_file(v.at("next")).unwrap();
+    }
+}
+
+#[test]
+fn an_open_file_without_a_name_keeps_its_space_until_it_is_closed() {
+    let v = Volume::of_size("128M");
+    v.mount();
+    let chunk = pattern(3, 4 << 20);
+    let mut file = File::create(v.at("open")).unwrap();
+    fs::remove_file(v.at("open")).unwrap();
+    while file.write_all(&chunk).is_ok() {}
+    for _ in 0..10 {
+        let error = fs::write(v.at("next"), &chunk).expect_err("there is no space");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+    }
+    drop(file);
+    v.remount();
+    fs::write(v.at("next"), &chunk).unwrap();
+}

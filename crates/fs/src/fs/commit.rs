@@ -551,6 +551,7 @@ fn settle(core: &Core, cut: Cut) {
     for ino in &cut.dead {
         core.table.remove(*ino);
     }
+    core.leaving.remove(&cut.dead);
     let mut numbers = core.numbers.lock();
     for ino in cut.dead {
         numbers.give_back(ino);

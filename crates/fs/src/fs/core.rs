@@ -13,6 +13,7 @@ use super::errno::*;
 use super::extents::Map;
 use super::file::{CacheResult, File};
 use super::inode::{BLOCKS_UNKNOWN, Inode, Meta};
+use super::leaving::Leaving;
 use super::numbers::Numbers;
 use super::placement::Policy;
 use super::table::Table;
@@ -45,6 +46,7 @@ pub struct Core {
     /// Directories made in the root so far: the placement cursor.
     pub turn: AtomicU64,
     pub commits: Commits,
+    pub leaving: Leaving,
     /// Devices that took data since they were last flushed.
     pub took_data: Vec<AtomicBool>,
     pub closed: AtomicBool,
@@ -266,6 +268,7 @@ impl Core {
             Err(error) => {
                 // It stays an orphan: the next mount tries again.
                 tracing::warn!("file {} has no name any more and stays: {error}", inode.ino);
+                self.leaving.remove(&[inode.ino]);
                 return;
             }
         };
@@ -273,8 +276,16 @@ impl Core {
         drop(meta);
         let (core, dead) = (self.clone(), inode.clone());
         let bury = move |result: CacheResult| match result {
-            Ok(()) => core.commits.push_dead(dead),
-            Err(error) => tracing::warn!("file {} stays until the next mount: {error}", dead.ino),
+            Ok(()) => {
+                core.commits.push_dead(dead);
+                if core.leaving.is_awaited() {
+                    core.commits.hurry();
+                }
+            }
+            Err(error) => {
+                tracing::warn!("file {} stays until the next mount: {error}", dead.ino);
+                core.leaving.remove(&[dead.ino]);
+            }
         };
         // A narrow range: the cache then looks at these pages and not at all of its own.
         let pages = file.as_ref().map_or(0, |file| file.end_page());

@@ -12,7 +12,7 @@ use super::errno::*;
 use super::file::{CacheResult, File};
 use super::inode::Meta;
 use super::times::{now_ns, relatime};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::{AccessTimes, Ino};
 
 /// Writes within this time set the times once.
@@ -82,10 +82,15 @@ impl Fs {
     }
 
     /// Before bytes are written: reserves space for pages of the range that have none (ENOSPC, EFBIG,
-    /// EROFS). Cheap when the range is placed or reserved already.
+    /// EROFS). Cheap when the range is placed or reserved already. Where there is no space it waits for what is being freed.
     pub fn begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
-        let core = &self.core;
-        core.may_change()?;
+        let attempt = || self.begin_write_if_room(file, offset, len);
+        self.core.with_space(file.ino(), attempt)
+    }
+
+    /// As `begin_write`, with ENOSPC at once where there is no space now.
+    pub fn begin_write_if_room(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
+        self.core.may_change()?;
         let end = offset
             .checked_add(len)
             .filter(|end| *end <= FILE_BYTES_MAX)
@@ -93,24 +98,11 @@ impl Fs {
         if len == 0 {
             return Ok(());
         }
-        let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-        for retry in [false, true] {
-            let result = {
-                let _shared = file.exclusive.read();
-                if offset > file.size() {
-                    self.clear_tail(file)?;
-                }
-                self.reserve(file, pages.clone())
-            };
-            match result {
-                // Perhaps what is needed was freed by a batch that is not durable yet.
-                Err(Error::Errno(errno)) if errno == ENOSPC.errno() && !retry => {
-                    core.commit_now()?
-                }
-                result => return result,
-            }
+        let _shared = file.exclusive.read();
+        if offset > file.size() {
+            self.clear_tail(file)?;
         }
-        Err(ENOSPC)
+        self.reserve(file, offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
     }
 
     /// `begin_write`, if it can be done at once. False: it has to be asked for by who may wait; nothing was done.

@@ -280,7 +280,12 @@ impl Fs {
                     core.commits.push(Change::PutValue("placement_turn", turn));
                 }
             }
-            None => core.commits.push(Change::PutOrphan(ino)),
+            None => {
+                if new.kind == Kind::File {
+                    core.leaving.add(ino);
+                }
+                core.commits.push(Change::PutOrphan(ino));
+            }
         }
         Ok(attr)
     }
@@ -326,6 +331,7 @@ impl Fs {
             }
             if linked.rec.nlink == 0 {
                 inode.unlinked.store(false, Ordering::Release);
+                core.leaving.remove(&[ino]);
                 core.commits.push(Change::DelOrphan(ino));
             }
             linked.rec.nlink = linked.rec.nlink.checked_add(1).ok_or(EMLINK)?;
@@ -417,6 +423,9 @@ impl Core {
         meta.rec.ctime_ns = now;
         if meta.rec.nlink == 0 {
             inode.unlinked.store(true, Ordering::Release);
+            if inode.kind == Kind::File {
+                self.leaving.add(inode.ino);
+            }
             self.commits.push(Change::PutOrphan(inode.ino));
         }
         self.mark_dirty(inode);

@@ -34,32 +34,34 @@ impl Fs {
             _ => return Err(EOPNOTSUPP),
         };
         let keep_size = mode & KEEP_SIZE != 0;
-        let _alone = file.exclusive.write();
-        let size = file.size();
-        if zero || punch {
-            // Beyond the end there are zeros already, in whole pages that may be given back.
-            self.punch(file, offset..end)?;
-        }
-        if !punch {
-            let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-            if end > size && !keep_size {
-                self.clear_tail(file)?;
+        core.with_space(file.ino(), || {
+            let _alone = file.exclusive.write();
+            let size = file.size();
+            if zero || punch {
+                // Beyond the end there are zeros already, in whole pages that may be given back.
+                self.punch(file, offset..end)?;
             }
-            let mut map = file.map.write();
-            map.preallocate(pages, file.slice(), &core.allocator)?;
-            file.count_blocks(&map);
-        }
-        let mut meta = file.inode.meta.write();
-        if !keep_size && end > meta.rec.size {
-            meta.rec.size = end;
-            file.set_size(end);
-        }
-        let now = now_ns();
-        meta.rec.mtime_ns = now;
-        meta.rec.ctime_ns = now;
-        drop(meta);
-        core.mark_dirty(&file.inode);
-        Ok(())
+            if !punch {
+                let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+                if end > size && !keep_size {
+                    self.clear_tail(file)?;
+                }
+                let mut map = file.map.write();
+                map.preallocate(pages, file.slice(), &core.allocator)?;
+                file.count_blocks(&map);
+            }
+            let mut meta = file.inode.meta.write();
+            if !keep_size && end > meta.rec.size {
+                meta.rec.size = end;
+                file.set_size(end);
+            }
+            let now = now_ns();
+            meta.rec.mtime_ns = now;
+            meta.rec.ctime_ns = now;
+            drop(meta);
+            core.mark_dirty(&file.inode);
+            Ok(())
+        })
     }
 
     /// SEEK_DATA (`data` true) / SEEK_HOLE; ENXIO past the end. Pages dirty in the cache are data.
