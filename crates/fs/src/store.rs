@@ -194,6 +194,14 @@ struct Writer {
     failed: Option<Error>,
 }
 
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Err(error) = close_database(self.db.take()) {
+            tracing::error!("closing the metadata store: {error}");
+        }
+    }
+}
+
 /// What is done before a batch is committed.
 pub trait BeforeCommit: Send + Sync {
     /// Prepares for `changes`, which may add `bytes` bytes to the metadata region: makes chunks
@@ -299,11 +307,12 @@ impl Store {
         let mut writer = self.writer.lock();
         let closed = || Error::Store("the store is closed".into());
         writer.failed.get_or_insert_with(closed);
-        drop(writer.db.take());
-        self.region
-            .as_ref()
-            .and_then(|region| region.last_error())
-            .map_or(Ok(()), Err)
+        let closed = close_database(writer.db.take());
+        let region = self.region.as_ref();
+        match region.and_then(|region| region.last_error()) {
+            Some(error) => Err(error),
+            None => closed,
+        }
     }
 
     /// Changes rows as such, for repairs; durable like `commit`.
@@ -350,8 +359,12 @@ impl Store {
             if let Some(region) = &self.region {
                 region.clear_full();
             }
-            let result = batch::apply(db, &operations, self.options.container_blocks);
-            match result {
+            let apply = || Ok(batch::apply(db, &operations, self.options.container_blocks));
+            let result = guarded(apply).inspect_err(|error| {
+                tracing::error!("metadata store: {error}; no more changes are accepted");
+                writer.failed = Some(error.clone());
+            });
+            match result? {
                 Ok(()) => break,
                 Err(batch::Failure::Damaged(what)) => return Err(Error::Damaged(what)),
                 Err(batch::Failure::Store(text)) => {
@@ -376,7 +389,7 @@ impl Store {
             .db
             .as_ref()
             .ok_or_else(|| Error::Store("the store is closed".into()))?;
-        match Snapshot::take(db) {
+        match guarded(|| Snapshot::take(db)) {
             Ok(snapshot) => self.snapshot.store(Arc::new(snapshot)),
             // The batch is durable but cannot be seen: nothing that is built on it may go on.
             Err(error) => {
@@ -426,14 +439,16 @@ impl Store {
                 "a store in memory cannot be opened again".into(),
             ));
         };
-        drop(writer.db.take());
-        let db = redb::Builder::new()
-            .set_cache_size(self.options.cache_bytes)
-            .create_with_backend(region::Backend(region.clone()))
-            .map_err(|e| explain(Some(region), e.to_string()))?;
-        self.snapshot.store(Arc::new(Snapshot::take(&db)?));
-        writer.db = Some(db);
-        Ok(())
+        close_database(writer.db.take())?;
+        guarded(|| {
+            let db = redb::Builder::new()
+                .set_cache_size(self.options.cache_bytes)
+                .create_with_backend(region::Backend(region.clone()))
+                .map_err(|e| explain(Some(region), e.to_string()))?;
+            self.snapshot.store(Arc::new(Snapshot::take(&db)?));
+            writer.db = Some(db);
+            Ok(())
+        })
     }
 
     /// Runs a read. One that fails is tried again when the snapshot was replaced meanwhile (the
@@ -645,6 +660,14 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
         Err(Error::Damaged(
             "the pages of the metadata store contradict each other; run jericho check".into(),
         ))
+    })
+}
+
+/// Closes a database, which writes: damaged pages show here, too.
+fn close_database(db: Option<Database>) -> Result<()> {
+    guarded(|| {
+        drop(db);
+        Ok(())
     })
 }
 
