@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod appends;
 pub mod cold;
 pub mod compare;
 pub mod fio;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use jericho_bench::report::{self, Report};
 use jericho_bench::settings::{Settings, Transport};
-use jericho_bench::{Result, cold, footprint, hits, inline, small_files, write_back};
+use jericho_bench::{Result, appends, cold, footprint, hits, inline, small_files, write_back};
 
 /// Compares Jericho with its peers in alternating runs.
 #[derive(Parser)]
@@ -54,6 +54,8 @@ fn measure(settings: &Settings, only: &[String]) -> Result<Report> {
     for transport in &settings.transports {
         let small_files = small_files::run(settings, wanted, *transport)?;
         report.comparisons.extend(small_files);
+        let appends = appends::run(settings, wanted, *transport)?;
+        report.comparisons.extend(appends);
     }
     report
         .comparisons

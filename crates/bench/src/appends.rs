@@ -1,0 +1,67 @@
+//! Small writes at the end of a file through the mount, as of a program that keeps a log, against a filesystem that does nothing.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::Result;
+use crate::compare::Comparison;
+use crate::mounts::Volume;
+use crate::null::{self, NullMount};
+use crate::settings::{Settings, Transport};
+
+const RECORD_BYTES: usize = 100;
+/// Between two looks at the clock.
+const RECORDS: u32 = 64;
+
+/// Records a second; opening the file and removing it are not counted.
+fn append(mnt: &Path, time: Duration) -> Result<f64> {
+    let path = mnt.join("log");
+    let mut log = File::options().append(true).create(true).open(&path)?;
+    let begun = Instant::now();
+    let mut records = 0u32;
+    while begun.elapsed() < time {
+        for _ in 0..RECORDS {
+            log.write_all(&[b'x'; RECORD_BYTES])?;
+        }
+        records += RECORDS;
+    }
+    let per_s = f64::from(records) / begun.elapsed().as_secs_f64();
+    drop(log);
+    fs::remove_file(&path)?;
+    Ok(per_s)
+}
+
+/// One comparison, over one transport.
+pub fn run(
+    settings: &Settings,
+    wanted: impl Fn(&str) -> bool,
+    transport: Transport,
+) -> Result<Vec<Comparison>> {
+    let name = format!("{}appends", transport.prefix());
+    if settings.self_test || !wanted(&name) {
+        return Ok(Vec::new());
+    }
+    let mut volume = Volume::format(settings, "appends", "2G")?;
+    volume.transport = transport;
+    volume.mount("512M")?;
+    let nothing = NullMount::mount(settings)?;
+    let time = Duration::from_secs(settings.pick(3, 1));
+    let comparison = Comparison {
+        name,
+        conditions: format!("write(2) of {RECORD_BYTES} bytes with O_APPEND, one thread"),
+        unit: "writes/s",
+        ours: transport.side(),
+        peer: null::NAME,
+        target_ratio: Some(0.9),
+        our_values: Vec::new(),
+        peer_values: Vec::new(),
+        bounds: Vec::new(),
+    };
+    Ok(vec![comparison.run(
+        settings.rounds,
+        || append(volume.mnt(), time),
+        || append(nothing.mnt(), time),
+    )?])
+}
