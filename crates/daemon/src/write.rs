@@ -108,6 +108,10 @@ impl Mounted {
         let Some(writing) = file.try_writing() else {
             return 0;
         };
+        // Somebody who comes from here on to write it inline waits until `writing` is dropped.
+        if self.fast.written_file(file.ino()).is_some() {
+            return 0;
+        }
         let mut progress = Progress::new(self, handle, offset, mode, writing, None);
         if !progress.hit(data) {
             progress.try_miss(data);
@@ -147,21 +151,30 @@ impl Mounted {
         {
             return reply(Err(error));
         }
+        if let Some(file) = self.fast.written_file(handle.file.ino())
+            && handle.grants.lock().write
+        {
+            self.wrote_by_kernel(&file);
+        }
         // Appends are serialised by the kernel's inode lock, and with inline writers by theirs, so the size
         // can't move under us.
-        let guard = self.fast.written_file(handle.file.ino()).map(|file| {
-            let at = (!mode.append).then_some(offset);
-            if handle.grants.lock().write {
-                self.wrote_by_kernel(&file);
+        let (guard, offset, writing) = loop {
+            let guard = self.fast.written_file(handle.file.ino()).map(|file| {
+                let at = (!mode.append).then_some(offset);
+                WriteGuard::take(self, file, at, data.len() as u64)
+            });
+            let offset = place(&handle.file, offset, mode);
+            if is_far(offset) {
+                return reply(Err(Error::Errno(libc::EFBIG)));
             }
-            WriteGuard::take(self, file, at, data.len() as u64)
-        });
-        let offset = place(&handle.file, offset, mode);
-        if is_far(offset) {
-            return reply(Err(Error::Errno(libc::EFBIG)));
-        }
+            let writing = handle.file.writing();
+            // Somebody who comes from here on to write it inline waits until `writing` is dropped.
+            match self.fast.written_file(handle.file.ino()) {
+                Some(file) if guard.as_ref().is_none_or(|guard| !guard.is_of(&file)) => {}
+                _ => break (guard, offset, writing),
+            }
+        };
         self.accessed(handle.file.slice(), offset, data.len());
-        let writing = handle.file.writing();
         let mut progress = Progress::new(self, handle, offset, mode, writing, guard);
         match progress.advance(data) {
             Step::Done => progress.finish(data.len(), reply),

@@ -1017,3 +1017,29 @@ fn how_threads_follow_is_inherited_when_something_is_made_and_survives_a_remount
     fs.set_threads(ROOT, None).unwrap();
     assert_eq!(of(fs, ROOT), (None, false));
 }
+
+#[test]
+fn who_waits_for_writers_waits_for_those_that_are_there_and_no_others() {
+    let mut mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("file");
+    let calls = Arc::new(Mutex::new(vec![]));
+    let wait = |name: &'static str| {
+        let calls = calls.clone();
+        file.after_writings(move || calls.lock().unwrap().push(name));
+    };
+    let first = file.writing();
+    wait("for the first");
+    let second = file.writing();
+    wait("for both");
+    let third = file.writing();
+    assert!(calls.lock().unwrap().is_empty());
+    drop(second);
+    assert!(calls.lock().unwrap().is_empty());
+    drop(first);
+    assert_eq!(*calls.lock().unwrap(), ["for the first", "for both"]);
+    drop(third);
+    wait("for nobody");
+    assert_eq!(calls.lock().unwrap().len(), 3);
+    drop(file);
+    mount.down();
+}

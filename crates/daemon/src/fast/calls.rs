@@ -205,13 +205,20 @@ impl Mounted {
         if !first_writer {
             return reply(answer);
         }
-        // From now on the kernel asks for attributes each time; what it has, and its pages, is dropped before the first write.
+        // From now on the kernel asks for attributes each time; what it has, and its pages, is dropped before the first write, and writes of
+        // the mount that take no locks are over. Nobody waits for them in the thread for jobs: they may wait for a device.
         let weak = Arc::downgrade(self);
-        fast.later(move || {
-            if let Some(mounted) = weak.upgrade() {
-                mounted.fast.grant_writes(&slot_file);
-            }
-            reply(answer);
+        file.after_writings(move || {
+            let Some(mounted) = weak.upgrade() else {
+                return;
+            };
+            let weak = Arc::downgrade(&mounted);
+            mounted.fast.later(move || {
+                if let Some(mounted) = weak.upgrade() {
+                    mounted.fast.grant_writes(&slot_file);
+                }
+                reply(answer);
+            });
         });
     }
 

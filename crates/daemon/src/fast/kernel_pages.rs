@@ -50,18 +50,26 @@ struct Pages {
     dropping: bool,
     /// The last descriptor that writes the file is being closed, or was: nobody grants writes.
     ended: bool,
+    /// Times that the file got its first inline writer while writes of the mount were under way that take no locks, and are so still.
+    earlier: u32,
 }
 
 impl Fast {
-    /// The file has its first inline writer: the kernel may have pages from before. Withholds writes until they are dropped.
-    pub(super) fn begin_writes(&self, file: &SlotFile) {
+    /// The file has its first inline writer: the kernel may have pages from before, and the mount may be in the middle of writes that
+    /// take no locks. Withholds writes until the pages are dropped and those writes are over.
+    pub(super) fn begin_writes(&self, file: &Arc<SlotFile>) {
         let mut pages = file.kernel_pages.0.lock();
         pages.fills += 1;
         pages.withheld = true;
         pages.ended = false;
         pages.writes_wanted = WRITES_MIN;
         pages.granted_at = None;
+        pages.earlier += 1;
         self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
+        drop(pages);
+        let waiting = file.clone();
+        let over = move || waiting.kernel_pages.0.lock().earlier -= 1;
+        file.file.after_writings(over);
     }
 
     /// Drops the kernel's pages and lets clients write again, unless the kernel has begun to read pages meanwhile. May wait for
@@ -78,7 +86,7 @@ impl Fast {
         let mut pages = file.kernel_pages.0.lock();
         pages.dropping = false;
         pages.writes = 0;
-        if pages.fills == seen && pages.withheld && !pages.ended {
+        if pages.fills == seen && pages.withheld && !pages.ended && pages.earlier == 0 {
             pages.withheld = false;
             pages.granted_at = Some(Instant::now());
             self.info(file).set_flags(0, SlotInfo::NO_WRITE);
@@ -185,7 +193,7 @@ impl Mounted {
     pub(crate) fn wrote_by_kernel(self: &Arc<Self>, file: &Arc<SlotFile>) {
         {
             let mut pages = file.kernel_pages.0.lock();
-            if !pages.withheld || pages.dropping {
+            if !pages.withheld || pages.dropping || pages.earlier > 0 {
                 return;
             }
             pages.writes += 1;

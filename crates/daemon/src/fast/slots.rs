@@ -1,7 +1,7 @@
 //! Files with a slot.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use jericho_cache::OWNER_DAEMON;
 use jericho_format::PAGE_BYTES;
@@ -194,6 +194,9 @@ impl Fast {
                 file.set_inline_writes(true);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
+                // A write that did not find the slot has made the file longer before: see `size_grew`.
+                fence(Ordering::SeqCst);
+                self.slot(&made).grow(|| file.size());
                 made
             }
         };
@@ -206,8 +209,9 @@ impl Fast {
             grants.write = true;
             first = slot_file.writers.fetch_add(1, Ordering::AcqRel) == 0;
             if first {
-                self.begin_writes(&slot_file);
+                // First: a write of the mount that is not waited for finds out that it has to take locks.
                 self.written.fetch_add(1, Ordering::AcqRel);
+                self.begin_writes(&slot_file);
             }
         }
         Ok((slot_file, first))
@@ -347,6 +351,8 @@ impl Mounted {
 
     /// After the daemon has made a file longer, or changed nothing of its size.
     pub(crate) fn size_grew(&self, file: &File) {
+        // Who gives the file a slot at this moment sees the size, or is seen.
+        fence(Ordering::SeqCst);
         if let Some(slot_file) = self.fast.slot_file(file.ino()) {
             self.fast.slot(&slot_file).grow(|| file.size());
         }

@@ -44,6 +44,11 @@ impl WriteGuard {
             range,
         }
     }
+
+    /// Whether its locks are those of a file.
+    pub fn is_of(&self, file: &Arc<SlotFile>) -> bool {
+        Arc::ptr_eq(&self.file, file)
+    }
 }
 
 impl Drop for WriteGuard {

@@ -61,6 +61,35 @@ struct Writers {
     count: u32,
     /// The home is about to change: new ones wait.
     shut: bool,
+    /// So many have come so far.
+    came: u64,
+    /// Who waits for those that were there.
+    waiting: Vec<Waiting>,
+}
+
+/// Waits until those writers are done that came before the number `before`.
+struct Waiting {
+    before: u64,
+    left: u32,
+    then: Box<dyn FnOnce() + Send>,
+}
+
+impl Writers {
+    fn come(&mut self) -> u64 {
+        self.count += 1;
+        self.came += 1;
+        self.came - 1
+    }
+
+    /// Takes out whom nobody of those is left for that they waited for, now that a writer has gone.
+    fn go(&mut self, number: u64) -> Vec<Waiting> {
+        self.count -= 1;
+        for waiting in &mut self.waiting {
+            waiting.left -= u32::from(number < waiting.before);
+        }
+        // Mostly nobody waits.
+        self.waiting.extract_if(.., |w| w.left == 0).collect()
+    }
 }
 
 /// A writer between `begin_write` and `end_write`. While one is held the file's home does not change, so
@@ -68,14 +97,19 @@ struct Writers {
 /// holds it must not truncate or move the same file.
 pub struct Writing {
     file: Arc<File>,
+    number: u64,
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
         let mut writers = self.file.writers.lock();
-        writers.count -= 1;
+        let ready = writers.go(self.number);
         if writers.count == 0 {
             self.file.writers_changed.notify_all();
+        }
+        drop(writers);
+        for waiting in ready {
+            (waiting.then)();
         }
     }
 }
@@ -147,9 +181,12 @@ impl File {
         while writers.shut {
             self.writers_changed.wait(&mut writers);
         }
-        writers.count += 1;
+        let number = writers.come();
         drop(writers);
-        Writing { file: self.clone() }
+        Writing {
+            file: self.clone(),
+            number,
+        }
     }
 
     /// `writing`, unless it would have to wait until the file has its new home.
@@ -158,9 +195,29 @@ impl File {
         if writers.shut {
             return None;
         }
-        writers.count += 1;
+        let number = writers.come();
         drop(writers);
-        Some(Writing { file: self.clone() })
+        Some(Writing {
+            file: self.clone(),
+            number,
+        })
+    }
+
+    /// Calls `then` once those are done that hold the file's home now (`writing`): at once, or in the thread of the last of them, which must
+    /// not be kept waiting. Whoever comes later sees what the caller did before.
+    pub fn after_writings(&self, then: impl FnOnce() + Send + 'static) {
+        let mut writers = self.writers.lock();
+        if writers.count > 0 {
+            let waiting = Waiting {
+                before: writers.came,
+                left: writers.count,
+                then: Box::new(then),
+            };
+            writers.waiting.push(waiting);
+            return;
+        }
+        drop(writers);
+        then();
     }
 
     /// Keeps new writers out and waits until those that are there are done. Not to be called with

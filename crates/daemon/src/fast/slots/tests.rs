@@ -13,6 +13,7 @@ use jericho_topology::Topology;
 use super::*;
 use crate::fast::KernelCache;
 use crate::open::OpenOptions;
+use crate::write::{WriteMode, WriteSync};
 
 const CALLER: Caller = Caller {
     uid: 0,
@@ -181,6 +182,29 @@ impl Bed {
         let handle = self.mounted.open_file(attr.ino, false, true).unwrap();
         let file = self.grant(&handle);
         (handle, file)
+    }
+
+    /// A new file that nobody uses inline, with space for 16 pages.
+    fn plain(&self) -> Arc<Handle> {
+        let fs = self.mounted.fs();
+        let attr = (fs.mknod(ROOT, b"plain", Kind::File, 0o644, 0, CALLER)).unwrap();
+        let handle = self.mounted.open_file(attr.ino, false, true).unwrap();
+        fs.begin_write(&handle.file, 0, 16 * PAGE_BYTES).unwrap();
+        handle
+    }
+
+    /// Appends through the mount.
+    fn append(&self, handle: &Arc<Handle>, data: &[u8]) -> mpsc::Receiver<u32> {
+        let (tx, rx) = mpsc::channel();
+        let mode = WriteMode {
+            append: true,
+            sync: WriteSync::No,
+            strip_suid: false,
+        };
+        (self.mounted).write(handle, 0, data, mode, move |written| {
+            let _ = tx.send(written.unwrap());
+        });
+        rx
     }
 
     fn grant(&self, handle: &Arc<Handle>) -> Arc<SlotFile> {
@@ -578,4 +602,82 @@ fn writes_that_were_about_to_be_granted_are_not_when_nobody_has_the_file_any_mor
     for handle in [reader, writer] {
         bed.mounted.close_file(&handle);
     }
+}
+
+#[test]
+fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
+    let bed = Bed::new();
+    let (fast, handle) = (&bed.mounted.fast, bed.plain());
+    let limit = Duration::from_secs(60);
+    // The write has to wait for its page.
+    let (tx, rx) = mpsc::channel();
+    let object = handle.file.object();
+    let slice = bed.mounted.slice(handle.file.slice());
+    slice.get(&object, 0, 1, Intent::Overwrite, move |page| {
+        tx.send(page).unwrap();
+    });
+    let mut page = rx.recv_timeout(limit).unwrap().unwrap();
+    let written = bed.append(&handle, b"record");
+    assert!(written.try_recv().is_err());
+    let (tx, answer) = mpsc::channel();
+    let call = Call::Fast { write: true };
+    (bed.mounted).call(&handle, call, asker(), move |answer: Answer| {
+        tx.send(answer).unwrap();
+    });
+    let slot_file = fast.slot_file(handle.file.ino()).unwrap();
+    let withheld = || fast.info(&slot_file).word().flags() & SlotInfo::NO_WRITE != 0;
+    // What the thread for jobs had to do by now, it has done.
+    let (tx, rx) = mpsc::channel();
+    fast.later(move || tx.send(()).unwrap());
+    rx.recv_timeout(limit).unwrap();
+    assert!(answer.try_recv().is_err() && withheld());
+    // Nor because others have written through the kernel.
+    fast.grant_writes(&slot_file);
+    assert!(withheld());
+    page.write(0, 0, &[0; PAGE_BYTES as usize]).unwrap();
+    drop(page);
+    assert_eq!(written.recv_timeout(limit).unwrap(), 6);
+    assert_eq!(answer.recv_timeout(limit).unwrap().status, 0);
+    assert!(!withheld());
+    assert_eq!(bed.size_in_slot(&slot_file), 6);
+    bed.mounted.close_file(&handle);
+}
+
+#[test]
+fn a_write_of_the_mount_notices_that_the_file_has_got_its_first_inline_writer() {
+    let bed = Bed::new();
+    let (fast, handle) = (&bed.mounted.fast, bed.plain());
+    // Has the write wait after it has looked for inline writers.
+    let other = handle.file.writing();
+    std::thread::scope(|scope| {
+        scope.spawn(|| bed.mounted.fs().release_promises(&handle.file).unwrap());
+        wait_until("writes have to wait", || {
+            handle.file.try_writing().is_none()
+        });
+        let (tx, rx) = mpsc::channel();
+        let writer = scope.spawn({
+            let (bed, handle) = (&bed, &handle);
+            move || {
+                tx.send(std::fs::read_link("/proc/thread-self").unwrap())
+                    .unwrap();
+                let written = bed.append(handle, b"record");
+                assert_eq!(written.recv_timeout(Duration::from_secs(60)).unwrap(), 6);
+            }
+        });
+        let thread = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+        let syscall = PathBuf::from("/proc").join(thread).join("syscall");
+        let futex = format!("{} ", libc::SYS_futex);
+        wait_until("it waits", || {
+            std::fs::read_to_string(&syscall).is_ok_and(|line| line.starts_with(&futex))
+        });
+        let granted = fast.grant(&handle.file, &mut handle.grants.lock(), true);
+        let (slot_file, first) = granted.unwrap();
+        assert!(first);
+        let held = fast.slot(&slot_file).extend_lock().try_lock(7).unwrap();
+        drop(other);
+        writer.join().unwrap();
+        // It has waited for the lock, and then taken it away.
+        assert!(!fast.slot(&slot_file).extend_lock().is_held(held));
+    });
+    bed.mounted.close_file(&handle);
 }
