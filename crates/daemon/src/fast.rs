@@ -74,6 +74,8 @@ pub(crate) struct Fast {
     tokens: Tokens,
     slices: Vec<Arc<Slice>>,
     files: RwLock<HashMap<Ino, Arc<SlotFile>>>,
+    /// Handles that are mapped, by file; with or without a slot. Changed with `files` locked for writing.
+    mappings: Mutex<HashMap<Ino, u32>>,
     free: Arc<Mutex<slots::FreeSlots>>,
     changing: changing::Changing,
     /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
@@ -127,6 +129,7 @@ impl Fast {
             tokens: Tokens::default(),
             slices: slices.to_vec(),
             files: RwLock::new(HashMap::new()),
+            mappings: Mutex::default(),
             free: Arc::default(),
             changing: changing::Changing::default(),
             in_use: 0.into(),

@@ -365,24 +365,11 @@ impl Mounted {
         R: FnOnce(Answer) + Send + 'static,
     {
         let fast = &self.fast;
-        let granted = {
-            let mut grants = handle.grants.lock();
-            let granted = fast.grant(&handle.file, &mut grants, false);
-            if let Ok((slot_file, _)) = &granted
-                && !grants.mapped
-            {
-                grants.mapped = true;
-                fast.end_inline(slot_file);
-            }
-            granted
-        };
-        // Without a free slot nobody accesses it inline either, or it would have one.
-        let Ok((slot_file, _)) = granted else {
-            return reply(Answer::default());
-        };
+        let slot_file = fast.map(handle);
         let (kernel, mounted) = (fast.kernel.get().cloned(), Arc::downgrade(self));
+        // Also when there is nothing to end: what others do for this file at the moment is over when this job begins.
         fast.later(move || {
-            if let Some(mounted) = mounted.upgrade() {
+            if let (Some(slot_file), Some(mounted)) = (slot_file, mounted.upgrade()) {
                 let file = &slot_file.file;
                 if !mounted.slice(file.slice()).withdraw(file.ino()) {
                     tracing::warn!(ino = file.ino(), "an inline writer does not finish");

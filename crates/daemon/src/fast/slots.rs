@@ -1,5 +1,6 @@
 //! Files with a slot.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -173,6 +174,8 @@ impl Fast {
             None => {
                 let slot = self.free.lock().take(self.slots.count());
                 let slot = slot.ok_or(Refusal::Slots)?;
+                let mappings = self.mappings.lock().get(&file.ino()).copied();
+                let mapped = mappings.unwrap_or(0);
                 let made = Arc::new(SlotFile {
                     slot,
                     closing: Mutex::default(),
@@ -180,7 +183,7 @@ impl Fast {
                     file: file.clone(),
                     granted: AtomicU32::new(0),
                     writers: AtomicU32::new(0),
-                    mapped: AtomicU32::new(0),
+                    mapped: AtomicU32::new(mapped),
                     kernel_pages: KernelPages::default(),
                     extend: Extend::default(),
                     range: RangeHolders::default(),
@@ -189,9 +192,10 @@ impl Fast {
                 self.slot(&made).set_size(file.size(), true);
                 self.slot(&made).take_modified();
                 self.info(&made).set_policy(file.threads().policy());
-                self.info(&made).set(file.ino(), file.slice(), 0);
+                let flags = if mapped > 0 { SlotInfo::KERNEL } else { 0 };
+                self.info(&made).set(file.ino(), file.slice(), flags);
                 // The last slot may have ended them.
-                file.set_inline_writes(true);
+                file.set_inline_writes(mapped == 0);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
                 // A write that did not find the slot has made the file longer before: see `size_grew`.
@@ -222,6 +226,43 @@ impl Fast {
     pub(super) fn end_inline(&self, slot_file: &SlotFile) {
         // With the lock, so that a release does not take the last reason but this one for the last one.
         let _files = self.files.write();
+        self.shut(slot_file);
+    }
+
+    /// Notes that a handle is mapped, until it is released. Returns the file's slot when inline access has ended with that. A file
+    /// without a slot needs none: it gets one that says so.
+    pub(super) fn map(&self, handle: &Handle) -> Option<Arc<SlotFile>> {
+        let mut grants = handle.grants.lock();
+        if grants.mapped {
+            return None;
+        }
+        grants.mapped = true;
+        let files = self.files.write();
+        let ino = handle.file.ino();
+        *self.mappings.lock().entry(ino).or_default() += 1;
+        let slot_file = files.get(&ino).cloned();
+        slot_file.inspect(|slot_file| self.shut(slot_file))
+    }
+
+    fn unmap(&self, file: &File) {
+        let files = self.files.write();
+        if let Entry::Occupied(mut mappings) = self.mappings.lock().entry(file.ino()) {
+            *mappings.get_mut() -= 1;
+            if *mappings.get() == 0 {
+                mappings.remove();
+            }
+        }
+        // It has counted this mapping, also if it came later.
+        if let Some(slot_file) = files.get(&file.ino())
+            && slot_file.mapped.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            self.info(slot_file).set_flags(0, SlotInfo::KERNEL);
+            slot_file.file.set_inline_writes(true);
+        }
+    }
+
+    /// With `files` locked for writing.
+    fn shut(&self, slot_file: &SlotFile) {
         slot_file.mapped.fetch_add(1, Ordering::AcqRel);
         self.info(slot_file).set_flags(SlotInfo::KERNEL, 0);
         slot_file.file.set_inline_writes(false);
@@ -230,6 +271,9 @@ impl Fast {
     /// The kernel has released the handle.
     pub fn release(&self, mounted: &Mounted, handle: &Handle) {
         let grants = std::mem::take(&mut *handle.grants.lock());
+        if grants.mapped {
+            self.unmap(&handle.file);
+        }
         let Some(slot_file) = grants.file else { return };
         let mut last_writer = false;
         if grants.write {
@@ -250,10 +294,6 @@ impl Fast {
             }
         }
         let mut files = self.files.write();
-        if grants.mapped && slot_file.mapped.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.info(&slot_file).set_flags(0, SlotInfo::KERNEL);
-            slot_file.file.set_inline_writes(true);
-        }
         if slot_file.granted.fetch_sub(1, Ordering::AcqRel) == 1 {
             files.remove(&slot_file.file.ino());
             self.info(&slot_file).set(0, 0, SlotInfo::KERNEL);

@@ -215,8 +215,12 @@ impl Bed {
 
     /// What an ioctl of the descriptor is answered.
     fn ask(&self, handle: &Arc<Handle>, call: Call) -> Answer {
+        self.ask_as(handle, call, asker())
+    }
+
+    fn ask_as(&self, handle: &Arc<Handle>, call: Call, who: crate::Asker) -> Answer {
         let (tx, rx) = mpsc::channel();
-        self.mounted.call(handle, call, asker(), move |answer| {
+        self.mounted.call(handle, call, who, move |answer| {
             tx.send(answer).unwrap();
         });
         rx.recv_timeout(Duration::from_secs(60)).unwrap()
@@ -400,6 +404,45 @@ fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_oft
     }
     assert!(!is_there(40) && !is_there(90));
     bed.mounted.close_file(&reading);
+}
+
+#[test]
+fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_until_that_ends() {
+    let bed = Bed::new();
+    let stranger = crate::Asker {
+        uid: 60_000,
+        gid: 60_000,
+        ..asker()
+    };
+    let (handle, granted) = bed.granted(b"mapped", 100);
+    let ino = handle.file.ino();
+    bed.mounted.close_file(&handle);
+    drop(granted);
+    let open = || bed.mounted.open_file(ino, false, true).unwrap();
+    let in_use = || bed.mounted.fast.in_use.load(Ordering::SeqCst);
+    let (before, mappings) = (in_use(), [open(), open()]);
+    for mapping in mappings.iter().chain(&mappings) {
+        assert_eq!(bed.ask_as(mapping, Call::Mapped, stranger).status, 0);
+    }
+    assert_eq!(in_use(), before);
+    // Who has asked for the slot meanwhile, and does not use it.
+    let program = open();
+    assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
+    let [one, other] = mappings;
+    bed.mounted.close_file(&one);
+    assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
+    bed.mounted.close_file(&other);
+    assert_eq!(bed.ask(&program, WRITE).status, 0);
+    assert!(program.file.object().may_write_inline());
+    assert!(bed.mounted.fast.mappings.lock().is_empty());
+    // A mapping of a file that has a slot.
+    let mapping = open();
+    assert_eq!(bed.ask_as(&mapping, Call::Mapped, stranger).status, 0);
+    assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
+    assert!(!program.file.object().may_write_inline());
+    bed.mounted.close_file(&mapping);
+    assert_eq!(bed.ask(&program, WRITE).status, 0);
+    bed.mounted.close_file(&program);
 }
 
 const SET_ID: SetAttr = SetAttr {
