@@ -178,7 +178,9 @@ impl Mounted {
         if self.attributes_may_be_kept(attr.ino) {
             return Ok(attr);
         }
+        // A kernel that gets an error forgets nothing.
         self.getattr(attr.ino)
+            .inspect_err(|_| self.fs.forget(attr.ino, 1))
     }
 
     /// Makes what was written to a file durable; see `Fs::fsync`.

@@ -861,6 +861,23 @@ fn replacing_by_rename_leaves_the_old_or_the_new_contents() {
 }
 
 #[test]
+fn exchanging_names_leaves_the_old_or_the_new_contents_of_both() {
+    for seed in 0..6 {
+        let mut mount = Mount::new(64 << 20);
+        let contents = [pattern(1, 20_000), pattern(2, 30_000)];
+        for (name, data) in ["f", "g"].iter().zip(&contents) {
+            let (_, file) = mount.create(name);
+            mount.write(&file, 0, data);
+        }
+        mount.fs().rename(ROOT, b"f", ROOT, b"g", 2).unwrap();
+        mount.commit();
+        mount.power_cut(seed);
+        assert_eq!(mount.read(&mount.open("f")), contents[1]);
+        assert_eq!(mount.read(&mount.open("g")), contents[0]);
+    }
+}
+
+#[test]
 fn contents_that_replace_others_by_a_truncation_go_to_the_device_at_the_close() {
     for seed in 0..4 {
         let mut mount = Mount::new(64 << 20);

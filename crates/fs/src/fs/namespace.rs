@@ -42,7 +42,7 @@ impl Fs {
                 }
                 core.table.count_lookup(dir);
             }
-            return core.attr(&inode);
+            return self.looked_up(&inode);
         }
         let parent = core.directory(dir)?;
         let inode = match name {
@@ -64,7 +64,13 @@ impl Fs {
                 inode
             }
         };
-        core.attr(&inode)
+        self.looked_up(&inode)
+    }
+
+    /// The attributes of an inode whose lookup was counted.
+    fn looked_up(&self, inode: &Arc<Inode>) -> Result<Attr> {
+        // A kernel that gets an error forgets nothing.
+        (self.core.attr(inode)).inspect_err(|_| self.forget(inode.ino, 1))
     }
 
     /// The kernel forgets `n` lookups.

@@ -54,14 +54,14 @@ impl Fs {
         self.rename_absorbing((dir, name), (new_dir, new_name), flags, |_| ())
     }
 
-    /// `rename`, for files that clients change inline. Calls `absorb` with the file that replaces another before the
+    /// `rename`, for files that clients change inline. Calls `absorb` with each file that replaces another before the
     /// file's data is written back: the filesystem then has the size and the dirty pages that the clients have made.
     pub fn rename_absorbing(
         &self,
         (dir, name): (Ino, &[u8]),
         (new_dir, new_name): (Ino, &[u8]),
         flags: u32,
-        absorb: impl FnOnce(Ino),
+        absorb: impl Fn(Ino),
     ) -> Result<()> {
         if flags & !(NOREPLACE | EXCHANGE) != 0 || flags == NOREPLACE | EXCHANGE {
             return Err(EINVAL);
@@ -74,8 +74,9 @@ impl Fs {
         }
         let core = &self.core;
         core.may_change()?;
-        if flags & EXCHANGE == 0 {
-            self.write_replacement((dir, name), (new_dir, new_name), absorb)?;
+        self.write_replacement((dir, name), (new_dir, new_name), &absorb)?;
+        if flags & EXCHANGE != 0 {
+            self.write_replacement((new_dir, new_name), (dir, name), &absorb)?;
         }
         let gate = core.begin()?;
         let from = core.directory(dir)?;
@@ -104,7 +105,7 @@ impl Fs {
         &self,
         (dir, name): (Ino, &[u8]),
         (new_dir, new_name): (Ino, &[u8]),
-        absorb: impl FnOnce(Ino),
+        absorb: &impl Fn(Ino),
     ) -> Result<()> {
         let core = &self.core;
         let entry = |dir, name: &[u8]| {
