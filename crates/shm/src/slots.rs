@@ -13,6 +13,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 pub const WORDS: usize = 30;
 const HEADER: usize = 4096;
 const SIZE_BITS: u32 = 46;
+/// Tries to change a size, each of which fails only when another thread has changed it meanwhile.
+const SIZE_TRIES: u32 = 1000;
 /// Bytes to a segment.
 const SEGMENT_SHIFT: u32 = 16;
 const ALL_WORDS: u32 = (1 << WORDS) - 1;
@@ -184,18 +186,27 @@ impl Slot {
 
     /// The daemon sets the size; writers that saw the old one are refused when `cut`.
     pub fn set_size(&self, bytes: u64, cut: bool) {
-        let mut seen = self.size();
-        loop {
-            let next = if cut {
-                seen.cut_to(bytes)
-            } else {
-                seen.with_bytes(bytes)
-            };
-            if self.replace(seen, next) {
-                return;
-            }
-            seen = self.size();
+        let next = |seen: SizeWord| match cut {
+            true => seen.cut_to(bytes),
+            false => seen.with_bytes(bytes),
+        };
+        if let Err(seen) = self.change_size(|seen| Some(next(seen))) {
+            // What the liar has stored meanwhile counts no more than what it would store now.
+            self.size.store(next(seen).0, Ordering::Release);
         }
+    }
+
+    /// Replaces the size by what `next` says of the one before; `None`: it stays. Fails with the size that it saw last after so many
+    /// tries that a client does nothing but change the size, as none does that keeps to the protocol.
+    fn change_size(&self, next: impl Fn(SizeWord) -> Option<SizeWord>) -> Result<(), SizeWord> {
+        let mut seen = self.size();
+        for _ in 0..SIZE_TRIES {
+            match next(seen) {
+                Some(next) if !self.replace(seen, next) => seen = self.size(),
+                _ => return Ok(()),
+            }
+        }
+        Err(seen)
     }
 
     /// The daemon changes bytes of the file: writers and readers that saw the size begin anew.
@@ -219,13 +230,11 @@ impl Slot {
     /// The daemon has made the file longer, or equally long: the size grows to `bytes` unless it is more. `bytes` is asked
     /// after the word is read, so that a truncation in between counts.
     pub fn grow(&self, bytes: impl Fn() -> u64) {
-        loop {
-            let seen = self.size();
+        // A client that keeps others from telling the size could as well store a wrong one.
+        let _ = self.change_size(|seen| {
             let bytes = bytes();
-            if seen.bytes() >= bytes || self.extend(seen, bytes) {
-                return;
-            }
-        }
+            (seen.bytes() < bytes).then(|| seen.with_bytes(bytes))
+        });
     }
 
     /// When the first inline write was since the mark was taken, in nanoseconds of the realtime clock; 0: none.
@@ -491,6 +500,23 @@ mod tests {
         assert_eq!(slot.size().bytes(), 20_000);
         slot.grow(|| 25_000);
         assert_eq!(slot.size().bytes(), 25_000);
+    }
+
+    #[test]
+    fn a_client_that_changes_the_size_all_the_time_does_not_hold_up_the_daemon() {
+        let slots = Slots::create("test", 1).unwrap();
+        let slot = slots.slot(0).unwrap();
+        // Another thread changes it between each look and each change.
+        slot.grow(|| {
+            slot.cut();
+            25_000
+        });
+        assert_eq!(slot.size().bytes(), 0);
+        let seen = slot.change_size(|seen| {
+            slot.cut();
+            Some(seen.with_bytes(1))
+        });
+        assert_eq!(seen, Err(slot.size()));
     }
 
     #[test]
