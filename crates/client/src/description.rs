@@ -115,8 +115,10 @@ pub struct Identity {
 }
 
 /// An open file description.
+///
+/// The first line says what it is: all threads that use it read that. The second is what each sequential call changes.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub struct Description {
     generation: AtomicU32,
     references: AtomicU32,
@@ -127,22 +129,25 @@ pub struct Description {
     object: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
-    /// The offset, when it is here. On a line of its own with what else sequential use changes.
+    /// One more than the last page that was asked to be reserved, or `fd::NEVER`. This and the next two change with a call of the
+    /// daemon, or instead of one.
+    pub reserved_to: AtomicU64,
+    /// Pages that were last asked to be reserved.
+    pub reserved: AtomicU32,
+    /// Extending writes that go by without another try to reserve.
+    pub reserve_pause: AtomicU32,
+    /// The offset, when it is here.
     pub offset: Offset,
     /// The reader's position.
     pub read_ahead: ReadAhead,
     /// Where the last write that made the file longer ended.
     pub extended_to: AtomicU64,
-    /// Pages that were last asked to be reserved.
-    pub reserved: AtomicU32,
-    /// One more than the last of them, or `fd::NEVER`.
-    pub reserved_to: AtomicU64,
-    /// Extending writes that go by without another try to reserve.
-    pub reserve_pause: AtomicU32,
 }
 
 // As the shift by which it is found.
 const _: () = assert!(size_of::<Description>() == 128);
+// The lines.
+const _: () = assert!(std::mem::offset_of!(Description, offset) == 64);
 
 impl Description {
     const fn new() -> Description {
@@ -156,12 +161,12 @@ impl Description {
             object: AtomicU64::new(0),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
+            reserved_to: AtomicU64::new(0),
+            reserved: AtomicU32::new(0),
+            reserve_pause: AtomicU32::new(0),
             offset: Offset::new(),
             read_ahead: ReadAhead::new(),
             extended_to: AtomicU64::new(0),
-            reserved: AtomicU32::new(0),
-            reserved_to: AtomicU64::new(0),
-            reserve_pause: AtomicU32::new(0),
         }
     }
 
