@@ -37,9 +37,10 @@ impl Handle {
         })
     }
 
-    /// Whether its program was granted inline writes.
+    /// Whether its program was granted inline writes; true when that cannot be known without waiting.
     pub fn may_write_inline(&self) -> bool {
-        self.grants.lock().write
+        let grants = self.grants.try_lock();
+        grants.is_none_or(|grants| grants.write)
     }
 
     /// Sets how durable writes are that do not say so themselves.
