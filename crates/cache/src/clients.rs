@@ -297,14 +297,28 @@ impl Slice {
         if !self.drain(object.id(), named.clone(), Flags::NONE) {
             tracing::warn!(object = object.id(), "an inline writer does not finish");
         }
+        self.take_unknown(object, &named)
+    }
+
+    /// Takes in those pages of an object that are dirty and that the index does not have, of the named ones: (page, entry). Gives how
+    /// many those were.
+    fn take_unknown(&self, object: &Arc<dyn Object>, pages: &[(u64, u32)]) -> usize {
+        let shared = &self.shared;
+        let is_dirty = |index: &u32| shared.memory.entry(*index).state().has(Flags::DIRTY);
+        let dirty = pages.iter().map(|(_, index)| *index).filter(is_dirty);
+        let dirty: Vec<u32> = dirty.collect();
+        if dirty.is_empty() {
+            return 0;
+        }
         shared.hear_clients();
         let mut unknown = vec![];
-        let mut state = shared.lock();
-        state.drain_announced(shared);
-        for (_, index) in &named {
-            unknown.extend(state.unknown_dirty(shared, *index));
+        for some in dirty.chunks(CHUNK as usize) {
+            let mut state = shared.lock();
+            state.drain_announced(shared);
+            for index in some {
+                unknown.extend(state.unknown_dirty(shared, *index));
+            }
         }
-        drop(state);
         unknown.retain(|key| key.object() == object.id());
         self.adopt(unknown, &|_| Some(object.clone()))
     }
@@ -348,15 +362,17 @@ impl Slice {
         shared.evict_waker.wake();
     }
 
-    /// Keeps inline writers from an object's pages: none changes one after the return. Its `may_write_inline` must say no
-    /// already. Waits for writers, at most for a latch
+    /// Keeps inline writers from an object's pages: none changes one after the return, and the slice knows all that they have changed, also what
+    /// they have not reported yet. Its `may_write_inline` must say no already. Waits for writers, at most for a latch
     /// to be taken away; false if one could not be.
-    pub fn withdraw(&self, object: u64) -> bool {
+    pub fn withdraw(&self, object: &Arc<dyn Object>) -> bool {
         // Pages that are inserted after this learn from the object that they must not be written inline; those that were
         // inserted before are met below.
         drop(self.shared.lock());
-        let found = crate::invalidate::resident(&self.shared, object, &(0..u64::MAX));
-        self.drain(object, found, Flags::BACKED)
+        let found = crate::invalidate::resident(&self.shared, object.id(), &(0..u64::MAX));
+        let drained = self.drain(object.id(), found.clone(), Flags::BACKED);
+        self.take_unknown(object, &found);
+        drained
     }
 
     /// Waits for clients that are writing pages of a range. A client that latches one of them after the return sees in the slot

@@ -476,7 +476,7 @@ fn no_page_of_an_object_that_must_not_be_written_inline_may_be() {
         assert_eq!(backed(page), allowed, "a new page");
     }
     linear.inline.store(false, Ordering::SeqCst);
-    assert!(slice.withdraw(1));
+    assert!(slice.withdraw(&object));
     assert!(!backed(0));
     for page in 0..2 {
         write(slice, &object, page, 100, &[2; 50]).unwrap();

@@ -371,7 +371,7 @@ impl Mounted {
         fast.later(move || {
             if let (Some(slot_file), Some(mounted)) = (slot_file, mounted.upgrade()) {
                 let file = &slot_file.file;
-                if !mounted.slice(file.slice()).withdraw(file.ino()) {
+                if !mounted.slice(file.slice()).withdraw(&file.object()) {
                     tracing::warn!(ino = file.ino(), "an inline writer does not finish");
                 }
                 mounted.settle(file.ino());
@@ -399,7 +399,7 @@ impl Mounted {
         // The daemon refuses grants as those of a file that is mapped.
         self.fast.end_inline(slot_file);
         let file = &slot_file.file;
-        if !self.slice(file.slice()).withdraw(file.ino()) {
+        if !self.slice(file.slice()).withdraw(&file.object()) {
             tracing::warn!(ino = file.ino(), "an inline writer does not finish");
         }
         self.settle(file.ino());

@@ -180,3 +180,14 @@ fn a_report_of_a_file_that_has_no_slot_any_more_is_no_less_heard() {
         "it was acknowledged before the fsync"
     );
 }
+
+#[test]
+fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
+    let mut programs = Programs::new();
+    let handle = programs.bed.handle.clone();
+    let key = Key::new(handle.file.ino(), 3);
+    programs.write(key, BeforeTheReport);
+    // What a move does before it writes the dirty pages back and drops the rest.
+    assert!(programs.slice().withdraw(&handle.file.object()));
+    assert_eq!(programs.slice().first_dirty(key.object(), 0), Some(3));
+}
