@@ -181,7 +181,7 @@ pub struct UmountArgs {
     /// Give up what cannot be written; the daemon's log names the files
     #[arg(long)]
     pub force: bool,
-    /// Detach it now though it is in use; the daemon ends when nobody uses it and all is written
+    /// Detach it at once, though it is in use or not all can be written; the daemon ends when nobody uses it and all is written
     #[arg(long, conflicts_with = "force")]
     pub lazy: bool,
 }

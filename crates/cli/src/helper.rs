@@ -107,11 +107,11 @@ pub fn remount(arguments: Vec<OsString>) -> Outcome {
 fn umount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
     let parsed = Parsed::of(arguments)?;
     let mut call: Vec<OsString> = vec!["jericho".into(), "umount".into()];
-    for (flag, option) in [(b'f', "--force"), (b'l', "--lazy")] {
-        if parsed.flags.contains(&flag) {
-            call.push(option.into());
-        }
-    }
+    // With both, the directory is to be free at once. What cannot be written is not given up for that: the daemon does not hold
+    // it up.
+    let options = [(b'l', "--lazy"), (b'f', "--force")];
+    let asked = (options.iter()).find(|(flag, _)| parsed.flags.contains(flag));
+    call.extend(asked.map(|(_, option)| option.into()));
     call.push("--".into());
     call.extend(parsed.operands);
     Ok(Call::Jericho(call))
@@ -174,8 +174,16 @@ mod tests {
                 "jericho umount -- /mnt",
             ),
             (
+                "umount.fuse.jericho /mnt -f",
+                "jericho umount --force -- /mnt",
+            ),
+            (
+                "umount.fuse.jericho /mnt -f -l",
+                "jericho umount --lazy -- /mnt",
+            ),
+            (
                 "umount.fuse.jericho /mnt -fl",
-                "jericho umount --force --lazy -- /mnt",
+                "jericho umount --lazy -- /mnt",
             ),
             (
                 "mount.fuse.jericho /v /mnt -s -o nosuid",

@@ -27,8 +27,10 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(300);
 pub fn run(args: &UmountArgs) -> Outcome {
     if args.force {
         discard(&args.dir)?;
+    } else if args.lazy {
+        detach(&args.dir)?;
     } else {
-        unmount_how(&args.dir, args.lazy)?;
+        unmount(&args.dir)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -142,18 +144,29 @@ pub fn wait_for_former(volume: &Path) {
     }
 }
 
-/// Unmounts `dir`; returns when everything is on the device.
-pub fn unmount(dir: &Path) -> Result<(), Failure> {
-    unmount_how(dir, false)
+/// Finds the volume that is mounted on `path`.
+fn mount_at(path: &Path, shown: &Path) -> Result<mounts::Mount, Failure> {
+    mounts::at(path)?
+        .filter(|m| m.filesystem == mounts::FILESYSTEM)
+        .ok_or_else(|| {
+            let shown = shown.display();
+            Failure::new(format!("no Jericho volume is mounted on {shown}"))
+        })
 }
 
-/// `unmount`; `lazy`: also while it is in use, and without waiting for the daemon's end.
-fn unmount_how(dir: &Path, lazy: bool) -> Result<(), Failure> {
+/// Detaches `dir`, also while it is in use. Asks the daemon nothing: it writes everything back when nobody uses the mount, and
+/// goes on trying if that fails.
+fn detach(dir: &Path) -> Result<(), Failure> {
+    let path = mounts::resolve(dir)?;
+    mount_at(&path, dir)?;
+    attach::unmount(&path, true).map_err(|e| Failure::new(e.to_string()))
+}
+
+/// Unmounts `dir`; returns when everything is on the device.
+pub fn unmount(dir: &Path) -> Result<(), Failure> {
     let path = mounts::resolve(dir)?;
     let shown = dir.display();
-    let mount = mounts::at(&path)?
-        .filter(|m| m.filesystem == mounts::FILESYSTEM)
-        .ok_or_else(|| Failure::new(format!("no Jericho volume is mounted on {shown}")))?;
+    let mount = mount_at(&path, dir)?;
 
     if daemon_is_gone(&path) {
         attach::unmount(&path, true).map_err(|e| Failure::new(e.to_string()))?;
@@ -172,8 +185,7 @@ fn unmount_how(dir: &Path, lazy: bool) -> Result<(), Failure> {
             stat.volume
         )));
     }
-    match attach::unmount(&path, lazy) {
-        Ok(()) if lazy => return Ok(()),
+    match attach::unmount(&path, false) {
         Ok(()) => {}
         Err(MountError::Busy { .. }) => return Err(in_use(dir, &mount)),
         Err(e) => return Err(Failure::new(e.to_string())),

@@ -4,10 +4,11 @@
 //! all FUSE mounts. Its own table, /run/mount/utab, has the last word. An entry is made only as root and where the helper
 //! is installed, and is gone with the daemon.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use rustix::fs::FlockOperation;
 
@@ -16,28 +17,43 @@ const DIRECTORY: &str = "/run/mount";
 
 /// The entry of a mount, taken out when this is dropped.
 pub struct Entry {
-    target: Option<PathBuf>,
+    line: Option<Line>,
+}
+
+/// What an entry says.
+struct Line {
+    source: String,
+    target: String,
+    options: &'static str,
 }
 
 /// Enters a mount of a volume. A failure is logged: it costs a volume nothing but the helper.
 pub fn enter(volume: &Path, dir: &Path) -> Entry {
     let wanted = rustix::process::geteuid().is_root() && Path::new(HELPER).exists();
-    let line = format!(
-        "SRC={} TARGET={} ROOT=/ OPTS=uhelper=fuse.jericho\n",
-        escaped(volume),
-        escaped(dir)
-    );
-    let entered = wanted && logged(rewrite(dir, &line));
+    let line = Line {
+        source: format!("SRC={}", escaped(volume)),
+        target: format!("TARGET={}", escaped(dir)),
+        options: "OPTS=uhelper=fuse.jericho",
+    };
+    let entered = wanted && logged(rewrite(&line, true));
     Entry {
-        target: entered.then(|| dir.to_owned()),
+        line: entered.then_some(line),
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if let Some(target) = &self.target {
-            logged(rewrite(target, ""));
+        if let Some(line) = &self.line {
+            logged(rewrite(line, false));
         }
+    }
+}
+
+impl Line {
+    /// Whether a line of the table is this one, perhaps with more fields. Others of the same directory are of other mounts there.
+    fn is(&self, line: &str) -> bool {
+        let has = |field: &str| line.split(' ').any(|f| f == field);
+        has(&self.source) && has(&self.target) && has(self.options)
     }
 }
 
@@ -48,10 +64,13 @@ fn logged(result: io::Result<()>) -> bool {
     result.is_ok()
 }
 
-/// Replaces the entries of a directory by a line, perhaps an empty one.
-fn rewrite(dir: &Path, line: &str) -> io::Result<()> {
+/// Puts a line into the table, or takes it out.
+fn rewrite(line: &Line, put: bool) -> io::Result<()> {
     let directory = Path::new(DIRECTORY);
-    fs::create_dir_all(directory)?;
+    if !directory.exists() {
+        fs::create_dir_all(directory)?;
+        fs::set_permissions(directory, Permissions::from_mode(0o755))?;
+    }
     let mut options = File::options();
     let lock = options.create(true).truncate(false).write(true);
     let lock = lock.open(directory.join("utab.lock"))?;
@@ -61,12 +80,16 @@ fn rewrite(dir: &Path, line: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         other => other?,
     };
-    let target = format!("TARGET={}", escaped(dir));
-    let others = old.lines().filter(|l| !l.split(' ').any(|f| f == target));
-    let mut new: String = others.map(|l| format!("{l}\n")).collect();
-    new += line;
+    let mut new: String = (old.lines().filter(|other| !line.is(other)))
+        .map(|other| format!("{other}\n"))
+        .collect();
+    if put {
+        new += &format!("{} {} ROOT=/ {}\n", line.source, line.target, line.options);
+    }
     let temporary = directory.join("utab.jericho");
     fs::write(&temporary, new)?;
+    // Everybody reads it, whatever the daemon's umask is.
+    fs::set_permissions(&temporary, Permissions::from_mode(0o644))?;
     fs::rename(temporary, table)
 }
 

@@ -351,6 +351,25 @@ fn after_an_unmount_that_cannot_be_refused_the_daemon_writes_on_and_holds_the_vo
 }
 
 #[test]
+fn a_lazy_unmount_frees_the_directory_though_not_all_can_be_written_and_loses_nothing() {
+    let Some(host) = unwritable() else { return };
+    let open = File::open(host.mnt().join("kept")).expect("the file");
+    succeed(jericho(["umount", "--lazy"]).arg(host.mnt()));
+    assert!(!is_mounted(&host.mnt()));
+    let mut first = [0; 100];
+    open.read_exact_at(&mut first, 0).expect("it is in use");
+    drop(open);
+    at_last("the file's name in the log", || {
+        let named = host.said("still writing back") == 1 && host.said("/kept") == 1;
+        named.then_some(()).ok_or("no word of it".into())
+    });
+    fs::remove_file(host.filler()).expect("rm");
+    host.mounted_at_last();
+    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
+    assert!(bytes == pattern(5, 0, 2 * MIB));
+}
+
+#[test]
 fn what_cannot_be_written_is_given_up_when_that_is_asked_for() {
     for gone in [false, true] {
         let Some(host) = unwritable() else { return };

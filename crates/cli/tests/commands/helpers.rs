@@ -30,6 +30,29 @@ const WITH_HELPERS: &str = r#"
     if touch "$MNT/other" 2>&-; then exit 1; fi
     umount "$MNT"
 
+    # What it tells umount(8) can be read by everybody, and says nothing about other mounts.
+    other="SRC=/elsewhere TARGET=$MNT ROOT=/ OPTS=uhelper=other"
+    echo "$other" > /run/mount/utab
+    (umask 077; mount -t fuse.jericho "$VOLUME" "$MNT" -o "cache=32M,log=$LOG")
+    [ "$(stat -c %a /run/mount/utab)" = 644 ]
+    grep -q uhelper=fuse.jericho /run/mount/utab
+    "$JERICHO" umount "$MNT"
+    [ "$(cat /run/mount/utab)" = "$other" ]
+    rm /run/mount/utab
+
+    # Lazily, with and without force: the directory is free though a file is open.
+    for how in -l -fl; do
+        mount -t fuse.jericho "$VOLUME" "$MNT" -o "cache=32M,log=$LOG"
+        exec 3< "$MNT/file"
+        umount $how "$MNT"
+        if mountpoint -q "$MNT"; then exit 1; fi
+        grep -q kept <&3
+        exec 3<&-
+        # It waits for the daemon to end.
+        mount -t fuse.jericho "$VOLUME" "$MNT" -o "cache=32M,log=$LOG"
+        umount "$MNT"
+    done
+
     if mount -t fuse.jericho "$VOLUME" "$MNT" -o cache=32M,colour=red 2> refused; then exit 1; fi
     grep -q 'colour=red' refused
     if mountpoint -q "$MNT"; then exit 1; fi
