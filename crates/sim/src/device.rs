@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jericho_storage::{BLOCK_BYTES, Cause, Device, IoError};
+use jericho_storage::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
 use jericho_sys::errno;
 use parking_lot::Mutex;
 
@@ -26,6 +26,7 @@ pub struct SimDevice {
     name: Arc<str>,
     size_bytes: u64,
     home_node: Option<u32>,
+    takes_back: bool,
     state: Mutex<State>,
 }
 
@@ -98,6 +99,7 @@ impl SimDevice {
             name: name.into(),
             size_bytes: size_bytes - size_bytes % BLOCK_BYTES,
             home_node: None,
+            takes_back: false,
             state: Mutex::new(State::new(Image::default())),
         }
     }
@@ -106,6 +108,14 @@ impl SimDevice {
     pub fn on_node(self, node: u32) -> SimDevice {
         SimDevice {
             home_node: Some(node),
+            ..self
+        }
+    }
+
+    /// The same device, which says of itself that it takes blocks back.
+    pub fn that_takes_back(self) -> SimDevice {
+        SimDevice {
+            takes_back: true,
             ..self
         }
     }
@@ -138,6 +148,7 @@ impl SimDevice {
             name: Arc::clone(&self.name),
             size_bytes: self.size_bytes,
             home_node: self.home_node,
+            takes_back: self.takes_back,
             state: Mutex::new(State::new(image)),
         }
     }
@@ -364,6 +375,13 @@ impl Device for SimDevice {
                 Some(Effect::Short { .. }) => Err(Cause::Errno(errno::EIO)),
             },
         )
+    }
+
+    fn takes_back(&self) -> TakesBack {
+        match self.takes_back {
+            true => TakesBack::Space,
+            false => TakesBack::Nothing,
+        }
     }
 
     fn queue_fd(&self) -> Option<BorrowedFd<'_>> {

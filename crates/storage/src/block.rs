@@ -10,7 +10,7 @@ use jericho_sys::block::{self, Open};
 use crate::flush::Flusher;
 use crate::handle::Handle;
 use crate::open::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Device, IoError};
+use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
 /// A whole disk, a partition, or any other block device, with direct I/O.
 ///
@@ -20,6 +20,7 @@ use crate::{BLOCK_BYTES, Device, IoError};
 #[derive(Debug)]
 pub struct BlockDevice {
     handle: Handle,
+    can_discard: bool,
 }
 
 impl BlockDevice {
@@ -59,7 +60,11 @@ impl BlockDevice {
             flusher: Flusher::default(),
             file,
         };
-        Ok(Arc::new(BlockDevice { handle }))
+        let can_discard = block::can_discard(metadata.rdev());
+        Ok(Arc::new(BlockDevice {
+            handle,
+            can_discard,
+        }))
     }
 }
 
@@ -94,6 +99,13 @@ impl Device for BlockDevice {
             .give_or_take("discard", offset_bytes, length_bytes, |file| {
                 block::discard_device(file, offset_bytes, length_bytes)
             })
+    }
+
+    fn takes_back(&self) -> TakesBack {
+        match self.can_discard && !self.handle.is_read_only {
+            true => TakesBack::Blocks,
+            false => TakesBack::Nothing,
+        }
     }
 
     fn is_read_only(&self) -> bool {

@@ -12,7 +12,7 @@ use jericho_sys::block::{self, Open};
 use crate::flush::Flusher;
 use crate::handle::Handle;
 use crate::open::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Device, IoError};
+use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
 /// A regular file as a device: direct I/O where its filesystem has it, else through the page cache.
 ///
@@ -136,6 +136,13 @@ impl Device for FileDevice {
             .give_or_take("discard", offset_bytes, length_bytes, |file| {
                 block::punch_hole(file, offset_bytes, length_bytes)
             })
+    }
+
+    fn takes_back(&self) -> TakesBack {
+        match self.handle.is_read_only {
+            true => TakesBack::Nothing,
+            false => TakesBack::Space,
+        }
     }
 
     fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {

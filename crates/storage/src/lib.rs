@@ -103,6 +103,17 @@ impl IoError {
     }
 }
 
+/// What becomes of blocks that are discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakesBack {
+    /// Nothing: the device knows no discard.
+    Nothing,
+    /// Their space goes back to the host of a file, and writing to them may need space again.
+    Space,
+    /// A block device learns that they hold nothing.
+    Blocks,
+}
+
 /// A place where blocks are stored.
 ///
 /// The blocking calls take any buffer whose length is a multiple of `BLOCK_BYTES`, may be made from
@@ -123,6 +134,10 @@ pub trait Device: Send + Sync {
     /// Tells the device that a range holds nothing of value; what is read there afterwards is unspecified. Fails with
     /// EOPNOTSUPP where the device cannot take it back: then nothing has changed, and asking again is vain.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
+    /// What `discard` does, as far as can be known before the first one.
+    fn takes_back(&self) -> TakesBack {
+        TakesBack::Nothing
+    }
     /// Sees to it that a range can be written though its host becomes full: a sparse file takes space for it. What
     /// the range holds stays. Devices whose space is all theirs have nothing to do. Fails with EOPNOTSUPP where the
     /// host cannot: only writing takes space there.

@@ -207,16 +207,30 @@ pub fn needs_stable_writes(file: &File, metadata: &Metadata) -> bool {
     needs_stable_writes_below(Path::new("/sys/dev/block").join(format!("{major}:{minor}")))
 }
 
-/// A partition has the queue of its disk, which is the directory above it.
 fn needs_stable_writes_below(link: impl AsRef<Path>) -> bool {
-    let Ok(directory) = std::fs::canonicalize(link) else {
-        return false;
-    };
+    queue_attribute(link, "stable_writes").is_some_and(|text| text == "1")
+}
+
+/// Whether a block device (`st_rdev`) can discard, by its queue's `discard_max_bytes`.
+pub fn can_discard(device: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    can_discard_below(Path::new("/sys/dev/block").join(format!("{major}:{minor}")))
+}
+
+fn can_discard_below(link: impl AsRef<Path>) -> bool {
+    let most = queue_attribute(link, "discard_max_bytes");
+    most.and_then(|text| text.parse::<u64>().ok())
+        .is_some_and(|bytes| bytes > 0)
+}
+
+/// An attribute of a queue. A partition has the queue of its disk, which is the directory above it.
+fn queue_attribute(link: impl AsRef<Path>, name: &str) -> Option<String> {
+    let directory = std::fs::canonicalize(link).ok()?;
     let text = directory
         .ancestors()
         .take(2)
-        .find_map(|disk| std::fs::read_to_string(disk.join("queue/stable_writes")).ok());
-    text.is_some_and(|text| text.trim() == "1")
+        .find_map(|disk| std::fs::read_to_string(disk.join("queue").join(name)).ok())?;
+    Some(text.trim().to_string())
 }
 
 #[cfg(test)]
@@ -324,6 +338,20 @@ mod tests {
         assert_eq!(home_node_below(&partition), Some(1));
         std::fs::write(adapter.join("numa_node"), "-1\n").unwrap();
         assert_eq!(home_node_below(&partition), None);
+    }
+
+    #[test]
+    fn a_partition_discards_when_its_disk_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let partition = dir.path().join("sda/sda1");
+        std::fs::create_dir_all(&partition).unwrap();
+        assert!(!can_discard_below(&partition));
+        let queue = dir.path().join("sda/queue");
+        std::fs::create_dir_all(&queue).unwrap();
+        for (text, expected) in [("0\n", false), ("4294966784\n", true)] {
+            std::fs::write(queue.join("discard_max_bytes"), text).unwrap();
+            assert_eq!(can_discard_below(&partition), expected);
+        }
     }
 
     #[test]
