@@ -57,6 +57,8 @@ enum Op {
         slice: u16,
     },
     Remount,
+    /// Discards all that is free, so that whatever is used though it is free reads as garbage.
+    Trim,
     PowerCut {
         seed: u64,
     },
@@ -78,6 +80,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => file.clone().prop_map(|file| Op::Sync { file }),
         1 => (file, 0..2u16).prop_map(|(file, slice)| Op::Move { file, slice }),
         1 => Just(Op::Remount),
+        1 => Just(Op::Trim),
         1 => any::<u64>().prop_map(|seed| Op::PowerCut { seed }),
     ]
 }
@@ -151,7 +154,7 @@ fn answer<T>(rx: &mpsc::Receiver<T>) -> T {
 
 impl Bed {
     fn new() -> Bed {
-        let device = Arc::new(SimDevice::new("sim", VOLUME_BYTES));
+        let device = Arc::new(SimDevice::new("sim", VOLUME_BYTES).that_takes_back());
         let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
         let options = FormatOptions {
             slices: Some(2),
@@ -326,6 +329,10 @@ impl Bed {
                     model.synced = model.bytes.clone();
                     model.touched.clear();
                 }
+            }
+            Op::Trim => {
+                let fs = self.mounted().fs().clone();
+                fs.trim(0..u64::MAX, 0, None).unwrap();
             }
             Op::PowerCut { seed } => {
                 self.device.cut_power();

@@ -7,11 +7,12 @@
 //! names them, and they are set in memory when a container is loaded.
 //!
 //! Invariants: `available` + `reserved` is at most the number of clear bits of all containers, so a
-//! promise can always be kept. A container that a transaction frees blocks of is loaded before that
+//! promise can always be kept. (Blocks that are lent out to be discarded, `lend.rs`, are set and in neither.) A container that a transaction frees blocks of is loaded before that
 //! transaction commits (`Store` calls `load_for`): loaded afterwards, blocks would look free before
 //! `release_committed`, be handed out, and be released again under their new owner.
 
 mod bits;
+mod lend;
 mod refill;
 
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 use self::bits::Bits;
+use self::lend::Loans;
+pub use self::lend::{Loan, Recall, Wanted};
 use crate::error::{Error, Result};
 use crate::store::StoreRef;
 use crate::types::SliceId;
@@ -37,7 +40,7 @@ pub struct Blocks {
 
 /// One container.
 struct Container {
-    /// Clear bits; also right while the bitmap is not loaded.
+    /// Clear bits, and those of blocks that are lent; also right while the bitmap is not loaded.
     free: AtomicU32,
     bits: Mutex<Option<Bits>>,
 }
@@ -101,6 +104,7 @@ pub struct Allocator {
     /// Free minus promised.
     available: AtomicU64,
     reserved: AtomicU64,
+    loans: Loans,
 }
 
 /// Passes over all containers before an allocation gives up what was promised to it.
@@ -176,6 +180,7 @@ impl Allocator {
             slices,
             available: AtomicU64::new(available),
             reserved: AtomicU64::new(0),
+            loans: Loans::default(),
         });
         let before = refill::Before(Arc::downgrade(&allocator));
         allocator.store.set_before_commit(Box::new(before));
@@ -441,6 +446,9 @@ impl Allocator {
             let n = match container.bits.lock().as_mut() {
                 Some(bits) => {
                     let n = bits.clear(at, count);
+                    if self.loans.remember.load(Ordering::Acquire) && bits.note_freed(at, count) {
+                        self.loans.freed.lock().push_back((blocks.slice, index));
+                    }
                     container.free.fetch_add(n, Ordering::AcqRel);
                     space.free.fetch_add(u64::from(n), Ordering::AcqRel);
                     n

@@ -8,6 +8,7 @@ mod commit;
 mod core;
 mod data;
 mod directory;
+mod discard;
 mod errno;
 mod extents;
 mod file;
@@ -43,6 +44,7 @@ pub use self::privileges::CAPABILITY;
 
 use self::commit::Commits;
 use self::core::{Core, NAME_MAX, wait};
+use self::discard::Discards;
 use self::leaving::Leaving;
 use self::numbers::Numbers;
 use self::table::Table;
@@ -71,6 +73,7 @@ pub struct FsOptions {
 pub struct Fs {
     core: Arc<Core>,
     committer: Mutex<Option<JoinHandle<()>>>,
+    discarder: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Fs {
@@ -123,22 +126,32 @@ impl Fs {
                 .collect(),
             closed: AtomicBool::new(false),
             access_times: AtomicU8::new(AccessTimes::default() as u8),
+            discards: Discards::new(&volume, options.read_only),
             volume,
             store,
             allocator,
             slices,
             options,
         });
-        let committer = {
+        let start = |name: &str, run: fn(&Core)| {
             let core = core.clone();
             std::thread::Builder::new()
-                .name("jericho-commit".into())
-                .spawn(move || jericho_sys::service::run(|| commit::run(&core)))
-                .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))?
+                .name(name.into())
+                .spawn(move || jericho_sys::service::run(|| run(&core)))
+                .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))
         };
+        let discarder = if core.discards.is_on() {
+            core.allocator.remember_freed();
+            Some(start("jericho-discard", discard::run)?)
+        } else {
+            None
+        };
+        let committer =
+            start("jericho-commit", commit::run).inspect_err(|_| core.discards.stop_now())?;
         let fs = Arc::new(Fs {
             core,
             committer: Mutex::new(Some(committer)),
+            discarder: Mutex::new(discarder),
         });
         fs.remove_orphans()?;
         Ok(fs)
@@ -175,6 +188,10 @@ impl Fs {
         self.core.alive()?;
         let result = self.sync_all();
         self.core.closed.store(true, Ordering::Release);
+        if result.is_ok() {
+            self.core.discards.finish();
+            join(&self.discarder);
+        }
         self.stop();
         // The last writes of all, before the volume may be called clean.
         let closed = self.core.store.close();
@@ -186,14 +203,10 @@ impl Fs {
     }
 
     fn stop(&self) {
+        self.core.discards.stop_now();
+        join(&self.discarder);
         self.core.commits.stop();
-        let Some(committer) = self.committer.lock().take() else {
-            return;
-        };
-        // The last handle may be dropped by a callback of the committer itself.
-        if committer.thread().id() != std::thread::current().id() && committer.join().is_err() {
-            tracing::error!("the committer thread had panicked");
-        }
+        join(&self.committer);
         self.core.table.clear();
     }
 
@@ -246,6 +259,16 @@ impl Fs {
     /// Inodes in memory now.
     pub fn cached_inodes(&self) -> usize {
         self.core.table.len()
+    }
+}
+
+/// Waits for the end of a thread, unless it is this one: the last handle may be dropped by a callback of the committer itself.
+fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
+    let Some(thread) = thread.lock().take() else {
+        return;
+    };
+    if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+        tracing::error!("a thread of the filesystem had panicked");
     }
 }
 

@@ -131,6 +131,15 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
+/// What a part of a trim has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trimmed {
+    /// Blocks that devices took back.
+    pub blocks: u64,
+    /// Where to go on; `None`: it is done.
+    pub next: Option<u64>,
+}
+
 /// One directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {

@@ -5,12 +5,21 @@ pub(super) struct Bits {
     words: Box<[u64]>,
     /// Where the next search starts (next fit): behind what was handed out last.
     next: usize,
+    /// Blocks that were freed and not lent since, whoever has them now. `None`: there are none.
+    freed: Option<Box<[u64]>>,
+    /// Waits to be looked at for freed blocks.
+    pub(super) is_queued: bool,
 }
 
 impl Bits {
     /// From the durable bitmap, or all free.
     pub(super) fn new(words: Box<[u64]>) -> Bits {
-        Bits { words, next: 0 }
+        Bits {
+            words,
+            next: 0,
+            freed: None,
+            is_queued: false,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -56,20 +65,74 @@ impl Bits {
         changed
     }
 
+    /// Notes that blocks were freed. Gives whether the container waits to be looked at from now on, and did not before.
+    pub(super) fn note_freed(&mut self, first: usize, count: usize) -> bool {
+        let words = self.words.len();
+        let freed = self.freed.get_or_insert_with(|| vec![0; words].into());
+        Self::for_each_mask(first, count, |word, mask| freed[word] |= mask);
+        !std::mem::replace(&mut self.is_queued, true)
+    }
+
+    /// The first run of free blocks at or after `from` that has at least `least` of them; with `freed`, of those that were
+    /// freed and not lent since. Gives (first, count).
+    pub(super) fn free_run(
+        &self,
+        from: usize,
+        freed: bool,
+        least: usize,
+    ) -> Option<(usize, usize)> {
+        let is_wanted = |word: usize| {
+            let of_those = match (&self.freed, freed) {
+                (Some(freed), true) => freed[word],
+                (None, true) => 0,
+                (_, false) => u64::MAX,
+            };
+            !self.words[word] & of_those
+        };
+        let mut at = from;
+        loop {
+            let first = self.find_in(at, is_wanted);
+            if first == self.len() {
+                return None;
+            }
+            let end = self.find_in(first, |word| !is_wanted(word));
+            if end - first >= least {
+                return Some((first, end - first));
+            }
+            at = end;
+        }
+    }
+
+    /// Takes free blocks for as long as they are lent; the next search is not moved by it.
+    pub(super) fn lend(&mut self, first: usize, count: usize) {
+        self.set(first, count);
+        if let Some(freed) = &mut self.freed {
+            Self::for_each_mask(first, count, |word, mask| freed[word] &= !mask);
+            if freed.iter().all(|word| *word == 0) {
+                self.freed = None;
+            }
+        }
+    }
+
     /// First bit at or after `from` that is clear (or, with `set`, set); `len` when there is none.
     fn find(&self, from: usize, set: bool) -> usize {
+        let flip = if set { 0 } else { u64::MAX };
+        self.find_in(from, |word| self.words[word] ^ flip)
+    }
+
+    /// First bit at or after `from` that is set in what `words` gives for its word; `len` when there is none.
+    fn find_in(&self, from: usize, words: impl Fn(usize) -> u64) -> usize {
         let mut word = from / 64;
         if word >= self.words.len() {
             return self.len();
         }
-        let flip = if set { 0 } else { u64::MAX };
-        let mut bits = (self.words[word] ^ flip) & (u64::MAX << (from % 64));
+        let mut bits = words(word) & (u64::MAX << (from % 64));
         while bits == 0 {
             word += 1;
             if word == self.words.len() {
                 return self.len();
             }
-            bits = self.words[word] ^ flip;
+            bits = words(word);
         }
         word * 64 + bits.trailing_zeros() as usize
     }
@@ -152,6 +215,28 @@ mod tests {
         assert_eq!(bits.take(5, 3), None);
         assert_eq!(bits.take(5, 1), Some((3, 2)));
         assert_eq!(bits.free(), 0);
+    }
+
+    #[test]
+    fn only_freed_blocks_that_are_still_free_are_found_as_such() {
+        let mut bits = Bits::new(vec![0; 4].into());
+        assert_eq!(bits.take(150, 1), Some((0, 150)));
+        assert_eq!(bits.free_run(0, true, 1), None);
+        bits.clear(10, 100);
+        assert!(bits.note_freed(10, 100) && !bits.note_freed(10, 100));
+        assert_eq!(bits.free_run(0, true, 1), Some((10, 100)));
+        assert_eq!(bits.free_run(0, true, 101), None);
+        assert_eq!(bits.free_run(0, false, 101), Some((150, 106)));
+        assert_eq!(bits.take_at(50, 1), 1);
+        assert_eq!(bits.free_run(0, true, 50), Some((51, 59)));
+        bits.lend(51, 59);
+        bits.lend(10, 40);
+        assert_eq!(bits.free_run(0, true, 1), None);
+        // Taken since it was freed: that it was is known until it is free again.
+        assert_eq!(bits.clear(50, 1), 1);
+        assert_eq!(bits.free_run(0, true, 1), Some((50, 1)));
+        bits.lend(50, 1);
+        assert!(bits.freed.is_none());
     }
 
     #[test]

@@ -83,7 +83,12 @@ impl Allocator {
         let missing = (wanted + STOCK_CHUNKS - have).min(region.free_entries() as u64);
         let mut entries = Vec::new();
         while (entries.len() as u64) < missing {
-            match self.take_chunk(region.chunk_blocks())? {
+            let mut taken = self.take_chunk(region.chunk_blocks())?;
+            if taken.is_none() {
+                let _all = self.recall();
+                taken = self.take_chunk(region.chunk_blocks())?;
+            }
+            match taken {
                 Some(entry) if provision(region, &entry) => entries.push(entry),
                 Some(entry) => {
                     let blocks = Blocks {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::store::{Change, Store};
 use proptest::prelude::*;
+use std::sync::OnceLock;
 
 fn allocator(slices: &[u64]) -> (StoreRef, Arc<Allocator>) {
     let store = Arc::new(Store::in_memory(64).unwrap());
@@ -137,8 +138,89 @@ fn threads_never_get_the_same_block() {
     assert_eq!(a.reserved(), 0);
 }
 
+fn wanted(slice: SliceId, freed: bool, most: usize) -> Wanted {
+    Wanted {
+        slice,
+        container: 0,
+        within: 0..64,
+        freed,
+        run_least: 1,
+        most,
+    }
+}
+
+#[test]
+fn what_is_lent_is_not_handed_out_and_who_needs_it_gets_it_back() {
+    let (_store, a) = allocator(&[64]);
+    let loan = a.lend(&wanted(0, false, 100)).unwrap().unwrap();
+    assert_eq!((loan.blocks.first, loan.blocks.count), (0, 16));
+    assert!(loan.goes_on && loan.end == 16);
+    // Nobody has it, but it cannot be promised either, so that every promise can be kept.
+    assert_eq!((a.available(), a.free_of(0), a.reserved()), (48, 64, 0));
+    assert!(a.reserve(49).is_err());
+    let got = take(&a, 0, None, 48);
+    assert!(got.iter().all(|b| b.first >= 16), "{got:?}");
+    assert!(a.reserve(1).is_err());
+    std::thread::scope(|scope| {
+        let (waits, is_waiting) = std::sync::mpsc::channel();
+        let full = scope.spawn({
+            let a = &a;
+            move || {
+                waits.send(()).unwrap();
+                let _all = a.recall();
+                take(a, 0, None, 16)
+            }
+        });
+        is_waiting.recv().unwrap();
+        drop(loan);
+        let got = full.join().unwrap();
+        assert!(got.iter().all(|b| b.first < 16), "{got:?}");
+    });
+    assert_eq!((a.available(), a.free_of(0), a.reserved()), (0, 0, 0));
+}
+
+#[test]
+fn nothing_is_lent_while_somebody_looks_for_space() {
+    let (_store, a) = allocator(&[64]);
+    let recall = a.recall();
+    std::thread::scope(|scope| {
+        let lender = scope.spawn(|| a.lend(&wanted(0, false, 8)).unwrap().is_some());
+        // All of it can be promised, however long the other one has been there.
+        for _ in 0..1000 {
+            a.reserve(64).unwrap();
+            a.unreserve(64);
+            std::thread::yield_now();
+        }
+        drop(recall);
+        assert!(lender.join().unwrap());
+    });
+    assert_eq!(a.available(), 64);
+}
+
+#[test]
+fn what_was_freed_is_found_once_and_only_after_its_removal_is_durable() {
+    let (store, a) = allocator(&[640]);
+    a.remember_freed();
+    let used = take(&a, 0, None, 40);
+    store.commit(&[Change::Use(used[0])]).unwrap();
+    store.commit(&[Change::Free(used[0])]).unwrap();
+    assert!(!a.has_freed());
+    assert!(a.lend(&wanted(0, true, 64)).unwrap().is_none());
+    a.release_committed(used[0]);
+    assert_eq!(a.next_freed(), Some((0, 0)));
+    assert_eq!(a.next_freed(), None);
+    let loan = a.lend(&wanted(0, true, 64)).unwrap().unwrap();
+    assert_eq!(loan.blocks, used[0]);
+    drop(loan);
+    assert!(a.lend(&wanted(0, true, 64)).unwrap().is_none());
+    assert!(!a.has_freed());
+    assert_eq!(a.available(), 640);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
+    Lend(SliceId, usize),
+    Return(usize),
     Reserve(u64),
     Unreserve(u64),
     Allocate {
@@ -162,6 +244,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Commit),
         3 => any::<usize>().prop_map(Step::Remove),
         1 => Just(Step::Reopen),
+        3 => (0u16..3, 1usize..64).prop_map(|(slice, most)| Step::Lend(slice, most)),
+        2 => any::<usize>().prop_map(Step::Return),
     ];
     proptest::collection::vec(step, 1..80)
 }
@@ -173,14 +257,20 @@ proptest! {
     fn every_block_has_one_owner_and_every_promise_is_kept(steps in steps()) {
         const SLICES: [u64; 3] = [300, 64, 129];
         let total: u64 = SLICES.iter().sum();
-        let (store, mut a) = allocator(&SLICES);
+        let (store, first) = allocator(&SLICES);
+        // One after each opening.
+        let lives: Vec<OnceLock<Arc<Allocator>>> = vec![OnceLock::new(); steps.len() + 1];
+        let mut a = lives[0].get_or_init(|| first);
+        let mut life = 0;
+        let mut loans: Vec<Loan<'_>> = vec![];
         let (mut fresh, mut durable): (Vec<Blocks>, Vec<Blocks>) = (vec![], vec![]);
         let mut promised = 0;
         for step in steps {
             let owned: u64 = fresh.iter().chain(&durable).map(|b| u64::from(b.count)).sum();
             match step {
                 Step::Reserve(n) => {
-                    let fits = promised + owned + n <= total;
+                    let lent: u64 = loans.iter().map(|l| u64::from(l.blocks.count)).sum();
+                    let fits = promised + owned + lent + n <= total;
                     prop_assert_eq!(a.reserve(n).is_ok(), fits);
                     if fits { promised += n; }
                 }
@@ -198,7 +288,8 @@ proptest! {
                     prop_assert_eq!(out.iter().map(|b| b.count).sum::<u32>(), count);
                     for b in &out {
                         prop_assert!(b.first + u64::from(b.count) <= SLICES[usize::from(b.slice)]);
-                        for other in fresh.iter().chain(&durable) {
+                        let lent = loans.iter().map(|loan| &loan.blocks);
+                        for other in fresh.iter().chain(&durable).chain(lent) {
                             let apart = b.slice != other.slice
                                 || b.first >= other.first + u64::from(other.count)
                                 || other.first >= b.first + u64::from(b.count);
@@ -226,13 +317,32 @@ proptest! {
                     // As after a crash: promises and what was not committed are gone.
                     fresh.clear();
                     promised = 0;
-                    a = open(&store, &SLICES);
+                    loans.clear();
+                    life += 1;
+                    a = lives[life].get_or_init(|| open(&store, &SLICES));
+                }
+                Step::Lend(slice, most) => {
+                    let loan = a.lend(&wanted(slice, false, most)).unwrap();
+                    let owners = || fresh.iter().chain(&durable).chain(loans.iter().map(|l| &l.blocks));
+                    if let Some(loan) = &loan {
+                        let (first, end) = (loan.blocks.first, loan.blocks.first + u64::from(loan.blocks.count));
+                        let apart = |other: &Blocks| {
+                            other.slice != slice || other.first >= end || first >= other.first + u64::from(other.count)
+                        };
+                        prop_assert!(owners().all(apart));
+                    }
+                    loans.extend(loan);
+                }
+                Step::Return(i) if !loans.is_empty() => {
+                    let i = i % loans.len();
+                    drop(loans.swap_remove(i));
                 }
                 _ => {}
             }
             let owned: u64 = fresh.iter().chain(&durable).map(|b| u64::from(b.count)).sum();
             prop_assert_eq!(a.reserved(), promised);
-            prop_assert_eq!(a.available(), total - owned - promised);
+            let lent: u64 = loans.iter().map(|l| u64::from(l.blocks.count)).sum();
+            prop_assert_eq!(a.available(), total - owned - promised - lent);
             let free: u64 = (0..3).map(|s| a.free_of(s)).sum();
             prop_assert_eq!(free, total - owned);
         }

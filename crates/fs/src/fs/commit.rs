@@ -8,7 +8,8 @@
 //! 1. flush the devices that took data, so that what the batch describes is on them
 //! 2. one transaction of the store
 //! 3. drop what the store now says itself (overlay entries, attribute values), release the blocks and
-//!    numbers that the batch freed, answer who waits
+//!    numbers that the batch freed, answer who waits. From here on, and not before, blocks may be given
+//!    to others, or be discarded (`discard.rs`)
 //!
 //! A batch for which the metadata region has no space is kept, and the next one is appended to it. Any
 //! other failure, of a flush too, ends all change until the next mount. So does a panic in an operation that holds
@@ -544,6 +545,9 @@ fn settle(core: &Core, cut: Cut) {
     }
     for blocks in cut.freed {
         core.allocator.release_committed(blocks);
+    }
+    if core.allocator.has_freed() {
+        core.discards.wake();
     }
     for inode in cut.files {
         inode.give_up_file(cut.seq);

@@ -9,6 +9,7 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use parking_lot::Mutex;
 
 use super::commit::{Commits, Gate, Waiter};
+use super::discard::Discards;
 use super::errno::*;
 use super::extents::Map;
 use super::file::{CacheResult, File};
@@ -50,6 +51,7 @@ pub struct Core {
     /// Devices that took data since they were last flushed.
     pub took_data: Vec<AtomicBool>,
     pub closed: AtomicBool,
+    pub discards: Discards,
     /// An [`AccessTimes`].
     pub access_times: AtomicU8,
 }

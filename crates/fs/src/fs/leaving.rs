@@ -112,7 +112,12 @@ impl Core {
         let until = Instant::now() + PATIENCE;
         loop {
             let left = self.leaving.left();
-            if let Some(result) = attempt() {
+            let result = {
+                // Nor is any of it being discarded.
+                let _all = self.allocator.recall();
+                attempt()
+            };
+            if let Some(result) = result {
                 return result;
             }
             if !self.leaving.wait(own, left, until) {

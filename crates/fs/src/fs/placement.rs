@@ -164,6 +164,8 @@ impl Fs {
             _ => return Ok(()),
         }
         let file = core.file(&inode)?;
+        // What is being discarded now would be missed.
+        let _all = core.allocator.recall();
         let away = pages_away(&file, slice);
         if core.allocator.free_of(slice) < away {
             return Err(ENOSPC);

@@ -1,0 +1,179 @@
+//! Free blocks that are lent out, to be discarded.
+//!
+//! Lent blocks are set in the bitmap and taken from `available`: nobody is given them, and every promise can still be
+//! kept from what is clear. They stay in the counts of what is free, because nobody has them. Who would otherwise say ENOSPC
+//! calls `recall` and tries once more.
+//!
+//! Which blocks were freed since they were last discarded is remembered in memory only, by container.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Allocator, Blocks};
+use crate::error::Result;
+use crate::types::SliceId;
+
+/// At most this part of what could be promised is lent, so that hardly anybody has to wait for it.
+const LENT_PART: u64 = 4;
+
+/// What is lent, and what was freed.
+#[derive(Default)]
+pub(super) struct Loans {
+    state: Mutex<State>,
+    /// Something came back, or may be lent again.
+    changed: Condvar,
+    /// Whether what is freed is remembered.
+    pub(super) remember: AtomicBool,
+    /// Containers in which something was freed, once each.
+    pub(super) freed: Mutex<VecDeque<(SliceId, usize)>>,
+}
+
+#[derive(Default)]
+struct State {
+    lent: usize,
+    recalls: usize,
+}
+
+/// Which free blocks are wanted, all in one container.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Slice.
+    pub slice: SliceId,
+    /// Which of its containers.
+    pub container: usize,
+    /// Only these blocks of the container.
+    pub within: Range<usize>,
+    /// Only blocks that were freed and not lent since.
+    pub freed: bool,
+    /// Only in runs of at least so many.
+    pub run_least: usize,
+    /// At most so many.
+    pub most: usize,
+}
+
+/// A range of free blocks that nobody else can have. It is free again when this is dropped.
+pub struct Loan<'a> {
+    allocator: &'a Allocator,
+    /// The range.
+    pub blocks: Blocks,
+    /// The block of the container after it.
+    pub end: usize,
+    /// Whether the run that it is of goes on there.
+    pub goes_on: bool,
+}
+
+/// While there is one, nothing is lent.
+pub struct Recall<'a>(&'a Loans);
+
+impl Allocator {
+    /// Remembers from now on what is freed.
+    pub fn remember_freed(&self) {
+        self.loans.remember.store(true, Ordering::Release);
+    }
+
+    /// Blocks of a container, at most.
+    pub fn container_blocks(&self) -> u64 {
+        self.container_blocks
+    }
+
+    /// Containers of a slice.
+    pub fn containers_of(&self, slice: SliceId) -> usize {
+        let space = self.slices.get(usize::from(slice));
+        space.map_or(0, |space| space.containers.len())
+    }
+
+    /// Whether something was freed in a container that `next_freed` has not given since.
+    pub fn has_freed(&self) -> bool {
+        !self.loans.freed.lock().is_empty()
+    }
+
+    /// A container in which something was freed since it was given last.
+    pub fn next_freed(&self) -> Option<(SliceId, usize)> {
+        let (slice, index) = self.loans.freed.lock().pop_front()?;
+        let container = &self.slices[usize::from(slice)].containers[index];
+        if let Some(bits) = container.bits.lock().as_mut() {
+            bits.is_queued = false;
+        }
+        Some((slice, index))
+    }
+
+    /// Lends the first range that is wanted. Waits while there is a `Recall`. Reads the store when the container is used for
+    /// the first time.
+    pub fn lend(&self, wanted: &Wanted) -> Result<Option<Loan<'_>>> {
+        let mut state = self.loans.state.lock();
+        while state.recalls > 0 {
+            self.loans.changed.wait(&mut state);
+        }
+        let most = (self.available() / LENT_PART).min(wanted.most as u64) as usize;
+        if most == 0 || wanted.container >= self.containers_of(wanted.slice) {
+            return Ok(None);
+        }
+        let mut guard = self.lock(wanted.slice, wanted.container)?;
+        let Some(bits) = guard.as_mut() else {
+            return Ok(None);
+        };
+        let Range { start, end } = wanted.within;
+        let found = bits.free_run(start, wanted.freed, wanted.run_least);
+        let Some((at, run)) = found.filter(|(at, _)| *at < end) else {
+            return Ok(None);
+        };
+        let run = run.min(end - at);
+        // Parts of one length, so that the last one is not too short to be worth it.
+        let count = run.div_ceil(run.div_ceil(most));
+        if self.reserve(count as u64).is_err() {
+            return Ok(None);
+        }
+        self.reserved.fetch_sub(count as u64, Ordering::AcqRel);
+        bits.lend(at, count);
+        state.lent += 1;
+        Ok(Some(Loan {
+            allocator: self,
+            blocks: Blocks {
+                slice: wanted.slice,
+                first: wanted.container as u64 * self.container_blocks + at as u64,
+                count: count as u32,
+            },
+            end: at + count,
+            goes_on: count < run,
+        }))
+    }
+
+    /// Waits until nothing is lent; nothing is, then, until the recall is dropped. The caller holds no lock that a
+    /// slice needs, which would stand still for that time.
+    pub fn recall(&self) -> Recall<'_> {
+        let mut state = self.loans.state.lock();
+        state.recalls += 1;
+        while state.lent > 0 {
+            self.loans.changed.wait(&mut state);
+        }
+        Recall(&self.loans)
+    }
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        let (allocator, blocks) = (self.allocator, self.blocks);
+        let (index, at) = (
+            (blocks.first / allocator.container_blocks) as usize,
+            (blocks.first % allocator.container_blocks) as usize,
+        );
+        let container = &allocator.slices[usize::from(blocks.slice)].containers[index];
+        if let Some(bits) = container.bits.lock().as_mut() {
+            bits.clear(at, blocks.count as usize);
+        }
+        let count = u64::from(blocks.count);
+        allocator.available.fetch_add(count, Ordering::AcqRel);
+        allocator.loans.state.lock().lent -= 1;
+        allocator.loans.changed.notify_all();
+    }
+}
+
+impl Drop for Recall<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().recalls -= 1;
+        self.0.changed.notify_all();
+    }
+}

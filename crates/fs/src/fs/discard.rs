@@ -1,0 +1,279 @@
+//! Giving freed blocks back to the host, on devices that take them.
+//!
+//! What is discarded comes from the allocator's bitmaps, so it is what anybody could be given: its removal is durable and
+//! nothing is in flight to it. While a range is being discarded it is lent (`alloc/lend.rs`) and nobody is given it.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::superblock::FLAG_PREALLOCATED;
+use jericho_storage::TakesBack;
+use jericho_sys::errno;
+use parking_lot::{Condvar, Mutex};
+
+use super::Fs;
+use super::core::Core;
+use super::errno::EOPNOTSUPP;
+use crate::alloc::{Loan, Wanted};
+use crate::error::Result;
+use crate::types::Trimmed;
+use crate::volume::Volume;
+
+/// Longest range that is discarded in one go, in blocks (16 MiB): other transfers may have to wait for it.
+const PIECE_BLOCKS: usize = 4096;
+/// Freed blocks are discarded by themselves in runs of so many at least (1 MiB), or a quarter of a container.
+const RUN_BLOCKS: u64 = 256;
+/// Longest rest after a piece.
+const REST_MAX: Duration = Duration::from_secs(1);
+/// So long the end of the mount may be held up by what is left to discard.
+const FINISH: Duration = Duration::from_secs(5);
+
+/// What discards.
+pub struct Discards {
+    /// By device: whether it takes blocks back.
+    devices: Box<[AtomicBool]>,
+    /// One range is discarded at a time.
+    working: Mutex<()>,
+    control: Mutex<Control>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Control {
+    /// Blocks were freed.
+    work: bool,
+    stop: Option<Stop>,
+}
+
+#[derive(Clone, Copy)]
+enum Stop {
+    Now,
+    /// First discard what was freed.
+    Finish(Instant),
+}
+
+impl Discards {
+    pub fn new(volume: &Volume, read_only: bool) -> Discards {
+        let keeps_space = volume
+            .superblocks()
+            .with(|s| s.head.flags.get() & FLAG_PREALLOCATED != 0);
+        let takes_back = |takes: TakesBack| match takes {
+            TakesBack::Nothing => false,
+            TakesBack::Space => !keeps_space,
+            TakesBack::Blocks => true,
+        };
+        let devices = volume.devices().iter();
+        Discards {
+            devices: devices
+                .map(|device| AtomicBool::new(!read_only && takes_back(device.takes_back())))
+                .collect(),
+            working: Mutex::new(()),
+            control: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Whether any device takes blocks back.
+    pub fn is_on(&self) -> bool {
+        self.devices.iter().any(|on| on.load(Ordering::Acquire))
+    }
+
+    /// Has the thread look what was freed.
+    pub fn wake(&self) {
+        self.control.lock().work = true;
+        self.changed.notify_all();
+    }
+
+    /// Has the thread discard what was freed, for some seconds at most, and end.
+    pub fn finish(&self) {
+        self.stop(Stop::Finish(Instant::now() + FINISH));
+    }
+
+    /// Has the thread end.
+    pub fn stop_now(&self) {
+        self.stop(Stop::Now);
+    }
+
+    fn stop(&self, how: Stop) {
+        self.control.lock().stop = Some(how);
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until there is work or the end. Gives whether that is the end.
+    fn wait_for_work(&self) -> Option<Stop> {
+        let mut control = self.control.lock();
+        while !control.work && control.stop.is_none() {
+            self.changed.wait(&mut control);
+        }
+        control.work = false;
+        control.stop
+    }
+
+    /// Sleeps, but not beyond the end. Gives whether that is the end.
+    fn rest(&self, time: Duration) -> Option<Stop> {
+        let until = Instant::now() + time;
+        let mut control = self.control.lock();
+        while control.stop.is_none() {
+            if self.changed.wait_until(&mut control, until).timed_out() {
+                break;
+            }
+        }
+        control.stop
+    }
+}
+
+/// The thread.
+pub fn run(core: &Core) {
+    let discards = &core.discards;
+    let gather = Duration::from_millis(core.options.commit_interval_ms);
+    loop {
+        let stop = discards.wait_for_work().or_else(|| discards.rest(gather));
+        let stop = discard_freed(core, stop);
+        if stop.is_some() {
+            return;
+        }
+    }
+}
+
+/// Discards what was freed, in runs that are worth it. Gives whether the end came.
+fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
+    let allocator = &core.allocator;
+    let run_least = RUN_BLOCKS.min(allocator.container_blocks() / 4) as usize;
+    while let Some((slice, container)) = allocator.next_freed() {
+        let mut walk = Walk::new(Wanted {
+            slice,
+            container,
+            within: 0..allocator.container_blocks() as usize,
+            freed: true,
+            run_least,
+            most: PIECE_BLOCKS,
+        });
+        loop {
+            match stop {
+                Some(Stop::Now) => return stop,
+                Some(Stop::Finish(until)) if Instant::now() >= until => return stop,
+                _ if core.commits.failure().is_err() || !core.discards.is_on() => return stop,
+                _ => {}
+            }
+            let begun = Instant::now();
+            match walk.discard(core) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(slice, container, %error, "freed blocks are not given back");
+                    break;
+                }
+            }
+            let rest = begun.elapsed().min(REST_MAX);
+            stop = stop.or_else(|| core.discards.rest(rest));
+        }
+    }
+    stop
+}
+
+/// A way through the free ranges of a container.
+struct Walk {
+    next: Wanted,
+    run_least: usize,
+}
+
+impl Walk {
+    fn new(wanted: Wanted) -> Walk {
+        Walk {
+            run_least: wanted.run_least,
+            next: wanted,
+        }
+    }
+
+    /// Discards the next range. Gives the blocks that devices took back; `None`: there is no further range.
+    fn discard(&mut self, core: &Core) -> Result<Option<u64>> {
+        let _alone = core.discards.working.lock();
+        let Some(loan) = core.allocator.lend(&self.next)? else {
+            return Ok(None);
+        };
+        self.next.within.start = loan.end;
+        self.next.run_least = if loan.goes_on { 1 } else { self.run_least };
+        Ok(Some(take_back(core, &loan)))
+    }
+}
+
+/// Has the devices take a range back. Gives how many of its blocks they took.
+fn take_back(core: &Core, loan: &Loan<'_>) -> u64 {
+    let mut blocks = 0;
+    for run in core.volume.runs(loan.blocks) {
+        let (device, on) = (
+            &core.volume.devices()[usize::from(run.device)],
+            &core.discards.devices[usize::from(run.device)],
+        );
+        if !on.load(Ordering::Acquire) {
+            continue;
+        }
+        match device.discard(run.offset_bytes, u64::from(run.blocks) * PAGE_BYTES) {
+            Ok(()) => blocks += u64::from(run.blocks),
+            // The host has no room to note the hole, or a signal came: whoever asks for it later may have more luck.
+            Err(error) if [errno::ENOSPC, errno::EINTR].contains(&error.errno()) => {
+                tracing::debug!(%error, "freed blocks are not given back");
+            }
+            Err(error) => {
+                if on.swap(false, Ordering::AcqRel) {
+                    tracing::warn!(
+                        "{error}; this device gets no freed blocks back until the next mount"
+                    );
+                }
+            }
+        }
+    }
+    blocks
+}
+
+impl Fs {
+    /// Discards what is free in a range of the volume's blocks, counted through all slices, in runs of at least `run_least`
+    /// blocks; stops soon after `until`. Blocks whose removal is not durable are not free. EROFS; EOPNOTSUPP when no device
+    /// takes blocks back.
+    pub fn trim(
+        &self,
+        range: Range<u64>,
+        run_least: u64,
+        until: Option<Instant>,
+    ) -> Result<Trimmed> {
+        let core = &self.core;
+        core.may_change()?;
+        if !core.discards.is_on() {
+            return Err(EOPNOTSUPP);
+        }
+        let mut blocks = 0;
+        let mut slice_first = 0;
+        for slice in 0..core.slice_count() {
+            let slice_end = slice_first + core.allocator.capacity_of(slice);
+            let mut at = range.start.max(slice_first);
+            while at < range.end.min(slice_end) {
+                let container_blocks = core.allocator.container_blocks();
+                let container = (at - slice_first) / container_blocks;
+                let first = slice_first + container * container_blocks;
+                let end = (first + container_blocks).min(slice_end);
+                let mut walk = Walk::new(Wanted {
+                    slice,
+                    container: container as usize,
+                    within: (at - first) as usize..(end.min(range.end) - first) as usize,
+                    freed: false,
+                    run_least: usize::try_from(run_least.max(1)).unwrap_or(usize::MAX),
+                    most: PIECE_BLOCKS,
+                });
+                while let Some(count) = walk.discard(core)? {
+                    blocks += count;
+                    core.may_change()?;
+                    if until.is_some_and(|until| Instant::now() >= until) {
+                        // The rest of a run counts by itself then.
+                        let next = Some(first + walk.next.within.start as u64);
+                        return Ok(Trimmed { blocks, next });
+                    }
+                }
+                at = end;
+            }
+            slice_first = slice_end;
+        }
+        Ok(Trimmed { blocks, next: None })
+    }
+}

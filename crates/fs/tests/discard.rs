@@ -1,0 +1,496 @@
+//! Freed blocks go back to the device: which, when, and what a crash or a full volume makes of it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
+use jericho_fs::Result;
+use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::fs::{Done, File, Fs, FsOptions};
+use jericho_fs::types::{Caller, Kind, ROOT};
+use jericho_fs::volume::Volume;
+use jericho_fs::volume::format::{FormatOptions, format_devices};
+use jericho_fs::volume::open::OpenMode;
+use jericho_sim::{Effect, Fault, FaultPlan, Operation, SimDevice};
+use jericho_storage::{Device, IoError, TakesBack};
+
+const CALLER: Caller = Caller {
+    uid: 1000,
+    gid: 100,
+    umask: 0o022,
+};
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+const SLICES: u16 = 2;
+const FOREVER: Duration = Duration::from_secs(60);
+/// Nothing is committed, nor discarded, by itself.
+const NEVER_MS: u64 = 3_600_000;
+
+fn formatted(bytes: u64) -> SimDevice {
+    let device = Arc::new(SimDevice::new("sim", bytes).that_takes_back());
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let options = FormatOptions {
+        slices: Some(SLICES),
+        ..FormatOptions::default()
+    };
+    format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();
+    Arc::try_unwrap(device).unwrap_or_else(|device| device.crash(0))
+}
+
+struct Mount {
+    fs: Arc<Fs>,
+    slices: Vec<Arc<Slice>>,
+}
+
+impl Mount {
+    fn of(device: Arc<dyn Device>, commit_interval_ms: u64) -> std::result::Result<Mount, String> {
+        let volume =
+            Volume::open_from_devices(vec![device], OpenMode::WRITE).map_err(|e| e.to_string())?;
+        let slices: Vec<Arc<Slice>> = (0..SLICES)
+            .map(|id| {
+                let config = Config {
+                    id,
+                    frames: FRAMES_MIN,
+                    kernel_node: None,
+                    cpus: Vec::new(),
+                    dirty_age: Duration::from_secs(3600),
+                };
+                Slice::start(&config, volume.devices()).unwrap()
+            })
+            .collect();
+        let options = FsOptions {
+            store_cache_bytes: 16 << 20,
+            read_only: false,
+            inode_cache: 100,
+            commit_interval_ms,
+        };
+        match Fs::open(Arc::new(volume), slices.clone(), options) {
+            Ok(fs) => Ok(Mount { fs, slices }),
+            Err(error) => {
+                slices.iter().for_each(|slice| slice.close());
+                Err(error.to_string())
+            }
+        }
+    }
+
+    fn write(&self, file: &Arc<File>, data: &[u8]) -> Result<()> {
+        let _writing = file.writing();
+        self.fs.begin_write(file, 0, data.len() as u64)?;
+        let slice = &self.slices[usize::from(file.slice())];
+        for (page, bytes) in (0..).zip(data.chunks(PAGE as usize)) {
+            let (sender, receiver) = channel();
+            slice.get(&file.object(), page, 1, Intent::Modify, move |grant| {
+                sender.send(grant).unwrap();
+            });
+            let mut grant = receiver.recv().unwrap()?;
+            grant.write(page, 0, bytes).unwrap();
+            drop(grant);
+            let at = page * PAGE;
+            self.fs.end_write(file, at, bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let attr = self.fs.lookup(ROOT, name.as_bytes()).ok()?;
+        let file = self.fs.open_file(attr.ino, false).unwrap();
+        let mut data = vec![0; file.size() as usize];
+        let slice = &self.slices[usize::from(file.slice())];
+        for (page, bytes) in (0..).zip(data.chunks_mut(PAGE as usize)) {
+            let (sender, receiver) = channel();
+            slice.get(&file.object(), page, 1, Intent::Read, move |grant| {
+                sender.send(grant).unwrap();
+            });
+            let grant = receiver.recv().unwrap().unwrap();
+            grant.read(page, 0, bytes).unwrap();
+        }
+        self.fs.close_file(&file);
+        self.fs.forget(attr.ino, 1);
+        Some(data)
+    }
+
+    /// A file that is durable.
+    fn put(&self, name: &str, data: &[u8]) -> Result<()> {
+        let (name, kind) = (name.as_bytes(), Kind::File);
+        let attr = self.fs.mknod(ROOT, name, kind, 0o644, 0, CALLER)?;
+        let file = self.fs.open_file(attr.ino, false)?;
+        let result = self
+            .write(&file, data)
+            .and_then(|()| wait(|done| self.fs.fsync(&file, false, done)));
+        self.fs.close_file(&file);
+        drop(file);
+        self.fs.forget(attr.ino, 1);
+        result
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        self.fs.unlink(ROOT, name.as_bytes())
+    }
+
+    fn commit(&self) -> Result<()> {
+        wait(|done| self.fs.fsync_dir(ROOT, done))
+    }
+
+    fn free(&self) -> u64 {
+        self.fs.statfs().unwrap().free
+    }
+
+    fn close(self) {
+        self.fs.close().unwrap();
+        self.down();
+    }
+
+    fn down(self) {
+        drop(self.fs);
+        self.slices.iter().for_each(|slice| slice.close());
+    }
+}
+
+fn wait(start: impl FnOnce(Done)) -> Result<()> {
+    let (sender, receiver) = channel();
+    start(Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv().unwrap()
+}
+
+fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
+    let byte = |i: u64| (i.wrapping_mul(31) ^ (i >> 12) ^ seed.wrapping_mul(0x9E37)) as u8;
+    (0..bytes).map(byte).collect()
+}
+
+fn assert_sound(device: &Arc<SimDevice>) {
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let report = check_devices(devices, CheckOptions::default()).unwrap();
+    assert!(report.is_sound(), "{:#?}", report.findings);
+}
+
+/// Bytes that were discarded since the device was made, and the largest piece.
+fn discarded(device: &SimDevice) -> (u64, u64) {
+    let log = device.log().into_iter();
+    let lengths = log
+        .filter(|op| op.operation == Operation::Discard && op.failure.is_none())
+        .map(|op| op.length_bytes);
+    lengths.fold((0, 0), |(sum, most), length| {
+        (sum + length, most.max(length))
+    })
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + FOREVER;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_was_removed_is_discarded_by_itself_and_nothing_else_is() {
+    let device = Arc::new(formatted(64 * MIB));
+    let mount = Mount::of(device.clone(), 1).unwrap();
+    let kept = pattern(1, 5 * MIB);
+    mount.put("kept", &kept).unwrap();
+    mount.put("gone", &pattern(2, 9 * MIB)).unwrap();
+    mount.put("small", &pattern(3, 100_000)).unwrap();
+    assert_eq!(discarded(&device).0, 0);
+    mount.remove("gone").unwrap();
+    mount.remove("small").unwrap();
+    mount.commit().unwrap();
+    // A part at a container's end may be too short to be worth it.
+    wait_until("9 MiB are discarded", || discarded(&device).0 >= 8 * MIB);
+    assert_eq!(mount.read("kept").unwrap(), kept);
+    let free = mount.free();
+    // It can be used again.
+    mount.put("new", &pattern(4, 20 * MIB)).unwrap();
+    assert_eq!(mount.read("new").unwrap(), pattern(4, 20 * MIB));
+    assert_eq!(mount.free(), free - 20 * MIB / PAGE);
+    let (bytes, most) = discarded(&device);
+    assert!(bytes <= 10 * MIB && most <= 16 * MIB, "{bytes}, {most}");
+    mount.close();
+    assert_sound(&device);
+}
+
+#[test]
+fn what_is_left_is_discarded_at_the_end_of_the_mount() {
+    let device = Arc::new(formatted(64 * MIB));
+    let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
+    mount.put("gone", &pattern(2, 9 * MIB)).unwrap();
+    mount.remove("gone").unwrap();
+    mount.close();
+    assert!(discarded(&device).0 >= 8 * MIB);
+    assert_sound(&device);
+}
+
+#[test]
+fn a_trim_discards_all_that_is_free_and_its_parts_add_up() {
+    let device = Arc::new(formatted(64 * MIB));
+    let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
+    let kept = pattern(1, 5 * MIB);
+    mount.put("kept", &kept).unwrap();
+    let trim = |range, run_least, until| mount.fs.trim(range, run_least, until).unwrap();
+    let all = trim(0..u64::MAX, 0, None);
+    assert_eq!((all.blocks, all.next), (mount.free(), None));
+    assert_eq!(discarded(&device).0, mount.free() * PAGE);
+    let (mut at, mut sum, mut parts) = (Some(0), 0, 0);
+    while let Some(from) = at {
+        let part = trim(from..u64::MAX, 1, Some(Instant::now()));
+        assert!(part.next.is_none_or(|next| next > from));
+        (at, sum, parts) = (part.next, sum + part.blocks, parts + 1);
+    }
+    assert!(sum == mount.free() && parts > 2, "{sum}, {parts}");
+    // No run is so long, and no block is beyond the volume.
+    assert_eq!(trim(0..u64::MAX, 1 << 40, None).blocks, 0);
+    assert_eq!(trim(1 << 40..u64::MAX, 0, None).blocks, 0);
+    let capacity = mount.fs.statfs().unwrap().blocks;
+    let halves = [0..capacity / 3, capacity / 3..capacity].map(|half| trim(half, 0, None).blocks);
+    assert_eq!(halves[0] + halves[1], mount.free());
+    assert_eq!(mount.read("kept").unwrap(), kept);
+    mount.close();
+    assert_sound(&device);
+}
+
+#[test]
+fn a_device_that_refuses_once_is_not_asked_again_and_one_that_has_no_room_is() {
+    for (errno, is_asked_again) in [(95, false), (5, false), (28, true)] {
+        let device = Arc::new(formatted(64 * MIB));
+        let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
+        mount.put("kept", &pattern(1, MIB)).unwrap();
+        device.set_plan(FaultPlan {
+            faults: vec![Fault {
+                operation: Some(Operation::Discard),
+                nth: 1,
+                is_lasting: false,
+                effect: Effect::Errno(errno),
+            }],
+            ..FaultPlan::default()
+        });
+        let trimmed = mount.fs.trim(0..u64::MAX, 0, None).unwrap();
+        assert_eq!(trimmed.blocks > 0, is_asked_again, "errno {errno}");
+        assert_eq!(
+            device.operations(Some(Operation::Discard)) > 1,
+            is_asked_again
+        );
+        let again = mount.fs.trim(0..u64::MAX, 0, None);
+        match is_asked_again {
+            true => assert_eq!(again.unwrap().blocks, mount.free()),
+            false => assert_eq!(again.unwrap_err().errno(), 95),
+        }
+        mount.put("more", &pattern(2, MIB)).unwrap();
+        mount.close();
+        assert_sound(&device);
+    }
+}
+
+/// A device whose next discard waits until it is let go on.
+struct Slow {
+    device: Arc<SimDevice>,
+    stop: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+impl Device for Slow {
+    fn name(&self) -> Arc<str> {
+        self.device.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
+        self.device.read_at(offset_bytes, buf)
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
+        self.device.write_at(offset_bytes, buf)
+    }
+    fn flush(&self) -> std::result::Result<(), IoError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
+        let stop = self.stop.lock().unwrap().take();
+        if let Some((reached, go_on)) = stop {
+            reached.send(()).unwrap();
+            let _ = go_on.recv();
+        }
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn takes_back(&self) -> TakesBack {
+        TakesBack::Space
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+}
+
+/// Has `take` make use of nearly all that is free, in a new file, while a part of that is being discarded.
+fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Result<()>) {
+    let device = Arc::new(formatted(64 * MIB));
+    let ((reached, is_reached), (go, go_on)) = (channel(), channel::<()>());
+    let slow = Arc::new(Slow {
+        device: device.clone(),
+        stop: Mutex::new(Some((reached, go_on))),
+    });
+    let mount = Mount::of(slow, 1).unwrap();
+    mount.put("gone", &pattern(1, 8 * MIB)).unwrap();
+    // All of the rest, so that only the removed file's space is left.
+    let mut number = 0;
+    while mount.free() > 0 {
+        let bytes = (mount.free() * PAGE).min(8 * MIB);
+        match mount.put(&format!("full{number}"), &pattern(9, bytes)) {
+            Ok(()) => number += 1,
+            // The metadata took it meanwhile.
+            Err(error) => assert_eq!(error.errno(), 28),
+        }
+    }
+    let attr = mount
+        .fs
+        .mknod(ROOT, b"new", Kind::File, 0o644, 0, CALLER)
+        .unwrap();
+    let file = mount.fs.open_file(attr.ino, false).unwrap();
+    mount.remove("gone").unwrap();
+    mount.commit().unwrap();
+    is_reached.recv_timeout(FOREVER).expect("a discard");
+    // Blocks that are being discarded are free, and cannot be had now.
+    let bytes = (mount.free() - 32) * PAGE;
+    assert!(bytes >= 7 * MIB);
+    std::thread::scope(|scope| {
+        let (sender, ended) = channel();
+        let (mount, file) = (&mount, &file);
+        scope.spawn(move || sender.send(take(mount, file, bytes)).unwrap());
+        match ended.recv_timeout(Duration::from_millis(300)) {
+            Err(RecvTimeoutError::Timeout) => {}
+            early => panic!("it did not wait: {early:?}"),
+        }
+        drop(go);
+        ended.recv_timeout(FOREVER).unwrap().unwrap();
+    });
+    mount.fs.close_file(&file);
+    drop(file);
+    mount.close();
+    assert_sound(&device);
+}
+
+#[test]
+fn a_write_that_needs_what_is_being_discarded_waits_and_is_not_told_that_there_is_no_space() {
+    take_all_while_a_discard_is_under_way(|mount, file, bytes| {
+        mount.fs.begin_write(file, 0, bytes)
+    });
+}
+
+#[test]
+fn an_fallocate_that_needs_what_is_being_discarded_waits_and_is_not_told_that_there_is_no_space() {
+    take_all_while_a_discard_is_under_way(|mount, file, bytes| {
+        mount.fs.fallocate(file, 0, 0, bytes)
+    });
+}
+
+/// A device on which all that is free is discarded before each flush, by whoever flushes. Then the power fails, in a copy, and
+/// the flush is made in the original.
+struct Greedy {
+    device: Arc<SimDevice>,
+    fs: Mutex<Weak<Fs>>,
+    /// Files that are synced, and those whose removal has begun.
+    there: Mutex<Vec<u64>>,
+    going: Mutex<Vec<u64>>,
+    points: AtomicU64,
+}
+
+impl Greedy {
+    fn discard_all_and_cut_power(&self) {
+        let Some(fs) = self.fs.lock().unwrap().upgrade() else {
+            return;
+        };
+        let there = self.there.lock().unwrap().clone();
+        fs.trim(0..u64::MAX, 0, None).unwrap();
+        let point = self.points.fetch_add(1, Ordering::SeqCst);
+        for seed in [point, point + 1000] {
+            let after = Arc::new(self.device.crash(seed));
+            assert_sound(&after);
+            let mount = Mount::of(after, NEVER_MS).unwrap();
+            let going = self.going.lock().unwrap();
+            for number in there.iter().chain(&*going) {
+                let found = mount.read(&number.to_string());
+                let may_be_gone = found.is_none() && going.contains(number);
+                assert!(
+                    may_be_gone || found == Some(contents(*number)),
+                    "power cut before flush {point}: file {number}"
+                );
+            }
+            mount.close();
+        }
+    }
+}
+
+impl Device for Greedy {
+    fn name(&self) -> Arc<str> {
+        self.device.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
+        self.device.read_at(offset_bytes, buf)
+    }
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
+        self.device.write_at(offset_bytes, buf)
+    }
+    fn flush(&self) -> std::result::Result<(), IoError> {
+        self.discard_all_and_cut_power();
+        self.device.flush()
+    }
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
+        self.device.discard(offset_bytes, length_bytes)
+    }
+    fn takes_back(&self) -> TakesBack {
+        TakesBack::Space
+    }
+    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+}
+
+fn contents(number: u64) -> Vec<u8> {
+    pattern(number, 40_000 + number * 10_000)
+}
+
+#[test]
+fn a_power_cut_before_any_flush_costs_nothing_that_was_synced_though_all_that_is_free_was_discarded()
+ {
+    let greedy = Arc::new(Greedy {
+        device: Arc::new(formatted(16 * MIB)),
+        fs: Mutex::default(),
+        there: Mutex::default(),
+        going: Mutex::default(),
+        points: AtomicU64::new(0),
+    });
+    let mount = Mount::of(greedy.clone(), NEVER_MS).unwrap();
+    *greedy.fs.lock().unwrap() = Arc::downgrade(&mount.fs);
+    for number in 0..8 {
+        mount.put(&number.to_string(), &contents(number)).unwrap();
+        greedy.there.lock().unwrap().push(number);
+        if number % 2 == 1 {
+            let old = greedy.there.lock().unwrap().remove(0);
+            greedy.going.lock().unwrap().push(old);
+            mount.remove(&old.to_string()).unwrap();
+            if number % 4 == 1 {
+                mount.commit().unwrap();
+            }
+        }
+    }
+    *greedy.fs.lock().unwrap() = Weak::new();
+    mount.close();
+    let points = greedy.points.load(Ordering::SeqCst);
+    assert!(points >= 20, "{points} points");
+    assert!(discarded(&greedy.device).0 > points * MIB);
+    assert_sound(&greedy.device);
+}
