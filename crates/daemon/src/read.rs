@@ -51,7 +51,7 @@ impl Mounted {
     /// Reads up to `len` bytes at `offset` into `buffer` and calls `reply` once with their number (fewer only at the end of
     /// the file) and the buffer: at once and in this thread when all hit, else later, in a thread of the slice's or one
     /// with a `Reader`. `fills_page_cache`: the kernel keeps the bytes, so it is told before they change (it may wait for
-    /// clients then, see `is_written_inline`).
+    /// clients then).
     pub fn read<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -87,7 +87,7 @@ impl Mounted {
         B: ReadBuffer,
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
-        if fills_page_cache && self.is_written_inline(handle) {
+        if fills_page_cache && !self.try_begin_fill(handle) {
             return Some((buffer, reply));
         }
         self.read_or_leave(handle, offset, len, false, buffer, reply)

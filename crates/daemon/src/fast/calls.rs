@@ -212,6 +212,9 @@ impl Mounted {
             let Some(mounted) = weak.upgrade() else {
                 return;
             };
+            if mounted.fast.try_grant_writes(&slot_file) {
+                return reply(answer);
+            }
             let weak = Arc::downgrade(&mounted);
             mounted.fast.later(move || {
                 if let Some(mounted) = weak.upgrade() {

@@ -81,8 +81,30 @@ impl Fast {
             pages.fills
         };
         if let Some(kernel) = self.kernel.get() {
+            file.file.set_kernel_pages(false);
             kernel.drop_pages(file.file.ino());
         }
+        self.grant_unless_filled(file, seen);
+    }
+
+    /// Lets clients write a file that has its first writer, and of which the kernel has no pages. Does not wait. False: it may have
+    /// some; nothing was done.
+    pub(super) fn try_grant_writes(&self, file: &SlotFile) -> bool {
+        let seen = file.kernel_pages.0.lock().fills;
+        // The file counts as written already; see `file_that_is_filled`.
+        fence(Ordering::SeqCst);
+        if file.file.kernel_may_have_pages() {
+            return false;
+        }
+        if let Some(kernel) = self.kernel.get() {
+            kernel.drop_attributes(file.file.ino());
+        }
+        self.grant_unless_filled(file, seen);
+        true
+    }
+
+    /// Lets clients write, unless the kernel has begun to read pages since there were `seen` such reads.
+    fn grant_unless_filled(&self, file: &SlotFile, seen: u64) {
         let mut pages = file.kernel_pages.0.lock();
         pages.dropping = false;
         pages.writes = 0;
@@ -163,15 +185,23 @@ impl Fast {
 }
 
 impl Mounted {
-    /// Whether a read of the file that fills the page cache has to wait for clients.
-    pub(crate) fn is_written_inline(&self, handle: &Handle) -> bool {
-        self.fast.written_file(handle.file.ino()).is_some()
+    /// As `begin_fill`, where it does not have to wait for clients; false: it does, and nothing was done.
+    pub(crate) fn try_begin_fill(&self, handle: &Handle) -> bool {
+        self.file_that_is_filled(handle).is_none()
+    }
+
+    /// Notes that the kernel gets pages of the file; gives its slot while it is written inline.
+    fn file_that_is_filled(&self, handle: &Handle) -> Option<Arc<SlotFile>> {
+        handle.file.set_kernel_pages(true);
+        // A first writer becomes one, and then looks at the note: one of us sees the other.
+        fence(Ordering::SeqCst);
+        self.fast.written_file(handle.file.ino())
     }
 
     /// Before bytes are read for the kernel's page cache: no client changes them from here on, until the kernel's pages
     /// have been dropped.
     pub(crate) fn begin_fill(&self, handle: &Handle, offset: u64, len: u32) {
-        let Some(slot_file) = self.fast.written_file(handle.file.ino()) else {
+        let Some(slot_file) = self.file_that_is_filled(handle) else {
             return;
         };
         self.fast.withhold_writes(self, &slot_file);

@@ -102,7 +102,8 @@ impl Core {
         self.table.get_or_load(ino, || {
             let rec = self.store.inode(ino)?.ok_or(ESTALE)?;
             self.refuse_impossible(ino, &rec)?;
-            Ok(Inode::loaded(ino, rec))
+            // Asked before the kernel is told of it now.
+            Ok(Inode::loaded(ino, rec, self.table.is_known(ino)))
         })
     }
 

@@ -169,6 +169,20 @@ impl File {
         self.threads.store(threads.byte(), Ordering::Relaxed);
     }
 
+    /// Whether the kernel's page cache may have pages of the file, as it has after a mapping, or sendfile. A file that was made in
+    /// this mount, or that the kernel did not know before, has none.
+    pub fn kernel_may_have_pages(&self) -> bool {
+        self.inode.kernel_pages.load(Ordering::SeqCst)
+    }
+
+    /// Notes before a read fills the kernel's page cache that it may have pages, or before they are dropped that it has none. A
+    /// read that began before the latter is no exception: the kernel drops its pages once it is answered.
+    pub fn set_kernel_pages(&self, may_have: bool) {
+        if self.inode.kernel_pages.load(Ordering::SeqCst) != may_have {
+            self.inode.kernel_pages.store(may_have, Ordering::SeqCst);
+        }
+    }
+
     /// Size in bytes now.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)

@@ -68,22 +68,24 @@ pub struct Inode {
     pub blocks: AtomicU64,
     /// Changed under the lock of `meta`.
     pub privileges: Privileges,
+    /// See `File::kernel_may_have_pages`.
+    pub kernel_pages: AtomicBool,
 }
 
 impl Inode {
-    /// An inode from the store.
-    pub fn loaded(ino: Ino, rec: InodeRecord) -> Arc<Inode> {
+    /// An inode from the store. `known`: the kernel knows it already, so it may have pages of it.
+    pub fn loaded(ino: Ino, rec: InodeRecord, known: bool) -> Arc<Inode> {
         let blocks = if rec.kind == Kind::File {
             BLOCKS_UNKNOWN
         } else {
             0
         };
-        Inode::build(ino, rec, true, blocks, None)
+        Inode::build(ino, rec, true, blocks, None, known)
     }
 
     /// One that is being made.
     pub fn made(ino: Ino, rec: InodeRecord) -> Arc<Inode> {
-        Inode::build(ino, rec, false, 0, Some(BTreeMap::new()))
+        Inode::build(ino, rec, false, 0, Some(BTreeMap::new()), false)
     }
 
     fn build(
@@ -92,6 +94,7 @@ impl Inode {
         stored: bool,
         blocks: u64,
         xattrs: Option<BTreeMap<Box<[u8]>, Xattr>>,
+        known: bool,
     ) -> Arc<Inode> {
         let privileges = match &xattrs {
             Some(none) if none.is_empty() => Privileges::without_capability(rec.perm),
@@ -117,6 +120,7 @@ impl Inode {
             referenced: AtomicBool::new(true),
             blocks: AtomicU64::new(blocks),
             privileges,
+            kernel_pages: AtomicBool::new(known),
         })
     }
 

@@ -186,8 +186,12 @@ impl Bed {
 
     /// A new file that nobody uses inline, with space for 16 pages.
     fn plain(&self) -> Arc<Handle> {
+        self.plain_named(b"plain")
+    }
+
+    fn plain_named(&self, name: &[u8]) -> Arc<Handle> {
         let fs = self.mounted.fs();
-        let attr = (fs.mknod(ROOT, b"plain", Kind::File, 0o644, 0, CALLER)).unwrap();
+        let attr = (fs.mknod(ROOT, name, Kind::File, 0o644, 0, CALLER)).unwrap();
         let handle = self.mounted.open_file(attr.ino, false, true).unwrap();
         fs.begin_write(&handle.file, 0, 16 * PAGE_BYTES).unwrap();
         handle
@@ -723,4 +727,44 @@ fn a_write_of_the_mount_notices_that_the_file_has_got_its_first_inline_writer() 
         assert!(!fast.slot(&slot_file).extend_lock().is_held(held));
     });
     bed.mounted.close_file(&handle);
+}
+
+#[test]
+fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
+    let bed = Bed::new();
+    let limit = Duration::from_secs(60);
+    let ask = |handle: &Arc<Handle>| {
+        let (tx, answer) = mpsc::channel();
+        let call = Call::Fast { write: true };
+        (bed.mounted).call(handle, call, asker(), move |answer: Answer| {
+            tx.send(answer).unwrap();
+        });
+        answer
+    };
+    let may_write = |handle: &Arc<Handle>| {
+        let slot_file = bed.mounted.fast.slot_file(handle.file.ino()).unwrap();
+        let flags = bed.mounted.fast.info(&slot_file).word().flags();
+        flags & SlotInfo::NO_WRITE == 0
+    };
+    // The thread that drops pages has other work.
+    let (work, over) = mpsc::channel::<()>();
+    (bed.mounted.fast).later(move || assert!(over.recv().is_err(), "the end of the work"));
+    let new = bed.plain();
+    assert_eq!(ask(&new).recv_timeout(limit).unwrap().status, 0);
+    assert!(may_write(&new));
+    let mapped = bed.plain_named(b"mapped");
+    let (tx, rx) = mpsc::channel();
+    let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read).unwrap();
+    (bed.mounted).read(&mapped, 0, 4096, true, vec![], reply);
+    rx.recv_timeout(limit).unwrap().unwrap();
+    let answer = ask(&mapped);
+    assert!(answer.try_recv().is_err() && !may_write(&mapped));
+    drop(work);
+    assert_eq!(answer.recv_timeout(limit).unwrap().status, 0);
+    assert!(may_write(&mapped));
+    // They were dropped.
+    assert!(!mapped.file.kernel_may_have_pages());
+    for handle in [new, mapped] {
+        bed.mounted.close_file(&handle);
+    }
 }
