@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use jericho_client::ReadAhead;
 use jericho_fs::fs::File;
@@ -19,6 +19,8 @@ pub struct Handle {
     pub(crate) writable: bool,
     /// Durability of what is written through it (O_SYNC, O_DSYNC), where a request does not say.
     sync: AtomicU8,
+    /// Reads change no access time (O_NOATIME).
+    no_access_time: AtomicBool,
     /// Inline access. Its lock comes before those of the fast path.
     pub(crate) grants: Mutex<Grants>,
     /// Pages that a posted job will reserve; empty: no job is posted.
@@ -32,6 +34,7 @@ impl Handle {
             read_ahead: ReadAhead::default(),
             writable,
             sync: AtomicU8::new(0),
+            no_access_time: AtomicBool::new(false),
             grants: Mutex::default(),
             soon: Mutex::default(),
         })
@@ -41,6 +44,19 @@ impl Handle {
     pub fn may_write_inline(&self) -> bool {
         let grants = self.grants.try_lock();
         grants.is_none_or(|grants| grants.write)
+    }
+
+    /// Sets whether reads leave the access time as it is (O_NOATIME).
+    #[inline]
+    pub fn set_no_access_time(&self, no: bool) {
+        if self.no_access_time() != no {
+            self.no_access_time.store(no, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn no_access_time(&self) -> bool {
+        self.no_access_time.load(Ordering::Relaxed)
     }
 
     /// Sets how durable writes are that do not say so themselves.

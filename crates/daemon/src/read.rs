@@ -185,7 +185,9 @@ fn count(slice: &Slice, offset: u64, done: usize, len: usize) {
 /// Ends a read of `len` bytes; how many of them are left of it at an end of file that has moved closer meanwhile.
 fn finish(mounted: &Mounted, handle: &Handle, offset: u64, len: usize) -> usize {
     let size = handle.file.size();
-    mounted.fs().end_read(&handle.file);
+    if !handle.no_access_time() {
+        mounted.fs().end_read(&handle.file);
+    }
     (len as u64).min(size.saturating_sub(offset)) as usize
 }
 

@@ -73,6 +73,11 @@ fn mode(args: &Transfer) -> WriteMode {
     }
 }
 
+/// Whether reads of a descriptor with these flags leave the access time as it is.
+pub(crate) fn no_access_time(flags: i32) -> bool {
+    flags & libc::O_NOATIME != 0
+}
+
 /// Bytes that a read may give.
 fn room_for(args: &Transfer, room: &mut Room) -> usize {
     room.at_most(args.size.min(REQUEST_BYTES_MAX) as usize)
@@ -106,6 +111,8 @@ impl Jericho {
         let Some(handle) = open.as_ref() else {
             return room.error(libc::EBADF);
         };
+        // It may have changed since the open, by fcntl.
+        handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
         self.mounted.requested(handle, pid, size);
         self.mounted
@@ -122,6 +129,8 @@ impl Jericho {
             room.error(libc::EBADF);
             return None;
         };
+        // It may have changed since the open, by fcntl.
+        handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
         let left =
             (self.mounted).try_read(handle, args.offset, size as u32, fills, room, answer_read);

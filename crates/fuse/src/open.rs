@@ -6,7 +6,7 @@ use jericho_daemon::Handle;
 use jericho_fs::Error;
 use jericho_fs::types::{Attr, Ino, Kind};
 
-use crate::bytes::write_sync;
+use crate::bytes::{no_access_time, write_sync};
 use crate::convert::errno;
 use crate::filesystem::{Jericho, Outcome, caller};
 use crate::protocol::InHeader;
@@ -99,6 +99,7 @@ impl Jericho {
         let handle = self.mounted.open_file(ino, truncate, may_write(flags));
         let handle = handle.map_err(|e| errno("open", &e))?;
         handle.set_sync(write_sync(flags));
+        handle.set_no_access_time(no_access_time(flags));
         self.number(handle)
     }
 

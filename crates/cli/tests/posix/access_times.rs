@@ -3,9 +3,11 @@
 //! The daemon hears of a change of options from the kernel, at its leisure: the tests wait for it, for up to a minute. Then it holds.
 
 use std::fs::{self, File, FileTimes};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::OFlags;
 use rustix::mount::{MountFlags, mount_remount};
 
 use super::support::{Volume, succeed};
@@ -33,6 +35,27 @@ fn at_last(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < limit, "not within a minute: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn reads_of_a_descriptor_with_o_noatime_leave_the_access_time() {
+    let v = Volume::mounted();
+    fs::write(v.at("f"), b"x").unwrap();
+    let old = UNIX_EPOCH + Duration::from_secs(86_400);
+    let mut options = File::options();
+    let file = options.read(true).write(true).custom_flags(libc::O_NOATIME);
+    let file = file.open(v.at("f")).unwrap();
+    file.set_times(FileTimes::new().set_accessed(old)).unwrap();
+    let read = || file.read_exact_at(&mut [0], 0).unwrap();
+    read();
+    assert_eq!(accessed(&v), old);
+    rustix::fs::fcntl_setfl(&file, OFlags::empty()).unwrap();
+    read();
+    assert!(accessed(&v) > old);
+    file.set_times(FileTimes::new().set_accessed(old)).unwrap();
+    rustix::fs::fcntl_setfl(&file, OFlags::NOATIME).unwrap();
+    read();
+    assert_eq!(accessed(&v), old);
 }
 
 #[test]
