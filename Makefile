@@ -69,7 +69,7 @@ model:
 	$(MODEL) test --target-dir $(TARGET)/model -p jericho-shm --release --lib model::
 
 model-mutants:
-	@scripts/model-mutants $(ONLY)
+	@scripts/model-mutants "$(ONLY)"
 
 programs: setup-programs
 	$(CARGO) build --workspace
