@@ -21,10 +21,10 @@ use crate::{OWNER_DAEMON, Slice};
 const LATCH_MAX: Duration = Duration::from_secs(1);
 /// An owner of so many latches that were held for too long says so of pages that it does not write.
 const LATCHES_OF_A_LIAR: usize = 256;
+/// Entries looked at with the lock held once.
+const CHUNK: usize = 2048;
 /// Attempts to open a latch of a client that has died.
 const OPEN_TRIES: u32 = 16;
-/// Entries looked at with the lock held once.
-const CHUNK: u32 = 2048;
 
 /// Latches that clients hold for long.
 #[derive(Default)]
@@ -33,6 +33,8 @@ pub(crate) struct Latches {
     seen: HashMap<u32, (Word, Instant)>,
     /// Frames into which a client whose latch was taken away may still copy.
     quarantine: Vec<(u16, u32)>,
+    /// Pages that are dirty because a latch was taken away, or that no client reported: of which nobody tells the index.
+    unreported: Vec<Key>,
 }
 
 impl State {
@@ -64,6 +66,9 @@ impl State {
         let Some(copied) = self.go_on_elsewhere(shared, index, word) else {
             return false;
         };
+        self.latches
+            .unreported
+            .extend(shared.memory.entry(index).key());
         // Who is no client has no copy that may still go on. Nor does the daemon: that was a lie, or the page is
         // written anew by a thread that has not run for a second, which may spoil the frame's next page: the frame waits.
         let known = shared.on_broken.get().is_some_and(|b| b(word.owner()));
@@ -118,10 +123,18 @@ impl State {
         if held < LATCHES_OF_A_LIAR || !shared.memory.entry(index).break_latch(word, word.frame()) {
             return false;
         }
+        self.latches
+            .unreported
+            .extend(shared.memory.entry(index).key());
         if let Some(broken) = shared.on_broken.get() {
             broken(word.owner());
         }
         true
+    }
+
+    /// Has a dirty page taken in that no client reported; see `Slice::adopt_unreported`.
+    pub fn add_unreported(&mut self, key: Key) {
+        self.latches.unreported.push(key);
     }
 
     /// The page of an entry, if it is dirty and the index does not have it. Reports must have been drained.
@@ -159,8 +172,8 @@ impl Slice {
         let _ = self.shared.collector.set(collector);
     }
 
-    /// `broken` hears of owners whose latch was taken away, and tells whether there is such a client. Called with the slice's
-    /// lock held: it must not call the slice. Set once.
+    /// `broken` hears of owners whose latch was taken away, and tells whether there is such a client. It has `adopt_unreported`
+    /// called soon. Called with the slice's lock held: it must not call the slice. Set once.
     pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) -> bool + Send + Sync>) {
         let _ = self.shared.on_broken.set(broken);
     }
@@ -183,27 +196,11 @@ impl Slice {
         }
     }
 
-    /// Goes through the table for dirty pages that nobody has announced, and takes them in. `resolve` knows
-    /// the object of a number. Gives how many there were.
-    pub fn adopt_dirty(&self, resolve: &dyn Fn(u64) -> Option<Arc<dyn Object>>) -> usize {
-        let shared = &self.shared;
-        let entries = shared.memory.geometry().entries();
-        let mut unknown: Vec<Key> = vec![];
-        let mut at = 0;
-        while at < entries {
-            let mut state = shared.lock();
-            state.drain_announced(shared);
-            let stop = entries.min(at + CHUNK);
-            for index in at..stop {
-                unknown.extend(state.unknown_dirty(shared, index));
-            }
-            shared
-                .counts
-                .searched
-                .fetch_add(u64::from(stop - at), Relaxed);
-            at = stop;
-        }
-        self.adopt(unknown, resolve)
+    /// Takes in the dirty pages whose latch was taken away, and those that a repair found. `resolve` knows the object of a number.
+    /// Gives how many there were.
+    pub fn adopt_unreported(&self, resolve: &dyn Fn(u64) -> Option<Arc<dyn Object>>) -> usize {
+        let unreported = std::mem::take(&mut self.shared.lock().latches.unreported);
+        self.adopt(unreported, resolve)
     }
 
     /// Takes in dirty pages that nobody has reported.
@@ -312,7 +309,7 @@ impl Slice {
         }
         shared.hear_clients();
         let mut unknown = vec![];
-        for some in dirty.chunks(CHUNK as usize) {
+        for some in dirty.chunks(CHUNK) {
             let mut state = shared.lock();
             state.drain_announced(shared);
             for index in some {

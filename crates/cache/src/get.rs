@@ -582,7 +582,9 @@ impl Grant {
                 self.back(index);
                 Ok(())
             }
-            Err(Miss::Busy | Miss::Broken | Miss::Changed) => Err(Latched::new(memory, key)),
+            Err(Miss::Busy | Miss::Broken | Miss::Changed | Miss::NoRoom) => {
+                Err(Latched::new(memory, key))
+            }
             // As in `read`.
             Err(Miss::Absent | Miss::Unbacked) => Ok(()),
         }

@@ -117,6 +117,7 @@ impl State {
                     continue;
                 }
                 unknown.insert(index, word);
+                self.add_unreported(key);
             }
             *own_frame = true;
         }

@@ -34,7 +34,7 @@ pub enum Why {
     Stale,
     /// The daemon wants no inline access to the file for now, or to have no more of this process.
     Withheld,
-    /// The slice wants writers to wait for it.
+    /// The slice, or whoever takes in reports of dirty pages, is to be waited for.
     Throttled,
     /// A page is not in the cache.
     Absent,
@@ -57,6 +57,7 @@ impl From<Miss> for Why {
             // The daemon has cut this process off.
             Miss::Broken => Why::Withheld,
             Miss::Changed => Why::Changed,
+            Miss::NoRoom => Why::Throttled,
         }
     }
 }
@@ -375,7 +376,7 @@ impl<'a> File<'a> {
             .try_write(line, key, within, data, writer, still)?;
         thread.lately.was_in(page, written.frame);
         if written.was_clean {
-            announce(self.session, key);
+            report(self.session, key);
         }
         self.wrote();
         Some(())
@@ -498,9 +499,14 @@ impl<'a> File<'a> {
                 let key = self.key.with_page(page);
                 let still = || self.slot.size() == seen;
                 // A page that cannot be had any more is the daemon's, which knows where the file ends.
-                let _ = self
+                let zeros = &ZEROS[..len];
+                let wiped = self
                     .memory
-                    .write_if(key, within, &ZEROS[..len], writer, epoch, still);
+                    .write_if(key, within, zeros, writer, epoch, still);
+                // The slice has written the page back since the write that ended.
+                if wiped == Ok(true) {
+                    report(self.session, key);
+                }
             }
         }
     }
@@ -558,7 +564,7 @@ impl<'a> File<'a> {
             });
             match written {
                 // The slice hears of the page before the write is acknowledged, or the size covers it.
-                Ok(true) => ring |= self.session.area.announce(key),
+                Ok(true) => ring |= self.session.report(key),
                 Ok(false) => {}
                 Err(miss) => {
                     result = Err((done, miss.into()));
@@ -585,8 +591,8 @@ impl<'a> File<'a> {
 
 /// The slice hears of a page that became dirty.
 #[inline(never)]
-fn announce(session: &Session, key: Key) {
-    if session.area.announce(key) {
+fn report(session: &Session, key: Key) {
+    if session.report(key) {
         session.slots.ring();
     }
 }

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{
-    Access, Area, Control, HANDOVER_BYTES, Reply, Request, SliceMemory, Slots, Writer, socket_name,
+    Access, Area, Control, HANDOVER_BYTES, Key, Reply, Request, SliceMemory, Slots, Writer,
+    socket_name,
 };
 use jericho_sys::files::ForkMark;
 use jericho_sys::handover::Connection;
@@ -137,6 +138,12 @@ impl Session {
     pub fn writer(&self, thread: &Thread, slice: u16) -> Option<Writer<'_>> {
         let (block, alone) = self.block(thread);
         alone.then(|| self.area.writer(self.owner, block, slice))
+    }
+
+    /// Tells the slice of a page that became dirty. Returns true if the bell is to be rung.
+    #[inline]
+    pub fn report(&self, key: Key) -> bool {
+        self.area.report(key, &self.slots)
     }
 
     /// Marks an entry of a slice as used by this thread, where the slice's memory is mapped read-only.

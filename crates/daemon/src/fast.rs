@@ -1,7 +1,7 @@
 //! The fast path's other end: files that clients read and write inline, and the clients themselves.
 //!
 //! `slots`: which files have a slot, who writes them, and taking in what clients did to size and times
-//! (`settle`). `admission`: the socket. `clients`: the areas, deaths. `calls`: what descriptors ask by ioctl. `trusted`, `tokens`:
+//! (`settle`). `admission`: the socket. `clients`: the areas, deaths. `rings`: what clients report. `calls`: what descriptors ask by ioctl. `trusted`, `tokens`:
 //! whose processes are served, and which of them may write. `keeping`: the process that ends inline access after this one's end.
 //! The bytes and the protocol: `docs/formats/shm.md`.
 //!
@@ -16,6 +16,7 @@ mod extend;
 mod keeping;
 mod kernel_pages;
 mod range;
+mod rings;
 mod slots;
 mod tokens;
 mod trusted;
@@ -44,6 +45,7 @@ pub use clients::ClientStat;
 use clients::Clients;
 pub use keeping::KeeperCommand;
 use keeping::Keeping;
+use rings::Rings;
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;
 pub use trusted::{Trusted, TrustedError};
@@ -84,9 +86,11 @@ pub(crate) struct Fast {
     /// Times that inline writes of a file were withheld for the kernel's pages, and granted.
     writes_withheld: AtomicU64,
     writes_granted: AtomicU64,
+    /// Never locked before a lock of a slice, which may be held when a client is cut off.
     clients: Mutex<Clients>,
-    /// A client's ring was too small: dirty pages are to be looked for.
-    lost: AtomicBool,
+    rings: Rings,
+    /// Slices have dirty pages that no client reports.
+    unreported: AtomicBool,
     kernel: OnceLock<Arc<dyn KernelCache>>,
     closing: AtomicBool,
     /// Work that may wait: a thread of its own.
@@ -137,7 +141,8 @@ impl Fast {
             writes_withheld: 0.into(),
             writes_granted: 0.into(),
             clients: Mutex::new(Clients::default()),
-            lost: AtomicBool::new(false),
+            rings: Rings::default(),
+            unreported: AtomicBool::new(false),
             kernel: OnceLock::new(),
             closing: AtomicBool::new(true),
             jobs: Mutex::new(None),
@@ -204,8 +209,8 @@ impl Mounted {
                     return false;
                 };
                 let known = mounted.fast.cut_off(owner);
-                // It may never say that the page is dirty.
-                mounted.fast.lost.store(true, Ordering::SeqCst);
+                // It does not report the page.
+                mounted.fast.unreported.store(true, Ordering::SeqCst);
                 mounted.fast.slots.ring();
                 known
             }));
@@ -246,7 +251,7 @@ impl Mounted {
         threads.push(
             std::thread::Builder::new()
                 .name("fast-rings".into())
-                .spawn(move || service::run(|| clients::rings(&mounted)))?,
+                .spawn(move || service::run(|| rings::serve(&mounted)))?,
         );
         drop(threads);
         fast.closing.store(false, Ordering::SeqCst);
@@ -267,6 +272,8 @@ impl Mounted {
             }
         }
         fast.cut_all_off();
+        // Whatever the words say that clients can write.
+        fast.drain_all_rings();
         let files: Vec<Ino> = fast.files.read().keys().copied().collect();
         for ino in files {
             self.settle(ino);

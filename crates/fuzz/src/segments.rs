@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
 
-use jericho_shm::{Area, RingReader, SliceMemory, Slots};
+use jericho_shm::{Area, Draining, RingReader, SliceMemory, Slots};
 
 use crate::Input;
 
@@ -53,10 +53,15 @@ impl Segments {
     }
 
     fn read(&self) {
-        let mut reader = RingReader::default();
+        let (mut reader, draining) = (RingReader::default(), Draining::default());
         let mut keys = vec![];
         for _ in 0..3 {
-            let _ = reader.drain(&self.area, |key| keys.push(key));
+            let owners: Vec<u16> = self.slots.reporters(&draining).collect();
+            for owner in owners {
+                self.slots.begin_drain(&draining, owner);
+                self.slots.end_drain(&draining, owner);
+            }
+            reader.drain(&self.area, |key| keys.push(key));
         }
         self.area.take_touched(|_, _| {});
         for slice in [0, 1, u16::MAX] {

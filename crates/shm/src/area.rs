@@ -1,4 +1,4 @@
-//! A client's own area: the ring of pages that it made dirty, and a block for each of its threads with marks of use and
+//! A client's own area: the ring in which it reports the pages that it made dirty, and a block for each of its threads with marks of use and
 //! counters.
 //!
 //! The client writes it and the daemon trusts nothing in it: whatever lies there costs the daemon a bounded
@@ -13,6 +13,7 @@ use jericho_sys::memory::Mapping;
 use crate::entry::Key;
 use crate::intent::{self, Writer};
 use crate::ring::Ring;
+use crate::slots::Slots;
 use crate::sync::{self, AtomicU32, Ordering};
 
 /// Keys that the ring holds.
@@ -25,7 +26,7 @@ pub const BLOCKS: usize = 1024;
 pub const MARKS: usize = 4096;
 /// Marks that one bit of `Head::marked` stands for.
 const MARKS_PER_BIT: usize = MARKS / 64;
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
@@ -38,19 +39,22 @@ struct Header {
     version: AtomicU32,
     owner: AtomicU32,
     cut_off: AtomicU32,
-    wanted: AtomicU32,
-    overflow: AtomicU32,
     /// Blocks given out so far.
     blocks: AtomicU32,
     /// Where the search for a block of a thread that has ended goes on.
     hand: AtomicU32,
-    _unused: [u32; 9],
+    _unused: [u32; 11],
     given_out: sync::AtomicU64,
     done: sync::AtomicU64,
+    _unused_behind_done: [u64; 6],
+    /// Only the daemon stores to it.
+    taken: sync::AtomicU64,
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(std::mem::offset_of!(Header, given_out) == 64);
+const _: () = assert!(
+    std::mem::offset_of!(Header, given_out) == 64 && std::mem::offset_of!(Header, taken) == 128
+);
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::offset_of!(Header, cut_off) as u64 == CUT_OFF_AT);
 const _: () = assert!(size_of::<Header>() <= RING_AT);
@@ -250,27 +254,27 @@ impl Area {
         self.header().cut_off.store(1, Ordering::SeqCst);
     }
 
-    /// The client announces a page that it made dirty, before it acknowledges the write. True: the daemon
-    /// wants the bell rung.
+    /// The client reports a page that it made dirty, before it acknowledges the write. Returns true if the bell is to be rung.
     #[inline]
-    pub fn announce(&self, key: Key) -> bool {
-        self.ring().announce(key)
+    pub fn report(&self, key: Key, slots: &Slots) -> bool {
+        self.ring().report(key, self.owner(), slots.reports())
     }
 
-    /// The daemon is about to sleep, or awake: whether it wants the bell. It looks at the ring once more
-    /// after it has said that it does.
-    pub fn want_bell(&self, wanted: bool) {
-        self.ring().want_bell(wanted);
+    /// Whether a thread of the client may make a clean page dirty: there is room for its key. Else it writes through the kernel,
+    /// and the daemon empties the ring.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.ring().has_room()
     }
 
     #[inline]
     pub(crate) fn ring(&self) -> Ring<'_, RING_KEYS> {
         let header = self.header();
         Ring {
-            wanted: &header.wanted,
-            overflow: &header.overflow,
+            threads: BLOCKS as u64,
             given_out: &header.given_out,
             done: &header.done,
+            taken: &header.taken,
             // SAFETY: the mapping has room for RING_KEYS words at RING_AT, which is aligned; as in `header`.
             words: unsafe { &*self.mapping.as_ptr().add(RING_AT).cast() },
         }
@@ -362,7 +366,7 @@ impl Area {
     /// How a thread with a block of its own writes to a slice.
     #[inline]
     pub fn writer(&self, owner: u16, block: u32, slice: u16) -> Writer<'_> {
-        Writer::client(owner, &self.block(block).head.intent, slice)
+        Writer::client(owner, &self.block(block).head.intent, slice).reporting_to(self)
     }
 
     /// The entry that each thread latched last, or was about to: calls `each` with slice and entry, unchecked.
@@ -390,31 +394,68 @@ impl Area {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::reports::Draining;
     use crate::ring::RingReader;
 
-    fn keys(reader: &mut RingReader, area: &Area) -> (Vec<u64>, bool) {
+    fn keys(reader: &mut RingReader, area: &Area) -> Vec<u64> {
         let mut out = vec![];
-        let complete = reader.drain(area, |key| out.push(key.page()));
-        (out, complete)
+        reader.drain(area, |key| out.push(key.page()));
+        out
+    }
+
+    fn slots() -> Slots {
+        Slots::create("test", 1).unwrap()
     }
 
     #[test]
-    fn keys_come_out_once_and_lost_ones_are_noticed() {
-        let area = Area::create("test", 5).unwrap();
+    fn keys_come_out_once_and_a_full_ring_has_no_room_until_then() {
+        let (area, slots) = (Area::create("test", 5).unwrap(), slots());
         let mut reader = RingReader::default();
         assert_eq!(area.owner(), 5);
-        for page in 0..10 {
-            area.announce(Key::new(1, page));
+        for turn in 0..3 {
+            for page in 0..10 {
+                area.report(Key::new(1, page), &slots);
+            }
+            assert_eq!(keys(&mut reader, &area), Vec::from_iter(0..10));
+            assert_eq!(keys(&mut reader, &area), []);
+            let mut pages = 0;
+            while area.has_room() {
+                area.report(Key::new(1, pages), &slots);
+                pages += 1;
+            }
+            // Each thread may have found room before.
+            for page in 0..BLOCKS as u64 - 1 {
+                area.report(Key::new(1, pages + page), &slots);
+            }
+            assert_eq!(pages, (RING_KEYS - BLOCKS + 1) as u64, "turn {turn}");
+            assert_eq!(keys(&mut reader, &area).len(), RING_KEYS);
+            assert!(area.has_room());
         }
-        assert_eq!(keys(&mut reader, &area), ((0..10).collect(), true));
-        assert_eq!(keys(&mut reader, &area), (vec![], true));
-        for page in 0..RING_KEYS as u64 + 1 {
-            area.announce(Key::new(1, page));
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_is_visited_only_while_it_is_drained() {
+        let (area, slots, draining) = (
+            Area::create("test", 777).unwrap(),
+            slots(),
+            Draining::default(),
+        );
+        let reporters = || slots.reporters(&draining).collect::<Vec<_>>();
+        assert_eq!(reporters(), []);
+        for page in 0..3 {
+            area.report(Key::new(1, page), &slots);
+            assert_eq!(reporters(), [777]);
         }
-        let (seen, complete) = keys(&mut reader, &area);
-        assert_eq!((seen.len(), complete), (RING_KEYS, false));
-        area.announce(Key::new(1, 77));
-        assert_eq!(keys(&mut reader, &area), (vec![77], true));
+        slots.begin_drain(&draining, 777);
+        assert_eq!(reporters(), [777], "the drain is not over");
+        slots.end_drain(&draining, 777);
+        assert_eq!(reporters(), []);
+        for owner in [2, 63, 64, 1023] {
+            Area::create("test", owner)
+                .unwrap()
+                .report(Key::new(1, 0), &slots);
+        }
+        assert_eq!(reporters(), [2, 63, 64, 1023]);
     }
 
     #[test]
@@ -424,12 +465,12 @@ mod tests {
         // Takes a position and is held up.
         let header = area.header();
         let held = header.given_out.fetch_add(1, Ordering::AcqRel) as usize;
-        area.announce(Key::new(1, 2));
-        assert_eq!(keys(&mut reader, &area), (vec![2], true));
+        area.report(Key::new(1, 2), &slots());
+        assert_eq!(keys(&mut reader, &area), [2]);
         area.ring().words[held].store(Key::new(1, 1).0, Ordering::Release);
-        assert_eq!(keys(&mut reader, &area), (vec![1], true));
+        assert_eq!(keys(&mut reader, &area), [1]);
         header.done.fetch_add(1, Ordering::Release);
-        assert_eq!(keys(&mut reader, &area), (vec![], true));
+        assert_eq!(keys(&mut reader, &area), []);
     }
 
     #[test]
@@ -442,18 +483,18 @@ mod tests {
             for at in 0..RING_KEYS {
                 area.ring().words[at].store(junk ^ at as u64, Ordering::Relaxed);
             }
-            let (seen, _) = keys(&mut reader, &area);
+            let seen = keys(&mut reader, &area);
             assert!(seen.len() <= 2 * RING_KEYS);
         }
     }
 
     #[test]
     fn the_bell_is_wanted_once() {
-        let area = Area::create("test", 5).unwrap();
-        area.announce(Key::new(1, 0)); // position 0 rings anyway
-        area.want_bell(true);
-        assert!(area.announce(Key::new(1, 1)));
-        assert!(!area.announce(Key::new(1, 2)));
+        let (area, slots) = (Area::create("test", 5).unwrap(), slots());
+        area.report(Key::new(1, 0), &slots); // position 0 rings anyway
+        slots.want_bell(true);
+        assert!(area.report(Key::new(1, 1), &slots));
+        assert!(!area.report(Key::new(1, 2), &slots));
     }
 
     fn touched(area: &Area) -> Vec<(u16, u32)> {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::compiler_fence;
 
+use crate::area::Area;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The word is one of a thread.
@@ -16,14 +17,16 @@ const SET: u64 = 1 << 63;
 pub struct Writer<'a> {
     owner: u16,
     intent: Option<(&'a AtomicU64, u16)>,
+    area: Option<&'a Area>,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
     /// A writer that leaves no note: the daemon.
     pub const fn daemon(owner: u16) -> Writer<'static> {
         Writer {
             owner,
             intent: None,
+            area: None,
         }
     }
 
@@ -33,7 +36,26 @@ impl Writer<'_> {
         Writer {
             owner,
             intent: Some((intent, slice)),
+            area: None,
         }
+    }
+
+    /// The writer reports pages that it makes dirty in an area.
+    #[inline(always)]
+    pub(crate) fn reporting_to<'b>(self, area: &'b Area) -> Writer<'b>
+    where
+        Self: 'b,
+    {
+        Writer {
+            area: Some(area),
+            ..self
+        }
+    }
+
+    /// Whether the writer could report a clean page that it makes dirty.
+    #[inline(always)]
+    pub(crate) fn can_report(&self) -> bool {
+        self.area.is_none_or(Area::has_room)
     }
 
     /// The owner number.

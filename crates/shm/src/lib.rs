@@ -16,6 +16,7 @@ mod memory;
 #[cfg(all(test, loom))]
 mod model;
 mod prefetch;
+mod reports;
 mod ring;
 mod slots;
 mod sync;
@@ -32,5 +33,6 @@ pub use memory::{
     BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
     bookkeeping_bytes,
 };
+pub use reports::Draining;
 pub use ring::RingReader;
 pub use slots::{Kept, RangeHeld, Segments, SizeWord, Slot, Slots, Turns, WORDS};

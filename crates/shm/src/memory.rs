@@ -16,7 +16,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_sys::memory::Mapping;
 
 use crate::access::{before_fill, check_writable, try_read, try_write, try_write_own};
-use crate::entry::{Entry, Key, State};
+use crate::entry::{Entry, Flags, Key, State};
 use crate::intent::Writer;
 use crate::prefetch;
 
@@ -86,6 +86,8 @@ pub enum Miss {
     Broken,
     /// What the writer had assumed of the file is no longer so: the page is not written.
     Changed,
+    /// The page is clean, and the writer's ring has no room to report that it is dirty: the page is not written.
+    NoRoom,
 }
 
 /// An entry that held the key at the moment of the lookup.
@@ -516,30 +518,36 @@ impl SliceMemory {
         writer: Writer<'_>,
         still: impl Fn() -> bool,
     ) -> Option<Written> {
-        let (Found { index, state }, entry) = self.find_in(line, key)?;
-        writer.about_to_latch(index);
-        let written = self.write_found(entry, state, offset, data, writer.owner(), still);
+        let (found, entry) = self.find_in(line, key)?;
+        let Found { index, state } = found;
+        let written = self.write_found(entry, found, offset, data, writer, still);
         let was_clean = written.ok()??;
         self.touch(index, self.epoch());
         let frame = state.frame();
         Some(Written { was_clean, frame })
     }
 
-    /// Writes into the frame of `seen`, which a lookup found in `entry`, as `access::try_write` does, if `still` says so once
+    /// Writes into the frame of `found`, which a lookup found in `entry`, as `access::try_write` does, if `still` says so once
     /// the latch is held.
     #[inline(always)]
     fn write_found(
         &self,
         entry: &Entry,
-        seen: State,
+        found: Found,
         offset: usize,
         data: &[u8],
-        owner: u16,
+        writer: Writer<'_>,
         still: impl Fn() -> bool,
     ) -> Result<Option<bool>, Miss> {
+        let seen = found.state;
+        // Before the latch, which is taken in this state only: a page that was dirty needs no report.
+        if !seen.has(Flags::DIRTY) && !writer.can_report() {
+            return Err(Miss::NoRoom);
+        }
+        writer.about_to_latch(found.index);
         // Before the latch: its locked instruction lets no access of the copy pass it.
         self.fetch(seen.frame(), offset, data.len());
-        let written = try_write(entry, seen, owner, |frame| match still() {
+        let written = try_write(entry, seen, writer.owner(), |frame| match still() {
             true => self.overwrite(frame, offset, data),
             false => Err(Miss::Changed),
         });
@@ -577,12 +585,10 @@ impl SliceMemory {
     ) -> Result<bool, Miss> {
         let mut turns = 0;
         loop {
-            let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
-            writer.about_to_latch(index);
-            let owner = writer.owner();
-            let written = self.write_found(entry, state, offset, data, owner, &still)?;
+            let (found, entry) = self.find(key).ok_or(Miss::Absent)?;
+            let written = self.write_found(entry, found, offset, data, writer, &still)?;
             if let Some(was_clean) = written {
-                self.touch(index, epoch);
+                self.touch(found.index, epoch);
                 return Ok(was_clean);
             }
             turns = pause(turns)?;

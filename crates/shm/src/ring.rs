@@ -1,43 +1,42 @@
-//! The ring in which a client announces the pages that it made dirty, and the bell.
+//! The ring in which a client reports the pages that it made dirty.
 
 use crate::area::Area;
 use crate::entry::Key;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::reports::Reports;
+use crate::sync::{AtomicU64, Ordering};
 
 /// The words of a ring with room for `N` keys, wherever they are.
 pub(crate) struct Ring<'a, const N: usize> {
-    pub wanted: &'a AtomicU32,
-    pub overflow: &'a AtomicU32,
+    /// Threads that may report at a time.
+    pub threads: u64,
     pub given_out: &'a AtomicU64,
     pub done: &'a AtomicU64,
+    pub taken: &'a AtomicU64,
     pub words: &'a [AtomicU64; N],
 }
 
 impl<const N: usize> Ring<'_, N> {
-    /// See `Area::announce`.
+    /// Whether there is room for a key of the calling thread, also when each other thread reports a page before.
     #[inline]
-    pub fn announce(&self, key: Key) -> bool {
-        let position = self.given_out.fetch_add(1, Ordering::SeqCst) as usize % N;
-        if self.words[position]
-            .compare_exchange(0, key.0, Ordering::SeqCst, Ordering::Relaxed)
-            .is_err()
-        {
-            // A swap: a plain store would hide what an earlier one says of its own writer's pages.
-            self.overflow.swap(1, Ordering::SeqCst);
-        }
-        self.done.fetch_add(1, Ordering::Release);
-        // Part of a turn without a look: the daemon is late.
-        let full = position.is_multiple_of(N / 4);
-        (self.wanted.load(Ordering::SeqCst) != 0 && self.wanted.swap(0, Ordering::SeqCst) != 0)
-            || full
+    pub fn has_room(&self) -> bool {
+        // In this order, as positions are taken after they were given out. Acquire: the daemon is done with what it has taken.
+        let taken = self.taken.load(Ordering::Acquire);
+        // It may be more by now. For a key too many of each other thread there is room, and a thread that takes a position sees all.
+        let used = self.given_out.load(Ordering::Relaxed).wrapping_sub(taken);
+        used <= N as u64 - self.threads
     }
 
-    /// See `Area::want_bell`.
-    pub fn want_bell(&self, wanted: bool) {
-        self.wanted.store(u32::from(wanted), Ordering::SeqCst);
-        // The look at the ring that follows is no SeqCst access; it must not come before the store, or a writer that
-        // saw no wish for the bell could be missed by it too.
-        fence(Ordering::SeqCst);
+    /// The client `owner` reports a page that it made dirty; before it was, the thread found room. Returns true if the bell is to be
+    /// rung.
+    #[inline]
+    pub fn report<const W: usize>(&self, key: Key, owner: u16, reports: Reports<'_, W>) -> bool {
+        let position = self.given_out.fetch_add(1, Ordering::SeqCst) as usize % N;
+        self.words[position].store(key.0, Ordering::Release);
+        self.done.fetch_add(1, Ordering::SeqCst);
+        // Part of a turn without a look: the daemon is late.
+        let late = position.is_multiple_of(N / 4);
+        // After the key: who clears the bit looks at the ring afterwards.
+        reports.set(owner) || late
     }
 }
 
@@ -54,20 +53,16 @@ impl RingReader {
         RingReader { settled }
     }
 
-    /// Takes the keys that are there: calls `each` for every one. Returns false when keys were lost, and the
-    /// tables have to be gone through instead. Bounded by the ring's length, whatever the client does.
-    pub fn drain(&mut self, area: &Area, each: impl FnMut(Key)) -> bool {
-        self.drain_ring(&area.ring(), each)
+    /// Takes the keys that are there: calls `each` for every one. Bounded by the ring's length, whatever the client does.
+    pub fn drain(&mut self, area: &Area, each: impl FnMut(Key)) {
+        self.drain_ring(&area.ring(), each);
     }
 
     pub(crate) fn drain_ring<const N: usize>(
         &mut self,
         ring: &Ring<'_, N>,
         mut each: impl FnMut(Key),
-    ) -> bool {
-        // Before the keys are looked at: what is lost afterwards is found the next time.
-        let complete = ring.overflow.load(Ordering::SeqCst) == 0
-            || ring.overflow.swap(0, Ordering::SeqCst) == 0;
+    ) {
         // In this order: where both are equal nobody was between his two steps at the first look, and all keys of
         // positions given out before it are there.
         let done = ring.done.load(Ordering::Acquire);
@@ -81,11 +76,11 @@ impl RingReader {
                 each(key);
             }
         }
-        // Else all are looked at again: a writer that was held up may put its key where another's, of the next turn,
-        // was taken from, so which positions were found empty says nothing.
-        if done == given_out {
+        // Else all are looked at again the next time: which positions were found empty says nothing.
+        if done == given_out && given_out != self.settled {
             self.settled = given_out;
+            // Release: a client that finds room here stores its key after the look.
+            ring.taken.store(given_out, Ordering::Release);
         }
-        complete
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use jericho_sys::memory::Mapping;
 
 use crate::lock::{Holding, Lock, Patience};
+use crate::reports::{Draining, OWNER_WORDS, Reports};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 
 /// Words of a slot's range lock.
@@ -405,6 +406,21 @@ impl Slot {
     }
 }
 
+/// What clients and the daemon share beside the files.
+#[repr(C)]
+struct Header {
+    bell: AtomicU32,
+    wanted: AtomicU32,
+    _unused: [u32; 14],
+    reports: [AtomicU64; OWNER_WORDS],
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(std::mem::offset_of!(Header, reports) == 64);
+    assert!(size_of::<Header>() == 192 && size_of::<Header>() <= HEADER);
+};
+
 /// The segment.
 #[derive(Debug)]
 pub struct Slots {
@@ -456,9 +472,42 @@ impl Slots {
         })
     }
 
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping begins with HEADER bytes, which the fields do not exceed; as in `slot`.
+        unsafe { &*self.mapping.as_ptr().cast::<Header>() }
+    }
+
     fn bell(&self) -> &AtomicU32 {
-        // SAFETY: the header's first word; as in `slot`.
-        unsafe { &*self.mapping.as_ptr().cast::<AtomicU32>() }
+        &self.header().bell
+    }
+
+    #[inline]
+    pub(crate) fn reports(&self) -> Reports<'_, OWNER_WORDS> {
+        let header = self.header();
+        Reports {
+            words: &header.reports,
+            wanted: &header.wanted,
+        }
+    }
+
+    /// Says whether the daemon, which is about to sleep, wants the bell. It looks for reports once more afterwards.
+    pub fn want_bell(&self, wanted: bool) {
+        self.reports().want_bell(wanted);
+    }
+
+    /// Clients that have reported pages which are not known to be taken in.
+    pub fn reporters<'a>(&'a self, draining: &'a Draining) -> impl Iterator<Item = u16> + use<'a> {
+        self.reports().owners(draining)
+    }
+
+    /// The caller, which has the ring of `owner` locked, is about to drain it.
+    pub fn begin_drain(&self, draining: &Draining, owner: u16) {
+        self.reports().begin(draining, owner);
+    }
+
+    /// The pages that the ring of `owner` named are known. The caller has the ring locked still.
+    pub fn end_drain(&self, draining: &Draining, owner: u16) {
+        self.reports().end(draining, owner);
     }
 
     /// A writing client wakes the daemon.

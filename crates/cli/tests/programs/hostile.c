@@ -259,14 +259,17 @@ static void lie_about_a_file(void)
 {
     /* Mostly of the files that it has, but of any other, too. */
     uint32_t slot = below(8) ? slots[below(files)] : below(64);
-    size_t at = PAGE + 128ull * slot;
-    uint32_t *lock = (uint32_t *)(segments[SLOTS].at + at + 64 + 4 * below(16));
-    switch (below(6)) {
+    size_t at = PAGE + 256ull * slot;
+    size_t lock_at = below(4) ? 128 + 4 * below(30) : 64;
+    uint32_t *lock = (uint32_t *)(segments[SLOTS].at + at + lock_at);
+    switch (below(8)) {
     case 0: put(word(segments[SLOTS], at), number()); break;
     case 1: put(word(segments[SLOTS], at), below(1ull << 46)); break;
     case 2: put(word(segments[SLOTS], at), below(1 << 24)); break;
     case 3: put(word(segments[SLOTS], at + 8), number()); break;
     case 4: __atomic_store_n(lock, below(2) ? number() : some_owner(), __ATOMIC_SEQ_CST); break;
+    case 5: put(word(segments[SLOTS], 64 + 8 * below(16)), below(2) ? number() : 0); break;
+    case 6: ((uint32_t *)segments[SLOTS].at)[1] = below(2) ? number() : 0; break;
     default: __atomic_fetch_add((uint32_t *)segments[SLOTS].at, number(), __ATOMIC_SEQ_CST);
     }
 }
@@ -284,8 +287,8 @@ static void lie_in_the_area(void)
         break;
     }
     case 3: put(word(area, 69632 + 40960 * below(16) + 8 * below(520)), number()); break;
-    case 4: ((uint32_t *)area.at)[below(7)] = number(); break;
-    case 5: ((uint32_t *)area.at)[4] = 1; break;
+    case 4: ((uint32_t *)area.at)[below(5)] = number(); break;
+    case 5: put(word(area, 128), number()); break;
     default: {
         uint64_t at = __atomic_fetch_add(word(area, 64), 1, __ATOMIC_SEQ_CST);
         put(word(area, 4096 + 8 * (at % 8192)), some_key());

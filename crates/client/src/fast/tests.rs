@@ -142,7 +142,7 @@ fn the_slice_hears_of_every_page_that_became_dirty_and_of_each_once() {
     write(file(&writer), 0, &[1; 3 * PAGE]).unwrap();
     write(file(&writer), 5, &[2; 100]).unwrap();
     let (mut reader, mut pages) = (jericho_shm::RingReader::default(), vec![]);
-    assert!(reader.drain(&writer.area, |key| pages.push(key.page())));
+    reader.drain(&writer.area, |key| pages.push(key.page()));
     assert_eq!(pages, [0, 1, 2]);
 }
 

@@ -14,10 +14,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use jericho_shm::{Area, HANDOVER_BYTES, Reply, Request, RingReader};
+use jericho_shm::{Area, HANDOVER_BYTES, Reply, Request};
 use jericho_sys::handover::{Connection, DESCRIPTORS_MAX, Listener, Peer};
 use jericho_sys::memory::Mapping;
 use jericho_sys::poller::Poller;
@@ -273,18 +273,18 @@ impl Fast {
         let owner = clients.free_owner().ok_or(libc::EUSERS)?;
         let area =
             Area::create("client", owner).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
-        area.want_bell(true);
         let client = Client {
             serial,
-            area,
-            reader: RingReader::default(),
+            area: Arc::new(area),
             peer,
             writes: write,
         };
         let fd = client.area.mapping().fd().try_clone_to_owned();
         let fd = fd.map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
+        let area = client.area.clone();
         clients.by_owner.insert(owner, client);
         drop(clients);
+        self.rings.add(owner, area);
         self.keeping.add_area(owner, fd.as_fd());
         Ok(owner)
     }

@@ -1,21 +1,16 @@
 //! Clients: processes that have a volume's segments mapped.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-use jericho_cache::Object;
 use jericho_fs::fs::File;
-use jericho_shm::{Area, Key, RingReader, State};
+use jericho_shm::{Area, State};
 use jericho_sys::handover::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::Fast;
 use crate::mounted::Mounted;
-
-/// How often rings are emptied while pages become dirty.
-const ROUND: Duration = Duration::from_millis(5);
 
 /// A client in `jericho stat`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -34,8 +29,7 @@ pub struct ClientStat {
 pub(super) struct Client {
     /// Unlike the owner number, never used again.
     pub serial: u64,
-    pub area: Area,
-    pub reader: RingReader,
+    pub area: Arc<Area>,
     pub peer: Peer,
     pub writes: bool,
 }
@@ -80,59 +74,6 @@ fn pages_of(area: &Area, slice: u16) -> (u64, u64) {
 }
 
 impl Fast {
-    /// Takes in all pages that clients have announced, and looks for those whose announcement was lost. True:
-    /// there were some. Not with a lock of `fs` or of a slice held.
-    pub fn hear(&self) -> bool {
-        let any = self.drain_rings();
-        if self.lost.swap(false, SeqCst) {
-            self.adopt_dirty();
-            return true;
-        }
-        any
-    }
-
-    /// Takes in all pages that clients have announced. Called before every question about dirty pages. True:
-    /// there were some.
-    pub fn drain_rings(&self) -> bool {
-        let mut keys: Vec<Key> = vec![];
-        let mut lost = false;
-        {
-            let mut clients = self.clients.lock();
-            for client in clients.by_owner.values_mut().filter(|c| c.writes) {
-                lost |= !client.reader.drain(&client.area, |key| keys.push(key));
-            }
-            // Under the lock: another thread that finds the rings empty may rely on it that what was in them
-            // has been announced.
-            lost |= !self.announce(&mut keys);
-        }
-        if lost {
-            // Not here: this may be called from inside `fs`, which must not be asked for files then.
-            self.lost.store(true, SeqCst);
-            self.slots.ring();
-        }
-        lost || !keys.is_empty()
-    }
-
-    /// Tells the slices of dirty pages. Returns false when a file has no slot any more, which may have been closed in the middle of the write: then
-    /// the page has to be looked for.
-    fn announce(&self, keys: &mut [Key]) -> bool {
-        let mut all = true;
-        keys.sort_unstable_by_key(|key| (key.object(), key.page()));
-        let neighbours = |a: &Key, b: &Key| a.object() == b.object() && a.page() + 1 == b.page();
-        for run in keys.chunk_by(neighbours) {
-            let object = run[0].object();
-            let Some(slot_file) = self.slot_file(object) else {
-                all = false;
-                continue;
-            };
-            let file = &slot_file.file;
-            if let Some(slice) = self.slices.get(usize::from(file.slice())) {
-                slice.dirtied_by_client(&file.object(), run[0].page(), run.len() as u32);
-            }
-        }
-        all
-    }
-
     /// The entries that threads of living clients have latched last, or are about to latch, by slice; unchecked.
     pub(super) fn intents(&self) -> Vec<Vec<u32>> {
         let mut entries = vec![vec![]; self.slices.len()];
@@ -141,29 +82,6 @@ impl Fast {
             collect_intents(&client.area, &mut entries);
         }
         entries
-    }
-
-    /// The object with a number.
-    fn object(&self, number: u64) -> Option<Arc<dyn Object>> {
-        if let Some(slot_file) = self.slot_file(number) {
-            return Some(slot_file.file.object());
-        }
-        let mounted = self.mounted()?;
-        mounted.fs().file(number).ok().map(|file| file.object())
-    }
-
-    /// Looks for dirty pages that nobody has announced.
-    pub fn adopt_dirty(&self) {
-        for slice in &self.slices {
-            let adopted = slice.adopt_dirty(&|number| self.object(number));
-            if adopted > 0 {
-                tracing::debug!(
-                    slice = slice.id(),
-                    adopted,
-                    "found dirty pages in the table"
-                );
-            }
-        }
     }
 
     /// Takes the marks of use of clients that may not write stamps themselves, before pages are replaced.
@@ -183,10 +101,13 @@ impl Fast {
 
     /// A client is gone: its latches and locks are opened, its pages and its number taken back.
     pub(super) fn bury(&self, owner: u16) {
-        self.hear();
+        // Whether or not it came as far as to say that there is something.
+        self.rings.drain(self, owner);
+        self.adopt_unreported();
         let Some(client) = self.clients.lock().by_owner.remove(&owner) else {
             return;
         };
+        self.rings.remove(owner);
         self.keeping.forget(owner);
         if client.writes {
             let mut opened = 0;
@@ -268,38 +189,6 @@ impl Fast {
         for client in self.clients.lock().by_owner.values() {
             client.area.cut_off();
         }
-    }
-}
-
-/// The thread that takes in what clients announce.
-pub(crate) fn rings(mounted: &Weak<Mounted>) {
-    loop {
-        let Some(strong) = mounted.upgrade() else {
-            return;
-        };
-        let fast = &strong.fast;
-        let seen = fast.slots.rung();
-        let mut busy = fast.hear();
-        for slot_file in fast.written_files() {
-            strong.settle_file(&slot_file);
-        }
-        if !busy {
-            // Nothing for a whole round: the next key rings. Looked at once more, for one that came
-            // before it knew.
-            let want = |wanted| {
-                let clients = fast.clients.lock();
-                clients
-                    .by_owner
-                    .values()
-                    .for_each(|c| c.area.want_bell(wanted));
-            };
-            want(true);
-            busy = fast.hear();
-        }
-        if fast.closing.load(SeqCst) {
-            return;
-        }
-        fast.slots.sleep(seen, busy.then_some(ROUND));
     }
 }
 

@@ -1,165 +1,184 @@
-//! The ring of announcements and the bell.
+//! The ring of reports, who has reported, and the bell.
 
+use loom::sync::Mutex;
 use loom::thread;
 
 use super::*;
+use crate::reports::{Draining, Reports};
 use crate::ring::{Ring, RingReader};
 use crate::sync::AtomicU32;
 
-/// A ring of `N` keys with the bell of the slots segment and pages that are dirty.
-struct Client<const N: usize> {
-    wanted: AtomicU32,
-    overflow: AtomicU32,
+/// The client's owner number, and the threads that it has.
+const OWNER: u16 = 5;
+const THREADS: u64 = 2;
+
+/// A client with a ring of `N` keys, the words of all clients, pages that are dirty, and what the daemon knows of them.
+struct Volume<const N: usize> {
     given_out: AtomicU64,
     done: AtomicU64,
+    taken: AtomicU64,
     words: [AtomicU64; N],
+    reported: [AtomicU64; 1],
+    wanted: AtomicU32,
     bell: AtomicU32,
     dirty: [AtomicU32; 4],
+    reader: Mutex<RingReader>,
+    draining: Draining<1>,
+    known: [AtomicU32; 4],
 }
 
-impl<const N: usize> Client<N> {
-    fn new(given_out: u64) -> Arc<Client<N>> {
-        Arc::new(Client {
-            wanted: AtomicU32::new(0),
-            overflow: AtomicU32::new(0),
+impl<const N: usize> Volume<N> {
+    fn new(given_out: u64) -> Arc<Volume<N>> {
+        Arc::new(Volume {
             given_out: AtomicU64::new(given_out),
             done: AtomicU64::new(given_out),
+            taken: AtomicU64::new(given_out),
             words: std::array::from_fn(|_| AtomicU64::new(0)),
+            reported: [AtomicU64::new(0)],
+            wanted: AtomicU32::new(0),
             bell: AtomicU32::new(0),
             dirty: std::array::from_fn(|_| AtomicU32::new(0)),
+            reader: Mutex::new(RingReader::from(given_out)),
+            draining: Draining::default(),
+            known: std::array::from_fn(|_| AtomicU32::new(0)),
         })
     }
 
     fn ring(&self) -> Ring<'_, N> {
         Ring {
-            wanted: &self.wanted,
-            overflow: &self.overflow,
+            threads: THREADS,
             given_out: &self.given_out,
             done: &self.done,
+            taken: &self.taken,
             words: &self.words,
         }
     }
 
-    /// A writer has given a latch back, and says so before it acknowledges.
-    fn write(&self, page: u64) {
-        self.dirty[page as usize].store(1, Ordering::Release);
-        if self.ring().announce(key(page)) {
-            self.bell.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-}
-
-/// What the daemon knows.
-struct Daemon {
-    reader: RingReader,
-    known: BTreeSet<u64>,
-    scans: usize,
-}
-
-impl Daemon {
-    fn of(given_out: u64) -> Daemon {
-        Daemon {
-            reader: RingReader::from(given_out),
-            known: BTreeSet::new(),
-            scans: 0,
+    fn reports(&self) -> Reports<'_, 1> {
+        Reports {
+            words: &self.reported,
+            wanted: &self.wanted,
         }
     }
 
-    /// As the daemon takes announcements in. True: there were some.
-    fn drain<const N: usize>(&mut self, client: &Client<N>) -> bool {
-        let (known, mut heard) = (&mut self.known, false);
-        let complete = self.reader.drain_ring(&client.ring(), |key| {
-            // Whoever takes a key in looks at its page.
-            assert_eq!(client.dirty[key.page() as usize].load(Ordering::Acquire), 1);
-            known.insert(key.page());
-            heard = true;
-        });
-        if !complete {
-            self.scans += 1;
-            let dirty = |page: &u64| client.dirty[*page as usize].load(Ordering::Acquire) == 1;
-            known.extend((0..4).filter(dirty));
+    /// A writer has given a latch back, and says so before it acknowledges. Returns false when it did not write for want of room.
+    fn write(&self, page: u64) -> bool {
+        let room = self.ring().has_room();
+        if room {
+            self.dirty[page as usize].store(1, Ordering::Release);
+            if self.ring().report(key(page), OWNER, self.reports()) {
+                self.bell.fetch_add(1, Ordering::SeqCst);
+            }
         }
-        heard || !complete
+        room
+    }
+
+    /// As the daemon takes reports in. Returns whether there were some.
+    fn drain(&self) -> bool {
+        let mut any = false;
+        for owner in self.reports().owners(&self.draining) {
+            assert_eq!(owner, OWNER);
+            let mut reader = self.reader.lock().unwrap();
+            self.reports().begin(&self.draining, owner);
+            reader.drain_ring(&self.ring(), |key| {
+                // Whoever takes a key in looks at its page.
+                let page = key.page() as usize;
+                assert_eq!(self.dirty[page].load(Ordering::Acquire), 1);
+                self.known[page].store(1, Ordering::Relaxed);
+                any = true;
+            });
+            self.reports().end(&self.draining, owner);
+        }
+        any
+    }
+
+    fn knows(&self, page: u64) -> bool {
+        self.known[page as usize].load(Ordering::Relaxed) == 1
     }
 }
 
 #[test]
 fn no_key_is_lost_between_writers_and_the_daemon() {
-    explore(["0"], |notes| {
-        let client = Client::<8>::new(1);
+    explore(["0", "1", "2"], |notes| {
+        let volume = Volume::<8>::new(1);
+        // So the daemon looks at the ring while the others are between their steps.
+        assert!(volume.write(2));
         let writers = [0, 1].map(|page| {
-            let client = client.clone();
-            thread::spawn(move || client.write(page))
+            let volume = volume.clone();
+            thread::spawn(move || assert!(volume.write(page)))
         });
-        let mut daemon = Daemon::of(1);
-        daemon.drain(&client);
-        daemon.drain(&client);
+        volume.drain();
+        notes.add([0, 1].iter().filter(|page| volume.knows(**page)).count());
         join(writers);
-        daemon.drain(&client);
-        assert_eq!(daemon.known, BTreeSet::from([0, 1]));
-        notes.add(daemon.scans);
+        volume.drain();
+        assert!((0..3).all(|page| volume.knows(page)));
     });
 }
 
 #[test]
-fn a_key_that_found_no_room_makes_the_daemon_look_through_the_tables() {
-    explore(["0", "1", "2"], |notes| {
-        let client = Client::<2>::new(0);
-        let writers = [[0, 1], [2, 3]].map(|pages| {
-            let client = client.clone();
-            thread::spawn(move || pages.map(|page| client.write(page)))
+fn what_was_reported_before_a_question_is_known_to_who_asks() {
+    explore(["false", "true"], |notes| {
+        let volume = Volume::<8>::new(1);
+        let threads = [0, 1].map(|page| {
+            let volume = volume.clone();
+            thread::spawn(move || {
+                assert!(volume.write(page));
+                // A request of the same program: another thread of the daemon may be draining.
+                let drained = volume.drain();
+                assert!(volume.knows(page));
+                drained
+            })
         });
-        let mut daemon = Daemon::of(0);
-        daemon.drain(&client);
-        join(writers);
-        daemon.drain(&client);
-        assert_eq!(daemon.known, BTreeSet::from([0, 1, 2, 3]));
-        notes.add(daemon.scans);
-    });
-}
-
-#[test]
-fn two_keys_that_found_no_room_are_two_reasons_to_look() {
-    explore(["0", "1", "2"], |notes| {
-        let client = Client::<2>::new(2);
-        // Keys lie in it that the daemon has not come to take.
-        for page in [2, 3] {
-            client.dirty[page].store(1, Ordering::Relaxed);
-            client.words[page - 2].store(key(page as u64).0, Ordering::Relaxed);
+        for drained in join(threads) {
+            notes.add(drained);
         }
-        let writers = [0, 1].map(|page| {
-            let client = client.clone();
-            thread::spawn(move || client.write(page))
+    });
+}
+
+#[test]
+fn a_ring_never_gets_more_keys_than_it_has_room_for() {
+    // Pages that go through the kernel.
+    explore(["1", "2"], |notes| {
+        let volume = Volume::<3>::new(0);
+        let writers = [[0, 1], [2, 3]].map(|pages| {
+            let volume = volume.clone();
+            thread::spawn(move || pages.map(|page| volume.write(page)))
         });
-        let mut daemon = Daemon::of(2);
-        daemon.drain(&client);
-        join(writers);
-        daemon.drain(&client);
-        assert!(daemon.known.contains(&0) && daemon.known.contains(&1));
-        notes.add(daemon.scans);
+        let wrote = join(writers);
+        volume.drain();
+        let wrote = wrote.as_flattened();
+        for (page, wrote) in wrote.iter().enumerate() {
+            assert_eq!(volume.knows(page as u64), *wrote, "page {page}");
+        }
+        notes.add(wrote.iter().filter(|wrote| !**wrote).count());
     });
 }
 
 #[test]
 fn a_writer_held_up_for_a_turn_of_the_ring_is_not_forgotten() {
-    explore(["0", "1"], |notes| {
-        let client = Client::<2>::new(0);
+    explore(["0", "1", "2"], |notes| {
+        let volume = Volume::<2>::new(0);
         let held = thread::spawn({
-            let client = client.clone();
-            move || client.write(0)
+            let volume = volume.clone();
+            move || volume.write(0)
         });
         let others = thread::spawn({
-            let client = client.clone();
-            move || [1, 2].map(|page| client.write(page))
+            let volume = volume.clone();
+            move || {
+                let first = volume.write(1);
+                // What makes room, if nobody is held up.
+                volume.drain();
+                [first, volume.write(2)]
+            }
         });
-        let mut daemon = Daemon::of(0);
-        daemon.drain(&client);
-        daemon.drain(&client);
-        held.join().unwrap();
-        others.join().unwrap();
-        daemon.drain(&client);
-        assert_eq!(daemon.known, BTreeSet::from([0, 1, 2]));
-        notes.add(daemon.scans);
+        let held = held.join().unwrap();
+        let others = others.join().unwrap();
+        volume.drain();
+        let wrote = [held, others[0], others[1]];
+        for (page, wrote) in wrote.into_iter().enumerate() {
+            assert_eq!(volume.knows(page as u64), wrote, "page {page}");
+        }
+        notes.add(wrote.into_iter().filter(|wrote| !wrote).count());
     });
 }
 
@@ -167,18 +186,17 @@ fn a_writer_held_up_for_a_turn_of_the_ring_is_not_forgotten() {
 fn the_daemon_never_sleeps_over_a_key() {
     explore(["asleep", "rung"], |notes| {
         // No position at which a writer rings unasked.
-        let client = Client::<16>::new(1);
+        let volume = Volume::<16>::new(1);
         let writers = [0, 1].map(|page| {
-            let client = client.clone();
-            thread::spawn(move || client.write(page))
+            let volume = volume.clone();
+            thread::spawn(move || assert!(volume.write(page)))
         });
-        let mut daemon = Daemon::of(1);
         let seen = loop {
-            let seen = client.bell.load(Ordering::SeqCst);
-            let mut busy = daemon.drain(&client);
+            let seen = volume.bell.load(Ordering::SeqCst);
+            let mut busy = volume.drain();
             if !busy {
-                client.ring().want_bell(true);
-                busy = daemon.drain(&client);
+                volume.reports().want_bell(true);
+                busy = volume.drain();
             }
             if !busy {
                 break seen;
@@ -187,12 +205,9 @@ fn the_daemon_never_sleeps_over_a_key() {
         join(writers);
         // The kernel compares the word with `seen` when the daemon goes to sleep and whoever changes it later wakes
         // it: so it sleeps on exactly if the word is the same in the end.
-        let rung = client.bell.load(Ordering::SeqCst) != seen;
-        assert!(
-            rung || daemon.known == BTreeSet::from([0, 1]),
-            "asleep with {:?}",
-            daemon.known
-        );
+        let rung = volume.bell.load(Ordering::SeqCst) != seen;
+        let known = volume.knows(0) && volume.knows(1);
+        assert!(rung || known, "asleep over a key");
         notes.add(Word(if rung { "rung" } else { "asleep" }));
     });
 }

@@ -1,7 +1,8 @@
 use std::sync::mpsc;
+use std::time::Duration;
 
 use jericho_cache::Slice;
-use jericho_shm::{Flags, SlotInfo, State};
+use jericho_shm::{Flags, Key, SlotInfo, State};
 use jericho_sys::process::uid;
 
 use super::*;
@@ -54,7 +55,8 @@ impl Programs {
     fn write(&mut self, key: Key, death: Death) -> (u16, Option<State>) {
         self.number += 1;
         let owner = self.fast().clients.lock().free_owner().unwrap();
-        let area = Area::create("test", owner).unwrap();
+        let area = Arc::new(Area::create("test", owner).unwrap());
+        self.fast().rings.add(owner, area.clone());
         let (block, alone) = area.take_block(self.number as u32, |_| false);
         assert!(alone);
         let memory = self.slice().memory();
@@ -72,12 +74,11 @@ impl Programs {
             }
         }
         if death >= AfterTheReport {
-            area.announce(key);
+            area.report(key, &self.fast().slots);
         }
         let client = Client {
             serial: self.number,
             area,
-            reader: RingReader::default(),
             peer: Peer {
                 pid: 0,
                 uid: uid(),
@@ -190,4 +191,47 @@ fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
     // What a move does before it writes the dirty pages back and drops the rest.
     assert!(programs.slice().withdraw(&handle.file.object()));
     assert_eq!(programs.slice().first_dirty(key.object(), 0), Some(3));
+}
+
+#[test]
+fn settling_a_file_costs_what_clients_have_reported_and_not_how_many_there_are() {
+    let mut programs = Programs::new();
+    let ino = programs.bed.handle.file.ino();
+    for _ in 0..1000 {
+        programs.write(Key::new(ino, 0), BeforeTheLatch);
+    }
+    let fast = |programs: &Programs| programs.bed.mounted.fast.rings.drained();
+    let before = fast(&programs);
+    for _ in 0..100 {
+        programs.bed.mounted.settle(ino);
+        programs.sync();
+    }
+    assert_eq!(fast(&programs), before, "nobody has reported anything");
+    for page in 0..10 {
+        programs.write(Key::new(ino, page), AfterTheReport);
+    }
+    programs.bed.mounted.settle(ino);
+    let dirty = (0..10).all(|page| programs.slice().first_dirty(ino, page) == Some(page));
+    assert!(dirty);
+    // The thread that empties the rings now and then may have met the first ones, and be at one while it is settled.
+    let drained = fast(&programs) - before;
+    assert!((10..=20).contains(&drained), "drained {drained} rings");
+}
+
+#[test]
+fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
+    let mut programs = Programs::new();
+    let ino = programs.bed.handle.file.ino();
+    let before = programs.slice().searched();
+    let key = Key::new(ino, 3);
+    programs.write(key, InTheCopy);
+    let state = |programs: &Programs| programs.slice().memory().lookup(key).unwrap().state;
+    assert!(state(&programs).has(Flags::LATCH));
+    // Waits until the latch was held for too long.
+    assert!(programs.slice().drain_writers(ino, 3..4));
+    programs.fast().hear();
+    assert_eq!(programs.slice().first_dirty(ino, 0), Some(3));
+    programs.sync();
+    assert!(!state(&programs).has(Flags::DIRTY));
+    assert_eq!(programs.slice().searched(), before);
 }
