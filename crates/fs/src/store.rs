@@ -8,7 +8,7 @@ pub(crate) mod codec;
 pub mod region;
 pub mod tables;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -360,7 +360,7 @@ impl Store {
                 region.clear_full();
             }
             let apply = || Ok(batch::apply(db, &operations, self.options.container_blocks));
-            let result = guarded(apply).inspect_err(|error| {
+            let result = guarded_over(self.region.as_deref(), apply).inspect_err(|error| {
                 tracing::error!("metadata store: {error}; no more changes are accepted");
                 writer.failed = Some(error.clone());
             });
@@ -389,7 +389,7 @@ impl Store {
             .db
             .as_ref()
             .ok_or_else(|| Error::Store("the store is closed".into()))?;
-        match guarded(|| Snapshot::take(db)) {
+        match guarded_over(self.region.as_deref(), || Snapshot::take(db)) {
             Ok(snapshot) => self.snapshot.store(Arc::new(snapshot)),
             // The batch is durable but cannot be seen: nothing that is built on it may go on.
             Err(error) => {
@@ -440,7 +440,7 @@ impl Store {
             ));
         };
         close_database(writer.db.take())?;
-        guarded(|| {
+        guarded_over(Some(region), || {
             let db = redb::Builder::new()
                 .set_cache_size(self.options.cache_bytes)
                 .create_with_backend(region::Backend(region.clone()))
@@ -656,7 +656,15 @@ impl Store {
 /// Runs what reads pages of redb, which panics when they contradict each other though the checksum of each was not asked for:
 /// that is damage of the volume, not a fault of this program.
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+    guarded_over(None, body)
+}
+
+/// The same over a region, whose own panics go on: those are faults of this program.
+fn guarded_over<T>(region: Option<&Region>, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        if region.is_some_and(Region::has_panicked) {
+            resume_unwind(panic);
+        }
         Err(Error::Damaged(
             "the pages of the metadata store contradict each other; run jericho check".into(),
         ))

@@ -63,9 +63,26 @@ pub struct Region {
     writing: Mutex<()>,
     full: AtomicBool,
     error: Mutex<Option<Error>>,
+    has_panicked: AtomicBool,
+}
+
+/// Held while redb calls the region: notes a panic in it.
+struct Called<'a>(&'a Region);
+
+impl Drop for Called<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.has_panicked.store(true, Ordering::Release);
+        }
+    }
 }
 
 impl Region {
+    /// Whether code of the region or of a device has panicked below redb.
+    pub(super) fn has_panicked(&self) -> bool {
+        self.has_panicked.load(Ordering::Acquire)
+    }
+
     /// The region that the superblock describes. Superblock and devices are those of the volume.
     pub fn new(devices: Vec<Arc<dyn Device>>, superblocks: Arc<Superblocks>) -> Arc<Region> {
         let (state, chunk_blocks) = superblocks.with(|s| {
@@ -100,6 +117,7 @@ impl Region {
             writing: Mutex::new(()),
             full: AtomicBool::new(false),
             error: Mutex::new(None),
+            has_panicked: AtomicBool::new(false),
         })
     }
 
@@ -370,6 +388,7 @@ impl StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let region = &*self.0;
+        let _called = Called(region);
         let state = region.state.read();
         let end = offset
             .checked_add(out.len() as u64)
@@ -393,6 +412,7 @@ impl StorageBackend for Backend {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let region = &*self.0;
+        let _called = Called(region);
         let _writing = region.writing.lock();
         {
             let mut guard = region.state.write();
@@ -426,6 +446,7 @@ impl StorageBackend for Backend {
 
     fn sync_data(&self) -> io::Result<()> {
         let region = &*self.0;
+        let _called = Called(region);
         let _writing = region.writing.lock();
         region
             .drain()
@@ -435,6 +456,7 @@ impl StorageBackend for Backend {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let region = &*self.0;
+        let _called = Called(region);
         let _writing = region.writing.lock();
         let mut guard = region.state.write();
         let state = &mut *guard;
