@@ -53,6 +53,8 @@ const READ_TRIES: u32 = 3;
 /// Times that a number is looked up anew because it changed its meaning meanwhile.
 const LOOKUPS: u32 = 3;
 
+/// Pages that the daemon looks at for one call: 1 GiB.
+const WAY_PAGES: u32 = 1 << 18;
 /// How long a signal handler waits for the daemon to take a latch away that its thread holds, before it goes on and the daemon
 /// waits: the page may have to be written back first.
 const WAY_POLLS: u32 = 1000;
@@ -521,7 +523,37 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     if file.is_some_and(|file| is_clear(&file, at, len, write)) {
         return;
     }
-    let pages = u32::try_from(end - first).unwrap_or(u32::MAX);
+    ask_for_way(fd, first, u32::try_from(end - first).unwrap_or(u32::MAX));
+}
+
+/// Before a call of the kernel that concerns all pages of a file, such as fsync and ftruncate: a signal handler that has interrupted
+/// an inline write of its thread waits for nothing that the write holds. See `make_way`.
+#[inline]
+pub fn make_way_everywhere(fd: i32) {
+    if inside::is_writing() {
+        ask_for_way_everywhere(fd);
+    }
+}
+
+#[cold]
+fn ask_for_way_everywhere(fd: i32) {
+    let Ok(stat) = files::fstat(fd) else { return };
+    if !stat.is_regular || !devices::is_ours(stat.device) {
+        return;
+    }
+    // The kernel may know an older size.
+    let known = described_file(fd).and_then(|file| file.size().ok());
+    let end = known.unwrap_or(0).max(stat.size) / PAGE_BYTES;
+    let mut first = 0;
+    // The last one also concerns what is behind the end.
+    while first <= end {
+        ask_for_way(fd, first, WAY_PAGES);
+        first += u64::from(WAY_PAGES);
+    }
+}
+
+/// Has the daemon take away the latches that this process holds of some pages of a file, and locks of the file.
+fn ask_for_way(fd: i32, first: u64, pages: u32) {
     for session in session::all().filter(|session| session.is_own() && session.is_writable()) {
         let call = Call::Interrupted {
             first,

@@ -216,6 +216,9 @@ real! {
 
     fn sync();
     fn syncfs(fd: c_int) -> c_int;
+    fn fsync(fd: c_int) -> c_int;
+    fn fdatasync(fd: c_int) -> c_int;
+    fn ftruncate(fd: c_int, length: off_t) -> c_int;
 
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
 

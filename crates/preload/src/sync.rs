@@ -1,14 +1,37 @@
-//! sync and syncfs: the mounts' daemons are asked, too, since the kernel tells them nothing.
+//! sync and syncfs: the mounts' daemons are asked, too, since the kernel tells them nothing. And the calls that concern all pages of a
+//! file: a signal handler that makes one must not wait for a write that it has interrupted.
 
 use std::ffi::c_int;
 
-use jericho_client::sync;
+use jericho_client::{fd, sync};
+use libc::off_t;
 
 use crate::{errno, real};
 
 exports! {
     sync_all as sync: ();
     syncfs as syncfs: (fd: c_int) -> c_int;
+    fsync as fsync: (fd: c_int) -> c_int;
+    fdatasync as fdatasync: (fd: c_int) -> c_int;
+    ftruncate as ftruncate, ftruncate64: (fd: c_int, length: off_t) -> c_int;
+}
+
+pub unsafe fn fsync(fd: c_int) -> c_int {
+    errno::kept(|| fd::make_way_everywhere(fd));
+    // SAFETY: the caller's arguments.
+    unsafe { real::fsync(fd) }
+}
+
+pub unsafe fn fdatasync(fd: c_int) -> c_int {
+    errno::kept(|| fd::make_way_everywhere(fd));
+    // SAFETY: the caller's arguments.
+    unsafe { real::fdatasync(fd) }
+}
+
+pub unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
+    errno::kept(|| fd::make_way_everywhere(fd));
+    // SAFETY: the caller's arguments.
+    unsafe { real::ftruncate(fd, length) }
 }
 
 /// The kernel first: what was written through mappings is the daemons' after that.

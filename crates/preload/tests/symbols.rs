@@ -25,7 +25,8 @@ const HOOKED: &str = "
     posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp
     pthread_create thrd_create sched_getaffinity sched_setaffinity pthread_getaffinity_np pthread_setaffinity_np
     execve execv execvp execvpe execl execle execlp fexecve execveat _exit _Exit
-    sendmsg sendmmsg __sendmmsg recvmsg recvmmsg sync syncfs syscall";
+    sendmsg sendmmsg __sendmmsg recvmsg recvmmsg sync syncfs fsync fdatasync
+    ftruncate ftruncate64 syscall";
 
 /// Names of the C library's that look like another name of a function above, and are none.
 const OTHERS: [&str; 1] = [

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define PAGE 4096
@@ -101,6 +102,14 @@ static long lengthen(void) {
 
 static void line(void) { CHECK(write(log_fd, "handler\n", 8) == 8); }
 
+static void synced(void) { CHECK(fsync(fd) == 0 && fdatasync(fd) == 0 && fsync(log_fd) == 0); }
+
+static void cut(void) { CHECK(ftruncate(fd, 500) == 0 && lseek(fd, 0, SEEK_END) == 500); }
+
+static void log_synced(void) { CHECK(fsync(log_fd) == 0 && syscall(SYS_fdatasync, log_fd) == 0); }
+
+static void log_cut(void) { CHECK(ftruncate(log_fd, 4) == 0); }
+
 static void leave(void) { siglongjmp(away, 1); }
 
 int main(int argc, char **argv) {
@@ -156,6 +165,28 @@ int main(int argc, char **argv) {
         }
         CHECK(lines == 1);
         CHECK(handled == 4);
+
+        in_handler = synced;
+        INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
+        all(0, 2000, 'w');
+
+        in_handler = log_synced;
+        INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lengthen());
+        CHECK(pread(log_fd, text, sizeof text, end) == 3000);
+        for (int i = 0; i < 3000; i++) CHECK(text[i] == 'w');
+
+        /* The write comes after the truncation, wherever its handler was. */
+        in_handler = cut;
+        INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
+        CHECK(lseek(fd, 0, SEEK_END) == 2000);
+        all(0, 2000, 'w');
+        restore();
+
+        in_handler = log_cut;
+        INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lengthen());
+        CHECK(lseek(log_fd, 0, SEEK_END) == 3004 && pread(log_fd, text, sizeof text, 4) == 3000);
+        for (int i = 0; i < 3000; i++) CHECK(text[i] == 'w');
+        CHECK(handled == 8);
     }
     /* A handler that does not return leaves its thread without the fast path; what it uses then ends its interrupted write. */
     in_handler = leave;
@@ -163,7 +194,7 @@ int main(int argc, char **argv) {
     CHECK(pwrite(fd, "after", 5, 10) == 5);
     char after[5];
     CHECK(pread(fd, after, 5, 10) == 5 && memcmp(after, "after", 5) == 0);
-    all(2000, PAGE, 'h');
+    all(2000, PAGE, 'o');
     CHECK(fsync(fd) == 0 && fsync(log_fd) == 0);
     puts("interrupted");
     return 0;
