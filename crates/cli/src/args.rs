@@ -40,6 +40,8 @@ pub enum Command {
     Umount(UmountArgs),
     /// Make everything that was written durable, or tell why that cannot be
     Sync(SyncArgs),
+    /// Give all free space of a mounted volume back to what it is on
+    Trim(TrimArgs),
     /// Run a command that reads and writes cached files without the kernel, perhaps on a mount for itself
     Run(RunArgs),
     /// Show the slices of a mounted volume and how often the cache was hit
@@ -81,7 +83,7 @@ pub struct FormatArgs {
     /// Size of each file, with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub size: Option<u64>,
-    /// Take space for files only as it is used, and give back what is freed. A host that becomes full then
+    /// Take space for files only as it is used, and give back what is freed (see trim). A host that becomes full then
     /// is a volume that becomes full [default: take all of it now]
     #[arg(long)]
     pub sparse: bool,
@@ -198,6 +200,30 @@ this command does.")]
 pub struct SyncArgs {
     /// Anything on a mounted volume [default: all mounted volumes]
     pub path: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho trim /mnt/jericho
+  jericho trim /mnt/jericho --minimum 1M
+
+Punches holes into the files of a volume that was formatted with --sparse, and discards blocks of block devices that can
+(their queue's discard_max_bytes is not 0). What is removed while the volume is mounted is given back by itself, some seconds
+later, where 1 MiB or more is together; this command gives back all that is free, also what was left by a crash, and says how
+much that was, whether it had been given back before or not. fstrim(8) on the mount does the same, but cannot be
+interrupted. Only root and the user who mounted may.
+
+The files of a volume that was formatted without --sparse keep their space: there is nothing to trim, and the status is 1.")]
+pub struct TrimArgs {
+    /// The directory of a mount, or anything in it
+    pub path: PathBuf,
+    /// Leave out what is free in pieces of less than this, with K, M, G or T
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub minimum: Option<u64>,
+    /// One line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

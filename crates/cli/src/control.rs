@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use jericho_daemon::{Stat, Where};
-use jericho_fuse::control::{MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, WHERE};
+use jericho_fuse::control::{
+    MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, TRIM, Trim, WHERE,
+};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -70,6 +72,39 @@ pub fn sync(path: &Path) -> Result<(), Failure> {
     let mut nothing = [0u8; 8];
     rustix::fs::lgetxattr(path, SYNC, &mut nothing[..]).map_err(|errno| explain(path, errno))?;
     mapped.map_err(|errno| explain(path, errno))
+}
+
+/// Has the volume that `path` is on give back what is free in pieces of at least `minimum` bytes. Returns how many bytes.
+pub fn trim(path: &Path, minimum: u64) -> Result<u64, Failure> {
+    // So that an error below is about the trim.
+    stat(path)?;
+    let (mut from, mut bytes) = (0, 0);
+    loop {
+        let mut value = [0u8; 4096];
+        // A part at a time, so that this command can be interrupted.
+        let name = format!("{TRIM}+{from}+{minimum}");
+        let length = rustix::fs::lgetxattr(path, name.as_str(), &mut value[..]).map_err(
+            |errno| match errno {
+                Errno::OPNOTSUPP => Failure::new(format!(
+                    "nothing can be given back: the volume of {} has no block device that can discard, and its files keep \
+                     their space unless it was formatted with --sparse",
+                    path.display()
+                )),
+                Errno::PERM => Failure::new(format!(
+                    "{}: only root and the user who mounted the volume may trim it",
+                    path.display()
+                )),
+                errno => explain(path, errno),
+            },
+        )?;
+        let part: Trim = serde_json::from_slice(&value[..length])
+            .context(format_args!("{}: the daemon's answer", path.display()))?;
+        bytes += part.bytes;
+        match part.next {
+            Some(next) => from = next,
+            None => return Ok(bytes),
+        }
+    }
 }
 
 /// Where a file is.

@@ -28,6 +28,7 @@ mod stat;
 mod sync;
 mod top;
 mod topology;
+mod trim;
 mod umount;
 mod utab;
 mod whereis;
@@ -67,6 +68,7 @@ fn run(command: Command) -> Outcome {
         Command::Mount(a) => mount::run(&a),
         Command::Umount(a) => umount::run(&a),
         Command::Sync(a) => sync::run(&a),
+        Command::Trim(a) => trim::run(&a),
         Command::Run(a) => crate::run::run(&a),
         Command::Stat(a) => stat::run(&a),
         Command::Top(a) => top::run(&a),

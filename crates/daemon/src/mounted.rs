@@ -1,13 +1,16 @@
 //! A volume that is up.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use jericho_cache::{Reader, Slice};
+use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::Result;
 use jericho_fs::fs::{File, Fs};
-use jericho_fs::types::{Attr, Caller, Ino, SetAttr, SliceId};
+use jericho_fs::types::{Attr, Caller, Ino, SetAttr, SliceId, Trimmed};
 use jericho_fs::volume::{Volume, VolumeLock};
 use jericho_sys::doorbell::Doorbell;
 use jericho_topology::{NodeId, Topology};
@@ -198,6 +201,23 @@ impl Mounted {
         }
         self.fast.hear();
         self.fs.sync_all()
+    }
+
+    /// Gives back what is free; see `Fs::trim`, here all in bytes: returns how many devices took, and where to go on. What was
+    /// removed before a trim from the start on is free by then.
+    pub fn trim(
+        &self,
+        range: Range<u64>,
+        run_least: u64,
+        until: Option<Instant>,
+    ) -> Result<(u64, Option<u64>)> {
+        if range.start == 0 {
+            self.fs.commit()?;
+        }
+        let blocks = range.start.div_ceil(PAGE_BYTES)..range.end / PAGE_BYTES;
+        let run_least = run_least.div_ceil(PAGE_BYTES);
+        let Trimmed { blocks, next } = self.fs.trim(blocks, run_least, until)?;
+        Ok((blocks * PAGE_BYTES, next.map(|block| block * PAGE_BYTES)))
     }
 
     /// Ends inline access of programs and takes in what they have done; for good.

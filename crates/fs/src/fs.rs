@@ -231,6 +231,12 @@ impl Fs {
         self.core.commit_now()
     }
 
+    /// Commits what was done so far. The data of files is not written back.
+    pub fn commit(&self) -> Result<()> {
+        self.core.may_change()?;
+        self.core.commit_now()
+    }
+
     /// Whether a sync that failed may succeed later: nothing has happened that ends all change.
     pub fn may_recover(&self) -> bool {
         self.core.may_change().is_ok()

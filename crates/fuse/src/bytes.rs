@@ -8,8 +8,9 @@ use jericho_daemon::{Asker, ReadBuffer, WriteMode, WriteSync};
 use jericho_fs::Error;
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::control::TrimRange;
 use crate::convert::errno;
 use crate::filesystem::{Jericho, Outcome, REQUEST_BYTES_MAX};
 use crate::protocol::InHeader;
@@ -235,6 +236,9 @@ impl Jericho {
     }
 
     pub(crate) fn ioctl(&self, req: &InHeader, args: &IoctlIn, data: &[u8], reply: Reply) {
+        if args.cmd == FITRIM {
+            return self.fitrim(req, data, reply);
+        }
         // A directory has no handle of ours.
         if args.is_of_directory() {
             return reply.error(libc::ENOTTY);
@@ -254,6 +258,43 @@ impl Jericho {
             self.mounted.call(handle, call, asker, answer);
         });
     }
+}
+
+impl Jericho {
+    /// FITRIM: gives back all that is free in a range, as fstrim(8) asks for it.
+    fn fitrim(&self, req: &InHeader, data: &[u8], reply: Reply) {
+        let Ok(asked) = FitrimRange::read_from_bytes(data) else {
+            return reply.error(libc::EINVAL);
+        };
+        let range = TrimRange {
+            start: asked.start,
+            len: asked.len,
+            least: asked.least,
+        };
+        self.control
+            .trim(range, None, req.uid, move |result| match result {
+                Ok(trim) => {
+                    let mut out = IoctlOut::default().as_bytes().to_vec();
+                    let len = trim.bytes;
+                    out.extend_from_slice(FitrimRange { len, ..asked }.as_bytes());
+                    reply.bytes(&out);
+                }
+                Err(e) => reply.error(e),
+            });
+    }
+}
+
+/// `FITRIM` of linux/fs.h.
+const FITRIM: u32 = 0xc018_5879;
+
+/// `struct fstrim_range`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct FitrimRange {
+    start: u64,
+    /// Comes back as what was given back.
+    len: u64,
+    least: u64,
 }
 
 /// Answers an ioctl that went well.

@@ -10,16 +10,19 @@
 //! | `jericho.place` | [`Place`] of this inode as JSON                | where new files below go         |
 //! | `jericho.threads` |                                              | when threads are moved to it, or to what is created below |
 //! | `jericho.sync`  | nothing, once all that was written to the volume is durable |      |
+//! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after a second or so: free space from byte FROM on, in runs of LEAST bytes or more | |
 //! | `jericho.move`  |                                                | moves this inode, waits for it   |
 //!
 //! A place is written `node:N` or just `N`, or `slice:N`; when threads are moved: `never`, `always`, `adaptive`, or
-//! `inherit`. Only root and the inode's owner may set.
+//! `inherit`. Only root and the inode's owner may set. Only root and who mounted may trim.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 
 use jericho_daemon::Mounted;
 use jericho_fs::types::{Ino, SliceId};
+use jericho_sys::process::effective_uid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +40,8 @@ pub const PLACE: &str = "jericho.place";
 pub const THREADS: &str = "jericho.threads";
 /// Makes everything durable.
 pub const SYNC: &str = "jericho.sync";
+/// Gives back what is free.
+pub const TRIM: &str = "jericho.trim";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
 /// An attribute holds at most 64 KiB: more slices, nodes or clients than this come in further pages.
@@ -55,6 +60,46 @@ pub struct Place {
     pub threads: String,
     /// Who says so: `set here`, `inherited`, or `the volume`.
     pub threads_from: String,
+}
+
+/// A part of `jericho trim`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trim {
+    /// Bytes that devices took back.
+    pub bytes: u64,
+    /// From where to go on; none: it is done.
+    pub next: Option<u64>,
+}
+
+/// Which free space to give back, in bytes of the volume's space, which is that of its slices one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TrimRange {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    /// Only runs of at least so many.
+    pub(crate) least: u64,
+}
+
+impl TrimRange {
+    /// Reads what follows the attribute's name. ENODATA for anything else.
+    fn parse(text: &str) -> Result<TrimRange, i32> {
+        let mut numbers = text.split('+').map(|number| number.parse::<u64>());
+        match (
+            numbers.next(),
+            numbers.next(),
+            numbers.next(),
+            numbers.next(),
+        ) {
+            (Some(Err(_)), Some(Ok(start)), Some(Ok(least)), None) if text.starts_with('+') => {
+                Ok(TrimRange {
+                    start,
+                    len: u64::MAX,
+                    least,
+                })
+            }
+            _ => Err(libc::ENODATA),
+        }
+    }
 }
 
 /// What the value of [`PLACE`] and [`MOVE`] names.
@@ -98,7 +143,12 @@ pub(crate) struct Control {
     mover: Worker,
     /// Likewise, so that it does not wait for a move.
     syncer: Worker,
+    /// And trims.
+    trimmer: Worker,
 }
+
+/// Time that a part of a trim takes.
+const TRIM_PART: Duration = Duration::from_secs(1);
 
 impl Control {
     pub(crate) fn new(mounted: Arc<Mounted>, ring: bool) -> Control {
@@ -107,6 +157,7 @@ impl Control {
             ring,
             mover: Worker::new("mover"),
             syncer: Worker::new("syncer"),
+            trimmer: Worker::new("trimmer"),
         }
     }
 
@@ -149,6 +200,46 @@ impl Control {
                 tracing::warn!(%error, "not everything could be made durable");
             }
             reply(result.map_err(|e| e.errno()));
+        }));
+    }
+
+    /// A part of a trim; `reply` gets what it has done later, in another thread.
+    pub(crate) fn trim_part(
+        &self,
+        name: &str,
+        uid: u32,
+        reply: impl FnOnce(Result<Vec<u8>, i32>) + Send + 'static,
+    ) {
+        match TrimRange::parse(name.strip_prefix(TRIM).unwrap_or(name)) {
+            Ok(range) => self.trim(range, Some(TRIM_PART), uid, |trim| {
+                reply(trim.and_then(|trim| to_json(&trim)));
+            }),
+            Err(errno) => reply(Err(errno)),
+        }
+    }
+
+    /// Gives back what is free in a range, or what comes first of that if it takes longer than `time`; `reply` gets what was
+    /// done later, in another thread.
+    pub(crate) fn trim(
+        &self,
+        range: TrimRange,
+        time: Option<Duration>,
+        uid: u32,
+        reply: impl FnOnce(Result<Trim, i32>) + Send + 'static,
+    ) {
+        if uid != 0 && uid != effective_uid() {
+            return reply(Err(libc::EPERM));
+        }
+        let mounted = self.mounted.clone();
+        self.trimmer.run(Box::new(move || {
+            let bytes = range.start..range.start.saturating_add(range.len);
+            let until = time.map(|time| Instant::now() + time);
+            let trimmed = mounted.trim(bytes, range.least, until);
+            reply(
+                trimmed
+                    .map_err(|e| e.errno())
+                    .map(|(bytes, next)| Trim { bytes, next }),
+            );
         }));
     }
 
@@ -313,4 +404,31 @@ fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, i32> {
         tracing::error!(%error, "cannot write JSON");
         libc::EIO
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trim_names_where_it_begins_and_the_shortest_run() {
+        let range = TrimRange {
+            start: 8192,
+            len: u64::MAX,
+            least: 65536,
+        };
+        assert_eq!(TrimRange::parse("+8192+65536"), Ok(range));
+        for wrong in [
+            "",
+            "+1",
+            "1+2",
+            "+1+2+3",
+            "+-1+2",
+            "+1+x",
+            "x+1+2",
+            "+1+99999999999999999999",
+        ] {
+            assert_eq!(TrimRange::parse(wrong), Err(libc::ENODATA), "{wrong}");
+        }
+    }
 }

@@ -106,7 +106,7 @@ impl Jericho {
             Operation::SetXattr { args, name, value } => {
                 self.setxattr(req, ino, &args, name, value, reply);
             }
-            Operation::GetXattr { size, name } => self.getxattr(ino, name, size, reply),
+            Operation::GetXattr { size, name } => self.getxattr(req, ino, name, size, reply),
             Operation::ListXattr { size } => self.listxattr(ino, size, reply),
             Operation::RemoveXattr { name } => self.removexattr(ino, name, reply),
             Operation::OpenDir => self.opendir(reply),

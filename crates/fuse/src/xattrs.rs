@@ -2,13 +2,16 @@
 
 use jericho_fs::types::Ino;
 
-use crate::control::{PREFIX, SYNC};
+use crate::control::{PREFIX, SYNC, TRIM};
 use crate::convert::errno;
 use crate::filesystem::Jericho;
 use crate::protocol::InHeader;
 use crate::protocol::answer::SizeOut;
 use crate::protocol::request::SetXattrIn;
 use crate::reply::Reply;
+
+/// Room that the answer to a trim fits into.
+const TRIM_BYTES_MAX: usize = 256;
 
 impl Jericho {
     pub(crate) fn setxattr(
@@ -37,13 +40,23 @@ impl Jericho {
         }
     }
 
-    pub(crate) fn getxattr(&self, ino: Ino, name: &[u8], size: u32, reply: Reply) {
+    pub(crate) fn getxattr(&self, req: &InHeader, ino: Ino, name: &[u8], size: u32, reply: Reply) {
         let value = match ours(name) {
             Some(SYNC) => {
                 return self.control.sync(move |result| match result {
                     Ok(()) => reply_value(reply, &[], size),
                     Err(e) => reply.error(e),
                 });
+            }
+            // Who asks how long the answer is has nothing done yet.
+            Some(name) if name.starts_with(TRIM) && size == 0 => Ok(vec![0; TRIM_BYTES_MAX]),
+            Some(name) if name.starts_with(TRIM) => {
+                return self
+                    .control
+                    .trim_part(name, req.uid, move |result| match result {
+                        Ok(value) => reply_value(reply, &value, size),
+                        Err(e) => reply.error(e),
+                    });
             }
             Some(name) => self.control.get(ino, name),
             None => self

@@ -17,3 +17,4 @@ mod other_users;
 mod output;
 mod pjdfstest;
 mod run;
+mod trim;

@@ -1,0 +1,213 @@
+//! What is removed goes back to what the volume is on: by itself, and with `jericho trim` and fstrim(8).
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::support::loops::Loop;
+use super::support::{Volume, fail, jericho, open_to_all, output, pattern, succeed};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes that a file takes on its host.
+fn space(path: &Path) -> u64 {
+    path.metadata().unwrap().blocks() * 512
+}
+
+/// Makes a volume on `first` and mounts it.
+fn mount(volume: &Volume, first: &Path, format: &[&str]) {
+    succeed(jericho(["format"]).arg(first).args(format));
+    let mut mount = jericho(["mount", "--cache", "32M", "--log"]);
+    succeed(mount.arg(volume.log()).arg(first).arg(volume.mnt()));
+}
+
+fn sparse(volume: &Volume) -> std::path::PathBuf {
+    let file = volume.beside("sparse");
+    mount(
+        volume,
+        &file,
+        &["--size", "256M", "--sparse", "--slices", "2"],
+    );
+    file
+}
+
+/// Writes a durable file of `mib` MiB.
+fn put(volume: &Volume, name: &str, mib: u64) -> Vec<u8> {
+    let data = pattern(mib, (mib * MIB) as usize);
+    std::fs::write(volume.at(name), &data).unwrap();
+    File::open(volume.at(name)).unwrap().sync_all().unwrap();
+    data
+}
+
+fn remove(volume: &Volume, name: &str) {
+    std::fs::remove_file(volume.at(name)).unwrap();
+    File::open(volume.mnt()).unwrap().sync_all().unwrap();
+}
+
+fn wait_for_space(path: &Path, most: u64) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while space(path) > most {
+        assert!(Instant::now() < deadline, "{} bytes stay", space(path));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What `jericho trim` with these arguments gives back.
+fn trim(volume: &Volume, arguments: &[&str]) -> u64 {
+    let mut command = jericho(["trim", "--json"]);
+    let json = succeed(command.arg(volume.mnt()).args(arguments));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    json["bytes"].as_u64().unwrap()
+}
+
+fn free(volume: &Volume) -> u64 {
+    let stat = rustix::fs::statvfs(volume.mnt()).unwrap();
+    stat.f_bfree * stat.f_frsize
+}
+
+#[test]
+fn a_sparse_volume_gives_back_what_was_removed() {
+    let volume = Volume::formatted();
+    let file = sparse(&volume);
+    let kept = put(&volume, "kept", 8);
+    let before = space(&file);
+    put(&volume, "gone", 64);
+    assert!(space(&file) >= before + 64 * MIB);
+    remove(&volume, "gone");
+    // What is at the ends of containers may be too little to be worth it.
+    wait_for_space(&file, before + 4 * MIB);
+    // The space can be used again.
+    let again = put(&volume, "again", 64);
+    assert!(space(&file) >= before + 60 * MIB);
+    std::fs::remove_file(volume.at("again")).unwrap();
+    // At the end of the mount nobody has to wait for it.
+    volume.umount();
+    assert!(space(&file) <= before + 4 * MIB);
+    succeed(jericho(["check"]).arg(&file));
+    let mut mount = jericho(["mount", "--cache", "32M", "--log"]);
+    succeed(mount.arg(volume.log()).arg(&file).arg(volume.mnt()));
+    assert!(std::fs::read(volume.at("kept")).unwrap() == kept);
+    drop(again);
+}
+
+#[test]
+fn a_volume_that_took_all_of_its_space_keeps_it_and_says_so() {
+    let volume = Volume::formatted();
+    volume.mount();
+    let all = space(&volume.file());
+    assert!(all >= 256 * MIB);
+    put(&volume, "gone", 64);
+    remove(&volume, "gone");
+    let error = fail(jericho(["trim"]).arg(volume.mnt()), 1);
+    assert!(error.contains("--sparse"), "{error}");
+    let fstrim = output(Command::new("fstrim").arg(volume.mnt()));
+    let said = String::from_utf8_lossy(&fstrim.stderr).into_owned();
+    assert!(
+        !fstrim.status.success() && said.contains("not supported"),
+        "{said}"
+    );
+    // Whatever was to be given back, it is by then.
+    volume.umount();
+    assert_eq!(space(&volume.file()), all);
+}
+
+#[test]
+fn a_block_device_is_told_what_was_removed() {
+    let volume = Volume::formatted();
+    let file = volume.beside("disk");
+    File::create(&file).unwrap().set_len(256 * MIB).unwrap();
+    let Some(device) = Loop::over(&file) else {
+        return;
+    };
+    mount(&volume, &device.0, &[]);
+    let kept = put(&volume, "kept", 8);
+    let before = space(&file);
+    put(&volume, "gone", 64);
+    assert!(space(&file) >= before + 64 * MIB);
+    remove(&volume, "gone");
+    wait_for_space(&file, before + 4 * MIB);
+    put(&volume, "gone", 32);
+    remove(&volume, "gone");
+    assert_eq!(trim(&volume, &[]), free(&volume));
+    assert!(space(&file) <= before + MIB);
+    assert!(std::fs::read(volume.at("kept")).unwrap() == kept);
+    volume.umount();
+    succeed(jericho(["check"]).arg(&device.0));
+}
+
+#[test]
+fn a_trim_gives_back_what_is_too_little_to_be_given_back_by_itself() {
+    let volume = Volume::formatted();
+    let file = sparse(&volume);
+    let name = |number| volume.at(&format!("small{number}"));
+    for number in 0..600 {
+        std::fs::write(name(number), pattern(number, 40_000)).unwrap();
+    }
+    succeed(jericho(["sync"]).arg(volume.mnt()));
+    let before = space(&file);
+    // Every other one: no two of them are together.
+    for number in (0..600).step_by(2) {
+        std::fs::remove_file(name(number)).unwrap();
+    }
+    // A trim makes removals durable first.
+    let given_back = trim(&volume, &[]);
+    assert_eq!(given_back, free(&volume));
+    let gone = before - space(&file);
+    assert!(gone >= 300 * 40_000 / 10 * 9, "{gone} of {before} are gone");
+    for number in (1..600).step_by(2) {
+        assert!(std::fs::read(name(number)).unwrap() == pattern(number, 40_000));
+    }
+    let large = trim(&volume, &["--minimum", "1M"]);
+    assert!(large < given_back && large > 100 * MIB, "{large}");
+    assert_eq!(trim(&volume, &["--minimum", "1T"]), 0);
+    let said = succeed(jericho(["trim"]).arg(volume.mnt()));
+    let bytes = format!("({given_back} bytes) trimmed\n");
+    assert!(said.ends_with(&bytes), "{said}");
+}
+
+#[test]
+fn fstrim_works_on_a_mount() {
+    let volume = Volume::formatted();
+    sparse(&volume);
+    put(&volume, "kept", 8);
+    let fstrim = |options: &[&str]| {
+        let mut command = Command::new("fstrim");
+        let said = succeed(command.arg("-v").args(options).arg(volume.mnt()));
+        let (_, bytes) = said.split_once('(').unwrap();
+        bytes.split_once(' ').unwrap().0.parse::<u64>().unwrap()
+    };
+    assert_eq!(fstrim(&[]), free(&volume));
+    let part = fstrim(&["--offset", "128M", "--length", "64M"]);
+    assert!(part > 0 && part <= 64 * MIB, "{part}");
+}
+
+#[test]
+fn only_root_and_who_mounted_may_trim() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("LEFT OUT: needs root, to become somebody else");
+        return;
+    }
+    let volume = Volume::formatted();
+    sparse(&volume);
+    open_to_all(&volume.mnt());
+    // Not by the command, which may be where only root can go: the attribute that it asks for.
+    let trim = |uid: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", uid, "--clear-groups", "getfattr"]);
+        command.args(["--only-values", "-n", "jericho.trim+0+0", "."]);
+        output(command.current_dir(volume.mnt()))
+    };
+    assert!(trim("0").status.success());
+    let refused = trim("54321");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("Operation not permitted"), "{said}");
+    let mut not_there = jericho(["trim"]);
+    fail(not_there.arg(volume.beside("nowhere")), 1);
+    let elsewhere = fail(&mut jericho(["trim", "/"]), 1);
+    assert!(
+        elsewhere.contains("not on a mounted Jericho volume"),
+        "{elsewhere}"
+    );
+}
