@@ -173,6 +173,8 @@ mod tests {
             threads_moved: 0,
             writes_withheld: 0,
             writes_granted: 0,
+            mapped_kept: 0,
+            mapped_forgotten: 0,
             clients: Vec::new(),
         };
         let text = table(&stat).unwrap();

@@ -155,6 +155,7 @@ impl Copy<'_> {
             append: false,
             sync: WriteSync::No,
             strip_suid: false,
+            of_mapping: false,
         };
         let (tx, rx) = mpsc::channel();
         let reply = move |written| drop(tx.send(written));

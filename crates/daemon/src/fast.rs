@@ -25,6 +25,7 @@ mod write_guard;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -39,6 +40,7 @@ use jericho_sys::service;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::{Mutex, RwLock};
 
+use crate::mapped;
 use crate::mounted::Mounted;
 pub use calls::Asker;
 pub use clients::ClientStat;
@@ -61,6 +63,8 @@ pub trait KernelCache: Send + Sync {
     /// The kernel must drop the pages that it has of an inode, and its attributes. May wait for requests that
     /// it makes for it.
     fn drop_pages(&self, ino: Ino);
+    /// As `drop_pages`, of the pages of a range of bytes.
+    fn drop_some_pages(&self, ino: Ino, bytes: Range<u64>);
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -187,7 +191,7 @@ impl Mounted {
         self.follow.leave_out(Box::new(move |pid| {
             weak.upgrade().is_some_and(|m| m.fast.is_client(pid))
         }));
-        if fast.kernel.set(kernel).is_err() {
+        if fast.kernel.set(kernel.clone()).is_err() {
             return Ok(());
         }
         for slice in &fast.slices {
@@ -250,6 +254,12 @@ impl Mounted {
         let mounted = Arc::downgrade(self);
         threads.push(
             std::thread::Builder::new()
+                .name("mapped-pages".into())
+                .spawn(move || service::run(|| mapped::serve(&mounted, &*kernel)))?,
+        );
+        let mounted = Arc::downgrade(self);
+        threads.push(
+            std::thread::Builder::new()
                 .name("fast-rings".into())
                 .spawn(move || service::run(|| rings::serve(&mounted)))?,
         );
@@ -265,6 +275,7 @@ impl Mounted {
         let _ = fast.stop.0.shutdown(std::net::Shutdown::Both);
         fast.slots.ring();
         *fast.jobs.lock() = None;
+        self.mapped.close();
         for thread in std::mem::take(&mut *fast.threads.lock()) {
             let own = thread.thread().id() == std::thread::current().id();
             if !own && thread.join().is_err() {

@@ -10,6 +10,7 @@ mod follow;
 mod handle;
 pub mod keeper;
 mod locality;
+mod mapped;
 mod mounted;
 mod open;
 mod outage;

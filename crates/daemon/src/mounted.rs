@@ -19,6 +19,7 @@ use crate::fast::Fast;
 use crate::follow::Follow;
 use crate::handle::Handle;
 use crate::locality::Counters;
+use crate::mapped::Mapped;
 
 /// A volume that is up.
 pub struct Mounted {
@@ -34,6 +35,7 @@ pub struct Mounted {
     frames_per_slice: u32,
     fs: Arc<Fs>,
     pub(crate) fast: Fast,
+    pub(crate) mapped: Mapped,
     /// Held until the last user is gone.
     _lock: Option<VolumeLock>,
 }
@@ -66,6 +68,7 @@ impl Mounted {
             frames_per_slice,
             fs,
             fast,
+            mapped: Mapped::default(),
             _lock: lock,
         })
     }
@@ -133,7 +136,9 @@ impl Mounted {
     pub fn open_file(&self, ino: Ino, truncate: bool, writable: bool) -> Result<Arc<Handle>> {
         let open = || self.fs.open_file(ino, truncate);
         let file = if truncate {
-            self.resize(ino, Some(0), open)?
+            let file = self.resize(ino, Some(0), open)?;
+            self.mapped.truncated(ino, 0);
+            file
         } else {
             open()?
         };
@@ -147,7 +152,11 @@ impl Mounted {
         let size = set.size;
         let set = || self.fs.setattr(ino, set, who);
         let change = || match size {
-            Some(_) => self.resize(ino, size, set),
+            Some(bytes) => {
+                let attr = self.resize(ino, size, set)?;
+                self.mapped.truncated(ino, bytes);
+                Ok(attr)
+            }
             None => set(),
         };
         match gives_privileges {
@@ -244,6 +253,7 @@ impl Mounted {
             self.fs.writer_closes(&handle.file);
         }
         self.fs.close_file(&handle.file);
+        self.mapped.closed(&handle.file);
     }
 
     /// The file behind a handle.

@@ -9,6 +9,7 @@ use jericho_shm::{Segments, Turns};
 
 use crate::fast::SlotFile;
 use crate::handle::Handle;
+use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
 
 /// Times that a read that waits for pages begins anew because a write over several pages came between.
@@ -39,6 +40,8 @@ struct Waiting<B, R> {
     buffer: B,
     len: usize,
     done: usize,
+    /// The bytes are for the kernel's page cache.
+    mapped: Option<Arc<MappedFile>>,
     /// Of a read over several pages of a file that is written inline: what tells whether a write over several pages came
     /// between.
     whole: Option<(Arc<SlotFile>, Turns)>,
@@ -51,7 +54,7 @@ impl Mounted {
     /// Reads up to `len` bytes at `offset` into `buffer` and calls `reply` once with their number (fewer only at the end of
     /// the file) and the buffer: at once and in this thread when all hit, else later, in a thread of the slice's or one
     /// with a `Reader`. `fills_page_cache`: the kernel keeps the bytes, so it is told before they change (it may wait for
-    /// clients then).
+    /// clients and for other writes then).
     pub fn read<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -64,15 +67,16 @@ impl Mounted {
         B: ReadBuffer,
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
-        if fills_page_cache {
+        let mapped = fills_page_cache.then(|| {
             self.begin_fill(handle, offset, len);
-        }
-        let left = self.read_or_leave(handle, offset, len, true, buffer, reply);
+            self.mapped.begin_fill(&handle.file)
+        });
+        let left = self.read_or_leave(handle, offset, len, mapped, true, buffer, reply);
         debug_assert!(left.is_none(), "a thread that may wait reads");
     }
 
     /// As `read`, for threads that must always come back. Gives the buffer and `reply` back when it would have to wait for a program
-    /// that writes the file inline; `read` in another thread is for those.
+    /// that writes the file inline, or for other writes; `read` in another thread is for those.
     #[must_use]
     pub fn try_read<B, R>(
         self: &Arc<Self>,
@@ -87,17 +91,24 @@ impl Mounted {
         B: ReadBuffer,
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
-        if fills_page_cache && !self.try_begin_fill(handle) {
+        if !fills_page_cache {
+            return self.read_or_leave(handle, offset, len, None, false, buffer, reply);
+        }
+        let (mapped, may_go_on) = self.mapped.try_begin_fill(&handle.file);
+        if !may_go_on || !self.try_begin_fill(handle) {
             return Some((buffer, reply));
         }
-        self.read_or_leave(handle, offset, len, false, buffer, reply)
+        self.read_or_leave(handle, offset, len, Some(mapped), false, buffer, reply)
     }
 
+    /// `mapped`: the bytes are for the page cache.
+    #[allow(clippy::too_many_arguments)] // called by the two above
     fn read_or_leave<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         offset: u64,
         len: u32,
+        mapped: Option<Arc<MappedFile>>,
         may_wait: bool,
         mut buffer: B,
         reply: R,
@@ -117,7 +128,11 @@ impl Mounted {
         let home = file.slice();
         let (slice, out) = (self.slice(home), buffer.first(len));
         let ino = file.ino();
-        let mut read = || jericho_client::read(slice.memory(), ino, offset, out, slice.epoch());
+        // Pages for the page cache are copied one by one, under the lock of the file.
+        let mut read = || match mapped {
+            Some(_) => 0,
+            None => jericho_client::read(slice.memory(), ino, offset, out, slice.epoch()),
+        };
         let several = offset / PAGE_BYTES != (offset + len as u64 - 1) / PAGE_BYTES;
         let written = several.then(|| self.fast.written_file(ino)).flatten();
         let (done, whole) = match written {
@@ -133,25 +148,31 @@ impl Mounted {
             }
         };
         self.accessed(home, offset, len);
-        count(slice, offset, done, len);
+        if mapped.is_none() {
+            count(slice, offset, done, len);
+        }
         if done == len {
             self.read_ahead(handle, offset, len, size);
             reply(Ok(finish(self, handle, offset, len)), buffer);
             return None;
         }
         // The reader's own pages are asked for first; what it will want next follows in their wake.
-        Waiting {
+        let waiting = Waiting {
             mounted: self.clone(),
             handle: handle.clone(),
             offset,
             buffer,
             len,
             done,
+            mapped,
             whole,
             tries: READ_TRIES,
             reply,
+        };
+        match waiting.mapped {
+            Some(_) => waiting.begin(),
+            None => waiting.go(),
         }
-        .go();
         self.read_ahead(handle, offset, len, size);
         None
     }
@@ -203,18 +224,48 @@ where
             let at = self.offset + self.done as u64;
             let within = (at - page * PAGE_BYTES) as usize;
             let len = (PAGE_BYTES as usize - within).min(self.len - self.done);
-            grant.read(page, within, &mut out[self.done..self.done + len])?;
+            let out = &mut out[self.done..self.done + len];
+            match &self.mapped {
+                Some(file) => file.give(grant, page, within, out)?,
+                None => grant.read(page, within, out)?,
+            }
             self.done += len;
         }
         Ok(())
     }
 
+    /// Asks for the first pages, of which nobody knows whether they hit.
+    fn begin(self) {
+        let (first, count) = self.wanted();
+        let file = self.handle.file.clone();
+        let slice = self.mounted.slice(file.slice()).clone();
+        let granted = slice.try_get(&file.object(), first, count, Intent::Read);
+        let hit = matches!(granted, Ok(Some(_)));
+        self::count(
+            &slice,
+            self.offset,
+            if hit { self.len } else { 0 },
+            self.len,
+        );
+        match granted {
+            Ok(Some(grant)) => self.got(Ok(grant)),
+            _ => self.go(),
+        }
+    }
+
+    /// The next pages: their first and their number.
+    fn wanted(&self) -> (u64, u32) {
+        let first = (self.offset + self.done as u64) / PAGE_BYTES;
+        let end = (self.offset + self.len as u64).div_ceil(PAGE_BYTES);
+        (
+            first,
+            (end - first).min(u64::from(PAGES_PER_GET_MAX)) as u32,
+        )
+    }
+
     /// Asks for the next pages.
     fn go(self) {
-        let at = self.offset + self.done as u64;
-        let first = at / PAGE_BYTES;
-        let end = (self.offset + self.len as u64).div_ceil(PAGE_BYTES);
-        let count = (end - first).min(u64::from(PAGES_PER_GET_MAX)) as u32;
+        let (first, count) = self.wanted();
         let file = self.handle.file.clone();
         let slice = self.mounted.slice(file.slice()).clone();
         slice.get(&file.object(), first, count, Intent::Read, move |granted| {

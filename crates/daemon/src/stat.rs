@@ -46,6 +46,12 @@ pub struct Stat {
     /// Times that they were let in.
     #[serde(default)]
     pub writes_granted: u64,
+    /// Pages whose bytes were kept because a write changed them while the kernel may have had them for a mapping.
+    #[serde(default)]
+    pub mapped_kept: u64,
+    /// Of these, such that were forgotten early because there were too many.
+    #[serde(default)]
+    pub mapped_forgotten: u64,
     /// Programs that read and write without the kernel.
     pub clients: Vec<ClientStat>,
 }
@@ -153,6 +159,7 @@ impl Mounted {
             });
         }
         let (writes_withheld, writes_granted) = self.fast.writes_withheld_and_granted();
+        let (mapped_kept, mapped_forgotten) = self.mapped.counts();
         Stat {
             volume: self.path.display().to_string(),
             uuid: self
@@ -173,6 +180,8 @@ impl Mounted {
             threads_moved: self.follow.moved(),
             writes_withheld,
             writes_granted,
+            mapped_kept,
+            mapped_forgotten,
             clients: self.client_counters(),
         }
     }

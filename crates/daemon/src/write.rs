@@ -10,6 +10,7 @@ use jericho_fs::{Error, Result};
 
 use crate::fast::WriteGuard;
 use crate::handle::Handle;
+use crate::mapped::{MappedFile, NotPut};
 use crate::mounted::Mounted;
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -34,6 +35,8 @@ pub struct WriteMode {
     pub sync: WriteSync,
     /// Take set-id bits off. Capabilities go with each write.
     pub strip_suid: bool,
+    /// The kernel writes back pages of its page cache.
+    pub of_mapping: bool,
 }
 
 /// Where a write is.
@@ -46,6 +49,8 @@ struct Progress {
     /// Space for all of it is reserved. Asked for once and in the caller's thread: it may have to wait for
     /// locks that a slice's thread must not wait for.
     reserved: bool,
+    /// The kernel may have pages of the file.
+    mapped: Option<Arc<MappedFile>>,
     /// The file's home stays what it is until the write is over.
     _writing: Writing,
     /// Inline writers of the same range wait.
@@ -59,6 +64,21 @@ struct Piece {
     intent: Intent,
     /// A part of a page beyond the end of the file: the rest of the page is zeros.
     pad: bool,
+}
+
+/// Writes bytes of a page that has zeros elsewhere unless it is filled.
+pub(crate) fn put_new(
+    grant: &mut Grant,
+    page: u64,
+    within: usize,
+    bytes: &[u8],
+) -> std::result::Result<(), Latched> {
+    if grant.is_filled(page) {
+        return grant.write(page, within, bytes);
+    }
+    let mut whole = [0; PAGE];
+    whole[within..within + bytes.len()].copy_from_slice(bytes);
+    grant.write(page, 0, &whole)
 }
 
 enum Step {
@@ -105,7 +125,8 @@ impl Mounted {
         {
             return 0;
         }
-        let Some(writing) = file.try_writing() else {
+        let writing = file.try_writing().filter(|writing| !writing.is_watched());
+        let Some(writing) = writing else {
             return 0;
         };
         // Somebody who comes from here on to write it inline waits until `writing` is dropped.
@@ -193,6 +214,7 @@ impl Progress {
         writing: Writing,
         guard: Option<WriteGuard>,
     ) -> Progress {
+        let watched = writing.is_watched();
         Progress {
             mounted: mounted.clone(),
             handle: handle.clone(),
@@ -200,6 +222,9 @@ impl Progress {
             done: 0,
             mode,
             reserved: false,
+            mapped: watched
+                .then(|| mounted.mapped.file(handle.file.ino()))
+                .flatten(),
             _writing: writing,
             _guard: guard,
         }
@@ -213,7 +238,7 @@ impl Progress {
                 .reserve(data.len())
                 .map_or_else(Step::Failed, |()| Step::Wait);
         }
-        if self.hit(data) {
+        if self.mapped.is_none() && self.hit(data) {
             return Step::Done;
         }
         if let Err(error) = self.reserve(data.len()) {
@@ -293,17 +318,24 @@ impl Progress {
         let at = self.offset + self.done as u64;
         let rest = len - self.done;
         let first = at / PAGE_BYTES;
+        // Nothing of a page beyond the end of the file needs to be fetched, as nothing of it is there.
+        let is_beyond = first * PAGE_BYTES >= self.handle.file.size();
         if at.is_multiple_of(PAGE_BYTES) && rest >= PAGE {
             let count = (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32;
+            let of_mapping = self.mode.of_mapping;
+            let is_compared = |file: &Arc<MappedFile>| file.compares(first, count, of_mapping);
+            let intent = match self.mapped.as_ref().is_some_and(is_compared) && !is_beyond {
+                true => Intent::Modify,
+                false => Intent::Overwrite,
+            };
             return Piece {
                 first,
                 count,
-                intent: Intent::Overwrite,
-                pad: false,
+                intent,
+                pad: is_beyond && self.mapped.is_some(),
             };
         }
-        // Nothing of a page beyond the end of the file needs to be fetched, as nothing of it is there.
-        let pad = first * PAGE_BYTES >= self.handle.file.size();
+        let pad = is_beyond;
         let intent = if pad {
             Intent::Overwrite
         } else {
@@ -317,14 +349,14 @@ impl Progress {
         }
     }
 
-    /// Copies a piece into its pages and gives them back. Fails at a page that another writer holds; what comes before it is
-    /// written.
+    /// Copies a piece into its pages and gives them back. Fails at a page that another writer holds, or that has to be fetched;
+    /// what comes before it is written.
     fn put(
         &mut self,
         mut grant: Grant,
         piece: &Piece,
         data: &[u8],
-    ) -> std::result::Result<(), Latched> {
+    ) -> std::result::Result<(), NotPut> {
         let mut result = Ok(());
         let start = self.done;
         let at = self.offset + start as u64;
@@ -332,13 +364,14 @@ impl Progress {
             let within = ((self.offset + self.done as u64) % PAGE_BYTES) as usize;
             let len = (PAGE - within).min(data.len() - self.done);
             let bytes = &data[self.done..self.done + len];
-            if piece.pad && !grant.is_filled(page) {
-                let mut whole = [0; PAGE];
-                whole[within..within + len].copy_from_slice(bytes);
-                result = grant.write(page, 0, &whole);
-            } else {
-                result = grant.write(page, within, bytes);
-            }
+            result = match &self.mapped {
+                Some(file) => {
+                    let of_mapping = self.mode.of_mapping;
+                    file.put(&mut grant, (page, within), bytes, piece.pad, of_mapping)
+                }
+                None if piece.pad => put_new(&mut grant, page, within, bytes).map_err(NotPut::from),
+                None => grant.write(page, within, bytes).map_err(NotPut::from),
+            };
             if result.is_err() {
                 break;
             }
@@ -379,7 +412,7 @@ impl Progress {
         slice.get(&file.object(), first, count, intent, move |granted| {
             match granted {
                 Ok(grant) => {
-                    if let Err(latched) = self.put(grant, &piece, &data) {
+                    if let Err(NotPut::Latched(latched)) = self.put(grant, &piece, &data) {
                         let home = self.handle.file.slice();
                         let slice = self.mounted.slice(home).clone();
                         return slice.when_unlatched(latched, move || self.go_on(data, reply));

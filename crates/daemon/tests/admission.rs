@@ -26,6 +26,7 @@ struct NoKernel;
 impl KernelCache for NoKernel {
     fn drop_attributes(&self, _: Ino) {}
     fn drop_pages(&self, _: Ino) {}
+    fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
 }
 
 /// A volume with one file, open for reading and for writing.

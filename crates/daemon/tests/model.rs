@@ -250,6 +250,7 @@ impl Bed {
                     append: false,
                     sync,
                     strip_suid: false,
+                    of_mapping: false,
                 };
                 let reply = move |n: jericho_fs::Result<u32>| tx.send(n).unwrap();
                 let data = vec![byte; len];

@@ -71,6 +71,7 @@ fn mode(args: &Transfer) -> WriteMode {
             false => write_sync(open_flags),
         },
         strip_suid: args.flags & Transfer::WRITE_KILL_SUIDGID != 0,
+        of_mapping,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Telling the kernel that what it caches of an inode is out of date.
 
+use std::ops::Range;
+
 use jericho_daemon::KernelCache;
 use jericho_fs::types::Ino;
 use rustix::io::Errno;
@@ -12,13 +14,9 @@ use crate::reply::{Channel, message};
 pub(crate) struct Caches(pub Channel);
 
 impl Caches {
-    /// `offset` < 0: attributes only.
-    fn invalidate(&self, ino: Ino, offset: i64) {
-        let what = InvalidateInode {
-            ino,
-            offset,
-            len: 0,
-        };
+    /// `offset` < 0: attributes only. `len` 0: all behind it.
+    fn invalidate(&self, ino: Ino, offset: i64, len: i64) {
+        let what = InvalidateInode { ino, offset, len };
         match message(&self.0, InvalidateInode::CODE, 0, what.as_bytes()) {
             Ok(()) => {}
             // It knows nothing of the inode: nothing is out of date.
@@ -30,10 +28,15 @@ impl Caches {
 
 impl KernelCache for Caches {
     fn drop_attributes(&self, ino: Ino) {
-        self.invalidate(ino, -1);
+        self.invalidate(ino, -1, 0);
     }
 
     fn drop_pages(&self, ino: Ino) {
-        self.invalidate(ino, 0);
+        self.invalidate(ino, 0, 0);
+    }
+
+    fn drop_some_pages(&self, ino: Ino, bytes: Range<u64>) {
+        // No file is so long that an i64 does not hold it.
+        self.invalidate(ino, bytes.start as i64, (bytes.end - bytes.start) as i64);
     }
 }

@@ -1,9 +1,11 @@
 /* One process stores through a shared mapping to one half of a page while another writes the other half by pwrite(2). Prints the
-   number of pairs, the lost writes and the lost stores: bytes that are not there when both are done.
-   Usage: halves FILE PAIRS. FILE has at least one page. */
+   number of pairs, the lost writes and the lost stores: bytes that are not there when both are done. Then waits until the
+   mapping has the last write.
+   Usage: halves FILE PAIRS pwrite|aio. FILE has at least one page. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>
+#include <linux/aio_abi.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -11,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,14 +33,35 @@ static void await(_Atomic uint64_t *turn, uint64_t pair)
             sched_yield();
 }
 
-static void write_halves(const char *path, struct turns *turns, uint64_t pairs)
+static void aio_write(aio_context_t context, int fd, const uint64_t *value)
 {
+    struct iocb write = {
+        .aio_lio_opcode = IOCB_CMD_PWRITE,
+        .aio_fildes = fd,
+        .aio_buf = (uintptr_t)value,
+        .aio_nbytes = sizeof *value,
+        .aio_offset = HALF,
+    }, *writes = &write;
+    struct io_event event;
+    if (syscall(SYS_io_submit, context, 1, &writes) != 1)
+        err(2, "io_submit");
+    if (syscall(SYS_io_getevents, context, 1, 1, &event, NULL) != 1 || event.res != sizeof *value)
+        err(2, "io_getevents");
+}
+
+static void write_halves(const char *path, struct turns *turns, uint64_t pairs, int is_aio)
+{
+    aio_context_t context = 0;
     int fd = open(path, O_RDWR);
     if (fd < 0)
         err(2, "%s", path);
+    if (syscall(SYS_io_setup, 1, &context) != 0)
+        err(2, "io_setup");
     for (uint64_t pair = 1; pair <= pairs; pair++) {
         await(&turns->begun, pair);
-        if (pwrite(fd, &pair, sizeof pair, HALF) != sizeof pair)
+        if (is_aio)
+            aio_write(context, fd, &pair);
+        else if (pwrite(fd, &pair, sizeof pair, HALF) != sizeof pair)
             err(2, "pwrite");
         atomic_store(&turns->finished, pair);
     }
@@ -46,8 +70,8 @@ static void write_halves(const char *path, struct turns *turns, uint64_t pairs)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3)
-        errx(2, "usage: halves FILE PAIRS");
+    if (argc != 4)
+        errx(2, "usage: halves FILE PAIRS pwrite|aio");
     uint64_t pairs = strtoull(argv[2], NULL, 10), writes = 0, stores = 0;
     struct turns *turns = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (turns == MAP_FAILED)
@@ -56,7 +80,7 @@ int main(int argc, char **argv)
     if (writer < 0)
         err(2, "fork");
     if (writer == 0)
-        write_halves(argv[1], turns, pairs);
+        write_halves(argv[1], turns, pairs, strcmp(argv[3], "aio") == 0);
     int fd = open(argv[1], O_RDWR);
     if (fd < 0)
         err(2, "%s", argv[1]);
@@ -76,6 +100,8 @@ int main(int argc, char **argv)
         stores += found[0] != pair;
         writes += found[HALF / sizeof(uint64_t)] != pair;
     }
+    while (page[HALF / sizeof(uint64_t)] != pairs)
+        sched_yield();
     int status;
     if (waitpid(writer, &status, 0) != writer || status != 0)
         errx(2, "the writer failed");

@@ -71,6 +71,7 @@ fn write(
         append: false,
         sync: WriteSync::No,
         strip_suid: false,
+        of_mapping: false,
     };
     let (tx, rx) = mpsc::channel();
     mounted.write(handle, at, data, mode, move |done| {

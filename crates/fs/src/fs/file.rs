@@ -63,6 +63,10 @@ struct Writers {
     shut: bool,
     /// So many have come so far.
     came: u64,
+    /// Each new one is told that it is watched.
+    watch: bool,
+    /// Of `count`, those that were not told.
+    unwatched: u32,
     /// Who waits for those that were there.
     waiting: Vec<Waiting>,
 }
@@ -77,6 +81,7 @@ struct Waiting {
 impl Writers {
     fn come(&mut self) -> u64 {
         self.count += 1;
+        self.unwatched += u32::from(!self.watch);
         self.came += 1;
         self.came - 1
     }
@@ -98,13 +103,31 @@ impl Writers {
 pub struct Writing {
     file: Arc<File>,
     number: u64,
+    is_watched: bool,
+}
+
+impl Writing {
+    fn begin(file: &Arc<File>, writers: &mut Writers) -> Writing {
+        Writing {
+            file: file.clone(),
+            number: writers.come(),
+            is_watched: writers.watch,
+        }
+    }
+
+    /// Returns whether it began after `File::watch_writers`.
+    pub fn is_watched(&self) -> bool {
+        self.is_watched
+    }
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
         let mut writers = self.file.writers.lock();
         let ready = writers.go(self.number);
-        if writers.count == 0 {
+        writers.unwatched -= u32::from(!self.is_watched);
+        let was_last = !self.is_watched && writers.unwatched == 0;
+        if writers.count == 0 || was_last {
             self.file.writers_changed.notify_all();
         }
         drop(writers);
@@ -195,26 +218,14 @@ impl File {
         while writers.shut {
             self.writers_changed.wait(&mut writers);
         }
-        let number = writers.come();
-        drop(writers);
-        Writing {
-            file: self.clone(),
-            number,
-        }
+        Writing::begin(self, &mut writers)
     }
 
     /// `writing`, unless it would have to wait until the file has its new home.
     pub fn try_writing(self: &Arc<Self>) -> Option<Writing> {
         let mut writers = self.writers.try_lock()?;
-        if writers.shut {
-            return None;
-        }
-        let number = writers.come();
-        drop(writers);
-        Some(Writing {
-            file: self.clone(),
-            number,
-        })
+        let may_begin = !writers.shut;
+        may_begin.then(|| Writing::begin(self, &mut writers))
     }
 
     /// Calls `then` once those are done that hold the file's home now (`writing`): at once, or in the thread of the last of them, which must
@@ -232,6 +243,30 @@ impl File {
         }
         drop(writers);
         then();
+    }
+
+    /// Has each writer that begins from here on told that it is watched. Returns whether those that began before have ended.
+    pub fn watch_writers(&self) -> bool {
+        let mut writers = self.writers.lock();
+        writers.watch = true;
+        writers.unwatched == 0
+    }
+
+    /// Waits until the writers that began before `watch_writers` have ended.
+    pub fn await_unwatched_writers(&self) {
+        let mut writers = self.writers.lock();
+        self.writers_changed
+            .wait_while(&mut writers, |writers| writers.unwatched > 0);
+    }
+
+    /// Ends what `watch_writers` has begun.
+    pub fn unwatch_writers(&self) {
+        self.writers.lock().watch = false;
+    }
+
+    /// Returns whether a descriptor has it open.
+    pub fn is_open(&self) -> bool {
+        self.inode.opens.load(Ordering::Acquire) > 0
     }
 
     /// Keeps new writers out and waits until those that are there are done. Not to be called with

@@ -36,6 +36,7 @@ struct NoKernel;
 impl KernelCache for NoKernel {
     fn drop_attributes(&self, _ino: Ino) {}
     fn drop_pages(&self, _ino: Ino) {}
+    fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
 }
 
 /// A volume with one file that a client writes inline, and 16 pages reserved for it.
@@ -204,6 +205,7 @@ impl Bed {
             append: true,
             sync: WriteSync::No,
             strip_suid: false,
+            of_mapping: false,
         };
         (self.mounted).write(handle, 0, data, mode, move |written| {
             let _ = tx.send(written.unwrap());

@@ -1,0 +1,356 @@
+//! Direct writes against the kernel's copies of pages.
+//!
+//! A program that maps a file without the library has the kernel read pages into its page cache, and the kernel writes a page
+//! back as a whole. What another program has written to the page by write(2) since the kernel read it would be lost. So a write to
+//! a file of which the kernel may have pages is made page by page under the lock of the file, which notes what the kernel
+//! was given of the bytes that change (`changes`), and what the kernel writes back is compared with that.
+//!
+//! ```text
+//!               a read that fills the page cache
+//!   unwatched ───────────────────────────────────▶ watched: writes make records ◀─┐
+//!     ▲ ▲                                            │    │ records of pages that  │
+//!     │ └── all pages dropped, none read meanwhile ──┘    └─ were dropped end ─────┘
+//!     └── the last descriptor is closed
+//! ```
+//!
+//! Why each step is right: docs/internals/fuse.md, *A mapped page that is written*.
+
+mod changes;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use jericho_cache::{Grant, Latched};
+use jericho_format::PAGE_BYTES;
+use jericho_fs::fs::File;
+use jericho_fs::types::Ino;
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::fast::KernelCache;
+use crate::mounted::Mounted;
+use crate::write::put_new;
+use changes::Changes;
+
+const PAGE: usize = PAGE_BYTES as usize;
+/// Records of all files, of 8 KiB each.
+const RECORDS_MAX: usize = 1024;
+/// So many records of a file are not left, and others for how long.
+const RECORDS_MANY: usize = 64;
+const DELAY: Duration = Duration::from_millis(20);
+/// Writes since the kernel last read a page that make it worth to drop all of its pages: from the first to the second, as that
+/// turns out to be in vain.
+const WRITES_MIN: u32 = 1 << 10;
+const WRITES_MAX: u32 = 1 << 20;
+
+/// The files of which the kernel may have pages.
+#[derive(Default)]
+pub(crate) struct Mapped {
+    files: RwLock<HashMap<Ino, Arc<MappedFile>>>,
+    /// Files in `files`: looked at before the lock is taken.
+    count: AtomicUsize,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Records that there are, that were made, and that were given up for others.
+    records: AtomicUsize,
+    made: AtomicU64,
+    given_up: AtomicU64,
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+/// What the thread that drops the kernel's pages is to do.
+#[derive(Default)]
+struct Work {
+    files: Vec<Arc<MappedFile>>,
+    at_once: bool,
+    closing: bool,
+}
+
+/// A file of which the kernel may have pages.
+pub(crate) struct MappedFile {
+    file: Arc<File>,
+    shared: Arc<Shared>,
+    /// Held while a page is changed or given to the kernel. Nothing is waited for under it.
+    state: Mutex<State>,
+}
+
+struct State {
+    changes: Changes<PAGE>,
+    /// Reads that fill the page cache and have begun.
+    fills: u64,
+    /// Writes since the last of them.
+    writes: u32,
+    /// So many of them make it worth to drop all of the kernel's pages.
+    writes_wanted: u32,
+    /// It is among the thread's work; true: to be done at once.
+    queued: Option<bool>,
+}
+
+/// Why bytes were not put into a page.
+pub(crate) enum NotPut {
+    /// Another writer holds it.
+    Latched(Latched),
+    /// Its contents have to be fetched first.
+    Unfilled,
+}
+
+impl From<Latched> for NotPut {
+    fn from(latched: Latched) -> NotPut {
+        NotPut::Latched(latched)
+    }
+}
+
+impl Mapped {
+    /// Notes that the kernel is about to be given pages of a file. Waits for writes that began before the file was watched.
+    pub fn begin_fill(&self, file: &Arc<File>) -> Arc<MappedFile> {
+        let (mapped, may_go_on) = self.try_begin_fill(file);
+        if !may_go_on {
+            file.await_unwatched_writers();
+        }
+        mapped
+    }
+
+    /// As `begin_fill`, and does not wait: returns whether there is nothing to wait for.
+    pub fn try_begin_fill(&self, file: &Arc<File>) -> (Arc<MappedFile>, bool) {
+        let mapped = self.file(file.ino()).unwrap_or_else(|| self.add(file));
+        {
+            let mut state = mapped.state.lock();
+            // From here on a drop that is under way does not end the watch.
+            state.fills += 1;
+            state.writes = 0;
+        }
+        let may_go_on = file.watch_writers();
+        (mapped, may_go_on)
+    }
+
+    fn add(&self, file: &Arc<File>) -> Arc<MappedFile> {
+        let mut files = self.files.write();
+        let mapped = files.entry(file.ino()).or_insert_with(|| {
+            self.count.fetch_add(1, Ordering::AcqRel);
+            Arc::new(MappedFile {
+                file: file.clone(),
+                shared: self.shared.clone(),
+                state: Mutex::new(State {
+                    changes: Changes::default(),
+                    fills: 0,
+                    writes: 0,
+                    writes_wanted: WRITES_MIN,
+                    queued: None,
+                }),
+            })
+        });
+        mapped.clone()
+    }
+
+    /// Returns the file of a number if the kernel may have pages of it.
+    pub fn file(&self, ino: Ino) -> Option<Arc<MappedFile>> {
+        match self.count.load(Ordering::Acquire) {
+            0 => None,
+            _ => self.files.read().get(&ino).cloned(),
+        }
+    }
+
+    /// Notes that a file has `size` bytes now.
+    pub fn truncated(&self, ino: Ino, size: u64) {
+        if let Some(mapped) = self.file(ino) {
+            let (page, len) = (size / PAGE_BYTES, size % PAGE_BYTES);
+            mapped.with(|state| state.changes.cut(page, len as usize));
+        }
+    }
+
+    /// Forgets a file that nobody has open: the kernel has written back what was mapped, and nobody can change the pages that it keeps.
+    pub fn closed(&self, file: &File) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut files = self.files.write();
+        // Whoever opens it from here on begins a fill after this.
+        if !file.is_open()
+            && let Some(mapped) = files.remove(&file.ino())
+        {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+            mapped.with(|state| state.changes = Changes::default());
+            mapped.file.unwatch_writers();
+        }
+    }
+
+    /// Returns how many records were made, and how many of them were given up for others.
+    pub fn counts(&self) -> (u64, u64) {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (of(&self.shared.made), of(&self.shared.given_up))
+    }
+
+    /// Ends `serve`.
+    pub fn close(&self) {
+        self.shared.work.lock().closing = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl MappedFile {
+    /// Changes the state, and counts records that come or go.
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let before = state.changes.len();
+        let result = change(&mut state);
+        let (after, records) = (state.changes.len(), &self.shared.records);
+        if after > before {
+            records.fetch_add(after - before, Ordering::Relaxed);
+        } else if after < before {
+            records.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Returns whether a write of whole pages needs what they hold. `of_mapping`: the kernel writes them back.
+    pub fn compares(&self, first: u64, count: u32, of_mapping: bool) -> bool {
+        !of_mapping || {
+            let state = self.state.lock();
+            let mut pages = first..first + u64::from(count);
+            pages.any(|page| state.changes.has(page))
+        }
+    }
+
+    /// Copies a page from `at` on for the kernel's page cache. `out` ends with the page or with the file.
+    pub fn give(&self, grant: &Grant, page: u64, at: usize, out: &mut [u8]) -> Result<(), Latched> {
+        if at > 0 {
+            // The page cache asks for whole pages.
+            return grant.read(page, at, out);
+        }
+        self.with(|state| {
+            let mut now = [0; PAGE];
+            grant.read(page, 0, &mut now)?;
+            out.copy_from_slice(&now[..out.len()]);
+            state.changes.give(page, out.len(), &now);
+            Ok(())
+        })
+    }
+
+    /// Writes bytes to a page of the grant. `is_new`: the page has nothing but zeros if it is not filled. `of_mapping`: the kernel
+    /// writes them back.
+    pub fn put(
+        self: &Arc<Self>,
+        grant: &mut Grant,
+        (page, at): (u64, usize),
+        bytes: &[u8],
+        is_new: bool,
+        of_mapping: bool,
+    ) -> Result<(), NotPut> {
+        self.with(|state| {
+            let is_filled = grant.is_filled(page);
+            let is_compared = !of_mapping || state.changes.has(page);
+            if is_compared && !is_filled && !is_new {
+                return Err(NotPut::Unfilled);
+            }
+            let mut now = [0; PAGE];
+            if is_compared && is_filled {
+                grant.read(page, 0, &mut now)?;
+            }
+            if of_mapping {
+                let mut merged = [0; PAGE];
+                let merged = &mut merged[..bytes.len()];
+                merged.copy_from_slice(bytes);
+                state.changes.merge(page, at, merged, &now);
+                put_new(grant, page, at, merged)?;
+                state.changes.written_back(page, at, bytes);
+                return Ok(());
+            }
+            put_new(grant, page, at, bytes)?;
+            self.note(state, (page, at), &now[at..at + bytes.len()], bytes);
+            Ok(())
+        })
+    }
+
+    /// Notes that a direct write has changed bytes of a page.
+    fn note(self: &Arc<Self>, state: &mut State, (page, at): (u64, usize), old: &[u8], new: &[u8]) {
+        let (shared, before) = (&self.shared, state.changes.len());
+        state.changes.change(page, at, old, new);
+        if state.changes.len() > before {
+            shared.made.fetch_add(1, Ordering::Relaxed);
+            if shared.records.load(Ordering::Relaxed) >= RECORDS_MAX {
+                state.changes.forget_oldest();
+                shared.given_up.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        state.writes = state.writes.saturating_add(1);
+        let many = state.changes.len() >= RECORDS_MANY || state.is_worth_all();
+        let due = (many || state.changes.len() > 0).then_some(many);
+        if due > state.queued {
+            let mut work = shared.work.lock();
+            if state.queued.is_none() {
+                work.files.push(self.clone());
+            }
+            work.at_once |= many;
+            state.queued = due;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Has the kernel drop pages with a record, or all pages where that is worth it, and ends the records. May wait for requests
+    /// that the kernel makes for it: not in a thread that serves them.
+    fn drop_pages(&self, kernel: &dyn KernelCache) {
+        let (records, fills, all) = {
+            let mut state = self.state.lock();
+            state.queued = None;
+            (state.changes.all(), state.fills, state.is_worth_all())
+        };
+        if all {
+            kernel.drop_pages(self.file.ino());
+        } else {
+            for pages in records.chunk_by(|a, b| a.0 + 1 == b.0) {
+                let (first, end) = (pages[0].0, pages[0].0 + pages.len() as u64);
+                kernel.drop_some_pages(self.file.ino(), first * PAGE_BYTES..end * PAGE_BYTES);
+            }
+        }
+        self.with(|state| {
+            for record in records {
+                state.changes.dropped(record);
+            }
+            if all {
+                state.writes = 0;
+                state.writes_wanted = (state.writes_wanted * 4).min(WRITES_MAX);
+                if state.fills == fills {
+                    self.file.unwatch_writers();
+                }
+            }
+        });
+    }
+}
+
+impl State {
+    fn is_worth_all(&self) -> bool {
+        self.writes >= self.writes_wanted
+    }
+}
+
+impl Shared {
+    /// Waits for files with records, and takes them when they have been left for a while. `None`: it is over.
+    fn take_work(&self) -> Option<Vec<Arc<MappedFile>>> {
+        let mut work = self.work.lock();
+        self.changed
+            .wait_while(&mut work, |work| work.files.is_empty() && !work.closing);
+        let is_early = |work: &mut Work| !work.at_once && !work.closing;
+        self.changed.wait_while_for(&mut work, is_early, DELAY);
+        work.at_once = false;
+        (!work.closing).then(|| std::mem::take(&mut work.files))
+    }
+}
+
+/// Has the kernel drop pages that have records, so that the records end; for the length of the mount.
+pub(crate) fn serve(mounted: &Weak<Mounted>, kernel: &dyn KernelCache) {
+    let shared = mounted.upgrade().map(|m| m.mapped.shared.clone());
+    while let Some(files) = shared.as_ref().and_then(|shared| shared.take_work()) {
+        for file in files {
+            file.drop_pages(kernel);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Bytes in which the daemon's pages differ from the kernel's copies of them.
+//!
+//! The kernel writes a mapped page back whole, though a program has stored to a part of it. For each byte that something else
+//! changed since the kernel was given the page, a record has what the kernel was given. A byte of a page that comes
+//! back is a store if it differs from that, and no store if it does not.
+//!
+//! Invariant: a byte without a record is in the kernel's copy of the page, if there is one, what it is here, or what a program has
+//! stored there.
+
+use std::collections::BTreeMap;
+
+/// The changes of one file's pages. `PAGE`: bytes of a page.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Changes<const PAGE: usize> {
+    pages: BTreeMap<u64, Change<PAGE>>,
+    /// Pages by the age of their records.
+    by_age: BTreeMap<u64, u64>,
+    next: u64,
+}
+
+/// The record of a page.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Change<const PAGE: usize> {
+    /// Names this record: a later one of the same page has another.
+    id: u64,
+    /// What the kernel was given, of each byte that has changed since.
+    given: Box<[Option<u8>; PAGE]>,
+}
+
+/// Names a record.
+pub(crate) type Recorded = (u64, u64);
+
+impl<const PAGE: usize> Changes<PAGE> {
+    /// Returns the number of pages with a record.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Returns whether a page has a record.
+    pub fn has(&self, page: u64) -> bool {
+        self.pages.contains_key(&page)
+    }
+
+    /// Names all records, in the order of their pages.
+    pub fn all(&self) -> Vec<Recorded> {
+        let name = |(page, change): (&u64, &Change<PAGE>)| (*page, change.id);
+        self.pages.iter().map(name).collect()
+    }
+
+    /// Notes that the kernel gets the first `len` bytes of a page, which holds `now`, and zeros behind them.
+    pub fn give(&mut self, page: u64, len: usize, now: &[u8; PAGE]) {
+        self.forget(page);
+        self.change(page, len, &[0; PAGE][len..], &now[len..]);
+    }
+
+    /// Notes that bytes of a page from `at` on, which were `old`, are `new` now.
+    pub fn change(&mut self, page: u64, at: usize, old: &[u8], new: &[u8]) {
+        if old == new {
+            return;
+        }
+        let (next, by_age) = (&mut self.next, &mut self.by_age);
+        let change = self.pages.entry(page).or_insert_with(|| {
+            let id = *next;
+            *next += 1;
+            by_age.insert(id, page);
+            let given = Box::new([None; PAGE]);
+            Change { id, given }
+        });
+        let bytes = change.given[at..].iter_mut().zip(old.iter().zip(new));
+        for (given, (old, new)) in bytes {
+            if old != new {
+                given.get_or_insert(*old);
+            }
+        }
+    }
+
+    /// Puts into `data`, which the kernel writes back to a page from `at` on, those bytes of the page, which holds `now`, that are
+    /// newer.
+    pub fn merge(&self, page: u64, at: usize, data: &mut [u8], now: &[u8; PAGE]) {
+        let Some(change) = self.pages.get(&page) else {
+            return;
+        };
+        let bytes = data
+            .iter_mut()
+            .zip(now[at..].iter().zip(&change.given[at..]));
+        for (byte, (now, given)) in bytes {
+            if *given == Some(*byte) {
+                *byte = *now;
+            }
+        }
+    }
+
+    /// Notes that the page holds what `merge` has made of `data`.
+    pub fn written_back(&mut self, page: u64, at: usize, data: &[u8]) {
+        let Some(change) = self.pages.get_mut(&page) else {
+            return;
+        };
+        for (given, byte) in change.given[at..].iter_mut().zip(data) {
+            // The kernel's byte is the page's again.
+            if given.is_some_and(|given| given != *byte) {
+                *given = None;
+            }
+        }
+        self.forget_if_same(page);
+    }
+
+    /// Notes that the file was truncated in the middle of a page, or before it: the kernel clears what is behind that, too.
+    pub fn cut(&mut self, page: u64, len: usize) {
+        for page in self
+            .pages
+            .range(page + 1..)
+            .map(|(page, _)| *page)
+            .collect::<Vec<u64>>()
+        {
+            self.forget(page);
+        }
+        if let Some(change) = self.pages.get_mut(&page) {
+            change.given[len..].fill(None);
+            self.forget_if_same(page);
+        }
+    }
+
+    /// Forgets a record of a page that the kernel does not have any more.
+    pub fn dropped(&mut self, (page, id): Recorded) {
+        // Another one is of what the kernel was given since.
+        if self.pages.get(&page).is_some_and(|change| change.id == id) {
+            self.forget(page);
+        }
+    }
+
+    /// Forgets the oldest record; false: there is none.
+    pub fn forget_oldest(&mut self) -> bool {
+        let oldest = self.by_age.first_key_value().map(|(_, page)| *page);
+        oldest.is_some_and(|page| self.forget(page))
+    }
+
+    fn forget_if_same(&mut self, page: u64) {
+        let is_same = |change: &Change<PAGE>| change.given.iter().all(Option::is_none);
+        if self.pages.get(&page).is_some_and(is_same) {
+            self.forget(page);
+        }
+    }
+
+    fn forget(&mut self, page: u64) -> bool {
+        let change = self.pages.remove(&page);
+        if let Some(change) = &change {
+            self.by_age.remove(&change.id);
+        }
+        change.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Four = Changes<4>;
+
+    /// What a page that holds `now` holds when the kernel has written `data` back.
+    fn back(changes: &mut Four, data: [u8; 4], now: [u8; 4]) -> [u8; 4] {
+        let mut merged = data;
+        changes.merge(0, 0, &mut merged, &now);
+        changes.written_back(0, 0, &data);
+        merged
+    }
+
+    #[test]
+    fn what_the_kernel_was_given_is_no_store() {
+        let mut changes = Four::default();
+        changes.change(0, 2, &[0, 0], &[5, 6]);
+        let page = back(&mut changes, [1, 0, 0, 0], [0, 0, 5, 6]);
+        assert_eq!(page, [1, 0, 5, 6]);
+        // The kernel has the page still.
+        let page = back(&mut changes, [2, 0, 0, 7], page);
+        assert_eq!(page, [2, 0, 5, 7]);
+        // A store is what the kernel has now: the next page that comes back has it, too, and may take it back.
+        let page = back(&mut changes, [2, 0, 0, 0], page);
+        assert_eq!(page, [2, 0, 5, 0]);
+    }
+
+    #[test]
+    fn a_byte_that_changes_twice_is_what_the_kernel_was_given_first() {
+        let mut changes = Four::default();
+        changes.change(0, 0, &[0], &[1]);
+        changes.change(0, 0, &[1], &[2]);
+        assert_eq!(back(&mut changes, [0; 4], [2, 0, 0, 0]), [2, 0, 0, 0]);
+        assert_eq!(back(&mut changes, [1, 0, 0, 0], [2, 0, 0, 0]), [1, 0, 0, 0]);
+        assert_eq!(changes.len(), 0);
+    }
+
+    #[test]
+    fn a_page_that_is_given_again_has_no_record_but_of_what_lay_behind_the_end() {
+        let mut changes = Four::default();
+        changes.change(0, 0, &[0; 4], &[1; 4]);
+        changes.give(0, 4, &[1; 4]);
+        assert_eq!(
+            changes,
+            Four {
+                next: 1,
+                ..Four::default()
+            }
+        );
+        // The file was made longer by two bytes meanwhile.
+        changes.give(0, 2, &[1; 4]);
+        assert_eq!(back(&mut changes, [7, 1, 0, 0], [1; 4]), [7, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_record_of_what_was_given_since_is_kept() {
+        let mut changes = Four::default();
+        changes.change(0, 0, &[0], &[1]);
+        let old = changes.all()[0];
+        changes.give(0, 4, &[1, 0, 0, 0]);
+        changes.change(0, 0, &[1], &[2]);
+        changes.dropped(old);
+        assert!(changes.has(0));
+        changes.dropped(changes.all()[0]);
+        assert!(!changes.has(0) && !changes.forget_oldest());
+    }
+
+    #[test]
+    fn a_truncation_ends_records_behind_it() {
+        let mut changes = Four::default();
+        for page in 0..3 {
+            changes.change(page, 0, &[0; 4], &[1; 4]);
+        }
+        changes.cut(1, 2);
+        assert_eq!(
+            changes.all().iter().map(|r| r.0).collect::<Vec<_>>(),
+            [0, 1]
+        );
+        let mut data = [0; 4];
+        changes.merge(1, 0, &mut data, &[9; 4]);
+        assert_eq!(data, [9, 9, 0, 0]);
+        changes.cut(1, 0);
+        assert_eq!(changes.len(), 1);
+        assert!(changes.forget_oldest());
+        assert_eq!(changes.len(), 0);
+    }
+}
