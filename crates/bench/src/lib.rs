@@ -2,7 +2,7 @@
 //!
 //! Machines are noisy, so no absolute time is a claim here. A [`compare::Comparison`] runs its two sides in
 //! turn, several rounds, and reports medians, quartiles and the ratio of each round's pair. What the
-//! two sides are is in one module for each workload: [`hits`], [`inline`], [`cold`], [`write_back`],
+//! two sides are is in one module for each workload: [`hits`], [`inline`], [`crowds`], [`cold`], [`write_back`],
 //! [`small_files`]; [`footprint`] measures the daemon's memory and idleness.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ pub mod access;
 pub mod appends;
 pub mod cold;
 pub mod compare;
+pub mod crowds;
 pub mod fio;
 pub mod footprint;
 pub mod hits;

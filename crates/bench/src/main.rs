@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::Parser;
 use jericho_bench::report::{self, Report};
 use jericho_bench::settings::{Settings, Transport};
-use jericho_bench::{Result, appends, cold, footprint, hits, inline, small_files, write_back};
+use jericho_bench::{
+    Result, appends, cold, crowds, footprint, hits, inline, small_files, write_back,
+};
 
 /// Compares Jericho with its peers in alternating runs.
 #[derive(Parser)]
@@ -51,6 +53,9 @@ fn measure(settings: &Settings, only: &[String]) -> Result<Report> {
     let inline = inline::run(settings, wanted)?;
     report.comparisons.extend(inline.comparisons);
     report.share_local = inline.share_local;
+    report
+        .comparisons
+        .extend(crowds::run_all(settings, wanted)?);
     for transport in &settings.transports {
         let small_files = small_files::run(settings, wanted, *transport)?;
         report.comparisons.extend(small_files);
