@@ -81,8 +81,10 @@ impl Fast {
             pages.fills
         };
         if let Some(kernel) = self.kernel.get() {
-            file.file.set_kernel_pages(false);
+            let so_far = file.file.kernel_pages_so_far();
             kernel.drop_pages(file.file.ino());
+            // Not before: another slot of the file may get its first writer while the kernel drops them.
+            file.file.kernel_has_dropped(so_far);
         }
         self.grant_unless_filled(file, seen);
     }
@@ -192,7 +194,7 @@ impl Mounted {
 
     /// Notes that the kernel gets pages of the file; gives its slot while it is written inline.
     fn file_that_is_filled(&self, handle: &Handle) -> Option<Arc<SlotFile>> {
-        handle.file.set_kernel_pages(true);
+        handle.file.kernel_gets_pages();
         // A first writer becomes one, and then looks at the note: one of us sees the other.
         fence(Ordering::SeqCst);
         self.fast.written_file(handle.file.ino())

@@ -195,15 +195,30 @@ impl File {
     /// Whether the kernel's page cache may have pages of the file, as it has after a mapping, or sendfile. A file that was made in
     /// this mount, or that the kernel did not know before, has none.
     pub fn kernel_may_have_pages(&self) -> bool {
-        self.inode.kernel_pages.load(Ordering::SeqCst)
+        let pages = &self.inode.kernel_pages;
+        // In this order: where both are equal no read has begun between the drop and the second look.
+        let dropped = pages.dropped.load(Ordering::SeqCst);
+        pages.filled.load(Ordering::SeqCst) != dropped
     }
 
-    /// Notes before a read fills the kernel's page cache that it may have pages, or before they are dropped that it has none. A
-    /// read that began before the latter is no exception: the kernel drops its pages once it is answered.
-    pub fn set_kernel_pages(&self, may_have: bool) {
-        if self.inode.kernel_pages.load(Ordering::SeqCst) != may_have {
-            self.inode.kernel_pages.store(may_have, Ordering::SeqCst);
-        }
+    /// Notes, before a read fills the kernel's page cache, that the cache may have pages.
+    pub fn kernel_gets_pages(&self) {
+        self.inode
+            .kernel_pages
+            .filled
+            .fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns how often the kernel got pages so far: what `kernel_has_dropped` takes once the kernel has dropped them. The kernel drops
+    /// the pages of a read that has begun once the read is answered.
+    pub fn kernel_pages_so_far(&self) -> u64 {
+        self.inode.kernel_pages.filled.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the kernel has dropped what it had at `so_far`. It may have pages still, of reads that began since.
+    pub fn kernel_has_dropped(&self, so_far: u64) {
+        let pages = &self.inode.kernel_pages;
+        pages.dropped.fetch_max(so_far, Ordering::SeqCst);
     }
 
     /// Size in bytes now.

@@ -69,7 +69,24 @@ pub struct Inode {
     /// Changed under the lock of `meta`.
     pub privileges: Privileges,
     /// See `File::kernel_may_have_pages`.
-    pub kernel_pages: AtomicBool,
+    pub kernel_pages: KernelPages,
+}
+
+/// Counts what tells whether the kernel's page cache may have pages of a file.
+pub struct KernelPages {
+    /// Reads that fill the page cache and have begun.
+    pub filled: AtomicU64,
+    /// The kernel has dropped the pages of so many of them, the first ones.
+    pub dropped: AtomicU64,
+}
+
+impl KernelPages {
+    fn new(may_have: bool) -> KernelPages {
+        KernelPages {
+            filled: AtomicU64::new(u64::from(may_have)),
+            dropped: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Inode {
@@ -120,7 +137,7 @@ impl Inode {
             referenced: AtomicBool::new(true),
             blocks: AtomicU64::new(blocks),
             privileges,
-            kernel_pages: AtomicBool::new(known),
+            kernel_pages: KernelPages::new(known),
         })
     }
 

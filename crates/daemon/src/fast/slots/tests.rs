@@ -39,6 +39,23 @@ impl KernelCache for NoKernel {
     fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
 }
 
+/// A kernel that takes its time to drop pages, once it is told to.
+#[derive(Default)]
+struct SlowKernel(Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>);
+
+impl KernelCache for SlowKernel {
+    fn drop_attributes(&self, _ino: Ino) {}
+    fn drop_some_pages(&self, _ino: Ino, _bytes: std::ops::Range<u64>) {}
+
+    fn drop_pages(&self, _ino: Ino) {
+        let told = self.0.lock().take();
+        if let Some((begun, end)) = told {
+            begun.send(()).unwrap();
+            assert!(end.recv().is_err(), "the end of the work");
+        }
+    }
+}
+
 /// A volume with one file that a client writes inline, and 16 pages reserved for it.
 pub(in crate::fast) struct Bed {
     device: Arc<SimDevice>,
@@ -74,6 +91,10 @@ fn asker() -> crate::Asker {
 
 impl Bed {
     pub fn new() -> Bed {
+        Bed::beside(Arc::new(NoKernel))
+    }
+
+    fn beside(kernel: Arc<dyn KernelCache>) -> Bed {
         let device = Arc::new(SimDevice::new("sim", 64 << 20));
         let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
         let format = FormatOptions {
@@ -82,7 +103,7 @@ impl Bed {
         };
         format_devices(&devices, &[PathBuf::from("sim")], &format).unwrap();
         let mounted = mount(&device);
-        mounted.serve_clients(Arc::new(NoKernel)).unwrap();
+        mounted.serve_clients(kernel).unwrap();
         let attr = mounted
             .fs()
             .mknod(ROOT, b"file", Kind::File, 0o644, 0, CALLER)
@@ -769,4 +790,43 @@ fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
     for handle in [new, mapped] {
         bed.mounted.close_file(&handle);
     }
+}
+
+#[test]
+fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_gone() {
+    let kernel = Arc::new(SlowKernel::default());
+    let bed = Bed::beside(kernel.clone());
+    let (fast, limit) = (&bed.mounted.fast, Duration::from_secs(60));
+    let first = bed.plain();
+    let write = Call::Fast { write: true };
+    assert_eq!(bed.ask(&first, write).status, 0);
+    let (tx, rx) = mpsc::channel();
+    let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read).unwrap();
+    (bed.mounted).read(&first, 0, 4096, true, vec![], reply);
+    rx.recv_timeout(limit).unwrap().unwrap();
+    // Its writes through the kernel have the pages dropped; meanwhile it is closed.
+    let (begun, dropping) = mpsc::channel();
+    let (go_on, end) = mpsc::channel();
+    *kernel.0.lock() = Some((begun, end));
+    let slot_file = fast.slot_file(first.file.ino()).unwrap();
+    wait_until("the pages are dropped", || {
+        bed.mounted.wrote_by_kernel(&slot_file);
+        dropping.try_recv().is_ok()
+    });
+    bed.mounted.close_file(&first);
+    let next = bed
+        .mounted
+        .open_file(first.file.ino(), false, true)
+        .unwrap();
+    let (tx, answer) = mpsc::channel();
+    (bed.mounted).call(&next, write, asker(), move |answer: Answer| {
+        tx.send(answer).unwrap();
+    });
+    let slot_file = fast.slot_file(next.file.ino()).unwrap();
+    let withheld = || fast.info(&slot_file).word().flags() & SlotInfo::NO_WRITE != 0;
+    assert!(answer.try_recv().is_err() && withheld());
+    drop(go_on);
+    assert_eq!(answer.recv_timeout(limit).unwrap().status, 0);
+    assert!(!withheld() && !next.file.kernel_may_have_pages());
+    bed.mounted.close_file(&next);
 }
