@@ -3,7 +3,7 @@
 //! close(2) and unlink(2) return before this daemon hears of them: the kernel sends RELEASE and FORGET later, in its own time,
 //! and the space is free when the batch after them is durable. On a local filesystem it is free when the calls
 //! return. So a write that finds no space waits while a file without a name is left, but for [`PATIENCE`] only: the kernel does
-//! not say whether such a file is open or about to be released. A file that was waited for in vain is
+//! not say whether such a file is open or about to be released. A file that was waited for in vain all that time is
 //! not waited for again.
 
 use std::collections::HashMap;
@@ -24,18 +24,34 @@ const WAITERS_MAX: u32 = 2;
 
 #[derive(Default)]
 struct State {
-    /// Regular files without a name that no durable batch has removed, and whether somebody has waited for one in vain.
-    files: HashMap<Ino, bool>,
-    /// Files that have left so far.
+    /// Regular files without a name that no durable batch has removed.
+    files: HashMap<Ino, Nameless>,
+    /// Files that have come, and that have left, so far.
+    came: u64,
     left: u64,
     waiters: u32,
+}
+
+/// A file without a name.
+struct Nameless {
+    /// Files that came before it.
+    number: u64,
+    /// Somebody has waited for it in vain.
+    in_vain: bool,
+}
+
+/// How long a write goes on waiting.
+struct Wait {
+    until: Instant,
+    /// Files that had come when it began: it waits for later ones less than `PATIENCE`.
+    came: u64,
 }
 
 impl State {
     fn awaits(&self, own: Ino) -> bool {
         self.files
             .iter()
-            .any(|(ino, in_vain)| *ino != own && !in_vain)
+            .any(|(ino, file)| *ino != own && !file.in_vain)
     }
 }
 
@@ -49,7 +65,11 @@ pub struct Leaving {
 impl Leaving {
     /// Counts a file that has lost its last name, or never had one.
     pub fn add(&self, ino: Ino) {
-        self.state.lock().files.insert(ino, false);
+        let mut state = self.state.lock();
+        let number = state.came;
+        state.came += 1;
+        let in_vain = false;
+        state.files.insert(ino, Nameless { number, in_vain });
     }
 
     /// Takes out files that are gone, or have got a name, or will not go before the next mount.
@@ -76,19 +96,31 @@ impl Leaving {
         self.state.lock().left
     }
 
+    /// Begins a wait that takes no longer than `patience`.
+    fn begin(&self, patience: Duration) -> Wait {
+        Wait {
+            until: Instant::now() + patience,
+            came: self.state.lock().came,
+        }
+    }
+
     /// Waits until more than `left` files have left. False: there is nothing to wait for, or it did not leave in time. `own`:
     /// the file that needs the space.
-    fn wait(&self, own: Ino, left: u64, until: Instant) -> bool {
+    fn wait(&self, own: Ino, left: u64, Wait { until, came }: &Wait) -> bool {
         let mut state = self.state.lock();
         if state.left == left && state.waiters >= WAITERS_MAX {
             return false;
         }
         state.waiters += 1;
         while state.left == left && state.awaits(own) {
-            if self.changed.wait_until(&mut state, until).timed_out() {
-                for (ino, in_vain) in &mut state.files {
-                    *in_vain |= *ino != own;
+            if self.changed.wait_until(&mut state, *until).timed_out() {
+                if state.left == left {
+                    let files = state.files.iter_mut();
+                    files
+                        .filter(|(ino, file)| **ino != own && file.number < *came)
+                        .for_each(|(_, file)| file.in_vain = true);
                 }
+                break;
             }
         }
         state.waiters -= 1;
@@ -109,8 +141,10 @@ impl Core {
         }
         // Perhaps what is needed was freed by a batch that is not durable yet.
         self.commit_now()?;
-        let until = Instant::now() + PATIENCE;
+        let wait = self.leaving.begin(PATIENCE);
         loop {
+            // Files may leave all the time, and others take their space.
+            let is_last = Instant::now() >= wait.until;
             let left = self.leaving.left();
             let result = {
                 // Nor is any of it being discarded.
@@ -120,7 +154,7 @@ impl Core {
             if let Some(result) = result {
                 return result;
             }
-            if !self.leaving.wait(own, left, until) {
+            if is_last || !self.leaving.wait(own, left, &wait) {
                 return Err(ENOSPC);
             }
         }
@@ -132,6 +166,7 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(600);
+    const NO_TIME: Duration = Duration::ZERO;
 
     fn wait_for_waiter(leaving: &Leaving) {
         while !leaving.is_awaited() {
@@ -145,28 +180,50 @@ mod tests {
         leaving.add(7);
         let left = leaving.left();
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| leaving.wait(8, left, Instant::now() + LONG));
+            let waiter = scope.spawn(|| leaving.wait(8, left, &leaving.begin(LONG)));
             wait_for_waiter(&leaving);
             leaving.remove(&[7]);
             assert!(waiter.join().unwrap());
         });
         // One that left between the attempt and the wait counts, too.
-        assert!(leaving.wait(8, left, Instant::now() + LONG));
-        assert!(!leaving.wait(8, leaving.left(), Instant::now() + LONG));
+        assert!(leaving.wait(8, left, &leaving.begin(LONG)));
+        assert!(!leaving.wait(8, leaving.left(), &leaving.begin(LONG)));
     }
 
     #[test]
     fn nobody_waits_for_itself_nor_twice_in_vain() {
         let leaving = Leaving::default();
         leaving.add(7);
-        assert!(!leaving.wait(7, 0, Instant::now() + LONG));
-        assert!(!leaving.wait(8, 0, Instant::now()));
-        assert!(!leaving.wait(8, 0, Instant::now() + LONG));
+        assert!(!leaving.wait(7, 0, &leaving.begin(LONG)));
+        assert!(!leaving.wait(8, 0, &leaving.begin(NO_TIME)));
+        assert!(!leaving.wait(8, 0, &leaving.begin(LONG)));
         // It could not have waited for itself in vain.
         leaving.add(8);
-        assert!(!leaving.wait(8, 0, Instant::now() + LONG));
+        assert!(!leaving.wait(8, 0, &leaving.begin(LONG)));
         leaving.remove(&[7]);
-        assert!(!leaving.wait(7, leaving.left(), Instant::now()));
+        assert!(!leaving.wait(7, leaving.left(), &leaving.begin(NO_TIME)));
+    }
+
+    #[test]
+    fn a_file_that_came_in_the_middle_of_a_vain_wait_is_waited_for_by_the_next() {
+        let leaving = Leaving::default();
+        leaving.add(7);
+        let over = leaving.begin(NO_TIME);
+        leaving.add(8);
+        assert!(!leaving.wait(9, 0, &over));
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| leaving.wait(9, 0, &leaving.begin(LONG)));
+            let until = Instant::now() + Duration::from_secs(60);
+            while !leaving.is_awaited() {
+                assert!(!next.is_finished(), "it does not wait");
+                assert!(Instant::now() < until);
+                std::thread::yield_now();
+            }
+            leaving.remove(&[8]);
+            assert!(next.join().unwrap());
+        });
+        // The other one had its time.
+        assert!(!leaving.wait(9, leaving.left(), &leaving.begin(LONG)));
     }
 
     #[test]
@@ -174,7 +231,7 @@ mod tests {
         let leaving = Leaving::default();
         leaving.add(7);
         std::thread::scope(|scope| {
-            let wait = || leaving.wait(8, 0, Instant::now() + LONG);
+            let wait = || leaving.wait(8, 0, &leaving.begin(LONG));
             let waiters: Vec<_> = (0..WAITERS_MAX).map(|_| scope.spawn(wait)).collect();
             while leaving.state.lock().waiters < WAITERS_MAX {
                 std::thread::yield_now();
