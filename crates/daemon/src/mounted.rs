@@ -174,8 +174,10 @@ impl Mounted {
     /// Space and holes; see `Fs::fallocate`.
     pub fn fallocate(&self, handle: &Handle, mode: i32, offset: u64, len: u64) -> Result<()> {
         let file = &handle.file;
-        let change = || self.fs.fallocate(file, mode, offset, len);
-        self.resize(file.ino(), None, change)
+        let change = || self.fs.fallocate_if_room(file, mode, offset, len);
+        // Not the other way round: a program that asks for a slot of the file would wait for the space, too, in a thread that may be
+        // needed for space to come back.
+        (self.fs).with_space(file, || self.resize(file.ino(), None, change))
     }
 
     /// Attributes; see `Fs::getattr`.

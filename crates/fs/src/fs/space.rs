@@ -16,8 +16,30 @@ const ZERO_RANGE: i32 = 0x10;
 
 impl Fs {
     /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Others
-    /// EOPNOTSUPP. Waits for the cache when it takes pages out.
+    /// EOPNOTSUPP. Waits for the cache when it takes pages out, and for what is being freed where there is no space.
     pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
+        self.with_space(file, || self.fallocate_if_room(file, mode, offset, len))
+    }
+
+    /// Does what takes space for a file; where there is none waits for what is being freed, and does it again. `attempt` gives
+    /// ENOSPC at once. What it locks is free while the caller waits.
+    pub fn with_space<T>(&self, file: &File, attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        self.core.with_space(file.ino(), attempt)
+    }
+
+    /// Whether somebody waits for space that is being freed.
+    pub fn is_space_awaited(&self) -> bool {
+        self.core.leaving.is_awaited()
+    }
+
+    /// As `fallocate`, with ENOSPC at once where there is no space now.
+    pub fn fallocate_if_room(
+        &self,
+        file: &Arc<File>,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
         if len == 0 {
@@ -34,34 +56,32 @@ impl Fs {
             _ => return Err(EOPNOTSUPP),
         };
         let keep_size = mode & KEEP_SIZE != 0;
-        core.with_space(file.ino(), || {
-            let _alone = file.exclusive.write();
-            let size = file.size();
-            if zero || punch {
-                // Beyond the end there are zeros already, in whole pages that may be given back.
-                self.punch(file, offset..end)?;
+        let _alone = file.exclusive.write();
+        let size = file.size();
+        if zero || punch {
+            // Beyond the end there are zeros already, in whole pages that may be given back.
+            self.punch(file, offset..end)?;
+        }
+        if !punch {
+            let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+            if end > size && !keep_size {
+                self.clear_tail(file)?;
             }
-            if !punch {
-                let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-                if end > size && !keep_size {
-                    self.clear_tail(file)?;
-                }
-                let mut map = file.map.write();
-                map.preallocate(pages, file.slice(), &core.allocator)?;
-                file.count_blocks(&map);
-            }
-            let mut meta = file.inode.meta.write();
-            if !keep_size && end > meta.rec.size {
-                meta.rec.size = end;
-                file.set_size(end);
-            }
-            let now = now_ns();
-            meta.rec.mtime_ns = now;
-            meta.rec.ctime_ns = now;
-            drop(meta);
-            core.mark_dirty(&file.inode);
-            Ok(())
-        })
+            let mut map = file.map.write();
+            map.preallocate(pages, file.slice(), &core.allocator)?;
+            file.count_blocks(&map);
+        }
+        let mut meta = file.inode.meta.write();
+        if !keep_size && end > meta.rec.size {
+            meta.rec.size = end;
+            file.set_size(end);
+        }
+        let now = now_ns();
+        meta.rec.mtime_ns = now;
+        meta.rec.ctime_ns = now;
+        drop(meta);
+        core.mark_dirty(&file.inode);
+        Ok(())
     }
 
     /// SEEK_DATA (`data` true) / SEEK_HOLE; ENXIO past the end. Pages dirty in the cache are data.

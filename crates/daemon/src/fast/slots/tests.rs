@@ -830,3 +830,33 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
     assert!(!withheld() && !next.file.kernel_may_have_pages());
     bed.mounted.close_file(&next);
 }
+
+#[test]
+fn a_file_may_get_a_slot_while_somebody_waits_for_space_for_it() {
+    let bed = Bed::new();
+    let (fs, handle) = (bed.mounted.fs(), bed.plain());
+    let other = bed.plain_named(b"other");
+    let (mut at, mut len) = (0, 64 << 20);
+    while len >= PAGE_BYTES {
+        match fs.fallocate_if_room(&other.file, 0, at, len) {
+            Ok(()) => at += len,
+            Err(_) => len /= 2,
+        }
+    }
+    // Its space may come back, as it is not closed.
+    fs.unlink(ROOT, b"other").unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| bed.mounted.fallocate(&handle, 0, 1 << 20, 1 << 20));
+        while !waiter.is_finished() {
+            if fs.is_space_awaited() {
+                let changing = bed.mounted.fast.changing.contains(handle.file.ino());
+                assert!(!changing, "who asks for a slot has to wait");
+                break;
+            }
+            std::thread::yield_now();
+        }
+        bed.mounted.close_file(&other);
+        fs.forget(other.file.ino(), 1);
+    });
+    bed.mounted.close_file(&handle);
+}
