@@ -122,7 +122,9 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log);
-    let mut child = command.spawn().context("cannot start the daemon")?;
+    // A descriptor of the caller's, such as that of flock(1), would be open for as long as the volume is mounted.
+    let child = jericho_sys::process::spawn_with_standard_streams(&mut command);
+    let mut child = child.context("cannot start the daemon")?;
     let mut report = String::new();
     if let Some(mut pipe) = child.stdout.take() {
         pipe.read_to_string(&mut report)

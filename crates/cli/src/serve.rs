@@ -60,7 +60,7 @@ pub fn as_daemon(args: &MountArgs) -> Outcome {
         volume: args.volume.clone(),
         dir: args.dir.clone(),
     };
-    let outcome = detach().and_then(|()| serve(&checked, &args.options, report_serving));
+    let outcome = leave_directory().and_then(|()| serve(&checked, &args.options, report_serving));
     if let Err(failure) = &outcome {
         tracing::error!(%failure, "the daemon ends");
         // If we are serving already, this goes to /dev/null.
@@ -77,9 +77,8 @@ pub fn as_daemon(args: &MountArgs) -> Outcome {
     outcome
 }
 
-/// Leaves the terminal and the working directory, which could not be unmounted otherwise.
-fn detach() -> Result<(), Failure> {
-    rustix::process::setsid().context("cannot begin a session")?;
+/// Leaves the working directory, which could not be unmounted otherwise.
+fn leave_directory() -> Result<(), Failure> {
     std::env::set_current_dir("/").context("cannot change to /")
 }
 

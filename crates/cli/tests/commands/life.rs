@@ -58,6 +58,24 @@ fn umount_returns_only_when_the_daemon_has_ended() {
 }
 
 #[test]
+fn the_daemon_keeps_nothing_of_its_caller_open() {
+    let volume = Volume::formatted();
+    let marker = volume.beside("marker");
+    File::create(&marker).unwrap();
+    let mount = volume.mount_command();
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "exec 7<\"$0\" && exec \"$@\""]);
+    shell.arg(&marker).arg(mount.get_program());
+    succeed(shell.args(mount.get_args()));
+    let descriptors = format!("/proc/{}/fd", volume.daemon_pid());
+    for entry in std::fs::read_dir(descriptors).unwrap() {
+        let open = std::fs::read_link(entry.unwrap().path());
+        assert_ne!(open.ok().as_ref(), Some(&marker));
+    }
+    volume.umount();
+}
+
+#[test]
 fn sigterm_unmounts_cleanly() {
     for signal in [Signal::TERM, Signal::INT] {
         let volume = Volume::mounted();
