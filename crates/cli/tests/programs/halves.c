@@ -1,7 +1,7 @@
-/* One process stores through a shared mapping to one half of a page while another writes the other half by pwrite(2). Prints the
-   number of pairs, the lost writes and the lost stores: bytes that are not there when both are done. Then waits until the
-   mapping has the last write.
-   Usage: halves FILE PAIRS pwrite|aio. FILE has at least one page. */
+/* One process stores through a shared mapping to one half of a page while another writes the other half by a system call: pwrite(2),
+   an asynchronous write, or pwrite(2) and then a hole (fallocate(2)). Prints the number of pairs, the lost writes and the lost
+   stores: bytes that are not there when both are done. Then waits until the mapping has the last write.
+   Usage: halves FILE PAIRS pwrite|aio|punch. FILE has at least one page. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>
@@ -49,7 +49,7 @@ static void aio_write(aio_context_t context, int fd, const uint64_t *value)
         err(2, "io_getevents");
 }
 
-static void write_halves(const char *path, struct turns *turns, uint64_t pairs, int is_aio)
+static void write_halves(const char *path, struct turns *turns, uint64_t pairs, int is_aio, int is_hole)
 {
     aio_context_t context = 0;
     int fd = open(path, O_RDWR);
@@ -63,6 +63,8 @@ static void write_halves(const char *path, struct turns *turns, uint64_t pairs, 
             aio_write(context, fd, &pair);
         else if (pwrite(fd, &pair, sizeof pair, HALF) != sizeof pair)
             err(2, "pwrite");
+        if (is_hole && fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, HALF, HALF) != 0)
+            err(2, "fallocate");
         atomic_store(&turns->finished, pair);
     }
     _exit(0);
@@ -71,7 +73,8 @@ static void write_halves(const char *path, struct turns *turns, uint64_t pairs, 
 int main(int argc, char **argv)
 {
     if (argc != 4)
-        errx(2, "usage: halves FILE PAIRS pwrite|aio");
+        errx(2, "usage: halves FILE PAIRS pwrite|aio|punch");
+    int is_hole = strcmp(argv[3], "punch") == 0;
     uint64_t pairs = strtoull(argv[2], NULL, 10), writes = 0, stores = 0;
     struct turns *turns = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (turns == MAP_FAILED)
@@ -80,7 +83,7 @@ int main(int argc, char **argv)
     if (writer < 0)
         err(2, "fork");
     if (writer == 0)
-        write_halves(argv[1], turns, pairs, strcmp(argv[3], "aio") == 0);
+        write_halves(argv[1], turns, pairs, strcmp(argv[3], "aio") == 0, is_hole);
     int fd = open(argv[1], O_RDWR);
     if (fd < 0)
         err(2, "%s", argv[1]);
@@ -98,9 +101,9 @@ int main(int argc, char **argv)
         if (pread(fd, found, PAGE, 0) != PAGE)
             err(2, "pread");
         stores += found[0] != pair;
-        writes += found[HALF / sizeof(uint64_t)] != pair;
+        writes += found[HALF / sizeof(uint64_t)] != (is_hole ? 0 : pair);
     }
-    while (page[HALF / sizeof(uint64_t)] != pairs)
+    while (page[HALF / sizeof(uint64_t)] != (is_hole ? 0 : pairs))
         sched_yield();
     int status;
     if (waitpid(writer, &status, 0) != writer || status != 0)
