@@ -1,7 +1,7 @@
 //! Copies from file to file, in the cache and across slices (copy_file_range).
 //!
-//! A copy is a read and a write as any others: it takes in what clients have done to the source, and takes the locks of a write
-//! to the destination. Holes of the source stay holes.
+//! Source pages are read like any other read: the daemon first absorbs what clients changed inline. Destination pages are
+//! written under the locks of an ordinary write. Holes of the source stay holes.
 
 use std::sync::{Arc, mpsc};
 
@@ -12,18 +12,18 @@ use crate::handle::Handle;
 use crate::mounted::Mounted;
 use crate::write::{WriteMode, WriteSync};
 
-/// Bytes of one request, holes included, and after how many of them that are no holes it ends: a program goes on there, and a
-/// signal ends it in between.
+/// Limits of one request: bytes it covers, holes included, and bytes of data after which it ends. A short reply lets the
+/// program continue with its next call, and lets a signal interrupt the copy.
 const REQUEST_MAX: u64 = 1 << 30;
 const DATA_MAX: u64 = 64 << 20;
-/// Bytes that are read and written at once.
+/// Bytes that one step reads and writes.
 const STEP: u64 = 1 << 20;
-/// Zeros that are made a hole: fewer are written.
+/// Shortest run of zeros that becomes a hole. A shorter run is written.
 const HOLE_MIN: usize = 64 << 10;
 const PAGE: usize = PAGE_BYTES as usize;
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// Where a copy is.
+/// State of a copy.
 struct Copy<'a> {
     mounted: &'a Arc<Mounted>,
     from: (&'a Arc<Handle>, u64),
@@ -98,12 +98,12 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Bytes of a hole that the source has here, at most `len`.
+    /// Returns how many bytes of hole the source has at its offset, at most `len`.
     fn hole(&self, len: u64) -> u64 {
         let at = self.from.1 + self.done;
         match self.mounted.fs().seek(&self.from.0.file, at, true) {
             Ok(data) => (data - at).min(len),
-            // Nothing but holes up to the end of the file, which may have moved closer.
+            // No data up to the end of the file. Another thread may have truncated the file since its size was read.
             Err(Error::Errno(libc::ENXIO)) => {
                 let size = self.from.0.file.size();
                 size.saturating_sub(at).min(len)
@@ -123,7 +123,7 @@ impl Copy<'_> {
         answer(&rx)
     }
 
-    /// Writes bytes, and leaves out pages of zeros where that is worth it.
+    /// Writes bytes, but leaves long runs of zero pages as holes.
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         let mut at = 0;
         while at < bytes.len() {
@@ -134,7 +134,7 @@ impl Copy<'_> {
                 at += zeros;
                 continue;
             }
-            // Up to the next zeros that are worth it.
+            // Ends the piece at the next run of zeros that is long enough to become a hole.
             let mut end = (at + zeros + PAGE).min(bytes.len());
             while end < bytes.len() && self::zeros(&bytes[end..]) < HOLE_MIN {
                 end = (end + HOLE_MIN).min(bytes.len());
@@ -163,7 +163,7 @@ impl Copy<'_> {
         answer(&rx)
     }
 
-    /// Makes the next `len` bytes of the destination zeros, as far as the file has them.
+    /// Zeroes the next `len` bytes of the destination, up to its end of file.
     fn make_hole(&self, len: u64) -> Result<()> {
         let (handle, begin) = (self.to.0, self.to.1 + self.done);
         self.mounted.settle(handle.file.ino());
@@ -175,7 +175,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Makes the destination as long as what was copied, which may end in a hole.
+    /// Extends the destination to the end of the copied range, which may be a hole.
     fn reach(&mut self) -> Result<()> {
         let end = self.to.1 + self.done;
         let size = self.to.0.file.size();
@@ -190,7 +190,7 @@ impl Copy<'_> {
     }
 }
 
-/// Bytes of zeros that a buffer begins with, in whole pages, or all of it.
+/// Returns the length of the zeros that `buffer` begins with: whole pages, or all of the buffer.
 fn zeros(bytes: &[u8]) -> usize {
     let is_zero = |page: &&[u8]| page.iter().all(|byte| *byte == 0);
     bytes
@@ -201,7 +201,7 @@ fn zeros(bytes: &[u8]) -> usize {
 }
 
 fn answer<T>(rx: &mpsc::Receiver<Result<T>>) -> Result<T> {
-    // Without an answer the volume is being closed.
+    // The channel closes without a reply when the volume is being closed.
     rx.recv().unwrap_or(Err(Error::Errno(libc::EIO)))
 }
 

@@ -1,12 +1,15 @@
-//! The fast path's other end: files that clients read and write inline, and the clients themselves.
+//! The daemon's end of the fast path: the files that clients read and write inline, and the clients themselves.
 //!
-//! `slots`: which files have a slot, who writes them, and taking in what clients did to size and times
-//! (`settle`). `admission`: the socket. `clients`: the areas, deaths. `rings`: what clients report. `calls`: what descriptors ask by ioctl. `trusted`, `tokens`:
-//! whose processes are served, and which of them may write. `keeping`: the process that ends inline access after this one's end.
+//! - `slots`: which files have a slot, who writes them, and absorbing what clients did to size and times (`settle`)
+//! - `admission`: the socket. `clients`: the areas, the deaths of clients. `rings`: the pages that clients report
+//! - `calls`: the ioctls on a file's descriptor
+//! - `trusted`, `tokens`: whose processes are served, and which of them may write
+//! - `keeping`: the process that ends inline access when the daemon dies
+//!
 //! The bytes and the protocol: `docs/formats/shm.md`.
 //!
-//! Rule: whoever answers the kernel about a file, or changes it, settles it first; whoever changes its
-//! size tells the slot. Nothing here waits for a client without bound.
+//! Rule: code that answers the kernel about a file, or changes the file, settles it first. Code that changes its size updates the slot.
+//! Nothing here waits for a client without a bound.
 
 mod admission;
 mod calls;
@@ -63,7 +66,7 @@ pub trait KernelCache: Send + Sync {
     /// The kernel must drop the pages that it has of an inode, and its attributes. May wait for requests that
     /// it makes for it.
     fn drop_pages(&self, ino: Ino);
-    /// As `drop_pages`, of the pages of a range of bytes.
+    /// Does the same as `drop_pages` for the pages of a byte range.
     fn drop_some_pages(&self, ino: Ino, bytes: Range<u64>);
 }
 
@@ -73,24 +76,25 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Fast {
     control: Control,
     slots: Slots,
-    /// Whose processes are served.
+    /// The users whose processes are served.
     trusted: Trusted,
-    /// Nobody may write.
+    /// No client may write.
     read_only: bool,
     tokens: Tokens,
     slices: Vec<Arc<Slice>>,
     files: RwLock<HashMap<Ino, Arc<SlotFile>>>,
-    /// Handles that are mapped, by file; with or without a slot. Changed with `files` locked for writing.
+    /// Number of mapped handles of each file, with or without a slot. Changed with `files` locked for writing.
     mappings: Mutex<HashMap<Ino, u32>>,
     free: Arc<Mutex<slots::FreeSlots>>,
     changing: changing::Changing,
     /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
     in_use: AtomicUsize,
     written: AtomicUsize,
-    /// Times that inline writes of a file were withheld for the kernel's pages, and granted.
+    /// Number of times that inline writes of a file were withheld because the kernel may have pages of it, and
+    /// granted.
     writes_withheld: AtomicU64,
     writes_granted: AtomicU64,
-    /// Never locked before a lock of a slice, which may be held when a client is cut off.
+    /// Lock order: taken after a slice's lock, which may be held while a client is revoked; never before one.
     clients: Mutex<Clients>,
     rings: Rings,
     /// Slices have dirty pages that no client reports.
@@ -127,7 +131,8 @@ impl Fast {
         // Also of CPUs where only others may run: programs are among those.
         let node_of = |cpu| topology.node_of_cpu(cpu).map_or(u16::MAX, |node| node.0);
         let cpu_nodes: Vec<u16> = (0..=CpuMask::CPU_MAX).map(node_of).collect();
-        // It need not be unguessable, since the kernel vouches for peers, but it must differ each time.
+        // Need not be unguessable, because the kernel vouches for the peer of the socket. It must differ for each
+        // daemon.
         let instance = std::hash::RandomState::new().build_hasher().finish();
         Ok(Fast {
             control: Control::create(name, &geometry, SLOTS, &cpu_nodes, instance)?,
@@ -166,7 +171,8 @@ impl Fast {
         self.mounted.get()?.upgrade()
     }
 
-    /// Times that inline writes of a file were withheld because the kernel has read pages of it, and granted.
+    /// Returns how often inline writes of a file were withheld because the kernel has read pages of it, and how often
+    /// they were granted.
     pub(crate) fn writes_withheld_and_granted(&self) -> (u64, u64) {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&self.writes_withheld), of(&self.writes_granted))
@@ -213,7 +219,7 @@ impl Mounted {
                     return false;
                 };
                 let known = mounted.fast.cut_off(owner);
-                // It does not report the page.
+                // The revoked client does not report the page.
                 mounted.fast.unreported.store(true, Ordering::SeqCst);
                 mounted.fast.slots.ring();
                 known
@@ -283,7 +289,7 @@ impl Mounted {
             }
         }
         fast.cut_all_off();
-        // Whatever the words say that clients can write.
+        // The slot's words cannot decide this, because clients can write them.
         fast.drain_all_rings();
         let files: Vec<Ino> = fast.files.read().keys().copied().collect();
         for ino in files {

@@ -17,13 +17,13 @@ pub struct Handle {
     pub(crate) read_ahead: ReadAhead,
     /// Opened for writing.
     pub(crate) writable: bool,
-    /// Durability of what is written through it (O_SYNC, O_DSYNC), where a request does not say.
+    /// Durability of writes through this handle (O_SYNC, O_DSYNC) that do not set their own.
     sync: AtomicU8,
     /// Reads change no access time (O_NOATIME).
     no_access_time: AtomicBool,
     /// Inline access. Its lock comes before those of the fast path.
     pub(crate) grants: Mutex<Grants>,
-    /// Pages that a posted job will reserve; empty: no job is posted.
+    /// Pages that a posted job will reserve. Empty when no job is posted.
     pub(crate) soon: Mutex<Range<u64>>,
 }
 
@@ -40,13 +40,14 @@ impl Handle {
         })
     }
 
-    /// Whether its program was granted inline writes; true when that cannot be known without waiting.
+    /// Returns whether its program was granted inline writes. Returns true when a lock is busy, so that it never
+    /// waits.
     pub fn may_write_inline(&self) -> bool {
         let grants = self.grants.try_lock();
         grants.is_none_or(|grants| grants.write)
     }
 
-    /// Sets whether reads leave the access time as it is (O_NOATIME).
+    /// Sets whether reads leave the access time unchanged (O_NOATIME).
     #[inline]
     pub fn set_no_access_time(&self, no: bool) {
         if self.no_access_time() != no {
@@ -59,7 +60,7 @@ impl Handle {
         self.no_access_time.load(Ordering::Relaxed)
     }
 
-    /// Sets how durable writes are that do not say so themselves.
+    /// Sets the durability of writes that do not set their own.
     pub fn set_sync(&self, sync: WriteSync) {
         self.sync.store(sync as u8, Ordering::Relaxed);
     }

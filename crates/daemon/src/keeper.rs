@@ -1,12 +1,12 @@
-//! The keeper: a small process that outlives the daemon of a volume, and then ends inline access to its cache.
+//! The keeper: a small process that outlives a volume's daemon and then ends inline access to its cache.
 //!
 //! ```text
 //! exec'ed by the daemon ── descriptors of the segments ──▶ keeping ── the daemon has ended ──▶ clients cut off, memory given back
 //! ```
 //!
-//! It has the segments' descriptors, a pidfd of the daemon, the socket to it, and nothing else: no volume, no lock, and not
-//! /dev/fuse, with which it would keep the kernel from telling programs that the daemon is gone. It maps nothing and
-//! sleeps. How the daemon starts it and hands segments over: `fast/keeping.rs`.
+//! The keeper holds the segments' descriptors, a pidfd of the daemon and the socket to it, and nothing else: no volume and
+//! no lock. It must not hold /dev/fuse: the kernel would then not tell programs that the daemon is gone. It maps nothing
+//! and sleeps. `fast/keeping.rs` starts the keeper and sends it the segments.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,7 +24,7 @@ use jericho_sys::process::{self, Signal, Signals};
 const SOCKET: u64 = 0;
 const DAEMON: u64 = 1;
 
-/// What the keeper holds.
+/// The descriptors that the keeper holds.
 #[derive(Default)]
 struct Kept {
     daemon: Option<OwnedFd>,
@@ -33,29 +33,29 @@ struct Kept {
     areas: HashMap<u16, File>,
 }
 
-/// Runs the keeper of the daemon at the other end of standard input, until that has ended. Errors: standard input is no such
-/// socket; the kernel refuses what a keeper needs.
+/// Runs the keeper of the daemon at the other end of standard input, until that daemon has ended. Fails when standard input
+/// is no such socket, or when the kernel refuses what a keeper needs.
 pub fn run() -> io::Result<()> {
-    // A signal to the daemon and all processes around it must not stop the keeper before the daemon has ended.
+    // A signal to the daemon's process group must not stop the keeper before the daemon has ended.
     let _blocked = Signals::block(&[Signal::Terminate, Signal::Interrupt, Signal::HangUp])?;
     limits::raise_open_files();
-    // The directory that it was started in could not be unmounted otherwise.
+    // Otherwise the file system of the start directory could not be unmounted.
     std::env::set_current_dir("/")?;
     keep(&Connection::from(io::stdin().as_fd().try_clone_to_owned()?))
 }
 
-/// Waits for the daemon's end, and ends inline access then. Returns at once when the connection ends before the daemon's pidfd
-/// has come.
+/// Waits until the daemon has ended, then ends inline access. Returns at once when the connection closes before the daemon's
+/// pidfd has arrived.
 fn keep(connection: &Connection) -> io::Result<()> {
     let mut kept = Kept::default();
     let listened = kept.listen(connection);
-    // A daemon that sends more sees that nobody listens, and starts another keeper.
+    // Closes the connection: a daemon that sends more gets an error and starts another keeper.
     connection.shut();
     let Some(daemon) = &kept.daemon else {
         return listened;
     };
     if let Err(error) = listened {
-        tracing::error!(%error, "cannot hear the daemon; its end is waited for");
+        tracing::error!(%error, "cannot receive from the daemon; waiting for its end");
     }
     process::wait_readable(daemon.as_fd(), None)?;
     kept.end();
@@ -63,7 +63,7 @@ fn keep(connection: &Connection) -> io::Result<()> {
 }
 
 impl Kept {
-    /// Takes in what the daemon sends, until the daemon has ended or closes the connection.
+    /// Receives the daemon's messages until the daemon has ended or closes the connection.
     fn listen(&mut self, connection: &Connection) -> io::Result<()> {
         let poller = Poller::new()?;
         poller.add(connection, SOCKET)?;
@@ -81,8 +81,8 @@ impl Kept {
                 }
             }
             if ready.contains(&DAEMON) {
-                // What the daemon sent before it ended is still there. Another process that has the daemon's end of the socket is
-                // not waited for.
+                // Messages that the daemon sent before it ended are still readable. Another process may still hold the daemon's
+                // end of the socket, so this does not wait for the connection to close.
                 let now = Some(Duration::ZERO);
                 while process::wait_readable(connection.as_fd(), now)? && self.hear(connection)? {}
                 return Ok(());
@@ -90,13 +90,14 @@ impl Kept {
         }
     }
 
-    /// Takes in the message that is there; ignores one that is none of this version. Returns false when there will be none.
+    /// Handles one pending message; ignores a message of another version. Returns false when no more can come.
     fn hear(&mut self, connection: &Connection) -> io::Result<bool> {
         let mut bytes = [0; KEEPER_BYTES];
         let (len, fds) = loop {
             match connection.receive(&mut bytes) {
                 Ok(received) => break received,
-                // The daemon ended before it read an answer; this is said once, before what it sent.
+                // The daemon ended without reading an answer. The socket reports that once, before the daemon's own
+                // messages.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => {}
                 Err(error) => return Err(error),
             }
@@ -106,7 +107,7 @@ impl Kept {
         }
         let mut fds = fds.into_iter();
         match KeeperMessage::decode(&bytes[..len]) {
-            // Only the first one: `listen` watches that.
+            // Only the first pidfd counts: `listen` watches that one.
             Some(KeeperMessage::Daemon) => self.daemon = self.daemon.take().or(fds.next()),
             Some(KeeperMessage::Segments(segment)) => {
                 self.segments.extend(fds.map(|fd| (segment, fd)));
@@ -117,20 +118,20 @@ impl Kept {
             }
             Some(KeeperMessage::Forget(owner)) => drop(self.areas.remove(&owner)),
             Some(KeeperMessage::Complete) => {
-                // A daemon that has ended meanwhile needs no answer.
+                // A daemon that has ended needs no answer.
                 let _ = connection.send(&KeeperMessage::Complete.encode(), &[]);
             }
-            None => tracing::warn!(len, "a message from the daemon is ignored: unknown version"),
+            None => tracing::warn!(len, "ignored a message from the daemon: unknown version"),
         }
         Ok(true)
     }
 
-    /// Ends inline access, and gives the memory back though programs have it mapped.
+    /// Ends inline access and frees the memory even though programs have it mapped.
     ///
-    /// The order is that of `Segment`, each step done before the next begins. A client that has looked at its area before
-    /// finds no slot; one that has found its slot finds no page, or, when it has found one and copied it, finds the page gone when
-    /// it looks again; only then the bytes that it may have copied turn into zeros. A size of zero is not believed either:
-    /// its slot is gone by then.
+    /// Empties the segments in the order of `Segment` and finishes each before the next. A client that checked its area earlier
+    /// finds no slot. A client that found its slot finds no page. A client that found a page and copied it sees the page gone when
+    /// it checks again. Only then do the copied bytes turn into zeros. No client believes a size of zero either, because its slot
+    /// is gone first.
     fn end(&mut self) {
         let (mut failed, clients) = (None, self.areas.len());
         for area in self.areas.values() {

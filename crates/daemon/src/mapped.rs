@@ -1,9 +1,9 @@
 //! Direct writes against the kernel's copies of pages.
 //!
-//! A program that maps a file without the library has the kernel read pages into its page cache, and the kernel writes a page
-//! back as a whole. What another program has written to the page by write(2) since the kernel read it would be lost. So a write to
-//! a file of which the kernel may have pages is made page by page under the lock of the file, which notes what the kernel
-//! was given of the bytes that change (`changes`), and what the kernel writes back is compared with that.
+//! A program that maps a file without the library has the kernel read pages into its page cache. The kernel later writes such a
+//! page back whole. That would overwrite what another program has written to the page with write(2) since. So a write to a file of
+//! which the kernel may have pages is made page by page under the file's lock. It records what the kernel was given of the bytes
+//! that change (`changes`), and write-backs of the kernel are compared with these records.
 //!
 //! ```text
 //!               a read that fills the page cache
@@ -38,13 +38,13 @@ use crate::write::put_new;
 use changes::Changes;
 
 const PAGE: usize = PAGE_BYTES as usize;
-/// Records of all files, of 8 KiB each.
+/// Most records of all files; each takes 8 KiB.
 const RECORDS_MAX: usize = 1024;
-/// So many records of a file are not left, and others for how long.
+/// A file with this many records has its pages dropped at once; a file with fewer, after the delay.
 const RECORDS_MANY: usize = 64;
 const DELAY: Duration = Duration::from_millis(20);
-/// Writes since the kernel last read a page that make it worth to drop all of its pages: from the first to the second, as that
-/// turns out to be in vain.
+/// Number of writes since the kernel last read a page after which dropping all of its pages pays off. Starts at the minimum
+/// and grows towards the maximum while drops prove vain.
 const WRITES_MIN: u32 = 1 << 10;
 const WRITES_MAX: u32 = 1 << 20;
 
@@ -52,14 +52,14 @@ const WRITES_MAX: u32 = 1 << 20;
 #[derive(Default)]
 pub(crate) struct Mapped {
     files: RwLock<HashMap<Ino, Arc<MappedFile>>>,
-    /// Files in `files`: looked at before the lock is taken.
+    /// Number of files in `files`; checked before the lock is taken.
     count: AtomicUsize,
     shared: Arc<Shared>,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// Records that there are, that were made, and that were given up for others.
+    /// Counters of records: present, made, and discarded to make room.
     records: AtomicUsize,
     made: AtomicU64,
     given_up: AtomicU64,
@@ -67,7 +67,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// What the thread that drops the kernel's pages is to do.
+/// Work for the thread that drops the kernel's pages.
 #[derive(Default)]
 struct Work {
     files: Vec<Arc<MappedFile>>,
@@ -79,27 +79,27 @@ struct Work {
 pub(crate) struct MappedFile {
     file: Arc<File>,
     shared: Arc<Shared>,
-    /// Held while a page is changed or given to the kernel. Nothing is waited for under it.
+    /// Held while a page is changed or given to the kernel. No thread blocks while it holds the lock.
     state: Mutex<State>,
 }
 
 struct State {
     changes: Changes<PAGE>,
-    /// Reads that fill the page cache and have begun.
+    /// Number of reads into the page cache that have begun.
     fills: u64,
-    /// Writes since the last of them.
+    /// Writes since the last fill.
     writes: u32,
-    /// So many of them make it worth to drop all of the kernel's pages.
+    /// Drop all of the kernel's pages when `writes` reaches this.
     writes_wanted: u32,
-    /// It is among the thread's work; true: to be done at once.
+    /// Set while the file is queued for the dropping thread; true when it is to be done at once.
     queued: Option<bool>,
 }
 
 /// Why bytes were not put into a page.
 pub(crate) enum NotPut {
-    /// Another writer holds it.
+    /// Another writer holds the page's latch.
     Latched(Latched),
-    /// Its contents have to be fetched first.
+    /// The page's contents have to be fetched first.
     Unfilled,
 }
 
@@ -110,7 +110,8 @@ impl From<Latched> for NotPut {
 }
 
 impl Mapped {
-    /// Notes that the kernel is about to be given pages of a file. Waits for writes that began before the file was watched.
+    /// Records that the kernel is about to be given pages of a file. Waits for writes that began before the file was
+    /// watched.
     pub fn begin_fill(&self, file: &Arc<File>) -> Arc<MappedFile> {
         let (mapped, may_go_on) = self.try_begin_fill(file);
         if !may_go_on {
@@ -119,12 +120,12 @@ impl Mapped {
         mapped
     }
 
-    /// As `begin_fill`, and does not wait: returns whether there is nothing to wait for.
+    /// Does the same as `begin_fill` without waiting. Returns whether the caller may proceed.
     pub fn try_begin_fill(&self, file: &Arc<File>) -> (Arc<MappedFile>, bool) {
         let mapped = self.file(file.ino()).unwrap_or_else(|| self.add(file));
         {
             let mut state = mapped.state.lock();
-            // From here on a drop that is under way does not end the watch.
+            // From here on, a drop in progress does not end the watch.
             state.fills += 1;
             state.writes = 0;
         }
@@ -151,7 +152,7 @@ impl Mapped {
         mapped.clone()
     }
 
-    /// Returns the file of a number if the kernel may have pages of it.
+    /// Returns the watched file with this inode number, if the kernel may have pages of it.
     pub fn file(&self, ino: Ino) -> Option<Arc<MappedFile>> {
         match self.count.load(Ordering::Acquire) {
             0 => None,
@@ -159,7 +160,7 @@ impl Mapped {
         }
     }
 
-    /// Notes that a file has `size` bytes now.
+    /// Records the file's new size.
     pub fn truncated(&self, ino: Ino, size: u64) {
         if let Some(mapped) = self.file(ino) {
             let (page, len) = (size / PAGE_BYTES, size % PAGE_BYTES);
@@ -167,13 +168,14 @@ impl Mapped {
         }
     }
 
-    /// Forgets a file that nobody has open: the kernel has written back what was mapped, and nobody can change the pages that it keeps.
+    /// Forgets a file that no program has open: the kernel has written its mapped pages back, and no program can change the pages that
+    /// it keeps.
     pub fn closed(&self, file: &File) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
         let mut files = self.files.write();
-        // Whoever opens it from here on begins a fill after this.
+        // A program that opens the file from here on begins a fill after this.
         if !file.is_open()
             && let Some(mapped) = files.remove(&file.ino())
         {
@@ -183,13 +185,13 @@ impl Mapped {
         }
     }
 
-    /// Returns how many records were made, and how many of them were given up for others.
+    /// Returns how many records were made, and how many of them were discarded to make room.
     pub fn counts(&self) -> (u64, u64) {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&self.shared.made), of(&self.shared.given_up))
     }
 
-    /// Ends `serve`.
+    /// Stops `serve`.
     pub fn close(&self) {
         self.shared.work.lock().closing = true;
         self.shared.changed.notify_all();
@@ -197,7 +199,7 @@ impl Mapped {
 }
 
 impl MappedFile {
-    /// Changes the state, and counts records that come or go.
+    /// Changes the state, and adds or subtracts records in the shared count.
     fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let before = state.changes.len();
@@ -211,7 +213,7 @@ impl MappedFile {
         result
     }
 
-    /// Returns whether a write of whole pages needs what they hold. `of_mapping`: the kernel writes them back.
+    /// Returns whether a write of whole pages needs their old contents. `of_mapping`: the kernel writes them back.
     pub fn compares(&self, first: u64, count: u32, of_mapping: bool) -> bool {
         !of_mapping || {
             let state = self.state.lock();
@@ -223,7 +225,7 @@ impl MappedFile {
     /// Copies a page from `at` on for the kernel's page cache. `out` ends with the page or with the file.
     pub fn give(&self, grant: &Grant, page: u64, at: usize, out: &mut [u8]) -> Result<(), Latched> {
         if at > 0 {
-            // The page cache asks for whole pages.
+            // The page cache reads whole pages, so this is no fill.
             return grant.read(page, at, out);
         }
         self.with(|state| {
@@ -235,8 +237,8 @@ impl MappedFile {
         })
     }
 
-    /// Writes bytes to a page of the grant. `is_new`: the page has nothing but zeros if it is not filled. `of_mapping`: the kernel
-    /// writes them back.
+    /// Writes bytes to a page of the grant. `is_new`: the page is all zeros if it is not filled. `of_mapping`: the kernel writes
+    /// them back.
     pub fn put(
         self: &Arc<Self>,
         grant: &mut Grant,
@@ -270,7 +272,7 @@ impl MappedFile {
         })
     }
 
-    /// Notes that a direct write has changed bytes of a page.
+    /// Records that a direct write has changed bytes of a page.
     fn note(self: &Arc<Self>, state: &mut State, (page, at): (u64, usize), old: &[u8], new: &[u8]) {
         let (shared, before) = (&self.shared, state.changes.len());
         state.changes.change(page, at, old, new);
@@ -295,8 +297,8 @@ impl MappedFile {
         }
     }
 
-    /// Has the kernel drop pages with a record, or all pages where that is worth it, and ends the records. May wait for requests
-    /// that the kernel makes for it: not in a thread that serves them.
+    /// Tells the kernel to drop the pages with a record, or all pages when that pays off, and ends the records. May wait for
+    /// requests of the kernel, so it must not run in a thread that serves them.
     fn drop_pages(&self, kernel: &dyn KernelCache) {
         let (records, fills, all) = {
             let mut state = self.state.lock();
@@ -333,7 +335,7 @@ impl State {
 }
 
 impl Shared {
-    /// Waits for files with records, and takes them when they have been left for a while. `None`: it is over.
+    /// Waits for queued files, and takes those that are due. Returns `None` when the volume closes.
     fn take_work(&self) -> Option<Vec<Arc<MappedFile>>> {
         let mut work = self.work.lock();
         self.changed
@@ -345,7 +347,7 @@ impl Shared {
     }
 }
 
-/// Has the kernel drop pages that have records, so that the records end; for the length of the mount.
+/// Runs the thread that makes the kernel drop pages with records, until the volume is unmounted.
 pub(crate) fn serve(mounted: &Weak<Mounted>, kernel: &dyn KernelCache) {
     let shared = mounted.upgrade().map(|m| m.mapped.shared.clone());
     while let Some(files) = shared.as_ref().and_then(|shared| shared.take_work()) {

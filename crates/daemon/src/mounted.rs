@@ -165,7 +165,7 @@ impl Mounted {
         }
     }
 
-    /// Moves a name; see `Fs::rename`. A file that replaces another has all that clients have written to it inline.
+    /// Renames; see `Fs::rename`. If the file replaces another, first absorbs what clients have written to it inline.
     pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<()> {
         self.fs
             .rename_absorbing(from, to, flags, |ino| self.settle(ino))
@@ -175,8 +175,8 @@ impl Mounted {
     pub fn fallocate(&self, handle: &Handle, mode: i32, offset: u64, len: u64) -> Result<()> {
         let file = &handle.file;
         let change = || self.fs.fallocate_if_room(file, mode, offset, len);
-        // Not the other way round: a program that asks for a slot of the file would wait for the space, too, in a thread that may be
-        // needed for space to come back.
+        // Takes the locks in this order: a program that asks for a slot of the file would otherwise also wait for space, in a thread
+        // that may be needed to free space.
         (self.fs).with_space(file, || self.resize(file.ino(), None, change))
     }
 
@@ -192,7 +192,7 @@ impl Mounted {
         if self.attributes_may_be_kept(attr.ino) {
             return Ok(attr);
         }
-        // A kernel that gets an error forgets nothing.
+        // The kernel forgets nothing when it gets an error.
         self.getattr(attr.ino)
             .inspect_err(|_| self.fs.forget(attr.ino, 1))
     }
@@ -200,12 +200,12 @@ impl Mounted {
     /// Makes what was written to a file durable; see `Fs::fsync`.
     pub fn fsync(&self, handle: &Handle, datasync: bool, done: jericho_fs::fs::Done) {
         self.settle(handle.file.ino());
-        // Also reports of writes that went on when the last descriptor that writes the file was closed.
+        // Includes reports of writes that were still in progress when the last writable descriptor was closed.
         self.fast.hear();
         self.fs.fsync(&handle.file, datasync, done);
     }
 
-    /// Makes all that was written to the volume so far durable, also what programs have written inline.
+    /// Makes everything written to the volume so far durable, including inline writes.
     pub fn sync(&self) -> Result<()> {
         for slot_file in self.fast.written_files() {
             self.settle_file(&slot_file);
@@ -214,8 +214,8 @@ impl Mounted {
         self.fs.sync_all()
     }
 
-    /// Gives back what is free; see `Fs::trim`, here all in bytes: returns how many devices took, and where to go on. What was
-    /// removed before a trim from the start on is free by then.
+    /// Discards free space; see `Fs::trim`, but in bytes. Returns how many bytes the devices discarded, and where to continue.
+    /// Blocks that were freed before a trim that starts at 0 are discarded too.
     pub fn trim(
         &self,
         range: Range<u64>,
@@ -231,12 +231,12 @@ impl Mounted {
         Ok((blocks * PAGE_BYTES, next.map(|block| block * PAGE_BYTES)))
     }
 
-    /// Ends inline access of programs and takes in what they have done; for good.
+    /// Ends all inline access for good and absorbs what clients have done.
     pub fn end_clients(&self) {
         self.close_clients();
     }
 
-    /// Files with data that is not on a device yet, by path; a number for one without a name.
+    /// Returns the files with data that is not on a device yet, by path, and the number of those without a name.
     pub fn unwritten(&self) -> Vec<String> {
         let objects = self.slices.iter().flat_map(|slice| slice.dirty_objects());
         let files: std::collections::HashSet<Ino> = objects.collect();

@@ -21,13 +21,13 @@ use crate::outage;
 const DIRTY_AGE: Duration = Duration::from_secs(5);
 /// A change of the namespace is durable after this time at the latest.
 const COMMIT_INTERVAL_MS: u64 = 2000;
-/// Inodes kept in memory beyond those in use, at most, and the memory that one of them is reckoned to take.
+/// Most inodes kept in memory beyond those in use, and the memory budgeted for each.
 const INODE_CACHE_MAX: u64 = 65_536;
 const INODE_BYTES: u64 = 1 << 10;
-/// Memory for pages of the metadata store, at most.
+/// Most memory for pages of the metadata store.
 const STORE_CACHE_BYTES_MAX: u64 = 64 << 20;
-/// Memory that is left for the rest of the daemon: a quarter of what may be used, within these bounds. The least is what
-/// a daemon with small caches of inodes and of the store was seen to need, twice over.
+/// Memory kept free for the rest of the daemon: a quarter of what it may use, within these bounds. The lower bound is
+/// twice what a daemon with small inode and store caches was measured to need.
 const REST_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=256 << 20;
 /// Cache when none was asked for, at most.
 const CACHE_BYTES_DEFAULT_MAX: u64 = 1 << 30;
@@ -37,11 +37,12 @@ const CACHE_BYTES_DEFAULT_MAX: u64 = 1 << 30;
 pub struct OpenOptions {
     /// The volume (its first device).
     pub volume: PathBuf,
-    /// Where its other devices are, if they may not be found otherwise.
+    /// Where to look for the other devices, if not in the default places.
     pub devices: Vec<PathBuf>,
     /// Nothing is changed.
     pub read_only: bool,
-    /// Also when another machine has not unmounted the volume, and when another use of a loop device's file would not be noticed.
+    /// Opens the volume even if another machine has not unmounted it, or if a second use of a loop device's file could not be
+    /// detected.
     pub force: bool,
     /// Bytes of cache frames over all slices; `None`: an eighth of the memory, at most 1 GiB.
     pub cache_bytes: Option<u64>,
@@ -49,9 +50,10 @@ pub struct OpenOptions {
     pub topology: Topology,
     /// When threads are moved to the data, where no directory says otherwise.
     pub threads: ThreadPolicy,
-    /// Users that are trusted with the whole cache, beside the volume's owner and this process's user.
+    /// Users that are trusted with the whole cache, in addition to the volume's owner and this process's user.
     pub fast_path: Trusted,
-    /// Starts the process that ends inline access when this process has ended. `None`: programs go on reading what is cached.
+    /// Starts the process that ends inline access when this process has ended. With `None`, programs continue to read cached
+    /// pages after this process dies.
     pub keeper: Option<KeeperCommand>,
 }
 
@@ -81,11 +83,11 @@ pub enum OpenError {
     CacheTooLarge {
         /// Asked for.
         given: u64,
-        /// What sets `memory`.
+        /// What limits `memory`.
         whose: String,
         /// Memory.
         memory: u64,
-        /// Of it, not for the cache.
+        /// The part of `memory` that is not for the cache.
         rest: u64,
         /// Largest cache.
         most: u64,
@@ -96,13 +98,13 @@ pub enum OpenError {
         .memory >> 20, needed.div_ceil(1 << 20)
     )]
     MemoryTooSmall {
-        /// What sets `memory`.
+        /// What limits `memory`.
         whose: String,
-        /// Memory.
+        /// Available memory.
         memory: u64,
         /// Slices of the volume.
         slices: usize,
-        /// Smallest memory.
+        /// Smallest sufficient memory.
         needed: u64,
     },
     /// The kernel does not tell how much memory there is.
@@ -116,7 +118,7 @@ pub enum OpenError {
         "cannot make the shared memory for programs: {0}; is the limit of open files high enough?"
     )]
     SharedMemory(std::io::Error),
-    /// The process that ends programs' access to the cache after the daemon's end could not be started.
+    /// The process that ends programs' access to the cache after the daemon's death could not be started.
     #[error(
         "cannot start the keeper of the shared memory: {0}; is the limit of processes or of open files reached?"
     )]
@@ -221,7 +223,7 @@ impl Mounted {
     }
 }
 
-/// Memory that is not for the cache.
+/// Returns the memory that is not for the cache.
 fn rest_bytes(memory: &Memory) -> u64 {
     (memory.usable_bytes() / 4).clamp(*REST_BYTES.start(), *REST_BYTES.end())
 }

@@ -1,5 +1,5 @@
-//! Tells in the log when data cannot be written back, and when it can again: once for each change, however many
-//! slices, files and writers it concerns.
+//! Logs when write-back fails and when it works again: once for each change, however many slices, files and writers
+//! it concerns.
 
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -8,7 +8,7 @@ use jericho_cache::{Error, Slice};
 use jericho_format::PAGE_BYTES;
 use parking_lot::Mutex;
 
-/// Listens to the slices of a volume.
+/// Observes the slices of a volume.
 pub(crate) fn watch(volume: &Path, slices: &[Arc<Slice>]) {
     let failing = Arc::new(Mutex::new(vec![false; slices.len()]));
     let all: Arc<[Weak<Slice>]> = slices.iter().map(Arc::downgrade).collect();
@@ -23,12 +23,12 @@ pub(crate) fn watch(volume: &Path, slices: &[Arc<Slice>]) {
                 Some(error) if !was => {
                     let mib = waiting_bytes(&all).div_ceil(1 << 20);
                     tracing::error!(
-                        "write-back of volume {volume} fails: {}; {mib} MiB wait and are tried again",
+                        "write-back of volume {volume} fails: {}; {mib} MiB wait in memory and are retried",
                         cause(error)
                     );
                 }
                 None if was && !failing.contains(&true) => {
-                    tracing::info!("write-back of volume {volume} goes on");
+                    tracing::info!("write-back of volume {volume} works again");
                 }
                 _ => {}
             }

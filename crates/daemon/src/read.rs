@@ -12,7 +12,7 @@ use crate::handle::Handle;
 use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
 
-/// Times that a read that waits for pages begins anew because a write over several pages came between.
+/// Number of times a read that waits for pages restarts because a write over several pages interfered.
 const READ_TRIES: u32 = 3;
 /// Furthest that is read ahead of a reader: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
@@ -40,12 +40,12 @@ struct Waiting<B, R> {
     buffer: B,
     len: usize,
     done: usize,
-    /// The bytes are for the kernel's page cache.
+    /// Set when the bytes are for the kernel's page cache.
     mapped: Option<Arc<MappedFile>>,
-    /// Of a read over several pages of a file that is written inline: what tells whether a write over several pages came
-    /// between.
+    /// Set for a read over several pages of a file that is written inline: the turns tell whether a write over several
+    /// pages interfered.
     whole: Option<(Arc<SlotFile>, Turns)>,
-    /// Times that it may begin anew for that.
+    /// Remaining restarts of that kind.
     tries: u32,
     reply: R,
 }
@@ -75,8 +75,8 @@ impl Mounted {
         debug_assert!(left.is_none(), "a thread that may wait reads");
     }
 
-    /// As `read`, for threads that must always come back. Gives the buffer and `reply` back when it would have to wait for a program
-    /// that writes the file inline, or for other writes; `read` in another thread is for those.
+    /// Does the same as `read`, for threads that must never block. Returns the buffer and `reply` when it would have to wait for an
+    /// inline writer or for other writes; the caller then uses `read` in another thread.
     #[must_use]
     pub fn try_read<B, R>(
         self: &Arc<Self>,
@@ -101,7 +101,7 @@ impl Mounted {
         self.read_or_leave(handle, offset, len, Some(mapped), false, buffer, reply)
     }
 
-    /// `mapped`: the bytes are for the page cache.
+    /// Reads as both callers above do. `mapped`: set when the bytes are for the page cache.
     #[allow(clippy::too_many_arguments)] // called by the two above
     fn read_or_leave<B, R>(
         self: &Arc<Self>,
@@ -128,7 +128,7 @@ impl Mounted {
         let home = file.slice();
         let (slice, out) = (self.slice(home), buffer.first(len));
         let ino = file.ino();
-        // Pages for the page cache are copied one by one, under the lock of the file.
+        // Copies pages for the page cache one by one, under the file's lock.
         let mut read = || match mapped {
             Some(_) => 0,
             None => jericho_client::read(slice.memory(), ino, offset, out, slice.epoch()),
@@ -217,7 +217,7 @@ where
     B: ReadBuffer,
     R: FnOnce(Result<usize>, B) + Send + 'static,
 {
-    /// Copies the pages of the grant. Fails at a page that a writer holds.
+    /// Copies the pages of the grant. Fails at a page that a writer has latched.
     fn copy(&mut self, grant: &Grant) -> std::result::Result<(), Latched> {
         let out = self.buffer.first(self.len);
         for page in grant.first()..grant.first() + u64::from(grant.count()) {
@@ -234,7 +234,7 @@ where
         Ok(())
     }
 
-    /// Asks for the first pages, of which nobody knows whether they hit.
+    /// Gets the first pages, which may hit or miss.
     fn begin(self) {
         let (first, count) = self.wanted();
         let file = self.handle.file.clone();
@@ -253,7 +253,7 @@ where
         }
     }
 
-    /// The next pages: their first and their number.
+    /// Returns the next pages: first page and count.
     fn wanted(&self) -> (u64, u32) {
         let first = (self.offset + self.done as u64) / PAGE_BYTES;
         let end = (self.offset + self.len as u64).div_ceil(PAGE_BYTES);
@@ -273,7 +273,8 @@ where
         });
     }
 
-    /// Whether what was read is of before and after a write over several pages: then all is read again.
+    /// Returns whether the bytes may mix the states before and after a write over several pages. The read then
+    /// restarts.
     fn begins_anew(&mut self) -> bool {
         let Some((file, turns)) = &mut self.whole else {
             return false;
@@ -284,7 +285,7 @@ where
         }
         self.tries -= 1;
         self.done = 0;
-        // While a writer holds a word, the old turns say again that something came between.
+        // While a writer holds a word, there are no new turns; the old ones make the next check fail again.
         if let Some(now) = slot.turns(Segments::of(self.offset, self.len as u64)) {
             *turns = now;
         }

@@ -40,16 +40,16 @@ pub struct Stat {
     pub threads: String,
     /// Threads that came through the kernel and were moved to their data.
     pub threads_moved: u64,
-    /// Times that programs were kept from writing a file without the kernel, because the kernel has read pages of it.
+    /// Times that inline writes of a file were withheld because the kernel has read pages of it.
     #[serde(default)]
     pub writes_withheld: u64,
-    /// Times that they were let in.
+    /// Times that inline writes of a file were granted.
     #[serde(default)]
     pub writes_granted: u64,
-    /// Pages whose bytes were kept because a write changed them while the kernel may have had them for a mapping.
+    /// Records of pages that a write changed while the kernel may have had them for a mapping.
     #[serde(default)]
     pub mapped_kept: u64,
-    /// Of these, such that were forgotten early because there were too many.
+    /// Of these, records that were discarded early because there were too many.
     #[serde(default)]
     pub mapped_forgotten: u64,
     /// Programs that read and write without the kernel.

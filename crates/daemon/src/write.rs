@@ -33,7 +33,7 @@ pub struct WriteMode {
     pub append: bool,
     /// Durability before the reply.
     pub sync: WriteSync,
-    /// Take set-id bits off. Capabilities go with each write.
+    /// The write clears set-id bits. Every write clears capabilities.
     pub strip_suid: bool,
     /// The kernel writes back pages of its page cache.
     pub of_mapping: bool,
@@ -49,7 +49,7 @@ struct Progress {
     /// Space for all of it is reserved. Asked for once and in the caller's thread: it may have to wait for
     /// locks that a slice's thread must not wait for.
     reserved: bool,
-    /// The kernel may have pages of the file.
+    /// Set when the kernel may have pages of the file.
     mapped: Option<Arc<MappedFile>>,
     /// The file's home stays what it is until the write is over.
     _writing: Writing,
@@ -66,7 +66,7 @@ struct Piece {
     pad: bool,
 }
 
-/// Writes bytes of a page that has zeros elsewhere unless it is filled.
+/// Writes bytes of a page. The rest of the page is zeros unless the page is filled.
 pub(crate) fn put_new(
     grant: &mut Grant,
     page: u64,
@@ -88,8 +88,8 @@ enum Step {
     Failed(Error),
 }
 
-/// Returns where a write begins. An append begins at the file's size: the kernel has put into the offset the size that it last
-/// heard of, and does not ask again before a write, also when the clients that made the file longer have long closed it.
+/// Returns where a write begins. An append begins at the file's size. Its offset may be stale: the kernel fills in the size
+/// that it last saw and does not ask again before a write, even if the clients that extended the file have long closed it.
 fn place(file: &File, offset: u64, mode: WriteMode) -> u64 {
     match mode.append {
         true => file.size(),
@@ -113,8 +113,8 @@ impl Mounted {
         }
         let offset = place(file, offset, mode);
         let end = offset.checked_add(data.len() as u64);
-        // An append is made whole or not at all: its rest could come behind what a client has appended inline meanwhile.
-        // Within one page it is.
+        // Makes an append whole or not at all: a client could append inline between its two parts. An append within one
+        // page is always whole.
         if self.read_only()
             || (mode.append && end.is_some_and(|end| offset / PAGE_BYTES != (end - 1) / PAGE_BYTES))
             || mode.sync != WriteSync::No
@@ -129,7 +129,7 @@ impl Mounted {
         let Some(writing) = writing else {
             return 0;
         };
-        // Somebody who comes from here on to write it inline waits until `writing` is dropped.
+        // A program that becomes an inline writer from here on waits until `writing` is dropped.
         if self.fast.written_file(file.ino()).is_some() {
             return 0;
         }
@@ -189,7 +189,7 @@ impl Mounted {
                 return reply(Err(Error::Errno(libc::EFBIG)));
             }
             let writing = handle.file.writing();
-            // Somebody who comes from here on to write it inline waits until `writing` is dropped.
+            // A program that becomes an inline writer from here on waits until `writing` is dropped.
             match self.fast.written_file(handle.file.ino()) {
                 Some(file) if guard.as_ref().is_none_or(|guard| !guard.is_of(&file)) => {}
                 _ => break (guard, offset, writing),
@@ -318,7 +318,7 @@ impl Progress {
         let at = self.offset + self.done as u64;
         let rest = len - self.done;
         let first = at / PAGE_BYTES;
-        // Nothing of a page beyond the end of the file needs to be fetched, as nothing of it is there.
+        // A page beyond the end of the file has nothing to fetch.
         let is_beyond = first * PAGE_BYTES >= self.handle.file.size();
         if at.is_multiple_of(PAGE_BYTES) && rest >= PAGE {
             let count = (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32;
@@ -349,8 +349,8 @@ impl Progress {
         }
     }
 
-    /// Copies a piece into its pages and gives them back. Fails at a page that another writer holds, or that has to be fetched;
-    /// what comes before it is written.
+    /// Copies a piece into its pages and releases them. Fails at a page that another writer holds or that has to be fetched;
+    /// everything before that page is written.
     fn put(
         &mut self,
         mut grant: Grant,

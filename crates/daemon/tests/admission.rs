@@ -1,4 +1,4 @@
-//! Which processes get a volume's segments, and which of them may write.
+//! Which processes receive a volume's segments, and which of them may write.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -107,7 +107,7 @@ impl Bed {
         self.call_as(effective_uid(), handle, call)
     }
 
-    /// A token, or why there is none.
+    /// Returns a token, or why there is none.
     fn token(&self, handle: &Arc<Handle>) -> Result<u64, u32> {
         match self.call(handle, Call::Token) {
             Answer {
@@ -117,7 +117,7 @@ impl Bed {
         }
     }
 
-    /// What a request gets: the owner number and whether the frames can be written. Error: errno.
+    /// Returns what a request gets: the owner number and whether the frames are writable. Fails with an errno.
     fn ask(&self, token: u64, owner: u16) -> Result<(u16, bool), u32> {
         let instance = self
             .call(&self.reading, Call::Fast { write: false })
@@ -132,7 +132,7 @@ impl Bed {
         if reply.error != 0 {
             return Err(reply.error);
         }
-        // Control, slots, area, and the slice's table, stamps and frames.
+        // Control, slots, area, then the slice's table, ages and frames.
         assert_eq!(fds.len(), 6);
         use std::os::fd::AsRawFd;
         let writable = |at: usize| jericho_sys::files::mode(fds[at].as_raw_fd()).unwrap().write;
@@ -155,7 +155,7 @@ fn writable_segments_are_for_who_has_a_token_of_a_writable_descriptor() {
     assert_eq!(bed.token(&bed.reading), Err(Refusal::ReadOnly as u32));
     let (owner, writable) = bed.ask(0, 0).unwrap();
     assert!(!writable);
-    // A token that nobody gave, for a new client and for one that there is.
+    // Presents a token that the daemon never gave, as a new client and as an existing one.
     assert_eq!(bed.ask(12345, 0), Err(libc::EACCES as u32));
     assert_eq!(bed.ask(12345, owner), Err(libc::EACCES as u32));
     let token = bed.token(&bed.writing).unwrap();
@@ -180,7 +180,7 @@ fn a_read_only_mount_has_no_writers() {
     assert!(!bed.ask(0, 0).unwrap().1);
 }
 
-/// The calling thread's id.
+/// Returns the calling thread's id.
 fn thread_id() -> u32 {
     let link = std::fs::read_link("/proc/thread-self").unwrap();
     link.file_name().unwrap().to_str().unwrap().parse().unwrap()

@@ -57,7 +57,7 @@ enum Op {
         slice: u16,
     },
     Remount,
-    /// Discards all that is free, so that whatever is used though it is free reads as garbage.
+    /// Discards all free space, so that space that is used while it counts as free reads as garbage.
     Trim,
     PowerCut {
         seed: u64,

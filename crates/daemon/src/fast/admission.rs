@@ -7,9 +7,10 @@
 //!                         refused                    dropped
 //! ```
 //!
-//! Every user of the machine can connect to the socket. So the thread looks at the uid first, which the kernel noted when the
-//! program connected; it waits only for all of its descriptors at once, never for one connection; and it receives no
-//! descriptors. A trusted user's programs can fill the table of begun handshakes of that user, and of no other.
+//! Every user of the machine can connect to the socket, so the thread bounds what a stranger can cost. It checks the
+//! uid first, which the kernel recorded at connect. It polls all descriptors together and never blocks on one
+//! connection. It receives no descriptors. The programs of a trusted user can fill the handshake table of that user
+//! only.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,37 +27,37 @@ use super::Fast;
 use super::clients::Client;
 use crate::mounted::Mounted;
 
-/// How long a program may take from its connection to its request.
+/// Longest time from a program's connection to its request.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// Handshakes of one uid that have begun, at most. The oldest is dropped for a new one.
+/// Most unfinished handshakes of one uid. A new one replaces the oldest.
 const HANDSHAKES_PER_UID_MAX: usize = 256;
-/// Connections that are accepted before the ends of programs are looked at again.
+/// Connections accepted before the thread checks again for ended processes.
 const ACCEPTS_PER_ROUND: usize = 64;
-/// How long the listener is left alone after it could not accept: for want of descriptors, mostly.
+/// Pause after a failed accept. The usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Numbers of what is watched: a serial number above, and in the low 16 bits the owner of a client. No client is owner 0 or 1.
+/// Poller keys: a serial number in the high bits, the client's owner number in the low 16. No client has owner 0 or 1.
 const HANDSHAKE: u16 = 0;
 const LISTENER: u64 = 1;
 const STOP: u64 = 1 << 16 | 1;
 const OWNER_BITS: u32 = 16;
 
-/// A program that has connected and not asked yet.
+/// A program that has connected and not yet sent its request.
 struct Handshake {
     connection: Connection,
     uid: u32,
     until: Instant,
 }
 
-/// What the thread watches.
+/// The descriptors that the thread watches.
 pub(crate) struct Admission {
     poller: Poller,
     listener: Listener,
-    /// By serial number.
+    /// Unfinished handshakes by serial number.
     handshakes: HashMap<u64, Handshake>,
-    /// Of the last handshake or client.
+    /// Serial number of the newest handshake or client.
     serial: u64,
-    /// When to accept again, after that failed.
+    /// Time of the next accept, after one failed.
     paused_until: Option<Instant>,
 }
 
@@ -74,7 +75,7 @@ impl Admission {
         })
     }
 
-    /// Admits clients and buries those that have ended, until the volume closes.
+    /// Admits clients, and cleans up after those that ended, until the volume closes.
     pub fn serve(&mut self, mounted: &Weak<Mounted>) {
         let mut ready = vec![];
         loop {
@@ -83,7 +84,7 @@ impl Admission {
             };
             ready.clear();
             if let Err(error) = self.poller.wait(&mut ready, self.timeout()) {
-                tracing::error!(%error, "no further programs get the fast path");
+                tracing::error!(%error, "fast path: the admission thread has failed; new programs go through the kernel");
                 return;
             }
             if ready.contains(&STOP) {
@@ -96,17 +97,17 @@ impl Admission {
         }
     }
 
-    /// Until something is late.
+    /// Returns the time until the next handshake is late.
     fn timeout(&self) -> Option<Duration> {
         let handshakes = self.handshakes.values().map(|handshake| handshake.until);
         let next = handshakes.chain(self.paused_until).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Drops handshakes that are late; listens again.
+    /// Drops late handshakes, and accepts again after the pause.
     fn time_passes(&mut self) {
         let now = Instant::now();
-        // The poller watches a connection until it is closed.
+        // Closing the connection also removes it from the poller.
         self.handshakes.retain(|_, handshake| handshake.until > now);
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = match self.poller.add(&self.listener, LISTENER) {
@@ -137,7 +138,7 @@ impl Admission {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept programs for the fast path");
+                    tracing::warn!(%error, "fast path: cannot accept connections; trying again shortly");
                     if self.poller.remove(&self.listener).is_ok() {
                         self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                     }
@@ -147,7 +148,7 @@ impl Admission {
         }
     }
 
-    /// A program has connected.
+    /// Accepts a program's connection.
     fn begin(&mut self, fast: &Fast, connection: Connection) -> io::Result<()> {
         let who = connection.credentials()?;
         if !fast.trusted.includes(who.uid, who.gid) {
@@ -172,7 +173,7 @@ impl Admission {
         Ok(())
     }
 
-    /// A program has asked, or gone.
+    /// Handles a connection that has a request or was closed.
     fn hear(&mut self, fast: &Fast, serial: u64) {
         let Some(handshake) = self.handshakes.get(&serial) else {
             return;
@@ -239,11 +240,11 @@ impl Fast {
         let client = clients.by_owner.get(&owner);
         let client = client.ok_or(io::Error::from(io::ErrorKind::NotFound))?;
         let number = client.serial << OWNER_BITS | u64::from(owner);
-        // Until its client is buried, which closes the pidfd.
+        // Stays registered until the client is buried, which closes the pidfd.
         poller.add(&client.peer.pidfd, number)
     }
 
-    /// Makes a client, or gives one write access. Error: errno.
+    /// Admits a new client, or gives an existing one write access. Fails with an errno.
     fn enter(&self, request: Request, peer: Peer, serial: u64) -> Result<u16, i32> {
         let write = request.token != 0;
         if write && self.read_only {
@@ -260,7 +261,7 @@ impl Fast {
             client.writes |= write;
             return Ok(request.owner);
         }
-        // The same process again: it has executed another program, and nobody runs the old one.
+        // The same process asks again: it has called exec, so its old program no longer runs.
         let old: Vec<u16> = {
             let clients = self.clients.lock();
             let same = clients.by_owner.iter();

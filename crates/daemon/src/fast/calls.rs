@@ -17,24 +17,24 @@ use crate::mounted::Mounted;
 
 /// Pages promised ahead at once, and read ahead at once, at most: 8 MiB.
 const PAGES_MAX: u32 = 2048;
-/// Pages that one call of a program can touch: the kernel moves no more than 2 GiB.
+/// Most pages that one call of a program can touch: the kernel moves at most 2 GiB.
 const CALL_PAGES_MAX: u64 = (2 << 30) / PAGE_BYTES + 1;
 /// Pages that are reserved before other work for the same thread has its turn.
 const RESERVE_STEP: u32 = 128;
 
-/// The thread that makes a call.
+/// The thread that issued the ioctl.
 #[derive(Debug, Clone, Copy)]
 pub struct Asker {
     /// User id.
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-    /// Thread id in the daemon's pid namespace; 0 when it has none there.
+    /// Thread id in the daemon's pid namespace; 0 when the thread has none there.
     pub thread: u32,
 }
 
 impl Mounted {
-    /// Answers a call on an open file; `reply` may be called later, in another thread.
+    /// Answers an ioctl on an open file. May call `reply` later, from another thread.
     pub fn call<R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -80,7 +80,8 @@ impl Mounted {
                 if instance != fast.control.instance() {
                     return reply(Answer::default());
                 }
-                // Of another client, its copies would go on in a frame that the evictor gives to another page.
+                // Only for the caller's own frames: another client may still be copying into its frame, which the
+                // evictor would reuse.
                 if !fast.is_writer(owner, thread) {
                     return reply(Answer::refused(Refusal::Owner));
                 }
@@ -109,7 +110,7 @@ impl Mounted {
         }
     }
 
-    /// The right to write inline, for a process of `uid` that has the file open for writing.
+    /// Returns a token (the right to write inline) to a process of `uid` that has the file open for writing.
     fn token(&self, handle: &Handle, uid: u32) -> Answer {
         if !handle.writable || self.read_only() {
             return Answer::refused(Refusal::ReadOnly);
@@ -123,7 +124,7 @@ impl Mounted {
         }
     }
 
-    /// Gives how many pages the client has latched still.
+    /// Returns how many of the pages the client still has latched.
     fn give_up_latches(&self, handle: &Handle, first: u64, pages: u32, owner: u16) -> u32 {
         let file = &handle.file;
         self.settle(file.ino());
@@ -132,7 +133,7 @@ impl Mounted {
         let beyond = size.div_ceil(PAGE_BYTES);
         let end = first.saturating_add(u64::from(pages));
         let mut left = slice.give_up_latches(&object, looked_at(first, pages, beyond), owner);
-        // A write beyond the end clears what an interrupted one has left there.
+        // A write beyond the end of file must first clear what an interrupted write left there.
         if end > beyond || first.saturating_add(1) >= beyond {
             let from = beyond.saturating_sub(1);
             left += slice.give_up_latches(&object, from..beyond + u64::from(PAGES_MAX), owner);
@@ -152,11 +153,10 @@ impl Mounted {
         left
     }
 
-    /// Takes the extend lock away from a client that asks for it in the middle of a write, and clears what that has left behind the
-    /// end of the file.
+    /// Takes the extend lock from a client that interrupted its own write. Zeroes what that write left beyond the end of file.
     fn take_extend_lock_from(&self, slot_file: &SlotFile, owner: u16) {
         let slot = self.fast.slot(slot_file);
-        // As `Slot::seize`. A thread of the daemon that has taken the lock meanwhile clears what is there itself.
+        // As in `Slot::seize`. If a thread of the daemon holds the lock by now, that thread zeroes the bytes.
         let Some(held) = slot.extend_lock().take_from(owner, OWNER_DAEMON) else {
             return;
         };
@@ -180,7 +180,7 @@ impl Mounted {
                 break Err(Refusal::SetId);
             }
             let granted = fast.grant(file, &mut handle.grants.lock(), write);
-            // The mode has changed since it was asked for.
+            // The mode changed after it was checked.
             if !matches!(granted, Err(Refusal::SetId)) {
                 break granted;
             }
@@ -205,8 +205,9 @@ impl Mounted {
         if !first_writer {
             return reply(answer);
         }
-        // From now on the kernel asks for attributes each time; what it has, and its pages, is dropped before the first write, and writes of
-        // the mount that take no locks are over. Nobody waits for them in the thread for jobs: they may wait for a device.
+        // From here on the kernel asks for the attributes each time. Before the first inline write, the job drops the kernel's attributes
+        // and pages, and writes of the mount that take no locks have ended. The job thread does not wait for those writes, because they may
+        // wait for a device.
         let weak = Arc::downgrade(self);
         file.after_writings(move || {
             let Some(mounted) = weak.upgrade() else {
@@ -257,8 +258,8 @@ impl Mounted {
         self.post_reserve(handle, wanted)
     }
 
-    /// Posts a job that reserves pages, or has the one do it that is posted already. Returns how many pages from the first on it
-    /// will reserve. Errors: `Space` when that is busy with pages elsewhere.
+    /// Posts a job that reserves pages, or extends the job that is already posted. Returns how many pages, from the first on,
+    /// the job will reserve. Fails with `Space` while the posted job reserves pages elsewhere.
     fn post_reserve(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -285,14 +286,13 @@ impl Mounted {
         }
     }
 
-    /// Reserves a few of the pages of the posted job, and posts another one for the rest: jobs of other files have their turn in
-    /// between.
+    /// Reserves a few pages of the posted job and posts another job for the rest, so that jobs of other files run in between.
     fn reserve_posted(self: &Arc<Self>, handle: &Arc<Handle>) {
         let pages = std::mem::take(&mut *handle.soon.lock());
         let step = (pages.end - pages.start).min(u64::from(RESERVE_STEP)) as u32;
         let rest = pages.start + u64::from(step)..pages.end;
         if self.reserve(handle, pages.start, step) == Ok(step) && !rest.is_empty() {
-            // A refusal: a job was posted meanwhile, for pages elsewhere.
+            // Refused: another request has posted a job for pages elsewhere.
             let _ = self.post_reserve(handle, rest);
         }
     }
@@ -370,7 +370,8 @@ impl Mounted {
         let fast = &self.fast;
         let slot_file = fast.map(handle);
         let (kernel, mounted) = (fast.kernel.get().cloned(), Arc::downgrade(self));
-        // Also when there is nothing to end: what others do for this file at the moment is over when this job begins.
+        // Runs even if no inline access has to end: changes of this file that are under way now are complete before
+        // this job begins.
         fast.later(move || {
             if let (Some(slot_file), Some(mounted)) = (slot_file, mounted.upgrade()) {
                 let file = &slot_file.file;
@@ -388,7 +389,7 @@ impl Mounted {
 }
 
 impl Mounted {
-    /// Makes a change that gives a file set-id bits or capabilities. Each write has to take them off, so programs write the file
+    /// Makes a change that gives a file set-id bits or capabilities. Every write has to clear these, so programs write the file
     /// through the kernel from now on, until no program has it open inline.
     pub(crate) fn give_privileges<T>(&self, ino: Ino, change: impl FnOnce() -> T) -> T {
         let (_changing, slot_file) = self.fast.begin_change(ino);
@@ -399,7 +400,7 @@ impl Mounted {
     }
 
     fn end_inline_writes(&self, slot_file: &SlotFile) {
-        // The daemon refuses grants as those of a file that is mapped.
+        // The daemon refuses grants with the reason that the file is mapped.
         self.fast.end_inline(slot_file);
         let file = &slot_file.file;
         if !self.slice(file.slice()).withdraw(&file.object()) {
@@ -408,7 +409,7 @@ impl Mounted {
         self.settle(file.ino());
     }
 
-    /// Sets an extended attribute; see `Fs::setxattr`, and with `outsider` `Fs::setxattr_of_outsider`.
+    /// Sets an extended attribute; see `Fs::setxattr`, and `Fs::setxattr_of_outsider` when `outsider` is true.
     pub fn setxattr(
         &self,
         ino: Ino,
@@ -428,14 +429,14 @@ impl Mounted {
     }
 }
 
-/// Returns the pages that an interrupted write may hold of those that a call names: none behind the one that follows the end, and no
-/// more than a call can touch, since a thread that answers requests looks at each.
+/// Returns which of the named pages an interrupted write may hold: none after the page that follows the end of file, and at most as
+/// many as one call can touch, because a thread that answers requests checks each.
 fn looked_at(first: u64, pages: u32, beyond: u64) -> Range<u64> {
     let pages = u64::from(pages).min(CALL_PAGES_MAX);
     first..first.saturating_add(pages).min(beyond + 1)
 }
 
-/// Returns the pages of both ranges, if these overlap or touch, or the first is empty.
+/// Returns one range that covers both, if they overlap or touch or the first is empty.
 fn joined(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
     if one.is_empty() {
         return Some(other.clone());

@@ -1,28 +1,29 @@
-//! Files that get no slot for now, because the daemon is changing what a slot begins with.
+//! Files that get no slot for now, because the daemon is changing state that a new slot copies.
 //!
-//! A file gets a slot with the size that the file has then. In the middle of a truncation the daemon would tell another slot, or
-//! none, of the new size. Likewise, in the middle of a chmod the daemon would end inline writes of another slot, or of none.
+//! A new slot starts with the file's current size. If a slot appeared in the middle of a truncation, the daemon would tell the
+//! new size to an older slot or to none. If one appeared in the middle of a chmod, the daemon would end inline writes of an
+//! older slot or of none.
 
 use std::collections::HashMap;
 
 use jericho_fs::types::Ino;
 use parking_lot::{Condvar, Mutex};
 
-/// Counts the changes under way, by file.
+/// Counts the changes in progress, by file.
 #[derive(Default)]
 pub(super) struct Changing {
     files: Mutex<HashMap<Ino, u32>>,
     ended: Condvar,
 }
 
-/// A change of a file, until it is dropped.
+/// A change of a file in progress; ends when dropped.
 pub(super) struct Change<'a> {
     changing: &'a Changing,
     ino: Ino,
 }
 
 impl Changing {
-    /// Notes that a file is about to change.
+    /// Registers that a change of the file begins.
     pub fn begin(&self, ino: Ino) -> Change<'_> {
         *self.files.lock().entry(ino).or_default() += 1;
         Change {
@@ -31,12 +32,12 @@ impl Changing {
         }
     }
 
-    /// Returns whether a change of the file is under way.
+    /// Returns whether a change of the file is in progress.
     pub fn contains(&self, ino: Ino) -> bool {
         self.files.lock().contains_key(&ino)
     }
 
-    /// Waits until no change of the file is under way.
+    /// Waits until no change of the file is in progress.
     pub fn wait(&self, ino: Ino) {
         let mut files = self.files.lock();
         self.ended

@@ -27,7 +27,7 @@ pub struct ClientStat {
 }
 
 pub(super) struct Client {
-    /// Unlike the owner number, never used again.
+    /// Never reused, unlike the owner number.
     pub serial: u64,
     pub area: Arc<Area>,
     pub peer: Peer,
@@ -54,7 +54,7 @@ impl Clients {
     }
 }
 
-/// Adds the entries that the threads of a client have latched last, or are about to latch, by slice.
+/// Adds the entries that the client's threads latched last, or are about to latch, by slice.
 fn collect_intents(area: &Area, entries: &mut [Vec<u32>]) {
     area.intents(|slice, entry| {
         if let Some(entries) = entries.get_mut(usize::from(slice)) {
@@ -74,7 +74,8 @@ fn pages_of(area: &Area, slice: u16) -> (u64, u64) {
 }
 
 impl Fast {
-    /// The entries that threads of living clients have latched last, or are about to latch, by slice; unchecked.
+    /// Returns the entries that threads of living clients latched last, or are about to latch, by slice. Clients
+    /// write these values, so they are unchecked.
     pub(super) fn intents(&self) -> Vec<Vec<u32>> {
         let mut entries = vec![vec![]; self.slices.len()];
         let clients = self.clients.lock();
@@ -84,7 +85,8 @@ impl Fast {
         entries
     }
 
-    /// Takes the marks of use of clients that may not write stamps themselves, before pages are replaced.
+    /// Collects the reference marks of clients that may not write reference ages. The evictor calls this before it
+    /// chooses victims.
     pub(super) fn take_touched(&self) {
         let clients = self.clients.lock();
         for client in clients.by_owner.values() {
@@ -101,7 +103,7 @@ impl Fast {
 
     /// A client is gone: its latches and locks are opened, its pages and its number taken back.
     pub(super) fn bury(&self, owner: u16) {
-        // Whether or not it came as far as to say that there is something.
+        // The client may have died before it set its bit in the report words, so its ring is drained in any case.
         self.rings.drain(self, owner);
         self.adopt_unreported();
         let Some(client) = self.clients.lock().by_owner.remove(&owner) else {
@@ -141,7 +143,7 @@ impl Fast {
         tracing::debug!(pid = client.peer.pid, owner, "a client has ended");
     }
 
-    /// Files that a client is making longer.
+    /// Returns the files that a client is extending.
     fn extended_by(&self, owner: u16) -> Vec<Arc<File>> {
         let files = self.files.read();
         let extended = files.values();
@@ -167,8 +169,8 @@ impl Fast {
         true
     }
 
-    /// Whether an owner number is that of a client that may write, and a thread is one of that client's. Returns false where that
-    /// cannot be known: the thread has no id in the daemon's pid namespace.
+    /// Returns whether `owner` is a client that may write and the thread belongs to it. Returns false when the thread has no id
+    /// in the daemon's pid namespace.
     pub(super) fn is_writer(&self, owner: u16, thread: u32) -> bool {
         let pid = {
             let clients = self.clients.lock();

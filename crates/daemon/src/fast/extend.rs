@@ -24,8 +24,9 @@ struct Holders {
 }
 
 impl Extend {
-    /// Takes the lock, from a client that keeps it too if need be. Returns true when it was taken from a client in the middle
-    /// of a write: the caller clears what that left behind the end of the file (`Fs::clear_behind_end`).
+    /// Takes the extend lock, if necessary from a client that does not release it. Returns true when it was taken from a
+    /// client in the middle of a write: the caller zeroes what that write left beyond the end of file
+    /// (`Fs::clear_behind_end`).
     #[must_use]
     pub fn hold(&self, slot: &Slot) -> bool {
         let mut holders = self.holders.lock();

@@ -15,15 +15,15 @@ use parking_lot::Mutex;
 use super::Fast;
 use crate::mounted::Mounted;
 
-/// How long a new keeper may take until it has everything.
+/// Longest time a new keeper may take to receive everything.
 const START_MAX: Duration = Duration::from_secs(30);
-/// Pause before another keeper is started: one that cannot run must not be started all the time.
+/// Pause before the next keeper is started, so that a keeper that cannot run is not restarted in a busy loop.
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
 
 const ENDED: u64 = 0;
 const STOP: u64 = 1;
 
-/// Makes the command that calls `keeper::run` in a process of its own.
+/// Builds the command that runs `keeper::run` in a process of its own.
 pub type KeeperCommand = fn() -> Command;
 
 struct Running {
@@ -50,26 +50,26 @@ impl Keeping {
         self.command.is_some()
     }
 
-    /// Hands over the area of a new client. After the client is in the table, where a new keeper finds it, and before the client
-    /// gets its area.
+    /// Sends the area of a new client to the keeper. Called after the client enters the table, where a new keeper finds it, and
+    /// before the client receives its area.
     pub fn add_area(&self, owner: u16, area: BorrowedFd<'_>) {
         self.tell(KeeperMessage::Area(owner), &[area]);
     }
 
-    /// The client with this owner number is gone.
+    /// Tells the keeper that the client with this owner number is gone.
     pub fn forget(&self, owner: u16) {
         self.tell(KeeperMessage::Forget(owner), &[]);
     }
 
-    /// Does not wait. A keeper that does not listen is killed: the next one gets everything.
+    /// Sends without waiting. Kills a keeper that does not read its socket: the next keeper receives everything.
     fn tell(&self, message: KeeperMessage, fds: &[BorrowedFd<'_>]) {
         let running = self.running.lock();
         let Some(running) = running.as_ref() else {
             return;
         };
         if let Err(error) = running.connection.send_now(&message.encode(), fds) {
-            tracing::debug!(%error, "the keeper does not listen");
-            // It may have ended already.
+            tracing::debug!(%error, "the keeper does not read its socket; it is replaced");
+            // The process may have ended already.
             let _ = running.process.send(Signal::Kill);
         }
     }
@@ -80,7 +80,7 @@ impl Keeping {
         process.as_fd().try_clone_to_owned().ok()
     }
 
-    /// Ends the keeper, if it has not ended, and takes it off the process table.
+    /// Kills the keeper if it still runs, and reaps it.
     fn reap(&self) {
         if let Some(running) = self.running.lock().take() {
             end(running);
@@ -89,7 +89,7 @@ impl Keeping {
 }
 
 fn end(mut running: Running) {
-    // It may have ended already.
+    // The process may have ended already.
     let _ = running.process.send(Signal::Kill);
     if let Err(error) = running.child.wait() {
         tracing::warn!(%error, "cannot wait for the end of the keeper");
@@ -97,8 +97,8 @@ fn end(mut running: Running) {
 }
 
 impl Fast {
-    /// Starts the keeper and hands everything over; does nothing where none is wanted. Before the volume is mounted, and again
-    /// when a keeper has ended. Errors: the program cannot be started, or does not answer in time.
+    /// Starts the keeper and sends it every segment. Does nothing when no keeper is configured. Called before the volume is
+    /// mounted, and when a keeper has ended. Fails when the program cannot be started or does not answer in time.
     pub fn start_keeper(&self) -> io::Result<()> {
         let Some(command) = self.keeping.command else {
             return Ok(());
@@ -109,7 +109,8 @@ impl Fast {
         let mut command = command();
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
         let child = process::spawn_with_standard_streams(&mut command)?;
-        // It has the keeper's end of the pair, which would stay open when the keeper ends.
+        // The command holds the keeper's end of the socket pair; while it lives, the daemon would not see the
+        // keeper's end close.
         drop(command);
         let running = Running {
             process: Process::open(child.id())?,
@@ -121,13 +122,14 @@ impl Fast {
             end(running);
             return Err(error);
         }
-        // In this order: a client that is new meanwhile is in the table, or its area is sent by `add_area`.
+        // Publish the connection first, then send: a client admitted in between is either in the table or sent by
+        // `add_area`.
         *self.keeping.running.lock() = Some(running);
         self.hand_areas(&connection)
             .inspect_err(|_| self.keeping.reap())
     }
 
-    /// Hands the daemon's pidfd and the segments over and waits until the keeper has them.
+    /// Sends the daemon's pidfd and the segments, and waits until the keeper confirms.
     fn hand_segments(&self, connection: &Connection) -> io::Result<()> {
         let own = Process::open(std::process::id())?;
         connection.send(&KeeperMessage::Daemon.encode(), &[own.as_fd()])?;
@@ -153,13 +155,13 @@ impl Fast {
             Some(KeeperMessage::Complete) => Ok(()),
             _ => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "it ended, or is of another version",
+                "the keeper ended, or it belongs to another version",
             )),
         }
     }
 
     fn hand_areas(&self, connection: &Connection) -> io::Result<()> {
-        // Not with the clients' lock held: sending may wait.
+        // Sends without the lock of the clients, because sending may block.
         let areas: Vec<(u16, OwnedFd)> = {
             let clients = self.clients.lock();
             let all = clients.by_owner.iter();
@@ -174,7 +176,8 @@ impl Fast {
         Ok(())
     }
 
-    /// Waits for the keeper's end. False: the volume closes, or the kernel cannot tell.
+    /// Waits until the keeper ends. Returns false when the volume closes, or when the kernel cannot watch the
+    /// process.
     fn wait_for_keeper(&self) -> io::Result<bool> {
         let poller = Poller::new()?;
         poller.add(&self.stop.1, STOP)?;
@@ -184,7 +187,7 @@ impl Fast {
         }
         let mut ready = vec![];
         while ready.is_empty() {
-            // Without a keeper: one is started after the pause.
+            // There is no keeper now; the caller starts one after the pause.
             poller.wait(&mut ready, pidfd.is_none().then_some(RESTART_PAUSE))?;
             if pidfd.is_none() {
                 break;
@@ -194,7 +197,7 @@ impl Fast {
     }
 }
 
-/// The thread that starts another keeper when one has ended.
+/// Runs the thread that replaces a keeper that has ended.
 pub(super) fn serve(mounted: &Weak<Mounted>) {
     loop {
         let Some(strong) = mounted.upgrade() else {
@@ -206,15 +209,15 @@ pub(super) fn serve(mounted: &Weak<Mounted>) {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
-                tracing::error!(%error, "no further keeper is started");
+                tracing::error!(%error, "cannot watch the keeper: it will not be replaced when it ends");
                 return;
             }
         }
         if had_one {
-            tracing::warn!("the keeper has ended; another one is started");
+            tracing::warn!("the keeper has ended; starting another one");
         }
         if let Err(error) = fast.start_keeper() {
-            tracing::warn!(%error, "cannot start a keeper; it is tried again");
+            tracing::warn!(%error, "cannot start a keeper; trying again shortly");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Inline writes against the pages that the kernel has of a file.
 //!
-//! The kernel reads pages into its page cache for mappings, programs that run, sendfile, splice. Nobody tells it of an inline write.
-//! So while it may have pages of a file, that file is not written inline:
+//! The kernel reads pages into its page cache for mappings, executed programs, sendfile and splice. An inline write bypasses that
+//! cache, so the kernel's copy would become stale. While the kernel may have pages of a file, that file is therefore not written
+//! inline:
 //!
 //! ```text
 //!             a read that fills the page cache
@@ -25,13 +26,14 @@ use super::{Fast, SlotFile};
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
-/// Writes through the kernel that make it worth to drop its pages: from the first to the second, as grants turn out to be short.
+/// Number of writes through the kernel after which dropping the kernel's pages pays off. Starts at the minimum and grows towards
+/// the maximum while grants prove short.
 const WRITES_MIN: u32 = 8;
 const WRITES_MAX: u32 = 8192;
-/// A grant that is withdrawn earlier was not worth it.
+/// A grant that ends sooner than this was not worth its cost.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Whether a file may be written inline as far as the kernel's pages are concerned. Nothing is waited for under its lock.
+/// Tracks whether the kernel's pages allow a file to be written inline. No thread blocks while it holds the lock.
 #[derive(Default)]
 pub(crate) struct KernelPages(Mutex<Pages>);
 
@@ -39,24 +41,24 @@ pub(crate) struct KernelPages(Mutex<Pages>);
 struct Pages {
     /// Inline writes are withheld.
     withheld: bool,
-    /// Reads that fill the page cache and have begun.
+    /// Number of reads into the page cache that have begun.
     fills: u64,
-    /// Writes through the kernel, of programs that would write inline, since the last fill.
+    /// Writes through the kernel since the last fill, by programs that would write inline.
     writes: u32,
-    /// So many of them make it worth to drop the kernel's pages.
+    /// Drop the kernel's pages when `writes` reaches this.
     writes_wanted: u32,
     granted_at: Option<Instant>,
-    /// The kernel's pages are being dropped.
+    /// A thread is dropping the kernel's pages.
     dropping: bool,
-    /// The last descriptor that writes the file is being closed, or was: nobody grants writes.
+    /// The last writable descriptor is being closed or was closed: no thread grants writes.
     ended: bool,
-    /// Times that the file got its first inline writer while writes of the mount were under way that take no locks, and are so still.
+    /// Number of pending waits for writes of the mount that took no locks and began before the file's first inline writer.
     earlier: u32,
 }
 
 impl Fast {
-    /// The file has its first inline writer: the kernel may have pages from before, and the mount may be in the middle of writes that
-    /// take no locks. Withholds writes until the pages are dropped and those writes are over.
+    /// Prepares a file for its first inline writer. The kernel may have older pages, and the mount may be in the middle of writes
+    /// that take no locks: withholds inline writes until the pages are dropped and those writes have ended.
     pub(super) fn begin_writes(&self, file: &Arc<SlotFile>) {
         let mut pages = file.kernel_pages.0.lock();
         pages.fills += 1;
@@ -72,8 +74,8 @@ impl Fast {
         file.file.after_writings(over);
     }
 
-    /// Drops the kernel's pages and lets clients write again, unless the kernel has begun to read pages meanwhile. May wait for
-    /// requests that the kernel makes for it: not in a thread that serves them.
+    /// Drops the kernel's pages and grants inline writes, unless the kernel has begun to read pages since. May wait for
+    /// requests of the kernel, so it must not run in a thread that serves them.
     pub(super) fn grant_writes(&self, file: &SlotFile) {
         let seen = {
             let mut pages = file.kernel_pages.0.lock();
@@ -83,17 +85,17 @@ impl Fast {
         if let Some(kernel) = self.kernel.get() {
             let so_far = file.file.kernel_pages_so_far();
             kernel.drop_pages(file.file.ino());
-            // Not before: another slot of the file may get its first writer while the kernel drops them.
+            // Only after the drop: meanwhile another slot of the file may get its first writer.
             file.file.kernel_has_dropped(so_far);
         }
         self.grant_unless_filled(file, seen);
     }
 
-    /// Lets clients write a file that has its first writer, and of which the kernel has no pages. Does not wait. False: it may have
-    /// some; nothing was done.
+    /// Grants inline writes of a file that has its first writer and of which the kernel has no pages. Never waits. Returns false
+    /// and does nothing when the kernel may have pages.
     pub(super) fn try_grant_writes(&self, file: &SlotFile) -> bool {
         let seen = file.kernel_pages.0.lock().fills;
-        // The file counts as written already; see `file_that_is_filled`.
+        // Pairs with the fence in `file_that_is_filled`: the file already counts as written.
         fence(Ordering::SeqCst);
         if file.file.kernel_may_have_pages() {
             return false;
@@ -105,7 +107,7 @@ impl Fast {
         true
     }
 
-    /// Lets clients write, unless the kernel has begun to read pages since there were `seen` such reads.
+    /// Grants inline writes, unless the number of fills is no longer `seen`.
     fn grant_unless_filled(&self, file: &SlotFile, seen: u64) {
         let mut pages = file.kernel_pages.0.lock();
         pages.dropping = false;
@@ -118,12 +120,13 @@ impl Fast {
         }
     }
 
-    /// Withholds inline writes for a read that fills the page cache. After the return a client that has not latched its page
-    /// yet finds out.
+    /// Withholds inline writes for a read that fills the page cache. A client that has not latched its page when this
+    /// returns learns that it may not write.
     fn withhold_writes(&self, mounted: &Mounted, file: &SlotFile) {
         {
             let mut pages = file.kernel_pages.0.lock();
-            // From here on nobody grants writes before the kernel has this read's pages and they were dropped.
+            // From here on no thread grants writes until the kernel has the pages of this read and they were dropped
+            // again.
             pages.fills += 1;
             pages.writes = 0;
             if pages.withheld {
@@ -144,14 +147,14 @@ impl Fast {
         self.writes_withheld.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has clients find out that they may not write the file: those that look at its size from here on, or have not latched their page yet.
-    /// Nobody is making the file longer after the return.
+    /// Tells clients that they may not write the file: those that read its size from now on, and those that have not latched their page
+    /// yet. When this returns, no client is extending the file.
     fn keep_writers_out(&self, mounted: &Mounted, file: &SlotFile) {
         self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
-        // With the lock, so that nobody is in the middle of a write that makes the file longer.
+        // Holds the extend lock, so that no client is in the middle of a write that extends the file.
         let slot = self.slot(file);
         let seized = file.extend.hold(slot);
-        // After the flag: a client that sees a size from after this sees the flag, too.
+        // After the flag: a client that reads the size from now on sees the flag too.
         slot.cut();
         if seized {
             mounted.clear_seized(file);
@@ -159,8 +162,9 @@ impl Fast {
         file.extend.give_back(slot);
     }
 
-    /// The last descriptor that writes the file is being closed: a thread of its program, or the code that a signal handler interrupted, may be
-    /// in the middle of a write all the same. After the return nobody changes the file inline, and its slice knows all dirty pages.
+    /// Ends inline writes while the last writable descriptor is being closed. A thread of that program, or code that a signal handler
+    /// interrupted, may still be in the middle of a write. When this returns, no client changes the file inline, and the slice knows all
+    /// its dirty pages.
     pub(super) fn end_writes(&self, mounted: &Mounted, file: &SlotFile) {
         {
             let mut pages = file.kernel_pages.0.lock();
@@ -169,7 +173,8 @@ impl Fast {
         }
         self.keep_writers_out(mounted, file);
         file.kernel_pages.0.lock().withheld = true;
-        // The flag before the notes: a thread whose note is not there yet latches after that, and sees the flag.
+        // Sets the flag before it reads the notes: a thread whose note is not visible yet latches later and sees the
+        // flag.
         fence(Ordering::SeqCst);
         let (mut taken, object) = (0, file.file.object());
         for (slice, entries) in self.slices.iter().zip(self.intents()) {
@@ -180,28 +185,29 @@ impl Fast {
         }
     }
 
-    /// The file has a writer all the same: writes may be granted again.
+    /// Allows grants again: the file still has a writer.
     pub(super) fn allow_grants(&self, file: &SlotFile) {
         file.kernel_pages.0.lock().ended = false;
     }
 }
 
 impl Mounted {
-    /// As `begin_fill`, where it does not have to wait for clients; false: it does, and nothing was done.
+    /// Does the same as `begin_fill` when that need not wait for clients. Otherwise returns false and does nothing.
     pub(crate) fn try_begin_fill(&self, handle: &Handle) -> bool {
         self.file_that_is_filled(handle).is_none()
     }
 
-    /// Notes that the kernel gets pages of the file; gives its slot while it is written inline.
+    /// Records that the kernel gets pages of the file. Returns the file's slot while the file is written inline.
     fn file_that_is_filled(&self, handle: &Handle) -> Option<Arc<SlotFile>> {
         handle.file.kernel_gets_pages();
-        // A first writer becomes one, and then looks at the note: one of us sees the other.
+        // Pairs with the fence in `try_grant_writes`: a new first writer counts itself, then reads this record, so
+        // one of the two threads sees the other.
         fence(Ordering::SeqCst);
         self.fast.written_file(handle.file.ino())
     }
 
-    /// Before bytes are read for the kernel's page cache: no client changes them from here on, until the kernel's pages
-    /// have been dropped.
+    /// Withholds inline writes before bytes are read for the kernel's page cache. No client changes these bytes until
+    /// the kernel's pages have been dropped.
     pub(crate) fn begin_fill(&self, handle: &Handle, offset: u64, len: u32) {
         let Some(slot_file) = self.file_that_is_filled(handle) else {
             return;
@@ -211,17 +217,20 @@ impl Mounted {
         let end = offset.saturating_add(u64::from(len)).div_ceil(PAGE_BYTES);
         let file = &slot_file.file;
         let mut home = file.slice();
-        // The file may move to another slice meanwhile.
+        // The file may move to another slice during the wait.
         while !self.slice(home).drain_writers(file.ino(), first..end) || file.slice() != home {
             if file.slice() == home {
-                tracing::warn!(ino = file.ino(), "an inline writer does not finish");
+                tracing::warn!(
+                    ino = file.ino(),
+                    "stopped waiting for an inline write that does not end"
+                );
                 break;
             }
             home = file.slice();
         }
     }
 
-    /// A program that would write inline has written through the kernel.
+    /// Counts a write through the kernel by a program that would write inline.
     pub(crate) fn wrote_by_kernel(self: &Arc<Self>, file: &Arc<SlotFile>) {
         {
             let mut pages = file.kernel_pages.0.lock();

@@ -1,16 +1,16 @@
-//! The range lock of a slot as the daemon's threads take it: for writes over several pages, and for reads that writers will not let
-//! through.
+//! The range lock of a slot as threads of the daemon take it: for writes over several pages, and for reads that writers keep
+//! interrupting.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_cache::OWNER_DAEMON;
 use jericho_shm::{Kept, RangeHeld, Segments, Slot, Turns, WORDS};
 
-/// Times that a read begins anew because a write over several pages came between, before it excludes writers.
+/// Number of times a read restarts because a write over several pages interfered, before the read locks writers out.
 const READ_TRIES: u32 = 3;
 
-/// Which words of a slot's range lock the daemon's threads really hold. The words alone do not tell: a client can lock in the
-/// daemon's name.
+/// Records which words of a slot's range lock threads of the daemon hold. The words alone cannot tell, because a client can
+/// lock under the daemon's owner number.
 #[derive(Debug)]
 pub(crate) struct RangeHolders([AtomicU32; WORDS]);
 
@@ -25,22 +25,22 @@ impl RangeHolders {
         self.0[word].load(Ordering::Acquire) > 0
     }
 
-    /// Takes the words of a write. It waits for those that other writes of the daemon hold, and takes them away from a client that has
-    /// kept them for long: no write goes on without them.
+    /// Takes the words that a write covers. Waits for words that other writes of the daemon hold. Takes a word away from a client that
+    /// has kept it too long, because no write may proceed without its words.
     pub fn lock(&self, slot: &Slot, segments: Segments) -> RangeHeld {
         let kept = |word| match self.has(word) {
             true => Kept::WaitOn,
             false => Kept::TakeAway,
         };
         let held = slot.lock_range_or(segments, OWNER_DAEMON, kept);
-        let held = held.expect("only who gives up gets none");
+        let held = held.expect("only a waiter that gives up gets none");
         for word in held.segments().words() {
             self.0[word].fetch_add(1, Ordering::AcqRel);
         }
         held
     }
 
-    /// Gives back what `lock` took, in any thread.
+    /// Releases what `lock` took. Any thread may call it.
     pub fn unlock(&self, slot: &Slot, held: &RangeHeld) {
         for word in held.segments().words() {
             self.0[word].fetch_sub(1, Ordering::AcqRel);
@@ -48,8 +48,8 @@ impl RangeHolders {
         slot.unlock_range(held);
     }
 
-    /// Calls `read` until what it read last is of no half write over several pages; the turns tell whether that still holds for what
-    /// is read later. `None` when writers came between each time, or keep the words: waits for nobody.
+    /// Calls `read` until it observed no half-done write over several pages. The returned turns tell whether that still holds for
+    /// bytes read later. Returns `None` when writers interfered every time or hold the words. Never waits.
     pub fn try_read_whole<T>(
         &self,
         slot: &Slot,
@@ -69,9 +69,10 @@ impl RangeHolders {
         None
     }
 
-    /// Calls `read` with writers over several pages kept out. May wait for a second for a writer that has stopped.
+    /// Calls `read` while writers over several pages are locked out. May wait one second for a writer that was
+    /// stopped.
     pub fn read_alone<T>(&self, slot: &Slot, segments: Segments, read: impl FnOnce() -> T) -> T {
-        // A write of the daemon that keeps a word for long waits for a device, and maybe for this thread.
+        // A daemon thread that holds a word this long is waiting for a device, and perhaps for this thread.
         let kept = |word| match self.has(word) {
             true => Kept::GiveUp,
             false => Kept::TakeAway,

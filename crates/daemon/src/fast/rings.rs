@@ -1,4 +1,5 @@
-//! Taking in what clients report: the rings, each with a lock of its own, and the thread that empties them now and then.
+//! Absorbs what clients report: the report rings, each with a lock of its own, and the thread that drains them
+//! periodically.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,10 +13,10 @@ use parking_lot::Mutex;
 use super::Fast;
 use crate::mounted::Mounted;
 
-/// How often rings are emptied while pages become dirty.
+/// Period at which rings are drained while pages become dirty.
 const ROUND: Duration = Duration::from_millis(5);
 
-/// The ring of a client, and how far it was read.
+/// The report ring of a client and its read position.
 struct Ring {
     area: Arc<Area>,
     reader: RingReader,
@@ -25,7 +26,7 @@ struct Ring {
 pub(super) struct Rings {
     rings: Box<[Mutex<Option<Ring>>]>,
     draining: Draining,
-    /// Pages of files that have no slot any more.
+    /// Reported pages of files that have no slot any more.
     closed: Mutex<Vec<Key>>,
     drained: AtomicU64,
 }
@@ -43,18 +44,18 @@ impl Default for Rings {
 }
 
 impl Rings {
-    /// A client gets its area.
+    /// Adds the ring of a client that has received its area.
     pub fn add(&self, owner: u16, area: Arc<Area>) {
         let reader = RingReader::default();
         *self.rings[usize::from(owner)].lock() = Some(Ring { area, reader });
     }
 
-    /// A client is gone, and its ring was drained.
+    /// Removes the ring of a dead client, which was drained.
     pub fn remove(&self, owner: u16) {
         *self.rings[usize::from(owner)].lock() = None;
     }
 
-    /// Takes in what a client has reported. Returns whether there was something.
+    /// Drains the ring of one client. Returns whether it held a report.
     pub fn drain(&self, fast: &Fast, owner: u16) -> bool {
         let mut ring = self.rings[usize::from(owner)].lock();
         self.drained.fetch_add(1, Ordering::Relaxed);
@@ -63,13 +64,13 @@ impl Rings {
         if let Some(Ring { area, reader }) = &mut *ring {
             reader.drain(area, |key| keys.push(key));
         }
-        // Before the end, which another thread that finds no report relies on.
+        // Counts before `end`: a thread that finds no report relies on that order.
         fast.announce(&mut keys);
         fast.slots.end_drain(&self.draining, owner);
         !keys.is_empty()
     }
 
-    /// How many rings were drained so far.
+    /// Returns how many rings were drained so far.
     #[cfg(test)]
     pub fn drained(&self) -> u64 {
         self.drained.load(Ordering::Relaxed)
@@ -77,15 +78,15 @@ impl Rings {
 }
 
 impl Fast {
-    /// Takes in all pages that clients have reported, and those that none reports. Returns whether there were some. The caller
-    /// holds no lock of `fs` or of a slice.
+    /// Absorbs all reported dirty pages and those that no client reports. Returns whether there were any. The caller holds no
+    /// lock of `fs` or of a slice.
     pub fn hear(&self) -> bool {
         let any = self.drain_rings();
         self.adopt_unreported() || any
     }
 
-    /// Takes in all pages that clients have reported. Called before every question about dirty pages. Returns whether there were
-    /// some. Looks at no client that has reported nothing.
+    /// Absorbs all reported dirty pages. Called before every query of dirty pages. Returns whether there were any. Visits no
+    /// client that has reported nothing.
     pub fn drain_rings(&self) -> bool {
         let mut any = false;
         for owner in self.slots.reporters(&self.rings.draining) {
@@ -94,7 +95,7 @@ impl Fast {
         any
     }
 
-    /// Takes in what each client has reported.
+    /// Drains the rings of the given clients.
     pub fn drain_all_rings(&self) {
         let owners: Vec<u16> = self.clients.lock().by_owner.keys().copied().collect();
         for owner in owners {
@@ -102,8 +103,8 @@ impl Fast {
         }
     }
 
-    /// Tells the slices of dirty pages. A file that has no slot any more may have been closed in the middle of the write; its pages are
-    /// left to `adopt_unreported`, as this may be called from inside `fs`, which must not be asked for files then.
+    /// Marks the reported pages dirty in their slices. A file without a slot may have been closed in the middle of the write. Its pages
+    /// wait for `adopt_unreported`: this function may run inside `fs`, which it must not call back to look up files.
     fn announce(&self, keys: &mut [Key]) {
         keys.sort_unstable_by_key(|key| (key.object(), key.page()));
         let neighbours = |a: &Key, b: &Key| a.object() == b.object() && a.page() + 1 == b.page();
@@ -119,16 +120,17 @@ impl Fast {
         }
     }
 
-    /// Tells the slice of a file of dirty pages that are neighbours.
+    /// Tells a file's slice of adjacent dirty pages.
     fn announce_pages(&self, file: &Arc<File>, run: &[Key]) {
         if let Some(slice) = self.slices.get(usize::from(file.slice())) {
             slice.dirtied_by_client(&file.object(), run[0].page(), run.len() as u32);
         }
     }
 
-    /// Takes in dirty pages that no client reports, and those of files that were closed. Returns whether there may have been some.
+    /// Absorbs dirty pages that no client reports, and reported pages of files that were closed. Returns whether there may have
+    /// been any.
     pub fn adopt_unreported(&self) -> bool {
-        // Asked from each request: a load first.
+        // Every request calls this, so it loads the flag before it takes a lock.
         if !self.unreported.load(Ordering::SeqCst) || !self.unreported.swap(false, Ordering::SeqCst)
         {
             return false;
@@ -148,14 +150,14 @@ impl Fast {
                 tracing::debug!(
                     slice = slice.id(),
                     adopted,
-                    "took in pages that no program reported"
+                    "absorbed dirty pages that no program reported"
                 );
             }
         }
         true
     }
 
-    /// The object with a number.
+    /// Returns the object with this id.
     pub(super) fn object(&self, number: u64) -> Option<Arc<dyn Object>> {
         if let Some(slot_file) = self.slot_file(number) {
             return Some(slot_file.file.object());
@@ -165,7 +167,7 @@ impl Fast {
     }
 }
 
-/// The thread that takes in what clients report, also when nobody asks.
+/// Runs the thread that drains the rings even when no request does.
 pub(super) fn serve(mounted: &Weak<Mounted>) {
     loop {
         let Some(strong) = mounted.upgrade() else {
@@ -178,8 +180,8 @@ pub(super) fn serve(mounted: &Weak<Mounted>) {
             strong.settle_file(&slot_file);
         }
         if !busy {
-            // Nothing for a whole round: the next report rings. Looked at once more, for one that came
-            // before its writer knew.
+            // Nothing was reported for a whole period: sleep until the next report rings the doorbell. Check once
+            // more first, for a report from a client that did not yet see the doorbell armed.
             fast.slots.want_bell(true);
             busy = fast.hear();
         }

@@ -20,27 +20,27 @@ use super::range::RangeHolders;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
-/// Times that a truncation may come between, each time, until the next request takes in the size. A client that lies about
-/// truncations costs no more than this.
+/// Number of truncations that may interrupt a settle before it leaves the size to the next request. Bounds what a
+/// malicious client can cost by faking truncations.
 const SETTLE_TRIES: u32 = 8;
 
 /// A file that may be accessed inline.
 pub(crate) struct SlotFile {
     pub slot: u32,
     pub file: Arc<File>,
-    /// Handles that were granted access, and of these such with write access.
-    /// Changed with `Fast::files` locked for writing.
+    /// Number of handles that were granted inline access, and number of those that may write. Changed with
+    /// `Fast::files` locked for writing.
     pub granted: AtomicU32,
     pub writers: AtomicU32,
-    /// Reasons why nobody accesses the file inline: handles that are mapped, and changes that gave it set-id bits or
-    /// capabilities, which count until the slot is given back. Changed likewise.
+    /// Number of reasons against inline access of the file: mapped handles, and changes that gave the file set-id
+    /// bits or capabilities (these count until the slot is freed). Changed with `Fast::files` locked for writing.
     pub mapped: AtomicU32,
     pub kernel_pages: KernelPages,
     /// The daemon's hold on the slot's extend lock.
     pub extend: Extend,
     /// The daemon's hold on the words of the range lock.
     pub range: RangeHolders,
-    /// Held while a handle that may write is released.
+    /// Held while a writable handle is released.
     closing: Mutex<()>,
     free: Arc<Mutex<FreeSlots>>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    /// Returns the file, if the handle writes it inline. Errors: `ReadOnly`.
+    /// Returns the file if the handle writes it inline. Fails with `ReadOnly` otherwise.
     pub(super) fn written(&self) -> Result<&Arc<SlotFile>, Refusal> {
         let file = self.file.as_ref().filter(|_| self.write && !self.mapped);
         file.ok_or(Refusal::ReadOnly)
@@ -69,7 +69,7 @@ pub(crate) struct FreeSlots {
 }
 
 impl FreeSlots {
-    /// Takes a number below `count`. `None`: all are taken.
+    /// Takes a free number below `count`. Returns `None` when all are taken.
     fn take(&mut self, count: u32) -> Option<u32> {
         if let Some(slot) = self.back.pop() {
             return Some(slot);
@@ -81,8 +81,8 @@ impl FreeSlots {
 }
 
 impl Drop for SlotFile {
-    /// Gives the slot's number back. Not earlier: a thread that found the file before it lost its slot would apply what it does to
-    /// the slot's next file.
+    /// Frees the slot's number with the last reference to the slot. A thread that still holds the `SlotFile` would otherwise apply
+    /// its change to the slot's next file.
     fn drop(&mut self) {
         self.free.lock().back.push(self.slot);
     }
@@ -92,7 +92,7 @@ impl Drop for SlotFile {
 #[derive(Clone, Copy)]
 struct Changes {
     size: SizeWord,
-    /// They have written, so the times change.
+    /// A client has written, so the times change.
     written: bool,
 }
 
@@ -131,7 +131,7 @@ impl Fast {
         files.values().filter(|f| f.is_written()).cloned().collect()
     }
 
-    /// Returns the file's slot, if it has one. A file without a slot gets none before the change is dropped.
+    /// Returns the file's slot, if it has one. A file without a slot gets none until the change is dropped.
     pub(super) fn begin_change(&self, ino: Ino) -> (Change<'_>, Option<Arc<SlotFile>>) {
         let files = self.files.read();
         (self.changing.begin(ino), files.get(&ino).cloned())
@@ -149,8 +149,9 @@ impl Fast {
             .expect("slots are given out within the segment")
     }
 
-    /// Gives a handle access to its file. Returns with the slot whether the handle is the file's first writer. Errors: `Slots`
-    /// when no slot is free; `SetId` when the handle wants to write, and the file may have set-id bits or capabilities.
+    /// Grants a handle inline access to its file. Returns the slot and whether the handle is the file's first writer. Fails
+    /// with `Slots` when no slot is free, and with `SetId` when the handle wants to write and the file may have set-id bits or
+    /// capabilities.
     pub fn grant(
         &self,
         file: &Arc<File>,
@@ -165,7 +166,7 @@ impl Fast {
             drop(files);
             self.changing.wait(file.ino());
         };
-        // Here, and not before the lock is taken: a chmod that looks for a slot later finds this one.
+        // Checks under the lock: a chmod that looks for a slot after this finds this one.
         if write && !file.has_no_privileges() {
             return Err(Refusal::SetId);
         }
@@ -194,11 +195,11 @@ impl Fast {
                 self.info(&made).set_policy(file.threads().policy());
                 let flags = if mapped > 0 { SlotInfo::KERNEL } else { 0 };
                 self.info(&made).set(file.ino(), file.slice(), flags);
-                // The last slot may have ended them.
+                // The file's previous slot may have ended them.
                 file.set_inline_writes(mapped == 0);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
-                // A write that did not find the slot has made the file longer before: see `size_grew`.
+                // A write that found no slot has extended the file earlier; see `size_grew`.
                 fence(Ordering::SeqCst);
                 self.slot(&made).grow(|| file.size());
                 made
@@ -213,7 +214,7 @@ impl Fast {
             grants.write = true;
             first = slot_file.writers.fetch_add(1, Ordering::AcqRel) == 0;
             if first {
-                // First: a write of the mount that is not waited for finds out that it has to take locks.
+                // Done first: a write of the mount that nobody waits for then sees that it has to take locks.
                 self.written.fetch_add(1, Ordering::AcqRel);
                 self.begin_writes(&slot_file);
             }
@@ -221,16 +222,16 @@ impl Fast {
         Ok((slot_file, first))
     }
 
-    /// Counts one more reason why the file is not accessed inline. Clients that have latched a page may finish; see
+    /// Counts one more reason against inline access of the file. Clients that have latched a page may finish; see
     /// `Slice::withdraw`.
     pub(super) fn end_inline(&self, slot_file: &SlotFile) {
-        // With the lock, so that a release does not take the last reason but this one for the last one.
+        // Takes the lock, so that a concurrent release does not decide that it removes the last reason.
         let _files = self.files.write();
         self.shut(slot_file);
     }
 
-    /// Notes that a handle is mapped, until it is released. Returns the file's slot when inline access has ended with that. A file
-    /// without a slot needs none: it gets one that says so.
+    /// Records that a handle is mapped, until it is released. Returns the file's slot if this ended inline access. A file without
+    /// a slot needs no change: a later slot starts with the record.
     pub(super) fn map(&self, handle: &Handle) -> Option<Arc<SlotFile>> {
         let mut grants = handle.grants.lock();
         if grants.mapped {
@@ -252,7 +253,7 @@ impl Fast {
                 mappings.remove();
             }
         }
-        // It has counted this mapping, also if it came later.
+        // The slot counts this mapping even if it was created after the mapping.
         if let Some(slot_file) = files.get(&file.ino())
             && slot_file.mapped.fetch_sub(1, Ordering::AcqRel) == 1
         {
@@ -261,7 +262,7 @@ impl Fast {
         }
     }
 
-    /// With `files` locked for writing.
+    /// Requires `files` to be locked for writing.
     fn shut(&self, slot_file: &SlotFile) {
         slot_file.mapped.fetch_add(1, Ordering::AcqRel);
         self.info(slot_file).set_flags(SlotInfo::KERNEL, 0);
@@ -277,9 +278,9 @@ impl Fast {
         let Some(slot_file) = grants.file else { return };
         let mut last_writer = false;
         if grants.write {
-            // One after another: of two that close at once, one has to see that it is the last.
+            // Serializes closes: of two concurrent ones, one must see that it is the last.
             let _closing = slot_file.closing.lock();
-            // While the file still counts as written, since a thread that makes the file longer looks there.
+            // Runs while the file still counts as written, because a thread that extends the file checks that.
             if slot_file.writers.load(Ordering::Acquire) == 1 {
                 self.end_writes(mounted, &slot_file);
             }
@@ -289,7 +290,7 @@ impl Fast {
             if last_writer {
                 self.written.fetch_sub(1, Ordering::AcqRel);
             } else {
-                // Somebody else has come meanwhile.
+                // Another writer has opened the file in the meantime.
                 self.allow_grants(&slot_file);
             }
         }
@@ -304,7 +305,7 @@ impl Fast {
             let (file, weak) = (slot_file.file.clone(), self.mounted.get().cloned());
             let kernel = self.kernel.get().cloned();
             self.later(move || {
-                // From here on it keeps attributes: those that it was told of a moment ago may be older.
+                // The kernel keeps attributes from now on. Drop those it has, because they may be older.
                 if let Some(kernel) = kernel {
                     kernel.drop_pages(file.ino());
                 }
@@ -351,7 +352,7 @@ impl Mounted {
         }
     }
 
-    /// Reads what clients have changed of a file, and takes in the pages that the size covers.
+    /// Reads what clients have changed of a file, and absorbs the pages that the size covers.
     fn take_changes(&self, slot_file: &SlotFile) -> Changes {
         let slot = self.fast.slot(slot_file);
         // The size first: the rings then have every page that it covers.
@@ -361,8 +362,8 @@ impl Mounted {
         Changes { size, written }
     }
 
-    /// Gives the file the size and the times of `changes`. Returns false when the file was truncated since they were
-    /// taken: the size is not the file's any more.
+    /// Applies the size and times in `changes` to the file. Returns false when the file was truncated after they were
+    /// read: that size is stale.
     fn absorb(&self, slot_file: &SlotFile, changes: Changes) -> bool {
         let file = &slot_file.file;
         let size = changes.size.bytes();
@@ -371,7 +372,8 @@ impl Mounted {
             let promised = file.promised_end_page() * PAGE_BYTES;
             let end = size.min(promised);
             if end > file.size() {
-                // A truncation counts its cut before it changes the size under the lock that `still` is called under.
+                // A truncation increments the truncation count before it changes the size. Both happen under the lock
+                // that `still` runs under.
                 let slot = self.fast.slot(slot_file);
                 let still = || slot.size().same_cuts(changes.size);
                 if self.fs().end_write_if(file, end, still) {
@@ -391,7 +393,7 @@ impl Mounted {
 
     /// After the daemon has made a file longer, or changed nothing of its size.
     pub(crate) fn size_grew(&self, file: &File) {
-        // Who gives the file a slot at this moment sees the size, or is seen.
+        // Pairs with the creation of a slot: either its creator sees the new size, or this thread sees the slot.
         fence(Ordering::SeqCst);
         if let Some(slot_file) = self.fast.slot_file(file.ino()) {
             self.fast.slot(&slot_file).grow(|| file.size());
@@ -433,19 +435,20 @@ impl Mounted {
         result
     }
 
-    /// A client died, or lost the extend lock, in a write that makes the file longer: zeroes what it left behind the end.
+    /// Zeroes what a client left beyond the end of file when it died, or lost the extend lock, during a write that
+    /// extends the file.
     pub(crate) fn clear_behind_end(&self, file: &Arc<File>) {
-        // Taking the lock away clears it.
+        // Taking the lock away also zeroes those bytes.
         if let Err(error) = self.resize(file.ino(), None, || Ok(())) {
-            tracing::warn!(ino = file.ino(), %error, "bytes of a broken write stay behind the end of the file");
+            tracing::warn!(ino = file.ino(), %error, "cannot zero what an interrupted write left beyond the end of the file");
         }
     }
 
-    /// The extend lock was taken from a client, and is held.
+    /// Zeroes the same bytes after the extend lock was taken from a client. The caller holds the lock.
     pub(super) fn clear_seized(&self, slot_file: &SlotFile) {
         self.settle_file(slot_file);
         if let Err(error) = self.fs().clear_behind_end(&slot_file.file) {
-            tracing::warn!(ino = slot_file.file.ino(), %error, "bytes of a broken write stay behind the end of the file");
+            tracing::warn!(ino = slot_file.file.ino(), %error, "cannot zero what an interrupted write left beyond the end of the file");
         }
     }
 

@@ -1,16 +1,16 @@
-//! Tokens: the right to write inline, on its way from a descriptor to the socket.
+//! Tokens: a token carries the right to write inline from a descriptor to the socket.
 //!
-//! The ioctl on a *writable* descriptor answers with a token, and the daemon hands writable segments only to a process that
-//! presents one. So a process of a trusted user that can open no file of the volume for writing gets none. A token is good
-//! once, for a process of the uid that it was given to, for a minute, and for this daemon's life.
+//! The ioctl on a *writable* descriptor returns a token. The daemon hands writable segments only to a process that presents
+//! a token, so a process that can open no file of the volume for writing gets none. A token is valid once, for a process of
+//! the uid it was given to, for one minute, and only for this daemon instance.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How long a token is good: a program presents it at once, but may be stopped in between.
+/// Lifetime of a token. A program presents it at once, but may be stopped in between.
 const GOOD_FOR: Duration = Duration::from_secs(60);
-/// Tokens of a uid that have not been presented, at most: as many as there may be clients. The oldest goes for a new one.
+/// Most unused tokens of one uid: as many as there may be clients. A new one replaces the oldest.
 const PER_UID_MAX: usize = 1024;
 
 struct Token {
@@ -19,23 +19,23 @@ struct Token {
     until: Instant,
 }
 
-/// The tokens that were given and not presented yet, oldest first.
+/// Tokens that were given and not presented yet, oldest first.
 #[derive(Default)]
 pub(super) struct Tokens(Mutex<Vec<Token>>);
 
 impl Tokens {
-    /// Gives a token to a process of `uid`. `None`: the kernel has no random number.
+    /// Creates a token for a process of `uid`. Returns `None` when the kernel has no random number.
     pub fn give(&self, uid: u32) -> Option<u64> {
         self.give_at(uid, Instant::now())
     }
 
-    /// Whether `word` is a good token of `uid`; then it is one no longer.
+    /// Consumes `word` if it is a valid token of `uid`. Returns whether it was.
     pub fn take(&self, word: u64, uid: u32) -> bool {
         self.take_at(word, uid, Instant::now())
     }
 
     fn give_at(&self, uid: u32, now: Instant) -> Option<u64> {
-        // 0 means that there is no token.
+        // 0 means "no token" in a request.
         let word = jericho_sys::process::random_u64()
             .ok()
             .filter(|w| *w != 0)?;

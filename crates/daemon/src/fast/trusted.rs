@@ -1,15 +1,15 @@
-//! The users whose processes get a volume's segments, and so use its cache directly.
+//! The users whose processes receive a volume's segments and so access its cache directly.
 
 use jericho_sys::accounts;
 
-/// Users and groups that are trusted with the whole cache of a volume, beside its owner and the daemon's user.
+/// Users and groups that are trusted with a volume's whole cache, in addition to its owner and the daemon's user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trusted {
     uids: Vec<u32>,
     gids: Vec<u32>,
 }
 
-/// Why a name stands for nobody.
+/// Why a name cannot be resolved.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name
 pub enum TrustedError {
@@ -30,10 +30,10 @@ pub enum TrustedError {
 }
 
 impl Trusted {
-    /// Finds the users and groups with these names: `NAME` is a user, or else a group; `:NAME` is a group. A number is an id.
+    /// Looks up the users and groups with these names: `NAME` is a user or else a group, `:NAME` is a group. A number is an id.
     ///
-    /// The users that the group database lists for a group now are trusted, and so is each process whose effective group it is.
-    /// Errors: the first name that stands for nobody.
+    /// Trusts the members that the group database lists now, and every process with that effective group. Fails with the first
+    /// name that cannot be resolved.
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Result<Trusted, TrustedError> {
         let mut trusted = Trusted::default();
         for name in names {
@@ -42,12 +42,12 @@ impl Trusted {
         Ok(trusted)
     }
 
-    /// Trusts a user, too.
+    /// Adds a trusted user.
     pub fn add_uid(&mut self, uid: u32) {
         self.uids.push(uid);
     }
 
-    /// Whether a process with these effective ids is trusted.
+    /// Returns whether a process with these effective ids is trusted.
     pub fn includes(&self, uid: u32, gid: u32) -> bool {
         self.uids.contains(&uid) || self.gids.contains(&gid)
     }
@@ -63,7 +63,7 @@ impl Trusted {
                 false => Err(TrustedError::NoGroup(group.to_owned())),
             };
         }
-        // A name that is a number belongs to whom it names, as in chown(1).
+        // As in chown(1), a name that consists of digits is first looked up as a name.
         let uid = accounts::user_id(name).map_err(look_up)?;
         if let Some(uid) = uid.or_else(|| id(name)) {
             self.uids.push(uid);
@@ -102,7 +102,7 @@ impl Trusted {
     }
 }
 
-/// A number that is an id. The largest one means *no change* to the kernel and is nobody's.
+/// Parses an id. Rejects the largest number, which means *no change* to the kernel.
 fn id(name: &str) -> Option<u32> {
     let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     name.parse().ok().filter(|id| digits && *id != u32::MAX)

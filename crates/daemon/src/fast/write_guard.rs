@@ -17,8 +17,8 @@ pub(crate) struct WriteGuard {
 }
 
 impl WriteGuard {
-    /// For a write of `len` bytes at `offset` (`None`: at the end), if clients write the file inline. A lock that a client
-    /// has kept for a second is taken away: a client that stopped must not stop others.
+    /// Takes the locks for a write of `len` bytes at `offset` (`None`: at the end) if clients write the file inline. Takes
+    /// a lock away from a client that has held it for a second, because a stopped client must not stop others.
     pub fn take(
         mounted: &Arc<Mounted>,
         file: Arc<SlotFile>,
@@ -45,7 +45,7 @@ impl WriteGuard {
         }
     }
 
-    /// Whether its locks are those of a file.
+    /// Returns whether the guard holds the locks of a file.
     pub fn is_of(&self, file: &Arc<SlotFile>) -> bool {
         Arc::ptr_eq(&self.file, file)
     }

@@ -9,10 +9,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;
 
-/// For what happens at last.
+/// Longest wait for an event that must happen.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A process that stands for the daemon, a client's area, and the keeper that has both.
+/// A process that stands for the daemon, a client's area, and the keeper that holds both.
 struct Bed {
     daemon: Child,
     process: Process,
@@ -57,7 +57,7 @@ impl Bed {
     }
 }
 
-/// A message that carries more descriptors than `Connection::receive` has room for.
+/// Sends a message with more descriptors than `Connection::receive` has room for.
 fn send_too_many(bed: &Bed) {
     let fds = [bed.process.as_fd(); 250];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(250))];
@@ -98,7 +98,7 @@ fn junk_takes_nothing_away_from_what_comes_after_it() {
 fn programs_are_cut_off_though_a_message_cannot_be_received() {
     let bed = Bed::new();
     send_too_many(&bed);
-    // The daemon is told that nobody listens any more.
+    // The send fails, which tells the daemon that no keeper listens.
     let (len, _) = bed.connection.receive(&mut [0; KEEPER_BYTES]).unwrap();
     assert_eq!(len, 0);
     bed.kill_daemon();

@@ -1,15 +1,15 @@
-//! Bytes in which the daemon's pages differ from the kernel's copies of them.
+//! Tracks the bytes in which the daemon's pages differ from the kernel's copies.
 //!
-//! The kernel writes a mapped page back whole, though a program has stored to a part of it. For each byte that something else
-//! changed since the kernel was given the page, a record has what the kernel was given. A byte of a page that comes
-//! back is a store if it differs from that, and no store if it does not.
+//! The kernel writes a mapped page back whole, although a program has stored to only a part of it. When something else changes a
+//! byte after the kernel was given the page, the page's record keeps the value that the kernel was given. A written-back byte that
+//! differs from this value is a store of the program; an equal byte is not.
 //!
-//! Invariant: a byte without a record is in the kernel's copy of the page, if there is one, what it is here, or what a program has
-//! stored there.
+//! Invariant: if the kernel has a copy of the page, each of its bytes without a record equals the daemon's byte or was stored by a
+//! program.
 
 use std::collections::BTreeMap;
 
-/// The changes of one file's pages. `PAGE`: bytes of a page.
+/// The records of one file's pages. `PAGE` is the page size in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Changes<const PAGE: usize> {
     pages: BTreeMap<u64, Change<PAGE>>,
@@ -21,13 +21,13 @@ pub(crate) struct Changes<const PAGE: usize> {
 /// The record of a page.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Change<const PAGE: usize> {
-    /// Names this record: a later one of the same page has another.
+    /// Identifies this record; a later record of the same page has another id.
     id: u64,
-    /// What the kernel was given, of each byte that has changed since.
+    /// For each byte that has changed since: the value that the kernel was given.
     given: Box<[Option<u8>; PAGE]>,
 }
 
-/// Names a record.
+/// Identifies a record: page and record id.
 pub(crate) type Recorded = (u64, u64);
 
 impl<const PAGE: usize> Changes<PAGE> {
@@ -41,19 +41,19 @@ impl<const PAGE: usize> Changes<PAGE> {
         self.pages.contains_key(&page)
     }
 
-    /// Names all records, in the order of their pages.
+    /// Returns all records, ordered by page.
     pub fn all(&self) -> Vec<Recorded> {
         let name = |(page, change): (&u64, &Change<PAGE>)| (*page, change.id);
         self.pages.iter().map(name).collect()
     }
 
-    /// Notes that the kernel gets the first `len` bytes of a page, which holds `now`, and zeros behind them.
+    /// Records that the kernel gets the first `len` bytes of the page contents `now`, and zeros after them.
     pub fn give(&mut self, page: u64, len: usize, now: &[u8; PAGE]) {
         self.forget(page);
         self.change(page, len, &[0; PAGE][len..], &now[len..]);
     }
 
-    /// Notes that bytes of a page from `at` on, which were `old`, are `new` now.
+    /// Records that a page's bytes from `at` on changed from `old` to `new`.
     pub fn change(&mut self, page: u64, at: usize, old: &[u8], new: &[u8]) {
         if old == new {
             return;
@@ -74,8 +74,8 @@ impl<const PAGE: usize> Changes<PAGE> {
         }
     }
 
-    /// Puts into `data`, which the kernel writes back to a page from `at` on, those bytes of the page, which holds `now`, that are
-    /// newer.
+    /// Merges a write-back of the kernel. `data` goes to the page from `at` on; each of its bytes that is no store is replaced by
+    /// the newer byte of `now`, the page's contents.
     pub fn merge(&self, page: u64, at: usize, data: &mut [u8], now: &[u8; PAGE]) {
         let Some(change) = self.pages.get(&page) else {
             return;
@@ -90,13 +90,13 @@ impl<const PAGE: usize> Changes<PAGE> {
         }
     }
 
-    /// Notes that the page holds what `merge` has made of `data`.
+    /// Records that the page now holds the result of `merge`; `data` is what the kernel wrote back.
     pub fn written_back(&mut self, page: u64, at: usize, data: &[u8]) {
         let Some(change) = self.pages.get_mut(&page) else {
             return;
         };
         for (given, byte) in change.given[at..].iter_mut().zip(data) {
-            // The kernel's byte is the page's again.
+            // The kernel's byte and the page's byte are equal again.
             if given.is_some_and(|given| given != *byte) {
                 *given = None;
             }
@@ -104,7 +104,7 @@ impl<const PAGE: usize> Changes<PAGE> {
         self.forget_if_same(page);
     }
 
-    /// Notes that the file was truncated in the middle of a page, or before it: the kernel clears what is behind that, too.
+    /// Records that the file was truncated to `len` bytes of the page: the kernel zeroes its copies beyond that too.
     pub fn cut(&mut self, page: u64, len: usize) {
         for page in self
             .pages
@@ -120,15 +120,15 @@ impl<const PAGE: usize> Changes<PAGE> {
         }
     }
 
-    /// Forgets a record of a page that the kernel does not have any more.
+    /// Forgets a record of a page that the kernel has dropped.
     pub fn dropped(&mut self, (page, id): Recorded) {
-        // Another one is of what the kernel was given since.
+        // Another id means that the kernel was given the page again since.
         if self.pages.get(&page).is_some_and(|change| change.id == id) {
             self.forget(page);
         }
     }
 
-    /// Forgets the oldest record; false: there is none.
+    /// Forgets the oldest record. Returns false when there is none.
     pub fn forget_oldest(&mut self) -> bool {
         let oldest = self.by_age.first_key_value().map(|(_, page)| *page);
         oldest.is_some_and(|page| self.forget(page))
@@ -156,7 +156,7 @@ mod tests {
 
     type Four = Changes<4>;
 
-    /// What a page that holds `now` holds when the kernel has written `data` back.
+    /// Returns the page's contents after the kernel has written `data` back to a page that held `now`.
     fn back(changes: &mut Four, data: [u8; 4], now: [u8; 4]) -> [u8; 4] {
         let mut merged = data;
         changes.merge(0, 0, &mut merged, &now);
@@ -170,10 +170,10 @@ mod tests {
         changes.change(0, 2, &[0, 0], &[5, 6]);
         let page = back(&mut changes, [1, 0, 0, 0], [0, 0, 5, 6]);
         assert_eq!(page, [1, 0, 5, 6]);
-        // The kernel has the page still.
+        // The kernel still has the page.
         let page = back(&mut changes, [2, 0, 0, 7], page);
         assert_eq!(page, [2, 0, 5, 7]);
-        // A store is what the kernel has now: the next page that comes back has it, too, and may take it back.
+        // The kernel's copy contains the store, so the next write-back repeats it, and may undo a newer write.
         let page = back(&mut changes, [2, 0, 0, 0], page);
         assert_eq!(page, [2, 0, 5, 0]);
     }
@@ -200,7 +200,7 @@ mod tests {
                 ..Four::default()
             }
         );
-        // The file was made longer by two bytes meanwhile.
+        // The file was extended by two bytes in between.
         changes.give(0, 2, &[1; 4]);
         assert_eq!(back(&mut changes, [7, 1, 0, 0], [1; 4]), [7, 1, 1, 1]);
     }

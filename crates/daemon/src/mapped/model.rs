@@ -1,9 +1,8 @@
-//! All orders in which a mapped page can be stored to, written directly, written back, dropped and read again.
+//! Checks every order in which a mapped page can be stored to, written directly, written back, dropped and read again.
 //!
-//! The page has three bytes. One program stores to the first through a mapping. Two others write the other two by system calls, one of
-//! them asynchronously: the kernel drops the page before such a write, and not after it. The search goes through every state that
-//! can be reached, with the records of `changes.rs` as they are, and the kernel's and the daemon's other steps as they are described
-//! in docs/internals/fuse.md.
+//! The page has three bytes. One program stores to the first byte through a mapping. Two others write the other bytes by system calls,
+//! one of them asynchronously: the kernel then drops the page before the write, but not after it. The search visits every reachable
+//! state. It uses the real records of `changes.rs`; the other steps of the kernel and the daemon follow docs/internals/fuse.md.
 
 use std::collections::HashSet;
 
@@ -11,14 +10,14 @@ use super::changes::{Changes, Recorded};
 
 const CELLS: usize = 3;
 const STORES: u8 = 2;
-/// Writes of each writer; they go to the cells behind the first.
+/// Writes of each writer, to the cells after the first.
 const WRITES: [u8; 2] = [2, 1];
-/// The kernel drops the page after a write of this one, too.
+/// The writer whose writes also drop the kernel's page afterwards.
 const SYNCHRONOUS: usize = 0;
 
 type Page = [u8; CELLS];
 
-/// What is left out of the daemon. Each must lose a byte.
+/// The part of the daemon that is left out. Each of them must lose a byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     Nothing,
@@ -38,7 +37,7 @@ enum Fill {
     Answered(Page),
 }
 
-/// Where a direct write is.
+/// The progress of a direct write.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Write {
     None,
@@ -50,7 +49,7 @@ enum Write {
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct World {
-    /// The kernel's page, and whether it is dirty. The kernel lets nobody store to a page that is being written back.
+    /// The kernel's page, and whether it is dirty. The kernel allows no store to a page under write-back.
     kernel: Option<(Page, bool)>,
     write_back: Option<Page>,
     fill: Fill,
@@ -59,9 +58,9 @@ struct World {
     daemon: Page,
     changes: Changes<CELLS>,
     watched: bool,
-    /// A fill began since the thread that drops pages began.
+    /// A fill has begun since the dropping thread began.
     filled: bool,
-    /// What that thread has seen, whether it drops all of the file, and whether it has.
+    /// What the dropping thread saw, whether it drops the whole file, and whether it has done so.
     drops: Option<(Vec<Recorded>, bool, bool)>,
 }
 
@@ -81,7 +80,7 @@ impl World {
         }
     }
 
-    /// Returns what is wrong.
+    /// Returns the violated property, if any.
     fn wrong(&self) -> Option<&'static str> {
         for (writer, (done, _)) in self.writes.iter().enumerate() {
             if self.daemon[writer + 1] < *done {
@@ -102,7 +101,8 @@ impl World {
         None
     }
 
-    /// Goes on with dropping the kernel's page. `None`: it waits; true: the page is dropped.
+    /// Advances a drop of the kernel's page. Returns `None` while the drop has to wait, and true when the page is
+    /// dropped.
     fn drop_page(&mut self) -> Option<bool> {
         if self.write_back.is_some() || self.fill != Fill::None {
             return None;
@@ -119,7 +119,7 @@ impl World {
         Some(true)
     }
 
-    /// The states after each step that can come next.
+    /// Returns the states after each possible next step.
     fn next(&self, fault: Fault) -> Vec<World> {
         let mut next = vec![];
         let mut step = |change: &dyn Fn(&mut World) -> bool| {
@@ -289,7 +289,7 @@ impl World {
     }
 }
 
-/// Goes through all states; returns their number, or what is wrong in one of them.
+/// Visits all states. Returns their number, or the violated property of one of them.
 fn search(fault: Fault) -> Result<usize, &'static str> {
     let mut known = HashSet::from([World::new()]);
     let mut open = vec![World::new()];

@@ -1,4 +1,4 @@
-//! What comes back of a page that the kernel has, and when the records of it end.
+//! Write-backs of pages that the kernel has, and the end of their records.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ impl Bed {
         rx.recv().unwrap()
     }
 
-    /// Gives the kernel pages.
+    /// Gives pages to the kernel.
     fn fill(&self, page: usize, pages: usize) -> Vec<u8> {
         self.read(page * PAGE, pages * PAGE, true)
     }
@@ -113,7 +113,7 @@ impl Drop for Bed {
     }
 }
 
-/// A page of ones with other bytes from `at` on.
+/// Returns a page of ones with other bytes from `at` on.
 fn page(at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut page = vec![1; PAGE];
     page[at..at + bytes.len()].copy_from_slice(bytes);
@@ -132,7 +132,7 @@ fn what_comes_back_overwrites_no_write_that_the_kernel_did_not_know() {
     let mut want: Vec<u8> = want;
     want[PAGE - 2..PAGE + 2].fill(5);
     assert_eq!(bed.read(0, 3 * PAGE, false), want);
-    // It is given the newest bytes, and may change them back.
+    // The kernel is given the newest bytes, so it may change them back.
     assert_eq!(bed.fill(0, 3), want);
     bed.write_back(0, &[1; 3 * PAGE]);
     assert_eq!(bed.read(0, 3 * PAGE, false), [1; 3 * PAGE]);
@@ -141,7 +141,7 @@ fn what_comes_back_overwrites_no_write_that_the_kernel_did_not_know() {
 
 #[test]
 fn a_page_that_had_to_be_fetched_is_compared_all_the_same() {
-    // More than the cache holds.
+    // Writes more than the cache holds.
     let pages = 3000;
     let bed = Bed::new(pages);
     bed.fill(0, 1);
@@ -170,7 +170,7 @@ fn a_write_behind_the_end_of_what_the_kernel_was_given_stays() {
     back[..10].fill(3);
     bed.write_back(0, &back[..20]);
     assert_eq!(bed.read(0, PAGE, false), [[3; 10], [2; 10]].concat());
-    // What is cut off is zeros on both sides.
+    // The truncated part is zero on both sides.
     bed.resize(15);
     bed.write(0, &[4; 20]);
     back[..10].fill(3);
@@ -210,7 +210,7 @@ fn a_file_that_nobody_has_open_is_not_watched() {
     assert!(!handle.file.writing().is_watched());
 }
 
-/// Notes what it is to drop, and does meanwhile what it was told.
+/// Records what it is told to drop, and runs the test's action meanwhile.
 #[derive(Default)]
 struct Kernel {
     dropped: Mutex<Vec<Option<Range<u64>>>>,
@@ -247,7 +247,7 @@ fn records_end_when_the_kernel_has_dropped_their_pages() {
     for page in [0, 1, 3] {
         bed.write(page * PAGE, &[5]);
     }
-    // The kernel reads one of them again, and it is written again, before it has dropped all.
+    // Before the drop is complete, the kernel reads one page again, and a program writes it again.
     let again = bed.clone();
     *kernel.meanwhile.lock() = Some(Box::new(move || {
         again.fill(1, 1);
@@ -286,7 +286,10 @@ fn a_file_that_is_written_for_long_and_not_read_for_the_kernel_is_not_watched() 
     );
     write_much(WRITES_MIN);
     file.drop_pages(&kernel);
-    assert!(bed.handle.file.writing().is_watched(), "it was in vain");
+    assert!(
+        bed.handle.file.writing().is_watched(),
+        "the drop was in vain"
+    );
     write_much(4 * WRITES_MIN);
     file.drop_pages(&kernel);
     assert!(!bed.handle.file.writing().is_watched());
@@ -303,7 +306,7 @@ fn a_read_for_the_page_cache_waits_for_writes_that_keep_no_records() {
         let bed = bed.clone();
         move || bed.fill(0, 1)
     });
-    // Writes that begin from here on do not hold it up.
+    // Writes that begin from here on do not delay it.
     let later = bed.handle.file.writing();
     assert!(later.is_watched() && !reader.is_finished());
     drop(writing);

@@ -1,4 +1,4 @@
-//! A program that is stopped in the middle of a write holds up only threads that want that page.
+//! A program that is stopped in the middle of a write holds up only the threads that want that page.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -15,9 +15,9 @@ use crate::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 64;
-/// No client has this number.
+/// An owner number that no client has.
 const STOPPED: u16 = 700;
-/// For what happens at last.
+/// Longest wait for an event that must happen.
 const LONG: Duration = Duration::from_secs(60);
 
 fn mounted() -> (Arc<Mounted>, Arc<Handle>) {
@@ -80,7 +80,7 @@ fn write(
     rx
 }
 
-/// Nothing of the file is in the cache afterwards.
+/// Evicts the file from the cache.
 fn drop_pages(mounted: &Arc<Mounted>, handle: &Arc<Handle>) {
     let slice = mounted.slice(handle.file.slice());
     let (tx, rx) = mpsc::channel();
@@ -110,7 +110,8 @@ fn a_stopped_writer_holds_up_no_miss_of_another_page() {
         let Some(latched) = entry.try_latch(found.state, STOPPED) else {
             continue;
         };
-        // Pages 8 and up are misses, which the pipeline ends; so it meets the latch of page 0, once per read and write.
+        // Pages 8 and up are misses, which the pipeline completes; so it meets the latch of page 0, once per read and
+        // write.
         let held_up = [0, 1, 2].map(|n| match n {
             0 => (Some(read(&mounted, &handle, 0, 16)), None),
             n => (None, Some(write(&mounted, &handle, 100 * n, &[9; 50]))),

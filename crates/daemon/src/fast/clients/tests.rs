@@ -8,7 +8,7 @@ use jericho_sys::process::uid;
 use super::*;
 use crate::fast::slots::tests::{Bed, wait_until};
 
-/// What a client has done to a page when it dies, or when its file is closed.
+/// Progress of a client's write when the client dies or its file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Death {
     BeforeTheNote,
@@ -20,7 +20,7 @@ enum Death {
 
 use Death::*;
 
-/// Clients with one thread each, which write pages of one file.
+/// Clients with one thread each that write pages of one file.
 struct Programs {
     bed: Bed,
     number: u64,
@@ -51,7 +51,8 @@ impl Programs {
         rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
     }
 
-    /// A program with one thread that writes a page, so far as `death` says. Gives its number and what its latch has left.
+    /// Runs a program with one thread that writes a page up to the step `death`. Returns its owner number and what its
+    /// latch left.
     fn write(&mut self, key: Key, death: Death) -> (u16, Option<State>) {
         self.number += 1;
         let owner = self.fast().clients.lock().free_owner().unwrap();
@@ -90,7 +91,7 @@ impl Programs {
         (owner, latched)
     }
 
-    /// A program writes a page and goes on with that, which is `rest`, while another of its threads closes the file's last descriptor.
+    /// Runs a program that writes a page and continues with `rest` while another of its threads closes the file's last descriptor.
     fn close_amid(
         &mut self,
         key: Key,
@@ -152,7 +153,7 @@ fn a_page_is_known_that_is_written_while_the_last_descriptor_is_closed() {
             if done == InTheCopy {
                 let memory = programs.slice().memory();
                 let index = memory.lookup(key).unwrap().index;
-                // Its page is dirty as well if it lost the latch, for being too slow.
+                // The page is also dirty if its writer lost the latch for being too slow.
                 let _ = memory.entry(index).unlatch(latched.unwrap(), Flags::DIRTY);
             }
         });
@@ -188,7 +189,7 @@ fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
     let handle = programs.bed.handle.clone();
     let key = Key::new(handle.file.ino(), 3);
     programs.write(key, BeforeTheReport);
-    // What a move does before it writes the dirty pages back and drops the rest.
+    // Migration of a file calls this before it writes dirty pages back and drops the others.
     assert!(programs.slice().withdraw(&handle.file.object()));
     assert_eq!(programs.slice().first_dirty(key.object(), 0), Some(3));
 }
@@ -213,7 +214,8 @@ fn settling_a_file_costs_what_clients_have_reported_and_not_how_many_there_are()
     programs.bed.mounted.settle(ino);
     let dirty = (0..10).all(|page| programs.slice().first_dirty(ino, page) == Some(page));
     assert!(dirty);
-    // The thread that empties the rings now and then may have met the first ones, and be at one while it is settled.
+    // The thread that drains the rings periodically may have seen the first reports, and may drain one ring during a
+    // settle.
     let drained = fast(&programs) - before;
     assert!((10..=20).contains(&drained), "drained {drained} rings");
 }
@@ -227,7 +229,7 @@ fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
     programs.write(key, InTheCopy);
     let state = |programs: &Programs| programs.slice().memory().lookup(key).unwrap().state;
     assert!(state(&programs).has(Flags::LATCH));
-    // Waits until the latch was held for too long.
+    // Waits until the latch has been held too long.
     assert!(programs.slice().drain_writers(ino, 3..4));
     programs.fast().hear();
     assert_eq!(programs.slice().first_dirty(ino, 0), Some(3));

@@ -21,7 +21,7 @@ const CALLER: Caller = Caller {
     umask: 0o022,
 };
 
-/// Waits for something that happens at last.
+/// Longest wait for an event that must happen.
 pub(in crate::fast) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -39,7 +39,7 @@ impl KernelCache for NoKernel {
     fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
 }
 
-/// A kernel that takes its time to drop pages, once it is told to.
+/// A kernel whose `drop_pages` blocks once the test asks for it.
 #[derive(Default)]
 struct SlowKernel(Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>);
 
@@ -56,7 +56,7 @@ impl KernelCache for SlowKernel {
     }
 }
 
-/// A volume with one file that a client writes inline, and 16 pages reserved for it.
+/// A volume with one file that a client writes inline, with 16 reserved pages.
 pub(in crate::fast) struct Bed {
     device: Arc<SimDevice>,
     pub mounted: Arc<Mounted>,
@@ -135,7 +135,7 @@ impl Bed {
         }
     }
 
-    /// Has bytes in the cache that the file does not know of.
+    /// Puts bytes into the cache beyond the end of the file.
     fn fill(&self, pages: u64, byte: u8) {
         let file = &self.handle.file;
         let slice = self.mounted.slice(file.slice());
@@ -150,14 +150,13 @@ impl Bed {
         }
     }
 
-    /// What a client does that makes the file longer.
+    /// Extends the file as a client does.
     pub fn extend(&self, end: u64) {
         let slot = self.mounted.fast.slot(&self.file);
         assert!(slot.extend(slot.size(), end));
     }
 
-    /// What a client does that makes the file longer, from its look at the slot on, when it read `seen`. Returns whether the program is
-    /// told that its write was made.
+    /// Extends the file as a client does that has read the slot as `seen`. Returns whether the program learns that its write was made.
     fn extend_after(&self, seen: SlotWord, end: u64) -> bool {
         let slot = self.mounted.fast.slot(&self.file);
         let Some(held) = slot.extend_lock().lock(7) else {
@@ -170,8 +169,8 @@ impl Bed {
         made
     }
 
-    /// The daemon hears that the last copy of the descriptor is gone; calls `meanwhile` when it has taken in what clients did and is about to
-    /// forget that the file is written.
+    /// Closes the last copy of the descriptor. Calls `meanwhile` after the daemon has absorbed the client's changes and before it forgets
+    /// that the file is written.
     fn release(&self, meanwhile: impl FnOnce()) {
         let fast = &self.mounted.fast;
         let files = fast.files.read();
@@ -192,7 +191,7 @@ impl Bed {
         self.mounted.setattr(ino, set, CALLER).unwrap();
     }
 
-    /// A file of `size` bytes that a program reads inline.
+    /// Creates a file of `size` bytes that a program reads inline.
     fn granted(&self, name: &[u8], size: u64) -> (Arc<Handle>, Arc<SlotFile>) {
         let fs = self.mounted.fs();
         let attr = fs.mknod(ROOT, name, Kind::File, 0o644, 0, CALLER).unwrap();
@@ -206,7 +205,7 @@ impl Bed {
         (handle, file)
     }
 
-    /// A new file that nobody uses inline, with space for 16 pages.
+    /// Creates a file that no program uses inline, with space for 16 pages.
     fn plain(&self) -> Arc<Handle> {
         self.plain_named(b"plain")
     }
@@ -240,7 +239,7 @@ impl Bed {
         granted.unwrap().0
     }
 
-    /// What an ioctl of the descriptor is answered.
+    /// Returns the daemon's answer to an ioctl on the descriptor.
     fn ask(&self, handle: &Arc<Handle>, call: Call) -> Answer {
         self.ask_as(handle, call, asker())
     }
@@ -280,7 +279,7 @@ fn a_size_that_was_seen_before_a_truncation_does_not_make_the_file_longer_after_
     assert!(!bed.mounted.absorb(&bed.file, changes));
     assert_eq!(bed.handle.file.size(), 100);
     assert_eq!(bed.size(), 100);
-    // What a client has written since then counts.
+    // Counts what a client has written since.
     bed.extend(3_000);
     assert_eq!(bed.size(), 3_000);
 }
@@ -326,7 +325,7 @@ fn what_is_done_to_a_file_that_has_lost_its_slot_concerns_no_other_file() {
     let bed = Bed::new();
     let fast = &bed.mounted.fast;
     let (first, stale) = bed.granted(b"first", 100);
-    // Two threads have found the file before its last descriptor is closed; one of them is in the middle of a truncation.
+    // Two threads find the file before its last descriptor is closed. One of them is in the middle of a truncation.
     let (mut second, mut number) = (None, None);
     let truncated = bed.mounted.resize(first.file.ino(), Some(10), || {
         number = Some(stale.slot);
@@ -339,7 +338,7 @@ fn what_is_done_to_a_file_that_has_lost_its_slot_concerns_no_other_file() {
     bed.mounted.settle_file(&stale);
     assert_eq!(bed.size_in_slot(&granted), 1 << 20);
     assert_eq!(stale.file.size(), 100);
-    // The number is used again once nobody knows the file that had it.
+    // The slot's number is reused once no thread refers to its previous file.
     drop(stale);
     bed.mounted.close_file(&second);
     drop(granted);
@@ -369,7 +368,7 @@ fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
                 let _ = tx.send(());
                 granted
             });
-            // Without an answer after a while it waits, as it is to.
+            // The absence of an answer shows that the truncation waits, as it must.
             let _ = rx.recv_timeout(Duration::from_millis(300));
             let set = SetAttr {
                 size: Some(0),
@@ -398,7 +397,7 @@ fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_oft
     let reading = (bed.mounted)
         .open_file(bed.handle.file.ino(), false, true)
         .unwrap();
-    // The thread that would do it is busy.
+    // The job thread is busy.
     let (go_on, busy) = mpsc::channel::<()>();
     bed.mounted.fast.later(move || {
         let _ = busy.recv();
@@ -410,7 +409,7 @@ fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_oft
         let answer = bed.ask(&bed.handle, soon(16, 16));
         assert_eq!((answer.status, answer.pages), (0, 16));
     }
-    // A writer that is faster than the job, and one that is elsewhere.
+    // One writer is faster than the job, another reserves pages elsewhere.
     let answer = bed.ask(&bed.handle, soon(32, 8));
     assert_eq!((answer.status, answer.pages), (0, 8));
     for (first, pages) in [(90, 1), (u64::MAX, 8), (20, 0)] {
@@ -452,7 +451,7 @@ fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_until_th
         assert_eq!(bed.ask_as(mapping, Call::Mapped, stranger).status, 0);
     }
     assert_eq!(in_use(), before);
-    // Who has asked for the slot meanwhile, and does not use it.
+    // A program asked for the slot in between and does not use it.
     let program = open();
     assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
     let [one, other] = mappings;
@@ -492,7 +491,7 @@ fn a_program_that_asked_before_a_chmod_gets_no_inline_writes_after_it() {
     bed.mounted.close_file(&handle);
     drop(granted);
     let handle = bed.mounted.open_file(ino, false, true).unwrap();
-    // The daemon has looked at the mode, and goes on after a chmod that has found no slot.
+    // The daemon has checked the mode. It continues after a chmod that found no slot.
     assert!(!bed.mounted.fs().has_privileges(ino).unwrap());
     bed.mounted.setattr(ino, SET_ID, CALLER).unwrap();
     let granted = (bed.mounted.fast).grant(&handle.file, &mut handle.grants.lock(), true);
@@ -519,7 +518,7 @@ fn a_file_gets_no_slot_in_the_middle_of_a_chmod_that_gives_it_set_id_bits() {
                 let _ = tx.send(());
                 answer
             });
-            // Without an answer after a while it waits, as it is to.
+            // The absence of an answer shows that the thread waits, as it must.
             let _ = rx.recv_timeout(Duration::from_millis(300));
             bed.mounted.fs().setattr(ino, SET_ID, CALLER).unwrap();
             asked
@@ -535,7 +534,7 @@ fn a_file_without_set_id_bits_is_written_inline_again_through_its_next_slot() {
     let bed = Bed::new();
     let (handle, granted) = bed.granted(b"program", 0);
     let ino = handle.file.ino();
-    // Who has it open in the ordinary way keeps the file, but not its slot.
+    // A handle that is open through the kernel keeps the file but not its slot.
     let other = bed.mounted.open_file(ino, false, true).unwrap();
     assert_eq!(bed.ask(&handle, WRITE).status, 0);
     bed.mounted.setattr(ino, SET_ID, CALLER).unwrap();
@@ -549,7 +548,7 @@ fn a_file_without_set_id_bits_is_written_inline_again_through_its_next_slot() {
 
 #[test]
 fn a_broken_extension_is_cleared_when_both_of_its_descriptors_are_closed_at_once() {
-    // Each takes a second: for so long a lock may be held.
+    // Each takes a second, the longest time a lock may be held.
     for _ in 0..3 {
         let bed = Bed::new();
         let other = bed
@@ -586,7 +585,7 @@ fn a_file_that_clients_made_longer_is_whole_when_it_has_replaced_another() {
     let (tx, rx) = mpsc::channel();
     fs.fsync_dir(ROOT, Box::new(move |result| tx.send(result).unwrap()));
     rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
-    // What a power cut now leaves.
+    // The state that a power cut leaves now.
     let after = mount(&Arc::new(bed.device.crash(1)));
     let attr = after.lookup(ROOT, b"old").unwrap();
     assert_eq!(attr.size, 50_000);
@@ -628,7 +627,7 @@ fn a_read_in_a_thread_that_may_not_wait_is_left_to_another_while_a_writer_keeps_
     );
     let limit = Duration::from_secs(60);
     assert_eq!(rx.recv_timeout(limit).unwrap(), 4_000);
-    // So are bytes for the kernel's page cache.
+    // The same holds for bytes for the kernel's page cache.
     let cached = |_: jericho_fs::Result<usize>, _: Vec<u8>| ();
     let left = (bed.mounted).try_read(&bed.handle, 0, 4_000, true, vec![], cached);
     assert!(left.is_some());
@@ -661,7 +660,7 @@ fn writes_that_were_about_to_be_granted_are_not_when_nobody_has_the_file_any_mor
     fast.grant_writes(&bed.file);
     let flags = || fast.info(&bed.file).word().flags();
     assert_ne!(flags() & SlotInfo::NO_WRITE, 0);
-    // The next writer has them.
+    // The next writer uses the reserved pages.
     let writer = (bed.mounted)
         .open_file(bed.handle.file.ino(), false, true)
         .unwrap();
@@ -696,12 +695,12 @@ fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
     });
     let slot_file = fast.slot_file(handle.file.ino()).unwrap();
     let withheld = || fast.info(&slot_file).word().flags() & SlotInfo::NO_WRITE != 0;
-    // What the thread for jobs had to do by now, it has done.
+    // The job thread has finished what was posted so far.
     let (tx, rx) = mpsc::channel();
     fast.later(move || tx.send(()).unwrap());
     rx.recv_timeout(limit).unwrap();
     assert!(answer.try_recv().is_err() && withheld());
-    // Nor because others have written through the kernel.
+    // Writes of other programs through the kernel do not cause it either.
     fast.grant_writes(&slot_file);
     assert!(withheld());
     page.write(0, 0, &[0; PAGE_BYTES as usize]).unwrap();
@@ -717,7 +716,7 @@ fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
 fn a_write_of_the_mount_notices_that_the_file_has_got_its_first_inline_writer() {
     let bed = Bed::new();
     let (fast, handle) = (&bed.mounted.fast, bed.plain());
-    // Has the write wait after it has looked for inline writers.
+    // Makes the write wait after it has checked for inline writers.
     let other = handle.file.writing();
     std::thread::scope(|scope| {
         scope.spawn(|| bed.mounted.fs().release_promises(&handle.file).unwrap());
@@ -746,7 +745,7 @@ fn a_write_of_the_mount_notices_that_the_file_has_got_its_first_inline_writer() 
         let held = fast.slot(&slot_file).extend_lock().try_lock(7).unwrap();
         drop(other);
         writer.join().unwrap();
-        // It has waited for the lock, and then taken it away.
+        // The thread waited for the lock and then took it away.
         assert!(!fast.slot(&slot_file).extend_lock().is_held(held));
     });
     bed.mounted.close_file(&handle);
@@ -769,7 +768,7 @@ fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
         let flags = bed.mounted.fast.info(&slot_file).word().flags();
         flags & SlotInfo::NO_WRITE == 0
     };
-    // The thread that drops pages has other work.
+    // The thread that drops pages is busy.
     let (work, over) = mpsc::channel::<()>();
     (bed.mounted.fast).later(move || assert!(over.recv().is_err(), "the end of the work"));
     let new = bed.plain();
@@ -785,7 +784,7 @@ fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
     drop(work);
     assert_eq!(answer.recv_timeout(limit).unwrap().status, 0);
     assert!(may_write(&mapped));
-    // They were dropped.
+    // The pages were dropped.
     assert!(!mapped.file.kernel_may_have_pages());
     for handle in [new, mapped] {
         bed.mounted.close_file(&handle);
@@ -804,7 +803,7 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
     let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read).unwrap();
     (bed.mounted).read(&first, 0, 4096, true, vec![], reply);
     rx.recv_timeout(limit).unwrap().unwrap();
-    // Its writes through the kernel have the pages dropped; meanwhile it is closed.
+    // Writes through the kernel cause the pages to be dropped; the file is closed meanwhile.
     let (begun, dropping) = mpsc::channel();
     let (go_on, end) = mpsc::channel();
     *kernel.0.lock() = Some((begun, end));
@@ -843,14 +842,14 @@ fn a_file_may_get_a_slot_while_somebody_waits_for_space_for_it() {
             Err(_) => len /= 2,
         }
     }
-    // Its space may come back, as it is not closed.
+    // The file's space may return, because the file is not closed.
     fs.unlink(ROOT, b"other").unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| bed.mounted.fallocate(&handle, 0, 1 << 20, 1 << 20));
         while !waiter.is_finished() {
             if fs.is_space_awaited() {
                 let changing = bed.mounted.fast.changing.contains(handle.file.ino());
-                assert!(!changing, "who asks for a slot has to wait");
+                assert!(!changing, "a request for a slot has to wait");
                 break;
             }
             std::thread::yield_now();
