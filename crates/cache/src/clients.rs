@@ -23,7 +23,7 @@ const LATCH_MAX: Duration = Duration::from_secs(1);
 const LATCHES_OF_A_LIAR: usize = 256;
 /// Entries looked at with the lock held once.
 const CHUNK: usize = 2048;
-/// Attempts to open a latch of a client that has died.
+/// Attempts to open the latch of a dead client.
 const OPEN_TRIES: u32 = 16;
 
 /// Latches that clients hold for long.
@@ -33,7 +33,7 @@ pub(crate) struct Latches {
     seen: HashMap<u32, (Word, Instant)>,
     /// Frames into which a client whose latch was taken away may still copy.
     quarantine: Vec<(u16, u32)>,
-    /// Pages that are dirty because a latch was taken away, or that no client reported: of which nobody tells the index.
+    /// Dirty pages that no client will report: their latch was taken away, or their client died.
     unreported: Vec<Key>,
 }
 
@@ -83,12 +83,12 @@ impl State {
         true
     }
 
-    /// Takes a latch away: the page goes on in another frame, of which there is one. `None` when the latch is another by now,
-    /// else whether the page had a frame before.
+    /// Takes a latch away and moves the page to another frame; the caller has checked that one is free. Returns `None` when
+    /// the latch has changed hands. Otherwise returns whether the old frame number was valid.
     fn go_on_elsewhere(&mut self, shared: &Shared, index: u32, word: Word) -> Option<bool> {
         let frame = self.frames.take();
         let mut bytes = [0; PAGE_BYTES as usize];
-        // Zeros when there is no such frame: a client has spoilt the entry.
+        // An invalid frame number means that a client corrupted the entry; the page then reads as zeros.
         let copied = shared.memory.copy_out(word.frame(), 0, &mut bytes);
         let filled = shared.memory.copy_in(frame, 0, &bytes);
         if filled.is_err() || !shared.memory.entry(index).break_latch(word, frame) {
@@ -99,9 +99,9 @@ impl State {
         Some(copied.is_ok())
     }
 
-    /// Takes a page's latch away from a client that asks for it; false when that has to be tried again.
+    /// Takes a page's latch away from a client that asks for it. Returns false when the client has to ask again.
     fn give_up_latch(&mut self, shared: &Shared, index: u32, word: Word) -> bool {
-        // The device reads from the frame that the page leaves, which is given back before its client ends.
+        // While a write-back is in flight, the device reads from the frame that the page would leave.
         if self.frames.free() == 0 || self.on_the_way.contains(&index) {
             return false;
         }
@@ -132,12 +132,13 @@ impl State {
         true
     }
 
-    /// Has a dirty page taken in that no client reported; see `Slice::adopt_unreported`.
+    /// Queues a dirty page that no client reported; see `Slice::adopt_unreported`.
     pub fn add_unreported(&mut self, key: Key) {
         self.latches.unreported.push(key);
     }
 
-    /// The page of an entry, if it is dirty and the index does not have it. Reports must have been drained.
+    /// Returns the page of an entry if it is dirty and the dirty index does not have it. Reports must have been
+    /// drained.
     fn unknown_dirty(&self, shared: &Shared, index: u32) -> Option<Key> {
         let entry = shared.memory.entry(index);
         let key = entry.key()?;
@@ -166,14 +167,14 @@ impl Slice {
         let _ = self.shared.announcer.set(announcer);
     }
 
-    /// `collector` marks what clients have used since it ran last (with `SliceMemory::touch`); the evictor calls it before it chooses
-    /// pages, without a lock of the slice. Set once.
+    /// Sets the callback that collects what clients have used since its last call (with `SliceMemory::touch`). The evictor calls it
+    /// before it chooses victims, without a lock of the slice. Set once.
     pub fn set_collector(&self, collector: Box<dyn Fn() + Send + Sync>) {
         let _ = self.shared.collector.set(collector);
     }
 
-    /// `broken` hears of owners whose latch was taken away, and tells whether there is such a client. It has `adopt_unreported`
-    /// called soon. Called with the slice's lock held: it must not call the slice. Set once.
+    /// Sets the callback that learns of owners whose latch was taken away, and returns whether there is such a client. It must
+    /// arrange a call of `adopt_unreported` soon. It runs with the slice's lock held, so it must not call the slice. Set once.
     pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) -> bool + Send + Sync>) {
         let _ = self.shared.on_broken.set(broken);
     }
@@ -196,14 +197,14 @@ impl Slice {
         }
     }
 
-    /// Takes in the dirty pages whose latch was taken away, and those that a repair found. `resolve` knows the object of a number.
-    /// Gives how many there were.
+    /// Absorbs the dirty pages whose latch was taken away, and those that a repair found. `resolve` returns the object with an id.
+    /// Returns how many pages there were.
     pub fn adopt_unreported(&self, resolve: &dyn Fn(u64) -> Option<Arc<dyn Object>>) -> usize {
         let unreported = std::mem::take(&mut self.shared.lock().latches.unreported);
         self.adopt(unreported, resolve)
     }
 
-    /// Takes in dirty pages that nobody has reported.
+    /// Absorbs dirty pages that no client has reported.
     fn adopt(
         &self,
         mut unknown: Vec<Key>,
@@ -223,9 +224,9 @@ impl Slice {
         adopted
     }
 
-    /// A client is dead that was about to latch these entries last: opens its latches on them, as they are, takes in their pages
-    /// if they are dirty and nobody reported that, and takes back what was kept out of its reach. `resolve` knows the object of
-    /// a number. Gives how many latches it opened.
+    /// Cleans up after a dead client. `entries` are those that its threads latched last, or were about to latch. Opens the
+    /// client's latches on them without changing the pages, absorbs their unreported dirty pages, and frees its quarantined
+    /// frames. `resolve` returns the object with an id. Returns how many latches it opened.
     pub fn owner_gone(
         &self,
         owner: u16,
@@ -242,7 +243,8 @@ impl Slice {
         for index in entries.iter().filter(there) {
             let _state = shared.lock();
             let entry = shared.memory.entry(*index);
-            // Write-back may end meanwhile, and nothing else changes a latched entry, unless a client writes nonsense.
+            // Retries because the end of a write-back may change the word. Nothing else changes a latched entry unless
+            // a client is malicious.
             for _ in 0..OPEN_TRIES {
                 let word = entry.state();
                 if !word.has(Flags::LATCH) || word.owner() != owner {
@@ -254,7 +256,7 @@ impl Slice {
                 }
             }
         }
-        // It may have died after a page was dirty and before it said so.
+        // The client may have died after it made a page dirty and before it reported the page.
         let mut unknown = vec![];
         let mut state = shared.lock();
         state.drain_announced(shared);
@@ -277,9 +279,9 @@ impl Slice {
         opened
     }
 
-    /// Clients that live may not write an object any more and know it: takes in what they have written to its pages and not reported yet.
-    /// `entries`: those that their threads were about to latch last. Waits for the latches among them, at most for one to be taken away. Gives
-    /// how many pages it took in.
+    /// Absorbs unreported dirty pages of an object that living clients no longer may write. The clients can see that they may not.
+    /// `entries`: those that their threads were about to latch last. Waits for the latches among them, at most until a latch is taken away.
+    /// Returns how many pages it absorbed.
     pub fn take_unreported(&self, object: &Arc<dyn Object>, entries: &[u32]) -> usize {
         let shared = &self.shared;
         let page_of = |index: &u32| {
@@ -292,13 +294,16 @@ impl Slice {
             return 0;
         }
         if !self.drain(object.id(), named.clone(), Flags::NONE) {
-            tracing::warn!(object = object.id(), "an inline writer does not finish");
+            tracing::warn!(
+                object = object.id(),
+                "stopped waiting for an inline write that does not end"
+            );
         }
         self.take_unknown(object, &named)
     }
 
-    /// Takes in those pages of an object that are dirty and that the index does not have, of the named ones: (page, entry). Gives how
-    /// many those were.
+    /// Absorbs those of the named pages, given as (page, entry), that are dirty and that the index does not have. Returns how many
+    /// there were.
     fn take_unknown(&self, object: &Arc<dyn Object>, pages: &[(u64, u32)]) -> usize {
         let shared = &self.shared;
         let is_dirty = |index: &u32| shared.memory.entry(*index).state().has(Flags::DIRTY);
@@ -320,9 +325,9 @@ impl Slice {
         self.adopt(unknown, &|_| Some(object.clone()))
     }
 
-    /// A client's signal handler has interrupted one of its writes and wants these pages: those that the client has latched go on
-    /// in other frames, and their writers write anew. Gives how many could not yet, for want of a frame or while they are written
-    /// back.
+    /// Takes latches away from a client whose signal handler has interrupted one of its writes and needs these pages. Each page
+    /// that the client has latched moves to another frame, and its writer repeats the write. Returns how many latches it could
+    /// not take yet, because no frame is free or the page is being written back.
     pub fn give_up_latches(&self, object: &Arc<dyn Object>, pages: Range<u64>, owner: u16) -> u32 {
         let (shared, mut left) = (&self.shared, 0);
         for page in pages {
@@ -345,7 +350,7 @@ impl Slice {
         left
     }
 
-    /// A client's writer has ended its copy into a frame that its page has left.
+    /// Frees a frame that its page has left, because the client's writer has ended its copy into the frame.
     pub fn copy_ended(&self, owner: u16, frame: u32) {
         let shared = &self.shared;
         let mut state = shared.lock();
@@ -359,12 +364,12 @@ impl Slice {
         shared.evict_waker.wake();
     }
 
-    /// Keeps inline writers from an object's pages: none changes one after the return, and the slice knows all that they have changed, also what
-    /// they have not reported yet. Its `may_write_inline` must say no already. Waits for writers, at most for a latch
-    /// to be taken away; false if one could not be.
+    /// Stops inline writes of an object. When this returns, no client changes its pages inline, and the slice knows every page that clients
+    /// have changed, also unreported ones. `may_write_inline` of the object must return false already. Waits for writers, at most until a
+    /// latch is taken away. Returns false if a writer outlasts that.
     pub fn withdraw(&self, object: &Arc<dyn Object>) -> bool {
-        // Pages that are inserted after this learn from the object that they must not be written inline; those that were
-        // inserted before are met below.
+        // Pages inserted after this point learn from the object that they must not be written inline. Pages inserted
+        // before it are found below.
         drop(self.shared.lock());
         let found = crate::invalidate::resident(&self.shared, object.id(), &(0..u64::MAX));
         let drained = self.drain(object.id(), found.clone(), Flags::BACKED);
@@ -372,19 +377,19 @@ impl Slice {
         drained
     }
 
-    /// Waits for clients that are writing pages of a range. A client that latches one of them after the return sees in the slot
-    /// what the caller has changed there before. False if one could not be waited for.
+    /// Waits for clients that are writing pages of a range. A client that latches such a page afterwards sees what the caller
+    /// changed in the slot before the call. Returns false if a writer outlasts the wait.
     pub fn drain_writers(&self, object: u64, pages: std::ops::Range<u64>) -> bool {
         let found = {
-            // A page that is not found here comes into the cache later, under the same lock.
+            // A page that is not found here is inserted later, under the same lock.
             let _state = self.shared.lock();
             crate::invalidate::resident(&self.shared, object, &pages)
         };
         self.drain(object, found, Flags::NONE)
     }
 
-    /// Clears flags in the states of an object's pages and waits until none is latched or being filled. The change, also one of
-    /// no flags, orders the caller before the next thread that latches the page.
+    /// Clears flags in the states of an object's pages and waits until no page is latched or being filled. The change of the
+    /// state, even with no flags, orders the caller before the next thread that latches the page.
     fn drain(&self, object: u64, found: Vec<(u64, u32)>, clear: Flags) -> bool {
         let shared = &self.shared;
         let mut busy: Vec<u32> = found.into_iter().map(|(_, index)| index).collect();
@@ -395,7 +400,8 @@ impl Slice {
                 if entry.key().is_none_or(|key| key.object() != object) {
                     return false;
                 }
-                // A fill that began before the object said no may publish its page with BACKED: it is met again.
+                // A fill that began before the object refused may still publish its page with BACKED, so check the
+                // entry again.
                 entry.withdraw(clear).is_some_and(|word| {
                     word.has(Flags::FILL) || !shared.lock().want_latched(shared, *index, word)
                 })
@@ -410,7 +416,7 @@ impl Slice {
         }
     }
 
-    /// Entries that were looked at because a client died or lost reports.
+    /// Returns the number of entries searched because a client died or lost reports.
     pub fn searched(&self) -> u64 {
         self.shared.counts.searched.load(Relaxed)
     }

@@ -5,9 +5,9 @@
 //! page that is dirty once the announcements are drained. Pages are kept in groups of sixteen, so
 //! that a sequential writer costs a tree entry per 64 KiB and a random one no more than a plain set.
 //!
-//! Pages whose write-back failed are kept apart (`failed`): the background does not find them, so a device that
-//! takes nothing is not asked again and again. They come back by `retry` (a sync wants them now), `probe` (one
-//! piece, to see whether the device takes it) and `retry_all` (it did).
+//! Pages whose write-back failed are kept apart (`failed`). Background write-back skips them, so a device that
+//! accepts nothing is not asked in a busy loop. Three functions return them to write-back: `retry` (a sync needs them
+//! now), `probe` (one piece, to test whether the device accepts writes) and `retry_all` (it does).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -91,9 +91,9 @@ pub(crate) struct DirtyIndex {
     objects: HashMap<u64, DirtyObject>,
     /// Ids in the order of `since`; ids that left `objects` are skipped.
     order: VecDeque<(u64, Instant)>,
-    /// In the order of their ids, so that probes go round.
+    /// Ordered by object id, so that probes go round.
     failed: BTreeMap<u64, FailedObject>,
-    /// Pages in `failed`.
+    /// Number of pages in `failed`.
     failed_pages: u64,
     /// Object and page where the next probe begins.
     probe_from: (u64, u64),
@@ -121,7 +121,7 @@ impl DirtyIndex {
         }
     }
 
-    /// A page is clean, gone, or about to be written.
+    /// Removes pages that are clean, gone, or about to be written.
     pub fn remove(&mut self, id: u64, page: u64) {
         if let Some(object) = self.objects.get_mut(&id) {
             object.pages.remove(page);
@@ -144,7 +144,7 @@ impl DirtyIndex {
         }
     }
 
-    /// The write-back of pages failed: the background leaves them alone.
+    /// Marks pages whose write-back failed, so that background write-back skips them.
     pub fn fail(&mut self, object: &Arc<dyn Object>, first: u64, count: u64, now: Instant) {
         let failed = self
             .failed
@@ -165,12 +165,12 @@ impl DirtyIndex {
         }
     }
 
-    /// Pages whose write-back failed and that were not tried again. Some may be clean or gone by now.
+    /// Returns the number of pages whose write-back failed and was not retried. Some may be clean or gone by now.
     pub fn failed_pages(&self) -> u64 {
         self.failed_pages
     }
 
-    /// Failed pages of an object are dirty ones like others again, and the oldest. Whether there are any.
+    /// Returns an object's failed pages to ordinary write-back, as the oldest. Returns whether there were any.
     pub fn retry(&mut self, id: u64) -> bool {
         let Some(failed) = self.failed.remove(&id) else {
             return false;
@@ -180,7 +180,7 @@ impl DirtyIndex {
         true
     }
 
-    /// `retry` of all objects.
+    /// Does the same as `retry` for all objects.
     pub fn retry_all(&mut self) {
         self.failed_pages = 0;
         for (_, failed) in std::mem::take(&mut self.failed) {
@@ -200,8 +200,8 @@ impl DirtyIndex {
         self.order.push_front((id, since));
     }
 
-    /// Takes neighbouring failed pages of one object, at most `limit`, to try whether they can be written now: each
-    /// call others, all in turn. They are dirty pages like others then. `None`: nothing has failed.
+    /// Takes at most `limit` adjacent failed pages of one object for a trial write. Successive calls take different
+    /// pages, all in turn. The pages become ordinary dirty pages. Returns `None` when nothing has failed.
     pub fn probe(&mut self, limit: usize) -> Option<(u64, Range<u64>)> {
         let (id, from) = self.probe_from;
         let later = |(id, from): (u64, u64)| {
@@ -248,14 +248,14 @@ impl DirtyIndex {
         self.objects.is_empty() && self.failed.is_empty()
     }
 
-    /// At most `limit` pages of an object in a range, in order, that wait for their write-back. Not failed ones.
+    /// Returns at most `limit` pages of an object in a range that wait for write-back, in order, without failed ones.
     pub fn waiting(&self, id: u64, range: Range<u64>, limit: usize) -> Vec<u64> {
         self.objects
             .get(&id)
             .map_or_else(Vec::new, |o| o.pages.iter(&range).take(limit).collect())
     }
 
-    /// All pages of an object in a range, in order, failed ones too.
+    /// Returns all dirty pages of an object in a range, in order, with failed ones.
     pub fn pages(&self, id: u64, range: Range<u64>) -> Vec<u64> {
         let waiting = self.waiting(id, range.clone(), usize::MAX);
         let Some(failed) = self.failed.get(&id) else {
@@ -268,18 +268,18 @@ impl DirtyIndex {
         all.into_iter().collect()
     }
 
-    /// An object with pages that wait.
+    /// Returns an object with pages that wait for write-back.
     pub fn object(&self, id: u64) -> Option<&Arc<dyn Object>> {
         self.objects.get(&id).map(|o| &o.object)
     }
 
-    /// Objects with dirty pages, failed ones too.
+    /// Returns the objects with dirty pages, including failed ones.
     pub fn ids(&self) -> Vec<u64> {
         let ids = self.objects.keys().chain(self.failed.keys());
         ids.copied().collect()
     }
 
-    /// The object that has been dirty longest, and since when. None of `busy`.
+    /// Returns the object that has been dirty longest, and since when. Skips the objects in `busy`.
     pub fn oldest(&mut self, busy: &HashSet<u64>) -> Option<(u64, Instant)> {
         let objects = &self.objects;
         while let Some((id, since)) = self.order.front() {
@@ -349,7 +349,7 @@ mod tests {
             let Some((id, pages)) = index.probe(2) else {
                 break;
             };
-            // It failed once more.
+            // The page failed once more.
             let count = pages.end - pages.start;
             pages.clone().for_each(|page| index.remove(id, page));
             index.fail(&objects[id as usize - 1], pages.start, count, now);

@@ -49,7 +49,7 @@ pub(crate) struct WriteBack {
     /// Shared, so that its end can be told to the objects without the lock.
     parts: Arc<Vec<Part>>,
     syncs: Vec<u64>,
-    /// Of pages that could not be written before.
+    /// The pages failed to be written before.
     again: bool,
 }
 
@@ -100,7 +100,7 @@ struct Chosen {
     /// (page, entry, frame) in order.
     pages: Vec<(u64, u32, u32)>,
     sync: Option<u64>,
-    /// Some could not be written before.
+    /// Some of the pages failed to be written before.
     again: bool,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Evictor {
     hand: u32,
     /// Where the next sample is taken.
     sample: u32,
-    /// When a write-back failed last, while the observer believes in an outage.
+    /// Time of the last failed write-back, from the report of an outage to the report of its end.
     told: Option<Instant>,
 }
 
@@ -513,7 +513,7 @@ impl Evictor {
         run(&shared, after);
     }
 
-    /// Has writers go on that wait in vain, tries a piece of what could not be written, and ends the outage when that is over.
+    /// Resumes writers that wait in vain, writes one failed piece as a trial, and ends an outage that is over.
     fn mind_outage(&mut self) {
         let shared = self.shared.clone();
         let mut after = After::default();
@@ -535,7 +535,7 @@ impl Evictor {
                 chosen = choose(&mut state, &shared, id, pages, None).0;
             }
         }
-        // A trial says what it met when it has ended.
+        // A trial in flight tells at its end whether the outage goes on.
         if chosen.is_none() && !state.writing.values().any(|write| write.again) {
             state.end_outage(&shared, now);
         }

@@ -541,8 +541,8 @@ impl Grant {
     }
 
     /// Reads bytes of a page of the grant, all of one instant. Panics outside of the grant. Not for pages
-    /// got with `Intent::Overwrite` and not yet written. Fails when a writer holds the page for longer than one can
-    /// spin: then drop the grant, and get the page again by `Slice::when_unlatched`.
+    /// got with `Intent::Overwrite` and not yet written. Fails when a writer holds the page for longer than a reader
+    /// spins: then drop the grant, and get the page again with `Slice::when_unlatched`.
     pub fn read(&self, page: u64, offset: usize, out: &mut [u8]) -> Result<(), Latched> {
         let memory = &self.shared.memory;
         let key = Key::new(self.object.id(), page);
@@ -558,7 +558,7 @@ impl Grant {
     }
 
     /// Writes bytes of a page of the grant; space must have been reserved for it. A page got with
-    /// `Intent::Overwrite` is written as a whole. Fails as `read`; the page is as it was then.
+    /// `Intent::Overwrite` is written whole. Fails as `read` does, and then leaves the page unchanged.
     pub fn write(&mut self, page: u64, offset: usize, data: &[u8]) -> Result<(), Latched> {
         let memory = &self.shared.memory;
         let index = self.entry(page);
@@ -585,13 +585,13 @@ impl Grant {
             Err(Miss::Busy | Miss::Broken | Miss::Changed | Miss::NoRoom) => {
                 Err(Latched::new(memory, key))
             }
-            // As in `read`.
+            // The table is corrupt; as in `read`, only this volume is affected.
             Err(Miss::Absent | Miss::Unbacked) => Ok(()),
         }
     }
 
-    /// BACKED for a page that is published now, if the object may be written inline. The page was inserted before this
-    /// question, so `Slice::withdraw` either comes before it or meets the page while it is filled.
+    /// Returns BACKED for a page that is published now, if the object may be written inline. The page was inserted
+    /// before this check. `Slice::withdraw` therefore either runs before the check or finds the page in its fill.
     fn backed(&self) -> Flags {
         match self.object.may_write_inline() {
             true => Flags::BACKED,
@@ -599,13 +599,13 @@ impl Grant {
         }
     }
 
-    /// Lets a page be written inline for which space is reserved, if its object may be.
+    /// Allows inline writes to a page that has space reserved, if its object may be written inline.
     fn back(&self, index: u32) {
         let entry = self.shared.memory.entry(index);
         if entry.state().has(Flags::BACKED) {
             return;
         }
-        // Under the lock: `Slice::withdraw` takes it after the object has said no, and looks at the pages then.
+        // Checks under the lock: `Slice::withdraw` takes it after the object has refused, and then visits the pages.
         let _state = self.shared.lock();
         if self.object.may_write_inline() {
             entry.mark(Flags::BACKED);
@@ -629,7 +629,7 @@ impl Grant {
         }
     }
 
-    /// Makes a page dirty as it is. Fails as `write`.
+    /// Marks a page dirty without changing it. Fails as `write` does.
     pub fn redirty(&mut self, page: u64) -> Result<(), Latched> {
         self.write(page, 0, &[])
     }

@@ -1,7 +1,7 @@
-//! Gets that found a page latched by a writer that does not go on, and wait without a thread.
+//! Gets that met a page latched by a writer that makes no progress, and wait for it without a thread.
 //!
-//! A client that is stopped, or has no CPU, may hold a latch for as long as `want_latched` allows. The thread that met the latch
-//! goes on with other work: what it wanted is parked here, and the pipeline looks at the latch again from time to time.
+//! A client that is stopped, or gets no CPU time, may hold a latch for as long as `want_latched` allows. The thread that met the
+//! latch continues with other work: its request is parked here, and the pipeline checks the latch periodically.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -12,19 +12,19 @@ use jericho_shm::{Flags, Key, SliceMemory, State as Word};
 use crate::Slice;
 use crate::state::{After, Shared, State, run};
 
-/// How often parked Gets are looked at while there are any.
+/// Period at which the pipeline checks parked Gets while there are any.
 pub(crate) const ROUND: Duration = Duration::from_millis(1);
 
-/// A page whose latch another holds.
+/// A page that another writer has latched.
 #[derive(Debug)]
 #[must_use = "the bytes were not transferred"]
 pub struct Latched {
     key: Key,
-    /// The state that was seen; `None`: the latch is free again.
+    /// The latched state that was seen; `None` when the latch is free again.
     word: Option<Word>,
 }
 
-/// What goes on when a latch was given back.
+/// A request that resumes when a latch changes hands.
 pub(crate) struct Parked {
     latched: Latched,
     resume: Box<dyn FnOnce() + Send>,
@@ -37,7 +37,7 @@ impl Latched {
         Latched { key, word }
     }
 
-    /// Whether the same holder has the page still, after a look that may have taken its latch away.
+    /// Returns whether the same holder still has the page. The check may take the latch away.
     fn is_held(&self, state: &mut State, shared: &Shared) -> bool {
         let (Some(seen), Some(found)) = (self.word, shared.memory.lookup(self.key)) else {
             return false;
@@ -47,8 +47,8 @@ impl Latched {
 }
 
 impl Slice {
-    /// Runs `resume` in a thread of the slice once a latch has changed hands, which takes a bounded time: `want_latched` takes
-    /// it away.
+    /// Runs `resume` in a thread of the slice once the latch has changed hands. The wait is bounded, because `want_latched`
+    /// takes the latch away.
     pub fn when_unlatched(&self, latched: Latched, resume: impl FnOnce() + Send + 'static) {
         park(&self.shared, latched, Box::new(resume));
     }
@@ -61,7 +61,7 @@ pub(crate) fn park(shared: &Shared, latched: Latched, resume: Box<dyn FnOnce() +
     shared.read_waker.wake();
 }
 
-/// When parked Gets are looked at.
+/// Decides when parked Gets are checked.
 pub(crate) struct Rounds(Instant);
 
 impl Rounds {
@@ -69,12 +69,12 @@ impl Rounds {
         Rounds(Instant::now())
     }
 
-    /// For how long the pipeline may sleep; `None`: for ever.
+    /// Returns how long the pipeline may sleep; `None` when without limit.
     pub fn sleep(&self, shared: &Shared) -> Option<Duration> {
         (shared.parked.load(SeqCst) > 0).then_some(ROUND)
     }
 
-    /// Lets those go on whose latch has changed hands, if it is time to look.
+    /// Resumes the Gets whose latch has changed hands, if a check is due.
     pub fn look(&mut self, shared: &Arc<Shared>) {
         if shared.parked.load(SeqCst) > 0 && self.0.elapsed() >= ROUND {
             retry(shared);
@@ -83,7 +83,7 @@ impl Rounds {
     }
 }
 
-/// Lets those go on whose latch has changed hands; all of them when the slice closes.
+/// Resumes the Gets whose latch has changed hands; all Gets when the slice closes.
 pub(crate) fn retry(shared: &Arc<Shared>) {
     let mut after = After::default();
     let mut state = shared.lock();

@@ -4,12 +4,11 @@
 //!   none ── a write-back fails ──▶ outage ── no page has failed for RETRY, and none waits or is being tried again ──▶ none
 //! ```
 //!
-//! What failed stays dirty, and nothing of it is lost. The evictor (the only one who changes the outage) writes
-//! one piece of it every `RETRY`; once one can be written, all are tried again. Meanwhile nobody waits in vain:
-//! a sync tries its pages at once and has the error, and writers that are held back because too much is dirty get
-//! it, too. They wait on only while write-back of other pages makes room for them. Where the cause is a lack of
-//! space, `Slice::no_room` tells it to those who are about to write new pages, before the cache is full of what has
-//! no place.
+//! Pages whose write-back failed stay dirty, and none is lost. Only the evictor changes the outage. It writes one of
+//! their pieces every `RETRY`; once a piece succeeds, it retries all. Meanwhile no caller waits in vain. A sync tries
+//! its pages at once and returns the error. So do writers that are held back because too much is dirty, unless
+//! write-back of other pages still makes room for them. When the cause is a lack of space, `Slice::no_room` reports
+//! it to callers that are about to write new pages, before the cache fills with pages that cannot be stored.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -18,27 +17,27 @@ use crate::object::Error;
 use crate::slice::Slice;
 use crate::state::{After, Shared, State};
 
-/// Pages whose write-back failed are tried again after this time.
+/// Pause before pages whose write-back failed are retried.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
-/// The observer hears of the end when nothing has failed for this time, so that it does not hear of every page that still
-/// finds room.
+/// The observer learns of the end of an outage when nothing has failed for this long. A page that happens to find room
+/// does not count as an end.
 pub(crate) const CALM: Duration = Duration::from_secs(5);
 
-/// Hears of the begin of an outage (with its cause) and of its end (`None`). Called by the slice's evictor.
+/// Called by the slice's evictor at the beginning of an outage (with its cause) and at its end (`None`).
 pub type Observer = Box<dyn Fn(Option<&Error>) + Send + Sync>;
 
 pub(crate) struct Outage {
-    /// Why the last write-back failed that did.
+    /// Cause of the latest failed write-back.
     error: Error,
     failed_at: Instant,
-    /// When a write-back last succeeded, or the outage began.
+    /// Time of the last successful write-back, or of the beginning of the outage.
     written_at: Instant,
     probe_at: Instant,
 }
 
 impl State {
-    /// A write-back failed.
+    /// Records that a write-back failed.
     pub fn write_back_failed(&mut self, shared: &Shared, error: &Error, now: Instant) {
         let (written_at, probe_at) = self
             .outage
@@ -55,8 +54,8 @@ impl State {
         self.outage = Some(outage);
     }
 
-    /// A write-back succeeded. `failed_before`: of pages that could not be written before, so that the others may be tried
-    /// again.
+    /// Records that a write-back succeeded. `failed_before`: of pages that could not be written before, so the others may
+    /// be retried.
     pub fn write_back_succeeded(&mut self, failed_before: bool, now: Instant) {
         if let Some(outage) = &mut self.outage {
             outage.written_at = now;
@@ -66,7 +65,7 @@ impl State {
         }
     }
 
-    /// Whether a piece of what failed is to be tried now.
+    /// Returns whether a trial write of failed pages is due.
     pub fn is_probe_due(&mut self, now: Instant) -> bool {
         let due = self.outage.as_mut().filter(|o| o.probe_at <= now);
         if let Some(outage) = due {
@@ -76,7 +75,7 @@ impl State {
         false
     }
 
-    /// Ends an outage that is over. Not to be called while pages that failed are being tried again.
+    /// Ends an outage that is over. Must not be called while failed pages are being retried.
     pub fn end_outage(&mut self, shared: &Shared, now: Instant) {
         let quiet = |o: &Outage| now.saturating_duration_since(o.failed_at) >= RETRY;
         if self.outage.as_ref().is_some_and(quiet) && self.dirty.failed_pages() == 0 {
@@ -85,8 +84,8 @@ impl State {
         }
     }
 
-    /// Gives the cause of the outage to writers that wait for fewer dirty pages, if the pages that cannot be written
-    /// are too many for that, or none could be written for a while.
+    /// Returns the outage's error to writers that wait for fewer dirty pages, if the failed pages alone exceed the
+    /// limit or no write has succeeded for a while.
     pub fn end_vain_waits(&mut self, shared: &Shared, now: Instant, after: &mut After) {
         let Some(outage) = &self.outage else { return };
         let since = self.throttled_since.max(outage.written_at);
@@ -106,14 +105,14 @@ fn is_no_room(error: &Error) -> bool {
 }
 
 impl Slice {
-    /// `observer` hears of each begin and end of a time in which pages cannot be written back. It must not wait for the
+    /// Sets the observer, which learns of the beginning and end of each outage. The observer must not wait for the
     /// slice. Set once.
     pub fn set_on_outage(&self, observer: Observer) {
         let _ = self.shared.on_outage.set(observer);
     }
 
-    /// Why new pages should not be written now: there is no space to write them back to. What has its place may still be
-    /// overwritten.
+    /// Returns why new pages should not be written now: there is no space to write them back to. Pages that have space
+    /// on the device may still be overwritten.
     pub fn no_room(&self) -> Option<Error> {
         if self.shared.no_room.load(Relaxed) == 0 {
             return None;
@@ -123,7 +122,7 @@ impl Slice {
     }
 }
 
-/// Tells the observer. Without the lock.
+/// Tells the observer. Must be called without the lock.
 pub(crate) fn tell(shared: &Shared, error: Option<&Error>) {
     if let Some(observer) = shared.on_outage.get() {
         observer(error);
@@ -131,6 +130,6 @@ pub(crate) fn tell(shared: &Shared, error: Option<&Error>) {
     }
     match error {
         Some(error) => tracing::error!(slice = shared.id, %error, "write-back fails"),
-        None => tracing::info!(slice = shared.id, "write-back goes on"),
+        None => tracing::info!(slice = shared.id, "write-back works again"),
     }
 }

@@ -253,8 +253,8 @@ impl Slice {
         self.shared.dirty() >= u64::from(self.shared.limits.dirty_max)
     }
 
-    /// Runs `resume` once there are fewer dirty pages than the limit, or with an error when there is no hope of that
-    /// because pages cannot be written.
+    /// Runs `resume` once there are fewer dirty pages than the limit. Runs it with an error when failed pages make
+    /// that hopeless.
     pub fn when_not_throttling(&self, resume: impl FnOnce(Result<(), Error>) + Send + 'static) {
         self.shared.counts.throttled.fetch_add(1, Relaxed);
         let mut after = After {
@@ -274,14 +274,14 @@ impl Slice {
         run(&self.shared, after);
     }
 
-    /// Objects with pages that are newer than the device.
+    /// Returns the objects with pages that are newer than the device.
     pub fn dirty_objects(&self) -> Vec<u64> {
         let mut state = self.shared.lock();
         state.drain_announced(&self.shared);
         state.dirty.ids()
     }
 
-    /// Bytes that are newer than the device.
+    /// Returns how many bytes are newer than the device.
     pub fn dirty_bytes(&self) -> u64 {
         self.shared.dirty() * PAGE_BYTES
     }

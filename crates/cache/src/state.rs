@@ -45,7 +45,7 @@ pub(crate) struct Shared {
     pub jobs: SegQueue<Job>,
     pub evict_waker: Arc<dyn Wake>,
     pub closing: AtomicBool,
-    /// Length of `State::parked`, or more for a moment.
+    /// Length of `State::parked`; briefly, more.
     pub parked: AtomicUsize,
     /// See `Slice::set_announcer` and `set_on_broken`.
     pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -86,9 +86,9 @@ pub(crate) struct State {
     pub invalidations: Vec<Invalidation>,
     /// Writers that wait until there are fewer dirty pages.
     pub throttled: VecDeque<Done>,
-    /// When the first of them began to wait.
+    /// When the first of the waiting writers began to wait.
     pub throttled_since: Instant,
-    /// Some while pages cannot be written.
+    /// Set while pages cannot be written back.
     pub outage: Option<Outage>,
     pub latches: Latches,
     /// Gets that wait for a latch.

@@ -408,7 +408,7 @@ fn a_reader_that_is_dropped_ends_its_reads_and_the_pipeline_takes_over() {
     assert_ne!(thread, std::thread::current().id());
 }
 
-/// An object with a defect: it places what is written back nowhere.
+/// An object with a bug: it returns no place for what is written back.
 struct Nowhere;
 
 impl Object for Nowhere {
@@ -440,7 +440,7 @@ fn an_evictor_that_panics_ends_the_process_with_its_name_and_cause() {
         let bed = bed(FRAMES_MIN, 8);
         let object: Arc<dyn Object> = Arc::new(Nowhere);
         write(&bed.slice, &object, 0, 0, &[1]).unwrap();
-        // The evictor drops the question before the process ends: neither that nor an answer ends the child.
+        // The evictor drops this callback before the process ends. Neither that nor a call of it ends the child.
         bed.slice.sync(&object, 0..1, Box::new(|_| {}));
         std::thread::sleep(Duration::from_secs(60));
         panic!("the process goes on without its evictor");
@@ -469,7 +469,7 @@ fn no_page_of_an_object_that_must_not_be_written_inline_may_be() {
         let found = slice.memory().lookup(Key::new(1, page)).expect("cached");
         found.state.has(Flags::BACKED)
     };
-    // By the daemon, as a page that is not there, and one that is there without the right.
+    // The daemon writes the page: once when it is not cached, and once when it is cached without the right.
     for (allowed, page) in [(true, 0), (false, 1)] {
         linear.inline.store(allowed, Ordering::SeqCst);
         write(slice, &object, page, 0, &[1; PAGE]).unwrap();
@@ -502,7 +502,7 @@ fn a_latch_that_is_held_for_long_is_waited_for_without_a_thread() {
     let entry = memory.entry(found.index);
     let latched = entry.try_latch(found.state, 7).expect("nobody else writes");
     let (tx, rx) = mpsc::channel();
-    // In this thread, which comes back at once.
+    // Called in this thread, which must return at once.
     for n in 0..3 {
         let (again, tx) = (slice.clone(), tx.clone());
         slice.get(&object, 0, 1, Intent::Read, move |grant| {
@@ -518,7 +518,7 @@ fn a_latch_that_is_held_for_long_is_waited_for_without_a_thread() {
     assert_eq!(resumed, [0, 1, 2]);
 }
 
-/// A device that is full when the first page is written for the first time, and takes its time for the second.
+/// A device that is full at the first write of the first page, and slow at the second.
 struct Full {
     device: Arc<dyn Device>,
     tries: AtomicU64,
@@ -589,7 +589,7 @@ fn an_outage_is_not_over_while_the_page_that_failed_is_being_tried_again() {
         .recv_timeout(Duration::from_secs(60))
         .expect("never tried again");
     assert!(slice.no_room().is_some(), "over when the trial began");
-    // The evictor has its turn in between.
+    // Lets the evictor run in between.
     for byte in 0..2 {
         write(&slice, &other, 0, 0, &[byte; PAGE]).unwrap();
         wait(|done| slice.sync(&other, 0..1, done)).unwrap();

@@ -216,7 +216,7 @@ fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
         synced.map_err(|error| error.to_string())
     });
     at_last("the end of the outage in the log", || {
-        let ends = host.said("goes on");
+        let ends = host.said("works again");
         (ends == 1).then_some(()).ok_or(format!("{ends} lines"))
     });
     at_last("new data", || {
