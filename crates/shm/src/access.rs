@@ -65,7 +65,7 @@ pub(crate) fn try_write(
     write_latched(entry, seen, owner, copy)
 }
 
-/// As `try_write`, by the daemon, which has reserved space for the page itself and needs no BACKED.
+/// Does the same as `try_write` for the daemon, which has reserved space for the page and needs no BACKED.
 #[inline(always)]
 pub(crate) fn try_write_own(
     entry: &Entry,

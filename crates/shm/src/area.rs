@@ -1,8 +1,5 @@
-//! A client's own area: the ring in which it reports the pages that it made dirty, and a block for each of its threads with marks of use and
-//! counters.
-//!
-//! The client writes it and the daemon trusts nothing in it: whatever lies there costs the daemon a bounded
-//! look, and every key is checked by whoever uses it.
+//! A client's own area: the ring in which it reports the pages that it made dirty, and a block for each of its threads with reference marks
+//! and counters.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,19 +15,20 @@ use crate::sync::{self, AtomicU32, Ordering};
 
 /// Keys that the ring holds.
 pub const RING_KEYS: usize = 8192;
-/// Where the word that cuts the client off is.
+/// Offset of the word that revokes the client.
 pub(crate) const CUT_OFF_AT: u64 = 8;
-/// Blocks for threads. The last one is shared by the threads that find no other.
+/// Number of blocks for threads. Threads that find no free block share the last one.
 pub const BLOCKS: usize = 1024;
-/// Marks of use in a block.
+/// Reference marks in a block.
 pub const MARKS: usize = 4096;
-/// Marks that one bit of `Head::marked` stands for.
+/// Reference marks that one bit of `Head::marked` covers.
 const MARKS_PER_BIT: usize = MARKS / 64;
 const VERSION: u32 = 3;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
-/// Blocks that a new thread looks at for one whose thread has ended, unless all blocks are given out.
+/// Number of blocks that a new thread checks for one whose thread has ended. Once all blocks are assigned, it checks
+/// every block.
 const LOOKS: u32 = 4;
 const BYTES: usize = BLOCKS_AT + BLOCKS * size_of::<Block>();
 
@@ -39,9 +37,9 @@ struct Header {
     version: AtomicU32,
     owner: AtomicU32,
     cut_off: AtomicU32,
-    /// Blocks given out so far.
+    /// Number of blocks assigned so far.
     blocks: AtomicU32,
-    /// Where the search for a block of a thread that has ended goes on.
+    /// Block where the next search for an ended thread begins.
     hand: AtomicU32,
     _unused: [u32; 11],
     given_out: sync::AtomicU64,
@@ -59,7 +57,7 @@ const _: () = assert!(
 const _: () = assert!(std::mem::offset_of!(Header, cut_off) as u64 == CUT_OFF_AT);
 const _: () = assert!(size_of::<Header>() <= RING_AT);
 
-/// What belongs to one thread: no other thread of the program stores to it. Pages of it that nobody touched take no memory.
+/// The block of one thread: no other thread of the program stores to it. Untouched pages of a block take no memory.
 #[repr(C, align(4096))]
 struct Block {
     head: Head,
@@ -69,11 +67,11 @@ struct Block {
 
 #[repr(C, align(64))]
 struct Head {
-    /// Kernel's number of the thread that has the block, or had it; 0: none.
+    /// Kernel thread id of the block's present or last owner; 0: none yet.
     holder: AtomicU32,
     /// See `Writer`.
     intent: sync::AtomicU64,
-    /// For each bit: whether any of `MARKS_PER_BIT` marks is new.
+    /// Each bit tells whether any of its `MARKS_PER_BIT` marks is new.
     marked: AtomicU64,
 }
 
@@ -223,7 +221,7 @@ impl Area {
         unsafe { &*self.mapping.as_ptr().cast::<Header>() }
     }
 
-    /// The block with a number (mod what there are).
+    /// Returns a block by number (modulo the number of blocks).
     #[inline]
     fn block(&self, number: u32) -> &Block {
         // SAFETY: the number is below BLOCKS, for which the mapping has room at BLOCKS_AT, which is aligned; as in `header`.
@@ -254,14 +252,15 @@ impl Area {
         self.header().cut_off.store(1, Ordering::SeqCst);
     }
 
-    /// The client reports a page that it made dirty, before it acknowledges the write. Returns true if the bell is to be rung.
+    /// Reports a page that the client made dirty, before the client acknowledges the write. Returns true if the caller must
+    /// ring the doorbell.
     #[inline]
     pub fn report(&self, key: Key, slots: &Slots) -> bool {
         self.ring().report(key, self.owner(), slots.reports())
     }
 
-    /// Whether a thread of the client may make a clean page dirty: there is room for its key. Else it writes through the kernel,
-    /// and the daemon empties the ring.
+    /// Returns whether a thread of the client may make a clean page dirty, which needs room for the page's key. Without room the
+    /// thread writes through the kernel, and the daemon drains the ring.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.ring().has_room()
@@ -280,7 +279,7 @@ impl Area {
         }
     }
 
-    /// A thread of a client that may not write stamps marks an entry as used, in its block. Lossy.
+    /// Marks an entry as used, in the block of a thread that may not write reference ages. A mark may be lost.
     #[inline]
     pub fn touch(&self, block: u32, slice: u16, entry: u32) {
         let block = self.block(block);
@@ -294,24 +293,25 @@ impl Area {
         let bit = 1u64 << (at / MARKS_PER_BIT);
         let marked = block.head.marked.load(Ordering::Relaxed);
         if marked & bit == 0 {
-            // No locked instruction: when the daemon takes bits at the same moment, it looks at some marks twice.
+            // No locked instruction: if the daemon takes the bits at the same moment, it only reads some marks twice.
             block.head.marked.store(marked | bit, Ordering::Relaxed);
         }
     }
 
-    /// The daemon takes the marks: calls `each` with slice and entry, unchecked. It looks at marks that are new, and at a line of each
-    /// block that was ever given out.
+    /// Takes the reference marks for the daemon: calls `each` with slice and entry, unchecked. Reads only new marks, and one cache
+    /// line of each assigned block.
     pub fn take_touched(&self, mut each: impl FnMut(u16, u32)) {
         for block in self.blocks() {
             if block.head.marked.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // Before the marks are taken: a later mark sets its bit again.
+            // Clears the bits before it takes the marks: a later mark sets its bit again.
             let marked = block.head.marked.swap(0, Ordering::Relaxed);
             let bits = (0..64).filter(|bit| marked >> bit & 1 != 0);
             for word in bits.flat_map(|bit| &block.marks.0[bit * MARKS_PER_BIT..][..MARKS_PER_BIT])
             {
-                // Zero is slice 0's entry 0, which loses its marks: it is one of millions.
+                // The word 0 also stands for entry 0 of slice 0, whose marks are lost. That is one entry among
+                // millions.
                 if word.load(Ordering::Relaxed) != 0 {
                     let mark = word.swap(0, Ordering::Relaxed);
                     each((mark >> 32) as u16, mark as u32);
@@ -320,15 +320,15 @@ impl Area {
         }
     }
 
-    /// Blocks that were ever given out, and the shared one.
+    /// Returns the blocks that were ever assigned, and the shared one.
     fn blocks(&self) -> impl Iterator<Item = &Block> {
         let last = BLOCKS as u32 - 1;
         let given_out = self.header().blocks.load(Ordering::Acquire).min(last);
         (0..given_out).chain([last]).map(|at| self.block(at))
     }
 
-    /// Takes a block for the thread that the kernel knows as `tid`: one of a thread that `has_ended`, or one that nobody had yet.
-    /// Returns its number, and whether it is the thread's alone.
+    /// Assigns a block to the thread with kernel thread id `tid`: the block of a thread that `has_ended`, or a fresh one. Returns
+    /// its number, and whether the thread has it for itself.
     pub fn take_block(&self, tid: u32, has_ended: impl Fn(u32) -> bool) -> (u32, bool) {
         let header = self.header();
         let last = BLOCKS as u32 - 1;
@@ -341,7 +341,7 @@ impl Area {
             let at = header.hand.fetch_add(1, Ordering::Relaxed) % given_out;
             let holder = &self.block(at).head.holder;
             let seen = holder.load(Ordering::Relaxed);
-            // A thread with this number that had it has ended: the number is another thread's now.
+            // A holder with the same thread id has ended too, because the kernel has reused the id.
             if (seen == tid || has_ended(seen))
                 && holder
                     .compare_exchange(seen, tid, Ordering::AcqRel, Ordering::Relaxed)
@@ -355,7 +355,7 @@ impl Area {
         }
         let at = header.blocks.fetch_add(1, Ordering::AcqRel);
         if at >= last {
-            // Others were quicker.
+            // Other threads took the last ones.
             header.blocks.store(last, Ordering::Release);
             return (last, false);
         }
@@ -363,13 +363,13 @@ impl Area {
         (at, true)
     }
 
-    /// How a thread with a block of its own writes to a slice.
+    /// Returns how a thread with a block of its own writes to a slice.
     #[inline]
     pub fn writer(&self, owner: u16, block: u32, slice: u16) -> Writer<'_> {
         Writer::client(owner, &self.block(block).head.intent, slice).reporting_to(self)
     }
 
-    /// The entry that each thread latched last, or was about to: calls `each` with slice and entry, unchecked.
+    /// Calls `each` with the slice and entry that each thread latched last or was about to latch, unchecked.
     pub fn intents(&self, mut each: impl FnMut(u16, u32)) {
         for block in self.blocks() {
             if let Some((slice, entry)) = intent::read(&block.head.intent) {
@@ -378,13 +378,14 @@ impl Area {
         }
     }
 
-    /// The counter of a block for a slice.
+    /// Returns the counter of a block for a slice.
     #[inline]
     pub fn counter(&self, block: u32, slice: u16) -> &Counter {
         &self.block(block).counters[usize::from(slice) % COUNTED_SLICES]
     }
 
-    /// The counters of all threads, living and ended, for a slice (numbers from 64 on share those of the number mod 64).
+    /// Returns the counters of all threads, living and ended, for a slice. Slices from 64 on share those of their number
+    /// modulo 64.
     pub fn counters_of(&self, slice: u16) -> impl Iterator<Item = &Counter> {
         let number = usize::from(slice) % COUNTED_SLICES;
         self.blocks().map(move |block| &block.counters[number])
@@ -423,7 +424,7 @@ mod tests {
                 area.report(Key::new(1, pages), &slots);
                 pages += 1;
             }
-            // Each thread may have found room before.
+            // Each thread may have found room before the others reported.
             for page in 0..BLOCKS as u64 - 1 {
                 area.report(Key::new(1, pages + page), &slots);
             }
@@ -504,7 +505,7 @@ mod tests {
         seen
     }
 
-    /// A thread that lives.
+    /// A thread that lives until it is dropped.
     fn take(area: &Area, tid: u32) -> (u32, bool) {
         area.take_block(tid, |_| false)
     }
@@ -516,7 +517,7 @@ mod tests {
         for block in blocks {
             area.touch(block, 3, 1234 + block);
         }
-        // The one that threads share which find no other.
+        // The block that threads share when no other is free.
         area.touch(BLOCKS as u32 - 1, 0, 77);
         let wanted = [(0, 77), (3, 1234), (3, 1235), (3, 1236)];
         assert_eq!(touched(&area), wanted);
@@ -557,7 +558,7 @@ mod tests {
             assert!(alone && numbers.insert(block), "thread {tid}");
             area.counter(block, 2).add(access, alone);
         }
-        // Each of these ends before the next one begins.
+        // Each thread ends before the next one begins.
         for tid in 501..10_501u32 {
             let (block, alone) = area.take_block(tid, |holder| holder > 500);
             assert!(alone, "thread {tid}");
@@ -582,7 +583,7 @@ mod tests {
         let (block, alone) = area.take_block(5002, |holder| holder == 700);
         assert!(alone && block < last);
         assert_eq!(take(&area, 5003), (last, false));
-        // Nonsense in the header costs no more.
+        // Corrupt header values must not cost more.
         area.header().blocks.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(take(&area, 5004), (last, false));
         assert_eq!(area.counters_of(0).count(), BLOCKS);

@@ -40,10 +40,10 @@ pub enum Call {
     },
     /// The file is about to be mapped: no inline access any more, page cache coherent.
     Mapped,
-    /// A token, which shows that the caller has a writable descriptor.
+    /// Asks for a token, which proves that the caller has a writable descriptor.
     Token,
-    /// A signal handler interrupted an inline write of its thread and is about to access these pages through the kernel:
-    /// pages of them that the client has latched go on in other frames.
+    /// A signal handler interrupted an inline write of its thread and is about to access these pages through the kernel.
+    /// The daemon moves those that the client has latched to other frames.
     Interrupted {
         /// First page.
         first: u64,
@@ -51,10 +51,10 @@ pub enum Call {
         pages: u32,
         /// The client's owner number.
         owner: u16,
-        /// The daemon's life that gave it.
+        /// The daemon instance that assigned the number.
         instance: u64,
     },
-    /// A writer that lost its latch has ended its copy into the frame that the page had.
+    /// A writer that lost its latch has ended its copy into the page's former frame.
     Copied {
         /// The slice's number.
         slice: u16,
@@ -62,7 +62,7 @@ pub enum Call {
         frame: u32,
         /// The client's owner number.
         owner: u16,
-        /// The daemon's life that gave it.
+        /// The daemon instance that assigned the number.
         instance: u64,
     },
 }
@@ -76,13 +76,13 @@ pub struct Answer {
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// Pages that were reserved, or are still latched.
+    /// Number of pages that were reserved, or that are still latched.
     pub pages: u32,
     /// The daemon's life.
     pub instance: u64,
     /// The object.
     pub object: u64,
-    /// What a request for writable segments has to present; 0: none.
+    /// Token that a request for writable segments must present; 0: none.
     pub token: u64,
 }
 
@@ -166,7 +166,7 @@ impl Call {
             return Err(Refusal::Version);
         }
         let (flags, first, pages) = (u32_at(bytes, 4), u64_at(bytes, 8), u32_at(bytes, 16));
-        // A number that no owner has, for one that is out of range.
+        // An out-of-range number maps to one that no owner has.
         let owner = u16::try_from(u32_at(bytes, 20)).unwrap_or(0);
         let instance = u64_at(bytes, 24);
         Ok(Some(match n {
@@ -241,8 +241,8 @@ pub fn socket_name(instance: u64) -> String {
 /// A client asks for the segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Writable table, stamps, frames and slots are wanted: a token that the ioctl on a writable descriptor answered. 0: they are
-    /// to be read only.
+    /// A token from the ioctl on a writable descriptor, to request writable table, ages, frames and slots. 0 requests read-only
+    /// segments.
     pub token: u64,
     /// The client's owner number when it has one and wants write access added; 0: a new client.
     pub owner: u16,

@@ -89,7 +89,7 @@ const OWNER_MASK: u64 = ((1 << OWNER_BITS) - 1) << (FRAME_BITS + FLAG_BITS);
 const VERSION_ONE: u64 = 1 << VERSION_SHIFT;
 
 impl Flags {
-    /// None of them.
+    /// No flags.
     pub const NONE: Flags = Flags(0);
     /// The frame holds the page's bytes.
     pub const VALID: Flags = Flags(1 << FRAME_BITS);
@@ -320,9 +320,9 @@ impl Entry {
         State(self.state.fetch_and(!clear.0, Ordering::AcqRel))
     }
 
-    /// Takes the right to write inline from a page (`clear` is BACKED; or nothing, where writers look elsewhere under the latch).
-    /// Returns `None` when no writer has the page from here on; else the state after the change: a writer holds the latch, or
-    /// the page is being filled and may be published with the right. Then the caller calls again later.
+    /// Removes the right to write inline from a page. `clear` is BACKED, or no flag when writers check another word under the
+    /// latch. Returns `None` when no writer holds the page from here on. Otherwise returns the new state: a writer holds the
+    /// latch, or the page is being filled and may be published with the right; the caller then calls again later.
     pub fn withdraw(&self, clear: Flags) -> Option<State> {
         let before = self.unmark(clear);
         let after = State(before.0 & !clear.0);
@@ -353,7 +353,8 @@ impl Entry {
     /// that lies can have cleared it.
     pub fn publish(&self, flags: Flags) {
         let seen = State(self.state.load(Ordering::Relaxed));
-        // A swap and no store: `withdraw` may change the word at the same moment, and is to come before or after.
+        // A swap instead of a store, because `withdraw` may change the word at the same moment and must come before
+        // or after.
         self.state.swap(
             seen.next(Flags::VALID.0 | flags.0, seen.frame()).0,
             Ordering::Release,

@@ -1,18 +1,19 @@
-//! What a client's thread is about to latch, where the daemon finds it when the program has died.
+//! The note of what a client's thread is about to latch. The daemon reads it after the program has died.
 
 use std::sync::atomic::compiler_fence;
 
 use crate::area::Area;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The word is one of a thread.
+/// The word belongs to one thread.
 const SET: u64 = 1 << 63;
 
-/// Who writes: the owner number for the latch and, for a thread of a client, where it notes the entry that it is about to latch.
+/// A writer: the owner number for the latch and, for a client's thread, the place of its note.
 ///
-/// The note is one plain store before the latch is taken, and stays until the thread's next write: it names the entry while the latch is
-/// held, and afterwards until the page that became dirty is reported. The daemon looks at it after the program's end, when all
-/// its stores are there, so only their order in the thread matters; and when a file may not be written inline any more, for who has not noticed yet.
+/// The note is one plain store before the latch is taken, and stays until the thread's next write. It names the entry while the latch is
+/// held, and afterwards until the dirty page is reported. The daemon reads it in two cases. After the program has ended, all its stores are
+/// visible, so only their order within the thread matters. The daemon also reads it after it has ended inline writes of a file, to find
+/// writers that have not noticed yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer<'a> {
     owner: u16,
@@ -21,7 +22,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// A writer that leaves no note: the daemon.
+    /// Creates a writer without a note: the daemon.
     pub const fn daemon(owner: u16) -> Writer<'static> {
         Writer {
             owner,
@@ -30,7 +31,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A thread of a client, whose note is `intent`, in a slice.
+    /// Creates the writer of a client's thread in a slice; `intent` holds its note.
     #[inline(always)]
     pub(crate) fn client(owner: u16, intent: &AtomicU64, slice: u16) -> Writer<'_> {
         Writer {
@@ -40,7 +41,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The writer reports pages that it makes dirty in an area.
+    /// Sets the area in which the writer reports pages that it makes dirty.
     #[inline(always)]
     pub(crate) fn reporting_to<'b>(self, area: &'b Area) -> Writer<'b>
     where
@@ -52,19 +53,19 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Whether the writer could report a clean page that it makes dirty.
+    /// Returns whether the writer has room to report a clean page that it makes dirty.
     #[inline(always)]
     pub(crate) fn can_report(&self) -> bool {
         self.area.is_none_or(Area::has_room)
     }
 
-    /// The owner number.
+    /// Returns the owner number.
     #[inline(always)]
     pub fn owner(&self) -> u16 {
         self.owner
     }
 
-    /// The writer is about to latch an entry.
+    /// Notes that the writer is about to latch an entry.
     #[inline(always)]
     pub fn about_to_latch(&self, index: u32) {
         if let Some((intent, slice)) = self.intent {
@@ -72,13 +73,14 @@ impl<'a> Writer<'a> {
                 SET | u64::from(slice) << 32 | u64::from(index),
                 Ordering::Relaxed,
             );
-            // Not for other processors: a thread that is killed after the latch was killed after the note, too.
+            // Orders this thread's own stores, not other processors: a thread that dies after the latch has stored
+            // the note.
             compiler_fence(std::sync::atomic::Ordering::SeqCst);
         }
     }
 }
 
-/// Slice and entry of a note, both unchecked; `None`: the thread has not written.
+/// Returns slice and entry of a note, both unchecked; `None` if the thread has not written yet.
 pub(crate) fn read(intent: &AtomicU64) -> Option<(u16, u32)> {
     let word = intent.load(Ordering::Relaxed);
     (word & SET != 0).then_some(((word >> 32) as u16, word as u32))

@@ -1,5 +1,5 @@
-//! The messages between a daemon and its keeper, and what the keeper does to the segments. Native-endian, as all of it stays on
-//! one machine: docs/formats/shm.md.
+//! The messages between a daemon and its keeper, and what the keeper does to the segments. All integers are native-endian,
+//! because both run on one machine: docs/formats/shm.md.
 
 use std::fs::File;
 use std::io;
@@ -9,13 +9,13 @@ use crate::area;
 
 /// Version of the messages.
 pub const KEEPER_VERSION: u32 = 1;
-/// Bytes of a message.
+/// Length of a message in bytes.
 pub const KEEPER_BYTES: usize = 32;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHkeep");
 
-/// What segments are there, in the order in which they are emptied. Each step makes the next one safe: a client that still
-/// reads or writes fails when it looks again at what an earlier step has emptied.
+/// The kinds of segments, in the order in which the keeper empties them. Each step makes the next one safe: a client that
+/// is still reading or writing fails when it checks what an earlier step has emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Segment {
@@ -41,23 +41,23 @@ impl Segment {
     ];
 }
 
-/// A message. Descriptors come with it as noted.
+/// A message. Each kind states which descriptors come with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeeperMessage {
     /// A pidfd of the daemon.
     Daemon,
-    /// Segments of one kind, as many as there are descriptors.
+    /// Segments of one kind, one per descriptor.
     Segments(Segment),
     /// The area of the client with this owner number.
     Area(u16),
-    /// The client with this owner number is gone: its area is closed.
+    /// The client with this owner number is gone: the keeper closes its area.
     Forget(u16),
-    /// To the keeper: all that there is was sent. From the keeper: it has all of that.
+    /// To the keeper: everything was sent. From the keeper: everything has arrived.
     Complete,
 }
 
 impl KeeperMessage {
-    /// The bytes.
+    /// Returns the message's bytes.
     pub fn encode(self) -> [u8; KEEPER_BYTES] {
         let (kind, value) = match self {
             KeeperMessage::Daemon => (1u32, 0),
@@ -74,7 +74,7 @@ impl KeeperMessage {
         bytes
     }
 
-    /// From the bytes; `None` for anything else, or another version.
+    /// Parses a message. Returns `None` for anything else and for another version.
     pub fn decode(bytes: &[u8]) -> Option<KeeperMessage> {
         let bytes = <&[u8; KEEPER_BYTES]>::try_from(bytes).ok()?;
         let word = |at: usize| {
@@ -100,7 +100,8 @@ impl KeeperMessage {
     }
 }
 
-/// Cuts off the client whose area this is: it takes the kernel path from its next call on. Without mapping the area.
+/// Revokes the client with this area, without mapping the area. The client uses the kernel path from its next call
+/// on.
 pub fn cut_off(area: &File) -> io::Result<()> {
     area.write_all_at(&1u32.to_ne_bytes(), area::CUT_OFF_AT)
 }

@@ -1,12 +1,12 @@
-//! Locks in shared memory among processes that may die, stop, or lie.
+//! Locks in shared memory among processes that may die, stop, or be malicious.
 //!
-//! A word: owner number in the low 16 bits (0: free), then 15 bits that count how often it was taken, bit 31 when
-//! somebody sleeps. Waiting is bounded: a waiter goes on waiting while the lock changes hands, and gives up when one holder has kept
-//! it for a second (`Patience`). The daemon opens the lock of a dead owner, and takes away one that a living client has kept for that
-//! long; a holder that lost its lock finds out by the count.
+//! A lock word holds the owner number in the low 16 bits (0: free), then a 15-bit count of how often it was taken, and bit 31 when a
+//! waiter sleeps. Waiting is bounded: a waiter continues while the lock changes hands, and gives up when one holder has kept it for a
+//! second (`Patience`). The daemon opens the lock of a dead owner, and takes away one that a living client has kept that long. A
+//! holder that lost its lock learns it from the count.
 //!
-//! Who gives a lock back wakes one sleeper. The woken one takes the lock with the mark of sleepers, as others may sleep behind it, so
-//! each release wakes the next.
+//! A holder that releases a lock wakes one sleeper. The woken sleeper takes the lock with the sleepers bit set, because others may
+//! still sleep; so each release wakes the next.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ const SLEEPERS: u32 = 1 << 31;
 // The model checker goes through every turn.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 const YIELDS: u32 = if cfg!(loom) { 0 } else { 64 };
-/// Comparisons that `take_over` makes before it stores.
+/// Attempts of `take_over` to compare before it stores unconditionally.
 const TAKE_OVER_TRIES: u32 = if cfg!(loom) { 8 } else { 1000 };
-/// A sleeper looks again after that long: the one that was woken in its place may have died since.
+/// A sleeper checks again after this time, because the sleeper that was woken instead may have died.
 const SLEEP: Duration = Duration::from_millis(20);
-/// A holder that keeps a lock for that long is stopped, or lies: what is done under a lock takes milliseconds.
+/// A holder that keeps a lock this long is stopped or malicious: work under a lock takes milliseconds.
 pub const HELD_MAX: Duration = Duration::from_secs(1);
-/// Nobody waits longer for locks, whatever becomes of them: a client can make it look as if they changed hands for ever.
+/// Longest wait in any case, because a client can change the word for ever so that the lock seems to change hands.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// A lock word.
@@ -32,9 +32,9 @@ pub const WAIT_MAX: Duration = Duration::from_secs(5);
 #[repr(transparent)]
 pub struct Lock(AtomicU32);
 
-/// How a waiter sleeps, and for how long it does.
+/// How a waiter sleeps, and when it gives up.
 pub(crate) trait Wait {
-    /// Whether it gives up, as the lock's word is `seen` now, without the mark of sleepers.
+    /// Returns whether the waiter gives up. `seen` is the lock's word now, without the sleepers bit.
     fn is_over(&mut self, seen: u32) -> bool;
     /// Sleeps while the word is `seen`; may return early.
     fn wait(&mut self, word: &AtomicU32, seen: u32);
@@ -53,7 +53,7 @@ impl Patience {
         Patience::since(Instant::now(), lock.seen())
     }
 
-    /// Of a waiter that saw the word first at `begun`.
+    /// Creates the patience of a waiter that first saw the word at `begun`.
     pub(crate) fn since(begun: Instant, seen: u32) -> Patience {
         Patience {
             begun,
@@ -120,14 +120,15 @@ impl Lock {
         Some(mine)
     }
 
-    /// Takes the lock for `owner` (not 0). `None` when one holder has kept it for `HELD_MAX`.
+    /// Takes the lock for `owner` (not 0). Returns `None` when one holder has kept it for `HELD_MAX`, or after
+    /// `WAIT_MAX`.
     #[inline]
     pub fn lock(&self, owner: u16) -> Option<Holding> {
         self.try_lock(owner)
             .or_else(|| self.lock_slowly(owner, &mut Patience::new(self)))
     }
 
-    /// As `lock`, when it is held and for a waiter that has waited for others before.
+    /// Does the same as `lock` when the lock is held. The waiter may have waited for other locks before.
     #[cold]
     pub(crate) fn lock_slowly(&self, owner: u16, waiter: &mut impl Wait) -> Option<Holding> {
         for turn in 0..SPINS + YIELDS {
@@ -156,7 +157,7 @@ impl Lock {
                     waiter.wait(&self.0, marked);
                 }
             }
-            // Others may sleep still: the mark stays, at the cost of one needless wake-up.
+            // Others may still sleep, so the bit stays set, at the cost of one needless wake-up.
             if let Some(held) = self.try_lock_marked(owner, SLEEPERS) {
                 return Some(held);
             }
@@ -186,14 +187,14 @@ impl Lock {
         opened
     }
 
-    /// What tells one time that the lock was free from the next; `None`: somebody has it. Acquire: what was done under it is seen.
+    /// Returns a value that changes each time the lock is taken; `None` while it is held. Acquires what was done under the lock.
     #[inline]
     pub(crate) fn turn(&self) -> Option<u32> {
         let word = self.0.load(Ordering::Acquire);
         (word & OWNER == 0).then_some(word & !SLEEPERS)
     }
 
-    /// The word now, without the mark of sleepers.
+    /// Returns the word now, without the sleepers bit.
     #[inline]
     pub(crate) fn seen(&self) -> u32 {
         self.0.load(Ordering::Relaxed) & !SLEEPERS
@@ -205,18 +206,18 @@ impl Lock {
         self.0.load(Ordering::Relaxed) & !SLEEPERS == held.0
     }
 
-    /// Whether `owner` holds it; 0: nobody.
+    /// Returns whether `owner` holds it. 0 asks whether no owner does.
     #[inline]
     pub fn is_held_by(&self, owner: u16) -> bool {
         self.0.load(Ordering::Relaxed) & OWNER == u32::from(owner)
     }
 
-    /// Takes the lock for `owner`, whoever has it.
+    /// Takes the lock for `owner`, even if another owner holds it.
     pub fn take_over(&self, owner: u16) -> Holding {
         let mut word = self.0.load(Ordering::Relaxed);
         for _ in 0..TAKE_OVER_TRIES {
             let mine = Holding::after(word, owner);
-            // With the mark, as those that slept before sleep on.
+            // Keeps the sleepers bit set, because earlier waiters still sleep.
             match self.0.compare_exchange(
                 word,
                 mine.0 | SLEEPERS,
@@ -227,14 +228,14 @@ impl Lock {
                 Err(now) => word = now,
             }
         }
-        // A client changes the word all the time, to keep the daemon here.
+        // A client keeps changing the word to hold the daemon here.
         let mine = Holding::after(word, owner);
         self.0.swap(mine.0 | SLEEPERS, Ordering::AcqRel);
         mine
     }
 
-    /// Takes the lock for `taker` if `owner` (not 0) holds it. `None` when it is another's, also when it became another's meanwhile:
-    /// nothing is changed then.
+    /// Takes the lock for `taker` if `owner` (not 0) holds it. Returns `None` and changes nothing when another owner holds it, even
+    /// if it changed hands during the call.
     pub fn take_from(&self, owner: u16, taker: u16) -> Option<Holding> {
         let word = self.0.load(Ordering::Relaxed);
         if owner == 0 || word & OWNER != u32::from(owner) {
@@ -242,9 +243,9 @@ impl Lock {
         }
         let mine = Holding::after(word, taker);
         let marked = word | SLEEPERS;
-        // A waiter that lay down between the two loads has only set the mark.
+        // A waiter that went to sleep between the two loads has only set the sleepers bit.
         for seen in [word, marked] {
-            // With the mark, as those that slept before sleep on.
+            // Keeps the sleepers bit set, because earlier waiters still sleep.
             let taken = self.0.compare_exchange(
                 seen,
                 mine.0 | SLEEPERS,
@@ -345,7 +346,7 @@ mod tests {
         assert!(lock.is_held(first));
         let daemon = lock.take_from(7, 1).unwrap();
         assert!(!lock.is_held(first) && lock.is_held(daemon));
-        assert_eq!(lock.take_from(7, 1), None, "it is the daemon's by now");
+        assert_eq!(lock.take_from(7, 1), None, "the daemon holds it now");
         assert!(lock.unlock(daemon));
     }
 

@@ -81,12 +81,11 @@ pub enum Miss {
     Unbacked,
     /// A writer held the latch for long.
     Busy,
-    /// The latch was taken away from this writer, which had held it for too long or was interrupted by a signal handler: the
-    /// page is not written.
+    /// The writer lost its latch, which it had held too long, or which its signal handler gave up. The page is not written.
     Broken,
     /// What the writer had assumed of the file is no longer so: the page is not written.
     Changed,
-    /// The page is clean, and the writer's ring has no room to report that it is dirty: the page is not written.
+    /// The page is clean, and the writer's ring has no room to report it as dirty. The page is not written.
     NoRoom,
 }
 
@@ -125,12 +124,12 @@ pub struct SliceMemory {
     stamps: Arc<Mapping>,
     frames: Arc<Mapping>,
     begins: Begins,
-    /// Frames into which writers of this process have copied after they had lost the latch, one more each; 0: none. They
-    /// are kept from use until the slice hears that the copies are over.
+    /// Frames into which writers of this process copied after they lost the latch, plus one; 0: none. The slice keeps
+    /// such a frame out of use until it learns that the copy has ended.
     copied: [AtomicU32; COPIED_MAX],
 }
 
-/// Frames of `SliceMemory::take_copied` that are remembered. Any others stay kept from use until the process ends.
+/// Number of frames that `SliceMemory::take_copied` can remember. Any others stay out of use until the process ends.
 const COPIED_MAX: usize = 16;
 
 /// Where the segments begin in this process, and the words of the slice: the way through the mappings is longer.
@@ -221,7 +220,7 @@ impl SliceMemory {
         }
     }
 
-    /// Remembers a frame of which the latch was taken away from its writer, who has ended its copy.
+    /// Remembers a frame whose writer lost the latch and has ended its copy.
     #[cold]
     fn put_copied(&self, frame: u32) {
         for copied in &self.copied {
@@ -232,7 +231,7 @@ impl SliceMemory {
         }
     }
 
-    /// Takes a frame into which a writer of this process has copied after its latch was taken away.
+    /// Takes a frame into which a writer of this process copied after it lost the latch.
     pub fn take_copied(&self) -> Option<u32> {
         let any = |copied: &&AtomicU32| copied.load(Ordering::Relaxed) != 0;
         let frame = self
@@ -540,7 +539,7 @@ impl SliceMemory {
         still: impl Fn() -> bool,
     ) -> Result<Option<bool>, Miss> {
         let seen = found.state;
-        // Before the latch, which is taken in this state only: a page that was dirty needs no report.
+        // Reads this before the latch, which is taken in this state only. A page that was dirty needs no report.
         if !seen.has(Flags::DIRTY) && !writer.can_report() {
             return Err(Miss::NoRoom);
         }
@@ -595,7 +594,7 @@ impl SliceMemory {
         }
     }
 
-    /// As `write`, for the daemon, which has reserved space for the page and needs no BACKED.
+    /// Does the same as `write` for the daemon, which has reserved space for the page and needs no BACKED.
     pub fn write_own(
         &self,
         key: Key,

@@ -96,12 +96,12 @@ struct Slice {
     lock: AtomicU64,
     /// Whether the object may be written inline; 0: no.
     inline: AtomicU64,
-    /// What the object's slot says to clients; 0: they may write.
+    /// The object's slot as clients see it; 0: they may write.
     slot: AtomicU64,
 }
 
 impl Slice {
-    /// Without pages.
+    /// Creates a slice without pages.
     fn empty() -> Slice {
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
         Slice {
@@ -113,7 +113,7 @@ impl Slice {
         }
     }
 
-    /// With page 1 in entry 0 and frame 0, `flags` set, all its words 1.
+    /// Creates a slice with page 1 in entry 0 and frame 0, with `flags` set and all words 1.
     fn with_page(flags: Flags) -> Arc<Slice> {
         let slice = Slice::empty();
         slice.fill(0, key(1), 0, [1; WORDS], flags);

@@ -1,20 +1,20 @@
-//! Which clients have reported pages that nobody has taken in: a bit for each owner number.
+//! Tracks which clients have reported pages that the daemon has not absorbed: one bit for each owner number.
 //!
 //! ```text
-//! client: key into its ring ─▶ bit set                 (unless it is set)
-//! daemon: owner's ring locked ─▶ noted as being drained ─▶ bit cleared ─▶ ring drained, pages taken in ─▶ note cleared
+//! client: store key in its ring ─▶ set bit                 (unless it is set)
+//! daemon: lock the owner's ring ─▶ set the draining note ─▶ clear bit ─▶ drain ring, absorb pages ─▶ clear note
 //! ```
 //!
-//! Who asks for dirty pages visits the owners whose bit is set and those that are being drained: it waits for these, because what
-//! another thread has taken out of a ring is known only when that thread has taken it in.
+//! A thread that asks for dirty pages visits the owners whose bit is set and those whose ring another thread is draining. It
+//! waits for the latter: a report that another thread took out of a ring counts only after that thread has absorbed it.
 
 use crate::entry::State;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Words with a bit for each owner number.
+/// Number of words with a bit for each owner number.
 pub(crate) const OWNER_WORDS: usize = (State::OWNER_MAX as usize + 1) / 64;
 
-/// The words that clients and the daemon share, wherever they are.
+/// The report words that clients and the daemon share.
 #[derive(Clone, Copy)]
 pub(crate) struct Reports<'a, const W: usize> {
     pub words: &'a [AtomicU64; W],
@@ -22,29 +22,30 @@ pub(crate) struct Reports<'a, const W: usize> {
 }
 
 impl<'a, const W: usize> Reports<'a, W> {
-    /// The client `owner` has put a key into its ring. Returns true if the daemon wants the bell rung.
+    /// Sets the bit of the client `owner`, which has put a key into its ring. Returns true if the daemon wants the
+    /// doorbell rung.
     #[inline]
     pub fn set(&self, owner: u16) -> bool {
         let (word, bit) = place::<W>(owner);
-        // A load first: the line is of all clients, and the bit stays until the daemon comes.
+        // Loads first: all clients share the line, and the bit stays set until the daemon comes.
         if self.words[word].load(Ordering::SeqCst) & bit == 0 {
             self.words[word].fetch_or(bit, Ordering::SeqCst);
         }
         self.wanted.load(Ordering::SeqCst) != 0 && self.wanted.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Says whether the daemon wants the bell rung. It looks for reports once more afterwards.
+    /// Arms or disarms the doorbell. The daemon must check for reports once more afterwards.
     pub fn want_bell(&self, wanted: bool) {
         self.wanted.store(u32::from(wanted), Ordering::SeqCst);
-        // The look that follows is no SeqCst access; it must not come before the store, or a client that saw no wish for the bell
-        // could be missed by it too.
+        // That check uses no SeqCst access. It must not move before the store: the daemon could then miss the report of a client
+        // that saw the doorbell disarmed.
         fence(Ordering::SeqCst);
     }
 
-    /// Owners that have reported pages which the caller cannot rely on to be known.
+    /// Returns the owners with reports that may not be absorbed yet.
     pub fn owners(self, draining: &'a Draining<W>) -> impl Iterator<Item = u16> + use<'a, W> {
         (0..W).flat_map(move |word| {
-            // In this order: who sees that the bit was cleared sees the note, too, unless the drain is over.
+            // Loads in this order: a thread that sees the bit cleared also sees the note, unless the drain is over.
             let reported = self.words[word].load(Ordering::Acquire);
             let mut left = reported | draining.words[word].load(Ordering::Acquire);
             std::iter::from_fn(move || {
@@ -60,18 +61,18 @@ impl<'a, const W: usize> Reports<'a, W> {
         let (word, bit) = place::<W>(owner);
         draining.words[word].fetch_or(bit, Ordering::Relaxed);
         self.words[word].fetch_and(!bit, Ordering::SeqCst);
-        // Before the look at the ring: a client that found the bit set has its key there.
+        // Clears the bit before it reads the ring: a client that found the bit set has its key there.
         fence(Ordering::SeqCst);
     }
 
-    /// Ends what `begin` began: the pages that the ring named are known. The caller has the ring locked still.
+    /// Ends the drain: the pages that the ring named are absorbed. The caller still holds the ring's lock.
     pub fn end(&self, draining: &Draining<W>, owner: u16) {
         let (word, bit) = place::<W>(owner);
         draining.words[word].fetch_and(!bit, Ordering::Release);
     }
 }
 
-/// Owners whose rings threads of the daemon are draining. No client sees it.
+/// Owners whose rings threads of the daemon are draining. Clients do not see it.
 #[derive(Debug)]
 pub struct Draining<const W: usize = OWNER_WORDS> {
     words: [AtomicU64; W],
@@ -84,7 +85,7 @@ impl<const W: usize> Default for Draining<W> {
     }
 }
 
-/// Word and bit of an owner.
+/// Returns the word and bit of an owner.
 #[inline]
 fn place<const W: usize>(owner: u16) -> (usize, u64) {
     (usize::from(owner / 64) % W, 1 << (owner % 64))

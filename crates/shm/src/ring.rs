@@ -7,7 +7,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// The words of a ring with room for `N` keys, wherever they are.
 pub(crate) struct Ring<'a, const N: usize> {
-    /// Threads that may report at a time.
+    /// Number of threads that may report at a time.
     pub threads: u64,
     pub given_out: &'a AtomicU64,
     pub done: &'a AtomicU64,
@@ -16,26 +16,28 @@ pub(crate) struct Ring<'a, const N: usize> {
 }
 
 impl<const N: usize> Ring<'_, N> {
-    /// Whether there is room for a key of the calling thread, also when each other thread reports a page before.
+    /// Returns whether there is room for a key of the calling thread, even if each other thread reports a page first.
     #[inline]
     pub fn has_room(&self) -> bool {
-        // In this order, as positions are taken after they were given out. Acquire: the daemon is done with what it has taken.
+        // Loads `taken` first, because positions are taken after they were given out. Acquire: the daemon is done with the
+        // positions it has taken.
         let taken = self.taken.load(Ordering::Acquire);
-        // It may be more by now. For a key too many of each other thread there is room, and a thread that takes a position sees all.
+        // `given_out` may have grown since. The reserve holds one extra key of each other thread, and a thread that takes a position
+        // sees all earlier ones.
         let used = self.given_out.load(Ordering::Relaxed).wrapping_sub(taken);
         used <= N as u64 - self.threads
     }
 
-    /// The client `owner` reports a page that it made dirty; before it was, the thread found room. Returns true if the bell is to be
-    /// rung.
+    /// Reports a page that the client `owner` made dirty. The thread found room before it made the page dirty. Returns true if the
+    /// caller must ring the doorbell.
     #[inline]
     pub fn report<const W: usize>(&self, key: Key, owner: u16, reports: Reports<'_, W>) -> bool {
         let position = self.given_out.fetch_add(1, Ordering::SeqCst) as usize % N;
         self.words[position].store(key.0, Ordering::Release);
         self.done.fetch_add(1, Ordering::SeqCst);
-        // Part of a turn without a look: the daemon is late.
+        // A quarter of the ring has passed: rings once in case the daemon is late.
         let late = position.is_multiple_of(N / 4);
-        // After the key: who clears the bit looks at the ring afterwards.
+        // Sets the bit after the key: a thread that clears the bit reads the ring afterwards.
         reports.set(owner) || late
     }
 }
@@ -53,7 +55,7 @@ impl RingReader {
         RingReader { settled }
     }
 
-    /// Takes the keys that are there: calls `each` for every one. Bounded by the ring's length, whatever the client does.
+    /// Takes all keys in the ring and calls `each` for every one. Bounded by the ring's length, whatever the client does.
     pub fn drain(&mut self, area: &Area, each: impl FnMut(Key)) {
         self.drain_ring(&area.ring(), each);
     }
@@ -76,10 +78,11 @@ impl RingReader {
                 each(key);
             }
         }
-        // Else all are looked at again the next time: which positions were found empty says nothing.
+        // Otherwise the next drain reads all of these positions again: an empty position may be one whose key is not
+        // stored yet.
         if done == given_out && given_out != self.settled {
             self.settled = given_out;
-            // Release: a client that finds room here stores its key after the look.
+            // Release: a client that finds room here stores its key after the daemon's read.
             ring.taken.store(given_out, Ordering::Release);
         }
     }

@@ -10,13 +10,13 @@ use crate::lock::{Holding, Lock, Patience};
 use crate::reports::{Draining, OWNER_WORDS, Reports};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 
-/// Words of a slot's range lock.
+/// Number of words of a slot's range lock.
 pub const WORDS: usize = 30;
 const HEADER: usize = 4096;
 const SIZE_BITS: u32 = 46;
-/// Tries to change a size, each of which fails only when another thread has changed it meanwhile.
+/// Attempts to change a size. Each fails only when another thread changed the size at the same moment.
 const SIZE_TRIES: u32 = 1000;
-/// Bytes to a segment.
+/// Bytes in a segment.
 const SEGMENT_SHIFT: u32 = 16;
 const ALL_WORDS: u32 = (1 << WORDS) - 1;
 
@@ -66,12 +66,12 @@ const _: () = {
     assert!(std::mem::offset_of!(Slot, extend) == 64 && std::mem::offset_of!(Slot, words) == 128);
 };
 
-/// The words of the range lock that cover some bytes, a bit for each.
+/// The words of the range lock that cover a byte range, one bit for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segments(u32);
 
 impl Segments {
-    /// Those of bytes `[offset, offset + len)`. `len` > 0.
+    /// Returns the words that cover bytes `[offset, offset + len)`. `len` > 0.
     #[inline]
     pub fn of(offset: u64, len: u64) -> Segments {
         let first = offset >> SEGMENT_SHIFT;
@@ -80,17 +80,17 @@ impl Segments {
             return Segments(ALL_WORDS);
         }
         let bits = ((1u64 << count) - 1) << (first % WORDS as u64);
-        // The words are a ring.
+        // Segments map to words modulo the number of words.
         Segments((bits as u32 | (bits >> WORDS) as u32) & ALL_WORDS)
     }
 
-    /// The word of the segment that a byte is in.
+    /// Returns the word that covers a byte.
     #[inline]
     pub fn word_of(offset: u64) -> usize {
         ((offset >> SEGMENT_SHIFT) % WORDS as u64) as usize
     }
 
-    /// The words, in the order in which they are taken.
+    /// Returns the words, in the order in which they are taken.
     #[inline]
     pub fn words(self) -> impl Iterator<Item = usize> {
         let mut left = self.0;
@@ -102,17 +102,17 @@ impl Segments {
     }
 }
 
-/// Words of the range lock that are held.
+/// Words of the range lock that a writer holds.
 #[derive(Debug)]
 #[must_use = "they are given back with it"]
 pub struct RangeHeld {
     segments: Segments,
-    /// Of words that are not held: 0.
+    /// The word's value for each held word; 0 for the others.
     words: [u32; WORDS],
 }
 
 impl RangeHeld {
-    /// No words.
+    /// Returns a value that holds no words.
     #[inline]
     pub fn none() -> RangeHeld {
         RangeHeld {
@@ -121,7 +121,7 @@ impl RangeHeld {
         }
     }
 
-    /// Which words.
+    /// Returns which words are held.
     pub fn segments(&self) -> Segments {
         self.segments
     }
@@ -133,18 +133,18 @@ impl RangeHeld {
     }
 }
 
-/// What becomes of a word that one holder keeps for long.
+/// What a waiter does about a word that one holder keeps too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// The waiter gives up.
     GiveUp,
     /// It waits on: the holder is known and works.
     WaitOn,
-    /// The waiter takes it away.
+    /// The waiter takes the word away.
     TakeAway,
 }
 
-/// The words of the range lock when nobody held them.
+/// The words' values at a moment when no writer held them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turns {
     segments: Segments,
@@ -192,13 +192,13 @@ impl Slot {
             false => seen.with_bytes(bytes),
         };
         if let Err(seen) = self.change_size(|seen| Some(next(seen))) {
-            // What the liar has stored meanwhile counts no more than what it would store now.
+            // A malicious client kept changing the size. Overwriting its latest value loses nothing.
             self.size.store(next(seen).0, Ordering::Release);
         }
     }
 
-    /// Replaces the size by what `next` says of the one before; `None`: it stays. Fails with the size that it saw last after so many
-    /// tries that a client does nothing but change the size, as none does that keeps to the protocol.
+    /// Replaces the size by what `next` returns for the current one; `None` leaves it. Fails with the last size seen after
+    /// `SIZE_TRIES` attempts. Only a client that violates the protocol changes the size that often.
     fn change_size(&self, next: impl Fn(SizeWord) -> Option<SizeWord>) -> Result<(), SizeWord> {
         let mut seen = self.size();
         for _ in 0..SIZE_TRIES {
@@ -210,28 +210,28 @@ impl Slot {
         Err(seen)
     }
 
-    /// The daemon changes bytes of the file: writers and readers that saw the size begin anew.
+    /// Increments the truncation count, because the daemon changes bytes of the file: writers and readers that saw the size restart.
     pub fn cut(&self) {
         self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
     }
 
-    /// The daemon takes the extend lock for `owner`; from who holds it for long it is taken away. Who lost it fails
-    /// when it looks whether the size is what it was, or, if it saw the size only afterwards, whether the lock is
-    /// still its own. The second part: it was taken away, and bytes of a write that did not happen may be behind the end.
+    /// Takes the extend lock for `owner` (the daemon), and takes it away from a client that holds it too long. That client fails when it
+    /// checks that the size is unchanged or, if it read the size only afterwards, that it still holds the lock. Returns true in the second
+    /// part when the lock was taken away: bytes of a write that did not happen may be beyond the end of file.
     pub fn seize(&self, owner: u16) -> (Holding, bool) {
         if let Some(held) = self.extend.lock(owner) {
             return (held, false);
         }
-        // In this order: who sees the new count, sees that the lock is not its own.
+        // In this order: a client that sees the new truncation count also sees that it has lost the lock.
         let held = self.extend.take_over(owner);
         self.cut();
         (held, true)
     }
 
-    /// The daemon has made the file longer, or equally long: the size grows to `bytes` unless it is more. `bytes` is asked
-    /// after the word is read, so that a truncation in between counts.
+    /// Grows the size to `bytes` unless it is larger, after the daemon has extended the file or left its size. Calls
+    /// `bytes` after it has read the word, so that a concurrent truncation counts.
     pub fn grow(&self, bytes: impl Fn() -> u64) {
-        // A client that keeps others from telling the size could as well store a wrong one.
+        // Ignores a client that keeps others from changing the size: it could as well store a wrong size.
         let _ = self.change_size(|seen| {
             let bytes = bytes();
             (seen.bytes() < bytes).then(|| seen.with_bytes(bytes))
@@ -266,18 +266,19 @@ impl Slot {
         &self.extend
     }
 
-    /// Whether `owner` is in a write that makes the file longer.
+    /// Returns whether `owner` is in a write that extends the file.
     pub fn is_extended_by(&self, owner: u16) -> bool {
         self.extend.is_held_by(owner)
     }
 
-    /// Takes the words of a write over several pages. `None` when one holder has kept one of them for `HELD_MAX`.
+    /// Takes the words for a write over several pages. Returns `None` when one holder has kept a word for `HELD_MAX`,
+    /// or after `WAIT_MAX`.
     #[inline]
     pub fn lock_range(&self, segments: Segments, owner: u16) -> Option<RangeHeld> {
         self.lock_range_or(segments, owner, |_| Kept::GiveUp)
     }
 
-    /// The same; `kept` says what to do about a word that one holder has kept for that long.
+    /// Does the same, but asks `kept` what to do about a word that one holder has kept that long.
     #[inline]
     pub fn lock_range_or(
         &self,
@@ -303,7 +304,7 @@ impl Slot {
         owner: u16,
         mut kept: impl FnMut(usize) -> Kept,
     ) -> Option<RangeHeld> {
-        // All are looked at now, so that a stopped holder of several is waited for once.
+        // Reads all words now, so that the waiter waits only once for a stopped holder of several.
         let begun = Instant::now();
         let seen: [u32; WORDS] = std::array::from_fn(|word| self.words[word].seen());
         for word in Segments(segments.0 & !held.segments.0).words() {
@@ -327,24 +328,25 @@ impl Slot {
         Some(held)
     }
 
-    /// Gives words back.
+    /// Releases the words.
     #[inline]
     pub fn unlock_range(&self, held: &RangeHeld) {
         for word in held.segments.words() {
-            // False for one that was taken away.
+            // Fails for a word that was taken away, which is harmless.
             self.words[word].unlock(Holding(held.words[word]));
         }
     }
 
-    /// Whether the word of a byte's segment is not held, or was not taken away from its holder. A writer over several pages looks
-    /// under each page's latch: who takes a word away writes the page after that, so a late write never covers a newer one.
+    /// Returns false if the word of the byte's segment was taken away from its holder; true also when it was not needed. A writer
+    /// over several pages checks this under each page's latch. The thread that takes a word away writes the page later, so a late
+    /// write never covers a newer one.
     #[inline]
     pub fn holds(&self, held: &RangeHeld, offset: u64) -> bool {
         let word = Segments::word_of(offset);
         held.segments.0 >> word & 1 == 0 || self.words[word].is_held(Holding(held.words[word]))
     }
 
-    /// The words' turns; `None` when one is held. What was written under them before is seen.
+    /// Returns the words' turns; `None` when one is held. Acquires what was written under the words.
     #[inline]
     pub fn turns(&self, segments: Segments) -> Option<Turns> {
         let mut turns = Turns {
@@ -357,7 +359,8 @@ impl Slot {
         Some(turns)
     }
 
-    /// Whether nobody has taken one of the words since: what was read between is of no half write.
+    /// Returns whether no thread has taken one of the words since. If so, what was read in between contains no half
+    /// of a write.
     #[inline]
     pub fn is_turn(&self, turns: &Turns) -> bool {
         fence(Ordering::Acquire);
@@ -365,14 +368,14 @@ impl Slot {
         words.all(|word| self.words[word].seen() == turns.words[word])
     }
 
-    /// Whether `owner` holds one of the words.
+    /// Returns whether `owner` holds one of the words.
     pub fn has_range_of(&self, segments: Segments, owner: u16) -> bool {
         segments
             .words()
             .any(|word| self.words[word].is_held_by(owner))
     }
 
-    /// The daemon takes words away from `owner`, which asks for it, and opens them.
+    /// Takes words away from `owner`, which asks for it, and releases them.
     pub fn take_range_from(&self, segments: Segments, owner: u16, daemon: u16) {
         for word in segments.words() {
             let lock = &self.words[word];
@@ -382,14 +385,14 @@ impl Slot {
         }
     }
 
-    /// A word's lock.
+    /// Returns the lock of a word.
     #[inline]
     pub fn word(&self, word: usize) -> &Lock {
         &self.words[word]
     }
 
-    /// The daemon gives the slot to another file: opens all locks. Their holders wrote the file before, and are dead or have
-    /// closed it in the middle of a write.
+    /// Opens all locks before the daemon gives the slot to another file. Their holders wrote the previous file, and are dead
+    /// or have closed it in the middle of a write.
     pub fn open_all(&self, daemon: u16) {
         for lock in std::iter::once(&self.extend).chain(&self.words) {
             if !lock.is_held_by(0) {
@@ -406,7 +409,7 @@ impl Slot {
     }
 }
 
-/// What clients and the daemon share beside the files.
+/// The part of the slots segment that clients and the daemon share besides the files.
 #[repr(C)]
 struct Header {
     bell: AtomicU32,
@@ -490,22 +493,23 @@ impl Slots {
         }
     }
 
-    /// Says whether the daemon, which is about to sleep, wants the bell. It looks for reports once more afterwards.
+    /// Arms or disarms the doorbell; the daemon arms it before it sleeps. It must check for reports once more
+    /// afterwards.
     pub fn want_bell(&self, wanted: bool) {
         self.reports().want_bell(wanted);
     }
 
-    /// Clients that have reported pages which are not known to be taken in.
+    /// Returns the clients whose reports may not be absorbed yet.
     pub fn reporters<'a>(&'a self, draining: &'a Draining) -> impl Iterator<Item = u16> + use<'a> {
         self.reports().owners(draining)
     }
 
-    /// The caller, which has the ring of `owner` locked, is about to drain it.
+    /// Begins a drain of the ring of `owner`. The caller holds the ring's lock.
     pub fn begin_drain(&self, draining: &Draining, owner: u16) {
         self.reports().begin(draining, owner);
     }
 
-    /// The pages that the ring of `owner` named are known. The caller has the ring locked still.
+    /// Ends the drain: the pages that the ring named are absorbed. The caller still holds the ring's lock.
     pub fn end_drain(&self, draining: &Draining, owner: u16) {
         self.reports().end(draining, owner);
     }
@@ -555,7 +559,7 @@ mod tests {
     fn a_client_that_changes_the_size_all_the_time_does_not_hold_up_the_daemon() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
-        // Another thread changes it between each look and each change.
+        // Another thread changes it between each read and each change.
         slot.grow(|| {
             slot.cut();
             25_000
@@ -600,7 +604,7 @@ mod tests {
         });
         assert!(held.is_some());
         assert_eq!(asked.get(), WORDS);
-        // A second for each would be half a minute.
+        // Waiting one second for each word would take half a minute.
         assert!(begun.elapsed() >= crate::lock::HELD_MAX);
         assert!(begun.elapsed() < 15 * crate::lock::HELD_MAX);
         assert!((0..WORDS as u64).all(|n| !slot.holds(&stopped, n << 16)));

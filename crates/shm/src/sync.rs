@@ -124,8 +124,8 @@ mod modelled {
     pub(crate) fn yield_now() {}
 
     pub(crate) mod futex {
-        //! Waits that end at once, as real ones may. `sleep` is one that ends when somebody is woken, and only then: the model of
-        //! a lock shows by it that nobody sleeps over a lock that is free.
+        //! Waits that end at once, as real ones may. `sleep` returns only when another thread wakes it, which lets the model show
+        //! that no thread sleeps on a free lock.
 
         use std::time::Duration;
 

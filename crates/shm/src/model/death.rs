@@ -133,7 +133,7 @@ fn a_latch_is_broken_or_given_back_while_write_back_ends() {
     });
 }
 
-/// What a client's thread has done when it dies.
+/// Progress of a client's thread when it dies.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum Step {
     Noted,
@@ -142,13 +142,13 @@ enum Step {
     Reported,
 }
 
-/// A thread that writes page 1 and dies after a step, beside another client that writes the page too. Outcomes: whether the page of the
-/// dead one was taken in, and what the other's write said.
+/// Runs a thread that writes page 1 and dies after a step, beside another client that writes the page too. Outcomes: whether the dead
+/// thread's page was absorbed, and what the other's write returned.
 fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
     explore(outcomes, move |notes| {
         let slice = Slice::with_page(Flags::BACKED);
         let intent = Arc::new(AtomicU64::new(0));
-        // Pages that the slice has heard of: a report is one more.
+        // Pages that the slice knows to be dirty; a report adds one.
         let heard = Arc::new(AtomicU64::new(0));
         let dying = thread::spawn({
             let (slice, intent, heard) = (slice.clone(), intent.clone(), heard.clone());
@@ -184,7 +184,7 @@ fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
             }
         });
         dying.join().unwrap();
-        // The daemon hears of the death after it, while the other client goes on.
+        // The daemon learns of the death afterwards, while the other client continues.
         let mut adopted = false;
         if let Some((slice_number, index)) = intent::read(&intent) {
             assert_eq!((slice_number, index), (0, 0));
@@ -209,11 +209,11 @@ fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
 
 #[test]
 fn a_thread_that_dies_before_its_latch_leaves_nothing() {
-    // The other's page may be taken in before its report: that is known twice then.
+    // The other's page may be absorbed before its report, and is then counted twice.
     die_after(Step::Noted, ["(false, Some(true))", "(true, Some(true))"]);
 }
 
-/// Of a thread that dies between its latch and its report.
+/// Returns the outcomes for a thread that dies between its latch and its report.
 const FOUND: [&str; 4] = [
     "(false, Some(true))",
     "(true, None)",

@@ -1,4 +1,4 @@
-//! The locks of a slot among writers over several pages, and the readers that must see none of their writes by half.
+//! The range lock of a slot: writers over several pages, and readers that must see no half of a write.
 
 use loom::thread;
 
@@ -68,7 +68,7 @@ fn who_lost_a_word_writes_nothing_over_its_next_holder() {
 #[test]
 fn a_reader_of_several_pages_sees_none_of_a_write_or_all_of_it() {
     explore(["None", "Some(1)", "Some(2)"], |notes| {
-        // Two words that are written one after the other stand for two pages.
+        // Two words, written one after the other, stand for two pages.
         let (slot, slice) = (Arc::new(Slot::new(2)), Slice::with_page(Flags::BACKED));
         let writer = thread::spawn({
             let (slot, slice) = (slot.clone(), slice.clone());

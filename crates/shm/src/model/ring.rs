@@ -1,4 +1,4 @@
-//! The ring of reports, who has reported, and the bell.
+//! The report ring, the report words, and the doorbell.
 
 use loom::sync::Mutex;
 use loom::thread;
@@ -8,7 +8,7 @@ use crate::reports::{Draining, Reports};
 use crate::ring::{Ring, RingReader};
 use crate::sync::AtomicU32;
 
-/// The client's owner number, and the threads that it has.
+/// The client's owner number, and its number of threads.
 const OWNER: u16 = 5;
 const THREADS: u64 = 2;
 
@@ -61,7 +61,8 @@ impl<const N: usize> Volume<N> {
         }
     }
 
-    /// A writer has given a latch back, and says so before it acknowledges. Returns false when it did not write for want of room.
+    /// Reports a page after the latch is released and before the write is acknowledged. Returns false when the writer did not
+    /// write for lack of room.
     fn write(&self, page: u64) -> bool {
         let room = self.ring().has_room();
         if room {
@@ -73,7 +74,7 @@ impl<const N: usize> Volume<N> {
         room
     }
 
-    /// As the daemon takes reports in. Returns whether there were some.
+    /// Drains the ring as the daemon does. Returns whether it held a report.
     fn drain(&self) -> bool {
         let mut any = false;
         for owner in self.reports().owners(&self.draining) {
@@ -81,7 +82,7 @@ impl<const N: usize> Volume<N> {
             let mut reader = self.reader.lock().unwrap();
             self.reports().begin(&self.draining, owner);
             reader.drain_ring(&self.ring(), |key| {
-                // Whoever takes a key in looks at its page.
+                // The thread that takes a key also checks the key's page.
                 let page = key.page() as usize;
                 assert_eq!(self.dirty[page].load(Ordering::Acquire), 1);
                 self.known[page].store(1, Ordering::Relaxed);
@@ -101,7 +102,7 @@ impl<const N: usize> Volume<N> {
 fn no_key_is_lost_between_writers_and_the_daemon() {
     explore(["0", "1", "2"], |notes| {
         let volume = Volume::<8>::new(1);
-        // So the daemon looks at the ring while the others are between their steps.
+        // So the daemon reads the ring while the other threads are between their steps.
         assert!(volume.write(2));
         let writers = [0, 1].map(|page| {
             let volume = volume.clone();
@@ -123,7 +124,7 @@ fn what_was_reported_before_a_question_is_known_to_who_asks() {
             let volume = volume.clone();
             thread::spawn(move || {
                 assert!(volume.write(page));
-                // A request of the same program: another thread of the daemon may be draining.
+                // Another thread of the daemon may be draining while the same program makes a request.
                 let drained = volume.drain();
                 assert!(volume.knows(page));
                 drained
@@ -166,7 +167,7 @@ fn a_writer_held_up_for_a_turn_of_the_ring_is_not_forgotten() {
             let volume = volume.clone();
             move || {
                 let first = volume.write(1);
-                // What makes room, if nobody is held up.
+                // The drain that makes room when no thread holds it up.
                 volume.drain();
                 [first, volume.write(2)]
             }
@@ -207,7 +208,7 @@ fn the_daemon_never_sleeps_over_a_key() {
         // it: so it sleeps on exactly if the word is the same in the end.
         let rung = volume.bell.load(Ordering::SeqCst) != seen;
         let known = volume.knows(0) && volume.knows(1);
-        assert!(rung || known, "asleep over a key");
+        assert!(rung || known, "the daemon sleeps and a key is unread");
         notes.add(Word(if rung { "rung" } else { "asleep" }));
     });
 }

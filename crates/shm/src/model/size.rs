@@ -258,7 +258,7 @@ fn the_lock_of_the_dead_is_opened_with_what_they_did_under_it() {
     );
 }
 
-/// As the daemon withholds writes before it reads a page for the kernel, which keeps what it reads.
+/// Withholds writes as the daemon does before it reads a page for the kernel, which keeps the bytes.
 #[test]
 fn a_page_that_was_read_for_the_kernel_is_not_written_inline_afterwards() {
     let outcomes = ["None", "Some(Err(Changed))", "Some(Ok(true))"];

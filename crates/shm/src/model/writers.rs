@@ -203,7 +203,7 @@ fn nobody_writes_a_page_that_was_being_filled_after_the_right_was_withdrawn() {
             move || slice.write(2, &[(0, 2), (1, 2)])
         });
         slice.inline.store(0, Ordering::SeqCst);
-        // A page that is inserted after this is seen to be one that must not be written inline.
+        // A page that is inserted after this learns that it must not be written inline.
         while slice.lock.fetch_add(0, Ordering::AcqRel) == 1 {
             thread::yield_now();
         }
