@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use jericho_daemon::{Mounted, OpenOptions, Trusted};
+use jericho_fuse::attach::Connection;
 use jericho_fuse::{MountConfig, MountError, Running};
 use jericho_topology::Topology;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -261,13 +262,15 @@ fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
 
 /// Unmounts, by force if need be, and waits until the kernel has let go (or the grace is over).
 fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
-    // Found before it is detached. The volume is ours, so no other mount has it as its source.
+    // Opened before it is detached: when it has ended, another mount may get its number. The volume is ours, so no other mount has it as
+    // its source.
     let connection = mounts::list().ok().and_then(|mounts| {
         let is_ours = |m: &mounts::Mount| {
             m.filesystem == mounts::FILESYSTEM && m.source == volume && m.dir == running.dir()
         };
         Some(mounts.into_iter().rfind(is_ours)?.device.1)
     });
+    let connection = connection.map(Connection::of_mount);
     match running.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy { .. }) => {
@@ -296,8 +299,12 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
                 tracing::warn!("still in use; the programs get ENOTCONN from now on");
                 // Without it the kernel ends the connection when this process has ended, in its own time, and until then it
                 // answers requests over the ring with ECANCELED.
-                let Some(minor) = connection else { return };
-                if let Err(error) = jericho_fuse::attach::abort(minor) {
+                let aborted = match &connection {
+                    Some(Ok(connection)) => connection.abort().map_err(|e| e.to_string()),
+                    Some(Err(error)) => Err(error.to_string()),
+                    None => return,
+                };
+                if let Err(error) = aborted {
                     tracing::info!(%error, "the connection ends with this process");
                     return;
                 }

@@ -309,26 +309,36 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> Result<(), MountError> {
     Err(failed(message))
 }
 
-/// Ends the kernel's connection to this daemon, though the detached mount is still in use: requests that wait get
-/// ECONNABORTED, later ones ENOTCONN. `minor` is that of the st_dev of the mount's files. Takes root. Errors: EPERM, ENOENT
-/// when the connection has ended already.
-pub fn abort(minor: u32) -> io::Result<()> {
-    // Mounted for this process alone, without a directory: not every machine has it in /sys/fs/fuse/connections.
-    let control = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    rustix::mount::fsconfig_create(control.as_fd())?;
-    let connections = rustix::mount::fsmount(
-        control.as_fd(),
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::empty(),
-    )?;
-    let file = rustix::fs::openat(
-        &connections,
-        format!("{minor}/abort"),
-        OFlags::WRONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    rustix::io::write(&file, b"1")?;
-    Ok(())
+/// The kernel's connection to the daemon of a mount, to be aborted. Keeps neither it nor the mount.
+pub struct Connection(OwnedFd);
+
+impl Connection {
+    /// Finds the connection. `minor` is that of the st_dev of the mount's files, and no other mount's: the mount must not have ended. Takes root.
+    /// Errors: EPERM, ENOENT.
+    pub fn of_mount(minor: u32) -> io::Result<Connection> {
+        // Mounted for this process alone, without a directory: not every machine has it in /sys/fs/fuse/connections.
+        let control = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_create(control.as_fd())?;
+        let connections = rustix::mount::fsmount(
+            control.as_fd(),
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            MountAttrFlags::empty(),
+        )?;
+        let file = rustix::fs::openat(
+            &connections,
+            format!("{minor}/abort"),
+            OFlags::WRONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        Ok(Connection(file))
+    }
+
+    /// Ends the connection, though the detached mount is still in use: requests that wait get ECONNABORTED, later ones ENOTCONN. Does nothing
+    /// when it has ended already, also where another mount has its number by now.
+    pub fn abort(&self) -> io::Result<()> {
+        rustix::io::write(&self.0, b"1")?;
+        Ok(())
+    }
 }
 
 /// Whether mounting can work at all, before anything is touched. `dir` is for the message.
@@ -345,5 +355,61 @@ pub fn check_available(dir: &Path) -> Result<(), MountError> {
         Err(MountError::NotPermitted {
             dir: dir.to_owned(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+
+    use super::*;
+
+    /// Mounts a filesystem that nobody serves. Returns its channel and the minor of its st_dev.
+    fn mount_unserved(dir: &Path) -> (OwnedFd, u32) {
+        let channel = attach(dir, &MountConfig::for_this_user("none".into(), false)).unwrap();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let dir = dir.to_str().unwrap();
+        let fields = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
+        let mount = mounts.lines().map(fields).rfind(|f| f[4] == dir).unwrap();
+        let minor = mount[2].strip_prefix("0:").unwrap().parse().unwrap();
+        (channel, minor)
+    }
+
+    fn has_ended(channel: &OwnedFd) -> bool {
+        let mut events = [PollFd::new(channel, PollFlags::IN)];
+        rustix::event::poll(&mut events, Some(&Timespec::default())).unwrap();
+        events[0].revents().contains(PollFlags::ERR)
+    }
+
+    #[test]
+    fn another_mount_that_has_the_number_of_one_that_has_ended_is_not_aborted() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root aborts connections");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let begun = Instant::now();
+        loop {
+            let (first, minor) = mount_unserved(&dir);
+            let connection = Connection::of_mount(minor).unwrap();
+            unmount(&dir, true).unwrap();
+            while !has_ended(&first) {
+                assert!(begun.elapsed() < Duration::from_secs(60));
+                std::thread::yield_now();
+            }
+            let (second, its_minor) = mount_unserved(&dir);
+            connection.abort().unwrap();
+            let aborted = has_ended(&second);
+            Connection::of_mount(its_minor).unwrap().abort().unwrap();
+            assert!(has_ended(&second));
+            unmount(&dir, true).unwrap();
+            assert!(!aborted);
+            // Else something else was mounted at the same moment.
+            if its_minor == minor {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60));
+        }
     }
 }
