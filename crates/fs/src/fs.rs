@@ -188,6 +188,7 @@ impl Fs {
         self.core.alive()?;
         let result = self.sync_all();
         self.core.closed.store(true, Ordering::Release);
+        self.core.allocator.lend_at_once();
         if result.is_ok() {
             self.core.discards.finish();
             join(&self.discarder);
@@ -203,6 +204,7 @@ impl Fs {
     }
 
     fn stop(&self) {
+        self.core.allocator.lend_at_once();
         self.core.discards.stop_now();
         join(&self.discarder);
         self.core.commits.stop();

@@ -282,10 +282,22 @@ fn a_device_that_refuses_once_is_not_asked_again_and_one_that_has_no_room_is() {
     }
 }
 
-/// A device whose next discard waits until it is let go on.
+/// Tells that it was reached, and waits until it may go on.
+type Stop = Mutex<Option<(Sender<()>, Receiver<()>)>>;
+
+fn pass(stop: &Stop) {
+    let stop = stop.lock().unwrap().take();
+    if let Some((reached, go_on)) = stop {
+        reached.send(()).unwrap();
+        let _ = go_on.recv();
+    }
+}
+
+/// A device whose next discard, or read, waits until it is let go on.
 struct Slow {
     device: Arc<SimDevice>,
-    stop: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+    discard: Stop,
+    read: Stop,
 }
 
 impl Device for Slow {
@@ -299,6 +311,7 @@ impl Device for Slow {
         None
     }
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
+        pass(&self.read);
         self.device.read_at(offset_bytes, buf)
     }
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
@@ -308,11 +321,7 @@ impl Device for Slow {
         self.device.flush()
     }
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
-        let stop = self.stop.lock().unwrap().take();
-        if let Some((reached, go_on)) = stop {
-            reached.send(()).unwrap();
-            let _ = go_on.recv();
-        }
+        pass(&self.discard);
         self.device.discard(offset_bytes, length_bytes)
     }
     fn takes_back(&self) -> TakesBack {
@@ -332,7 +341,8 @@ fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Re
     let ((reached, is_reached), (go, go_on)) = (channel(), channel::<()>());
     let slow = Arc::new(Slow {
         device: device.clone(),
-        stop: Mutex::new(Some((reached, go_on))),
+        discard: Mutex::new(Some((reached, go_on))),
+        read: Mutex::default(),
     });
     let mount = Mount::of(slow, 1).unwrap();
     mount.put("gone", &pattern(1, 8 * MIB)).unwrap();
@@ -386,6 +396,41 @@ fn an_fallocate_that_needs_what_is_being_discarded_waits_and_is_not_told_that_th
     take_all_while_a_discard_is_under_way(|mount, file, bytes| {
         mount.fs.fallocate(file, 0, 0, bytes)
     });
+}
+
+#[test]
+fn the_end_of_the_mount_waits_for_no_file_that_is_being_moved() {
+    let device = Arc::new(formatted(64 * MIB));
+    let slow = Arc::new(Slow {
+        device: device.clone(),
+        discard: Mutex::default(),
+        read: Mutex::default(),
+    });
+    let mount = Mount::of(slow.clone(), NEVER_MS).unwrap();
+    mount.put("moved", &pattern(1, MIB)).unwrap();
+    mount.put("gone", &pattern(2, 8 * MIB)).unwrap();
+    let attr = mount.fs.lookup(ROOT, b"moved").unwrap();
+    let file = mount.fs.open_file(attr.ino, false).unwrap();
+    let ((reached, is_reached), (go, go_on)) = (channel(), channel::<()>());
+    *slow.read.lock().unwrap() = Some((reached, go_on));
+    std::thread::scope(|scope| {
+        let fs = &mount.fs;
+        let mover = scope.spawn(|| fs.move_to(attr.ino, SLICES - 1 - file.slice()));
+        is_reached.recv_timeout(FOREVER).expect("a read");
+        // There is something to discard, which a move keeps from being discarded.
+        mount.remove("gone").unwrap();
+        mount.commit().unwrap();
+        let (sender, closed) = channel();
+        scope.spawn(move || sender.send(fs.close()).unwrap());
+        let result = closed.recv_timeout(FOREVER);
+        drop(go);
+        result.expect("it waits for the move").unwrap();
+        // It has no committer any more.
+        assert!(mover.join().unwrap().is_err());
+    });
+    drop(file);
+    mount.down();
+    assert_sound(&device);
 }
 
 /// A device on which all that is free is discarded before each flush, by whoever flushes. Then the power fails, in a copy, and

@@ -35,6 +35,8 @@ pub(super) struct Loans {
 struct State {
     lent: usize,
     recalls: usize,
+    /// Nobody waits for the end of a recall.
+    at_once: bool,
 }
 
 /// Which free blocks are wanted, all in one container.
@@ -100,11 +102,20 @@ impl Allocator {
         Some((slice, index))
     }
 
+    /// From now on `lend` does not wait: it lends nothing while there is a `Recall`, as there may be for as long as a file is moved.
+    pub fn lend_at_once(&self) {
+        self.loans.state.lock().at_once = true;
+        self.loans.changed.notify_all();
+    }
+
     /// Lends the first range that is wanted. Waits while there is a `Recall`. Reads the store when the container is used for
     /// the first time.
     pub fn lend(&self, wanted: &Wanted) -> Result<Option<Loan<'_>>> {
         let mut state = self.loans.state.lock();
         while state.recalls > 0 {
+            if state.at_once {
+                return Ok(None);
+            }
             self.loans.changed.wait(&mut state);
         }
         let most = (self.available() / LENT_PART).min(wanted.most as u64) as usize;

@@ -198,6 +198,19 @@ fn nothing_is_lent_while_somebody_looks_for_space() {
 }
 
 #[test]
+fn at_the_end_nobody_waits_to_be_lent_something() {
+    let (_store, a) = allocator(&[64]);
+    let recall = a.recall();
+    std::thread::scope(|scope| {
+        let lender = scope.spawn(|| a.lend(&wanted(0, false, 8)).unwrap().is_some());
+        a.lend_at_once();
+        assert!(!lender.join().unwrap());
+    });
+    drop(recall);
+    assert!(a.lend(&wanted(0, false, 8)).unwrap().is_some());
+}
+
+#[test]
 fn what_was_freed_is_found_once_and_only_after_its_removal_is_durable() {
     let (store, a) = allocator(&[640]);
     a.remember_freed();
