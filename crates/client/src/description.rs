@@ -1,12 +1,12 @@
-//! Open file descriptions that go the fast way, and the numbers under which the program knows them.
+//! Open file descriptions that use the fast path, and the fds under which the program knows them.
 //!
-//! Static tables of atomics, all zeros at first so that they take no memory before they are used: nothing is allocated and nothing locked, as any of it may be reached from a signal
-//! handler or in a child of a process with threads.
+//! The tables are static and consist of atomics. They begin as zeros, so they take no memory before they are used. The code
+//! allocates nothing and takes no lock, because a signal handler or a child of a process with threads may call any of it.
 //!
-//! A number's word: kind (2 bits), then what belongs to it.
+//! An fd's word: kind (2 bits), then the data of that kind.
 //!
 //! ```text
-//!   unknown, of our opening or of somebody else's ──worth it──▶ description (index, generation)
+//!   unknown, opened by this process or by another ──worth it────▶ description (index, generation)
 //!        ▲                │                                           │
 //!        └──forget────────┴────────────▶ kernel ◀─────────────────────┘ (as unknown, when reused behind our back)
 //! ```
@@ -32,12 +32,12 @@ const KERNEL: u64 = 1;
 const DESCRIBED: u64 = 2;
 /// Of an unknown number: this process has opened it.
 const OPENED: u64 = 1 << 32;
-/// Of an unknown number: it is a regular file of a mount.
+/// In the word of an unknown fd: it is a regular file of a mount.
 const OURS: u64 = 1 << 33;
-/// Of an unknown number: what its ordinary calls come to (see `early`).
+/// In the word of an unknown fd: the cost of its ordinary calls so far, in units (see `early`).
 const UNITS_SHIFT: u32 = 34;
 const UNITS_MAX: u32 = (1 << 12) - 1;
-/// Of an unknown number: calls under way that move the kernel's offset.
+/// In the word of an unknown fd: the number of calls in progress that move the kernel's offset.
 const IN_USE_SHIFT: u32 = 46;
 const IN_USE_MAX: u64 = (1 << 12) - 1;
 
@@ -115,7 +115,8 @@ pub struct Identity {
 }
 
 /// An open file description.
-///
+/// The first cache line identifies the file; every thread that uses it reads that line. Each sequential call changes
+/// the second.
 /// The first line says what it is: all threads that use it read that. The second is what each sequential call changes.
 #[derive(Debug)]
 #[repr(C, align(128))]
@@ -129,14 +130,14 @@ pub struct Description {
     object: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
-    /// One more than the last page that was asked to be reserved, or `fd::NEVER`. This and the next two change with a call of the
-    /// daemon, or instead of one.
+    /// One more than the last page for which a reservation was requested, or `fd::NEVER`. This field and the next two change when
+    /// a call asks the daemon, or skips asking.
     pub reserved_to: AtomicU64,
-    /// Pages that were last asked to be reserved.
+    /// Number of pages in the last reservation request.
     pub reserved: AtomicU32,
-    /// Extending writes that go by without another try to reserve.
+    /// Number of extending writes to skip before the next reservation request.
     pub reserve_pause: AtomicU32,
-    /// The offset, when it is here.
+    /// The offset, when this library keeps it.
     pub offset: Offset,
     /// The reader's position.
     pub read_ahead: ReadAhead,
@@ -146,7 +147,7 @@ pub struct Description {
 
 // As the shift by which it is found.
 const _: () = assert!(size_of::<Description>() == 128);
-// The lines.
+// The two cache lines.
 const _: () = assert!(std::mem::offset_of!(Description, offset) == 64);
 
 impl Description {
@@ -342,22 +343,22 @@ pub fn number(fd: i32) -> Option<Number> {
     })
 }
 
-/// Whether an unknown number is known to be a regular file of a mount.
+/// Returns whether the word of an unknown fd marks a regular file of a mount.
 pub fn is_ours(word: u64) -> bool {
     word & OURS != 0
 }
 
-/// What the ordinary calls of an unknown number come to.
+/// Returns the cost of an unknown fd's ordinary calls so far, in units.
 pub fn units(word: u64) -> u32 {
     (word >> UNITS_SHIFT) as u32 & UNITS_MAX
 }
 
-/// Whether calls are under way that move the kernel's offset.
+/// Returns whether calls are in progress that move the kernel's offset.
 pub fn is_in_use(word: u64) -> bool {
     word >> IN_USE_SHIFT & IN_USE_MAX != 0
 }
 
-/// The unknown number is a regular file of a mount, if it is still what it was when `seen` was loaded.
+/// Marks an unknown fd as a regular file of a mount, if its word is still `seen`.
 pub fn note_ours(fd: i32, seen: u64) {
     if let Some(word) = word_of(fd) {
         NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
@@ -365,23 +366,25 @@ pub fn note_ours(fd: i32, seen: u64) {
     }
 }
 
-/// An ordinary call on the unknown number begins, which `moves` the kernel's offset. False: the word is another by now.
+/// Counts an ordinary call that begins on an unknown fd. `moves`: the call moves the kernel's offset. Returns false
+/// when the word has changed since `seen`.
 pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool) -> bool {
     let Some(word) = word_of(fd) else {
         return false;
     };
     if moves && seen >> IN_USE_SHIFT & IN_USE_MAX == IN_USE_MAX {
-        // More than can be counted.
+        // The counter is full.
         unopened(fd);
         return false;
     }
-    // Another word than before in any case: a thread that has asked for the offset finds out.
+    // Always changes the word, so that a thread that has asked the kernel for the offset notices the call.
     let new = with_units(seen, more) + (u64::from(moves) << IN_USE_SHIFT);
     let counted = word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed);
     counted.is_ok()
 }
 
-/// An unknown number's word with so many units more: another one than before, if there are more.
+/// Returns the word of an unknown fd with `more` units added. The result always differs from `word` if `more` is not
+/// 0.
 fn with_units(word: u64, more: u32) -> u64 {
     let units = match units(word).saturating_add(more) {
         units if units <= UNITS_MAX || more == 0 => units,
@@ -390,8 +393,8 @@ fn with_units(word: u64, more: u32) -> u64 {
     word & !(u64::from(UNITS_MAX) << UNITS_SHIFT) | u64::from(units) << UNITS_SHIFT
 }
 
-/// A call that moved the offset is over, of which `count_call` was told when the number's word was `then`. It comes to
-/// so much `more` than was said then.
+/// Counts the end of a call that moved the offset. `then` is the fd's word that `count_call` got. The call cost `more`
+/// units than `count_call` added.
 pub fn call_ended(fd: i32, then: u64, more: u32) {
     let Some(word) = word_of(fd) else { return };
     let less = |now: u64| {

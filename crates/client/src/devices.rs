@@ -32,7 +32,7 @@ fn find() -> Vec<u64> {
     }
 }
 
-/// Where those mounts are that this process sees now.
+/// Returns the mount points of those mounts that this process sees now.
 pub fn directories() -> Vec<Vec<u8>> {
     let text = files::read_file(MOUNTINFO).unwrap_or_default();
     directories_in(&text, is_ours)
@@ -48,7 +48,7 @@ fn directories_in(mountinfo: &[u8], is_ours: impl Fn(u64) -> bool) -> Vec<Vec<u8
     lines.filter_map(directory).collect()
 }
 
-/// Blanks and the like are written as `\040`.
+/// Decodes blanks and similar characters, which are written as `\040`.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,9 +1,9 @@
-//! The first calls on a number, which are made in the ordinary way. A program that makes no more than these pays nothing for
-//! what would make later ones fast: a slot costs a request, a file's first writer another, and attaching to the daemon 0.3 ms.
+//! The first calls on an fd, which go through the kernel. A program that makes only these does not pay for what makes later
+//! calls fast: a slot costs a request, a file's first writer costs another, and attaching to the daemon costs 0.3 ms.
 //!
-//! Ordinary calls move the kernel's offset. It is taken from the kernel when the number gets a description, and a call that is
-//! under way at that moment would move it afterwards. So calls under way are counted in the number's word, and a
-//! description only replaces a word that counts none and is the one that was there before the offset was asked for.
+//! Ordinary calls move the kernel's offset. When the fd gets a description, the library takes the offset over from the kernel.
+//! A call in progress at that moment would still move the kernel's offset afterwards. So the fd's word counts the calls in
+//! progress. A description replaces only a word with none in progress that has not changed since the offset was read.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,29 +13,29 @@ use crate::description::{self, Number};
 use crate::fd::Result;
 use crate::{devices, session};
 
-/// A call counts one, and one more for each of these bytes: that are to be written, or that were read.
+/// A call costs one unit, and one more for each of these bytes that it writes or has read.
 const BYTES_OF_UNIT: usize = 64 << 10;
-/// A number is worth a slot when its calls come to more than this.
+/// An fd gets a slot when its calls cost more units than this.
 const UNITS_OF_NUMBER: u32 = 4;
-/// A process is worth attaching when its calls on all mounts come to more than this.
+/// A process attaches to the daemon when its calls on all mounts cost more units than this.
 const UNITS_OF_PROCESS: u32 = 16;
-/// Times that a number is found out about before its offset stays in the kernel.
+/// Number of attempts to describe an fd before its offset stays in the kernel.
 const TRIES: u32 = 3;
 
-/// What all calls of this process come to that were made in the ordinary way.
+/// Cost of all ordinary calls of this process, in units.
 static UNITS: AtomicU32 = AtomicU32::new(0);
 
 /// How a call is made.
 pub(crate) enum First {
-    /// As is known of the number, or found out now.
+    /// Inline, as described; looks the fd up first if it is unknown.
     Inline,
-    /// By the ordinary call.
+    /// Through the kernel.
     Ordinary,
-    /// By the kernel's call at its own offset, while this lives.
+    /// Through the kernel, which moves its own offset; the value must live until the call has ended.
     Counted(Counted),
 }
 
-/// A call under way that may move the kernel's offset.
+/// A call in progress that may move the kernel's offset.
 pub(crate) struct Counted {
     fd: i32,
     word: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// A read gave so many bytes, which its caller's room does not tell before.
+    /// Adds the bytes that a read returned. The size of its buffer does not tell them in advance.
     pub fn has_read(mut self, result: Result<usize>) -> Result<usize> {
         self.more = units_of(result.unwrap_or(0));
         UNITS.fetch_add(self.more.min(UNITS_OF_PROCESS), Ordering::Relaxed);
@@ -61,7 +61,8 @@ fn units_of(bytes: usize) -> u32 {
     u32::try_from(bytes / BYTES_OF_UNIT).unwrap_or(u32::MAX)
 }
 
-/// Decides how a call is made that is to write so many bytes (0: of another kind). `moves`: it uses and moves the offset.
+/// Decides how to make a call that writes `written` bytes (0 for other calls). `moves`: the call uses and moves the
+/// offset.
 #[inline]
 pub(crate) fn begin(fd: i32, written: usize, moves: bool) -> First {
     match description::number(fd) {
@@ -81,7 +82,7 @@ fn begin_anew(fd: i32, written: usize, moves: bool) -> First {
             match files::identify(fd) {
                 Ok(file) if !devices::is_ours(file.device) => description::set_kernel(fd, word),
                 Ok(file) if file.is_regular => description::note_ours(fd, word),
-                // The call that goes inline finds out why not.
+                // The inline path reports the error.
                 _ => return First::Inline,
             }
             continue;
@@ -111,8 +112,8 @@ fn is_worth(units: u32) -> bool {
             || UNITS.load(Ordering::Relaxed).saturating_add(units) > UNITS_OF_PROCESS)
 }
 
-/// After a number was found out about without a result: whether to begin again, since calls of other threads were in the way.
-/// After some times its offset stays in the kernel.
+/// Returns whether to try again to describe an fd, because calls of other threads interfered. After several attempts the
+/// offset stays in the kernel.
 pub(crate) fn is_undecided(fd: i32, tries: &mut u32) -> bool {
     if !matches!(
         description::number(fd),
@@ -133,11 +134,11 @@ pub mod tests {
     use std::cell::Cell;
 
     thread_local! {
-        /// Else each number is worth a slot at its first call, as most tests want it.
+        /// Unless a test sets this, every fd gets a slot at its first call, as most tests need.
         pub static ARE_COUNTED: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// As if this process had made many calls.
+    /// Behaves as if this process had made many calls.
     pub fn worth_attaching() {
         super::UNITS.store(super::UNITS_OF_PROCESS, super::Ordering::Relaxed);
     }

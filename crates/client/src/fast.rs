@@ -24,7 +24,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// Bytes of one inline write; its caller makes several of a longer one, as the kernel does too. It bounds for
 /// how long the locks are held.
 pub const WRITE_MAX: usize = 8 << 20;
-/// Times that a read begins anew because the file was truncated under it, or a write over several pages came between.
+/// Number of times a read restarts because the file was truncated or a write over several pages interfered.
 const READ_TRIES: u32 = 3;
 
 /// Why something was not done inline.
@@ -34,7 +34,7 @@ pub enum Why {
     Stale,
     /// The daemon wants no inline access to the file for now, or to have no more of this process.
     Withheld,
-    /// The slice, or whoever takes in reports of dirty pages, is to be waited for.
+    /// The caller must wait for the slice, or for the thread that drains reports.
     Throttled,
     /// A page is not in the cache.
     Absent,
@@ -84,7 +84,8 @@ pub struct Read {
     pub size: u64,
     /// Why it is not all of them; `None`: it is all, or all that there is.
     pub rest: Option<Why>,
-    /// Of a read over several pages: what tells whether the bytes are of one instant still, when the rest was read elsewhere.
+    /// State of a read over several pages: tells whether the bytes still belong to one instant after the rest was read
+    /// elsewhere.
     pub turns: Option<Turns>,
 }
 
@@ -175,7 +176,7 @@ impl<'a> File<'a> {
         self.memory.lookup(self.key.with_page(page)).is_some()
     }
 
-    /// Whether a writer of this process holds a lock that an access to the bytes waits for.
+    /// Returns whether a writer of this process holds a lock that an access to these bytes waits for.
     pub fn is_locked_here(&self, at: u64, len: usize, extends: bool) -> bool {
         let owner = self.session.owner;
         let len = len.min(isize::MAX as usize) as u64;
@@ -184,7 +185,7 @@ impl<'a> File<'a> {
             || several && self.slot.has_range_of(Segments::of(at, len), owner)
     }
 
-    /// Whether a writer of this process holds a page's latch.
+    /// Returns whether a writer of this process holds a page's latch.
     pub fn is_latched_here(&self, page: u64) -> bool {
         let found = self.memory.lookup(self.key.with_page(page));
         found.is_some_and(|found| {
@@ -255,7 +256,7 @@ impl<'a> File<'a> {
         })
     }
 
-    /// Reads no half of a write over several pages.
+    /// Restarts the read until it contains no half of a write over several pages.
     fn read_whole(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>, Option<Turns>) {
         if out.is_empty() || is_in_page(at, out.len()) {
             let (done, rest) = self.read_pages(at, out);
@@ -275,7 +276,7 @@ impl<'a> File<'a> {
         (0, Some(Why::Busy), None)
     }
 
-    /// Whether bytes that were read inline, and others that were read elsewhere since, are of one instant.
+    /// Returns whether bytes that were read inline and others that were read elsewhere since belong to one instant.
     pub fn is_of_one_instant(&self, read: &Read) -> bool {
         read.turns.is_none_or(|turns| self.slot.is_turn(&turns))
     }
@@ -332,8 +333,8 @@ impl<'a> File<'a> {
         self.session.place(thread, self.home(), self.info.policy())
     }
 
-    /// Whether the slot says what it said at the beginning of the call. A writer asks with the page's latch held: the daemon
-    /// takes the right to write away by changing the word first and waiting for latches then.
+    /// Returns whether the slot is unchanged since the beginning of the call. A writer asks while it holds the page's latch:
+    /// the daemon revokes the right to write by changing this word first and then waiting for latches.
     #[inline(always)]
     fn is_still(&self) -> bool {
         self.info.word() == self.word
@@ -350,7 +351,7 @@ impl<'a> File<'a> {
         Ok(())
     }
 
-    /// How the calling thread writes; `None`: not inline.
+    /// Returns how the calling thread writes. Returns `None` when it cannot write inline.
     fn writer(&self) -> Option<Writer<'a>> {
         inside::thread(|thread| self.session.writer(thread, self.home()))
     }
@@ -503,7 +504,7 @@ impl<'a> File<'a> {
                 let wiped = self
                     .memory
                     .write_if(key, within, zeros, writer, epoch, still);
-                // The slice has written the page back since the write that ended.
+                // The slice has written the page back since the last write ended.
                 if wiped == Ok(true) {
                     report(self.session, key);
                 }
@@ -614,14 +615,14 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Words of the range lock, given back on drop.
+/// Words of the range lock, released on drop.
 struct Locked<'a> {
     slot: &'a Slot,
     held: RangeHeld,
 }
 
 impl Locked<'_> {
-    /// Whether bytes of the page at `at` may be written still.
+    /// Returns whether the bytes of the page at `at` may still be written.
     #[inline]
     fn is_held(&self, at: u64) -> bool {
         self.slot.holds(&self.held, at)
@@ -634,7 +635,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Whether bytes are of one page.
+/// Returns whether the bytes are within one page.
 #[inline]
 fn is_in_page(at: u64, len: usize) -> bool {
     (at % PAGE_BYTES) as usize + len <= PAGE

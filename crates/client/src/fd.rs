@@ -4,9 +4,9 @@
 //! mount, or has no fast way, or the kernel has its offset. `Some` is the result of the call, done here: without
 //! the kernel where it could be, else by the same call at the right offset.
 //!
-//! A number is found out about when its calls come to enough to be worth it (`early`). Its offset is here when this process opened it and has
-//! let nobody else have it (`share`, `share_all`); else it is in the kernel, and only calls with an offset of their
-//! own go inline.
+//! An fd is described when its calls have cost enough (`early`). The library keeps its offset if this process opened it and has not shared
+//! it with another process (`share`, `share_all`). Otherwise the kernel keeps the offset, and only calls with an offset of their own go
+//! inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,10 +53,10 @@ const READ_TRIES: u32 = 3;
 /// Times that a number is looked up anew because it changed its meaning meanwhile.
 const LOOKUPS: u32 = 3;
 
-/// Pages that the daemon looks at for one call: 1 GiB.
+/// Most pages that the daemon checks in one call: 1 GiB.
 const WAY_PAGES: u32 = 1 << 18;
-/// How long a signal handler waits for the daemon to take a latch away that its thread holds, before it goes on and the daemon
-/// waits: the page may have to be written back first.
+/// Number of polls, each after a pause, that a signal handler waits for the daemon to take away a latch of its own thread.
+/// After that the handler continues and the daemon waits for the latch. The page may have to be written back first.
 const WAY_POLLS: u32 = 1000;
 const WAY_POLL: Duration = Duration::from_millis(1);
 
@@ -269,8 +269,8 @@ fn hand_over(open: &Open) {
     }
 }
 
-/// Returns the errno that a program sees for a call on `fd` that the kernel has failed with `errno`: ENOTCONN when the mount's daemon
-/// has died, also for calls that were under way when it did. Once that is known nothing of that daemon is reached inline.
+/// Returns the errno to report for a call on `fd` that the kernel failed with `errno`. The result is ENOTCONN when the mount's daemon
+/// has died, also for calls that were in progress at that moment. After such a death, no inline call uses that daemon's memory.
 #[cold]
 pub fn errno_after(fd: i32, errno: i32) -> i32 {
     use errno::{ECANCELED, ECONNABORTED, EIO, ENOTCONN};
@@ -281,17 +281,17 @@ pub fn errno_after(fd: i32, errno: i32) -> i32 {
         Some(Number::Described(open)) => Some(open),
         _ => None,
     };
-    // Asks for nothing, which a daemon that lives answers.
+    // An empty request, which a living daemon answers.
     let nothing = Call::ReadAhead { first: 0, pages: 0 };
     let asked = match &open {
         Some(_) => ask(fd, nothing).map(|_| ()),
-        // Not known to be of a mount of ours: no ioctl of ours.
+        // This fd may not belong to a mount of ours, so it gets no ioctl of ours.
         None => files::fstat(fd).map(|_| ()),
     };
     if !matches!(asked, Err(ENOTCONN | ECONNABORTED)) {
         return errno;
     }
-    // Its keeper does the same, unless it was killed, too.
+    // The keeper does the same, unless it was killed too.
     let session = open.and_then(|open| session::get(open.facts()?.session));
     if let Some(session) = session {
         session.area.cut_off();
@@ -299,7 +299,7 @@ pub fn errno_after(fd: i32, errno: i32) -> i32 {
     ENOTCONN
 }
 
-/// What a call of the kernel gave, as the program sees it.
+/// Returns the result of a kernel call as the program sees it.
 fn from_kernel<T>(open: &Open, result: Result<T>) -> Result<T> {
     result.map_err(|errno| errno_after(open.fd, errno))
 }
@@ -338,7 +338,7 @@ fn read_at(
                     if read.done == 0 || file.is_of_one_instant(&read) {
                         return result;
                     }
-                    // A write over several pages came between the two parts.
+                    // A write over several pages interfered between the two parts.
                     return read_by_kernel(open, out, at, 0);
                 }
             }
@@ -489,7 +489,7 @@ pub(crate) fn with_offset<T>(
     Some(result)
 }
 
-/// The ordinary call is about to be made.
+/// Prepares the ordinary call.
 #[inline]
 fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) -> Option<T> {
     if inside::is_writing() {
@@ -498,9 +498,10 @@ fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) -> Option<T> 
     None
 }
 
-/// A signal handler has interrupted an inline write of its thread and is about to access `len` bytes at `at` (`None`: where the
-/// kernel has the offset) through the kernel. The daemon would wait for the latch that the write may hold: has it take that away.
-/// The interrupted write finds out and is made again after the handler has returned.
+/// Makes way for a signal handler that has interrupted an inline write of its own thread. The handler is about to access `len`
+/// bytes at `at` (`None`: at the kernel's offset) through the kernel, and the daemon would wait for the latch that the write may
+/// hold. Asks the daemon to take that latch away. After the handler has returned, the interrupted write finds its latch lost and
+/// repeats itself.
 #[cold]
 fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     let Ok(stat) = files::fstat(fd) else { return };
@@ -509,13 +510,13 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     }
     let append = write && files::mode(fd).is_ok_and(|mode| mode.append);
     let here = || files::lseek(fd, 0, SEEK_CUR).ok()?.try_into().ok();
-    // The kernel may know an older size, from before the latest inline appends.
+    // The kernel's size may be older than the latest inline appends.
     let file = described_file(fd);
     let size = file.as_ref().and_then(|file| file.size().ok());
     let (at, len) = match (append, size) {
         (false, _) => (at.or_else(here).unwrap_or(0), len),
         (true, Some(end)) => (end, len),
-        // Only the daemon knows the end: it is told of all pages from here on.
+        // Only the daemon knows the end, so every page from the kernel's size on is named.
         (true, None) => (stat.size, usize::MAX),
     };
     let first = at / PAGE_BYTES;
@@ -526,8 +527,8 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     ask_for_way(fd, first, u32::try_from(end - first).unwrap_or(u32::MAX));
 }
 
-/// Before a call of the kernel that concerns all pages of a file, such as fsync and ftruncate: a signal handler that has interrupted
-/// an inline write of its thread waits for nothing that the write holds. See `make_way`.
+/// Makes way before a kernel call on all pages of a file, such as fsync or ftruncate, so that a signal handler does not wait for the
+/// inline write that it has interrupted. See `make_way`.
 #[inline]
 pub fn make_way_everywhere(fd: i32) {
     if inside::is_writing() {
@@ -541,18 +542,18 @@ fn ask_for_way_everywhere(fd: i32) {
     if !stat.is_regular || !devices::is_ours(stat.device) {
         return;
     }
-    // The kernel may know an older size.
+    // The kernel's size may be too old.
     let known = described_file(fd).and_then(|file| file.size().ok());
     let end = known.unwrap_or(0).max(stat.size) / PAGE_BYTES;
     let mut first = 0;
-    // The last one also concerns what is behind the end.
+    // The last range also covers bytes beyond the end of the file.
     while first <= end {
         ask_for_way(fd, first, WAY_PAGES);
         first += u64::from(WAY_PAGES);
     }
 }
 
-/// Has the daemon take away the latches that this process holds of some pages of a file, and locks of the file.
+/// Asks the daemon to take away this process's latches on some pages of a file, and its locks of the file.
 fn ask_for_way(fd: i32, first: u64, pages: u32) {
     for session in session::all().filter(|session| session.is_own() && session.is_writable()) {
         let call = Call::Interrupted {
@@ -572,7 +573,7 @@ fn ask_for_way(fd: i32, first: u64, pages: u32) {
     }
 }
 
-/// Returns the file of a descriptor that is inline.
+/// Returns the file of a descriptor that is used inline.
 fn described_file(fd: i32) -> Option<File<'static>> {
     let Some(Number::Described(open)) = description::number(fd) else {
         return None;
@@ -581,7 +582,8 @@ fn described_file(fd: i32) -> Option<File<'static>> {
     file(session::get(facts.session)?, &facts).ok()
 }
 
-/// Whether this process holds no latch and no lock that an access waits for, as far as that can be told here.
+/// Returns whether this process holds no latch and no lock that the access would wait for, as far as the library can
+/// tell.
 fn is_clear(file: &File<'_>, at: u64, len: usize, write: bool) -> bool {
     let pages = at / PAGE_BYTES..at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
     let Ok(size) = file.size() else {
@@ -591,7 +593,7 @@ fn is_clear(file: &File<'_>, at: u64, len: usize, write: bool) -> bool {
     if file.is_locked_here(at, len, write && at.saturating_add(len as u64) > size) {
         return false;
     }
-    // For a write that may go beyond the end the daemon clears what an interrupted one has left there.
+    // Before a write that may go beyond the end, the daemon zeroes what an interrupted write left there.
     let left = match write && pages.end >= beyond {
         true => beyond.saturating_sub(1)..beyond + WRITE_MAX as u64 / PAGE_BYTES,
         false => 0..0,
@@ -601,8 +603,7 @@ fn is_clear(file: &File<'_>, at: u64, len: usize, write: bool) -> bool {
         && !pages.chain(left).any(|page| file.is_latched_here(page))
 }
 
-/// Tells the daemon of frames into which writers of this process have copied after they had lost a page's latch: they may be used
-/// again.
+/// Reports frames into which writers of this process copied after they had lost a page's latch. The daemon may reuse them.
 #[inline]
 fn give_back_copied(open: &Open, session: &Session) {
     for (slice, memory) in session.slices.iter().enumerate() {
@@ -613,7 +614,7 @@ fn give_back_copied(open: &Open, session: &Session) {
                 owner: session.owner,
                 instance: session.instance,
             };
-            // Otherwise the frame is out of use until this process ends.
+            // If the call fails, the frame stays out of use until this process ends.
             let _ = ask(open.fd, call);
         }
     }
@@ -737,7 +738,7 @@ fn readv_here(
         }
         let result = read_here(fd, len, |thread, open, facts, at| match fits {
             true => read_parts_at(thread, open, facts, parts, at),
-            // The kernel says what is wrong with them; it moves nothing.
+            // The kernel reports what is wrong with the buffers; it moves no bytes.
             false => Some(from_kernel(open, files::preadv(open.fd, parts, at as i64))),
         });
         if result.is_some() || !early::is_undecided(fd, &mut tries) {
@@ -746,7 +747,7 @@ fn readv_here(
     }
 }
 
-/// Whether a call with an offset of its own goes inline, if it can; else it is made in the ordinary way and counted.
+/// Returns whether a call with an offset of its own may go inline. Otherwise it is an ordinary call, and is counted.
 #[inline]
 fn is_worth(fd: i32, written: usize) -> bool {
     matches!(early::begin(fd, written, false), First::Inline)
@@ -1121,7 +1122,7 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     }
 }
 
-/// Writes at the description's offset and moves it on.
+/// Writes at the description's offset and advances it.
 #[inline]
 fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
     let Some(number) = fast_number(fd) else {
@@ -1360,7 +1361,7 @@ pub fn share_all() {
 /// the offset goes to the kernel, for good.
 pub fn share(fd: i32) {
     share_offset(fd);
-    // Which bytes are accessed is not known here.
+    // The bytes that are accessed are not known here.
     let _: Option<()> = by_kernel(fd, Some(0), usize::MAX, false);
 }
 

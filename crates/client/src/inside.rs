@@ -1,9 +1,9 @@
-//! What this thread is in the middle of.
+//! The reentrancy guard: tells which inline call this thread is making.
 //!
-//! A signal handler may interrupt an inline call and make another. It must not wait for what the call that it
-//! interrupted holds, so it goes to the kernel; and when that call is a write through the same description,
-//! what the handler writes comes after it. An interrupted write may hold a page's latch, for which the daemon would wait:
-//! the handler has the daemon take it away (`interrupted`), and the write is made again.
+//! A signal handler may interrupt an inline call and make another. It must not wait for what the interrupted call
+//! holds, so its call goes through the kernel. If the interrupted call is a write through the same description, the
+//! handler's bytes go after those of that write. An interrupted write may hold a page's latch, for which the daemon
+//! would wait. So the handler asks the daemon to take the latch away (`interrupted`), and the write repeats itself.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -14,19 +14,19 @@ use crate::placement;
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
 
-/// What a thread is in the middle of.
+/// The kind of inline call that a thread is making.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
     /// No inline call.
     Nothing,
-    /// A call that holds nothing of a file.
+    /// A call that holds no latch and no lock of a file.
     Reading,
     /// A call that may hold latches and locks of a file.
     Writing,
 }
 
-/// What is remembered of a thread. A call gets it once, from `enter`, and hands it on: where a thread has it is a question
-/// to the dynamic linker in a library that a program was started with.
+/// The library's state of a thread. A call gets it once, from `enter`, and passes it on, because each access to
+/// thread-local storage calls the dynamic linker in a preloaded library.
 pub struct Thread {
     inside: Cell<Doing>,
     /// What it has used, and where it runs.
@@ -116,7 +116,7 @@ pub fn enter_briefly<T>(doing: Doing, call: impl FnOnce(&Thread) -> Option<T>) -
     })
 }
 
-/// Whether this thread, in a signal handler, has interrupted an inline write of its own.
+/// Returns whether this thread is in a signal handler that has interrupted an inline write of the same thread.
 #[inline]
 pub fn is_writing() -> bool {
     THREAD.with(|thread| thread.inside.get() == Doing::Writing)
@@ -155,8 +155,8 @@ impl Thread {
         self.displaced.get()
     }
 
-    /// This thread's block of a session (below `SESSIONS_MAX`), and whether it is the thread's alone: what `take` gave the first
-    /// time. Nothing is given back when the thread ends: a later thread notices that.
+    /// Returns this thread's block of a session (below `SESSIONS_MAX`), and whether the thread has it for itself. Calls `take`
+    /// the first time. A thread that ends releases nothing: a later thread notices that its owner has ended.
     #[inline]
     pub fn block(&self, session: usize, take: impl FnOnce() -> (u32, bool)) -> (u32, bool) {
         let cell = &self.blocks[session];

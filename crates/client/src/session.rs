@@ -1,8 +1,8 @@
 //! What this process has mapped of a volume.
 //!
-//! Sessions stay for the life of the process: a thread may look into any of them at any time, so none is
-//! ever unmapped. The memory behind one goes with its daemon (docs/internals/keeper.md). A session is added for each daemon that is met, when one is wanted writable, and in
-//! a child of fork(2), which is another client than its parent.
+//! A session stays mapped for the life of the process, because any thread may read it at any time. Its memory is freed with
+//! its daemon (docs/internals/keeper.md). The process adds a session for each daemon, another when it needs one that is
+//! writable, and new ones in a child of fork(2), which is a different client than its parent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -123,7 +123,7 @@ impl Session {
         place.counter.add(access, place.alone);
     }
 
-    /// The number of this thread's block, and whether it is the thread's alone.
+    /// Returns the number of this thread's block, and whether the thread has it for itself.
     #[inline]
     fn block(&self, thread: &Thread) -> (u32, bool) {
         let take = || {
@@ -133,20 +133,21 @@ impl Session {
         thread.block(self.number, take)
     }
 
-    /// How this thread writes to a slice. `None`: it has no block of its own, and writes through the kernel.
+    /// Returns how this thread writes to a slice. Returns `None` when the thread has no block of its own; it then
+    /// writes through the kernel.
     #[inline]
     pub fn writer(&self, thread: &Thread, slice: u16) -> Option<Writer<'_>> {
         let (block, alone) = self.block(thread);
         alone.then(|| self.area.writer(self.owner, block, slice))
     }
 
-    /// Tells the slice of a page that became dirty. Returns true if the bell is to be rung.
+    /// Reports a page that became dirty. Returns true if the caller must ring the doorbell.
     #[inline]
     pub fn report(&self, key: Key) -> bool {
         self.area.report(key, &self.slots)
     }
 
-    /// Marks an entry of a slice as used by this thread, where the slice's memory is mapped read-only.
+    /// Marks an entry of a slice as used by this thread, when the slice's memory is mapped read-only.
     pub fn touch(&self, thread: &Thread, slice: u16, entry: u32) {
         self.area.touch(self.block(thread).0, slice, entry);
     }
@@ -186,8 +187,8 @@ fn find(instance: u64, write: bool) -> Option<&'static Session> {
     all().find(|session| session.instance == instance && (!write || session.is_writable()))
 }
 
-/// The session with a daemon's life; attaches where there is none yet. Errors: the daemon is not there, refuses, or this
-/// process lacks descriptors, address space or room for another session.
+/// Returns the session with a daemon instance; attaches if there is none yet. Fails when the daemon is gone or refuses,
+/// or when this process lacks descriptors, address space or room for another session.
 pub fn attach(instance: u64) -> io::Result<&'static Session> {
     match find(instance, false) {
         Some(session) => Ok(session),
@@ -195,8 +196,8 @@ pub fn attach(instance: u64) -> io::Result<&'static Session> {
     }
 }
 
-/// As `attach`, a session that may write. `token`: asks the daemon for the right to write. Further errors: the daemon gives no
-/// token.
+/// Does the same as `attach` for a session that may write. `token` asks the daemon for the right to write. Also fails when the
+/// daemon gives no token.
 pub fn attach_writable(
     instance: u64,
     token: impl FnOnce() -> Option<u64>,

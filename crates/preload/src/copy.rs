@@ -26,11 +26,11 @@ fn share_unless_given(fd: c_int, offset: *mut off_t) {
     }
 }
 
-/// Has the kernel ask for the size of the file that is copied from. It copies nothing behind the size that it knows, and that one may be from
-/// before the latest inline writes, of this program or another: the copy would end too early, without an error.
+/// Makes the kernel refresh the size of the source file. The kernel copies nothing beyond the size that it knows. That size may be older
+/// than the latest inline writes of this program or another: the copy would then end too early, without an error.
 fn refresh_size(fd: c_int) {
     let mut out = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the kernel fills `out`, which nobody reads.
+    // SAFETY: the kernel fills `out`, and no code reads it.
     errno::kept(|| unsafe { real::fstat(fd, out.as_mut_ptr()) });
 }
 

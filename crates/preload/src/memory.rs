@@ -1,23 +1,23 @@
-//! Memory that the caller names and a hook looks into before the kernel does: lists of buffers, locks, messages.
+//! Memory that the caller names and that a hook reads before the kernel does: lists of buffers, locks, messages.
 //!
-//! The kernel answers EFAULT for an address that is not mapped, where a look of ours would end the program. So it is asked first,
-//! by a call that reads the memory and changes nothing.
+//! The kernel answers EFAULT for an unmapped address, where a read by the hook would end the program. So the hook asks the kernel
+//! first, with a call that reads the memory and changes nothing.
 
 use std::ffi::{c_int, c_void};
 
 use crate::{errno, real};
 
-/// Every page has at least this much.
+/// Smallest page size of any machine.
 const PAGE: usize = 4096;
-/// No way to change a signal mask: the kernel reads the mask first, and then says EINVAL.
+/// No valid operation on a signal mask: the kernel reads the mask first, and then fails with EINVAL.
 const NO_WAY: c_int = -1;
 /// Bytes of the kernel's signal mask.
 const MASK_BYTES: usize = 8;
-/// Pages that are asked about at most. What a hook looks into is shorter, if the kernel takes it.
+/// Most pages that one check covers. Everything that the kernel accepts and a hook reads is shorter.
 const PAGES_MAX: usize = 256;
 
-/// Whether `len` bytes at `at` can be read now. No system call for memory in the page of the stack that the calling thread is
-/// using, as the caller's local variables often are.
+/// Returns whether `len` bytes at `at` can be read now. Makes no system call for memory in the stack page that the calling
+/// thread is using, where the caller's local variables often are.
 pub fn is_readable(at: *const c_void, len: usize) -> bool {
     if len == 0 {
         return true;
@@ -32,11 +32,12 @@ pub fn is_readable(at: *const c_void, len: usize) -> bool {
 
 #[cold]
 fn is_page_readable(page: usize) -> bool {
-    // No program has the first page, and null would be no mask to the kernel.
+    // No program maps the first page, and a null pointer would mean no mask.
     page != 0 && !is_refused(page * PAGE)
 }
 
-/// Whether the kernel says EFAULT of the bytes at `at`. Where the call itself is forbidden, it does not.
+/// Returns whether the kernel fails with EFAULT for the bytes at `at`. Returns false where the call itself is
+/// forbidden.
 fn is_refused(at: usize) -> bool {
     errno::kept(|| {
         let (how, none) = (NO_WAY as usize, 0);
@@ -47,7 +48,7 @@ fn is_refused(at: usize) -> bool {
     })
 }
 
-/// As `is_readable`, for one `T`.
+/// Does the same as `is_readable` for one `T`.
 pub fn is_readable_one<T>(at: *const T) -> bool {
     is_readable(at.cast(), size_of::<T>())
 }

@@ -47,11 +47,11 @@ unsafe fn each_right(message: *const msghdr, doing: impl Fn(c_int)) {
     }
 }
 
-/// The kernel looks at no more messages of one call.
+/// The kernel accepts no more messages in one call.
 const MESSAGES_MAX: c_uint = 1024;
 
-/// Shares the descriptors of a message that is to be sent, which the kernel has not looked at. What can't be read is
-/// the kernel's to refuse.
+/// Shares the descriptors of a message that is about to be sent and that the kernel has not checked yet. Leaves
+/// unreadable memory to the kernel, which refuses it.
 ///
 /// # Safety
 /// `message` is a message, or memory of which some is not mapped.

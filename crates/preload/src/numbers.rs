@@ -24,7 +24,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
         errno::kept(|| {
             let to_stream = streams::uses(new);
             if to_stream {
-                // A redirection: there is nothing to be found out about, since both have the kernel's offset.
+                // A redirection needs no description, because both fds keep their offset in the kernel.
                 fd::share(old);
             }
             fd::duplicated(old, new);

@@ -1,4 +1,4 @@
-//! sync and syncfs: the mounts' daemons are asked, too, since the kernel tells them nothing. And the calls that concern all pages of a
+//! sync and syncfs: the library also asks the mounts' daemons, because the kernel tells them nothing. Also the calls on all pages of a
 //! file: a signal handler that makes one must not wait for a write that it has interrupted.
 
 use std::ffi::c_int;
@@ -34,7 +34,7 @@ pub unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
     unsafe { real::ftruncate(fd, length) }
 }
 
-/// The kernel first: what was written through mappings is the daemons' after that.
+/// Calls the kernel first: the daemons then have what was written through mappings.
 pub unsafe fn sync_all() {
     // SAFETY: takes nothing.
     unsafe { real::sync() };

@@ -48,7 +48,7 @@ pub fn answer(outcome: Result<usize, i32>) -> ssize_t {
     }
 }
 
-/// What the kernel gave for a call on `fd`: when that failed since the daemon has died, errno always says so the same way.
+/// Returns the result of a kernel call on `fd`. When the daemon has died, errno is the same for every such call.
 #[inline]
 pub fn from_kernel(fd: c_int, result: ssize_t) -> ssize_t {
     if result < 0 {

@@ -378,7 +378,8 @@ fn a_read_of_several_pages_never_sees_half_of_a_write() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for byte in 1..=3000u32 {
-                write(file(&writer), 0, &[byte as u8; PAGES * PAGE]).expect("nobody keeps a lock");
+                write(file(&writer), 0, &[byte as u8; PAGES * PAGE])
+                    .expect("no thread keeps a lock");
                 // Else readers have no gap.
                 std::thread::yield_now();
             }
@@ -420,7 +421,8 @@ fn appended_records_are_all_there_and_whole() {
                     };
                     let mut seen = vec![0; data.len()];
                     let at = end - data.len() as u64;
-                    // Appends of the others may come between: then the daemon is asked, which is not here.
+                    // Appends of the other threads may come between. A thread then asks the daemon, which does not
+                    // exist here.
                     while let Some(why) = file(session).read(at, &mut seen).rest {
                         assert!(matches!(why, Why::Changed | Why::Busy), "{why:?}");
                     }

@@ -632,7 +632,7 @@ fn a_sequential_reader_has_pages_read_ahead_and_only_what_is_not_there() {
     assert!(ends.max() >= Some(190), "{asked:?}");
 }
 
-/// Counts what this thread's calls come to, as elsewhere than in tests, and makes the process worth attaching.
+/// Counts the cost of this thread's calls as outside of tests, and makes the process worth attaching.
 struct Counting;
 
 impl Counting {
@@ -671,7 +671,7 @@ fn long_calls_are_worth_more_and_calls_with_offsets_count_too() {
     let f = Opened::new(100, 400 << 10);
     assert_eq!(write(f.fd(), &[b'w'; 300 << 10]), Some(Ok(300 << 10)));
     assert_eq!(f.kernel_offset(), 0);
-    // Room for much is not much that is read.
+    // A large buffer does not make a small read expensive.
     let f = Opened::new(100, 400 << 10);
     assert_eq!(f.read(300 << 10), Some(Ok(vec![b'k'; 300 << 10])));
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
@@ -729,7 +729,7 @@ fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
     drop(call);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(110)));
-    // The end of a call on what the number meant before changes nothing.
+    // The end of a call that began before the fd was reused changes nothing.
     opened(f.fd(), 0);
     let First::Counted(old) = early::begin(f.fd(), 10, true) else {
         panic!("the first call is made in the ordinary way");
