@@ -7,9 +7,10 @@
 //! names them, and they are set in memory when a container is loaded.
 //!
 //! Invariants: `available` + `reserved` is at most the number of clear bits of all containers, so a
-//! promise can always be kept. (Blocks that are lent out to be discarded, `lend.rs`, are set and in neither.) A container that a transaction frees blocks of is loaded before that
-//! transaction commits (`Store` calls `load_for`): loaded afterwards, blocks would look free before
-//! `release_committed`, be handed out, and be released again under their new owner.
+//! reservation can always be honoured. (Blocks that are lent out to be discarded, `lend.rs`, are set and counted in
+//! neither.) A container is loaded before a transaction that frees its blocks commits (`Store` calls `load_for`). If it
+//! were loaded afterwards, blocks would look free before `release_committed`, be allocated, and be released again under
+//! their new owner.
 
 mod bits;
 mod lend;
@@ -40,7 +41,7 @@ pub struct Blocks {
 
 /// One container.
 struct Container {
-    /// Clear bits, and those of blocks that are lent; also right while the bitmap is not loaded.
+    /// Number of clear bits and lent blocks; also correct while the bitmap is not loaded.
     free: AtomicU32,
     bits: Mutex<Option<Bits>>,
 }

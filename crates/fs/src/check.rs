@@ -30,7 +30,7 @@ use crate::volume::{OpenMode, Volume, VolumeError, format};
 pub struct CheckOptions {
     /// Repair what can be repaired, then check again.
     pub repair: bool,
-    /// Also when another machine has not unmounted it (`OpenMode::force`).
+    /// Checks the volume even if another machine has not unmounted it (`OpenMode::force`).
     pub force: bool,
 }
 
@@ -129,7 +129,7 @@ pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> 
     check_among(path, &[], options)
 }
 
-/// As `check`; the other devices are looked for at `others` first.
+/// Does the same as `check`, but first looks for the other devices at `others`.
 pub fn check_among(
     path: &Path,
     others: &[PathBuf],

@@ -101,7 +101,7 @@ impl Fs {
         policy: Box<dyn Policy>,
     ) -> Result<Arc<Fs>> {
         options.read_only |= volume.read_only();
-        // First of all: opening the store may write.
+        // Comes first, because opening the store may write.
         if !options.read_only {
             volume.mark_dirty()?;
         }
@@ -219,7 +219,7 @@ impl Fs {
         }
         self.core.alive()?;
         let files = self.core.table.files_to_sync();
-        // All of them, though one cannot: what can be written is.
+        // Tries every file even if one fails, so that everything that can be written is.
         let written: Vec<Result<()>> = self
             .core
             .slices
@@ -233,13 +233,13 @@ impl Fs {
         self.core.commit_now()
     }
 
-    /// Commits what was done so far. The data of files is not written back.
+    /// Commits all operations so far. Does not write back the data of files.
     pub fn commit(&self) -> Result<()> {
         self.core.may_change()?;
         self.core.commit_now()
     }
 
-    /// Whether a sync that failed may succeed later: nothing has happened that ends all change.
+    /// Returns whether a failed sync may succeed later. Returns false after an error that ended all changes.
     pub fn may_recover(&self) -> bool {
         self.core.may_change().is_ok()
     }
@@ -270,7 +270,7 @@ impl Fs {
     }
 }
 
-/// Waits for the end of a thread, unless it is this one: the last handle may be dropped by a callback of the committer itself.
+/// Waits for the end of a thread. Does nothing in that thread itself: a callback of the committer may drop the last handle.
 fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
     let Some(thread) = thread.lock().take() else {
         return;

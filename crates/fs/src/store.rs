@@ -606,7 +606,7 @@ impl Store {
         })
     }
 
-    /// The rows of a table as they are, for fuzzers.
+    /// Returns the raw rows of a table, for fuzzers.
     pub fn raw_rows(&self, table: tables::Table) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let mut rows = vec![];
         self.scan(table, |key, value| {
@@ -616,7 +616,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// Puts rows as they are, and removes those without a value, for fuzzers.
+    /// Writes raw rows, and removes those without a value, for fuzzers.
     pub fn put_raw_rows(&self, rows: Vec<(tables::Table, Vec<u8>, Option<Vec<u8>>)>) -> Result<()> {
         let rows = rows.into_iter();
         let row = |(table, key, value)| batch::Row { table, key, value };
@@ -653,13 +653,13 @@ impl Store {
     }
 }
 
-/// Runs what reads pages of redb, which panics when they contradict each other though the checksum of each was not asked for:
-/// that is damage of the volume, not a fault of this program.
+/// Runs code that reads pages of redb. redb panics when pages contradict each other, because it does not verify each page's
+/// checksum. Such a panic is damage of the volume, not a bug of this program.
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     guarded_over(None, body)
 }
 
-/// The same over a region, whose own panics go on: those are faults of this program.
+/// Does the same over a region. A panic in the region itself is a bug of this program and is passed on.
 fn guarded_over<T>(region: Option<&Region>, body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         if region.is_some_and(Region::has_panicked) {
@@ -671,7 +671,7 @@ fn guarded_over<T>(region: Option<&Region>, body: impl FnOnce() -> Result<T>) ->
     })
 }
 
-/// Closes a database, which writes: damaged pages show here, too.
+/// Closes a database. Closing writes, so damaged pages can show here too.
 fn close_database(db: Option<Database>) -> Result<()> {
     guarded(|| {
         drop(db);

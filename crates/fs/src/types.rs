@@ -77,12 +77,12 @@ pub struct Caller {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AccessTimes {
-    /// When it is not newer than the last change, or a day old (`relatime`).
+    /// When the access time is not newer than the last change, or a day old (`relatime`).
     #[default]
     Relative,
     /// Never (`noatime`).
     Never,
-    /// Each time (`strictatime`), to a tick of the clock.
+    /// At every read (`strictatime`), to one tick of the clock.
     Always,
 }
 
@@ -110,7 +110,7 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// utimens.
     pub mtime: Option<SetTime>,
-    /// Take the set-id bits off what is no directory.
+    /// Clear the set-id bits, unless it is a directory.
     pub drop_set_id: bool,
     /// Set by the kernel with some setattrs.
     pub ctime: Option<SystemTime>,
@@ -131,12 +131,12 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
-/// What a part of a trim has done.
+/// Result of one part of a trim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trimmed {
-    /// Blocks that devices took back.
+    /// Blocks that devices discarded.
     pub blocks: u64,
-    /// Where to go on; `None`: it is done.
+    /// Where the next part begins; `None` when the trim is complete.
     pub next: Option<u64>,
 }
 

@@ -156,8 +156,8 @@ impl Volume {
         hash.max(16)
     }
 
-    /// Marks the volume as mounted by this process, durably. Until `mark_clean`, others that open it look whether this process is
-    /// still there, and repair it.
+    /// Durably marks the volume as mounted by this process. Until `mark_clean`, other processes that open the volume check
+    /// whether this process still exists, and repair the volume if it does not.
     pub fn mark_dirty(&self) -> std::result::Result<(), IoError> {
         self.superblocks.set_dirty(true)
     }

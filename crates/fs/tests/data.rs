@@ -23,7 +23,7 @@ const CALLER: Caller = Caller {
 };
 const PAGE: u64 = 4096;
 const SLICES: u16 = 2;
-/// Of a mount that is busy.
+/// Returns the options of a busy mount.
 const DIRTY_AGE: Duration = Duration::from_millis(1);
 
 struct Mount {
@@ -94,7 +94,7 @@ impl Mount {
         self.fs = Some(Fs::open(Arc::new(volume), self.slices.clone(), options).unwrap());
     }
 
-    /// Mounts once more, with writes that can be stopped.
+    /// Mounts once more, with writes that can be blocked.
     fn slow(&mut self) -> Arc<Slow> {
         self.fs().close().unwrap();
         self.down();
@@ -279,7 +279,7 @@ fn a_size_never_covers_data_that_did_not_reach_the_device() {
     }
 }
 
-/// Writes back what is dirty of a file, as age does, without a sync of the file.
+/// Writes back a file's dirty pages as their age does, without a sync of the file.
 fn write_back(mount: &Mount, file: &Arc<File>) {
     let (sender, receiver) = channel();
     mount.slices[usize::from(file.slice())].sync(
@@ -290,10 +290,11 @@ fn write_back(mount: &Mount, file: &Arc<File>) {
     receiver.recv().unwrap().unwrap();
 }
 
-/// A file of 3 pages and, after a gap for which space was promised ahead and placed with what precedes it, of one more.
+/// Makes a file of 3 pages, a gap, and one more page. The gap was reserved ahead and placed together with the pages
+/// before it.
 fn with_a_gap(mount: &Mount) -> Arc<File> {
     let (_, file) = mount.create("f");
-    // A program that appends inline has space promised ahead.
+    // A program that appends inline has space reserved ahead.
     mount.fs().begin_write(&file, 0, 50 * PAGE).unwrap();
     mount.write(&file, 0, &pattern(0, 3 * PAGE as usize));
     mount.write(&file, 80 * PAGE, &pattern(1, PAGE as usize));
@@ -330,16 +331,16 @@ fn a_gap_for_which_space_was_promised_is_a_hole() {
     }
 }
 
-/// A device whose next write waits, when that was asked for, until it is let go on.
+/// A device whose next write blocks, if that was requested, until the test releases it.
 struct Slow {
     device: Arc<SimDevice>,
-    /// Tells that the write is there.
+    /// Signals that the write has arrived.
     reached: Mutex<Option<Sender<()>>>,
     go_on: Mutex<Option<Receiver<()>>>,
 }
 
 impl Slow {
-    /// The next write waits: for the second of these, once it has sent the first.
+    /// Blocks the next write; the second of these only after it has sent the first signal.
     fn stop_next_write(&self) -> (Receiver<()>, Sender<()>) {
         let ((reached, is_reached), (go, go_on)) = (channel(), channel());
         *self.reached.lock().unwrap() = Some(reached);
@@ -383,8 +384,8 @@ impl Device for Slow {
     }
 }
 
-/// A file whose write-backs wait before their pages get blocks: each sends on `reached`, then waits on `go_on` while there is
-/// a sender.
+/// A file whose write-backs block before their pages get blocks: each sends on `reached`, then waits on `go_on` while there
+/// is a sender.
 struct Stops {
     file: Arc<dyn Object>,
     reached: Sender<()>,
@@ -414,8 +415,8 @@ impl Object for Stops {
     }
 }
 
-/// Makes `change` while the evictor has chosen all dirty pages of `file` for write-back and has not asked yet where they go. The
-/// change must take blocks or promised ones from the file.
+/// Runs `change` after the evictor has chosen all dirty pages of `file` for write-back and before it has asked where they go.
+/// `change` must free blocks or reserved space of the file.
 fn change_between_choice_and_place(
     mount: &Mount,
     file: &Arc<File>,
@@ -442,7 +443,8 @@ fn change_between_choice_and_place(
     };
     dirty(0);
     is_reached.recv().unwrap();
-    // The evictor waits, so that it takes what becomes old meanwhile in one go: the other file first, which stops it again.
+    // The evictor is blocked, so it then takes all pages that become old in one go: the other file's first, which blocks it
+    // again.
     dirty(1);
     mount.write(file, 0, data);
     std::thread::sleep(2 * DIRTY_AGE);
@@ -451,7 +453,7 @@ fn change_between_choice_and_place(
     let blocks = || mount.fs().getattr(file.ino()).unwrap().blocks;
     let before = blocks();
     std::thread::scope(|scope| {
-        // It waits for the pages that are chosen.
+        // The change waits for the chosen pages.
         let change = scope.spawn(&change);
         while blocks() == before {
             assert!(!change.is_finished(), "it took nothing out");
@@ -516,7 +518,7 @@ fn the_rest_of_a_page_that_is_written_back_while_it_is_cut_is_zeros() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     mount.write(&file, 0, &pattern(1, PAGE as usize));
-    // Called when the truncation, which knows the page as promised, asks whether it is dirty.
+    // Called when the truncation, which knows the page as reserved, asks whether it is dirty.
     let armed = Arc::new(AtomicBool::new(false));
     let (is_armed, object) = (armed.clone(), file.object());
     let slice = &mount.slices[usize::from(file.slice())];
@@ -554,7 +556,7 @@ fn an_fsync_makes_the_size_durable_though_the_file_is_punched_and_written_to_mea
     let done = move |result| sender.send(result).unwrap();
     mount.fs().fsync(&file, false, Box::new(done));
     reached.recv().unwrap();
-    // Beyond all that there is, and then into the middle.
+    // Beyond the end of all data, and then into the middle.
     mount.fs().fallocate(&file, 3, 100 * PAGE, PAGE).unwrap();
     mount.write(&file, 2 * PAGE, &data[2 * PAGE as usize..][..100]);
     go_on.send(()).unwrap();
@@ -580,7 +582,7 @@ fn an_fsync_says_nothing_of_what_was_written_after_a_truncation_that_came_meanwh
     mount.fs().fsync(&file, false, Box::new(done));
     reached.recv().unwrap();
     std::thread::scope(|scope| {
-        // It waits for the pages that are on their way.
+        // The change waits for the pages in flight.
         let truncation = scope.spawn(|| mount.truncate(&file, 4 * PAGE));
         while file.size() > 4 * PAGE {
             std::thread::yield_now();
@@ -891,7 +893,7 @@ fn contents_that_replace_others_by_a_truncation_go_to_the_device_at_the_close() 
         mount.fs().writer_closes(&new);
         mount.fs().close_file(&new);
         drop(new);
-        // Nobody asks for it: pages grow old after an hour here.
+        // No sync requests it; here pages grow old only after an hour.
         let deadline = Instant::now() + Duration::from_secs(60);
         while mount.slices.iter().any(|slice| slice.dirty_bytes() > 0) {
             assert!(Instant::now() < deadline, "nothing was written back");

@@ -1,4 +1,4 @@
-//! Freed blocks go back to the device: which, when, and what a crash or a full volume makes of it.
+//! Freed blocks return to the device: which, when, and what a crash or a full volume does to them.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const SLICES: u16 = 2;
 const FOREVER: Duration = Duration::from_secs(60);
-/// Nothing is committed, nor discarded, by itself.
+/// Returns options with which nothing is committed or discarded without a request.
 const NEVER_MS: u64 = 3_600_000;
 
 fn formatted(bytes: u64) -> SimDevice {
@@ -112,7 +112,7 @@ impl Mount {
         Some(data)
     }
 
-    /// A file that is durable.
+    /// Makes a durable file.
     fn put(&self, name: &str, data: &[u8]) -> Result<()> {
         let (name, kind) = (name.as_bytes(), Kind::File);
         let attr = self.fs.mknod(ROOT, name, kind, 0o644, 0, CALLER)?;
@@ -166,7 +166,7 @@ fn assert_sound(device: &Arc<SimDevice>) {
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
-/// Bytes that were discarded since the device was made, and the largest piece.
+/// Returns how many bytes were discarded since the device was made, and the largest piece.
 fn discarded(device: &SimDevice) -> (u64, u64) {
     let log = device.log().into_iter();
     let lengths = log
@@ -197,11 +197,11 @@ fn what_was_removed_is_discarded_by_itself_and_nothing_else_is() {
     mount.remove("gone").unwrap();
     mount.remove("small").unwrap();
     mount.commit().unwrap();
-    // A part at a container's end may be too short to be worth it.
+    // A part at a container's end may be too short to be worth a discard.
     wait_until("9 MiB are discarded", || discarded(&device).0 >= 8 * MIB);
     assert_eq!(mount.read("kept").unwrap(), kept);
     let free = mount.free();
-    // It can be used again.
+    // The space can be used again.
     mount.put("new", &pattern(4, 20 * MIB)).unwrap();
     assert_eq!(mount.read("new").unwrap(), pattern(4, 20 * MIB));
     assert_eq!(mount.free(), free - 20 * MIB / PAGE);
@@ -239,7 +239,7 @@ fn a_trim_discards_all_that_is_free_and_its_parts_add_up() {
         (at, sum, parts) = (part.next, sum + part.blocks, parts + 1);
     }
     assert!(sum == mount.free() && parts > 2, "{sum}, {parts}");
-    // No run is so long, and no block is beyond the volume.
+    // No run is that long, and no block is beyond the volume.
     assert_eq!(trim(0..u64::MAX, 1 << 40, None).blocks, 0);
     assert_eq!(trim(1 << 40..u64::MAX, 0, None).blocks, 0);
     let capacity = mount.fs.statfs().unwrap().blocks;
@@ -335,7 +335,7 @@ impl Device for Slow {
     }
 }
 
-/// Has `take` make use of nearly all that is free, in a new file, while a part of that is being discarded.
+/// Runs `take`, which uses nearly all free space for a new file, while a part of that space is being discarded.
 fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Result<()>) {
     let device = Arc::new(formatted(64 * MIB));
     let ((reached, is_reached), (go, go_on)) = (channel(), channel::<()>());
@@ -346,13 +346,13 @@ fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Re
     });
     let mount = Mount::of(slow, 1).unwrap();
     mount.put("gone", &pattern(1, 8 * MIB)).unwrap();
-    // All of the rest, so that only the removed file's space is left.
+    // Takes all of the rest, so that only the removed file's space is left.
     let mut number = 0;
     while mount.free() > 0 {
         let bytes = (mount.free() * PAGE).min(8 * MIB);
         match mount.put(&format!("full{number}"), &pattern(9, bytes)) {
             Ok(()) => number += 1,
-            // The metadata took it meanwhile.
+            // The metadata took it in the meantime.
             Err(error) => assert_eq!(error.errno(), 28),
         }
     }
@@ -364,7 +364,7 @@ fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Re
     mount.remove("gone").unwrap();
     mount.commit().unwrap();
     is_reached.recv_timeout(FOREVER).expect("a discard");
-    // Blocks that are being discarded are free, and cannot be had now.
+    // Blocks that are being discarded are free, but cannot be allocated now.
     let bytes = (mount.free() - 32) * PAGE;
     assert!(bytes >= 7 * MIB);
     std::thread::scope(|scope| {
@@ -433,12 +433,12 @@ fn the_end_of_the_mount_waits_for_no_file_that_is_being_moved() {
     assert_sound(&device);
 }
 
-/// A device on which all that is free is discarded before each flush, by whoever flushes. Then the power fails, in a copy, and
-/// the flush is made in the original.
+/// A device that discards all free space before each flush, in the thread that flushes. Then the power fails in a copy of the
+/// device, and the flush runs on the original.
 struct Greedy {
     device: Arc<SimDevice>,
     fs: Mutex<Weak<Fs>>,
-    /// Files that are synced, and those whose removal has begun.
+    /// Numbers of the synced files, and of those whose removal has begun.
     there: Mutex<Vec<u64>>,
     going: Mutex<Vec<u64>>,
     points: AtomicU64,

@@ -1,4 +1,4 @@
-//! A defect that panics costs no half operation on the volume, and nobody an answer.
+//! A bug that panics leaves no half operation on the volume, and every caller gets an answer.
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +50,7 @@ fn sync(fs: &Fs) -> Result<()> {
     receiver.recv().unwrap()
 }
 
-/// Panics for one name, in the middle of the operation that makes it.
+/// Panics for one name, in the middle of the operation that creates it.
 struct Defect;
 
 impl Policy for Defect {
@@ -69,7 +69,7 @@ fn after_a_panic_in_the_middle_of_an_operation_nothing_becomes_durable_until_the
     fs.mkdir(ROOT, b"lost", 0o755, CALLER).unwrap();
     let make = || fs.mkdir(ROOT, b"cursed", 0o755, CALLER);
     catch_unwind(AssertUnwindSafe(make)).unwrap_err();
-    // Each later change and each sync fails. What is there can be read.
+    // Each later change and each sync fails. Existing data can still be read.
     for error in [
         fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap_err(),
         fs.rename(ROOT, b"before", ROOT, b"later", 0).unwrap_err(),
@@ -92,8 +92,8 @@ fn after_a_panic_in_the_middle_of_an_operation_nothing_becomes_durable_until_the
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
-/// Runs the test `name` of this program again as a child that takes the other branch of it. Returns its standard error when the
-/// child has aborted; a child that hangs is killed after a minute.
+/// Runs the test `name` of this program again as a child that takes the other branch. Returns the child's standard error when
+/// it has aborted. Kills a child that hangs after a minute.
 fn aborted(name: &str) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])
@@ -134,7 +134,7 @@ fn a_committer_that_panics_ends_the_process_with_its_name_and_cause() {
     let fs = open(&device, Box::new(FollowParent));
     fs.mkdir(ROOT, b"dir", 0o755, CALLER).unwrap();
     device.set_plan(FaultPlan::panic_at(Some(Operation::Flush), 1));
-    // Never answered, unless the process ends.
+    // No answer comes unless the process ends.
     let _ = sync(&fs);
     panic!("the process goes on without its committer");
 }

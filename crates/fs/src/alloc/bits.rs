@@ -5,9 +5,9 @@ pub(super) struct Bits {
     words: Box<[u64]>,
     /// Where the next search starts (next fit): behind what was handed out last.
     next: usize,
-    /// Blocks that were freed and not lent since, whoever has them now. `None`: there are none.
+    /// Blocks that were freed and not lent since, even if they were allocated again. `None`: there are none.
     freed: Option<Box<[u64]>>,
-    /// Waits to be looked at for freed blocks.
+    /// The container is queued to be searched for freed blocks.
     pub(super) is_queued: bool,
 }
 
@@ -65,7 +65,7 @@ impl Bits {
         changed
     }
 
-    /// Notes that blocks were freed. Gives whether the container waits to be looked at from now on, and did not before.
+    /// Records that blocks were freed. Returns whether the container must now be queued; false if it is queued already.
     pub(super) fn note_freed(&mut self, first: usize, count: usize) -> bool {
         let words = self.words.len();
         let freed = self.freed.get_or_insert_with(|| vec![0; words].into());
@@ -73,8 +73,8 @@ impl Bits {
         !std::mem::replace(&mut self.is_queued, true)
     }
 
-    /// The first run of free blocks at or after `from` that has at least `least` of them; with `freed`, of those that were
-    /// freed and not lent since. Gives (first, count).
+    /// Returns the first run of at least `least` free blocks at or after `from`, as (first, count). With `freed`,
+    /// considers only blocks that were freed and not lent since.
     pub(super) fn free_run(
         &self,
         from: usize,
@@ -103,7 +103,7 @@ impl Bits {
         }
     }
 
-    /// Takes free blocks for as long as they are lent; the next search is not moved by it.
+    /// Takes free blocks for a loan. Does not move the position of the next search.
     pub(super) fn lend(&mut self, first: usize, count: usize) {
         self.set(first, count);
         if let Some(freed) = &mut self.freed {
@@ -120,7 +120,7 @@ impl Bits {
         self.find_in(from, |word| self.words[word] ^ flip)
     }
 
-    /// First bit at or after `from` that is set in what `words` gives for its word; `len` when there is none.
+    /// Returns the first set bit at or after `from` in the words that `words` returns, or `len` when there is none.
     fn find_in(&self, from: usize, words: impl Fn(usize) -> u64) -> usize {
         let mut word = from / 64;
         if word >= self.words.len() {
@@ -232,7 +232,7 @@ mod tests {
         bits.lend(51, 59);
         bits.lend(10, 40);
         assert_eq!(bits.free_run(0, true, 1), None);
-        // Taken since it was freed: that it was is known until it is free again.
+        // The block was allocated after it was freed. The mark stays until it is free again.
         assert_eq!(bits.clear(50, 1), 1);
         assert_eq!(bits.free_run(0, true, 1), Some((50, 1)));
         bits.lend(50, 1);

@@ -1,10 +1,10 @@
-//! Free blocks that are lent out, to be discarded.
+//! Free blocks that are lent out to be discarded.
 //!
-//! Lent blocks are set in the bitmap and taken from `available`: nobody is given them, and every promise can still be
-//! kept from what is clear. They stay in the counts of what is free, because nobody has them. Who would otherwise say ENOSPC
-//! calls `recall` and tries once more.
+//! Lent blocks are set in the bitmap and taken from `available`: they are not allocated, and the clear blocks suffice for
+//! every reservation. They stay in the counts of free blocks, because no file has them. A caller that would otherwise fail
+//! with ENOSPC calls `recall` and tries once more.
 //!
-//! Which blocks were freed since they were last discarded is remembered in memory only, by container.
+//! The record of which blocks were freed since their last discard exists in memory only, by container.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,18 +16,18 @@ use super::{Allocator, Blocks};
 use crate::error::Result;
 use crate::types::SliceId;
 
-/// At most this part of what could be promised is lent, so that hardly anybody has to wait for it.
+/// At most this part of the available blocks is lent, so that writers rarely have to wait for a loan.
 const LENT_PART: u64 = 4;
 
 /// What is lent, and what was freed.
 #[derive(Default)]
 pub(super) struct Loans {
     state: Mutex<State>,
-    /// Something came back, or may be lent again.
+    /// Notified when a loan ends or when lending is allowed again.
     changed: Condvar,
-    /// Whether what is freed is remembered.
+    /// Whether freed blocks are recorded.
     pub(super) remember: AtomicBool,
-    /// Containers in which something was freed, once each.
+    /// Containers in which blocks were freed, each once.
     pub(super) freed: Mutex<VecDeque<(SliceId, usize)>>,
 }
 
@@ -39,60 +39,60 @@ struct State {
     at_once: bool,
 }
 
-/// Which free blocks are wanted, all in one container.
+/// Which free blocks to lend, all in one container.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// Slice.
     pub slice: SliceId,
-    /// Which of its containers.
+    /// Container of the slice.
     pub container: usize,
     /// Only these blocks of the container.
     pub within: Range<usize>,
     /// Only blocks that were freed and not lent since.
     pub freed: bool,
-    /// Only in runs of at least so many.
+    /// Only runs of at least this many blocks.
     pub run_least: usize,
-    /// At most so many.
+    /// At most this many blocks.
     pub most: usize,
 }
 
-/// A range of free blocks that nobody else can have. It is free again when this is dropped.
+/// A range of free blocks that cannot be allocated until this is dropped.
 pub struct Loan<'a> {
     allocator: &'a Allocator,
     /// The range.
     pub blocks: Blocks,
-    /// The block of the container after it.
+    /// The block of the container after the range.
     pub end: usize,
-    /// Whether the run that it is of goes on there.
+    /// Whether the free run continues at `next`.
     pub goes_on: bool,
 }
 
-/// While there is one, nothing is lent.
+/// Prevents lending while it exists.
 pub struct Recall<'a>(&'a Loans);
 
 impl Allocator {
-    /// Remembers from now on what is freed.
+    /// Records freed blocks from now on.
     pub fn remember_freed(&self) {
         self.loans.remember.store(true, Ordering::Release);
     }
 
-    /// Blocks of a container, at most.
+    /// Returns the largest number of blocks of a container.
     pub fn container_blocks(&self) -> u64 {
         self.container_blocks
     }
 
-    /// Containers of a slice.
+    /// Returns the number of containers of a slice.
     pub fn containers_of(&self, slice: SliceId) -> usize {
         let space = self.slices.get(usize::from(slice));
         space.map_or(0, |space| space.containers.len())
     }
 
-    /// Whether something was freed in a container that `next_freed` has not given since.
+    /// Returns whether blocks were freed in a container that `next_freed` has not returned since.
     pub fn has_freed(&self) -> bool {
         !self.loans.freed.lock().is_empty()
     }
 
-    /// A container in which something was freed since it was given last.
+    /// Returns a container in which blocks were freed since it was last returned.
     pub fn next_freed(&self) -> Option<(SliceId, usize)> {
         let (slice, index) = self.loans.freed.lock().pop_front()?;
         let container = &self.slices[usize::from(slice)].containers[index];
@@ -108,8 +108,8 @@ impl Allocator {
         self.loans.changed.notify_all();
     }
 
-    /// Lends the first range that is wanted. Waits while there is a `Recall`. Reads the store when the container is used for
-    /// the first time.
+    /// Lends the first range that matches `wanted`. Waits while a `Recall` exists. Reads the store when the container is
+    /// used for the first time.
     pub fn lend(&self, wanted: &Wanted) -> Result<Option<Loan<'_>>> {
         let mut state = self.loans.state.lock();
         while state.recalls > 0 {
@@ -132,7 +132,7 @@ impl Allocator {
             return Ok(None);
         };
         let run = run.min(end - at);
-        // Parts of one length, so that the last one is not too short to be worth it.
+        // Splits a run into parts of one length, so that the last one is not too short to be worth a discard.
         let count = run.div_ceil(run.div_ceil(most));
         if self.reserve(count as u64).is_err() {
             return Ok(None);
@@ -152,8 +152,8 @@ impl Allocator {
         }))
     }
 
-    /// Waits until nothing is lent; nothing is, then, until the recall is dropped. The caller holds no lock that a
-    /// slice needs, which would stand still for that time.
+    /// Waits until nothing is lent, and prevents lending until the recall is dropped. The caller must hold no lock
+    /// that a slice needs, because the slice would stall for that time.
     pub fn recall(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();
         state.recalls += 1;

@@ -18,8 +18,8 @@ use crate::volume::Volume;
 /// Spare chunks that are kept in stock as long as there is space, beyond what a batch may need.
 const STOCK_CHUNKS: u64 = 4;
 
-/// Whether a new chunk has its space on the host. A write to one that has not could fail when the host is full, and
-/// a failed write is the end of the store until the next mount.
+/// Returns whether a new chunk has its space on the host. A write to a chunk without space could fail when the host
+/// is full, and a failed write ends all changes of the store until the next mount.
 fn provision(region: &Region, entry: &ChunkEntry) -> bool {
     let provisioned = region.provision(entry);
     if let Err(error) = &provisioned {

@@ -155,7 +155,7 @@ fn what_is_lent_is_not_handed_out_and_who_needs_it_gets_it_back() {
     let loan = a.lend(&wanted(0, false, 100)).unwrap().unwrap();
     assert_eq!((loan.blocks.first, loan.blocks.count), (0, 16));
     assert!(loan.goes_on && loan.end == 16);
-    // Nobody has it, but it cannot be promised either, so that every promise can be kept.
+    // The block is not allocated, but it cannot be reserved either, so that every reservation can be honoured.
     assert_eq!((a.available(), a.free_of(0), a.reserved()), (48, 64, 0));
     assert!(a.reserve(49).is_err());
     let got = take(&a, 0, None, 48);
@@ -185,7 +185,7 @@ fn nothing_is_lent_while_somebody_looks_for_space() {
     let recall = a.recall();
     std::thread::scope(|scope| {
         let lender = scope.spawn(|| a.lend(&wanted(0, false, 8)).unwrap().is_some());
-        // All of it can be promised, however long the other one has been there.
+        // All of it can be reserved, however long the other loan has existed.
         for _ in 0..1000 {
             a.reserve(64).unwrap();
             a.unreserve(64);
@@ -271,7 +271,7 @@ proptest! {
         const SLICES: [u64; 3] = [300, 64, 129];
         let total: u64 = SLICES.iter().sum();
         let (store, first) = allocator(&SLICES);
-        // One after each opening.
+        // One call after each opening.
         let lives: Vec<OnceLock<Arc<Allocator>>> = vec![OnceLock::new(); steps.len() + 1];
         let mut a = lives[0].get_or_init(|| first);
         let mut life = 0;

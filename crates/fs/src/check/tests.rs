@@ -384,7 +384,7 @@ fn what_no_writer_can_have_written_is_refused_by_name_when_it_is_used() {
     let device = sample();
     let volume = opened(&device);
     let (store, allocator) = volume.open_store(1 << 20).unwrap();
-    // /dir and a directory without a name are within each other; a file has an extent that ends nowhere; another one is of a slice
+    // /dir and a directory without a name contain each other. A file has an extent that ends nowhere. Another file is of a slice
     // that does not exist.
     let overlong = Extent {
         page: 0,

@@ -7,12 +7,12 @@
 //!
 //! 1. flush the devices that took data, so that what the batch describes is on them
 //! 2. one transaction of the store
-//! 3. drop what the store now says itself (overlay entries, attribute values), release the blocks and
-//!    numbers that the batch freed, answer who waits. From here on, and not before, blocks may be given
-//!    to others, or be discarded (`discard.rs`)
+//! 3. drop what the store now holds itself (overlay entries, attribute values), release the blocks and
+//!    inode numbers that the batch freed, answer the waiting callers. From here on, and not before, the
+//!    blocks may be allocated again or discarded (`discard.rs`)
 //!
 //! A batch for which the metadata region has no space is kept, and the next one is appended to it. Any
-//! other failure, of a flush too, ends all change until the next mount. So does a panic in an operation that holds
+//! other failure, including that of a flush, ends all changes until the next mount. So does a panic in an operation that holds
 //! the gate: it leaves half an operation in memory and in the batch, which must not become durable.
 
 use std::sync::Arc;
@@ -101,15 +101,15 @@ pub struct Commits {
     failed: Mutex<Option<Error>>,
 }
 
-/// The gate, held shared by an operation.
+/// The gate, which an operation holds shared.
 pub struct Gate<'a> {
     commits: &'a Commits,
     _shared: RwLockReadGuard<'a, ()>,
 }
 
 impl Drop for Gate<'_> {
-    /// Ends all change if the operation panics. The gate is still held, so the committer, which takes it to cut the batch,
-    /// finds the failure before it commits.
+    /// Ends all changes if the operation panics. The gate is still held. The committer takes the gate to seal the batch,
+    /// so it finds the failure before it commits.
     fn drop(&mut self) {
         self.commits.fail_if_panicking();
     }
@@ -151,7 +151,7 @@ impl Commits {
         Err(self.failed.lock().clone().unwrap_or(ESHUTDOWN))
     }
 
-    /// Starts an operation: all of what is done until the guard is dropped goes into one batch.
+    /// Starts an operation: everything done until the guard is dropped goes into one batch.
     pub fn enter(&self) -> Gate<'_> {
         Gate {
             commits: self,
@@ -159,7 +159,7 @@ impl Commits {
         }
     }
 
-    /// Ends all change when the calling thread unwinds from a panic: what it was changing is half done.
+    /// Ends all changes when the calling thread unwinds from a panic, because its operation is half done.
     pub fn fail_if_panicking(&self) {
         if std::thread::panicking() && self.failure().is_ok() {
             let error = Error::HalfDone;
@@ -400,7 +400,7 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
             size = meta.committed_size;
             whole = false;
         } else {
-            // What a truncation since the last batch took away is no longer backed, though the store still has it.
+            // The store still has what a truncation since the last batch removed, but it is no longer backed.
             let synced = file.synced_size.load(Ordering::Acquire);
             size = durable_size(file, meta.committed_size.min(synced), size);
             file.synced_size.fetch_max(size, Ordering::AcqRel);
@@ -432,8 +432,8 @@ fn durable_size(file: &File, committed: u64, size: u64) -> u64 {
     }
     // Before asking: a page written from here on finds it set and brings the inode back.
     file.size_pending.store(true, Ordering::Release);
-    // A page on its way is dirty to the cache until the map knows where it is. A page that has blocks and is not dirty
-    // was never written: space that was promised ahead, now a gap, reads as zeros.
+    // The cache keeps a page dirty until the map records its new place. A page that has blocks and is not dirty was
+    // never written: it was reserved ahead and is now a gap, so it reads as zeros.
     let Some(page) = file.first_dirty(committed / PAGE_BYTES) else {
         file.size_pending.store(false, Ordering::Release);
         return size;

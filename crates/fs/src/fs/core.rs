@@ -86,7 +86,7 @@ impl Core {
         self.may_change()?;
         self.commits.wait_for_room();
         let gate = self.commits.enter();
-        // The batch may hold half an operation by now.
+        // The batch may contain half an operation by now.
         self.commits.failure()?;
         Ok(gate)
     }
@@ -102,12 +102,12 @@ impl Core {
         self.table.get_or_load(ino, || {
             let rec = self.store.inode(ino)?.ok_or(ESTALE)?;
             self.refuse_impossible(ino, &rec)?;
-            // Asked before the kernel is told of it now.
+            // Reads this before the kernel learns of the inode.
             Ok(Inode::loaded(ino, rec, self.table.is_known(ino)))
         })
     }
 
-    /// Fails for a record that no writer can have written.
+    /// Fails for a record that no correct writer produces.
     fn refuse_impossible(&self, ino: Ino, rec: &InodeRecord) -> Result<()> {
         let no_slice = |slice: Option<SliceId>| {
             slice.filter(|slice| usize::from(*slice) >= self.volume.slices().len())

@@ -40,10 +40,9 @@ impl Fs {
         Ok(file)
     }
 
-    /// A descriptor through which bytes may have been written is about to be closed. Starts the write-back of a file that was
-    /// truncated to nothing, or renamed over another, and does not wait for it. The truncation becomes durable with
-    /// the next batch, while pages wait for their age: a crash between the two would leave an empty file to a program that
-    /// replaces contents without a sync.
+    /// Prepares the close of a writable descriptor. If the file was truncated to nothing or renamed over another, starts its
+    /// write-back and does not wait for it. Without this, the truncation becomes durable with the next batch, while the pages
+    /// wait for their age. A crash in between would leave an empty file to a program that replaces contents without a sync.
     pub fn writer_closes(&self, file: &Arc<File>) {
         if !file.is_replacing() {
             return;
@@ -59,7 +58,7 @@ impl Fs {
         let reach = file.sync_begins();
         let synced = file.clone();
         let done = move |result: CacheResult| {
-            // An error is remembered for the next fsync, and the pages stay dirty.
+            // The next fsync reports the error, and the pages stay dirty.
             if result.is_ok() {
                 synced.note_synced(&reach, u64::MAX);
             }
@@ -81,14 +80,14 @@ impl Fs {
         self.core.file(&inode)
     }
 
-    /// Before bytes are written: reserves space for pages of the range that have none (ENOSPC, EFBIG,
-    /// EROFS). Cheap when the range is placed or reserved already. Where there is no space it waits for what is being freed.
+    /// Reserves space before bytes are written, for pages of the range that have none (ENOSPC, EFBIG,
+    /// EROFS). Cheap when the range is placed or reserved already. Without free space, waits for space that is being freed.
     pub fn begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
         let attempt = || self.begin_write_if_room(file, offset, len);
         self.core.with_space(file.ino(), attempt)
     }
 
-    /// As `begin_write`, with ENOSPC at once where there is no space now.
+    /// Does the same as `begin_write`, but fails with ENOSPC at once when there is no space now.
     pub fn begin_write_if_room(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
         self.core.may_change()?;
         let end = offset
@@ -128,7 +127,7 @@ impl Fs {
         if file.map.read().extents.covers(pages.clone()) {
             return Ok(());
         }
-        // The volume may have space that its host does not have: then what is new had better not fill the cache.
+        // The volume may have space while its host has none. New data should then not fill the cache.
         if let Some(error) = file.cache().and_then(|cache| cache.no_room()) {
             return Err(error.into());
         }
@@ -178,8 +177,8 @@ impl Fs {
         self.core.mark_dirty(inode);
     }
 
-    /// As `end_write` for a write that ends at `end`, if `still` says so while nobody changes the size. Returns false when
-    /// it does not; nothing is changed then.
+    /// Does the same as `end_write` for a write that ends at `end`, if `still` returns true while the size cannot change.
+    /// Otherwise returns false and changes nothing.
     pub fn end_write_if(&self, file: &Arc<File>, end: u64, still: impl FnOnce() -> bool) -> bool {
         {
             let mut meta = file.inode.meta.write();
@@ -192,12 +191,12 @@ impl Fs {
         true
     }
 
-    /// From now on reads change access times so.
+    /// Sets when reads change access times from now on.
     pub fn set_access_times(&self, when: AccessTimes) {
         self.core.access_times.store(when as u8, Ordering::Relaxed);
     }
 
-    /// After bytes were read: sets the access time, when that is due.
+    /// Sets the access time after a read, when that is due.
     pub fn end_read(&self, file: &Arc<File>) {
         if self.core.may_change().is_err() {
             return;
@@ -213,7 +212,7 @@ impl Fs {
             relatime(rec.atime_ns, rec.mtime_ns, rec.ctime_ns, now)
                 || (always && rec.atime_ns / TICK_NS != now / TICK_NS)
         };
-        // Rarely, unless always: the first read after a change.
+        // Rarely reached unless the mode is always: only for the first read after a change.
         if is_due(&inode.meta.read().rec) {
             inode.meta.write().rec.atime_ns = now;
             self.core.mark_dirty(inode);
@@ -221,7 +220,7 @@ impl Fs {
     }
 }
 
-/// Extends the size to `end` if that is more, and sets the times.
+/// Extends the size to `end` if `end` is larger, and sets the times.
 fn wrote(file: &File, meta: &mut Meta, end: u64, now: i128) {
     if end > meta.rec.size {
         meta.rec.size = end;

@@ -1,7 +1,8 @@
-//! Giving freed blocks back to the host, on devices that take them.
+//! Discards freed blocks, on devices that support it, so that the host gets their space back.
 //!
-//! What is discarded comes from the allocator's bitmaps, so it is what anybody could be given: its removal is durable and
-//! nothing is in flight to it. While a range is being discarded it is lent (`alloc/lend.rs`) and nobody is given it.
+//! The discarded blocks come from the allocator's bitmaps, so they could be allocated to any file: their removal is
+//! durable, and no transfer to them is in flight. While a range is being discarded it is lent (`alloc/lend.rs`) and
+//! cannot be allocated.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,20 +22,21 @@ use crate::error::Result;
 use crate::types::Trimmed;
 use crate::volume::Volume;
 
-/// Longest range that is discarded in one go, in blocks (16 MiB): other transfers may have to wait for it.
+/// Longest range of one discard, in blocks (16 MiB): other transfers may have to wait for it.
 const PIECE_BLOCKS: usize = 4096;
-/// Freed blocks are discarded by themselves in runs of so many at least (1 MiB), or a quarter of a container.
+/// Shortest run of freed blocks that is discarded without a trim request (1 MiB), unless a quarter of a container is
+/// less.
 const RUN_BLOCKS: u64 = 256;
-/// Longest rest after a piece.
+/// Longest pause after a piece.
 const REST_MAX: Duration = Duration::from_secs(1);
-/// So long the end of the mount may be held up by what is left to discard.
+/// Longest time that the remaining discards may delay an unmount.
 const FINISH: Duration = Duration::from_secs(5);
 
-/// What discards.
+/// State of discarding.
 pub struct Discards {
-    /// By device: whether it takes blocks back.
+    /// By device: whether it supports discards.
     devices: Box<[AtomicBool]>,
-    /// One range is discarded at a time.
+    /// Held during a discard: one range is discarded at a time.
     working: Mutex<()>,
     control: Mutex<Control>,
     changed: Condvar,
@@ -50,7 +52,7 @@ struct Control {
 #[derive(Clone, Copy)]
 enum Stop {
     Now,
-    /// First discard what was freed.
+    /// Discard the freed blocks before stopping.
     Finish(Instant),
 }
 
@@ -75,23 +77,23 @@ impl Discards {
         }
     }
 
-    /// Whether any device takes blocks back.
+    /// Returns whether any device supports discards.
     pub fn is_on(&self) -> bool {
         self.devices.iter().any(|on| on.load(Ordering::Acquire))
     }
 
-    /// Has the thread look what was freed.
+    /// Wakes the thread to search for freed blocks.
     pub fn wake(&self) {
         self.control.lock().work = true;
         self.changed.notify_all();
     }
 
-    /// Has the thread discard what was freed, for some seconds at most, and end.
+    /// Tells the thread to discard what was freed, for a few seconds at most, and then to stop.
     pub fn finish(&self) {
         self.stop(Stop::Finish(Instant::now() + FINISH));
     }
 
-    /// Has the thread end.
+    /// Tells the thread to stop.
     pub fn stop_now(&self) {
         self.stop(Stop::Now);
     }
@@ -101,7 +103,7 @@ impl Discards {
         self.changed.notify_all();
     }
 
-    /// Sleeps until there is work or the end. Gives whether that is the end.
+    /// Sleeps until there is work or the thread must stop. Returns whether it must stop.
     fn wait_for_work(&self) -> Option<Stop> {
         let mut control = self.control.lock();
         while !control.work && control.stop.is_none() {
@@ -111,7 +113,7 @@ impl Discards {
         control.stop
     }
 
-    /// Sleeps, but not beyond the end. Gives whether that is the end.
+    /// Sleeps for a time, or until the thread must stop. Returns whether it must stop.
     fn rest(&self, time: Duration) -> Option<Stop> {
         let until = Instant::now() + time;
         let mut control = self.control.lock();
@@ -124,7 +126,7 @@ impl Discards {
     }
 }
 
-/// The thread.
+/// Runs the discard thread.
 pub fn run(core: &Core) {
     let discards = &core.discards;
     let gather = Duration::from_millis(core.options.commit_interval_ms);
@@ -137,7 +139,7 @@ pub fn run(core: &Core) {
     }
 }
 
-/// Discards what was freed, in runs that are worth it. Gives whether the end came.
+/// Discards freed blocks in runs that are long enough. Returns whether the thread must stop.
 fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
     let allocator = &core.allocator;
     let run_least = RUN_BLOCKS.min(allocator.container_blocks() / 4) as usize;
@@ -162,7 +164,7 @@ fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(slice, container, %error, "freed blocks are not given back");
+                    tracing::warn!(slice, container, %error, "cannot discard freed blocks");
                     break;
                 }
             }
@@ -173,7 +175,7 @@ fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
     stop
 }
 
-/// A way through the free ranges of a container.
+/// A walk through the free ranges of a container.
 struct Walk {
     next: Wanted,
     run_least: usize,
@@ -187,7 +189,8 @@ impl Walk {
         }
     }
 
-    /// Discards the next range. Gives the blocks that devices took back; `None`: there is no further range.
+    /// Discards the next range. Returns how many blocks the devices discarded, or `None` when there is no further
+    /// range.
     fn discard(&mut self, core: &Core) -> Result<Option<u64>> {
         let _alone = core.discards.working.lock();
         let Some(loan) = core.allocator.lend(&self.next)? else {
@@ -199,7 +202,7 @@ impl Walk {
     }
 }
 
-/// Has the devices take a range back. Gives how many of its blocks they took.
+/// Discards a range on its devices. Returns how many of its blocks were discarded.
 fn take_back(core: &Core, loan: &Loan<'_>) -> u64 {
     let mut blocks = 0;
     for run in core.volume.runs(loan.blocks) {
@@ -212,14 +215,14 @@ fn take_back(core: &Core, loan: &Loan<'_>) -> u64 {
         }
         match device.discard(run.offset_bytes, u64::from(run.blocks) * PAGE_BYTES) {
             Ok(()) => blocks += u64::from(run.blocks),
-            // The host has no room to note the hole, or a signal came: whoever asks for it later may have more luck.
+            // The host has no room to record the hole, or a signal interrupted the call. A later attempt may succeed.
             Err(error) if [errno::ENOSPC, errno::EINTR].contains(&error.errno()) => {
-                tracing::debug!(%error, "freed blocks are not given back");
+                tracing::debug!(%error, "cannot discard freed blocks now");
             }
             Err(error) => {
                 if on.swap(false, Ordering::AcqRel) {
                     tracing::warn!(
-                        "{error}; this device gets no freed blocks back until the next mount"
+                        "{error}; freed blocks of this device are not discarded until the next mount"
                     );
                 }
             }
@@ -229,9 +232,9 @@ fn take_back(core: &Core, loan: &Loan<'_>) -> u64 {
 }
 
 impl Fs {
-    /// Discards what is free in a range of the volume's blocks, counted through all slices, in runs of at least `run_least`
-    /// blocks; stops soon after `until`. Blocks whose removal is not durable are not free. EROFS; EOPNOTSUPP when no device
-    /// takes blocks back.
+    /// Discards the free space in a range of the volume's blocks, counted through all slices, in runs of at least
+    /// `run_least` blocks. Stops soon after `until`. Blocks whose removal is not durable are not free. Fails with EROFS,
+    /// and with EOPNOTSUPP when no device supports discards.
     pub fn trim(
         &self,
         range: Range<u64>,
@@ -265,7 +268,7 @@ impl Fs {
                     blocks += count;
                     core.may_change()?;
                     if until.is_some_and(|until| Instant::now() >= until) {
-                        // The rest of a run counts by itself then.
+                        // The rest of a run must then be long enough by itself.
                         let next = Some(first + walk.next.within.start as u64);
                         return Ok(Trimmed { blocks, next });
                     }

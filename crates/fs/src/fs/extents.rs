@@ -185,7 +185,8 @@ pub struct Map {
 impl Map {
     /// From the store's rows. Data beyond `size_pages` is left of a write whose size never became
     /// durable: it is dropped, or a later growth of the file would show it.
-    /// `capacity` gives the blocks of a slice, 0 of one that does not exist. Errors: a row that no writer can have written.
+    /// Returns what is wrong with a row that no correct writer produces. `capacity` returns the number of blocks of a
+    /// slice, or 0 for a slice that does not exist.
     pub fn load(
         rows: Vec<Extent>,
         size_pages: u64,

@@ -38,7 +38,7 @@ pub struct File {
     /// Bytes up to here were on the device when a sync of the file ended. Changed with `reaches` locked, or raised by
     /// the committer.
     pub(super) synced_size: AtomicU64,
-    /// What the syncs under way will have reached.
+    /// Sizes that the syncs in progress will have reached.
     pub(super) reaches: Mutex<Vec<Weak<AtomicU64>>>,
     /// Bytes after the end in the last page on the device may not be zero: a write reached it whose
     /// size did not become durable.
@@ -49,7 +49,8 @@ pub struct File {
     error: Mutex<Option<Error>>,
     writers: Mutex<Writers>,
     writers_changed: Condvar,
-    /// New contents replace old ones: the file was truncated to nothing, or renamed over another. Until the last close.
+    /// New contents replace old ones: the file was truncated to nothing, or renamed over another. Cleared by the last
+    /// close.
     replacing: AtomicBool,
     /// Clients may write its pages in the cache.
     inline_writes: AtomicBool,
@@ -61,17 +62,17 @@ struct Writers {
     count: u32,
     /// The home is about to change: new ones wait.
     shut: bool,
-    /// So many have come so far.
+    /// Number of writers that have come so far.
     came: u64,
-    /// Each new one is told that it is watched.
+    /// Each new writer is told that it is watched.
     watch: bool,
-    /// Of `count`, those that were not told.
+    /// Writers, among `count`, that were not told.
     unwatched: u32,
-    /// Who waits for those that were there.
+    /// Callbacks that wait for the writers present at the time.
     waiting: Vec<Waiting>,
 }
 
-/// Waits until those writers are done that came before the number `before`.
+/// A callback that waits for the writers that came before the number `before`.
 struct Waiting {
     before: u64,
     left: u32,
@@ -86,13 +87,13 @@ impl Writers {
         self.came - 1
     }
 
-    /// Takes out whom nobody of those is left for that they waited for, now that a writer has gone.
+    /// Removes a writer. Returns the callbacks for which it was the last.
     fn go(&mut self, number: u64) -> Vec<Waiting> {
         self.count -= 1;
         for waiting in &mut self.waiting {
             waiting.left -= u32::from(number < waiting.before);
         }
-        // Mostly nobody waits.
+        // Usually there is none.
         self.waiting.extract_if(.., |w| w.left == 0).collect()
     }
 }
@@ -115,7 +116,7 @@ impl Writing {
         }
     }
 
-    /// Returns whether it began after `File::watch_writers`.
+    /// Returns whether the write began after `File::watch_writers`.
     pub fn is_watched(&self) -> bool {
         self.is_watched
     }
@@ -192,16 +193,16 @@ impl File {
         self.threads.store(threads.byte(), Ordering::Relaxed);
     }
 
-    /// Whether the kernel's page cache may have pages of the file, as it has after a mapping, or sendfile. A file that was made in
-    /// this mount, or that the kernel did not know before, has none.
+    /// Returns whether the kernel's page cache may have pages of the file, for example after a mapping or sendfile. A file that
+    /// was created in this mount, or that the kernel did not know before, has none.
     pub fn kernel_may_have_pages(&self) -> bool {
         let pages = &self.inode.kernel_pages;
-        // In this order: where both are equal no read has begun between the drop and the second look.
+        // Loads in this order: if both values are equal, no read began between the drop and the second load.
         let dropped = pages.dropped.load(Ordering::SeqCst);
         pages.filled.load(Ordering::SeqCst) != dropped
     }
 
-    /// Notes, before a read fills the kernel's page cache, that the cache may have pages.
+    /// Records, before a read fills the kernel's page cache, that the cache may have pages.
     pub fn kernel_gets_pages(&self) {
         self.inode
             .kernel_pages
@@ -209,13 +210,14 @@ impl File {
             .fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns how often the kernel got pages so far: what `kernel_has_dropped` takes once the kernel has dropped them. The kernel drops
-    /// the pages of a read that has begun once the read is answered.
+    /// Returns how many reads have filled the page cache so far, for `kernel_has_dropped` after the kernel has dropped its pages. A drop
+    /// waits for a read in progress and covers its pages.
     pub fn kernel_pages_so_far(&self) -> u64 {
         self.inode.kernel_pages.filled.load(Ordering::SeqCst)
     }
 
-    /// Notes that the kernel has dropped what it had at `so_far`. It may have pages still, of reads that began since.
+    /// Records that the kernel has dropped what it had at `so_far`. It may still have pages of reads that began
+    /// since.
     pub fn kernel_has_dropped(&self, so_far: u64) {
         let pages = &self.inode.kernel_pages;
         pages.dropped.fetch_max(so_far, Ordering::SeqCst);
@@ -243,8 +245,8 @@ impl File {
         may_begin.then(|| Writing::begin(self, &mut writers))
     }
 
-    /// Calls `then` once those are done that hold the file's home now (`writing`): at once, or in the thread of the last of them, which must
-    /// not be kept waiting. Whoever comes later sees what the caller did before.
+    /// Calls `then` when the writers that hold the file's home now (`writing`) are done: at once, or in the thread of the last of them,
+    /// which `then` must not block. Writers that come later see what the caller did before.
     pub fn after_writings(&self, then: impl FnOnce() + Send + 'static) {
         let mut writers = self.writers.lock();
         if writers.count > 0 {
@@ -260,7 +262,7 @@ impl File {
         then();
     }
 
-    /// Has each writer that begins from here on told that it is watched. Returns whether those that began before have ended.
+    /// Makes every writer that begins from now on watched. Returns whether all earlier writers have ended.
     pub fn watch_writers(&self) -> bool {
         let mut writers = self.writers.lock();
         writers.watch = true;
@@ -274,12 +276,12 @@ impl File {
             .wait_while(&mut writers, |writers| writers.unwatched > 0);
     }
 
-    /// Ends what `watch_writers` has begun.
+    /// Stops making new writers watched.
     pub fn unwatch_writers(&self) {
         self.writers.lock().watch = false;
     }
 
-    /// Returns whether a descriptor has it open.
+    /// Returns whether a descriptor has the file open.
     pub fn is_open(&self) -> bool {
         self.inode.opens.load(Ordering::Acquire) > 0
     }
@@ -333,17 +335,17 @@ impl File {
         self.core.slices.get(usize::from(self.slice()))
     }
 
-    /// Notes that the file's contents replace others, so that a close starts their write-back.
+    /// Records that the file's contents replace others, so that a close starts their write-back.
     pub(super) fn note_replacing(&self) {
         self.replacing.store(true, Ordering::Release);
     }
 
-    /// Returns whether the file's contents replace others since the last close of all.
+    /// Returns whether the file's contents replace others since the last time that no descriptor was open.
     pub(super) fn is_replacing(&self) -> bool {
         self.replacing.load(Ordering::Acquire)
     }
 
-    /// Forgets it.
+    /// Clears that record.
     pub(super) fn note_replaced(&self) {
         self.replacing.store(false, Ordering::Release);
     }

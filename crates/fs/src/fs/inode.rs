@@ -66,17 +66,17 @@ pub struct Inode {
     pub referenced: AtomicBool,
     /// Pages that hold space.
     pub blocks: AtomicU64,
-    /// Changed under the lock of `meta`.
+    /// Changed with the lock of `meta` held.
     pub privileges: Privileges,
     /// See `File::kernel_may_have_pages`.
     pub kernel_pages: KernelPages,
 }
 
-/// Counts what tells whether the kernel's page cache may have pages of a file.
+/// Tracks whether the kernel's page cache may have pages of a file.
 pub struct KernelPages {
-    /// Reads that fill the page cache and have begun.
+    /// Number of reads that fill the page cache and have begun.
     pub filled: AtomicU64,
-    /// The kernel has dropped the pages of so many of them, the first ones.
+    /// How many of these reads, in order, had their pages dropped by the kernel.
     pub dropped: AtomicU64,
 }
 
@@ -90,7 +90,8 @@ impl KernelPages {
 }
 
 impl Inode {
-    /// An inode from the store. `known`: the kernel knows it already, so it may have pages of it.
+    /// Creates an inode from its record in the store. `known`: the kernel knows the inode already, so it may have
+    /// pages of it.
     pub fn loaded(ino: Ino, rec: InodeRecord, known: bool) -> Arc<Inode> {
         let blocks = if rec.kind == Kind::File {
             BLOCKS_UNKNOWN

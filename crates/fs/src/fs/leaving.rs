@@ -1,10 +1,9 @@
-//! Files without a name whose space is about to come back.
+//! Files without a name whose space will soon be free.
 //!
-//! close(2) and unlink(2) return before this daemon hears of them: the kernel sends RELEASE and FORGET later, in its own time,
-//! and the space is free when the batch after them is durable. On a local filesystem it is free when the calls
-//! return. So a write that finds no space waits while a file without a name is left, but for [`PATIENCE`] only: the kernel does
-//! not say whether such a file is open or about to be released. A file that was waited for in vain all that time is
-//! not waited for again.
+//! close(2) and unlink(2) return before this daemon learns of them. The kernel sends RELEASE and FORGET later, and the space is
+//! free only when the following batch is durable. On a local filesystem the space is free when the calls return. So a write
+//! that finds no space waits while a file without a name exists, but for at most [`PATIENCE`]: the kernel does not tell whether
+//! such a file is still open or about to be released. A file that a write has awaited that long in vain is not awaited again.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,17 +15,18 @@ use super::errno::ENOSPC;
 use crate::error::Result;
 use crate::types::Ino;
 
-/// How long a write waits: many times what the kernel takes on a machine under load.
+/// Longest wait of a write: many times what the kernel needs on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Threads that may wait at once. Others are needed to serve what is waited for: a mount has four threads or more.
+/// Most threads that wait at once. The others must serve the requests that end the wait; a mount has four threads or
+/// more.
 const WAITERS_MAX: u32 = 2;
 
 #[derive(Default)]
 struct State {
-    /// Regular files without a name that no durable batch has removed.
+    /// Regular files without a name whose removal is not durable yet.
     files: HashMap<Ino, Nameless>,
-    /// Files that have come, and that have left, so far.
+    /// Number of files that have come, and that have left, so far.
     came: u64,
     left: u64,
     waiters: u32,
@@ -34,16 +34,16 @@ struct State {
 
 /// A file without a name.
 struct Nameless {
-    /// Files that came before it.
+    /// Number of files that came before it.
     number: u64,
-    /// Somebody has waited for it in vain.
+    /// A write has waited for the file in vain.
     in_vain: bool,
 }
 
-/// How long a write goes on waiting.
+/// Limit of a write's wait.
 struct Wait {
     until: Instant,
-    /// Files that had come when it began: it waits for later ones less than `PATIENCE`.
+    /// Value of `State::came` when the wait began. The write waits less than `PATIENCE` for files that came later.
     came: u64,
 }
 
@@ -55,7 +55,7 @@ impl State {
     }
 }
 
-/// The files.
+/// The files without a name.
 #[derive(Default)]
 pub struct Leaving {
     state: Mutex<State>,
@@ -63,7 +63,7 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Counts a file that has lost its last name, or never had one.
+    /// Adds a file that has lost its last name, or never had one.
     pub fn add(&self, ino: Ino) {
         let mut state = self.state.lock();
         let number = state.came;
@@ -72,7 +72,7 @@ impl Leaving {
         state.files.insert(ino, Nameless { number, in_vain });
     }
 
-    /// Takes out files that are gone, or have got a name, or will not go before the next mount.
+    /// Removes files that are gone, have got a name again, or will stay until the next mount.
     pub fn remove(&self, files: &[Ino]) {
         if files.is_empty() {
             return;
@@ -87,7 +87,7 @@ impl Leaving {
         self.changed.notify_all();
     }
 
-    /// Whether a write waits, so that removals should not wait for company.
+    /// Returns whether a write waits, so that removals should be committed without delay.
     pub fn is_awaited(&self) -> bool {
         self.state.lock().waiters > 0
     }
@@ -96,7 +96,7 @@ impl Leaving {
         self.state.lock().left
     }
 
-    /// Begins a wait that takes no longer than `patience`.
+    /// Begins a wait that takes at most `patience`.
     fn begin(&self, patience: Duration) -> Wait {
         Wait {
             until: Instant::now() + patience,
@@ -104,8 +104,8 @@ impl Leaving {
         }
     }
 
-    /// Waits until more than `left` files have left. False: there is nothing to wait for, or it did not leave in time. `own`:
-    /// the file that needs the space.
+    /// Waits until more than `left` files have left. Returns false when there is nothing to wait for, or when no file left in
+    /// time. `own` is the file that needs the space.
     fn wait(&self, own: Ino, left: u64, Wait { until, came }: &Wait) -> bool {
         let mut state = self.state.lock();
         if state.left == left && state.waiters >= WAITERS_MAX {
@@ -129,8 +129,9 @@ impl Leaving {
 }
 
 impl Core {
-    /// Does what takes space, and does it again after space has come back if there was none. `attempt` changes nothing when it
-    /// gives ENOSPC, and `own` is the file that it is for. The caller may wait, and holds no lock that the end of a file takes.
+    /// Runs `attempt`, which takes space; if it fails with ENOSPC, waits for space and runs it again. `attempt` must change
+    /// nothing when it fails so. `own` is the file that needs the space. The caller may block, and holds no lock that the
+    /// removal of a file takes.
     pub fn with_space<T>(&self, own: Ino, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut attempt = || match attempt() {
             Err(error) if error.errno() == ENOSPC.errno() => None,
@@ -139,15 +140,15 @@ impl Core {
         if let Some(result) = attempt() {
             return result;
         }
-        // Perhaps what is needed was freed by a batch that is not durable yet.
+        // A batch that is not durable yet may have freed the space.
         self.commit_now()?;
         let wait = self.leaving.begin(PATIENCE);
         loop {
-            // Files may leave all the time, and others take their space.
+            // Files may leave continually while other writers take their space.
             let is_last = Instant::now() >= wait.until;
             let left = self.leaving.left();
             let result = {
-                // Nor is any of it being discarded.
+                // Also wait until no free block is being discarded.
                 let _all = self.allocator.recall();
                 attempt()
             };
@@ -185,7 +186,7 @@ mod tests {
             leaving.remove(&[7]);
             assert!(waiter.join().unwrap());
         });
-        // One that left between the attempt and the wait counts, too.
+        // A file that left between the attempt and the wait counts too.
         assert!(leaving.wait(8, left, &leaving.begin(LONG)));
         assert!(!leaving.wait(8, leaving.left(), &leaving.begin(LONG)));
     }
@@ -197,7 +198,7 @@ mod tests {
         assert!(!leaving.wait(7, 0, &leaving.begin(LONG)));
         assert!(!leaving.wait(8, 0, &leaving.begin(NO_TIME)));
         assert!(!leaving.wait(8, 0, &leaving.begin(LONG)));
-        // It could not have waited for itself in vain.
+        // The file could not have waited for itself in vain.
         leaving.add(8);
         assert!(!leaving.wait(8, 0, &leaving.begin(LONG)));
         leaving.remove(&[7]);
@@ -222,7 +223,7 @@ mod tests {
             leaving.remove(&[8]);
             assert!(next.join().unwrap());
         });
-        // The other one had its time.
+        // The other write has used up its time.
         assert!(!leaving.wait(9, leaving.left(), &leaving.begin(LONG)));
     }
 

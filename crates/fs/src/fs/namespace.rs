@@ -29,13 +29,14 @@ struct New<'a> {
 }
 
 impl Fs {
-    /// Looks a name up ("." and ".." too). "." also of what is no directory: that finds an inode by its number.
+    /// Looks a name up, also "." and "..". Accepts "." for a file that is no directory, to find an inode by its
+    /// number.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         let core = &self.core;
         if name == b"." {
             let inode = core.inode(dir)?;
             {
-                // Under its lock: a thread that removes it after us sees the reference.
+                // Counts the reference under the inode's lock, so that a thread that removes the inode later sees it.
                 let meta = inode.meta.read();
                 if meta.dead {
                     return Err(ESTALE);
@@ -67,9 +68,9 @@ impl Fs {
         self.looked_up(&inode)
     }
 
-    /// The attributes of an inode whose lookup was counted.
+    /// Returns the attributes of an inode whose lookup was counted.
     fn looked_up(&self, inode: &Arc<Inode>) -> Result<Attr> {
-        // A kernel that gets an error forgets nothing.
+        // The kernel does not send FORGET for a lookup that failed.
         (self.core.attr(inode)).inspect_err(|_| self.forget(inode.ino, 1))
     }
 

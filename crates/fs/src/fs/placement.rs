@@ -164,7 +164,7 @@ impl Fs {
             _ => return Ok(()),
         }
         let file = core.file(&inode)?;
-        // What is being discarded now would be missed.
+        // The search would miss blocks that are being discarded now.
         let _all = core.allocator.recall();
         let away = pages_away(&file, slice);
         if core.allocator.free_of(slice) < away {

@@ -1,7 +1,9 @@
-//! What lets a program run with rights that its caller has not: the set-id bits of a file and its capabilities.
+//! Privileges of a program file: its set-id bits and its capabilities. They let a program run with rights that its
+//! caller does not have.
 //!
-//! They vouch for the content, so they go before it changes. Every write asks, so the answer is kept with the inode
-//! ([`Privileges`]); what may change it forgets it, under the lock that guards what it is worked out from.
+//! Privileges vouch for the content, so they are cleared before the content changes. Every write has to check them,
+//! so the inode caches the answer ([`Privileges`]). A change that may affect the answer clears the cache, under the
+//! lock that guards the data it was computed from.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -20,19 +22,20 @@ const UNKNOWN: u8 = 0;
 const NONE: u8 = 1;
 const SOME: u8 = 2;
 
-/// What is known of an inode's privileges.
+/// What is known about an inode's privileges.
 #[derive(Default)]
 pub struct Privileges(AtomicU8);
 
 impl Privileges {
-    /// Of an inode that is being made with this mode.
+    /// Returns the state of an inode that is being created with this mode.
     pub fn without_capability(perm: u16) -> Privileges {
         let known = Privileges::default();
         known.set(perm & SET_ID != 0);
         known
     }
 
-    /// The mode, or the attribute, is about to change. The inode's lock is held exclusively.
+    /// Clears the cached answer before the mode or the attribute changes. The caller holds the inode's lock
+    /// exclusively.
     pub fn forget(&self) {
         self.0.store(UNKNOWN, Ordering::Release);
     }
@@ -50,7 +53,7 @@ fn has_capability(meta: &Meta) -> bool {
 }
 
 impl File {
-    /// Whether it is known that the file has neither set-id bits nor capabilities. Reads one word.
+    /// Returns whether the file is known to have neither set-id bits nor capabilities. Loads one word.
     #[inline]
     pub fn has_no_privileges(&self) -> bool {
         self.inode.privileges.0.load(Ordering::Acquire) == NONE
@@ -58,7 +61,7 @@ impl File {
 }
 
 impl Fs {
-    /// Whether a file has set-id bits or capabilities. Errors: those of reading its attributes.
+    /// Returns whether a file has set-id bits or capabilities. Fails when its attributes cannot be read.
     pub fn has_privileges(&self, ino: Ino) -> Result<bool> {
         self.privileges(&*self.core.inode(ino)?)
     }
@@ -76,8 +79,9 @@ impl Fs {
         }
     }
 
-    /// Takes the capabilities off a file whose content is about to change, and with `set_id` the set-id bits. May read from
-    /// the device, and waits for a commit. Errors: EROFS, those of the store; then the content must not change.
+    /// Clears the capabilities of a file whose content is about to change, and with `set_id` also the set-id bits. May read
+    /// from the device, and waits for a commit. Fails with EROFS or an error of the store; the content must then not
+    /// change.
     pub fn drop_privileges(&self, ino: Ino, set_id: bool) -> Result<()> {
         let core = &self.core;
         let inode = core.inode(ino)?;

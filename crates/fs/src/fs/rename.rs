@@ -54,8 +54,9 @@ impl Fs {
         self.rename_absorbing((dir, name), (new_dir, new_name), flags, |_| ())
     }
 
-    /// `rename`, for files that clients change inline. Calls `absorb` with each file that replaces another before the
-    /// file's data is written back: the filesystem then has the size and the dirty pages that the clients have made.
+    /// Does the same as `rename` for files that clients change inline. Calls `absorb` with each file that replaces
+    /// another, before that file's data is written back. The filesystem then has the size and the dirty pages that
+    /// the clients have made.
     pub fn rename_absorbing(
         &self,
         (dir, name): (Ino, &[u8]),
@@ -126,7 +127,7 @@ impl Fs {
             return Ok(());
         };
         absorb(ino);
-        // What is written until the close goes to the device with the close.
+        // What programs write until the close reaches the device with the close.
         file.note_replacing();
         let Some(cache) = file.cache() else {
             return Ok(());

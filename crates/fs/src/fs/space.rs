@@ -15,24 +15,24 @@ const PUNCH_HOLE: i32 = 0x02;
 const ZERO_RANGE: i32 = 0x10;
 
 impl Fs {
-    /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Others
-    /// EOPNOTSUPP. Waits for the cache when it takes pages out, and for what is being freed where there is no space.
+    /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Fails
+    /// with EOPNOTSUPP for others. Waits for the cache when it drops pages, and without free space for space that is being freed.
     pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
         self.with_space(file, || self.fallocate_if_room(file, mode, offset, len))
     }
 
-    /// Does what takes space for a file; where there is none waits for what is being freed, and does it again. `attempt` gives
-    /// ENOSPC at once. What it locks is free while the caller waits.
+    /// Runs `attempt`, which takes space for a file. If it fails with ENOSPC, waits for space that is being freed and runs it
+    /// again. `attempt` holds no locks while the caller waits.
     pub fn with_space<T>(&self, file: &File, attempt: impl FnMut() -> Result<T>) -> Result<T> {
         self.core.with_space(file.ino(), attempt)
     }
 
-    /// Whether somebody waits for space that is being freed.
+    /// Returns whether a write waits for space that is being freed.
     pub fn is_space_awaited(&self) -> bool {
         self.core.leaving.is_awaited()
     }
 
-    /// As `fallocate`, with ENOSPC at once where there is no space now.
+    /// Does the same as `fallocate`, but fails with ENOSPC at once when there is no space now.
     pub fn fallocate_if_room(
         &self,
         file: &Arc<File>,
@@ -104,8 +104,8 @@ impl Fs {
         if data { Err(ENXIO) } else { Ok(size) }
     }
 
-    /// Whether a page is data, and the first page after it for which that has to be asked again. A page without data on the
-    /// device (a hole, promised, preallocated) is data if the cache has newer bytes.
+    /// Returns whether a page is data, and the first page after it that has to be checked again. A page that has no data on
+    /// the device (hole, reserved, preallocated) is data if the cache has newer bytes.
     fn segment(&self, file: &File, page: u64, end: u64) -> (bool, u64) {
         if let Some(until) = file.data_from(page) {
             return (true, until.min(end));
@@ -114,7 +114,7 @@ impl Fs {
         if dirty == Some(page) {
             return (true, page + 1);
         }
-        // Asked again: it may have been dirty before, and been written back in between.
+        // Checks the map again: the page may have been dirty before and written back since.
         if let Some(until) = file.data_from(page) {
             return (true, until.min(end));
         }
@@ -128,7 +128,7 @@ impl Fs {
 }
 
 impl File {
-    /// The end of the run of data on the device that `page` is in.
+    /// Returns the end of the run of on-device data that contains `page`.
     fn data_from(&self, page: u64) -> Option<u64> {
         let run = self.map.read().extents.containing(page)?;
         run.state.readable().map(|_| run.end())

@@ -70,7 +70,8 @@ impl Fs {
         let synced = file.clone();
         let after = move |result: CacheResult| {
             let remembered = synced.take_error();
-            // Pages that could not be written stay dirty. If all of the file is on the device now, so are they.
+            // Pages that could not be written stay dirty. If the whole file is on the device now, these pages are
+            // too.
             let remembered = remembered.filter(|_| matches!(scope, Scope::Range(_)));
             let failed = result.err().map(Error::from).or(remembered);
             if let Some(error) = failed {
@@ -121,22 +122,22 @@ fn needs_metadata(file: &File, durable: u64) -> bool {
     !size_durable || file.map.try_read().is_none_or(|map| map.has_changes())
 }
 
-/// The bytes of a file that a sync under way will have reached: those that the file had when the sync began, without those that a
-/// truncation took away since then.
+/// The bytes of a file that a sync in progress will have reached: the size at its beginning, minus what a truncation has removed
+/// since.
 pub(super) struct Reach(Arc<AtomicU64>);
 
 impl File {
-    /// Notes the size that a sync which begins now can vouch for.
+    /// Records the size that a sync which begins now can guarantee.
     pub(super) fn sync_begins(&self) -> Reach {
         let mut reaches = self.reaches.lock();
         reaches.retain(|reach| reach.strong_count() > 0);
-        // Under the lock: a truncation has set the size before, or finds this sync.
+        // Under the lock: a concurrent truncation has either set the size before, or finds this sync.
         let reach = Arc::new(AtomicU64::new(self.size()));
         reaches.push(Arc::downgrade(&reach));
         Reach(reach)
     }
 
-    /// The file was cut, or grew, to `size`. What follows is not what a sync has written.
+    /// Records that the file was truncated, or grew, to `size`. No sync in progress has written what follows.
     pub(super) fn note_truncated(&self, size: u64) {
         let reaches = self.reaches.lock();
         for reach in reaches.iter().filter_map(Weak::upgrade) {
@@ -145,8 +146,8 @@ impl File {
         self.synced_size.fetch_min(size, Ordering::AcqRel);
     }
 
-    /// All pages up to byte `end` were written back that were dirty when the sync began. So what it reached of them may
-    /// be committed though a page was changed again meanwhile.
+    /// Records that all pages up to byte `end` that were dirty when the sync began were written back. What the sync
+    /// reached may then be committed even if a page was changed again since.
     pub(super) fn note_synced(&self, reach: &Reach, end: u64) {
         let is_news = {
             let _reaches = self.reaches.lock();
@@ -160,7 +161,7 @@ impl File {
 }
 
 impl Table {
-    /// Files in memory, to note what a sync of everything that begins now reaches.
+    /// Returns the files in memory, to record what a sync of everything that begins now reaches.
     pub(super) fn files_to_sync(&self) -> Vec<(Arc<File>, Reach)> {
         let file_of = |inode: &Arc<Inode>| inode.file.try_lock().and_then(|file| file.clone());
         let files = self.collect(file_of).into_iter();

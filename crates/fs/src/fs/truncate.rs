@@ -4,15 +4,15 @@
 //! the state before to the state after. The order:
 //!
 //! 1. `exclusive`: nobody reserves space for the file
-//! 2. the size is set; pages leave the extent map: who reads them from now on gets zeros
-//! 3. the cache drops them and waits for their transfers; after it nothing is in flight to their blocks.
-//!    Pages that the evictor had chosen before 2 and placed after it are in the extent map again: 2 and 3 are
-//!    done once more until there are none
+//! 2. the size is set; pages leave the extent map: reads from now on return zeros
+//! 3. the cache drops these pages and waits for their transfers; then no transfer to their blocks is in flight.
+//!    If the evictor chose a page before 2 and placed it after 2, the page is in the extent map again: 2 and 3
+//!    are repeated until there is no such page
 //! 4. the rest of partial pages is zeroed in the cache
 //! 5. blocks the store never heard of go back at once; those it knows become free with the batch that
 //!    tells it so
 //!
-//! Were blocks given back before 3, a write-back in flight could hit a block of another file.
+//! If blocks were freed before 3, a write-back in flight could overwrite a block of another file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl<'a> Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        // Before batches take the file again: it is half truncated.
+        // Before batches include the file again, which is only half truncated.
         self.file.core.commits.fail_if_panicking();
         self.file.hold.fetch_sub(1, Ordering::AcqRel);
         self.file.core.mark_dirty(&self.file.inode);
@@ -121,8 +121,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes everything behind the end of the file zeros: a program has ended in a write that was to make it longer. Keeps
-    /// the daemon's writers out for that long; what was preallocated and not written stays.
+    /// Zeroes everything beyond the end of the file, after a program died in a write that would have extended it. Locks
+    /// the daemon's writers out meanwhile. Keeps preallocated space.
     pub fn clear_behind_end(&self, file: &Arc<File>) -> Result<()> {
         file.shut_writers_out();
         let result = self.clear_behind_end_alone(file);
@@ -144,7 +144,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The first pages from `from` on that may hold bytes, in the cache or on the device.
+    /// Returns the first pages from `from` on that may hold bytes, in the cache or on the device.
     fn written_behind(&self, file: &Arc<File>, from: u64) -> Option<Range<u64>> {
         let dirty = file.first_dirty(from);
         let map = file.map.read();
@@ -187,7 +187,7 @@ impl Fs {
         let mut removed = take();
         if let Some(cache) = file.cache() {
             loop {
-                // An error: the cache is shutting down. Blocks that only memory knows are lost with it.
+                // An error means that the cache is shutting down. Blocks that only memory knows are lost with it.
                 wait(|done| cache.invalidate(file.ino(), pages.clone(), done))?;
                 let placed = take();
                 if placed.is_empty() {
@@ -217,7 +217,8 @@ impl Fs {
         let is_needed = match holds_data() {
             None => false,
             Some(true) => true,
-            // Promised or preallocated: it holds bytes only if the cache has newer ones, or had them and wrote them back meanwhile.
+            // Reserved or preallocated: the page holds bytes only if the cache has newer ones, or had them and has written them
+            // back since.
             Some(false) => {
                 cache.first_dirty(file.ino(), page) == Some(page) || holds_data() == Some(true)
             }

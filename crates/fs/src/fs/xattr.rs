@@ -43,7 +43,8 @@ impl Fs {
         self.put(ino, name, value, flags, false)
     }
 
-    /// As `setxattr`, for an access control list set by somebody outside of the file's group: set-group-id goes with it.
+    /// Does the same as `setxattr` for an access control list that a user outside of the file's group sets; this clears
+    /// set-group-id.
     pub fn setxattr_of_outsider(
         &self,
         ino: Ino,

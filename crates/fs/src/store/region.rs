@@ -66,7 +66,7 @@ pub struct Region {
     has_panicked: AtomicBool,
 }
 
-/// Held while redb calls the region: notes a panic in it.
+/// Held while redb calls the region; records a panic in the region's code.
 struct Called<'a>(&'a Region);
 
 impl Drop for Called<'_> {
@@ -78,7 +78,7 @@ impl Drop for Called<'_> {
 }
 
 impl Region {
-    /// Whether code of the region or of a device has panicked below redb.
+    /// Returns whether code of the region or of a device has panicked below redb.
     pub(super) fn has_panicked(&self) -> bool {
         self.has_panicked.load(Ordering::Acquire)
     }
@@ -176,7 +176,7 @@ impl Region {
         Ok(())
     }
 
-    /// Takes space for a chunk on the host of its device, where that can be done.
+    /// Allocates a chunk's space on the host of its device, where that is possible.
     pub fn provision(&self, chunk: &ChunkEntry) -> Result<(), IoError> {
         let offset_bytes = chunk.first_block.get() * PAGE_BYTES;
         let device = self.device(chunk.device.get());
@@ -186,7 +186,7 @@ impl Region {
         }
     }
 
-    /// `provision` of all chunks: a volume may have got its file by a sparse copy.
+    /// Calls `provision` for all chunks: a sparse copy may have made the volume's file.
     pub fn provision_all(&self) -> Result<(), IoError> {
         let chunks = self.superblocks.with(|s| s.chunks.clone());
         chunks.iter().try_for_each(|chunk| self.provision(chunk))

@@ -30,7 +30,7 @@ pub enum VolumeError {
         /// Why not.
         cause: std::io::Error,
     },
-    /// A file cannot have all of its space.
+    /// The host cannot allocate all of a file's space.
     #[error(
         "{} cannot have {bytes} bytes: {cause}; give a smaller --size, make room there, or take space only as it is \
          used: --sparse",
@@ -41,7 +41,7 @@ pub enum VolumeError {
         path: PathBuf,
         /// Its size.
         bytes: u64,
-        /// What the host says.
+        /// The host's error.
         cause: IoError,
     },
     /// The device could not be opened; the storage's own message.
@@ -174,13 +174,13 @@ pub enum VolumeError {
     Locked {
         /// The device, or the file below it.
         path: PathBuf,
-        /// Who, if it can be seen.
+        /// The process that uses it, if it can be seen.
         pid: Option<u32>,
     },
-    /// A loop device whose file cannot be locked.
+    /// The file of a loop device cannot be locked.
     #[error("{0}; go on where the file can be opened, or add --force if nothing else uses it")]
     Hidden(String),
-    /// Another machine mounted it.
+    /// Another machine has mounted it.
     #[error(
         "{device} is mounted by host {host} (process {pid} there), or was not unmounted by it: two mounts would destroy the volume; if that host does not use it any more, add --force"
     )]

@@ -1,9 +1,9 @@
-//! Finding the devices of a volume by their labels.
+//! Finds the devices of a volume by their labels.
 //!
-//! Names of block devices change from boot to boot, so that a path only says where to look first: where the user says,
-//! where the device was when the volume was made, beside the first device, among the block devices of the machine, and among the
-//! files beside the first device. A candidate is only read until its label is the right one; others may be in use by
-//! others.
+//! Names of block devices change from boot to boot, so a path only says where to look first. The search tries, in this order:
+//! the places that the user names, the device's path when the volume was made, the files beside the first device with that name,
+//! the block devices of the machine, and the other files beside the first device. It only reads the candidates until a label
+//! matches, because other programs may be using them.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -18,7 +18,7 @@ use super::error::VolumeError;
 use super::format::read_label;
 use super::open::{OpenMode, open_path, path_of};
 
-/// Most files beside the first device that are looked at.
+/// Most files beside the first device that are checked.
 const BESIDE_MAX: usize = 1000;
 
 /// Opens device `index` of the volume whose first device is at `first`.
@@ -40,7 +40,7 @@ pub(super) fn device(
     let mut seen = HashSet::new();
     let mut refused = None;
     let candidates = likely.iter().cloned().chain(
-        // Listed only when they are needed.
+        // Listed only when needed.
         std::iter::once_with(|| block_devices().chain(files_beside(first))).flatten(),
     );
     for path in candidates {
@@ -59,7 +59,7 @@ pub(super) fn device(
         match label_uuid(&path) {
             Ok(Some(uuid)) if uuid == entry.uuid => match open_path(&path, mode) {
                 Ok(device) => return Ok(device),
-                // A part of a stacked device has the same label and is held by it.
+                // A member of a stacked device has the same label, and the stacked device holds it.
                 Err(error) => refused = refused.or(Some(error)),
             },
             _ => {}
@@ -68,7 +68,7 @@ pub(super) fn device(
     if let Some(error) = refused {
         return Err(error);
     }
-    // `check_devices` says what is wrong with what is there instead.
+    // `check_devices` reports what is wrong with the device found instead.
     for path in likely.iter().filter(|path| path.exists()) {
         if let Ok(device) = open_path(path, OpenMode::READ) {
             return Ok(device);
@@ -77,7 +77,7 @@ pub(super) fn device(
     Err(VolumeError::DeviceMissing { index, path: hint })
 }
 
-/// Which device it is that is at `path`; `None` when it is of no volume.
+/// Returns which device is at `path`; `None` when it belongs to no volume.
 fn label_uuid(path: &Path) -> Result<Option<[u8; 16]>, VolumeError> {
     let device = open_path(path, OpenMode::READ)?;
     Ok(match read_label(&*device)? {
@@ -86,7 +86,7 @@ fn label_uuid(path: &Path) -> Result<Option<[u8; 16]>, VolumeError> {
     })
 }
 
-/// The block devices of this machine: by the names that last, then by the kernel's.
+/// Returns the block devices of this machine: first by persistent names, then by the kernel's names.
 fn block_devices() -> impl Iterator<Item = PathBuf> {
     let mut lasting = list(Path::new("/dev/disk/by-id"));
     lasting.sort();
@@ -95,7 +95,7 @@ fn block_devices() -> impl Iterator<Item = PathBuf> {
         .lines()
         .skip(1)
         .filter_map(|line| line.split_whitespace().nth(3))
-        // As in sysfs: a slash in a name is an exclamation mark there.
+        // sysfs writes a slash in a name as an exclamation mark.
         .map(|name| Path::new("/dev").join(name.replace('!', "/")))
         .collect();
     lasting.into_iter().chain(names)

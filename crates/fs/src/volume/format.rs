@@ -37,9 +37,10 @@ pub struct FormatOptions {
     pub device_nodes: Vec<Option<u32>>,
     /// Destroys what is there.
     pub force: bool,
-    /// Takes all the space of regular files now. Else they are sparse, and the volume may meet a full host later.
+    /// Allocates the whole space of regular files now. Otherwise they are sparse, and the volume may meet a full host
+    /// later.
     pub preallocate: bool,
-    /// Hears how many bytes of how many were written, where space can only be taken by writing.
+    /// Reports progress, as bytes written and bytes in total, where space can only be allocated by writing.
     pub progress: Option<fn(u64, u64)>,
     /// Owner of the root directory: uid and gid.
     pub owner: (u32, u32),

@@ -18,7 +18,7 @@ use super::layout::Space;
 use super::open::{OpenMode, inspect};
 use super::{Volume, VolumeLock};
 
-/// Written at once where space can only be taken by writing.
+/// Written at once where space can only be allocated by writing.
 const ZEROS_BYTES: usize = 4 << 20;
 
 /// What is at a path before formatting.
@@ -172,7 +172,8 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
         let device =
             open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
         devices.push(device);
-        // Not what a link leads to: a link of /dev/disk/by-id lasts, the device that it names does not.
+        // Keeps the link instead of its target: a link in /dev/disk/by-id persists, the device name that it points to
+        // does not.
         paths.push(std::path::absolute(&target.path).map_err(system("find", &target.path))?);
     }
     // What is there was judged; what is left of it is not to be judged again.
@@ -195,7 +196,7 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
     write(&devices, superblock, &options)
 }
 
-/// Takes the space of a whole file from its host.
+/// Allocates the space of a whole file on its host.
 fn preallocate(device: &dyn Device, progress: Option<fn(u64, u64)>) -> Result<(), IoError> {
     let size = device.size_bytes();
     match device.provision(0, size) {

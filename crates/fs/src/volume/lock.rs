@@ -1,4 +1,4 @@
-//! Holding a volume: every device of it.
+//! Holds a volume, that is every device of it.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::Volume;
 use super::error::VolumeError;
 use super::open::{OpenMode, check_devices, inspect};
 
-/// Holds devices of a volume for one process, against writers if the process reads, else against everybody; released when
-/// dropped.
+/// Holds devices of a volume for one process until dropped. A reader's hold excludes writers; a writer's hold excludes
+/// every other process.
 #[derive(Debug)]
 pub struct VolumeLock {
     claims: Vec<Claim>,
@@ -17,7 +17,7 @@ pub struct VolumeLock {
 }
 
 impl Volume {
-    /// Takes the device at `path`, by itself. Errors: `Locked` with the process that has it.
+    /// Claims the device at `path` alone. Fails with `Locked` and the process that holds it.
     pub fn lock(path: &Path, mode: OpenMode) -> Result<VolumeLock, VolumeError> {
         inspect(path)?;
         let mut lock = VolumeLock {
@@ -30,12 +30,12 @@ impl Volume {
 }
 
 impl VolumeLock {
-    /// Takes the other devices of the volume too, whose first device this holds.
+    /// Claims the other devices of the volume too; this already holds the first one.
     pub fn cover(&mut self, volume: &Volume) -> Result<(), VolumeError> {
         for device in &volume.devices()[1..] {
             self.claim(Path::new(&*device.name()))?;
         }
-        // Somebody may have formatted one of them before it was locked.
+        // Another process may have formatted one of them before it was locked.
         check_devices(volume.devices(), volume.superblocks())
     }
 

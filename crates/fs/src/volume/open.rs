@@ -22,17 +22,18 @@ use super::superblocks::{ReadError, Superblocks};
 pub struct OpenMode {
     /// Nothing is written to any device.
     pub read_only: bool,
-    /// Also when another machine has not unmounted it, and when another use of a loop device's file would not be noticed.
+    /// Opens the volume even if another machine has not unmounted it, or if a second use of a loop device's file could
+    /// not be detected.
     pub force: bool,
 }
 
 impl OpenMode {
-    /// For reading only.
+    /// Opens for reading only.
     pub const READ: OpenMode = OpenMode {
         read_only: true,
         force: false,
     };
-    /// For reading and writing.
+    /// Opens for reading and writing.
     pub const WRITE: OpenMode = OpenMode {
         read_only: false,
         force: false,
@@ -40,12 +41,12 @@ impl OpenMode {
 }
 
 impl Volume {
-    /// Opens a volume by the path of its first device. The others are found by their labels (`find`).
+    /// Opens a volume by the path of its first device. Finds the others by their labels (`find`).
     pub fn open(path: &Path, mode: OpenMode) -> Result<Volume, VolumeError> {
         Volume::open_among(path, &[], mode)
     }
 
-    /// As `open`; the other devices are looked for at `others` first.
+    /// Does the same as `open`, but first looks for the other devices at `others`.
     pub fn open_among(
         path: &Path,
         others: &[PathBuf],
@@ -63,7 +64,7 @@ impl Volume {
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
     }
 
-    /// Whether the volume whose first device is at `path` is mounted or was not cleanly unmounted. Looks at nothing but that
+    /// Returns whether the volume whose first device is at `path` is mounted or was not cleanly unmounted. Reads only that
     /// device.
     pub fn is_dirty_at(path: &Path) -> Result<bool, VolumeError> {
         let first = open_path(path, OpenMode::READ)?;
@@ -159,7 +160,7 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
     })
 }
 
-/// Refuses a volume that somebody has mounted for writing, here or on another machine.
+/// Refuses a volume that is mounted for writing, here or on another machine.
 fn check_owner(
     device: &Arc<dyn Device>,
     superblocks: &Superblocks,
@@ -172,7 +173,7 @@ fn check_owner(
             pid: Some(pid),
         }),
         Verdict::Elsewhere(host, pid) if mode.force => {
-            tracing::warn!(device = %device.name(), host, pid, "taken from a host that has not unmounted it");
+            tracing::warn!(device = %device.name(), host, pid, "forced: took over a volume that another host has not unmounted");
             Ok(())
         }
         Verdict::Elsewhere(host, pid) => Err(VolumeError::OtherHost {

@@ -1,5 +1,5 @@
-//! The owner record: the host and process that have a volume mounted for writing, for machines that see no lock of one another. The cases
-//! are in `docs/formats/volume.md`, "One user at a time".
+//! The owner record: the host and process that have a volume mounted for writing, for machines that do not see each other's locks. The
+//! cases are in `docs/formats/volume.md`, "One user at a time".
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use siphasher::sip::SipHasher24;
 use zerocopy::FromZeros;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-/// Who opens a volume.
+/// The host and process that open a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Identity {
     boot_id: [u8; 16],
@@ -18,18 +18,18 @@ struct Identity {
     started: u64,
 }
 
-/// Whether a volume may be opened, as far as the record tells.
+/// Whether the record allows a volume to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nobody has it.
+    /// No process has it.
     Free,
-    /// A process of this machine.
+    /// A process of this machine has it.
     Here(u32),
-    /// Another machine: its name and the process there.
+    /// Another machine has it: its name and the process there.
     Elsewhere(String, u32),
 }
 
-/// The record of this process.
+/// Returns the record of this process.
 pub(super) fn record(hash_seed: &[u8; 16]) -> OwnerRecord {
     Identity::of_this_process(Path::new("/")).record(hash_seed)
 }
@@ -51,7 +51,7 @@ impl Identity {
         let pid = std::process::id();
         Identity {
             boot_id: uuid(&text("proc/sys/kernel/random/boot_id")),
-            // What is shorter is no identity ("uninitialized", or an empty file of an image).
+            // A shorter text is no identity ("uninitialized", or the empty file of an image).
             machine_id: if machine_id.len() == 32 {
                 machine_id
             } else {
@@ -117,16 +117,17 @@ fn host(record: &OwnerRecord) -> &[u8] {
     &record.host[..bytes]
 }
 
-/// The 16 bytes of a UUID as text; zero for anything else.
+/// Returns the 16 bytes of a UUID given as text; zeros for any other text.
 fn uuid(text: &str) -> [u8; 16] {
     let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
-/// When a process was started, in ticks since boot: field 22 of its stat. `None` when there is no such process.
+/// Returns the start time of a process in ticks since boot (field 22 of its stat). Returns `None` when there is no
+/// such process.
 fn started(root: &Path, pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain any character.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
     let is_dead = matches!(fields.next()?, "Z" | "X");
@@ -159,10 +160,10 @@ mod tests {
         let record = owner.record(&SEED);
         let judge = |started| me.judge(&record, &SEED, |_| started);
         assert_eq!(judge(Some(5)), Verdict::Here(100));
-        // Another process has the number now.
+        // Another process has the pid now.
         assert_eq!(judge(Some(6)), Verdict::Free);
         assert_eq!(judge(None), Verdict::Free);
-        // A process does not stand in its own way.
+        // A process does not block itself.
         assert_eq!(owner.judge(&record, &SEED, |_| Some(5)), Verdict::Free);
     }
 
@@ -182,7 +183,7 @@ mod tests {
         };
         let elsewhere = Verdict::Elsewhere("first".into(), 100);
         assert_eq!(judge(&other), elsewhere);
-        // Without an identity the name decides.
+        // Without a machine identity, the host name decides.
         let nameless = |host: &[u8]| Identity {
             machine_id: vec![],
             host: host.to_vec(),

@@ -92,7 +92,7 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Sets or clears the dirty flag with the owner record, durably.
+    /// Durably sets or clears the dirty flag with the owner record.
     pub fn set_dirty(&self, dirty: bool) -> Result<(), IoError> {
         let owner = if dirty {
             owner::record(&self.with(|s| s.head.hash_seed))

@@ -601,7 +601,7 @@ fn a_volume_that_another_host_has_mounted_is_refused_to_readers_too() {
     refusal(check(false), "host other");
     assert!(check(true).unwrap().is_sound());
     assert!(std::fs::read(&file[0]).unwrap() == before);
-    // Taken over, the volume is this host's, and nobody's once it is clean.
+    // After a takeover the volume belongs to this host, and to no host once it is clean.
     let forced = OpenMode {
         force: true,
         ..WRITE
