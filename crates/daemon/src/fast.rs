@@ -50,7 +50,7 @@ pub use clients::ClientStat;
 use clients::Clients;
 pub use keeping::KeeperCommand;
 use keeping::Keeping;
-use rings::Rings;
+use rings::{Rings, Unreported};
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;
 pub use trusted::{Trusted, TrustedError};
@@ -98,7 +98,7 @@ pub(crate) struct Fast {
     clients: Mutex<Clients>,
     rings: Rings,
     /// Slices have dirty pages that no client reports.
-    unreported: AtomicBool,
+    unreported: Unreported,
     kernel: OnceLock<Arc<dyn KernelCache>>,
     closing: AtomicBool,
     /// Work that may wait: a thread of its own.
@@ -151,7 +151,7 @@ impl Fast {
             writes_granted: 0.into(),
             clients: Mutex::new(Clients::default()),
             rings: Rings::default(),
-            unreported: AtomicBool::new(false),
+            unreported: Unreported::default(),
             kernel: OnceLock::new(),
             closing: AtomicBool::new(true),
             jobs: Mutex::new(None),
@@ -220,7 +220,7 @@ impl Mounted {
                 };
                 let known = mounted.fast.cut_off(owner);
                 // The revoked client does not report the page.
-                mounted.fast.unreported.store(true, Ordering::SeqCst);
+                mounted.fast.unreported.note();
                 mounted.fast.slots.ring();
                 known
             }));

@@ -43,6 +43,34 @@ impl Default for Rings {
     }
 }
 
+/// Counts how often pages were noted that `adopt_unreported` has to absorb, and how many of these notes it has absorbed.
+#[derive(Default)]
+pub(super) struct Unreported {
+    noted: AtomicU64,
+    /// Stored with `absorbing` locked.
+    absorbed: AtomicU64,
+    absorbing: Mutex<()>,
+}
+
+impl Unreported {
+    /// Notes pages, which are there already.
+    pub fn note(&self) {
+        self.noted.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns whether there are pages that are not known to be absorbed.
+    fn is_due(&self) -> bool {
+        let absorbed = self.absorbed.load(Ordering::SeqCst);
+        self.noted.load(Ordering::SeqCst) != absorbed
+    }
+
+    /// Returns whether a thread is absorbing pages.
+    #[cfg(test)]
+    pub fn is_absorbing(&self) -> bool {
+        self.absorbing.is_locked()
+    }
+}
+
 impl Rings {
     /// Adds the ring of a client that has received its area.
     pub fn add(&self, owner: u16, area: Arc<Area>) {
@@ -113,7 +141,7 @@ impl Fast {
                 Some(slot_file) => self.announce_pages(&slot_file.file, run),
                 None => {
                     self.rings.closed.lock().extend(run);
-                    self.unreported.store(true, Ordering::SeqCst);
+                    self.unreported.note();
                     self.slots.ring();
                 }
             }
@@ -130,10 +158,15 @@ impl Fast {
     /// Absorbs dirty pages that no client reports, and reported pages of files that were closed. Returns whether there may have
     /// been any.
     pub fn adopt_unreported(&self) -> bool {
-        // Every request calls this, so it loads the flag before it takes a lock.
-        if !self.unreported.load(Ordering::SeqCst) || !self.unreported.swap(false, Ordering::SeqCst)
-        {
+        // Every request calls this, so it looks before it takes a lock.
+        if !self.unreported.is_due() {
             return false;
+        }
+        // What another thread is absorbing is known when that thread has done so.
+        let _absorbing = self.unreported.absorbing.lock();
+        let noted = self.unreported.noted.load(Ordering::SeqCst);
+        if !self.unreported.is_due() {
+            return true;
         }
         let closed = std::mem::take(&mut *self.rings.closed.lock());
         for pages in closed.chunk_by(|a, b| a.object() == b.object()) {
@@ -154,6 +187,7 @@ impl Fast {
                 );
             }
         }
+        self.unreported.absorbed.store(noted, Ordering::SeqCst);
         true
     }
 

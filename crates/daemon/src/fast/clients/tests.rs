@@ -237,3 +237,38 @@ fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
     assert!(!state(&programs).has(Flags::DIRTY));
     assert_eq!(programs.slice().searched(), before);
 }
+
+#[test]
+fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
+    let mut programs = Programs::new();
+    let ino = programs.bed.handle.file.ino();
+    programs.write(Key::new(ino, 3), InTheCopy);
+    // The thread that takes the page in looks the file up there.
+    let files = programs.fast().files.write();
+    assert!(programs.slice().drain_writers(ino, 3..4));
+    wait_until("a thread takes the page in", || {
+        programs.fast().unreported.is_absorbing()
+    });
+    let found = std::thread::scope(|scope| {
+        let (tx, rx) = mpsc::channel();
+        let asker = scope.spawn({
+            let programs = &programs;
+            move || {
+                tx.send(std::fs::read_link("/proc/thread-self").unwrap())
+                    .unwrap();
+                programs.fast().hear();
+                programs.slice().first_dirty(ino, 0)
+            }
+        });
+        let thread = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+        let syscall = std::path::Path::new("/proc").join(thread).join("syscall");
+        let futex = format!("{} ", libc::SYS_futex);
+        wait_until("it waits, or has an answer", || {
+            let waits = |line: String| line.starts_with(&futex);
+            asker.is_finished() || std::fs::read_to_string(&syscall).is_ok_and(waits)
+        });
+        drop(files);
+        asker.join().unwrap()
+    });
+    assert_eq!(found, Some(3));
+}
