@@ -1,9 +1,8 @@
-//! Following how the mount's access times are kept: `relatime`, `noatime` or `strictatime`.
+//! Follows how the mount keeps access times: `relatime`, `noatime` or `strictatime`.
 //!
-//! Those are options of a mount, which the kernel does not pass on to FUSE daemons, but it lists them in
-//! /proc/self/mountinfo and says when the list has changed. Only the mount on the directory of this daemon counts, as this
-//! process sees it: requests do not say through which mount they came, so bind mounts and those of other namespaces
-//! have its options.
+//! The kernel does not pass these mount options to FUSE daemons. It lists them in /proc/self/mountinfo and signals changes
+//! of the list. Only the mount on this daemon's directory counts, as this process sees it. Requests do not say through
+//! which mount they came, so bind mounts and mounts in other namespaces get its options.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +19,7 @@ use rustix::event::{PollFd, PollFlags};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// The thread that follows.
+/// The thread that follows the options.
 pub(crate) struct Watch {
     /// Closing it ends the thread.
     stop: UnixStream,
@@ -28,9 +27,10 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Takes the options over that the mount on `dir` has now, and follows them. Errors: no /proc, EMFILE, no thread.
+    /// Applies the current options of the mount on `dir`, and follows their changes. Fails without /proc, with
+    /// EMFILE, or when no thread can be started.
     pub(crate) fn start(mounted: Arc<Mounted>, dir: &Path) -> io::Result<Watch> {
-        // Opened before the first look: what changes after it is an event.
+        // Opened before the first read, so that any later change raises an event.
         let list = File::open(MOUNTS)?;
         let (stop, stopped) = UnixStream::pair()?;
         let dir = escaped(dir.as_os_str().as_bytes());
@@ -44,7 +44,7 @@ impl Watch {
     /// Ends the thread.
     pub(crate) fn end(self) {
         drop(self.stop);
-        // It cannot panic.
+        // The thread cannot panic.
         let _ = self.thread.join();
     }
 }
@@ -59,7 +59,7 @@ fn follow(mounted: &Mounted, dir: &[u8], list: &File, stopped: &UnixStream) {
             Ok(_) if !events[1].revents().is_empty() => return,
             Ok(_) | Err(rustix::io::Errno::INTR) => adopt(mounted, dir),
             Err(error) => {
-                tracing::warn!(%error, "changes of the mount's options are not followed");
+                tracing::warn!(%error, "cannot watch the mount's options: later changes of noatime or relatime have no effect");
                 return;
             }
         }
@@ -68,7 +68,7 @@ fn follow(mounted: &Mounted, dir: &[u8], list: &File, stopped: &UnixStream) {
 
 fn adopt(mounted: &Mounted, dir: &[u8]) {
     match std::fs::read(MOUNTS) {
-        // Not listed: it was moved, or is about to end. What was known of it stays.
+        // The mount is not listed: it was moved or is about to end. Keep the last known option.
         Ok(mounts) => {
             if let Some(times) = access_times(&mounts, dir) {
                 mounted.fs().set_access_times(times);
@@ -78,7 +78,7 @@ fn adopt(mounted: &Mounted, dir: &[u8]) {
     }
 }
 
-/// The option of the visible mount on `dir`, which is escaped as the list is.
+/// Returns the option of the visible mount on `dir`, which is escaped as in the list.
 fn access_times(mounts: &[u8], dir: &[u8]) -> Option<AccessTimes> {
     let line = mounts.split(|byte| *byte == b'\n').rfind(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
@@ -100,7 +100,7 @@ fn named(option: &[u8]) -> Option<AccessTimes> {
     }
 }
 
-/// As the kernel writes a path into the list: space, tab, newline and backslash as three octal digits.
+/// Escapes a path as the kernel does in the list: space, tab, newline and backslash as three octal digits.
 fn escaped(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     for byte in path {

@@ -49,12 +49,12 @@ pub enum MountError {
     /// The mount exists, but serving it failed at once.
     #[error("serving the mount on {} failed: {cause}", dir.display())]
     Session { dir: PathBuf, cause: io::Error },
-    /// Something is mounted on the directory.
+    /// Another mount covers the directory.
     #[error(
         "{} is already a mount: unmount it first or choose another directory", dir.display()
     )]
     Taken { dir: PathBuf },
-    /// Another process keeps the directory locked.
+    /// Another process holds the directory's lock.
     #[error(
         "{} is locked by another program (flock), or something else is being mounted on it", dir.display()
     )]
@@ -76,17 +76,17 @@ fn open_device() -> Result<OwnedFd, Errno> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// How long another process may take to mount on the directory.
+/// Longest time that another process may take to mount on the directory.
 const OTHERS: Duration = Duration::from_secs(30);
 
-/// Locks a directory on which nothing is mounted, against others that are about to mount on it. The lock is on the directory
-/// below the mount that is made then.
+/// Locks a directory on which nothing is mounted, against other processes that are about to mount on it. The lock is on the
+/// directory below the new mount.
 fn reserve(dir: &Path) -> Result<File, MountError> {
     let failed = |cause: io::Error| MountError::Directory {
         dir: dir.to_owned(),
         cause,
     };
-    // Also before it is opened, which would ask the daemon of that mount.
+    // Checks before it opens the directory as well, because the daemon of that mount would have to answer the open.
     refuse_mount(dir)?;
     let file = File::open(dir).map_err(failed)?;
     let deadline = Instant::now() + OTHERS;
@@ -110,7 +110,7 @@ fn reserve(dir: &Path) -> Result<File, MountError> {
 
 /// Fails when something is mounted on exactly this directory.
 fn refuse_mount(dir: &Path) -> Result<(), MountError> {
-    // Asks for nothing that a daemon would have to answer.
+    // Requests nothing that a daemon would have to answer.
     let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(CWD, dir, flags, StatxFlags::empty());
     let found = found.map_err(|cause| MountError::Directory {
@@ -125,7 +125,7 @@ fn refuse_mount(dir: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Mounts on `dir`, on which nothing may be mounted, and gives the channel to the kernel.
+/// Mounts on `dir`, on which nothing may be mounted, and returns the channel to the kernel.
 pub(crate) fn attach(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let _reserved = reserve(dir)?;
     match open_device() {

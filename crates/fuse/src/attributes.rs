@@ -1,4 +1,4 @@
-//! Attributes, and the bits that go when a file changes hands or content.
+//! Attributes, and the privilege bits that are cleared when a file's owner or content changes.
 
 use std::time::SystemTime;
 
@@ -26,7 +26,7 @@ impl Jericho {
         }
     }
 
-    /// Set-id bits go as the kernel says (HANDLE_KILLPRIV_V2), capabilities with each change of owner or size.
+    /// The kernel decides about set-id bits (HANDLE_KILLPRIV_V2). Each change of owner or size clears capabilities.
     pub(crate) fn setattr(&self, req: &InHeader, ino: Ino, args: &SetAttrIn, reply: Reply) {
         let Some(set) = wanted(args) else {
             return reply.error(libc::EINVAL);
@@ -44,7 +44,7 @@ impl Jericho {
     }
 }
 
-/// What a request sets. `None`: a time that there is not.
+/// Converts what a request sets. Returns `None` for a time that cannot be represented.
 fn wanted(args: &SetAttrIn) -> Option<SetAttr> {
     let [atime, mtime, ctime] =
         [0, 1, 2].map(|i| convert::time(args.seconds[i], args.nanoseconds[i]));

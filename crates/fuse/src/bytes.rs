@@ -1,4 +1,4 @@
-//! What is done with open files: reading, writing, space, and the calls of the fast path.
+//! Operations on open files: reads, writes, space, and the ioctls of the fast path.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -57,14 +57,14 @@ impl Drop for Scratch {
     }
 }
 
-/// The mode of a write, which its arguments say.
+/// Returns the mode of a write from its arguments.
 fn mode(args: &Transfer) -> WriteMode {
-    // Pages that the kernel writes back for a mapping carry no flags of a descriptor.
+    // Pages that the kernel writes back for a mapping carry no descriptor flags.
     let of_mapping = args.flags & Transfer::WRITE_CACHE != 0;
     let open_flags = args.open_flags as i32;
     WriteMode {
-        // Appending writes exclude each other in the kernel, which has put the size into the offset; but the daemon knows the
-        // size of a file better that clients make longer inline, or have made longer. A mapping's pages go where they are.
+        // Appending writes exclude each other in the kernel, which has put the size into the offset. But the daemon knows
+        // better the size of a file that clients extend inline or have extended. A mapping's pages go to the given offset.
         append: open_flags & libc::O_APPEND != 0 && !of_mapping,
         sync: match of_mapping {
             true => WriteSync::No,
@@ -75,12 +75,12 @@ fn mode(args: &Transfer) -> WriteMode {
     }
 }
 
-/// Whether reads of a descriptor with these flags leave the access time as it is.
+/// Returns whether reads with these descriptor flags leave the access time unchanged.
 pub(crate) fn no_access_time(flags: i32) -> bool {
     flags & libc::O_NOATIME != 0
 }
 
-/// Bytes that a read may give.
+/// Returns the number of bytes that a read may return.
 fn room_for(args: &Transfer, room: &mut Room) -> usize {
     room.at_most(args.size.min(REQUEST_BYTES_MAX) as usize)
 }
@@ -113,7 +113,7 @@ impl Jericho {
         let Some(handle) = open.as_ref() else {
             return room.error(libc::EBADF);
         };
-        // It may have changed since the open, by fcntl.
+        // The program may have changed the flag with fcntl since the open.
         handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
         self.mounted.requested(handle, pid, size);
@@ -121,8 +121,7 @@ impl Jericho {
             .read(handle, args.offset, size as u32, fills, room, answer_read);
     }
 
-    /// `read_into`, without waiting for programs that write the file inline: gives the place for the bytes back when that is
-    /// necessary.
+    /// Does the same as `read_into` without waiting for inline writers. Returns the room when it would have to wait.
     #[inline]
     #[must_use]
     pub(crate) fn try_read(&self, pid: u32, args: &Transfer, mut room: Room) -> Option<Room> {
@@ -131,7 +130,7 @@ impl Jericho {
             room.error(libc::EBADF);
             return None;
         };
-        // It may have changed since the open, by fcntl.
+        // The program may have changed the flag with fcntl since the open.
         handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
         let left =
@@ -187,7 +186,7 @@ impl Jericho {
     pub(crate) fn fallocate(&self, ino: Ino, args: &FallocateIn, reply: Reply) {
         self.with_handle(args.fh, reply, |handle, reply| {
             let (mode, offset, length) = (args.mode as i32, args.offset, args.length);
-            // The set-id bits have gone with a SETATTR of their own.
+            // A separate SETATTR has cleared the set-id bits.
             let stripped = (self.mounted.fs()).drop_privileges(ino, false);
             let result =
                 stripped.and_then(|()| self.mounted.fallocate(handle, mode, offset, length));
@@ -197,7 +196,7 @@ impl Jericho {
 
     pub(crate) fn lseek(&self, ino: Ino, args: &LseekIn, reply: Reply) {
         self.with_handle(args.fh, reply, |handle, reply| {
-            // The kernel does the other kinds itself.
+            // The kernel implements the other kinds itself.
             let data = match args.whence as i32 {
                 libc::SEEK_DATA => true,
                 libc::SEEK_HOLE => false,
@@ -218,7 +217,7 @@ impl Jericho {
         });
     }
 
-    /// `long`: the kernel takes 64 bits as an answer.
+    /// `long`: the kernel accepts a 64-bit answer.
     pub(crate) fn copy_file_range(&self, args: &CopyIn, long: bool, reply: Reply) {
         let (from, to) = (self.handles.get(args.fh_in), self.handles.get(args.fh_out));
         let (Some(from), Some(to)) = (from.as_ref(), to.as_ref()) else {
@@ -240,7 +239,7 @@ impl Jericho {
         if args.cmd == FITRIM {
             return self.fitrim(req, data, reply);
         }
-        // A directory has no handle of ours.
+        // A directory has no handle here.
         if args.is_of_directory() {
             return reply.error(libc::ENOTTY);
         }
@@ -262,7 +261,7 @@ impl Jericho {
 }
 
 impl Jericho {
-    /// FITRIM: gives back all that is free in a range, as fstrim(8) asks for it.
+    /// Answers FITRIM, the ioctl of fstrim(8): discards all free space in a range.
     fn fitrim(&self, req: &InHeader, data: &[u8], reply: Reply) {
         let Ok(asked) = FitrimRange::read_from_bytes(data) else {
             return reply.error(libc::EINVAL);
@@ -293,12 +292,12 @@ const FITRIM: u32 = 0xc018_5879;
 #[repr(C)]
 struct FitrimRange {
     start: u64,
-    /// Comes back as what was given back.
+    /// On return, the number of discarded bytes.
     len: u64,
     least: u64,
 }
 
-/// Answers an ioctl that went well.
+/// Answers a successful ioctl.
 fn reply_call(reply: Reply, answer: &Answer) {
     let mut out = IoctlOut::default().as_bytes().to_vec();
     out.extend_from_slice(&answer.encode());

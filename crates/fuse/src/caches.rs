@@ -14,7 +14,7 @@ use crate::reply::{Channel, message};
 pub(crate) struct Caches(pub Channel);
 
 impl Caches {
-    /// `offset` < 0: attributes only. `len` 0: all behind it.
+    /// `offset` < 0: attributes only. `len` 0: everything from `offset` on.
     fn invalidate(&self, ino: Ino, offset: i64, len: i64) {
         let what = InvalidateInode { ino, offset, len };
         match message(&self.0, InvalidateInode::CODE, 0, what.as_bytes()) {
@@ -36,7 +36,7 @@ impl KernelCache for Caches {
     }
 
     fn drop_some_pages(&self, ino: Ino, bytes: Range<u64>) {
-        // No file is so long that an i64 does not hold it.
+        // No file is longer than an i64 can hold.
         self.invalidate(ino, bytes.start as i64, (bytes.end - bytes.start) as i64);
     }
 }

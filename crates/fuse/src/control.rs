@@ -14,7 +14,7 @@
 //! | `jericho.move`  |                                                | moves this inode, waits for it   |
 //!
 //! A place is written `node:N` or just `N`, or `slice:N`; when threads are moved: `never`, `always`, `adaptive`, or
-//! `inherit`. Only root and the inode's owner may set. Only root and who mounted may trim.
+//! `inherit`. Only root and the inode's owner may set. Only root and the user who mounted may trim.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -38,9 +38,9 @@ pub const WHERE: &str = "jericho.where";
 pub const PLACE: &str = "jericho.place";
 /// When threads are moved to a file.
 pub const THREADS: &str = "jericho.threads";
-/// Makes everything durable.
+/// Makes everything durable when it is read.
 pub const SYNC: &str = "jericho.sync";
-/// Gives back what is free.
+/// Discards free space when it is read.
 pub const TRIM: &str = "jericho.trim";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
@@ -62,26 +62,26 @@ pub struct Place {
     pub threads_from: String,
 }
 
-/// A part of `jericho trim`.
+/// Result of one part of `jericho trim`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trim {
-    /// Bytes that devices took back.
+    /// Bytes that devices discarded.
     pub bytes: u64,
-    /// From where to go on; none: it is done.
+    /// Where the next part begins; `None` when the trim is complete.
     pub next: Option<u64>,
 }
 
-/// Which free space to give back, in bytes of the volume's space, which is that of its slices one after the other.
+/// Which free space to discard, in bytes of the volume's space. The slices follow each other in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrimRange {
     pub(crate) start: u64,
     pub(crate) len: u64,
-    /// Only runs of at least so many.
+    /// Only runs of at least this many bytes.
     pub(crate) least: u64,
 }
 
 impl TrimRange {
-    /// Reads what follows the attribute's name. ENODATA for anything else.
+    /// Parses the text after the attribute's name. Fails with ENODATA for anything else.
     fn parse(text: &str) -> Result<TrimRange, i32> {
         let mut numbers = text.split('+').map(|number| number.parse::<u64>());
         match (
@@ -102,7 +102,7 @@ impl TrimRange {
     }
 }
 
-/// What the value of [`PLACE`] and [`MOVE`] names.
+/// The place that the value of [`PLACE`] or [`MOVE`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A slice, which may not exist.
@@ -112,7 +112,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Reads a value. EINVAL for anything else.
+    /// Parses a value. Fails with EINVAL for anything else.
     pub fn parse(value: &[u8]) -> Result<Target, i32> {
         let value = text(value)?;
         let number = |digits: &str| digits.parse().map_err(|_| libc::EINVAL);
@@ -125,7 +125,7 @@ impl Target {
     }
 }
 
-/// A value as text, without what a shell or a C program leaves at its end.
+/// Returns a value as text, without the newline or NUL that a shell or a C program appends.
 fn text(value: &[u8]) -> Result<&str, i32> {
     let value = std::str::from_utf8(value).map_err(|_| libc::EINVAL)?;
     Ok(value.trim_end_matches(['\0', '\n']))
@@ -141,13 +141,13 @@ pub(crate) struct Control {
     /// Moves wait for devices, for long: a thread of their own makes them, one at a time, so that
     /// they never hold a worker. Started by the first.
     mover: Worker,
-    /// Likewise, so that it does not wait for a move.
+    /// Runs syncs in another thread, so that a sync does not wait for a move.
     syncer: Worker,
-    /// And trims.
+    /// Runs trims in a thread of their own.
     trimmer: Worker,
 }
 
-/// Time that a part of a trim takes.
+/// Time limit for one part of a trim.
 const TRIM_PART: Duration = Duration::from_secs(1);
 
 impl Control {
@@ -191,19 +191,19 @@ impl Control {
         }
     }
 
-    /// Makes all that was written to the volume durable; `reply` gets the outcome later, in another thread.
+    /// Makes everything written to the volume durable. Calls `reply` with the outcome later, from another thread.
     pub(crate) fn sync(&self, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
         let mounted = self.mounted.clone();
         self.syncer.run(Box::new(move || {
             let result = mounted.sync();
             if let Err(error) = &result {
-                tracing::warn!(%error, "not everything could be made durable");
+                tracing::warn!(%error, "sync: not everything could be made durable");
             }
             reply(result.map_err(|e| e.errno()));
         }));
     }
 
-    /// A part of a trim; `reply` gets what it has done later, in another thread.
+    /// Runs one part of a trim. Calls `reply` with the result later, from another thread.
     pub(crate) fn trim_part(
         &self,
         name: &str,
@@ -218,8 +218,8 @@ impl Control {
         }
     }
 
-    /// Gives back what is free in a range, or what comes first of that if it takes longer than `time`; `reply` gets what was
-    /// done later, in another thread.
+    /// Discards the free space in a range, or the first part of it that takes `time`. Calls `reply` with the result later,
+    /// from another thread.
     pub(crate) fn trim(
         &self,
         range: TrimRange,
@@ -325,7 +325,7 @@ impl Control {
         text(value)
     }
 
-    /// EPERM for those who may not set anything of an inode.
+    /// Fails with EPERM for callers that may set nothing on an inode.
     fn refuse_others(&self, ino: Ino, uid: u32) -> Result<(), i32> {
         if uid != 0 && self.mounted.fs().getattr(ino).map_err(|e| e.errno())?.uid != uid {
             return Err(libc::EPERM);
@@ -358,7 +358,7 @@ impl Control {
     }
 }
 
-/// A thread that is started by its first job.
+/// A thread that its first job starts.
 struct Worker {
     name: &'static str,
     jobs: Mutex<Option<Sender<Job>>>,
@@ -379,7 +379,7 @@ impl Worker {
             let (sender, jobs) = channel::<Job>();
             let work = move || {
                 while let Ok(job) = jobs.recv() {
-                    // The reply is dropped with the job then, and the caller gets EIO.
+                    // The job's reply is then dropped, and the caller gets EIO.
                     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
                         tracing::error!(thread = name, "a job panicked");
                     }

@@ -1,4 +1,4 @@
-//! Between the kernel's words and the filesystem's.
+//! Conversions between the kernel's values and the filesystem's.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,8 @@ pub(crate) fn kind_of_mode(mode: u32) -> Option<Kind> {
     }
 }
 
-/// A time as the kernel sends it: nanoseconds count forwards, before 1970, too. `None`: further away than times go.
+/// Converts a time from the kernel's form, where nanoseconds count forwards even before 1970. Returns `None` for a
+/// time out of range.
 pub(crate) fn time(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
     let whole = Duration::from_secs(seconds.unsigned_abs());
     let second = match seconds {
@@ -34,7 +35,7 @@ pub(crate) fn time(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
 /// The errno for the program; what is not an ordinary outcome is also logged, because the errno
 /// says little.
 pub(crate) fn errno(operation: &'static str, error: &Error) -> i32 {
-    // That pages cannot be written back the log says once, not for each request that meets it.
+    // The log reports a failing write-back once, not for each request that meets it.
     let is_told = match error {
         Error::Errno(_) => true,
         Error::Io(error) => error.operation == "write",

@@ -1,4 +1,4 @@
-//! Requests by `/dev/fuse`: the handshake, and the workers that read and serve.
+//! Requests through `/dev/fuse`: the handshake, and the workers that read and serve.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,14 +18,14 @@ use crate::reply::{Channel, DeviceReply, Reply, message};
 use crate::workers::Placement;
 
 const PAGE_BYTES: usize = 4096;
-/// What comes before the bytes of a write.
+/// Bytes before the data of a write.
 const BEFORE_DATA_BYTES: usize = size_of::<InHeader>() + size_of::<Transfer>();
 
-/// Memory for one request, in which the bytes of a write begin at a page: so the kernel copies whole pages.
+/// Memory for one request. The data of a write begins at a page, so that the kernel copies whole pages.
 struct Buffer(Vec<u8>);
 
 impl Buffer {
-    /// Taken as far as it is used.
+    /// Physical memory is allocated only as it is used.
     fn new() -> Buffer {
         Buffer(vec![0; REQUEST_BYTES_MAX as usize + 2 * PAGE_BYTES])
     }
@@ -37,7 +37,7 @@ impl Buffer {
     }
 }
 
-/// Reads one request. `None`: the mount has ended.
+/// Reads one request. Returns `None` when the mount has ended.
 fn receive<'a>(channel: &OwnedFd, buffer: &'a mut Buffer) -> io::Result<Option<&'a [u8]>> {
     let room = buffer.room();
     loop {
@@ -51,7 +51,8 @@ fn receive<'a>(channel: &OwnedFd, buffer: &'a mut Buffer) -> io::Result<Option<&
     }
 }
 
-/// Makes the handshake with a kernel that has just mounted. Errors: it is too old, or has ended the mount.
+/// Performs the handshake with a kernel that has just mounted. Fails when the kernel is too old or has ended the
+/// mount.
 pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed> {
     let mut buffer = Buffer::new();
     loop {
@@ -81,12 +82,13 @@ pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed
     }
 }
 
-/// The threads that serve a mount by the device. They end when the mount does.
+/// The threads that serve a mount through the device. They end with the mount.
 pub(crate) struct Workers(Vec<JoinHandle<io::Result<()>>>);
 
 impl Workers {
-    /// Starts `count` of them. Each gets a channel of its own if `own_channels`, so that a reply wakes and locks nobody else's:
-    /// that needs the right to open the device. Errors: EMFILE, EACCES, no thread; those that have started end with the mount.
+    /// Starts `count` threads. With `own_channels` each gets a channel of its own, so that a reply wakes and locks no other
+    /// thread; that needs the right to open the device. Fails with EMFILE, EACCES, or when no thread can be started; threads
+    /// that have started end with the mount.
     pub(crate) fn start(
         channel: &Channel,
         count: usize,
@@ -112,7 +114,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Waits until all have ended. Error: the first that one has met.
+    /// Waits until all threads have ended. Returns the first error of any of them.
     pub(crate) fn wait(self) -> io::Result<()> {
         let mut result = Ok(());
         for thread in self.0 {
@@ -140,7 +142,7 @@ fn serve(channel: &Channel, filesystem: &Jericho) -> io::Result<()> {
         let reply = header
             .wants_reply()
             .then(|| Reply::Device(DeviceReply::new(channel, header.unique)));
-        // What it holds of the reply is dropped by a panic, which answers EIO.
+        // A panic drops the request's reply, which answers EIO.
         let request = AssertUnwindSafe(|| filesystem.serve(&header, operation, reply));
         if catch_unwind(request).is_err() {
             crate::filesystem::report_panic(&header);

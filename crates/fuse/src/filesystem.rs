@@ -1,13 +1,13 @@
-//! The filesystem that the kernel talks to: each request finds its method here, whichever way it came.
+//! The filesystem that the kernel talks to: each request is dispatched to its method here, whichever way it came.
 //!
 //! Invariants:
-//! - The daemon is the only writer, and every change comes through this kernel, which updates or
-//!   drops what it has cached of an inode with each change it sends (size after a direct write, link
-//!   count after unlink, everything after fallocate). So entries and attributes may be cached for
-//!   long, also the absence of a name. Files that programs write inline are the exception: see `kept`.
-//! - Every entry that is answered counts one lookup of its inode; `forget` gives it back.
+//! - The daemon is the only writer, and every change comes through this kernel. With each change that it sends, the
+//!   kernel updates or drops what it has cached of an inode (size after a direct write, link count after unlink,
+//!   everything after fallocate). So it may cache entries and attributes for long, and also the absence of a name.
+//!   Files that programs write inline are the exception: see `kept`.
+//! - Every entry in an answer counts one lookup of its inode; `forget` releases it.
 //! - A read or write that hits allocates nothing and takes no lock here.
-//! - A panic in a request costs that request (EIO), not its thread: without threads the mount hangs.
+//! - A panic in a request costs only that request (EIO), not its thread: without threads the mount would hang.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) struct Jericho {
     pub(crate) mounted: Arc<Mounted>,
     pub(crate) handles: Arc<Handles<Handle>>,
     pub(crate) control: Arc<Control>,
-    /// With the kernel.
+    /// What was agreed with the kernel.
     pub(crate) agreed: Agreed,
 }
 
@@ -52,7 +52,7 @@ impl Jericho {
         }
     }
 
-    /// Serves a request. `reply` is there if the kernel waits for one, and may be answered after the return.
+    /// Serves a request. `reply` is set if the kernel waits for an answer, which may come after this returns.
     pub(crate) fn serve(
         &self,
         header: &InHeader,
@@ -63,7 +63,7 @@ impl Jericho {
             (Ok(operation), Some(reply)) => self.answer(header, operation, reply),
             (Ok(Operation::Forget { lookups }), None) => self.forget(header.nodeid, lookups),
             (Ok(Operation::BatchForget(forgets)), None) => self.forget_all(forgets),
-            // Each request ends soon by itself, so an interrupt changes nothing.
+            // Every request ends soon, so an interrupt changes nothing.
             (Ok(_), None) => {}
             (Err(why), reply) => {
                 tracing::error!(%why, ?header, "a request cannot be read");
@@ -118,12 +118,12 @@ impl Jericho {
             Operation::Lseek(args) => self.lseek(ino, &args, reply),
             Operation::CopyFileRange { args, long } => self.copy_file_range(&args, long, reply),
             Operation::ReleaseDir | Operation::Destroy => reply.ok(),
-            // Not wanted: write-back errors are reported by fsync, and nothing is kept per descriptor. The kernel does not
+            // Not implemented: fsync reports write-back errors, and nothing is kept per descriptor. The kernel does not
             // ask again.
             Operation::Flush => reply.error(libc::ENOSYS),
             Operation::Other => reply.error(libc::ENOSYS),
             Operation::Init(_) => reply.error(libc::EIO),
-            // They have no reply.
+            // These have no reply.
             Operation::Forget { .. }
             | Operation::BatchForget(_)
             | Operation::Interrupt
@@ -145,10 +145,10 @@ impl Jericho {
         }
     }
 
-    /// How long the kernel may keep an inode's attributes.
+    /// Returns how long the kernel may keep an inode's attributes.
     pub(crate) fn kept(&self, attr: &Attr) -> Duration {
-        // A write takes the set-id bits off, and the kernel keeps the mode that it knows: so that a program does not run with
-        // them after that, it asks before each use.
+        // A write clears the set-id bits, but the kernel would keep the mode that it knows. With no time to live the kernel
+        // asks before each use, so no program runs with them afterwards.
         let set_id = attr.kind == Kind::File && attr.perm & 0o6000 != 0;
         if !set_id && self.mounted.attributes_may_be_kept(attr.ino) {
             TTL
@@ -157,7 +157,7 @@ impl Jericho {
         }
     }
 
-    /// What the kernel gets to know of an inode that has a name.
+    /// Returns what the kernel learns about an inode that has a name.
     pub(crate) fn entry(&self, attr: &Attr) -> EntryOut {
         EntryOut::new(attr, TTL, self.kept(attr))
     }
@@ -182,7 +182,7 @@ impl Jericho {
     }
 }
 
-/// On whose behalf a request is made.
+/// The user and thread on whose behalf a request is made.
 pub(crate) fn caller(req: &InHeader, umask: u32) -> Caller {
     Caller {
         uid: req.uid,
@@ -191,7 +191,7 @@ pub(crate) fn caller(req: &InHeader, umask: u32) -> Caller {
     }
 }
 
-/// Logs a panic that a request has met; the kernel has its EIO.
+/// Logs a panic in a request; the kernel has received EIO.
 pub(crate) fn report_panic(header: &InHeader) {
     tracing::error!(
         opcode = header.opcode,
@@ -200,5 +200,5 @@ pub(crate) fn report_panic(header: &InHeader) {
     );
 }
 
-/// What operations return to the one that answers: an errno.
+/// Lets an operation return an errno with `?`.
 pub(crate) type Outcome<T> = Result<T, i32>;

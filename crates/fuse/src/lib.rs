@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 
 pub use attach::MountError;
 
-/// Reads any bytes as messages of the kernel, from the device and from the ring, and does nothing: for fuzzers.
+/// Parses any bytes as messages of the kernel, from the device and from the ring, and does nothing: for fuzzers.
 pub fn parse_any(bytes: &[u8]) {
     let agreed = protocol::init::Agreed::all();
     let (header, _) = protocol::request::parse_message(bytes, &agreed);
@@ -174,7 +174,8 @@ pub fn mount(
     let rings = rings(&mounted, &dir, config.transport)?;
 
     let channel: reply::Channel = Arc::new(attach::attach(&dir, &config)?);
-    // It needs the right to open the device, which the helper for ordinary users does not give: they share one channel.
+    // A channel of its own needs the right to open the device. The helper for ordinary users does not give it, so their
+    // threads share one channel.
     let own_channels = workers > 1 && attach::may_open_device();
     tracing::info!(dir = %dir.display(), workers, own_channels, "mounting");
     // From here on the directory is a mount: an error must take it away again.

@@ -11,7 +11,7 @@ use crate::protocol::answer::{EntryOut, Listing, OpenOut};
 use crate::protocol::request::Transfer;
 use crate::reply::Reply;
 
-/// Entries of a directory looked up at once for one reply.
+/// Entries of a directory that are looked up together for one reply.
 const LISTING_BATCH: usize = 64;
 
 impl Jericho {
@@ -43,7 +43,7 @@ impl Jericho {
             }
             let attr = match self.mounted.lookup(ino, &e.name) {
                 Ok(attr) => attr,
-                // Removed since it was listed.
+                // Removed since the batch was listed.
                 Err(Error::Errno(libc::ENOENT)) => return Ok(true),
                 Err(error) => return Err(error),
             };
@@ -54,8 +54,8 @@ impl Jericho {
             Ok(added)
         });
         match result {
-            // What is in the reply already counts its lookups and must reach the kernel; the
-            // next call meets the error again.
+            // The entries in the reply already count as lookups, so the reply must reach the kernel. The next call
+            // meets the error again.
             Err(e) if listing.is_empty() => reply.error(errno("readdirplus", &e)),
             _ => reply.bytes(listing.bytes()),
         }
@@ -66,8 +66,8 @@ impl Jericho {
         self.mounted.fs().fsync_dir(ino, done);
     }
 
-    /// Calls `each` for the entries after `cookie`, in batches: the directory is not held while
-    /// `each` looks an entry up. `each` gives false when the reply is full.
+    /// Calls `each` for the entries after `cookie`, in batches, and does not hold the directory's lock meanwhile.
+    /// `each` returns false when the reply is full.
     fn list(
         &self,
         dir: Ino,

@@ -1,4 +1,4 @@
-//! Names: finding, making and removing what has them.
+//! Names: looking up, creating and removing files, directories and links.
 
 use jericho_fs::Error;
 use jericho_fs::types::Ino;
@@ -15,7 +15,7 @@ impl Jericho {
     pub(crate) fn lookup(&self, parent: Ino, name: &[u8], reply: Reply) {
         match self.mounted.lookup(parent, name) {
             Ok(attr) => reply.with(&self.entry(&attr)),
-            // The kernel may remember that there is no such name.
+            // Lets the kernel cache that the name does not exist.
             Err(Error::Errno(libc::ENOENT)) => reply.with(&EntryOut::none(TTL)),
             Err(e) => reply.error(errno("lookup", &e)),
         }

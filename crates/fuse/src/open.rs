@@ -1,4 +1,4 @@
-//! Opening, making and closing files.
+//! Opening, creating and closing files.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::protocol::answer::{CreateOut, OpenOut};
 use crate::protocol::request::{CreateIn, OPEN_KILL_SUIDGID, OpenIn};
 use crate::reply::Reply;
 
-/// Read and write go to the slices and are cached nowhere else; writers of one file do not exclude
-/// each other in the kernel.
+/// Reads and writes go to the slices, and the kernel caches nothing. Writers of one file do not exclude each other in
+/// the kernel.
 const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES;
 
 impl Jericho {
@@ -26,7 +26,8 @@ impl Jericho {
         }
     }
 
-    /// Makes a file, or opens the one that somebody else has made meanwhile, with one reference for the kernel.
+    /// Creates a file, or opens the one that another request has created since the kernel's lookup, with one
+    /// reference for the kernel.
     pub(crate) fn create(
         &self,
         req: &InHeader,
@@ -38,17 +39,17 @@ impl Jericho {
         let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let (fs, flags) = (self.mounted.fs(), args.flags as i32);
         let (made, flags) = match fs.mknod(parent, name, Kind::File, perm, 0, who) {
-            // Since the kernel looked.
+            // Created since the kernel's lookup.
             Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => {
                 (fs.lookup(parent, name), flags)
             }
-            // A file that has just been made is empty.
+            // A new file is empty.
             made => (made, flags & !libc::O_TRUNC),
         };
         self.reply_created(made, flags, args.open_flags, reply);
     }
 
-    /// Makes a file without a name (O_TMPFILE), with one reference for the kernel.
+    /// Creates a file without a name (O_TMPFILE), with one reference for the kernel.
     pub(crate) fn tmpfile(&self, req: &InHeader, dir: Ino, args: &CreateIn, reply: Reply) {
         let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let made = self.mounted.fs().tmpfile(dir, perm, who);
@@ -88,7 +89,7 @@ impl Jericho {
         }
     }
 
-    /// Opens a file; the handle's number.
+    /// Opens a file. Returns the handle's number.
     fn open_inode(&self, ino: Ino, flags: i32, open_flags: u32) -> Outcome<u64> {
         let truncate = flags & libc::O_TRUNC != 0;
         if truncate {
@@ -110,7 +111,7 @@ impl Jericho {
         })
     }
 
-    /// Whether the release of an open file ends the right to write it inline.
+    /// Returns whether the release of an open file may end its right to write inline.
     pub(crate) fn may_write_inline(&self, fh: u64) -> bool {
         let open = self.handles.get(fh);
         open.as_ref()

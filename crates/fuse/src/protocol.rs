@@ -1,8 +1,8 @@
-//! The kernel's protocol (linux/fuse.h): what every message begins with.
+//! The kernel's protocol (linux/fuse.h): the common header of every message.
 //!
-//! A request is a header, the arguments of its operation, and what else it brings (names, bytes to write). By the device
-//! these are one message; the ring gives the arguments and the rest in two places. `request` reads all of them, `answer`
-//! writes what goes back, `init` is the handshake.
+//! A request is a header, the arguments of its operation, and its payload (names, bytes to write). The device delivers
+//! these as one message; the ring delivers the arguments and the payload in two places. `request` parses requests,
+//! `answer` encodes replies, `init` is the handshake.
 
 pub(crate) mod answer;
 pub(crate) mod init;
@@ -79,7 +79,7 @@ impl InHeader {
         zerocopy::transmute!(*bytes)
     }
 
-    /// Whether the kernel waits for a reply. A reply that it does not wait for is an error to it.
+    /// Returns whether the kernel waits for a reply. The kernel treats a reply that it does not wait for as an error.
     pub(crate) fn wants_reply(&self) -> bool {
         !matches!(
             self.opcode,

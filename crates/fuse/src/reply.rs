@@ -1,7 +1,7 @@
-//! The duty to answer one request, whichever way it came.
+//! The obligation to answer one request, whichever way it came.
 //!
-//! A [`Reply`] may be answered later and from any thread. One that is dropped, by a panic for example, answers EIO: a
-//! request that nobody answers would hang its program for ever.
+//! Any thread may answer a [`Reply`], at any later time. A reply that is dropped, for example by a panic, answers
+//! EIO: a request without an answer would hang its program for ever.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::bytes::Scratch;
 use crate::convert::errno;
 use crate::protocol::OutHeader;
 
-/// A way to the kernel: `/dev/fuse`, opened or cloned.
+/// A channel to the kernel: `/dev/fuse`, opened or cloned.
 pub(crate) type Channel = Arc<OwnedFd>;
 
-/// The duty to answer a request that came by the device.
+/// The obligation to answer a request that came through the device.
 pub(crate) struct DeviceReply {
     channel: Channel,
     unique: u64,
@@ -41,7 +41,7 @@ impl DeviceReply {
         let sent = message(&self.channel, -errno, self.unique, body);
         match sent {
             Ok(()) => {}
-            // The kernel has given the request up.
+            // The kernel has abandoned the request.
             Err(Errno::NOENT) => {}
             // The mount has ended.
             Err(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED | Errno::PERM) => {}
@@ -61,7 +61,7 @@ impl Drop for DeviceReply {
     }
 }
 
-/// Writes one message to the kernel: a reply, or a notification.
+/// Writes one message to the kernel: a reply or a notification.
 pub(crate) fn message(
     channel: &OwnedFd,
     error: i32,
@@ -78,7 +78,7 @@ pub(crate) fn message(
     rustix::io::retry_on_intr(|| rustix::io::writev(channel, &parts)).map(drop)
 }
 
-/// See the module.
+/// The obligation to answer one request; see the module.
 pub(crate) enum Reply {
     Device(DeviceReply),
     Ring(fuse_ring::Reply),
@@ -87,7 +87,7 @@ pub(crate) enum Reply {
 impl Reply {
     /// Answers with an errno.
     pub(crate) fn error(self, errno: i32) {
-        // Any other number is no errno to the kernel, which refuses the whole reply.
+        // The kernel takes no other number as an errno and would refuse the whole reply.
         let errno = match errno {
             1..512 => errno,
             _ => libc::EIO,
@@ -111,7 +111,7 @@ impl Reply {
         self.bytes(out.as_bytes());
     }
 
-    /// Answers that it is done.
+    /// Answers with success and no data.
     pub(crate) fn ok(self) {
         self.bytes(&[]);
     }
@@ -124,7 +124,7 @@ impl Reply {
         }
     }
 
-    /// Turns it into a place for the bytes of a read.
+    /// Turns the reply into room for the bytes of a read.
     pub(crate) fn room(self) -> Room {
         match self {
             Reply::Device(reply) => Room::Device(reply, Scratch::take()),
@@ -133,14 +133,14 @@ impl Reply {
     }
 }
 
-/// Where the bytes of a read are gathered: by the ring in the entry, which goes back with them.
+/// The buffer for the bytes of a read. Through the ring it is in the entry, which returns to the kernel with them.
 pub(crate) enum Room {
     Device(DeviceReply, Scratch),
     Ring(fuse_ring::Reply),
 }
 
 impl Room {
-    /// How many of `len` bytes there is room for.
+    /// Returns for how many of `len` bytes there is room.
     pub(crate) fn at_most(&mut self, len: usize) -> usize {
         match self {
             Room::Device(..) => len,
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// Sockets that keep the bounds of messages, as the device does.
+    /// Returns a pair of sockets that preserve message boundaries, as the device does.
     fn kernel() -> (OwnedFd, Channel) {
         let flags = SocketFlags::CLOEXEC;
         let kind = SocketType::SEQPACKET;
@@ -189,7 +189,7 @@ mod tests {
         (kernel, Arc::new(daemon))
     }
 
-    /// The error, the request, and what follows; `None`: nothing was sent.
+    /// Returns the error, the request id and the body of a reply; `None` if nothing was sent.
     fn received(kernel: &OwnedFd) -> Option<(i32, u64, Vec<u8>)> {
         let mut bytes = [0; 256];
         let (len, _) = rustix::net::recv(kernel, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;

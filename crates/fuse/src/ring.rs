@@ -1,11 +1,10 @@
 //! Requests through the kernel's ring (FUSE over io_uring), where the administrator has switched it on.
 //!
-//! The kernel has a queue for each CPU, and a thread bound to that CPU serves it: program and thread change places on one
-//! CPU, where the device would wake a thread that sleeps on another one. Reads, and writes that hit, are served right there.
-//! A thread of the ring is the only one of its CPU, so it must always come back: what may have to wait goes to the
-//! `helpers`. What it misses in slices of its own node it reads itself
-//! (`jericho_cache::Reader`). What the ring does not carry (forgets, interrupts, the first
-//! handshake) comes by the device as before.
+//! The kernel has a queue for each CPU, and a thread bound to that CPU serves it. Program and thread take turns on one
+//! CPU, where the device would wake a thread that sleeps on another CPU. The thread itself serves reads, and writes
+//! that hit. It is the only thread of its CPU's queue, so it must never block: requests that may have to wait go to the
+//! `helpers`. It reads misses in slices of its own node itself (`jericho_cache::Reader`). What the ring does not carry
+//! (forgets, interrupts, the first handshake) comes through the device.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -88,7 +87,7 @@ fn deal(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
     dealt
 }
 
-/// What the threads share. Dropped in this order: helpers have the filesystem, too.
+/// State that the threads share. Dropped in this order, because helpers hold the filesystem too.
 struct Service {
     helpers: Helpers,
     filesystem: Jericho,
@@ -188,7 +187,7 @@ impl Service {
         }
     }
 
-    /// Reads, or has a helper read, which may wait for programs that write the file inline.
+    /// Reads, or passes the read to a helper when it may have to wait for inline writers.
     #[inline]
     fn read(&self, header: &InHeader, received: Received) {
         let arguments = &received.arguments[..received.arguments_len];
@@ -205,7 +204,7 @@ impl Service {
         }
     }
 
-    /// Writes as much as can be written without waiting; a helper writes the rest.
+    /// Writes as much as possible without waiting; a helper writes the rest.
     fn write(&self, header: &InHeader, received: Received) {
         let arguments = &received.arguments[..received.arguments_len];
         let data = received.payload.as_ref().map_or(&[][..], AsRef::as_ref);
@@ -237,13 +236,13 @@ impl Service {
         }));
     }
 
-    /// Whether a request is one of those that programs make for each file that they use. They may have to read from the device,
-    /// as far as names and attributes are not cached, but wait for nobody who waits for a request.
+    /// Returns whether a request is one that programs make for each file that they use. Such a request may read names and
+    /// attributes from the device, but it never waits for another request.
     fn comes_back(&self, opcode: u32, received: &Received) -> bool {
         match opcode {
             op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE | op::OPEN => true,
             op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
-            // The file's last inline writer may have stopped in the middle of a write that makes it longer.
+            // The file's last inline writer may have stopped in the middle of a write that extends the file.
             op::RELEASE => {
                 let [a, b, c, d, e, f, g, h, ..] = received.arguments;
                 let handle = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);

@@ -1,4 +1,4 @@
-//! Extended attributes: those of the file, and those through which the command asks the daemon.
+//! Extended attributes: those of the file, and those through which the command talks to the daemon.
 
 use jericho_fs::types::Ino;
 
@@ -10,7 +10,7 @@ use crate::protocol::answer::SizeOut;
 use crate::protocol::request::SetXattrIn;
 use crate::reply::Reply;
 
-/// Room that the answer to a trim fits into.
+/// Room that suffices for the answer to a trim.
 const TRIM_BYTES_MAX: usize = 256;
 
 impl Jericho {
@@ -48,7 +48,7 @@ impl Jericho {
                     Err(e) => reply.error(e),
                 });
             }
-            // Who asks how long the answer is has nothing done yet.
+            // A caller that asks only for the length must not start the operation.
             Some(name) if name.starts_with(TRIM) && size == 0 => Ok(vec![0; TRIM_BYTES_MAX]),
             Some(name) if name.starts_with(TRIM) => {
                 return self
@@ -91,7 +91,7 @@ fn ours(name: &[u8]) -> Option<&str> {
     Some(name).filter(|n| n.starts_with(PREFIX))
 }
 
-/// The two-step protocol of getxattr and listxattr: size 0 asks for the length.
+/// Implements the two-step protocol of getxattr and listxattr: size 0 asks for the length.
 fn reply_value(reply: Reply, value: &[u8], size: u32) {
     if size == 0 {
         reply.with(&SizeOut::new(value.len() as u32));

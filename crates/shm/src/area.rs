@@ -1,5 +1,8 @@
 //! A client's own area: the ring in which it reports the pages that it made dirty, and a block for each of its threads with reference marks
 //! and counters.
+//!
+//! The client writes the area, and the daemon trusts nothing in it. Any contents cost the daemon bounded work, and the
+//! code that uses a key checks it.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,26 +1,26 @@
-//! Copies of what is written, for devices whose writes must not change while they are under way.
+//! Copies of written data, for devices whose source memory must not change during a write.
 //!
-//! Programs go on changing a cached page while it is written back; the page is then dirty again and is written again. A device
-//! that computes a checksum or parity of the bytes (btrfs, RAID, data integrity) reads them twice, and a change in between
-//! makes the block on it wrong for good. Its transfers are made from a copy.
+//! Programs may change a cached page while it is written back; the page is then dirty again and is written again. A device
+//! that computes a checksum or parity of the bytes (btrfs, RAID, data integrity) reads them twice. A change in between makes
+//! the block on the device permanently wrong. Transfers to such a device are made from a copy.
 
 use std::io;
 use std::sync::Arc;
 
 use jericho_sys::memory::{Mapping, Segment};
 
-/// Copies at a time; more transfers wait for one of these to end.
+/// Most copies at a time. Further transfers wait for one of these to end.
 const COPIES_MAX: usize = 16;
 
-/// Memory for copies, kept for the next ones.
+/// Memory of the copies, kept for reuse.
 #[derive(Default)]
 pub(crate) struct Bounce {
     copies: Vec<Arc<Mapping>>,
 }
 
 impl Bounce {
-    /// Replaces the memory of a transfer by a copy of its bytes. False when so many copies are in use that the transfer has to
-    /// wait for one to end. What is a copy already stays.
+    /// Replaces the memory of a transfer by a copy of its bytes. Returns false when all copies are in use, so that the
+    /// transfer has to wait for one. Leaves a transfer that is a copy already.
     pub fn copy(&mut self, segments: &mut Vec<Segment>) -> io::Result<bool> {
         if self.is_copy(segments) {
             return Ok(true);
@@ -52,7 +52,7 @@ impl Bounce {
         segments.first().is_some_and(is_ours)
     }
 
-    /// Memory of at least `len` bytes that no transfer uses.
+    /// Returns memory of at least `len` bytes that no transfer uses.
     fn take(&mut self, len: usize) -> io::Result<Option<Arc<Mapping>>> {
         let is_free = |copy: &Arc<Mapping>| Arc::strong_count(copy) == 1;
         let fits = |copy: &&Arc<Mapping>| is_free(copy) && copy.len() >= len;
@@ -60,7 +60,7 @@ impl Bounce {
             return Ok(Some(copy.clone()));
         }
         if self.copies.len() == COPIES_MAX {
-            // One that is too small makes room for one that is not.
+            // Drops one that is too small, to make room for one that is large enough.
             let Some(small) = self.copies.iter().position(is_free) else {
                 return Ok(None);
             };

@@ -1,17 +1,16 @@
-//! Holding a file or block device against everybody else on this machine.
+//! Holds a file or block device against all other processes on this machine.
 //!
-//! A device can be reached by several names: a loop device is another name for a file, a partition for a part of its
-//! disk. So a claim is made of two things that the kernel keeps for the whole machine, whatever the name, the mount
+//! A device can be reached under several names: a loop device is another name for a file, a partition for a part of its
+//! disk. So a claim consists of two things that the kernel tracks for the whole machine, whatever the name, the mount
 //! namespace or the container:
 //!
-//! - a lock on a range of bytes (F_OFD_SETLK) of the inode that was named, and of each file that is found below it:
-//!   through partitions, loop devices (also over one another) and the slaves of stacked devices, as sysfs and
-//!   LOOP_GET_STATUS64 tell;
-//! - O_EXCL on block devices. A writer holds it for as long as it writes (`BlockDevice`; here for block devices below a
-//!   loop device, which does not hold them itself). A reader only asks whether somebody has it, since two readers may
-//!   not hold it at once.
+//! - a lock on a range of bytes (F_OFD_SETLK) of the named inode, and of each file found below it: through partitions,
+//!   loop devices (also stacked ones) and the slaves of stacked devices, as reported by sysfs and LOOP_GET_STATUS64;
+//! - O_EXCL on block devices. A writer holds it for as long as it writes (`BlockDevice`; this module holds it for block
+//!   devices below a loop device, which does not hold them itself). A reader only checks that no process holds it,
+//!   because two readers could not hold it at once.
 //!
-//! The order of locking does not matter: nothing waits.
+//! The order of locking does not matter, because no lock waits.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -24,38 +23,38 @@ use jericho_sys::errno;
 
 use crate::open::{self, OpenError};
 
-/// Who else may have the device.
+/// Which other processes may use the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Others that read.
+    /// Other readers.
     Shared,
-    /// Nobody.
+    /// None.
     Exclusive,
 }
 
 /// A held device; released when dropped.
 #[derive(Debug)]
 pub struct Claim {
-    /// Their locks end when they are closed.
+    /// Closing them ends their locks.
     held: Vec<File>,
 }
 
 /// Why a device could not be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Another process has it, by this name or by another.
+    /// Another process holds it, under this or another name.
     #[error("{} is in use by {}", .path.display(), process(*.pid))]
     Held {
-        /// What is held: as given, or the file or device below it.
+        /// What is held: the given path, or the file or device below it.
         path: PathBuf,
-        /// The process, if it can be seen.
+        /// The process that holds it, if it can be seen.
         pid: Option<u32>,
     },
-    /// It cannot be opened; when the kernel says that it is held (mounted, swapped on, part of a stacked device):
-    /// `OpenError::Busy`.
+    /// The device cannot be opened. `OpenError::Busy` when the kernel reports that it is held (mounted, swap, part of
+    /// a stacked device).
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// What a loop device is over cannot be opened here.
+    /// The backing file of a loop device cannot be opened here.
     #[error(
         "{} is over {}, which cannot be opened here ({why}), so that another use of it would not be noticed",
         .path.display(), .below.display()
@@ -78,21 +77,21 @@ pub enum ClaimError {
     },
 }
 
-/// "process 7", or that it cannot be seen.
+/// Returns "process 7", or that the process cannot be seen.
 fn process(pid: Option<u32>) -> String {
     pid.map_or("a process that cannot be seen from here".into(), |pid| {
         format!("process {pid}")
     })
 }
 
-/// How long readers that ask at the same moment whether a device is held may get into each other's way.
+/// Longest time that readers which check a device at the same moment may disturb each other.
 const PROBE: Duration = Duration::from_secs(2);
-/// Most devices on top of one another; the kernel allows fewer.
+/// Most devices stacked on each other; the kernel allows fewer.
 const DEPTH_MAX: usize = 32;
 
 impl Claim {
-    /// Claims what is at `path` and what is below it. With `despite_hidden`, files below it that cannot be opened are left
-    /// out.
+    /// Claims the device at `path` and everything below it. With `despite_hidden`, skips files below it that cannot be
+    /// opened.
     pub fn take(path: &Path, access: Access, despite_hidden: bool) -> Result<Claim, ClaimError> {
         let metadata = std::fs::metadata(path).map_err(|cause| ClaimError::Io {
             path: path.into(),
@@ -153,7 +152,8 @@ impl Claim {
         Ok(())
     }
 
-    /// Claims what is below block device number `rdev`; of it only `range` (start and length in bytes) is used.
+    /// Claims what is below block device number `rdev`. Only `range` (start and length in bytes) of the device is
+    /// used.
     fn below(
         &mut self,
         shown: &Path,
@@ -217,8 +217,8 @@ impl Claim {
                 other => other,
             };
         }
-        // Stacked devices hold their slaves with O_EXCL; but a slave may be a loop device, whose file nobody holds. Which part
-        // of a slave is used is not known: all of it.
+        // Stacked devices hold their slaves with O_EXCL. But a slave may be a loop device, whose file no process holds. Claims
+        // all of each slave, because the used part is unknown.
         for slave in std::fs::read_dir(sysfs.join("slaves"))
             .into_iter()
             .flatten()
@@ -264,12 +264,12 @@ fn open_exclusively(path: &Path, write: bool) -> Result<File, ClaimError> {
     block::open(path, how).map_err(|error| open::failed_open(path, how, error).into())
 }
 
-/// Fails with `OpenError::Busy` when a block device is held by a writer.
+/// Fails with `OpenError::Busy` when a writer holds a block device.
 fn ask_holder(path: &Path) -> Result<(), ClaimError> {
     let deadline = Instant::now() + PROBE;
     loop {
         match open_exclusively(path, false) {
-            // Another reader may be asking at this moment.
+            // Another reader may be checking at this moment.
             Err(ClaimError::Open(OpenError::Busy { .. })) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -278,13 +278,13 @@ fn ask_holder(path: &Path) -> Result<(), ClaimError> {
     }
 }
 
-/// A file of sysfs that counts sectors of 512 bytes, in bytes.
+/// Reads a sysfs file that counts sectors of 512 bytes. Returns bytes.
 fn sectors(sysfs: &Path, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(sysfs.join(name)).ok()?;
     text.trim().parse::<u64>().ok()?.checked_mul(512)
 }
 
-/// The device number of a device's directory in sysfs.
+/// Reads the device number from a device's sysfs directory.
 fn number(sysfs: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(sysfs.join("dev")).ok()?;
     let (major, minor) = text.trim().split_once(':')?;
@@ -300,8 +300,8 @@ fn path_from_line(text: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsStr::from_bytes(text))
 }
 
-/// The file that a loop device is over, where it can be opened here, and the device's offset in it. sysfs gives a path,
-/// which may be of another mount namespace, so that the inode is compared.
+/// Returns the backing file of a loop device, if it can be opened here, and the device's offset in it. The path from
+/// sysfs may belong to another mount namespace, so the inode is compared.
 fn find_backing(sysfs: &Path, rdev: u64, named: &Path) -> io::Result<(PathBuf, Metadata, u64)> {
     let node = node_of(sysfs, rdev)
         .ok_or_else(|| io::Error::other("the loop device has no node below /dev"))?;
@@ -316,7 +316,7 @@ fn find_backing(sysfs: &Path, rdev: u64, named: &Path) -> io::Result<(PathBuf, M
         .ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// The node of a device below /dev.
+/// Returns the node of a device below /dev.
 fn node_of(sysfs: &Path, rdev: u64) -> Option<PathBuf> {
     let (major, minor) = block::device_parts(rdev);
     let event = std::fs::read_to_string(sysfs.join("uevent")).unwrap_or_default();
@@ -328,8 +328,8 @@ fn node_of(sysfs: &Path, rdev: u64) -> Option<PathBuf> {
     })
 }
 
-/// Where a path of another mount namespace may be in this one: below each mount, with fewer and fewer of its first
-/// components.
+/// Returns where a path of another mount namespace may be in this one: below each mount, with fewer and fewer of its
+/// first components.
 fn elsewhere(named: &Path) -> impl Iterator<Item = PathBuf> {
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let dirs: Vec<PathBuf> = mounts
@@ -351,8 +351,8 @@ fn elsewhere(named: &Path) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// The process that has a lock of this kind on an inode: the kernel names none in /proc/locks, since the lock belongs to an
-/// open file, but shows it with the descriptors.
+/// Returns the process that has a lock of this kind on an inode. /proc/locks names no process, because the lock belongs to
+/// an open file description; the descriptors in /proc show it.
 fn lock_holder(inode: (u64, u64)) -> Option<u32> {
     let holds = |process: &Path| {
         let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten();

@@ -28,7 +28,7 @@ pub(crate) struct Handle {
     pub(crate) size_bytes: u64,
     pub(crate) is_direct: bool,
     pub(crate) is_read_only: bool,
-    /// Buffered I/O has the kernel's copy.
+    /// Buffered I/O writes from the kernel's own copy.
     pub(crate) needs_stable_writes: bool,
     pub(crate) home_node: Option<u32>,
     pub(crate) flusher: Flusher,
@@ -84,7 +84,7 @@ impl Handle {
         flushed.map_err(|cause| self.error("flush", 0, self.size_bytes, cause))
     }
 
-    /// Runs a discard or its opposite on a checked range.
+    /// Runs a discard or a provision on a checked range.
     pub(crate) fn give_or_take(
         &self,
         operation: &'static str,

@@ -89,7 +89,7 @@ impl fmt::Display for Cause {
 }
 
 impl IoError {
-    /// Whether the device or its host has no such operation.
+    /// Returns whether the device or its host does not support the operation.
     pub fn is_unsupported(&self) -> bool {
         self.cause == Cause::Errno(errno::EOPNOTSUPP)
     }
@@ -103,14 +103,14 @@ impl IoError {
     }
 }
 
-/// What becomes of blocks that are discarded.
+/// Effect of a discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakesBack {
-    /// Nothing: the device knows no discard.
+    /// None: the device does not support discards.
     Nothing,
-    /// Their space goes back to the host of a file, and writing to them may need space again.
+    /// A file's host gets the space back. A later write may need space again.
     Space,
-    /// A block device learns that they hold nothing.
+    /// A block device learns that the blocks hold no data.
     Blocks,
 }
 
@@ -131,16 +131,16 @@ pub trait Device: Send + Sync {
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError>;
     /// Makes every write that completed before the call durable.
     fn flush(&self) -> Result<(), IoError>;
-    /// Tells the device that a range holds nothing of value; what is read there afterwards is unspecified. Fails with
-    /// EOPNOTSUPP where the device cannot take it back: then nothing has changed, and asking again is vain.
+    /// Discards a range: its contents become unspecified. Fails with EOPNOTSUPP when the device cannot discard it.
+    /// Then nothing has changed, and another attempt is useless.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
-    /// What `discard` does, as far as can be known before the first one.
+    /// Returns the effect of `discard`, as far as it is known before the first one.
     fn takes_back(&self) -> TakesBack {
         TakesBack::Nothing
     }
-    /// Sees to it that a range can be written though its host becomes full: a sparse file takes space for it. What
-    /// the range holds stays. Devices whose space is all theirs have nothing to do. Fails with EOPNOTSUPP where the
-    /// host cannot: only writing takes space there.
+    /// Ensures that a range can be written even if its host becomes full: a sparse file allocates space for it.
+    /// Contents stay. Does nothing on devices that own all their space. Fails with EOPNOTSUPP when the host can
+    /// allocate only by writing.
     fn provision(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<(), IoError> {
         Ok(())
     }
@@ -148,8 +148,9 @@ pub trait Device: Send + Sync {
     fn is_read_only(&self) -> bool {
         false
     }
-    /// Whether the bytes of a write must not change until it has ended, since the device reads them more than once
-    /// (for a checksum, for parity). Queues then write from a copy. Callers of `write_at` see to it themselves.
+    /// Returns whether the memory of a write must not change until the write has ended, because the device reads it
+    /// more than once (for a checksum or parity). Queues then write from a copy. Callers of `write_at` must ensure it
+    /// themselves.
     fn needs_stable_writes(&self) -> bool {
         false
     }

@@ -414,7 +414,7 @@ fn a_device_that_panics_fails_its_transfer_and_no_other() {
     one(queue.as_mut(), transfer(0, Direction::Write, 0, segments())).unwrap();
 }
 
-/// A device whose writes take the bytes when the other end of a pipe is read, which the test decides.
+/// A device whose writes complete only when the test reads the other end of a pipe.
 struct Delayed {
     pipe: std::io::PipeWriter,
     needs_stable_writes: bool,
@@ -456,7 +456,7 @@ impl Device for Delayed {
 /// Changes memory while writes of it wait in the kernel. Returns the bytes of each write that reached the device.
 fn change_under_way(needs_stable_writes: bool, writes: usize) -> Option<Vec<Vec<u8>>> {
     let (mut reader, mut pipe) = std::io::pipe().unwrap();
-    // So full that nothing more goes in until something is read.
+    // Fills the pipe so that nothing more goes in until the test reads.
     let full = [0xff; 64 << 10];
     pipe.write_all(&full).unwrap();
     let device = Arc::new(Delayed {
@@ -500,7 +500,7 @@ fn a_device_that_needs_stable_writes_never_sees_bytes_change_while_a_write_is_un
         return;
     };
     assert_eq!(stable, vec![vec![1; BLOCK]; WRITES]);
-    // The test sees what it looks for.
+    // Shows that the test detects a changed byte.
     let others = change_under_way(false, WRITES).unwrap();
     assert!(others.contains(&vec![2; BLOCK]));
 }

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::io;
 
-/// The longest record that is asked for: a group's holds the names of its members.
+/// Largest record that is requested: a group's record holds the names of its members.
 const RECORD_BYTES_MAX: usize = 16 << 20;
 
 /// A group of the group database.
@@ -11,11 +11,11 @@ const RECORD_BYTES_MAX: usize = 16 << 20;
 pub struct Group {
     /// Its id.
     pub gid: u32,
-    /// Names of the users that are listed as its members. Those whose primary group it is are mostly not listed.
+    /// Names of the users that are listed as its members. A user whose primary group it is usually is not listed.
     pub members: Vec<String>,
 }
 
-/// Calls `ask` with larger and larger buffers until the record fits. `Ok(None)`: there is no such record.
+/// Calls `ask` with growing buffers until the record fits. Returns `Ok(None)` when there is no such record.
 fn grow<T>(
     mut ask: impl FnMut(&mut [libc::c_char]) -> Result<Option<T>, i32>,
 ) -> io::Result<Option<T>> {
@@ -26,14 +26,15 @@ fn grow<T>(
             Ok(found) => return Ok(found),
             Err(libc::ERANGE) if bytes < RECORD_BYTES_MAX => bytes *= 4,
             Err(libc::EINTR) => {}
-            // What C libraries say of a name that is not there, beside nothing.
+            // Besides success without a record, C libraries return these for an unknown name.
             Err(libc::ENOENT | libc::ESRCH) => return Ok(None),
             Err(errno) => return Err(io::Error::from_raw_os_error(errno)),
         }
     }
 }
 
-/// Returns the id of the user with this name, `None` when there is no such user. Errors: the user database cannot be read.
+/// Returns the id of the user with this name, or `None` when there is no such user. Fails when the user database cannot be
+/// read.
 pub fn user_id(name: &str) -> io::Result<Option<u32>> {
     let Ok(name) = CString::new(name) else {
         return Ok(None);
@@ -59,7 +60,8 @@ pub fn user_id(name: &str) -> io::Result<Option<u32>> {
     })
 }
 
-/// Returns the group with this name, `None` when there is no such group. Errors: the group database cannot be read.
+/// Returns the group with this name, or `None` when there is no such group. Fails when the group database cannot be
+/// read.
 pub fn group(name: &str) -> io::Result<Option<Group>> {
     let Ok(name) = CString::new(name) else {
         return Ok(None);

@@ -15,7 +15,7 @@ pub fn current_tid() -> u32 {
         .unsigned_abs()
 }
 
-/// Whether no thread has that number now. Leaves errno as it is, and allocates nothing.
+/// Returns whether no thread has this thread id now. Preserves errno and allocates nothing.
 pub fn has_ended(tid: u32) -> bool {
     let asked = pid(Some(tid)).and_then(|tid| Ok(rustix::thread::sched_getaffinity(tid)?));
     asked.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))

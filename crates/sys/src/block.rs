@@ -91,7 +91,7 @@ pub fn allocate(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Re
     )?)
 }
 
-/// What a loop device is over.
+/// The backing file of a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopBacking {
     /// st_dev of the file.
@@ -100,7 +100,7 @@ pub struct LoopBacking {
     pub inode: u64,
     /// st_rdev of the file; 0 for a regular file.
     pub rdevice: u64,
-    /// Where in the file the loop device begins.
+    /// Offset in the file at which the loop device begins.
     pub offset_bytes: u64,
 }
 
@@ -118,8 +118,8 @@ struct LoopInfo {
 }
 const _: () = assert!(size_of::<LoopInfo>() == 232);
 
-/// The file that a loop device is over: LOOP_GET_STATUS64. Errors: ENXIO when it has none, ENOTTY when it is no loop
-/// device.
+/// Returns the backing file of a loop device (LOOP_GET_STATUS64). Fails with ENXIO when it has none, and with ENOTTY
+/// when the device is no loop device.
 pub fn loop_backing(device: impl AsFd) -> io::Result<LoopBacking> {
     const LOOP_GET_STATUS64: rustix::ioctl::Opcode = 0x4c05;
     // SAFETY: LOOP_GET_STATUS64 writes one struct loop_info64, the type given (its size is asserted). The type has no
@@ -134,9 +134,9 @@ pub fn loop_backing(device: impl AsFd) -> io::Result<LoopBacking> {
     })
 }
 
-/// Locks a range of a file for its open file description, without waiting; `length_bytes` 0: to the end, however far that
-/// moves. The lock ends when every descriptor of the description is closed. An exclusive lock needs a file that is open for
-/// writing. Errors: EAGAIN when another description has a lock that conflicts.
+/// Locks a range of a file for its open file description, without waiting. `length_bytes` 0 means up to the end, even as
+/// the end moves. The lock ends when every descriptor of the description is closed. An exclusive lock needs a file that is
+/// open for writing. Fails with EAGAIN when another description holds a conflicting lock.
 pub fn lock_range(
     file: impl AsFd,
     exclusive: bool,
@@ -164,7 +164,7 @@ pub fn lock_range(
     }
 }
 
-/// A device number as major and minor.
+/// Splits a device number into major and minor.
 pub fn device_parts(device: u64) -> (u32, u32) {
     (rustix::fs::major(device), rustix::fs::minor(device))
 }
@@ -189,15 +189,15 @@ fn home_node_below(link: impl AsRef<Path>) -> Option<u32> {
         .and_then(|node| u32::try_from(node).ok()) // -1: not known
 }
 
-/// Whether the bytes of a direct write to an open file or block device must not change until the write has ended, because what is
-/// below reads them more than once: for a checksum or for parity.
+/// Returns whether the memory of a direct write must stay unchanged until the write has ended, because a lower layer reads it
+/// more than once, for a checksum or for parity.
 pub fn needs_stable_writes(file: &File, metadata: &Metadata) -> bool {
-    /// Filesystems that have checksums of data: btrfs, bcachefs, ZFS.
+    /// Filesystems that checksum data: btrfs, bcachefs, ZFS.
     const WITH_CHECKSUMS: [u32; 3] = [0x9123_683e, 0xca45_1a4e, 0x2fc1_2fc1];
     let device = if metadata.file_type().is_block_device() {
         metadata.rdev()
     } else {
-        // The kernel's type of that field differs between machines; the numbers have 32 bits.
+        // The type of that field differs between machines; the magic numbers have 32 bits.
         if rustix::fs::fstatfs(file).is_ok_and(|fs| WITH_CHECKSUMS.contains(&(fs.f_type as u32))) {
             return true;
         }
@@ -211,7 +211,7 @@ fn needs_stable_writes_below(link: impl AsRef<Path>) -> bool {
     queue_attribute(link, "stable_writes").is_some_and(|text| text == "1")
 }
 
-/// Whether a block device (`st_rdev`) can discard, by its queue's `discard_max_bytes`.
+/// Returns whether a block device (`st_rdev`) can discard, by its queue's `discard_max_bytes`.
 pub fn can_discard(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     can_discard_below(Path::new("/sys/dev/block").join(format!("{major}:{minor}")))
@@ -223,7 +223,7 @@ fn can_discard_below(link: impl AsRef<Path>) -> bool {
         .is_some_and(|bytes| bytes > 0)
 }
 
-/// An attribute of a queue. A partition has the queue of its disk, which is the directory above it.
+/// Reads an attribute of a queue. A partition uses the queue of its disk, which is the directory above it.
 fn queue_attribute(link: impl AsRef<Path>, name: &str) -> Option<String> {
     let directory = std::fs::canonicalize(link).ok()?;
     let text = directory

@@ -115,7 +115,7 @@ pub fn fstat(fd: i32) -> Result<Stat> {
     })
 }
 
-/// What an open file is, without its size: of a file that the kernel has open, it asks nobody for that.
+/// Returns what an open file is, without its size. For an open file the kernel answers this without asking a daemon.
 pub fn identify(fd: i32) -> Result<Stat> {
     use rustix::fs::{AtFlags, StatxFlags};
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -127,7 +127,7 @@ pub fn identify(fd: i32) -> Result<Stat> {
             is_regular: u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG,
             size: 0,
         }),
-        // Under an emulator without it.
+        // For emulators that do not implement it.
         Err(Errno::NOSYS) => fstat(fd),
         Err(error) => Err(errno(error)),
     }
@@ -242,14 +242,15 @@ pub fn read_file(path: &str) -> Result<Vec<u8>> {
     }
 }
 
-/// Reads an extended attribute of an open file for what reading it does; what it says is not looked at. Errors: errno.
+/// Reads an extended attribute of an open file for the effect of reading it, and ignores the value. Fails with an
+/// errno.
 pub fn read_attribute(fd: i32, name: &str) -> Result<()> {
     let mut none: [u8; 0] = [];
     let read = rustix::fs::fgetxattr(number(fd)?, name, &mut none);
     read.map(drop).map_err(errno)
 }
 
-/// The same of the file at a path.
+/// Does the same for the file at a path.
 pub fn read_attribute_at(path: &[u8], name: &str) -> Result<()> {
     let mut none: [u8; 0] = [];
     let read = rustix::fs::getxattr(path, name, &mut none);

@@ -1,4 +1,4 @@
-//! The part of `/dev/fuse` that is neither read(2) nor write(2).
+//! The operations on `/dev/fuse` other than read(2) and write(2).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -8,14 +8,15 @@ use rustix::fs::{Mode, OFlags};
 /// `FUSE_DEV_IOC_CLONE` of linux/fuse.h: _IOR(229, 0, u32).
 const CLONE: libc::c_ulong = 0x8004_e500;
 
-/// Opens the device. Errors: ENOENT without the module, EACCES.
+/// Opens the device. Fails with ENOENT without the kernel module, and with EACCES.
 pub fn open() -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::open("/dev/fuse", flags, Mode::empty())?)
 }
 
-/// Returns another channel to the mount behind `channel`. The kernel keeps apart which channel a request was read from: its
-/// reply goes through the same one. Errors: those of `open`; EINVAL or EPERM when `channel` is no mount's.
+/// Returns another channel to the mount behind `channel`. The kernel records through which channel it delivered a request,
+/// and expects the reply on the same one. Fails as `open` does, and with EINVAL or EPERM when `channel` belongs to no
+/// mount.
 pub fn clone(channel: impl AsFd) -> io::Result<OwnedFd> {
     let device = open()?;
     let source = channel.as_fd().as_raw_fd() as u32;
@@ -34,7 +35,7 @@ mod tests {
     fn what_is_no_mount_has_no_channels() {
         let Ok(device) = open() else { return };
         let refused = clone(&device).unwrap_err();
-        // Which of both depends on the kernel.
+        // The errno depends on the kernel.
         let errno = refused.raw_os_error();
         assert!(
             matches!(errno, Some(libc::EINVAL | libc::EPERM)),

@@ -211,7 +211,8 @@ impl Reply {
         self.answer(Answer::Owned(bytes));
     }
 
-    /// Answers with a copy of `bytes`: made here if the payload may be written, else when the entry goes back.
+    /// Answers with a copy of `bytes`. Copies at once if the payload may be written, and otherwise when the entry is
+    /// returned.
     pub fn copied(mut self, bytes: &[u8]) {
         match self.room().get_mut(..bytes.len()) {
             Some(room) => {

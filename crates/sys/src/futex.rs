@@ -17,7 +17,7 @@ pub fn wait_forever(word: &AtomicU32, expected: u32) {
     let _ = rustix::thread::futex::wait(word, Flags::empty(), expected, None);
 }
 
-/// Wakes one who sleeps on `word`: the one that has slept longest.
+/// Wakes the thread that has slept longest on `word`.
 pub fn wake_one(word: &AtomicU32) {
     let _ = rustix::thread::futex::wake(word, Flags::empty(), 1);
 }

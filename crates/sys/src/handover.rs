@@ -17,12 +17,13 @@ use rustix::net::{
 /// Descriptors in one message at most; the kernel's limit is 253.
 pub const DESCRIPTORS_MAX: usize = 240;
 
-/// Handshakes that wait to be accepted, at most. Connecting waits beyond that.
+/// Most connections that wait to be accepted. Further programs wait in connect(2).
 const BACKLOG: i32 = 1024;
-/// Whether a socket takes descriptors from its peers: from asm-generic/socket.h, absent from `libc`. Since Linux 6.16.
+/// SO_PASSRIGHTS, whether a socket accepts descriptors from its peers: from asm-generic/socket.h, absent from `libc`.
+/// Since Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Whose process is at the other end, as of the connection.
+/// The process at the other end, as of its connect(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Process id in this process's namespace; 0 when it has none there.
@@ -66,8 +67,8 @@ fn socket(more: SocketFlags) -> io::Result<OwnedFd> {
 }
 
 impl Listener {
-    /// Listens; nothing that the listener or its connections do waits. Peers cannot send descriptors (EPERM; before Linux 6.16
-    /// the kernel drops them). Errors: EADDRINUSE when the name is taken.
+    /// Listens on a socket whose operations, and those of its connections, never block. Peers cannot send descriptors: they
+    /// get EPERM, and before Linux 6.16 the kernel drops the descriptors. Fails with EADDRINUSE when the name is taken.
     pub fn bind(name: &str) -> io::Result<Listener> {
         let socket = socket(SocketFlags::NONBLOCK)?;
         refuse_descriptors(&socket)?;
@@ -79,7 +80,7 @@ impl Listener {
         Ok(Listener { socket })
     }
 
-    /// Accepts a connection whose calls do not wait; `None` when nobody connects.
+    /// Accepts a connection whose calls never block. Returns `None` when no program is connecting.
     pub fn accept(&self) -> io::Result<Option<Connection>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.socket, flags) {
@@ -90,8 +91,9 @@ impl Listener {
     }
 }
 
-/// The kernel refuses messages with descriptors, whose close could wait for a filesystem of the sender's. Older kernels do not
-/// know the option: there the descriptors of a message are dropped when it is received without room for them.
+/// Makes the kernel refuse messages with descriptors, because closing one could wait for the sender's filesystem. Older
+/// kernels do not know this option: there the kernel drops the descriptors of a message that is received without room for
+/// them.
 fn refuse_descriptors(socket: &OwnedFd) -> io::Result<()> {
     let no: libc::c_int = 0;
     // SAFETY: `no` is valid for reads of the length given.
@@ -125,14 +127,14 @@ impl AsFd for Connection {
 }
 
 impl From<OwnedFd> for Connection {
-    /// From one end of a pair.
+    /// Wraps one end of a pair.
     fn from(socket: OwnedFd) -> Connection {
         Connection { socket }
     }
 }
 
 impl Connection {
-    /// Two connected ends: one for this process, one to be passed on.
+    /// Creates two connected ends: one for this process and one to pass on.
     pub fn pair() -> io::Result<(Connection, OwnedFd)> {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -156,7 +158,7 @@ impl Connection {
         Ok(Connection { socket })
     }
 
-    /// Whose process is at the other end. The kernel noted it when that process connected; nothing is received for it.
+    /// Returns the process at the other end. The kernel recorded it at connect(2), so nothing is received for this.
     pub fn credentials(&self) -> io::Result<Credentials> {
         let cred = sockopt::socket_peercred(&self.socket)?;
         Ok(Credentials {
@@ -194,8 +196,9 @@ impl Connection {
         Ok(Peer { pid, uid, pidfd })
     }
 
-    /// Receives one message and no descriptors: there is no room for any, so the kernel drops them. Length 0: the other end has
-    /// closed, or sent nothing. `None`: there is no message yet, and the connection does not wait.
+    /// Receives one message without descriptors: there is no room for any, so the kernel drops them. Length 0 means that the
+    /// other end has closed or sent an empty message. Returns `None` when there is no message yet and the connection does not
+    /// block.
     pub fn receive_bytes(&self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         match rustix::net::recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
             Ok((_, len)) => Ok(Some(len.min(bytes.len()))),
@@ -204,9 +207,9 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for both ends, also where this one's descriptor has duplicates.
+    /// Shuts the connection down for both ends, even if this end's descriptor has duplicates.
     pub fn shut(&self) {
-        // It may have ended already.
+        // The connection may have ended already.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
@@ -223,7 +226,7 @@ impl Connection {
         self.send_with(bytes, fds, SendFlags::empty())
     }
 
-    /// As `send`, and never waits (EAGAIN).
+    /// Does the same as `send` without blocking (EAGAIN).
     pub fn send_now(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_with(bytes, fds, SendFlags::DONTWAIT)
     }
@@ -275,7 +278,7 @@ impl Connection {
 mod tests {
     use super::*;
 
-    /// Waits until the listener has one.
+    /// Waits until the listener has a connection.
     fn accept(listener: &Listener) -> Connection {
         crate::process::wait_readable(listener.as_fd(), None).unwrap();
         listener.accept().unwrap().expect("a connection")
@@ -346,7 +349,7 @@ mod tests {
             Ok(()) => assert_eq!(receive_bytes(&accepted, &mut bytes), 5),
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
         }
-        // Nobody has the other end any more.
+        // No process holds the other end any more.
         let closed =
             crate::process::wait_readable(far.as_fd(), Some(Duration::from_secs(60))).unwrap();
         assert!(closed, "the descriptor is held");

@@ -10,11 +10,11 @@ pub struct Memory {
     pub total_bytes: u64,
     /// Of the machine, without swapping: free, or given up for the asking.
     pub available_bytes: u64,
-    /// Of the tightest control group around this process, if it has less than the machine.
+    /// Limit of the tightest control group around this process, if it is below the machine's memory.
     pub limit: Option<GroupLimit>,
 }
 
-/// A control group's limit of memory.
+/// A control group's memory limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GroupLimit {
     /// The limit.
@@ -48,7 +48,7 @@ impl Memory {
             .map_or(self.total_bytes, |limit| limit.bytes)
     }
 
-    /// What sets `usable_bytes`, for messages.
+    /// Returns what sets `usable_bytes`, for messages.
     pub fn whose(&self) -> String {
         match &self.limit {
             Some(limit) => format!("this process's control group ({})", limit.file.display()),
@@ -57,12 +57,12 @@ impl Memory {
     }
 }
 
-/// Lets this process open as many files as it may.
+/// Raises this process's limit of open files as far as it may.
 pub fn raise_open_files() {
     let resource = rustix::process::Resource::Nofile;
     let mut limit = rustix::process::getrlimit(resource);
     limit.current = limit.maximum;
-    // A limit that cannot be raised is met when it is reached.
+    // Ignores a failure: the limit then shows when it is reached.
     let _ = rustix::process::setrlimit(resource, limit);
 }
 

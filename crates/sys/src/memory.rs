@@ -76,7 +76,8 @@ impl Mapping {
     pub fn create(name: &str, len: usize, huge: bool) -> io::Result<Mapping> {
         let len = round_up_to_pages(len)?;
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        // A memfd's mode is 0777 at first: through /proc/self/fd anybody who got a read-only descriptor could open it for writing.
+        // A memfd's mode is 0777 at first. Any process with a read-only descriptor could open it for writing through
+        // /proc/self/fd.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -168,9 +169,9 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// A descriptor of the segment through which nobody can map it writable. A process of this process's uid can still open it
-    /// again for writing, through /proc; others cannot, by the segment's mode. Errors: those of open(2)
-    /// on /proc/self/fd (no /proc, EMFILE).
+    /// Returns a descriptor through which the segment cannot be mapped writable. A process of this process's uid can still
+    /// open it again for writing through /proc. Other users cannot, because of the segment's mode. Fails as open(2) of
+    /// /proc/self/fd does (no /proc, EMFILE).
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.fd().as_raw_fd());
@@ -432,8 +433,8 @@ impl Mapping {
     }
 }
 
-/// Gives the whole memory of a segment back to the system: it reads as zeros afterwards, in every process that has it mapped.
-/// What the kernel transfers to or from the pages at that moment goes on with them. Policy and length stay.
+/// Frees the whole memory of a segment. It reads as zeros afterwards, in every process that has it mapped. Transfers that the
+/// kernel is making to or from the old pages continue with those. Policy and length stay.
 pub fn punch_all(segment: BorrowedFd<'_>) -> io::Result<()> {
     let bytes = u64::try_from(rustix::fs::fstat(segment)?.st_size).unwrap_or(0);
     if bytes == 0 {

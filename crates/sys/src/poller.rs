@@ -1,4 +1,5 @@
-//! Waiting for many descriptors at once: epoll(7). A wait costs what is ready, not what is watched.
+//! Waits for many descriptors at once: epoll(7). A wait costs time for the ready descriptors only, not for all
+//! watched ones.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,25 +8,25 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-/// Events that one wait returns at most; the next wait returns the others.
+/// Most events that one wait returns; the next wait returns the rest.
 const EVENTS_MAX: usize = 64;
 
-/// A set of watched descriptors, each with a number of the caller's.
+/// A set of watched descriptors, each with a key that the caller chooses.
 #[derive(Debug)]
 pub struct Poller {
     epoll: OwnedFd,
 }
 
 impl Poller {
-    /// Watches nothing yet. Errors: EMFILE, ENOMEM.
+    /// Creates an empty set. Fails with EMFILE or ENOMEM.
     pub fn new() -> io::Result<Poller> {
         Ok(Poller {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
         })
     }
 
-    /// Watches `fd` until it is removed, or until its last duplicate is closed. Errors: EEXIST when it is watched already, ENOSPC
-    /// beyond /proc/sys/fs/epoll/max_user_watches.
+    /// Watches `fd` until it is removed or until its last duplicate is closed. Fails with EEXIST when it is watched already, and
+    /// with ENOSPC beyond /proc/sys/fs/epoll/max_user_watches.
     pub fn add(&self, fd: impl AsFd, number: u64) -> io::Result<()> {
         Ok(epoll::add(
             &self.epoll,
@@ -35,21 +36,21 @@ impl Poller {
         )?)
     }
 
-    /// Stops watching `fd`. Errors: ENOENT when it is not watched.
+    /// Stops watching `fd`. Fails with ENOENT when it is not watched.
     pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
-    /// Waits until a watched descriptor is readable or closed at its other end, for at most `timeout` (`None`: no limit). Appends
-    /// the numbers of those that are to `ready`.
+    /// Waits until a watched descriptor is readable or its other end is closed, for at most `timeout` (`None`: no limit). Appends
+    /// the keys of these descriptors to `ready`.
     pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
-        // A timeout that no Timespec can hold is no limit.
+        // A timeout beyond the range of Timespec counts as no limit.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS_MAX);
         let spare = rustix::buffer::spare_capacity(&mut events);
         match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
             Ok(_) => {}
-            // A signal: as if nothing had been ready.
+            // A signal arrived: returns as if nothing was ready.
             Err(rustix::io::Errno::INTR) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
@@ -85,7 +86,7 @@ mod tests {
         poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
         assert_eq!(ready, []);
         poller.add(&near, 8).unwrap();
-        // Closing its last duplicate removes it, too.
+        // Closing the last duplicate also removes it.
         drop(near);
         poller.wait(&mut ready, Some(Duration::ZERO)).unwrap();
         assert_eq!(ready, []);

@@ -229,7 +229,8 @@ pub fn spawn_with_standard_streams(command: &mut Command) -> io::Result<Child> {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             _ if failed == 0 => Ok(()),
-            // Before 5.11, or where a container forbids the call. Our own descriptors are all closed on exec anyway.
+            // Linux before 5.11, or a container that forbids the call. Descriptors of this library are closed on exec
+            // anyway.
             Some(libc::ENOSYS | libc::EINVAL | libc::EPERM) => Ok(()),
             _ => Err(error),
         }
@@ -264,7 +265,7 @@ pub fn gid() -> u32 {
     rustix::process::getgid().as_raw()
 }
 
-/// Returns a number that nobody can guess: getrandom(2). Errors: ENOSYS.
+/// Returns an unguessable number: getrandom(2). Fails with ENOSYS.
 pub fn random_u64() -> io::Result<u64> {
     let mut bytes = [0; 8];
     let mut have = 0;

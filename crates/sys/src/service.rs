@@ -1,17 +1,17 @@
-//! Threads that others wait for.
+//! Threads that other threads depend on.
 
 use std::any::Any;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs the body of a thread that others wait for. A panic in it ends the process with a message: without the thread
-/// they would wait for ever, and what it left half done is not to be built on.
+/// Runs the body of a thread that other threads depend on. A panic in it ends the process with a message. Without the
+/// thread the others would wait for ever, and its half-done work must not be used.
 pub fn run<T>(body: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => value,
         Err(cause) => {
             let thread = std::thread::current();
-            // Nothing is left to be done when the message can't be written either.
+            // If the message cannot be written either, nothing else can be done.
             let _ = writeln!(
                 std::io::stderr(),
                 "jericho: the thread {} panicked: {}. The process ends, because others would wait for that thread for \
@@ -24,7 +24,7 @@ pub fn run<T>(body: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn cause_of(cause: &(dyn Any + Send)) -> &str {
     let text = cause.downcast_ref::<&str>().copied();
     text.or_else(|| cause.downcast_ref::<String>().map(String::as_str))

@@ -183,10 +183,9 @@ pub struct Map {
 }
 
 impl Map {
-    /// From the store's rows. Data beyond `size_pages` is left of a write whose size never became
-    /// durable: it is dropped, or a later growth of the file would show it.
-    /// Returns what is wrong with a row that no correct writer produces. `capacity` returns the number of blocks of a
-    /// slice, or 0 for a slice that does not exist.
+    /// Builds the map from the store's rows. `capacity` returns the number of blocks of a slice, or 0 for a slice that does
+    /// not exist. Data beyond `size_pages` comes from a write whose size never became durable: it is dropped, because a later
+    /// growth of the file would show it. Fails with what is wrong when a row is one that no correct writer produces.
     pub fn load(
         rows: Vec<Extent>,
         size_pages: u64,

@@ -1,4 +1,4 @@
-//! What goes back to the kernel.
+//! Replies and notifications to the kernel.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -58,7 +58,7 @@ fn mode_of(kind: Kind) -> u32 {
     }
 }
 
-/// Seconds and nanoseconds; the latter count forwards, before 1970, too.
+/// Seconds and nanoseconds; nanoseconds count forwards even before 1970.
 fn since_epoch(t: SystemTime) -> (i64, u32) {
     match t.duration_since(UNIX_EPOCH) {
         Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),
@@ -86,7 +86,7 @@ pub(crate) struct EntryOut {
 }
 
 impl EntryOut {
-    /// Makes an entry whose name and attributes the kernel may keep for these times.
+    /// Creates an entry whose name and attributes the kernel may cache for these times.
     pub(crate) fn new(a: &Attr, name_kept: Duration, attributes_kept: Duration) -> EntryOut {
         EntryOut {
             nodeid: a.ino,
@@ -99,7 +99,8 @@ impl EntryOut {
         }
     }
 
-    /// Says that there is no such name, which the kernel may remember. In a listing: that the entry is not looked up.
+    /// Creates the answer for a name that does not exist, which the kernel may cache. In a listing: an entry that was
+    /// not looked up.
     pub(crate) fn none(kept: Duration) -> EntryOut {
         EntryOut {
             entry_valid_s: kept.as_secs(),
@@ -181,7 +182,7 @@ pub(crate) struct StatXOut {
     spare2: [u64; 14],
 }
 
-/// The numbers in the kernel's encoding of a device (`new_encode_dev`).
+/// Device numbers in the kernel's encoding (`new_encode_dev`).
 fn device_numbers(rdev: u32) -> (u32, u32) {
     (
         (rdev >> 8) & 0xfff,
@@ -239,7 +240,7 @@ impl OpenOut {
     }
 }
 
-/// `struct fuse_entry_out` and `struct fuse_open_out`, as CREATE is answered.
+/// `struct fuse_entry_out` and `struct fuse_open_out`: the answer to CREATE.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateOut {
@@ -341,7 +342,7 @@ const _: () = {
     assert!(size_of::<DirEntryOut>() == 24);
 };
 
-/// Entries of a directory, as many as there is room for.
+/// Directory entries, up to the room in the reply.
 pub(crate) struct Listing {
     bytes: Vec<u8>,
     room: usize,
@@ -355,7 +356,8 @@ impl Listing {
         }
     }
 
-    /// Adds an entry, with `looked_up` in a listing with attributes. False, and nothing added: there is no room for it.
+    /// Adds an entry, with `looked_up` in a listing with attributes. Returns false and adds nothing when there is no
+    /// room.
     pub(crate) fn add(
         &mut self,
         looked_up: Option<&EntryOut>,

@@ -1,12 +1,12 @@
-//! The handshake: what the kernel offers and what is taken of it.
+//! The handshake: the features that the kernel offers and those that the daemon accepts.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `FUSE_KERNEL_VERSION`.
 const MAJOR: u32 = 7;
-/// The newest protocol whose structures are known here.
+/// The newest protocol version whose structures are known here.
 const MINOR: u32 = 45;
-/// The oldest one that is served: Linux 4.20, which knows the number of pages in a request.
+/// The oldest version that is served: Linux 4.20, whose handshake contains the number of pages in a request.
 const MINOR_MIN: u32 = 28;
 const PAGE_BYTES: u32 = 4096;
 
@@ -23,7 +23,7 @@ pub(crate) struct InitIn {
 }
 
 impl InitIn {
-    /// What kernels before 7.36 send.
+    /// Length that kernels before 7.36 send.
     pub(crate) const SHORT_BYTES: usize = 16;
 }
 
@@ -73,7 +73,7 @@ mod flag {
     pub(super) const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Each is worth having alone: one that the kernel does not know is left out.
+/// Features to accept. Each is useful alone, so one that the kernel does not know is left out.
 ///
 /// `FUSE_ATOMIC_O_TRUNC` is left out: an open for reading with `O_TRUNC` would truncate a running program before the kernel
 /// refuses it with ETXTBSY.
@@ -99,13 +99,13 @@ const WANTED: u64 = flag::ASYNC_READ
 pub(crate) struct Wanted {
     /// The largest read or write in one request.
     pub(crate) request_bytes_max: u32,
-    /// Background requests (read-ahead, asynchronous direct I/O) that may be with the daemon at once.
+    /// Most background requests (read-ahead, asynchronous direct I/O) that may be with the daemon at once.
     pub(crate) background_requests: u16,
     /// FUSE over io_uring.
     pub(crate) ring: bool,
 }
 
-/// What both sides have agreed upon.
+/// The result of the handshake.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Agreed {
     flags: u64,
@@ -116,29 +116,29 @@ impl Agreed {
         self.flags & flag::OVER_IO_URING != 0
     }
 
-    /// Whether SETXATTR has its flags.
+    /// Whether SETXATTR carries its flags.
     pub(crate) fn long_setxattr(&self) -> bool {
         self.flags & flag::SETXATTR_EXT != 0
     }
 
-    /// All that is wanted: for tests and fuzzers.
+    /// Accepts everything: for tests and fuzzers.
     pub(crate) fn all() -> Agreed {
         Agreed { flags: WANTED }
     }
 }
 
-/// What the handshake comes to.
+/// Outcome of the handshake.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Answer with this; the mount begins.
+    /// Send this answer; the mount begins.
     Agreed(InitOut, Agreed),
-    /// Answer with this: the kernel speaks a newer major version and tries again with ours.
+    /// Send this answer: the kernel speaks a newer major version and tries again with ours.
     Again(InitOut),
     /// Answer EPROTO: the kernel is too old.
     TooOld(u32, u32),
 }
 
-/// Chooses from what the kernel offers.
+/// Chooses among the features that the kernel offers.
 pub(crate) fn negotiate(init: &InitIn, wanted: &Wanted) -> Outcome {
     let out = InitOut {
         major: MAJOR,

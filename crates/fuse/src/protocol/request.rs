@@ -1,18 +1,18 @@
-//! Reading requests. Pure: bytes in, an operation out; no bytes make it panic, which the tests below try.
+//! Parses requests. Pure: it maps bytes to an operation, and no bytes make it panic, as the tests below check.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::init::{Agreed, InitIn};
 use super::{InHeader, op};
 
-/// A request whose bytes are not what its operation takes. Holds what is wrong with it.
+/// A request whose bytes do not fit its operation, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Malformed(&'static str);
 
 type Result<T> = std::result::Result<T, Malformed>;
 
-/// `struct fuse_read_in` and `struct fuse_write_in`, which are alike.
+/// `struct fuse_read_in` and `struct fuse_write_in`, which have the same layout.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Transfer {
@@ -22,7 +22,7 @@ pub(crate) struct Transfer {
     /// `read_flags`, `write_flags`.
     pub(crate) flags: u32,
     pub(crate) lock_owner: u64,
-    /// Of the descriptor.
+    /// Flags of the descriptor.
     pub(crate) open_flags: u32,
     pub(crate) padding: u32,
 }
@@ -30,12 +30,12 @@ pub(crate) struct Transfer {
 impl Transfer {
     /// `FUSE_WRITE_CACHE`: pages of a mapping that the kernel writes back.
     pub(crate) const WRITE_CACHE: u32 = 1 << 0;
-    /// `FUSE_READ_LOCKOWNER`: a program waits for the bytes, and these are its locks.
+    /// `FUSE_READ_LOCKOWNER`: a program waits for the bytes, and this is the owner of its locks.
     const READ_LOCK_OWNER: u32 = 1 << 1;
-    /// `FUSE_WRITE_KILL_SUIDGID`: the writer may not keep set-id bits.
+    /// `FUSE_WRITE_KILL_SUIDGID`: the write clears set-id bits.
     pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
-    /// Whether the bytes of this read go to the kernel's page cache.
+    /// Returns whether the bytes of this read go to the kernel's page cache.
     pub(crate) fn fills_page_cache(&self) -> bool {
         self.flags & Transfer::READ_LOCK_OWNER == 0
     }
@@ -45,7 +45,7 @@ impl Transfer {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct SetAttrIn {
-    /// Which of the fields count: the constants below.
+    /// Which of the fields are set: the constants below.
     pub(crate) valid: u32,
     pub(crate) padding: u32,
     pub(crate) fh: u64,
@@ -53,7 +53,7 @@ pub(crate) struct SetAttrIn {
     pub(crate) lock_owner: u64,
     /// Seconds of atime, mtime and ctime.
     pub(crate) seconds: [i64; 3],
-    /// They count forwards, before 1970, too.
+    /// Nanoseconds; they count forwards even before 1970.
     pub(crate) nanoseconds: [u32; 3],
     pub(crate) mode: u32,
     pub(crate) unused4: u32,
@@ -72,7 +72,7 @@ impl SetAttrIn {
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
     pub(crate) const CTIME: u32 = 1 << 10;
-    /// `FATTR_KILL_SUIDGID`: the set-id bits go.
+    /// `FATTR_KILL_SUIDGID`: clear the set-id bits.
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
     const ALL: u32 = SetAttrIn::MODE
         | SetAttrIn::UID
@@ -84,8 +84,8 @@ impl SetAttrIn {
         | SetAttrIn::MTIME_NOW
         | SetAttrIn::CTIME;
 
-    /// Whether the set-id bits go. A request that sets nothing is sent for that alone: before fallocate(2) by somebody who may
-    /// not keep them, and for a chown(2) to the owner and group that there are.
+    /// Returns whether to clear the set-id bits. The kernel sends a request that sets nothing for this alone: before
+    /// fallocate(2) by a user who may not keep them, and for a chown(2) to the present owner and group.
     pub(crate) fn drops_set_id(&self) -> bool {
         self.valid & SetAttrIn::KILL_SUIDGID != 0 || self.valid & SetAttrIn::ALL == 0
     }
@@ -104,7 +104,7 @@ pub(crate) struct OpenIn {
     pub(crate) open_flags: u32,
 }
 
-/// `FUSE_OPEN_KILL_SUIDGID`, in `open_flags`: truncation takes the set-id bits off.
+/// `FUSE_OPEN_KILL_SUIDGID`, in `open_flags`: truncation clears the set-id bits.
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 
 /// `struct fuse_create_in`, also of TMPFILE.
@@ -160,12 +160,12 @@ impl FsyncIn {
     }
 }
 
-/// `struct fuse_setxattr_in`. A kernel that has not agreed to the longer form sends the first 8 bytes.
+/// `struct fuse_setxattr_in`. A kernel that has not agreed to the longer form sends only the first 8 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct SetXattrIn {
     size: u32,
-    /// Of setxattr(2).
+    /// Flags of setxattr(2).
     pub(crate) flags: u32,
     /// `setxattr_flags`.
     pub(crate) kernel_flags: u32,
@@ -173,7 +173,7 @@ pub(crate) struct SetXattrIn {
 }
 
 impl SetXattrIn {
-    /// `FUSE_SETXATTR_ACL_KILL_SGID`: the access control list is set by somebody outside of the file's group.
+    /// `FUSE_SETXATTR_ACL_KILL_SGID`: a user outside of the file's group sets the access control list.
     pub(crate) fn is_of_outsider(&self) -> bool {
         self.kernel_flags & 1 != 0
     }
@@ -268,7 +268,7 @@ const _: () = {
     assert!(size_of::<CopyIn>() == 56);
 };
 
-/// What a request asks for. The inode and the caller are in its header.
+/// What a request asks for. The header holds the inode and the caller.
 #[derive(Debug)]
 pub(crate) enum Operation<'a> {
     Lookup {
@@ -316,7 +316,7 @@ pub(crate) enum Operation<'a> {
         args: CreateIn,
         name: &'a [u8],
     },
-    /// O_TMPFILE; the name that comes along says nothing.
+    /// O_TMPFILE. The name in the request has no meaning.
     Tmpfile(CreateIn),
     Read(Transfer),
     Write {
@@ -364,11 +364,11 @@ pub(crate) enum Operation<'a> {
         /// The answer holds 64 bits.
         long: bool,
     },
-    /// Of a newer kernel, or one of those that this filesystem does not want: ENOSYS.
+    /// An operation of a newer kernel, or one that this filesystem does not implement: ENOSYS.
     Other,
 }
 
-/// Reads what follows the header: the arguments, and what else came. By the device all of it is `rest`.
+/// Parses what follows the header: the arguments and the payload. The device delivers all of it in `rest`.
 pub(crate) fn parse<'a>(
     header: &InHeader,
     arguments: &'a [u8],
@@ -500,7 +500,7 @@ pub(crate) fn parse<'a>(
     })
 }
 
-/// Reads a whole message as the device gives it. Returns the header, if there is one, and what it asks for.
+/// Parses a whole message from the device. Returns the header, if there is one, and the operation.
 pub(crate) fn parse_message<'a>(
     message: &'a [u8],
     agreed: &Agreed,
@@ -515,15 +515,15 @@ pub(crate) fn parse_message<'a>(
     (Some(header), parse(&header, &[], rest, agreed))
 }
 
-/// What is left of a request.
+/// The unparsed rest of a request.
 struct Body<'a> {
-    /// Where the ring puts the first argument; empty by the device, and for operations without one.
+    /// The first argument, as the ring delivers it. Empty through the device, and for operations without arguments.
     arguments: &'a [u8],
     rest: &'a [u8],
 }
 
 impl<'a> Body<'a> {
-    /// Takes a structure off the front.
+    /// Takes a structure from the front.
     fn take<T: FromBytes>(&mut self) -> Result<T> {
         let from = match self.arguments {
             [] => &mut self.rest,
@@ -535,7 +535,7 @@ impl<'a> Body<'a> {
         Ok(value)
     }
 
-    /// The arguments of INIT, of which older kernels send the beginning.
+    /// Takes the arguments of INIT, of which older kernels send only the beginning.
     fn init(&mut self) -> Result<InitIn> {
         let given = match self.arguments {
             [] => self.rest,
@@ -550,7 +550,7 @@ impl<'a> Body<'a> {
         Ok(zerocopy::transmute!(whole))
     }
 
-    /// All that is left.
+    /// Takes everything left.
     fn all(&mut self) -> Result<&'a [u8]> {
         match self.arguments {
             [] => Ok(std::mem::take(&mut self.rest)),
@@ -558,7 +558,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// All that is left, which must be `size` bytes.
+    /// Takes everything left, which must be `size` bytes.
     fn data(&mut self, size: u32) -> Result<&'a [u8]> {
         let data = self.all()?;
         match data.len() == size as usize {
@@ -569,7 +569,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// A text up to its NUL, of at least one byte; more may follow.
+    /// Takes a text of at least one byte up to its NUL. More may follow.
     fn first_text(&mut self) -> Result<&'a [u8]> {
         let rest = self.all()?;
         let end = rest.iter().position(|byte| *byte == 0);
@@ -583,7 +583,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// A text which is all that is left.
+    /// Takes a text that is everything left.
     fn text(&mut self) -> Result<&'a [u8]> {
         let text = self.first_text()?;
         match self.rest {
@@ -596,7 +596,7 @@ impl<'a> Body<'a> {
         self.first_text().and_then(name)
     }
 
-    /// A name of a directory's entry, which is all that is left.
+    /// Takes a directory entry's name that is everything left.
     fn name(&mut self) -> Result<&'a [u8]> {
         self.text().and_then(name)
     }

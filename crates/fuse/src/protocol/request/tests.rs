@@ -14,7 +14,7 @@ fn message(opcode: u32, parts: &[&[u8]]) -> Vec<u8> {
     [header.as_bytes(), &body].concat()
 }
 
-/// A request of each operation that has arguments, as the kernel would send it.
+/// A request of each operation that has arguments, as the kernel sends it.
 fn examples() -> Vec<Vec<u8>> {
     let zeros = |len| vec![0; len];
     let with_size = |at: usize, size: u32, len: usize| {
@@ -71,14 +71,14 @@ fn parsed(message: &[u8]) -> Result<Operation<'_>> {
     parse_message(message, &Agreed::all()).1
 }
 
-/// As by the ring, which puts `arguments` bytes elsewhere.
+/// Parses as through the ring, which delivers `arguments` bytes separately.
 fn parsed_in_two(message: &[u8], arguments: usize) -> Result<Operation<'_>> {
     let (header, body) = InHeader::read_from_prefix(message).unwrap();
     let (arguments, rest) = body.split_at(arguments.min(body.len()));
     parse(&header, arguments, rest, &Agreed::all())
 }
 
-/// The same numbers on every machine.
+/// The same random numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -109,7 +109,7 @@ fn every_request_is_read_and_none_that_is_cut_short() {
                 continue;
             }
             set_len(&mut cut);
-            // What TMPFILE has after its arguments is not read.
+            // The bytes after TMPFILE's arguments are not parsed.
             if u32::from(opcode) == op::TMPFILE && len >= size_of::<InHeader>() + 16 {
                 continue;
             }
@@ -162,7 +162,7 @@ fn names_that_are_none_are_refused() {
         let create = message(op::CREATE, &[&[0; 16], name]);
         assert!(parsed(&create).is_err(), "{name:?}");
     }
-    // A target and an attribute may have slashes.
+    // A link's target and an attribute's name may contain slashes.
     assert!(parsed(&message(op::SYMLINK, &[b"a\0", b"/b\0"])).is_ok());
     assert!(parsed(&message(op::SYMLINK, &[b"a/b\0", b"/b\0"])).is_err());
     assert!(parsed(&message(op::SYMLINK, &[b"a\0", b"\0"])).is_err());
