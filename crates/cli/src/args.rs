@@ -38,9 +38,9 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount; returns once everything is on the device
     Umount(UmountArgs),
-    /// Make everything that was written durable, or tell why that cannot be
+    /// Write all data of mounted volumes to their devices, or say why that fails
     Sync(SyncArgs),
-    /// Give all free space of a mounted volume back to what it is on
+    /// Discard the free space of a mounted volume, so that its host or SSD gets it back
     Trim(TrimArgs),
     /// Run a command that reads and writes cached files without the kernel, perhaps on a mount for itself
     Run(RunArgs),
@@ -58,7 +58,7 @@ pub enum Command {
     Topology(TopologyArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
-    /// Outlives the daemon at the other end of standard input, and then ends programs' access to its cache
+    /// Wait for the end of the daemon at the other end of standard input, then end programs' access to its cache
     #[command(hide = true)]
     Keeper,
     /// Write the manual pages into a directory, or print the main one
@@ -73,8 +73,8 @@ Examples:
   jericho format my.volume --size 512M --force     destroys what is in it
 
 Each slice is placed on a device of its own node where there is one. A file that does not exist is
-made with the given size, and takes all of its space on the host now, unless --sparse is given; a block
-device is used whole. Nothing is changed when format is refused.")]
+created with the given size. All of its space is allocated on the host now, unless --sparse is given. A block
+device is used whole. When format refuses, it has changed nothing.")]
 pub struct FormatArgs {
     /// First device of the volume: a file or a block device
     pub volume: PathBuf,
@@ -83,8 +83,8 @@ pub struct FormatArgs {
     /// Size of each file, with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub size: Option<u64>,
-    /// Take space for files only as it is used, and give back what is freed (see trim). A host that becomes full then
-    /// is a volume that becomes full [default: take all of it now]
+    /// Allocate the space of files only as it is used, and discard what is freed (see trim). If the host becomes full,
+    /// writes to the volume then fail [default: allocate all space now]
     #[arg(long)]
     pub sparse: bool,
     /// Number of slices [default: one per NUMA node]
@@ -120,9 +120,9 @@ pub struct MountOptions {
     /// /dev/fuse), device, or ring
     #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
     pub transport: Transport,
-    /// Another user, or a group, whose programs may use the volume's cache directly under `jericho run` (several times
-    /// for several; :NAME is a group). Such a program can read and damage every cached byte of the volume, whatever the files'
-    /// permissions say [default: the volume's owner and who mounts]
+    /// Another user, or a group, whose programs may use the volume's cache directly under `jericho run` (repeat for
+    /// several; :NAME is a group). Such a program can read and damage every cached byte of the volume, whatever the files'
+    /// permissions say [default: the volume's owner and the user who mounts]
     #[arg(long, value_name = "USER|GROUP")]
     pub fast_path: Vec<String>,
     /// Change nothing
@@ -148,11 +148,15 @@ Examples:
   jericho mount /dev/nvme0n1 /srv/data --foreground        for a service manager
 
 Runs as root (then for all users) or as an ordinary user (for that user; needs fusermount3). The
-daemon unmounts cleanly on SIGTERM and SIGINT. With the helpers that make install puts into /sbin, mount -t fuse.jericho VOLUME DIR -o cache=2G
-and a line of /etc/fstab mount, too: /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0. The options are ro, force, cache=,
-topology=, placement=, transport=, fast-path=, device= and log=; umount(8) then unmounts as jericho umount does. With --foreground its messages go to standard error
-(which systemd puts into the journal), and systemd is told when the mount serves. RUST_LOG chooses
-what is logged (info; for example RUST_LOG=jericho_cache=debug).")]
+daemon unmounts cleanly on SIGTERM and SIGINT. With --foreground the daemon's messages go to standard error
+(which systemd puts into the journal), and the daemon tells systemd when the mount serves. RUST_LOG chooses
+what is logged (info; for example RUST_LOG=jericho_cache=debug).
+
+make install puts helpers for mount(8) and umount(8) into /sbin. With them these mount, too:
+  mount -t fuse.jericho VOLUME DIR -o cache=2G
+  /srv/my.volume /mnt/jericho fuse.jericho cache=2G,nofail 0 0        a line of /etc/fstab
+Their options are ro, force, cache=, topology=, placement=, transport=, fast-path=, device= and log=. umount(8) then does what
+jericho umount does.")]
 pub struct MountArgs {
     /// First device of the volume
     pub volume: PathBuf,
@@ -170,20 +174,20 @@ pub struct MountArgs {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Returns when all data is on the device and the volume is marked clean; with a message and status 1
-otherwise. A mount that is in use is left alone, and the message names its users.
+Returns when all data is on the device and the volume is marked clean. On failure it prints a message and returns
+status 1. If the mount is in use, it stays mounted, and the message names its users.
 
-Everything is written back before the volume is unmounted. If that fails, as on a full device, it stays mounted. umount(2)
-and fusermount3 cannot be refused: after them the daemon lives on, tries again every second, names the files in its log
-and holds the volume until all is written. A second SIGTERM or SIGINT to it, or --force here, gives up what cannot be
-written; a SIGHUP does not.")]
+Everything is written back before the volume is unmounted. If that fails, as on a full device, the volume stays mounted.
+Jericho cannot refuse umount(2) and fusermount3: after them the daemon stays, retries every second, names the unwritten
+files in its log and holds the volume until all is written. A second SIGTERM or SIGINT to the daemon, or --force here,
+discards what cannot be written. A SIGHUP does not.")]
 pub struct UmountArgs {
-    /// The directory; with --force also a volume that is not mounted any more and that its daemon still writes back
+    /// The directory; with --force also a volume without a mount that its daemon still writes back
     pub dir: PathBuf,
-    /// Give up what cannot be written; the daemon's log names the files
+    /// Discard what cannot be written; the daemon's log names the files
     #[arg(long)]
     pub force: bool,
-    /// Detach it at once, though it is in use or not all can be written; the daemon ends when nobody uses it and all is written
+    /// Detach at once, even if the mount is in use or not all can be written; the daemon ends when no program uses it and all is written
     #[arg(long, conflicts_with = "force")]
     pub lazy: bool,
 }
@@ -194,8 +198,8 @@ Examples:
   jericho sync                    all volumes that are mounted
   jericho sync /mnt/jericho
 
-Returns when all that was written is durable, with status 1 if that cannot be. The kernel forwards sync(2) and syncfs(2)
-of the plain mount to no FUSE daemon: they write back what mappings hold and no more. Under jericho run they do all that
+Returns when everything written so far is durable, or with status 1 when that fails. The kernel does not forward sync(2)
+and syncfs(2) to FUSE daemons: on the plain mount they only write mapped pages back. Under jericho run they do all that
 this command does.")]
 pub struct SyncArgs {
     /// Anything on a mounted volume [default: all mounted volumes]
@@ -208,17 +212,17 @@ Examples:
   jericho trim /mnt/jericho
   jericho trim /mnt/jericho --minimum 1M
 
-Punches holes into the files of a volume that was formatted with --sparse, and discards blocks of block devices that can
-(their queue's discard_max_bytes is not 0). What is removed while the volume is mounted is given back by itself, some seconds
-later, where 1 MiB or more is together; this command gives back all that is free, also what was left by a crash, and says how
-much that was, whether it had been given back before or not. fstrim(8) on the mount does the same, but cannot be
-interrupted. Only root and the user who mounted may.
+Punches holes into the files of a volume that was formatted with --sparse, and discards blocks on block devices that
+support it (their queue's discard_max_bytes is not 0). While the volume is mounted, the daemon discards freed space by
+itself: some seconds after the removal, in runs of 1 MiB or more. This command discards all free space, including what a
+crash left, and prints how much that was, including what was discarded before. fstrim(8) on the mount does the same, but
+cannot be interrupted. Only root and the user who mounted may trim.
 
 The files of a volume that was formatted without --sparse keep their space: there is nothing to trim, and the status is 1.")]
 pub struct TrimArgs {
     /// The directory of a mount, or anything in it
     pub path: PathBuf,
-    /// Leave out what is free in pieces of less than this, with K, M, G or T
+    /// Skip free pieces smaller than this, with K, M, G or T
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub minimum: Option<u64>,
     /// One line of JSON

@@ -108,7 +108,7 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         command.arg("--read-only");
     }
     for device in &options.device {
-        // The daemon works in another directory.
+        // The daemon has another working directory.
         let path = std::path::absolute(device);
         command
             .arg("--device")
@@ -122,7 +122,8 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log);
-    // A descriptor of the caller's, such as that of flock(1), would be open for as long as the volume is mounted.
+    // An inherited descriptor of the caller, such as that of flock(1), would stay open for as long as the volume is
+    // mounted.
     let child = jericho_sys::process::spawn_with_standard_streams(&mut command);
     let mut child = child.context("cannot start the daemon")?;
     let mut report = String::new();

@@ -63,9 +63,10 @@ pub fn stat(path: &Path) -> Result<Stat, Failure> {
     Ok(all)
 }
 
-/// Makes all that was written to the mount that `path` is on durable.
+/// Makes everything written to the mount that contains `path` durable.
 pub fn sync(path: &Path) -> Result<(), Failure> {
-    // What mappings hold is the kernel's: it hands it to the daemon, and tells it no more than that.
+    // The kernel holds the bytes of mappings. This call makes it write them to the daemon, and does nothing more on a
+    // FUSE mount.
     let directory =
         std::fs::File::open(path).context(format_args!("cannot open {}", path.display()))?;
     let mapped = rustix::fs::syncfs(&directory);
@@ -74,14 +75,15 @@ pub fn sync(path: &Path) -> Result<(), Failure> {
     mapped.map_err(|errno| explain(path, errno))
 }
 
-/// Has the volume that `path` is on give back what is free in pieces of at least `minimum` bytes. Returns how many bytes.
+/// Discards the free space of the volume that contains `path`, in pieces of at least `minimum` bytes. Returns how many
+/// bytes.
 pub fn trim(path: &Path, minimum: u64) -> Result<u64, Failure> {
-    // So that an error below is about the trim.
+    // Checks first that this is a mount, so that an error below concerns the trim.
     stat(path)?;
     let (mut from, mut bytes) = (0, 0);
     loop {
         let mut value = [0u8; 4096];
-        // A part at a time, so that this command can be interrupted.
+        // Asks for one part at a time, so that this command can be interrupted.
         let name = format!("{TRIM}+{from}+{minimum}");
         let length = rustix::fs::lgetxattr(path, name.as_str(), &mut value[..]).map_err(
             |errno| match errno {

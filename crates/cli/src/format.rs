@@ -41,7 +41,7 @@ pub fn run(args: &FormatArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The host has no way to allocate without writing, which takes its time.
+/// The host cannot allocate without writing, which takes time.
 fn show_progress(done: u64, all: u64) {
     let percent = done * 100 / all.max(1);
     let end = if done == all { "\n" } else { "" };

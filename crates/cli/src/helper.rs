@@ -1,6 +1,6 @@
-//! `mount.fuse.jericho` and `umount.fuse.jericho`: this program as mount(8) and umount(8) call it for
-//! `mount -t fuse.jericho` and a line of /etc/fstab. It knows them by the name it is called by, and turns their arguments
-//! into those of `jericho mount` and `jericho umount`.
+//! `mount.fuse.jericho` and `umount.fuse.jericho`: this program as mount(8) and umount(8) call it for `mount -t
+//! fuse.jericho` and a line of /etc/fstab. It detects such a call by the name of the program, and translates the
+//! arguments into those of `jericho mount` and `jericho umount`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -10,13 +10,13 @@ use std::process::Command;
 
 use crate::failure::{Failure, Outcome};
 
-/// Options that say what is so anyway, or that concern others: mount(8), systemd.
+/// Options that have no effect here: they state a default, or concern mount(8) or systemd.
 const OF_OTHERS: [&str; 21] = [
     "rw", "defaults", "auto", "noauto", "nofail", "_netdev", "suid", "dev", "exec", "async",
     "nouser", "atime", "diratime", "relatime", "owner", "group", "nogroup", "noowner", "nousers",
     "silent", "loud",
 ];
-/// Options that are those of `jericho mount`, with a value.
+/// Options with a value that `jericho mount` also has.
 const WITH_VALUE: [&str; 7] = [
     "cache",
     "topology",
@@ -27,20 +27,20 @@ const WITH_VALUE: [&str; 7] = [
     "log",
 ];
 
-/// What the arguments ask for.
+/// What the program was called for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Not a call as a helper.
+    /// Not called as a helper.
     Own,
     /// Arguments for `jericho`.
     Jericho(Vec<OsString>),
-    /// Arguments for mount(8), which is to remount by itself: that concerns the kernel alone.
+    /// Arguments for mount(8), which performs a remount itself, because a remount concerns only the kernel.
     Remount(Vec<OsString>),
-    /// `-f`: mount(8) only pretends.
+    /// `-f`: mount(8) only simulates the mount.
     Nothing,
 }
 
-/// Looks at the name that this program was called by, and at its arguments.
+/// Examines the name under which this program was called, and its arguments.
 pub fn call(arguments: impl IntoIterator<Item = OsString>) -> Result<Call, Failure> {
     let mut arguments = arguments.into_iter();
     let program = arguments.next().unwrap_or_default();
@@ -62,7 +62,7 @@ fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
     if options.any(|option| option == "remount") {
         let mut call: Vec<OsString> = vec!["-i".into(), "-o".into()];
         call.push(parsed.options.join(",").into());
-        // The directory: the volume is named before it.
+        // The last path is the directory; the volume comes before it.
         call.extend(parsed.operands.last().cloned());
         return Ok(Call::Remount(call));
     }
@@ -97,7 +97,7 @@ fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
     Ok(Call::Jericho(call))
 }
 
-/// Becomes mount(8).
+/// Replaces this process by mount(8).
 pub fn remount(arguments: Vec<OsString>) -> Outcome {
     let error = Command::new("mount").args(arguments).exec();
     Err(Failure::new(format!("cannot start mount(8): {error}")))
@@ -107,8 +107,8 @@ pub fn remount(arguments: Vec<OsString>) -> Outcome {
 fn umount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
     let parsed = Parsed::of(arguments)?;
     let mut call: Vec<OsString> = vec!["jericho".into(), "umount".into()];
-    // With both, the directory is to be free at once. What cannot be written is not given up for that: the daemon does not hold
-    // it up.
+    // With both options the directory must be free at once. The daemon then does not delay the unmount, so unwritten data need
+    // not be discarded.
     let options = [(b'l', "--lazy"), (b'f', "--force")];
     let asked = (options.iter()).find(|(flag, _)| parsed.flags.contains(flag));
     call.extend(asked.map(|(_, option)| option.into()));

@@ -1,11 +1,11 @@
-//! The keeper of a daemon: this program once more. See `jericho_daemon::keeper`.
+//! The keeper process of a daemon: this program with another command. See `jericho_daemon::keeper`.
 
 use std::process::{Command, ExitCode};
 
 use crate::failure::{Context, Outcome};
 use crate::{logging, preload};
 
-/// Makes the command that runs it: this very program, also when its file was replaced since.
+/// Builds the command that runs the keeper. Runs this very program, even if its file was replaced since.
 pub fn command() -> Command {
     let mut command = Command::new("/proc/self/exe");
     preload::unset(&mut command);
@@ -13,7 +13,7 @@ pub fn command() -> Command {
     command
 }
 
-/// Runs it, until the daemon has ended.
+/// Runs the keeper until the daemon has ended.
 pub fn run() -> Outcome {
     logging::start();
     jericho_daemon::keeper::run().context("the keeper of the shared memory ends")?;

@@ -6,8 +6,8 @@
 //! is in use then is detached all the same: who has files open gets a short time to finish, and
 //! ENOTCONN afterwards; what was written is on the device in either case.
 //!
-//! What cannot be written back when the mount is gone is not thrown away: the daemon tries on, names the files in its
-//! log and holds the volume, until all could be written or a second signal gives it up.
+//! If data cannot be written back when the mount is gone, the daemon keeps it and retries. It names the files in its
+//! log and holds the volume until all data is written, or until a second signal discards it.
 
 use std::fs::File;
 use std::io::Write;
@@ -32,13 +32,13 @@ use crate::{busy, keeper, logging, mounts, notify, utab};
 /// How long who uses the mount may go on after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Between two attempts to write back what could not be written when the mount ended.
+/// Pause between attempts to write back what could not be written when the mount ended.
 const RETRY: Duration = Duration::from_secs(1);
-/// The first asks to stop, the second to stop though data is lost.
+/// The first signal requests a stop, the second a stop that discards data.
 const SIGNALS_TO_DISCARD: usize = 2;
-/// Asks to stop and never to discard: shells and session managers send it beside another signal.
+/// Requests a stop and never discards: shells and session managers send it in addition to another signal.
 const HANGUP: &str = "SIGHUP";
-/// Files that are named in one message.
+/// Most files named in one message.
 const NAMES_MAX: usize = 100;
 
 enum Event {
@@ -78,7 +78,7 @@ pub fn as_daemon(args: &MountArgs) -> Outcome {
     outcome
 }
 
-/// Leaves the working directory, which could not be unmounted otherwise.
+/// Leaves the working directory, whose filesystem could not be unmounted otherwise.
 fn leave_directory() -> Result<(), Failure> {
     std::env::set_current_dir("/").context("cannot change to /")
 }
@@ -159,7 +159,7 @@ fn serve(
         }
         Err(_) => tracing::error!("the threads that wait for the end of the mount are gone"),
     }
-    // Before the volume is free, and others mount it there.
+    // Before the volume is free and another process can mount it there.
     drop(entry);
     write_all_back(&mounted, &checked.volume, &inbox, signals);
     close(&mounted)?;
@@ -167,12 +167,12 @@ fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The users and groups that --fast-path names.
+/// Returns the users and groups that --fast-path names.
 pub fn trusted(options: &MountOptions) -> Result<Trusted, Failure> {
     Trusted::from_names(&options.fast_path).map_err(|e| Failure::new(format!("--fast-path: {e}")))
 }
 
-/// Tries until all could be written, or nothing can be any more, or `SIGNALS_TO_DISCARD` signals have come.
+/// Retries until all is written, or nothing more can be written, or `SIGNALS_TO_DISCARD` signals have come.
 fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut signals: usize) {
     mounted.end_clients();
     let mut told = false;
@@ -182,20 +182,20 @@ fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut
         }
         if signals >= SIGNALS_TO_DISCARD {
             let names = shortened(mounted.unwritten());
-            tracing::error!("what could not be written is discarded, as was asked for: {names}");
+            tracing::error!("discarded what could not be written, as requested: {names}");
             return;
         }
         if !told {
             told = true;
             tracing::error!(
-                "still writing back: {error}; {} wait. Make room or give them up by: jericho umount --force {}",
+                "still writing back: {error}; unwritten: {}. Free space on the host, or discard them with: jericho umount --force {}",
                 shortened(mounted.unwritten()),
                 volume.display()
             );
         }
         match inbox.recv_timeout(RETRY) {
             Ok(Event::Signal(HANGUP)) => {
-                tracing::warn!("going on to write back; a hangup does not discard");
+                tracing::warn!("continuing to write back; a hangup does not discard");
             }
             Ok(Event::Signal(name)) => {
                 signals += 1;
@@ -210,7 +210,7 @@ fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut
     }
 }
 
-/// The first few names.
+/// Returns the first few names.
 fn shortened(names: Vec<String>) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
     let mut text = names[..names.len() - more].join(", ");
@@ -290,14 +290,14 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
     }
     let mut in_grace = true;
     loop {
-        // Requests that are being served when the connection is aborted get the same time once more.
+        // Requests in progress when the connection is aborted get the same time once more.
         match inbox.recv_timeout(GRACE) {
             Ok(Event::Unmounted(result)) => return ended(result),
             Ok(Event::Signal(_)) => {}
             Err(RecvTimeoutError::Timeout) if in_grace => {
                 in_grace = false;
                 tracing::warn!("still in use; the programs get ENOTCONN from now on");
-                // Without it the kernel ends the connection when this process has ended, in its own time, and until then it
+                // Otherwise the kernel ends the connection only some time after this process has ended, and until then
                 // answers requests over the ring with ECANCELED.
                 let aborted = match &connection {
                     Some(Ok(connection)) => connection.abort().map_err(|e| e.to_string()),
@@ -305,7 +305,7 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
                     None => return,
                 };
                 if let Err(error) = aborted {
-                    tracing::info!(%error, "the connection ends with this process");
+                    tracing::info!(%error, "cannot abort the FUSE connection; it ends when this process ends");
                     return;
                 }
             }

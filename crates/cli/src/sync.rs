@@ -16,7 +16,7 @@ pub fn run(args: &SyncArgs) -> Outcome {
         if mount.filesystem != mounts::FILESYSTEM {
             continue;
         }
-        // The others are synced all the same.
+        // Continues with the other volumes.
         if let Err(failure) = control::sync(&mount.dir) {
             eprintln!("jericho: {}: {failure}", mount.dir.display());
             code = ExitCode::FAILURE;

@@ -1,5 +1,5 @@
-//! `jericho umount`: writes everything back, detaches, waits for the daemon to end, and looks whether the volume is clean.
-//! When not everything can be written the volume stays mounted, unless what is left is to be discarded.
+//! `jericho umount`: writes everything back, detaches, waits for the daemon to end, and checks that the volume is clean.
+//! If not everything can be written, the volume stays mounted, unless --force discards the rest.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -17,11 +17,11 @@ use crate::args::UmountArgs;
 use crate::failure::{Context, Failure, Outcome};
 use crate::{busy, control, mounts};
 
-/// How long the daemon may take to end after everything was written.
+/// Longest time the daemon may take to end after everything was written.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a mount waits for the daemon of the mount before it.
+/// Longest time a mount waits for the daemon of the previous mount.
 const FORMER_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two signals to a daemon that is to discard what it cannot write.
+/// Pause between two signals to a daemon that is told to discard what it cannot write.
 const SIGNALS_EVERY: Duration = Duration::from_millis(300);
 
 pub fn run(args: &UmountArgs) -> Outcome {
@@ -35,7 +35,8 @@ pub fn run(args: &UmountArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Unmounts a directory, or has the daemon end that still writes a volume back; what cannot be written is lost.
+/// Unmounts a directory, or ends the daemon that still writes back a volume without a mount. Data that cannot be
+/// written is lost.
 fn discard(path: &Path) -> Result<(), Failure> {
     let resolved = mounts::resolve(path)?;
     let mount = mounts::at(&resolved)?.filter(|m| m.filesystem == mounts::FILESYSTEM);
@@ -43,7 +44,7 @@ fn discard(path: &Path) -> Result<(), Failure> {
         return match lock_holder(path) {
             Some(pid) => match served(pid) {
                 Some(dir) => Err(Failure::new(format!(
-                    "{} is mounted on {dir}; to give up what cannot be written to it: jericho umount --force {dir}",
+                    "{} is mounted on {dir}; to discard what cannot be written to it: jericho umount --force {dir}",
                     path.display(),
                     dir = dir.display()
                 ))),
@@ -69,7 +70,7 @@ fn discard(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The daemon that holds a volume. Not another command that does, such as a check that repairs.
+/// Returns the daemon that holds a volume. Ignores other commands that hold one, such as a check that repairs.
 pub fn lock_holder(volume: &Path) -> Option<u32> {
     let mode = OpenMode {
         read_only: true,
@@ -85,7 +86,7 @@ pub fn lock_holder(volume: &Path) -> Option<u32> {
     }
 }
 
-/// Has a daemon whose mount is gone end, whether it could write all or not.
+/// Ends a daemon whose mount is gone, whether it could write everything or not.
 fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
     let Some(daemon) = watch(pid)? else {
         return Ok(());
@@ -104,7 +105,7 @@ fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// The arguments that a process was started with.
+/// Returns the arguments with which a process was started.
 fn told(pid: u32) -> Vec<OsString> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
@@ -113,7 +114,7 @@ fn told(pid: u32) -> Vec<OsString> {
         .collect()
 }
 
-/// Where a daemon has mounted its volume: both are among the paths that it was told when it was started.
+/// Returns where a daemon has mounted its volume: both are among the paths in its arguments.
 fn served(pid: u32) -> Option<PathBuf> {
     let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
     let paths: Vec<PathBuf> = told(pid)
@@ -129,7 +130,7 @@ fn served(pid: u32) -> Option<PathBuf> {
     Some(ours.dir)
 }
 
-/// Waits for a daemon that is going away, so that its volume can be used; not for long.
+/// Waits a short time for a daemon that is ending, so that its volume can be used.
 pub fn wait_for_former(volume: &Path) {
     let Some(pid) = lock_holder(volume).filter(|pid| served(*pid).is_none()) else {
         return;
@@ -139,12 +140,12 @@ pub fn wait_for_former(volume: &Path) {
         volume.display()
     );
     if let Ok(Some(daemon)) = watch(pid) {
-        // If it does not end, the volume's lock says so.
+        // If it does not end, taking the volume's lock reports that.
         let _ = wait_for_end(&daemon, pid, FORMER_PATIENCE);
     }
 }
 
-/// Finds the volume that is mounted on `path`.
+/// Returns the volume that is mounted on `path`.
 fn mount_at(path: &Path, shown: &Path) -> Result<mounts::Mount, Failure> {
     mounts::at(path)?
         .filter(|m| m.filesystem == mounts::FILESYSTEM)
@@ -154,8 +155,8 @@ fn mount_at(path: &Path, shown: &Path) -> Result<mounts::Mount, Failure> {
         })
 }
 
-/// Detaches `dir`, also while it is in use. Asks the daemon nothing: it writes everything back when nobody uses the mount, and
-/// goes on trying if that fails.
+/// Detaches `dir` even if it is in use. Requests nothing of the daemon: it writes everything back when no program uses the
+/// mount any more, and retries if that fails.
 fn detach(dir: &Path) -> Result<(), Failure> {
     let path = mounts::resolve(dir)?;
     mount_at(&path, dir)?;
@@ -234,7 +235,7 @@ fn watch(pid: u32) -> Result<Option<OwnedFd>, Failure> {
     }
 }
 
-/// Whether the process ended in this time.
+/// Returns whether the process ended in this time.
 fn wait_for_end(daemon: &OwnedFd, pid: u32, patience: Duration) -> Result<bool, Failure> {
     let mut events = [PollFd::new(daemon, PollFlags::IN)];
     let limit = Timespec {

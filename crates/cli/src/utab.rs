@@ -1,8 +1,8 @@
 //! Tells umount(8) which helper unmounts a Jericho volume.
 //!
-//! umount(8) takes the type of a FUSE mount from statfs, which does not know the subtype: it would look for a helper of
-//! all FUSE mounts. Its own table, /run/mount/utab, has the last word. An entry is made only as root and where the helper
-//! is installed, and is gone with the daemon.
+//! umount(8) takes the type of a FUSE mount from statfs, which does not know the subtype, so it would look for a helper
+//! for all FUSE mounts. Its own table, /run/mount/utab, overrides that. The daemon adds an entry only as root and where
+//! the helper is installed, and removes it when it ends.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -15,19 +15,19 @@ use rustix::fs::FlockOperation;
 const HELPER: &str = "/sbin/umount.fuse.jericho";
 const DIRECTORY: &str = "/run/mount";
 
-/// The entry of a mount, taken out when this is dropped.
+/// The entry of a mount; removed when dropped.
 pub struct Entry {
     line: Option<Line>,
 }
 
-/// What an entry says.
+/// Contents of an entry.
 struct Line {
     source: String,
     target: String,
     options: &'static str,
 }
 
-/// Enters a mount of a volume. A failure is logged: it costs a volume nothing but the helper.
+/// Adds the entry of a mount. A failure is only logged: the mount then works without the helper.
 pub fn enter(volume: &Path, dir: &Path) -> Entry {
     let wanted = rustix::process::geteuid().is_root() && Path::new(HELPER).exists();
     let line = Line {
@@ -50,7 +50,8 @@ impl Drop for Entry {
 }
 
 impl Line {
-    /// Whether a line of the table is this one, perhaps with more fields. Others of the same directory are of other mounts there.
+    /// Returns whether a line of the table is this entry, perhaps with more fields. Other lines of the same directory belong to
+    /// other mounts there.
     fn is(&self, line: &str) -> bool {
         let has = |field: &str| line.split(' ').any(|f| f == field);
         has(&self.source) && has(&self.target) && has(self.options)
@@ -64,7 +65,7 @@ fn logged(result: io::Result<()>) -> bool {
     result.is_ok()
 }
 
-/// Puts a line into the table, or takes it out.
+/// Adds a line to the table, or removes it.
 fn rewrite(line: &Line, put: bool) -> io::Result<()> {
     let directory = Path::new(DIRECTORY);
     if !directory.exists() {
@@ -88,12 +89,12 @@ fn rewrite(line: &Line, put: bool) -> io::Result<()> {
     }
     let temporary = directory.join("utab.jericho");
     fs::write(&temporary, new)?;
-    // Everybody reads it, whatever the daemon's umask is.
+    // Every user reads the table, whatever the daemon's umask is.
     fs::set_permissions(&temporary, Permissions::from_mode(0o644))?;
     fs::rename(temporary, table)
 }
 
-/// A path in the table: blanks and backslashes in octal.
+/// Returns a path as the table has it: blanks and backslashes in octal.
 fn escaped(path: &Path) -> String {
     let bytes = path.as_os_str().as_bytes();
     let text = String::from_utf8_lossy(bytes);

@@ -333,8 +333,8 @@ impl Connection {
         Ok(Connection(file))
     }
 
-    /// Ends the connection, though the detached mount is still in use: requests that wait get ECONNABORTED, later ones ENOTCONN. Does nothing
-    /// when it has ended already, also where another mount has its number by now.
+    /// Aborts the connection although the detached mount is still in use. Waiting requests get ECONNABORTED, later ones
+    /// ENOTCONN. Does nothing when the connection has ended already, even if another mount has its number by now.
     pub fn abort(&self) -> io::Result<()> {
         rustix::io::write(&self.0, b"1")?;
         Ok(())

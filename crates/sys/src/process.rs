@@ -229,8 +229,8 @@ pub fn spawn_with_standard_streams(command: &mut Command) -> io::Result<Child> {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             _ if failed == 0 => Ok(()),
-            // Linux before 5.11, or a container that forbids the call. Descriptors of this library are closed on exec
-            // anyway.
+            // Linux before 5.11, or a container that forbids the call. This program's own descriptors are
+            // close-on-exec anyway.
             Some(libc::ENOSYS | libc::EINVAL | libc::EPERM) => Ok(()),
             _ => Err(error),
         }

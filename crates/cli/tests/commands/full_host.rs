@@ -382,7 +382,7 @@ fn what_cannot_be_written_is_given_up_when_that_is_asked_for() {
         }
         succeed(&mut force);
         assert!(!is_mounted(&host.mnt()));
-        assert_eq!(host.said("is discarded, as was asked for: /kept"), 1);
+        assert_eq!(host.said("as requested: /kept"), 1);
         fs::remove_file(host.filler()).expect("rm");
         succeed(jericho(["check"]).arg(host.volume()));
         assert!(!kept(&host), "it had no place");

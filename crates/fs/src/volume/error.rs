@@ -168,7 +168,7 @@ pub enum VolumeError {
     },
     /// Somebody else has it.
     #[error(
-        "{path} is in use by {who}: nobody may use a volume beside one that writes it; unmount it first (if it is not mounted any more, that process is still writing back)",
+        "{path} is in use by {who}: only one process may use a volume that is being written; unmount it first (if it has no mount any more, that process is still writing back)",
         who = pid.map_or("a process that cannot be seen from here".into(), |pid| format!("process {pid}"))
     )]
     Locked {
@@ -178,7 +178,9 @@ pub enum VolumeError {
         pid: Option<u32>,
     },
     /// The file of a loop device cannot be locked.
-    #[error("{0}; go on where the file can be opened, or add --force if nothing else uses it")]
+    #[error(
+        "{0}; run this where the file can be opened, or add --force if no other program uses it"
+    )]
     Hidden(String),
     /// Another machine has mounted it.
     #[error(
