@@ -771,6 +771,23 @@ fn holes_are_made_found_and_read_as_zeros() {
 }
 
 #[test]
+fn a_range_that_there_is_no_space_for_is_not_zeroed_either() {
+    let mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    let data = pattern(5, 40_000);
+    mount.write(&file, 0, &data);
+    mount.fsync(&file);
+    let error = mount.fs().fallocate(&file, 0x10, 0, 1 << 30).unwrap_err();
+    assert_eq!(error.errno(), 28);
+    assert_eq!(mount.read(&file), data);
+    // The rest of the volume has room for less.
+    let len = mount.free() / 2 * PAGE;
+    mount.fs().fallocate(&file, 0x10, 0, len).unwrap();
+    assert_eq!(file.size(), len);
+    assert!(mount.read(&file)[..40_000].iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn a_file_that_was_moved_is_all_in_its_new_slice() {
     let mut mount = Mount::new(64 << 20);
     let (ino, file) = mount.create("f");

@@ -58,6 +58,15 @@ impl Fs {
         let keep_size = mode & KEEP_SIZE != 0;
         let _alone = file.exclusive.write();
         let size = file.size();
+        if zero {
+            // The blocks of what is zeroed come back when it is taken out, with the next batch: more are needed for the holes.
+            let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+            let holes = file.map.read().extents.holes(pages);
+            let missing: u64 = holes.iter().map(|(_, count)| count).sum();
+            if missing > core.allocator.available() {
+                return Err(ENOSPC);
+            }
+        }
         if zero || punch {
             // Beyond the end there are zeros already, in whole pages that may be given back.
             self.punch(file, offset..end)?;
