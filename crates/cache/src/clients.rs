@@ -33,6 +33,8 @@ pub(crate) struct Latches {
     seen: HashMap<u32, (Word, Instant)>,
     /// Frames into which a client whose latch was taken away may still copy.
     quarantine: Vec<(u16, u32)>,
+    /// Frames that their pages have left on their way to the device, by entry: the device reads from them still.
+    left: HashMap<u32, u32>,
     /// Dirty pages that no client will report: their latch was taken away, or their client died.
     unreported: Vec<Key>,
 }
@@ -78,7 +80,7 @@ impl State {
         if known || word.owner() == OWNER_DAEMON {
             self.latches.quarantine.push((word.owner(), word.frame()));
         } else {
-            self.give_frame(word.frame());
+            self.give_kept_frame(word.frame());
         }
         true
     }
@@ -96,6 +98,10 @@ impl State {
             return None;
         }
         self.latches.seen.remove(&index);
+        // Not the next one, if this happens again meanwhile: the device knows the first.
+        if copied.is_ok() && self.on_the_way.contains(&index) {
+            self.latches.left.entry(index).or_insert(word.frame());
+        }
         Some(copied.is_ok())
     }
 
@@ -145,6 +151,24 @@ impl State {
         let unknown =
             entry.state().has(Flags::DIRTY) && !self.dirty.contains(key.object(), key.page());
         unknown.then_some(key)
+    }
+
+    /// Takes a frame back that its page has left, unless the device still reads from it.
+    fn give_kept_frame(&mut self, frame: u32) {
+        if !self.latches.left.values().any(|left| *left == frame) {
+            self.give_frame(frame);
+        }
+    }
+
+    /// The page of an entry is not on its way to the device any more.
+    pub fn transfer_ended(&mut self, index: u32) {
+        self.on_the_way.remove(&index);
+        let Some(frame) = self.latches.left.remove(&index) else {
+            return;
+        };
+        if !self.quarantined().any(|kept| kept == frame) {
+            self.give_kept_frame(frame);
+        }
     }
 
     /// Frames of which nobody knows whether a client still copies into them.
@@ -269,7 +293,7 @@ impl Slice {
         let quarantine = std::mem::take(&mut state.latches.quarantine);
         for (holder, frame) in quarantine {
             if holder == owner {
-                state.give_frame(frame);
+                state.give_kept_frame(frame);
             } else {
                 state.latches.quarantine.push((holder, frame));
             }
@@ -359,7 +383,7 @@ impl Slice {
             return;
         };
         quarantine.swap_remove(at);
-        state.give_frame(frame);
+        state.give_kept_frame(frame);
         drop(state);
         shared.evict_waker.wake();
     }

@@ -464,7 +464,7 @@ impl Evictor {
             let mut state = shared.lock();
             for part in parts.iter() {
                 for index in &part.entries {
-                    state.on_the_way.remove(index);
+                    state.transfer_ended(*index);
                 }
             }
             let write = state.writing.remove(&completion.tag);
@@ -494,7 +494,7 @@ impl Evictor {
         let mut after = After::default();
         let mut state = shared.lock();
         for index in &part.entries {
-            state.on_the_way.remove(index);
+            state.transfer_ended(*index);
             let before = shared.memory.entry(*index).mark(Flags::DIRTY);
             shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
             if before.has(Flags::DIRTY) {

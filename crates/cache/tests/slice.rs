@@ -603,3 +603,53 @@ fn an_outage_is_not_over_while_the_page_that_failed_is_being_tried_again() {
     }
     slice.close();
 }
+
+#[test]
+fn the_device_reads_no_other_page_from_a_frame_that_a_latch_was_taken_away_from() {
+    let bed = bed(FRAMES_MIN, 16);
+    let ((trial, tried), (go_on, may_go_on)) = (mpsc::sync_channel(1), mpsc::channel());
+    let device: Arc<dyn Device> = Arc::new(Full {
+        device: bed.device.clone(),
+        // It never is, here.
+        tries: AtomicU64::new(1),
+        trial,
+        go_on: Mutex::new(may_go_on),
+    });
+    let slice = start(FRAMES_MIN, &device);
+    // Dropped before the slice, which waits for the device.
+    let go_on = go_on;
+    let memory = slice.memory();
+    let (object, other): (Arc<dyn Object>, Arc<dyn Object>) =
+        (Linear::new(3, 0), Linear::new(4, 8));
+    let key = Key::new(3, 0);
+    let frame_of = |key| memory.lookup(key).map(|found| found.state.frame());
+    write(&slice, &object, 0, 0, &[1; PAGE]).unwrap();
+    tried
+        .recv_timeout(Duration::from_secs(60))
+        .expect("never written back");
+    let left = frame_of(key).unwrap();
+    // Latched in the name of a client that there is not, while the device reads the page.
+    let found = memory.lookup(key).unwrap();
+    let latched = memory.entry(found.index).try_latch(found.state, 7);
+    assert!(latched.is_some());
+    let (tx, rx) = mpsc::channel();
+    let again = slice.clone();
+    slice.get(&object, 0, 1, Intent::Read, move |grant| {
+        let held = grant.unwrap().read(0, 0, &mut [0; PAGE]).unwrap_err();
+        again.when_unlatched(held, move || tx.send(()).unwrap());
+    });
+    rx.recv_timeout(Duration::from_secs(60)).expect("resumed");
+    assert_ne!(frame_of(key), Some(left), "the page goes on elsewhere");
+    // Each frame is taken many times.
+    let is_used_again = || {
+        (0..4 * u64::from(FRAMES_MIN)).any(|page| {
+            read(&slice, &other, page).unwrap();
+            frame_of(Key::new(4, page)) == Some(left)
+        })
+    };
+    assert!(!is_used_again(), "the device writes another page's bytes");
+    drop(go_on);
+    wait(|done| slice.sync(&object, 0..1, done)).unwrap();
+    assert!(is_used_again(), "the frame is lost");
+    slice.close();
+}
