@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Call, Refusal};
-use jericho_sys::{errno, files};
+use jericho_sys::{errno, files, signals};
 
 use crate::ask::ask;
 use crate::description::{
@@ -258,15 +258,20 @@ fn is_given_up(open: &Open) -> bool {
 /// The description's offset goes to the kernel, if it is here. When this thread has it locked, `with_offset` sees to
 /// it that it goes there afterwards.
 fn hand_over(open: &Open) {
-    if inside::is_locking(open.index) {
+    let offset = &open.description().offset;
+    if offset.is_in_kernel(open.tag())
+        || inside::thread(|thread| thread.has_offset(open.index, offset))
+    {
         return;
     }
-    let offset = &open.description().offset;
-    if let Position::At(at) = offset.lock(open.tag()) {
-        // Fails only for a number that was closed meanwhile.
-        let _ = files::lseek(open.fd, at as i64, SEEK_SET);
-        offset.unlock(open.tag(), None);
-    }
+    // Without signals: a handler of this thread would wait for the offset.
+    signals::blocked(|| {
+        if let Position::At(at) = offset.lock(open.tag()) {
+            // Fails only for a number that was closed meanwhile.
+            let _ = files::lseek(open.fd, at as i64, SEEK_SET);
+            offset.unlock(open.tag(), None);
+        }
+    });
 }
 
 /// Returns the errno to report for a call on `fd` that the kernel failed with `errno`. The result is ENOTCONN when the mount's daemon
@@ -450,11 +455,13 @@ fn read_here(
                 Err(errno) => return Some(Err(errno)),
             }
         }
-        with_offset(thread, &open, |at| {
-            let n = read(thread, &open, &facts, at);
-            let end = at + n.and_then(|n| n.ok()).unwrap_or(0) as u64;
-            (n, end)
-        })?
+        with_offset(
+            thread,
+            &open,
+            0,
+            |at| read(thread, &open, &facts, at),
+            |n, at, written| at + n.and_then(|n| n.ok()).unwrap_or(0) as u64 + written,
+        )?
     });
     match result {
         Some(result) => result,
@@ -462,27 +469,37 @@ fn read_here(
     }
 }
 
-/// Does something with the description's offset locked, which gives its result and the new offset. `None`: the
-/// kernel has it.
+/// Does something with the description's offset locked, such as to write `len` bytes there. `end` gives the new offset, from the
+/// result, the offset at which it was done, and the bytes that signal handlers have written behind those; it is asked again
+/// when one comes meanwhile. `None`: the kernel has the offset.
 #[inline]
 pub(crate) fn with_offset<T>(
     thread: &Thread,
     open: &Open,
-    act: impl FnOnce(u64) -> (T, u64),
+    len: usize,
+    act: impl FnOnce(u64) -> T,
+    mut end: impl FnMut(&mut T, u64, u64) -> u64,
 ) -> Option<T> {
     let (offset, tag) = (&open.description().offset, open.tag());
     thread.locking(open.index);
-    let Position::At(at) = offset.lock(tag) else {
-        thread.unlocking();
+    let Position::At(at) = offset.lock_as(tag, |word| thread.about_to_lock(word)) else {
+        thread.unlocked();
         return None;
     };
-    thread.ends_at(at);
-    let (result, end) = act(at);
-    let end = end + thread.unlocking();
-    if end > OFFSET_MAX {
-        let _ = files::lseek(open.fd, end as i64, SEEK_SET);
+    let at = thread.has_locked(at, len as u64);
+    let mut result = act(at);
+    loop {
+        let (locked, written) = thread.unlocking();
+        let end = end(&mut result, at, written);
+        if end > OFFSET_MAX {
+            let _ = files::lseek(open.fd, end as i64, SEEK_SET);
+        }
+        // Else a handler came between, or the offset was taken away.
+        if offset.release(tag, locked, end) || thread.unlocking().0 == locked {
+            break;
+        }
     }
-    offset.unlock(tag, Some(end));
+    thread.unlocked();
     if is_given_up(open) {
         hand_over(open);
     }
@@ -637,25 +654,32 @@ fn interrupted(
         flags: 0,
         ..open.facts()?
     };
-    if offset.is_locked() && inside::is_locking(open.index) {
-        let Position::At(begin) = offset.peek(tag) else {
-            return None;
-        };
-        let at = inside::behind(begin);
+    let mut io_at = |at| {
         let _: Option<()> = by_kernel(fd, Some(at), len, write);
-        let result = inside::thread(|thread| io(thread, &open, &facts, at))?;
-        inside::displace(result.unwrap_or(0) as u64);
-        return Some(result);
-    }
-    let Position::At(at) = offset.get(tag) else {
-        return by_kernel(fd, None, len, write);
+        inside::thread(|thread| io(thread, &open, &facts, at))
     };
-    let _: Option<()> = by_kernel(fd, Some(at), len, write);
-    let result = inside::thread(|thread| io(thread, &open, &facts, at))?;
-    if let Ok(n) = result {
-        offset.advance(tag, at, at + n as u64);
+    // Without signals: another handler would come between where this one's bytes go and what it says of them, or wait for the offset.
+    let result = signals::blocked(|| {
+        inside::thread(|thread| {
+            if thread.has_offset(open.index, offset) {
+                let at = thread.behind(offset);
+                let result = io_at(at)?;
+                thread.displace(offset, tag, at, result.unwrap_or(0) as u64);
+                return Some(Some(result));
+            }
+            let Position::At(at) = offset.lock(tag) else {
+                return None;
+            };
+            let result = io_at(at);
+            let n = result.and_then(|result| result.ok()).unwrap_or(0);
+            offset.unlock(tag, Some(at + n as u64));
+            Some(result)
+        })
+    });
+    match result {
+        Some(result) => result,
+        None => by_kernel(fd, None, len, write),
     }
-    Some(result)
 }
 
 /// read(2).
@@ -1134,13 +1158,20 @@ fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
             return None;
         }
         let facts = facts(&open)?;
-        with_offset(thread, &open, |at| {
-            thread.ends_at(at + data.len as u64);
-            match write_at(thread, &open, &facts, data, at) {
-                Some(written) => (Some(written.result), written.end),
-                None => (None, at),
-            }
-        })?
+        let written = with_offset(
+            thread,
+            &open,
+            data.len,
+            |at| write_at(thread, &open, &facts, data, at),
+            |written, at, behind| match written {
+                Some(written) if behind == 0 || written.result == Ok(data.len) => {
+                    written.end + behind
+                }
+                Some(written) => written.end.max(at + data.len as u64) + behind,
+                None => at + behind,
+            },
+        )?;
+        Some(written?.result)
     });
     match result {
         Some(result) => result,
@@ -1192,10 +1223,19 @@ fn lseek_here(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
         if open.description().offset.is_in_kernel(open.tag()) {
             return None;
         }
-        with_offset(thread, &open, |at| {
-            let to = seek(&open, at, offset, whence);
-            (to, to.map_or(at, |to| to as u64))
-        })
+        with_offset(
+            thread,
+            &open,
+            0,
+            |at| seek(&open, at, offset, whence),
+            |to, at, written| {
+                // What a handler has written meanwhile, it has written before.
+                if written > 0 {
+                    *to = seek(&open, at + written, offset, whence);
+                }
+                to.map_or(at + written, |to| to as u64)
+            },
+        )
     })?
 }
 

@@ -137,19 +137,26 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
         if !file.has_in_page(at, data.len()) {
             return None;
         }
-        with_offset(thread, &open, |at| {
-            thread.ends_at(at + data.len() as u64);
-            if file.write_page(thread, at, data).is_some() {
+        with_offset(
+            thread,
+            &open,
+            data.len(),
+            |at| {
+                file.write_page(thread, at, data)?;
                 thread.lately.count(thread, true, data.len());
-                return (Some(Ok(data.len())), at + data.len() as u64);
-            }
-            if !thread.is_displaced() {
-                return (None, at);
-            }
-            // A handler has written behind these bytes already, so this is where they have to go.
-            let result = files::pwrite(fd, data, at as i64);
-            let result = result.map_err(|errno| crate::fd::errno_after(fd, errno));
-            (Some(result), at + result.unwrap_or(0) as u64)
-        })?
+                Some(Ok(data.len()))
+            },
+            |result, at, behind| {
+                if result.is_none() && behind == 0 {
+                    return at;
+                }
+                // A handler has written behind these bytes already, so this is where they have to go.
+                result.get_or_insert_with(|| {
+                    let result = files::pwrite(fd, data, at as i64);
+                    result.map_err(|errno| crate::fd::errno_after(fd, errno))
+                });
+                at + data.len() as u64 + behind
+            },
+        )?
     })
 }

@@ -7,12 +7,18 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
+use std::time::Duration;
 
 use crate::lately::Lately;
+use crate::offset::Offset;
 use crate::placement;
 
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
+
+/// For how long a handler looks whether a word that may be another thread's changes.
+const LOCK_POLLS: u32 = 20;
+const LOCK_POLL: Duration = Duration::from_millis(1);
 
 /// The kind of inline call that a thread is making.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +41,12 @@ pub struct Thread {
     pub lately: Lately,
     /// Description whose offset this thread has locked, or is about to; `u32::MAX`: none.
     locking: Cell<u32>,
-    /// Where the interrupted write ends.
+    /// The offset's word while this thread has it locked, or as it is about to lock it; 0: it waits.
+    locked: Cell<u64>,
+    /// Where the interrupted write ends; `u64::MAX`: whether it is locked is not known yet.
     end: Cell<u64>,
-    /// What a signal handler has written after it.
+    /// What a signal handler has written before that was known, and after the write.
+    before: Cell<u64>,
     displaced: Cell<u64>,
     /// Block in the area of each session, as `remember` packs it; 0: none yet.
     blocks: [Cell<u16>; SESSIONS_MAX],
@@ -52,7 +61,9 @@ thread_local! {
             placement: placement::Thread::new(),
             lately: Lately::new(),
             locking: Cell::new(u32::MAX),
+            locked: Cell::new(0),
             end: Cell::new(0),
+            before: Cell::new(0),
             displaced: Cell::new(0),
             blocks: [const { Cell::new(0) }; SESSIONS_MAX],
         }
@@ -126,33 +137,83 @@ impl Thread {
     /// This thread is about to lock the offset of a description.
     #[inline]
     pub fn locking(&self, description: u32) {
+        self.locked.set(0);
+        self.before.set(0);
         self.displaced.set(0);
         self.end.set(u64::MAX);
+        compiler_fence(Ordering::SeqCst);
         self.locking.set(description);
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// It has it, and the write is going to end there.
+    /// It is about to make that the word; 0: it waits for another thread.
     #[inline]
-    pub fn ends_at(&self, end: u64) {
-        self.end.set(end);
+    pub fn about_to_lock(&self, word: u64) {
+        self.locked.set(word);
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Whether a signal handler has written behind the write.
+    /// It has it, at `at`, and is going to write so many bytes. Gives where: behind what a signal handler has written meanwhile.
     #[inline]
-    pub fn is_displaced(&self) -> bool {
+    pub fn has_locked(&self, at: u64, len: u64) -> u64 {
         compiler_fence(Ordering::SeqCst);
-        self.displaced.get() != 0
+        self.end.set(at + len);
+        compiler_fence(Ordering::SeqCst);
+        at + self.before.get()
     }
 
-    /// It is about to unlock it: what was written after the write, in bytes.
+    /// It is about to unlock it: the word, and what signal handlers have written after the write, in bytes. When they use the offset
+    /// after that, they change the word.
     #[inline]
-    pub fn unlocking(&self) -> u64 {
+    pub fn unlocking(&self) -> (u64, u64) {
+        compiler_fence(Ordering::SeqCst);
+        let locked = self.locked.get();
+        compiler_fence(Ordering::SeqCst);
+        (locked, self.displaced.get())
+    }
+
+    /// It has unlocked it, or not locked it.
+    #[inline]
+    pub fn unlocked(&self) {
         compiler_fence(Ordering::SeqCst);
         self.locking.set(u32::MAX);
         compiler_fence(Ordering::SeqCst);
-        self.displaced.get()
+    }
+
+    /// Whether this thread has the offset of that description locked. For its signal handlers, which find it in the middle of that.
+    pub fn has_offset(&self, description: u32, offset: &Offset) -> bool {
+        let locked = self.locked.get();
+        if self.locking.get() != description || locked == 0 {
+            return false;
+        }
+        // As long as it is not known whether the word is this thread's, it may be another's that looks the same; that one changes
+        // it soon.
+        for _ in 0..LOCK_POLLS {
+            if !offset.is(locked) || self.end.get() != u64::MAX {
+                break;
+            }
+            std::thread::sleep(LOCK_POLL);
+        }
+        offset.is(locked)
+    }
+
+    /// Where the I/O of a handler goes that has interrupted a call which has the offset locked.
+    pub fn behind(&self, offset: &Offset) -> u64 {
+        match self.end.get() {
+            u64::MAX => offset.place(),
+            end => end + self.before.get() + self.displaced.get(),
+        }
+    }
+
+    /// The handler has used the offset for that many bytes at `at`, which `behind` gave.
+    pub fn displace(&self, offset: &Offset, tag: u16, at: u64, bytes: u64) {
+        let displaced = match self.end.get() {
+            u64::MAX => &self.before,
+            _ => &self.displaced,
+        };
+        displaced.set(displaced.get() + bytes);
+        self.locked
+            .set(offset.keep(tag, self.locked.get(), at + bytes));
     }
 
     /// Returns this thread's block of a session (below `SESSIONS_MAX`), and whether the thread has it for itself. Calls `take`
@@ -177,29 +238,10 @@ fn remember(cell: &Cell<u16>, (block, alone): (u32, bool)) {
     cell.set(TAKEN | if alone { ALONE } else { 0 } | (block as u16 & !(TAKEN | ALONE)));
 }
 
-/// Whether this thread has the offset of that description locked, or is about to.
-#[inline]
-pub fn is_locking(description: u32) -> bool {
-    THREAD.with(|thread| thread.locking.get() == description)
-}
-
-/// Where the I/O of a handler goes that has interrupted a call with the offset locked; `begin` is where that call
-/// began, for one that has not yet said where it ends.
-pub fn behind(begin: u64) -> u64 {
-    THREAD.with(|thread| match thread.end.get() {
-        u64::MAX => begin,
-        end => end + thread.displaced.get(),
-    })
-}
-
-/// The handler has moved the offset on by that many bytes.
-pub fn displace(bytes: u64) {
-    THREAD.with(|thread| thread.displaced.set(thread.displaced.get() + bytes));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offset::Position;
 
     #[test]
     fn a_thread_is_inside_once() {
@@ -214,20 +256,80 @@ mod tests {
         assert!(enter(Doing::Reading, |_| ()).is_some());
     }
 
+    /// Locks the offset as a write of `len` bytes does; gives where that goes.
+    fn lock(thread: &Thread, offset: &Offset, len: u64) -> u64 {
+        let Position::At(at) = offset.lock_as(1, |word| thread.about_to_lock(word)) else {
+            panic!("it is here");
+        };
+        thread.has_locked(at, len)
+    }
+
     #[test]
     fn what_a_handler_writes_comes_after_the_write_that_it_interrupted() {
-        assert!(!is_locking(5));
+        let offset = Offset::new();
+        offset.begin(1, Some(70));
         enter(Doing::Writing, |thread| {
             thread.locking(5);
-            assert_eq!((is_locking(5), is_locking(6)), (true, false));
-            assert_eq!(behind(70), 70, "its end is not known yet");
-            thread.ends_at(100);
-            assert_eq!(behind(70), 100);
-            displace(10);
-            assert_eq!(behind(70), 110);
-            assert_eq!(thread.unlocking(), 10);
+            assert!(!thread.has_offset(5, &offset), "not locked yet");
+            assert_eq!(lock(thread, &offset, 30), 70);
+            assert!(thread.has_offset(5, &offset) && !thread.has_offset(6, &offset));
+            assert_eq!(thread.behind(&offset), 100);
+            thread.displace(&offset, 1, 100, 10);
+            assert!(thread.has_offset(5, &offset));
+            assert_eq!(thread.behind(&offset), 110);
+            // A handler comes between the look and the unlocking.
+            let (word, displaced) = thread.unlocking();
+            assert_eq!(displaced, 10);
+            thread.displace(&offset, 1, 110, 5);
+            assert!(!offset.release(1, word, 110));
+            let (word, displaced) = thread.unlocking();
+            assert_eq!(displaced, 15);
+            assert!(offset.release(1, word, 115));
+            // Before the thread notes that it has unlocked it, another one locks it.
+            assert!(!thread.has_offset(5, &offset));
+            assert!(offset.advance(1, 115, 120));
+            assert_eq!(offset.lock(1), Position::At(120));
+            assert!(!thread.has_offset(5, &offset));
+            thread.unlocked();
         })
         .unwrap();
-        assert!(!is_locking(5));
+    }
+
+    #[test]
+    fn what_a_handler_writes_before_the_write_has_its_place_comes_before_it() {
+        let offset = Offset::new();
+        offset.begin(1, Some(70));
+        enter(Doing::Writing, |thread| {
+            thread.locking(5);
+            let Position::At(at) = offset.lock_as(1, |word| thread.about_to_lock(word)) else {
+                panic!("it is here");
+            };
+            for place in [70, 74] {
+                assert!(thread.has_offset(5, &offset));
+                assert_eq!(thread.behind(&offset), place);
+                thread.displace(&offset, 1, place, 4);
+            }
+            assert_eq!(thread.has_locked(at, 30), 78);
+            assert_eq!(thread.behind(&offset), 108);
+            let (word, displaced) = thread.unlocking();
+            assert_eq!(displaced, 0);
+            assert!(offset.release(1, word, 108));
+            thread.unlocked();
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_lock_of_another_thread_is_not_taken_for_this_ones() {
+        let offset = Offset::new();
+        offset.begin(1, Some(70));
+        enter(Doing::Writing, |thread| {
+            thread.locking(5);
+            assert_eq!(offset.lock(1), Position::At(70));
+            thread.about_to_lock(0);
+            assert!(!thread.has_offset(5, &offset), "the thread waits for it");
+            thread.unlocked();
+        })
+        .unwrap();
     }
 }

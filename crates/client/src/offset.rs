@@ -81,14 +81,14 @@ impl Offset {
         Offset::decode(self.word.load(Ordering::Acquire), tag) == Position::Kernel
     }
 
-    /// Whether a writer has it now.
-    pub fn is_locked(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & LOCKED != 0
+    /// Where the offset is, or was when it was locked; for who has it locked.
+    pub fn place(&self) -> u64 {
+        self.word.load(Ordering::Relaxed) & OFFSET_MASK
     }
 
-    /// The offset, even while a writer changes it: where it began.
-    pub fn peek(&self, tag: u16) -> Position {
-        Offset::decode(self.word.load(Ordering::Acquire), tag)
+    /// Whether the word is this one.
+    pub fn is(&self, word: u64) -> bool {
+        self.word.load(Ordering::Relaxed) == word
     }
 
     /// The offset, once no writer has it.
@@ -126,14 +126,22 @@ impl Offset {
     /// Locks the offset where it is here (`At`), for `unlock`.
     #[inline]
     pub fn lock(&self, tag: u16) -> Position {
+        self.lock_as(tag, |_| ())
+    }
+
+    /// The same for `release`. Tells `about` what the word will be before each attempt to lock, and 0 before it waits.
+    #[inline]
+    pub fn lock_as(&self, tag: u16, about: impl Fn(u64)) -> Position {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             if word & LOCKED != 0 {
+                about(0);
                 word = self.wait(tag);
             }
             let Position::At(at) = Offset::decode(word, tag) else {
                 return Offset::decode(word, tag);
             };
+            about(word | LOCKED);
             match self.word.compare_exchange(
                 word,
                 word | LOCKED,
@@ -158,6 +166,36 @@ impl Offset {
         let _ = self
             .word
             .fetch_update(Ordering::SeqCst, Ordering::Relaxed, mine);
+        self.wake();
+    }
+
+    /// As `unlock`, where `mine` is what `lock_as` or `keep` has put there; false when it is something else now.
+    #[inline]
+    pub fn release(&self, tag: u16, mine: u64, to: u64) -> bool {
+        let to = if to <= OFFSET_MAX { to } else { OFFSET_MASK };
+        let free = pack(tag, to);
+        let is_mine = self
+            .word
+            .compare_exchange(mine, free, Ordering::SeqCst, Ordering::Relaxed)
+            .is_ok();
+        if is_mine {
+            self.wake();
+        }
+        is_mine
+    }
+
+    /// The offset stays locked, from another place on: gives the new word. A signal handler tells its thread so that it has
+    /// used the offset.
+    pub fn keep(&self, tag: u16, mine: u64, at: u64) -> u64 {
+        let new = pack(tag, at.min(OFFSET_MAX)) | LOCKED;
+        let kept = self
+            .word
+            .compare_exchange(mine, new, Ordering::SeqCst, Ordering::Relaxed);
+        if kept.is_ok() { new } else { mine }
+    }
+
+    #[inline]
+    fn wake(&self) {
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             self.turn.fetch_add(1, Ordering::SeqCst);
             futex::wake_all(&self.turn);

@@ -26,4 +26,5 @@ pub mod poller;
 pub mod process;
 pub mod rseq;
 pub mod service;
+pub mod signals;
 pub mod uring;

@@ -570,13 +570,11 @@ fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
         let Some(Number::Described(open)) = description::number(f.fd()) else {
             panic!("it is described");
         };
-        with_offset(thread, &open, |at| {
+        let act = |at| {
             assert_eq!(at, 20);
-            thread.ends_at(30);
             assert_eq!(write(f.fd(), b"handler"), Some(Ok(7)));
-            ((), 30)
-        })
-        .unwrap();
+        };
+        with_offset(thread, &open, 10, act, |(), at, behind| at + 10 + behind).unwrap();
     })
     .unwrap();
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(37)));

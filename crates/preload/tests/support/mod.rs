@@ -102,7 +102,7 @@ impl Programs {
 }
 
 /// The programs that take a directory and have to end with success.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 13] = [
     "aliases",
     "allocator",
     "closing",
@@ -115,6 +115,7 @@ pub const NAMES: [&str; 12] = [
     "signals",
     "streams",
     "threads",
+    "turns",
 ];
 
 /// Builds a program, runs it in a directory of its own, and again with a command like `hooked` in
