@@ -1,4 +1,4 @@
-//! A volume of several devices is found again whatever they are called by then.
+//! Jericho finds a volume of several devices again after their names have changed.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,13 @@ fn mount(volume: &Volume, first: &Path, options: &[&Path]) -> Command {
     command
 }
 
-/// Exchanges what two loop devices are over.
+/// Exchanges the backing files of two loop devices.
 fn exchange(one: &Loop, one_file: &Path, other: &Loop, other_file: &Path) {
     for device in [one, other] {
         succeed(Command::new("losetup").arg("-d").arg(&device.0));
     }
     for (device, file) in [(one, other_file), (other, one_file)] {
-        // Somebody else may have taken the number; they give it back.
+        // Another process may have taken the number; it will release it.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while !output(Command::new("losetup").arg(&device.0).arg(file))
             .status
@@ -50,7 +50,7 @@ fn exchange(one: &Loop, one_file: &Path, other: &Loop, other_file: &Path) {
 fn devices_that_exchanged_their_names_are_found_though_a_wrong_one_is_busy() {
     let volume = Volume::formatted();
     let files = ["a", "b", "c"].map(|name| file_of(&volume, name));
-    // Not to be found beside the first.
+    // The second device must not be found beside the first.
     let apart = volume.beside("apart");
     std::fs::create_dir(&apart).unwrap();
     let second = apart.join("b");
@@ -68,7 +68,7 @@ fn devices_that_exchanged_their_names_are_found_though_a_wrong_one_is_busy() {
     std::fs::write(volume.at("kept"), b"kept").unwrap();
     volume.umount();
     exchange(&b, &second, &c, &files[2]);
-    // What has the name of the second device now is somebody else's and in use.
+    // The second device's old name now belongs to another volume that is in use.
     let other = volume.beside("other");
     std::fs::create_dir(&other).unwrap();
     let mut busy = jericho(["mount", "--cache", "16M", "--log"]);
@@ -94,7 +94,7 @@ fn a_device_that_was_named_by_a_link_is_found_where_the_link_leads() {
     symlink(&moved, &link).unwrap();
     succeed(&mut mount(&volume, &first, &[]));
     volume.umount();
-    // Beside the first, by whatever name.
+    // Beside the first device, under any name.
     std::fs::remove_file(&link).unwrap();
     std::fs::rename(&moved, volume.beside("z")).unwrap();
     succeed(&mut mount(&volume, &first, &[]));
@@ -122,12 +122,12 @@ fn a_device_that_is_nowhere_is_named_and_the_option_says_where_it_is() {
             assert!(message.contains(part), "{part} is not in {message}");
         }
     }
-    // One that is something else does no harm.
+    // A path that is something else does no harm.
     succeed(&mut mount(&volume, &first, &[&first, &moved]));
     std::fs::write(volume.at("kept"), b"kept").unwrap();
     volume.umount();
     succeed(jericho(["check", "--device"]).arg(&moved).arg(&first));
-    // As the user gives it: relative.
+    // A relative path, as a user gives it.
     let mut relative = jericho(["mount", "--cache", "16M", "--device", "elsewhere", "--log"]);
     relative.arg(volume.log()).arg(&first).arg(volume.mnt());
     succeed(relative.current_dir(&apart));

@@ -1,7 +1,7 @@
-//! A foreign exerciser of files: fsx does random operations and compares every byte that it reads with what it wrote.
+//! An external exerciser: fsx performs random operations and compares every byte that it reads with what it wrote.
 //!
-//! By the mount over both transports (`scripts/with-ring on` runs these tests again), under `jericho run`, and with a reader by the mount
-//! beside a writer under `jericho run`. `make conformance` runs a million operations over ten seeds.
+//! It runs on the mount over both transports (`scripts/with-ring on` repeats these tests), under `jericho run`, and with a reader on the
+//! mount beside a writer under `jericho run`. `make conformance` runs a million operations over ten seeds.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ fn number(name: &str, default: u64) -> u64 {
     value.map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// What fsx does, how often. It opens the file once more for every `close_open`.
+/// Frequencies of the operations. fsx reopens the file once per `close_open`.
 fn settings(volume: &Volume, mapped: bool) -> PathBuf {
     let maps = if mapped { "5.0" } else { "0.0" };
     let path = volume.beside("fsx.toml");
@@ -32,7 +32,7 @@ fn settings(volume: &Volume, mapped: bool) -> PathBuf {
     path
 }
 
-/// Runs fsx over its seeds on a file of the mount; `run`: under `jericho run`.
+/// Runs fsx over its seeds on a file of the mount. `run`: under `jericho run`.
 fn exercise(volume: &Volume, mapped: bool, run: bool) {
     let settings = settings(volume, mapped);
     let operations = number("JERICHO_FSX_OPERATIONS", OPERATIONS);
@@ -76,7 +76,7 @@ fn fsx_finds_every_byte_while_another_program_reads_by_the_mount() {
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Fills the kernel's page cache with what must not be found there later.
+            // Fills the kernel's page cache with bytes that must not be seen later.
             while !ended.load(Ordering::Relaxed) {
                 let _ = output(
                     Command::new("cat")

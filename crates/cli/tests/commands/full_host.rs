@@ -1,4 +1,5 @@
-//! A host without space: who needs some is told at once, everybody else goes on, and so do all when there is some again.
+//! A full host: programs that need space get an error at once, all others continue, and everything works again when
+//! there is space.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -10,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use super::support::{Volume, fail, is_mounted, jericho, output, succeed};
 
-/// Something that hangs meets it, and nothing else.
+/// Only a hang takes this long.
 const LONG: Duration = Duration::from_secs(90);
 const MIB: usize = 1 << 20;
 
-/// A small filesystem, a volume on it that may grow larger than it, and the mount.
+/// A small filesystem, a volume on it that may outgrow it, and the mount.
 pub struct Host {
     dir: tempfile::TempDir,
 }
 
 impl Host {
-    /// `None`, said aloud, where one may not mount.
+    /// Returns `None` and prints a message when this user may not mount.
     pub fn new(mib: usize) -> Option<Host> {
         let host = Host {
             dir: tempfile::tempdir().expect("a directory"),
@@ -41,7 +42,7 @@ impl Host {
         Some(host)
     }
 
-    /// With a sparse volume of 512 MiB in two slices, mounted.
+    /// Makes and mounts a sparse volume of 512 MiB in two slices.
     pub fn mounted(mib: usize) -> Option<Host> {
         let host = Host::new(mib)?;
         let mut format = jericho(["format", "--size", "512M", "--slices", "2", "--sparse"]);
@@ -66,9 +67,9 @@ impl Host {
         );
     }
 
-    /// Mounts when the daemon before has ended.
+    /// Mounts after the previous daemon has ended.
     fn mounted_at_last(&self) {
-        // It waits for that one, if it is quick.
+        // The command waits for a daemon that ends soon.
         at_last("mounting", || {
             let mounted = output(
                 jericho(["mount", "--cache", "48M", "--log"])
@@ -97,13 +98,13 @@ impl Host {
         self.dir.path().join("log")
     }
 
-    /// Lines of the log with these words.
+    /// Returns the number of log lines with these words.
     pub fn said(&self, words: &str) -> usize {
         let log = fs::read_to_string(self.log()).expect("the log");
         log.lines().filter(|line| line.contains(words)).count()
     }
 
-    /// Takes all space of the host but this much.
+    /// Takes all space of the host except this much.
     pub fn leave(&self, mib: usize) {
         let stat = rustix::fs::statvfs(self.disk()).expect("statvfs");
         let free = (stat.f_bavail * stat.f_frsize) as usize;
@@ -121,7 +122,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Room first, so that everything can be written.
+        // Frees space first, so that everything can be written.
         let _ = fs::remove_file(self.filler());
         if is_mounted(&self.mnt()) {
             let _ = jericho(["umount"]).arg(self.mnt()).output();
@@ -131,7 +132,7 @@ impl Drop for Host {
     }
 }
 
-/// A process and its children, killed and waited for.
+/// A process and its children; killed and reaped when dropped.
 struct Group(Child);
 
 impl Drop for Group {
@@ -142,13 +143,13 @@ impl Drop for Group {
     }
 }
 
-/// Byte `at` of a file of this seed.
+/// Returns byte `at` of the file with this seed.
 fn pattern(seed: u8, at: usize, bytes: usize) -> Vec<u8> {
     let byte = |at: usize| (at / 7) as u8 ^ (at >> 13) as u8 ^ seed;
     (at..at + bytes).map(byte).collect()
 }
 
-/// Writes a file until that fails. Gives how many bytes were accepted, and the error.
+/// Writes a file until that fails. Returns how many bytes were accepted, and the error.
 fn write_until_refused(path: &Path, seed: u8) -> (usize, std::io::Error) {
     let mut file = File::create(path).expect("create");
     let mut at = 0;
@@ -161,7 +162,7 @@ fn write_until_refused(path: &Path, seed: u8) -> (usize, std::io::Error) {
     }
 }
 
-/// Tries until it succeeds.
+/// Retries until it succeeds.
 pub fn at_last<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
     let begun = Instant::now();
     loop {
@@ -201,7 +202,7 @@ fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
         "one line for all of it"
     );
 
-    // What has its place can be overwritten and synced.
+    // Data that has its place can be overwritten and synced.
     for round in 0..20 {
         let bytes = pattern(round, 0, 4096);
         placed
@@ -240,7 +241,7 @@ fn writers_on_a_full_host_can_be_killed() {
         return;
     };
     host.leave(2);
-    // Goes on whatever it is told.
+    // Continues whatever errors it gets.
     let script =
         "while :; do cat /dev/zero > a; dd if=/dev/zero of=b bs=1M oflag=append conv=notrunc; done";
     let writer = Command::new("sh")
@@ -258,7 +259,7 @@ fn writers_on_a_full_host_can_be_killed() {
             .ok_or("none".into())
     });
     let lines = host.said("");
-    // The writers go on being refused.
+    // The writers are still refused.
     std::thread::sleep(Duration::from_secs(3));
     assert!(host.said("") < lines + 5, "the log grows");
     let ended = std::thread::spawn(move || drop(writer));
@@ -297,16 +298,16 @@ fn format_takes_all_the_space_of_a_file_or_leaves_nothing_behind() {
     assert!(blocks(&host.volume()) < 64 << 20);
 }
 
-/// A mounted volume with 2 MiB that its host has no space for.
+/// Makes a mounted volume with 2 MiB that its host has no space for.
 fn unwritable() -> Option<Host> {
     let host = Host::mounted(96)?;
     host.leave(0);
-    // So little that nothing is written back before it is old.
+    // So little that write-back does not begin before the data is old.
     fs::write(host.mnt().join("kept"), pattern(5, 0, 2 * MIB)).expect("it fits into the cache");
     Some(host)
 }
 
-/// Whether the volume, mounted once more, has what `unwritable` wrote.
+/// Returns whether the volume, mounted again, has what `unwritable` wrote.
 fn kept(host: &Host) -> bool {
     host.mount();
     let kept = fs::read(host.mnt().join("kept"));
@@ -408,7 +409,7 @@ fn hangups_discard_nothing() {
     let pid = stat["pid"].as_i64().expect("a process id") as i32;
     let daemon = rustix::process::Pid::from_raw(pid).expect("a process id");
     succeed(Command::new("umount").arg("-i").arg(host.mnt()));
-    // Before it has noticed the end of the mount, a hangup is what unmounts.
+    // Before the daemon notices the end of the mount, a hangup makes it unmount.
     at_last("word of writing back", || {
         let noticed = host.said("still writing back:") > 0;
         noticed.then_some(()).ok_or("none".into())

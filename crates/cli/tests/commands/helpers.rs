@@ -1,10 +1,10 @@
-//! mount(8), /etc/fstab and umount(8), which call this program by other names.
+//! mount(8), /etc/fstab and umount(8), which call this program under other names.
 
 use std::process::Command;
 
 use super::support::{Volume, succeed};
 
-/// In a mount namespace where /sbin has the helpers, as `make install` puts them there.
+/// Runs in a mount namespace where /sbin has the helpers, as `make install` puts them there.
 const WITH_HELPERS: &str = r#"
     mkdir sbin
     ln -s "$JERICHO" sbin/mount.fuse.jericho

@@ -1,4 +1,4 @@
-//! A mount in a control group that allows little memory.
+//! A mount in a control group with a small memory limit.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use super::support::{Volume, fail, pattern, succeed};
 
-/// A control group with a limit of memory; removed when dropped.
+/// A control group with a memory limit; removed when dropped.
 struct Group {
     dir: PathBuf,
     old: bool,
 }
 
 impl Group {
-    /// Below this process's own. `None`, with a message, where no group can be made.
+    /// Makes a group below this process's own. Returns `None` and prints a message where none can be made.
     fn new(name: &str, limit_bytes: u64) -> Option<Group> {
         let name = format!("jericho-test-{name}-{}", std::process::id());
         let made = Group::parents().into_iter().find_map(|(parent, old)| {
@@ -34,7 +34,7 @@ impl Group {
         made
     }
 
-    /// Where to try: this process's group and those above it, of version 2 first.
+    /// Returns where to try: this process's group and those above it, version 2 first.
     fn parents() -> Vec<(PathBuf, bool)> {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -72,7 +72,7 @@ impl Group {
         }
     }
 
-    /// A command that runs in it.
+    /// Returns a command that runs in the group.
     fn run(&self, command: &Command) -> Command {
         let mut inside = Command::new("sh");
         inside.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
@@ -84,7 +84,7 @@ impl Group {
         inside
     }
 
-    /// Processes that the kernel killed for the limit.
+    /// Returns how many processes the kernel killed for the limit.
     fn kills(&self) -> u64 {
         let file = if self.old {
             "memory.oom_control"
@@ -99,7 +99,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What is charged to it goes with its processes.
+        // The memory charged to the group is freed with its processes.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while std::fs::remove_dir(&self.dir).is_err() && std::time::Instant::now() < deadline {
             std::thread::sleep(std::time::Duration::from_millis(50));

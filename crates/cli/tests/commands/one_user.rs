@@ -1,4 +1,4 @@
-//! A volume has one writer, or readers, by whatever names its devices are reached; a directory has one mount.
+//! A volume has one writer, or several readers, whatever the names of its devices. A directory has one mount.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::support::loops::Loop;
 use super::support::{Volume, fail, jericho, succeed};
 
-/// Every command that opens the volume at `path` says that it is in use, and changes nothing.
+/// Checks that every command that opens the volume at `path` refuses it as in use and changes nothing.
 #[track_caller]
 fn all_are_refused(volume: &Volume, path: &Path, why: &str) {
     let other = volume.beside("other");
@@ -65,7 +65,7 @@ fn a_file_below_a_loop_device_is_known_by_its_inode() {
     let Some(device) = Loop::over(&volume.file()) else {
         return;
     };
-    // Renamed, and put in its place another one.
+    // Renames the file and puts another one in its place.
     let renamed = volume.beside("renamed");
     std::fs::rename(volume.file(), &renamed).unwrap();
     std::fs::write(volume.file(), b"").unwrap();
@@ -118,7 +118,7 @@ fn the_parts_of_a_file_are_locked_by_themselves() {
         succeed(jericho(["format"]).arg(partition));
     }
     succeed(&mut mount_by(&volume, &partitions[0]));
-    // The same bytes by another loop device, and all of the file.
+    // The same bytes through another loop device, and all of the file.
     let same = Loop::made_by(
         Command::new("losetup")
             .args(["--find", "--show", "--offset", &MIB.to_string()])
@@ -151,7 +151,7 @@ fn a_loop_device_whose_file_cannot_be_seen_is_refused_and_with_force_the_owner_s
     let Some(device) = Loop::over(&volume.file()) else {
         return;
     };
-    // Not to be found by any name from here on.
+    // From here on no name leads to the file.
     let kept = std::fs::File::open(volume.file()).unwrap();
     std::fs::remove_file(volume.file()).unwrap();
     let message = fail(&mut mount_by(&volume, &device.0), 1);

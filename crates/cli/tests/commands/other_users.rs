@@ -1,4 +1,4 @@
-//! Users beside the one who mounts: who of them gets the fast path, and what one who is refused can do.
+//! Users other than the one who mounts: which of them get the fast path, and what a refused one can do.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,7 @@ const STRANGER: u32 = 54323;
 const FILE_BYTES: usize = 1 << 20;
 /// Programs that start while another user attacks.
 const PROGRAMS: usize = 20;
-/// More attempts than the attacker gets to.
+/// More attempts than the attacker can make.
 const ATTEMPTS_MAX: usize = 10_000_000;
 const ATTACK: &str = include_str!("attack.py");
 
@@ -26,14 +26,14 @@ fn is_root() -> bool {
     root
 }
 
-/// A volume that root mounts, where other users can go, and the command there.
+/// A volume that root mounts in a place that other users can reach, with a copy of the command.
 struct Shared {
     dir: tempfile::TempDir,
 }
 
 impl Shared {
     fn mounted(options: &[&str]) -> Shared {
-        // The build may be where only root can go.
+        // The build directory may be reachable only by root.
         let shared = Shared {
             dir: tempfile::tempdir().expect("a directory"),
         };
@@ -62,7 +62,7 @@ impl Shared {
         self.dir.path().join(name)
     }
 
-    /// Bytes of the file that a program of this user and group read inline.
+    /// Returns how many bytes of the file a program of this user and group read inline.
     fn inline_bytes_of(&self, uid: u32, gid: u32) -> u64 {
         let report = self.at("report");
         let mut command = Command::new(self.at("jericho"));
@@ -79,7 +79,7 @@ impl Shared {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         let said = std::fs::read_to_string(&report).expect("a report");
-        // The next one would be put behind it.
+        // Otherwise the next report would be appended.
         std::fs::remove_file(report).expect("remove");
         let line = said
             .lines()
@@ -94,7 +94,7 @@ impl Shared {
         }
     }
 
-    /// The name of the socket on which its daemon admits programs.
+    /// Returns the name of the socket on which the daemon admits programs.
     fn socket(&self) -> String {
         let json = succeed(jericho(["stat", "--json"]).arg(self.at("mnt")));
         let stat: serde_json::Value = serde_json::from_str(&json).expect("JSON");
@@ -131,7 +131,7 @@ impl Drop for Shared {
     }
 }
 
-/// Another user at the socket.
+/// Another user who attacks the socket.
 struct Attack {
     child: Child,
     said: BufReader<std::process::ChildStdout>,
@@ -159,7 +159,7 @@ impl Attack {
         Attack { child, said }
     }
 
-    /// Ends it; what it says at the end.
+    /// Ends the attacker. Returns what it printed.
     fn end(&mut self) -> String {
         drop(self.child.stdin.take());
         let mut said = String::new();

@@ -1,4 +1,4 @@
-//! A foreign suite of what POSIX says of each call on files: pjdfstest, on the mount.
+//! pjdfstest, an external suite that tests what POSIX says about each call on files, on the mount.
 //!
 //! `scripts/with-ring on` runs it again over the kernel's ring. `pjdfstest.toml` says what is tested and what is known to fail.
 
@@ -10,11 +10,11 @@ use std::process::Command;
 use super::support::{Volume, open_to_all, output, tool};
 
 const SETTINGS: &str = include_str!("pjdfstest.toml");
-/// Tests that do not apply. The kernel tells of no filesystem over FUSE how many links a file may have.
+/// Tests that do not apply. No filesystem over FUSE can tell the kernel how many links a file may have.
 const SKIPPED: [&str; 1] = ["link::link_count_max"];
-/// Fewer passes mean that the suite was not run whole.
+/// Fewer passes mean that the suite did not run whole.
 const PASSES_MIN: usize = 384;
-/// Part of the names of tests that make the mount read-only meanwhile.
+/// Part of the names of tests that remount the mount read-only.
 const READ_ONLY: &str = "erofs";
 
 /// Stands in front of mount(8), which would ask a helper to remount that is perhaps not installed.
@@ -31,11 +31,11 @@ fn path(volume: &Volume) -> std::ffi::OsString {
     std::env::join_paths(all.collect::<Vec<PathBuf>>()).expect("a PATH")
 }
 
-/// What pjdfstest said of each of its tests.
+/// What pjdfstest printed about each of its tests.
 struct Results(String);
 
 impl Results {
-    /// Runs those of its tests whose names contain `pattern`. Fails if one of them failed that is not known to, or passed that is.
+    /// Runs the tests whose names contain `pattern`. Fails if a test failed that is not known to fail, or one passed that is.
     fn of(volume: &Volume, settings: &str, pattern: &str) -> Results {
         let file = volume.beside("pjdfstest.toml");
         std::fs::write(&file, settings).expect("settings");

@@ -1,4 +1,4 @@
-//! What is removed goes back to what the volume is on: by itself, and with `jericho trim` and fstrim(8).
+//! Freed space returns to the host: by itself, and with `jericho trim` and fstrim(8).
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use super::support::{Volume, fail, jericho, open_to_all, output, pattern, succee
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that a file takes on its host.
+/// Returns how many bytes a file occupies on its host.
 fn space(path: &Path) -> u64 {
     path.metadata().unwrap().blocks() * 512
 }
@@ -54,7 +54,7 @@ fn wait_for_space(path: &Path, most: u64) {
     }
 }
 
-/// What `jericho trim` with these arguments gives back.
+/// Returns what `jericho trim` with these arguments discarded.
 fn trim(volume: &Volume, arguments: &[&str]) -> u64 {
     let mut command = jericho(["trim", "--json"]);
     let json = succeed(command.arg(volume.mnt()).args(arguments));
@@ -76,13 +76,13 @@ fn a_sparse_volume_gives_back_what_was_removed() {
     put(&volume, "gone", 64);
     assert!(space(&file) >= before + 64 * MIB);
     remove(&volume, "gone");
-    // What is at the ends of containers may be too little to be worth it.
+    // What is at the ends of containers may be too short to be discarded.
     wait_for_space(&file, before + 4 * MIB);
     // The space can be used again.
     let again = put(&volume, "again", 64);
     assert!(space(&file) >= before + 60 * MIB);
     std::fs::remove_file(volume.at("again")).unwrap();
-    // At the end of the mount nobody has to wait for it.
+    // The unmount does not have to wait for it.
     volume.umount();
     assert!(space(&file) <= before + 4 * MIB);
     succeed(jericho(["check"]).arg(&file));
@@ -96,7 +96,7 @@ fn a_sparse_volume_gives_back_what_was_removed() {
 fn a_volume_that_took_all_of_its_space_keeps_it_and_says_so() {
     let volume = Volume::formatted();
     volume.mount();
-    // It may take some more, for what the host has to remember about it.
+    // The file may take a little more, for what the host has to record about it.
     let size = volume.file().metadata().unwrap().len();
     let keeps_all = || space(&volume.file()) >= size;
     assert!(size >= 255 * MIB && keeps_all());
@@ -110,7 +110,7 @@ fn a_volume_that_took_all_of_its_space_keeps_it_and_says_so() {
         !fstrim.status.success() && said.contains("not supported"),
         "{said}"
     );
-    // Whatever was to be given back, it is by then.
+    // Everything that can be discarded has been by then.
     volume.umount();
     assert!(keeps_all());
 }
@@ -149,7 +149,7 @@ fn a_trim_gives_back_what_is_too_little_to_be_given_back_by_itself() {
     }
     succeed(jericho(["sync"]).arg(volume.mnt()));
     let before = space(&file);
-    // Every other one: no two of them are together.
+    // Every other file, so that no two freed runs are adjacent.
     for number in (0..600).step_by(2) {
         std::fs::remove_file(name(number)).unwrap();
     }
@@ -194,7 +194,7 @@ fn only_root_and_who_mounted_may_trim() {
     let volume = Volume::formatted();
     sparse(&volume);
     open_to_all(&volume.mnt());
-    // Not by the command, which may be where only root can go: the attribute that it asks for.
+    // The command may be reachable only by root, so this requests the attribute that the command uses.
     let trim = |uid: &str| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", uid, "--clear-groups", "getfattr"]);

@@ -1,6 +1,6 @@
-//! Options of the mount that say when a read changes the access time.
+//! Mount options that say when a read changes the access time.
 //!
-//! The daemon hears of a change of options from the kernel, at its leisure: the tests wait for it, for up to a minute. Then it holds.
+//! The kernel notifies the daemon of changed options with a delay, so the tests wait up to a minute for the change.
 
 use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -16,7 +16,7 @@ fn accessed(v: &Volume) -> SystemTime {
     fs::metadata(v.at("f")).unwrap().accessed().unwrap()
 }
 
-/// Gives the file these times, reads it, and returns its access time.
+/// Sets the file's times, reads the file, and returns its access time.
 fn read_after(v: &Volume, access: SystemTime, change: SystemTime) -> SystemTime {
     let times = FileTimes::new().set_accessed(access).set_modified(change);
     File::options()
@@ -82,7 +82,7 @@ fn noatime_and_strictatime_are_honoured_and_followed() {
             assert_eq!(read_after(&v, old, now), old, "round {round}");
         }
         remount(MountFlags::STRICTATIME);
-        // Newer than the change, and than the day before: relatime would leave it.
+        // Newer than the change and less than a day old: relatime would leave it.
         let later = SystemTime::now() + day;
         at_last("strictatime", || read_after(&v, later, now) != later);
         for _ in 0..5 {

@@ -1,4 +1,5 @@
-//! Bits and attributes that let a program run with rights that its caller has not: they go when somebody changes the file.
+//! Bits and attributes that let a program run with rights that its caller does not have: they are cleared when another
+//! user changes the file.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -21,7 +22,7 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-/// What a shell says that somebody else runs in the mount.
+/// Returns what a shell prints that another user runs in the mount.
 fn as_nobody(v: &Volume, script: &str) -> String {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
@@ -173,7 +174,7 @@ fn a_change_by_anybody_drops_the_capabilities_of_a_file() {
         as_nobody(&v, &change);
         assert!(!has(), "{change} by somebody else");
     }
-    // Through a descriptor that was there before, which may write inline.
+    // Through a descriptor that was open before and may write inline.
     let file = fs::File::options()
         .read(true)
         .write(true)
@@ -185,7 +186,7 @@ fn a_change_by_anybody_drops_the_capabilities_of_a_file() {
         assert!(!has(), "a write through a descriptor");
     }
     drop(file);
-    // What is not content costs nothing.
+    // Changes of other data do not clear it.
     setxattr(v.at("f"), CAPABILITY, &capability, XattrFlags::empty()).unwrap();
     set_mode(&v.at("f"), 0o600);
     fs::rename(v.at("f"), v.at("g")).unwrap();

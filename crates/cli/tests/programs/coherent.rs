@@ -1,5 +1,5 @@
-//! What one program writes inline another sees by every call, whether it runs under `jericho run` or not: also by those that read
-//! the kernel's page cache.
+//! What one program writes inline, another sees through every call, whether it runs under `jericho run` or not. This includes
+//! programs that read the kernel's page cache.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ const WAYS: [&str; 6] = [
     "kept_mmap",
 ];
 
-/// The program, told what to do line by line.
+/// The test program, which takes its commands line by line.
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -60,7 +60,7 @@ fn value(round: usize) -> usize {
     round % 251 + 1
 }
 
-/// How many rounds a reader sees other bytes than those that were just written, by one call.
+/// Returns in how many rounds one call of a reader saw other bytes than those just written.
 fn wrong(writer: &mut Peer, mut reader: Option<&mut Peer>, way: &str) -> usize {
     let mut wrong = 0;
     for round in 0..ROUNDS {
@@ -153,7 +153,7 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
     assert_eq!(writer.ask("write 7"), "ok");
     assert_eq!(inline_bytes(), before, "withheld");
     assert_eq!(reader.ask("kept_mmap"), format!("{SIZE} 7"));
-    // Granted again when it has written a while, though the mapping stays.
+    // Granted again after the program has written a while, although the mapping stays.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while inline_bytes() == before {
         assert_eq!(writer.ask("write 8"), "ok");
@@ -163,7 +163,7 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
     assert_eq!(granted[1], begin[1] + 1);
     assert_eq!(writer.ask("write 9"), "ok");
     assert_eq!(reader.ask("kept_mmap"), format!("{SIZE} 9"));
-    // A workload that mixes both is not granted writes for each round.
+    // A workload that mixes both is not granted writes in each round.
     for round in 0..ROUNDS {
         assert_eq!(writer.ask(&format!("write {}", value(round))), "ok");
         let found = reader.ask("kept_mmap");
@@ -195,7 +195,7 @@ fn a_program_that_was_written_inline_is_executed_as_it_was_written() {
     let target = volume.at("program");
     std::fs::copy(&programs[0], &target).expect("copy");
     for round in 0..ROUNDS / 4 {
-        // In place, and closed, as a file that is open for writing cannot be executed.
+        // Written in place, and closed, because a file that is open for writing cannot be executed.
         let mut write = under_run("dd");
         write.arg(format!("if={}", programs[round % 2].display()));
         write.arg(format!("of={}", target.display()));

@@ -4,7 +4,7 @@ use crate::program::{run_in, shell_in};
 use crate::same::behaves_the_same;
 use crate::volume::Volume;
 
-/// Copies at random, and the cases at the edges; prints what each call says.
+/// Copies at random, and edge cases; prints what each call returns.
 const RANDOM: &str = r#"
 import errno, hashlib, os, random
 random.seed(11)

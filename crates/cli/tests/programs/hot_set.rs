@@ -1,4 +1,4 @@
-//! What a program reads again and again stays in the cache beside what is read once.
+//! What a program reads repeatedly stays in the cache while another reads much data once.
 
 use crate::program::{succeed, within_limit, within_run};
 use crate::volume::Volume;
@@ -11,7 +11,7 @@ fn what_is_read_inline_all_the_time_stays_under_a_scan_of_ten_times_the_cache() 
     let dir = volume.make_dir("dir");
     let (hot, scanned) = (dir.join("hot"), dir.join("scanned"));
     std::fs::write(&hot, vec![7; 8 << 20]).expect("write");
-    // Holes take frames as bytes do.
+    // Holes take frames as data does.
     let file = std::fs::File::create(&scanned).expect("create");
     file.set_len(320 << 20).expect("set_len");
     file.sync_all().expect("sync");

@@ -1,4 +1,4 @@
-//! A signal handler uses the file whose write it has interrupted: it waits for nothing, and its program stays on the fast path.
+//! A signal handler uses the file whose write it has interrupted: it does not wait, and its program stays on the fast path.
 
 use crate::program::{succeed, under_run};
 use crate::volume::Volume;
@@ -30,7 +30,7 @@ fn a_handler_that_uses_the_file_it_interrupted_a_write_of_costs_nobody_anything(
             .env("JERICHO_REPORT", &report),
     );
     assert_eq!(said, "interrupted\n");
-    // A request that finds a page latched for a second cuts the program off.
+    // A request that finds a page latched for a second revokes the program.
     let log = volume.log();
     assert!(!log.contains("for too long"), "{log}");
     let report = std::fs::read_to_string(report).expect("the report");

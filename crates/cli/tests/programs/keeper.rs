@@ -1,5 +1,5 @@
-//! What programs under `jericho run` see when the daemon ends: no byte of a cache that nobody writes back, and no memory of it
-//! is held by them.
+//! What programs under `jericho run` see when the daemon ends: no access to a cache that nothing writes back. They also do not
+//! keep its memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,16 +14,16 @@ use crate::volume::Volume;
 const PAGE: usize = 4096;
 /// Pages of the file that is in the cache.
 const PAGES: u64 = 64;
-/// Where the file has a hole that nobody has read.
+/// Position of a hole in the file that no program has read.
 const HOLE_AT: u64 = 512 << 20;
-/// Accesses before the daemon is killed, and after a program was told.
+/// Accesses before the daemon is killed, and after the program has seen the error.
 const ACCESSES: u64 = 2000;
-/// What a program may have of the segments when they were emptied: pages of zeros that its calls under way have touched since.
+/// Memory of emptied segments that a program may still have: pages of zeros that its calls in progress touched afterwards.
 const LEFT_KIB_MAX: u64 = 64;
-/// Nothing here takes so long unless it never happens.
+/// Only a hang takes this long.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Waits until something is so; panics when that takes too long.
+/// Waits until a condition holds; panics when that takes too long.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;
     while !is_so() {
@@ -36,7 +36,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 struct Program {
     file: Option<File>,
     writes: bool,
-    /// Where it leaves marks for the test, and the test for it.
+    /// Where the program and the test leave marks for each other.
     marks: PathBuf,
 }
 
@@ -64,7 +64,7 @@ impl Program {
         (0..ACCESSES).try_for_each(|n| self.access(n % PAGES * PAGE as u64))
     }
 
-    /// No access is served, and each says why in the same way.
+    /// Checks that no access is served and that each fails in the same way.
     fn assert_over(&self) {
         for n in 0..ACCESSES {
             let got = self.access(n % PAGES * PAGE as u64);
@@ -81,7 +81,7 @@ impl Program {
     }
 }
 
-/// A program of the tests below.
+/// A program that the tests below start.
 #[test]
 #[ignore = "a part of the tests here, which start it as a process of its own"]
 fn role() {
@@ -97,7 +97,7 @@ fn role() {
     };
     assert_eq!(program.access_all(), Ok(()));
     match &*way {
-        // The daemon is killed at any time from now on.
+        // The daemon may be killed at any time from now on.
         "until told" => {
             program.mark("begun");
             let deadline = Instant::now() + LONG;
@@ -113,21 +113,21 @@ fn role() {
             program.wait_for("mounted again");
             program.assert_over();
         }
-        // Both are killed before it goes on.
+        // Both are killed before the program continues.
         "untold" => {
             program.mark("begun");
             program.wait_for("killed");
-            // Nobody has told it yet; the kernel does.
+            // The kernel's error is the program's only notice.
             assert_eq!(program.access(HOLE_AT), Err(libc::ENOTCONN));
             program.assert_over();
         }
-        // The daemon is stopped, and killed while it is asked.
+        // The daemon is stopped, and killed while a request waits for it.
         "under way" => {
             program.mark("begun");
             program.wait_for("stopped");
             assert_eq!(program.access(HOLE_AT), Err(libc::ENOTCONN));
         }
-        // Unmounted once it has closed its file.
+        // Unmounted after the program has closed its file.
         _ => {
             program.file = None;
             program.mark("begun");
@@ -136,7 +136,7 @@ fn role() {
     }
 }
 
-/// A running program, which ends with the test.
+/// A running program; ends with the test.
 struct Started {
     child: Child,
     marks: PathBuf,
@@ -178,7 +178,7 @@ impl Started {
         assert!(status.success(), "{}", said_by(&mut self.child));
     }
 
-    /// Whether a thread of the process is in pwrite(2). `calls`: what its threads are in.
+    /// Returns whether a thread of the process is in pwrite(2). `calls`: the system calls of its threads.
     fn is_writing(&self, calls: &mut String) -> bool {
         let tasks = format!("/proc/{}/task", self.child.id());
         let tasks = std::fs::read_dir(tasks).expect("the process runs");
@@ -190,7 +190,7 @@ impl Started {
         calls.lines().any(|call| call.starts_with(&pwrite))
     }
 
-    /// KiB of the volume's segments, without its own area, that the process has in memory.
+    /// Returns how many KiB of the volume's segments, without its own area, the process has in memory.
     fn segments_kib(&self) -> u64 {
         let path = format!("/proc/{}/smaps", self.child.id());
         let smaps = std::fs::read_to_string(path).expect("the process runs");
@@ -227,7 +227,7 @@ fn volume_with_file() -> (Volume, PathBuf) {
     (volume, file)
 }
 
-/// The state of a process, and its parent; `None` when there is none.
+/// Returns the state and the parent of a process; `None` when it does not exist.
 fn process(pid: u64) -> Option<(char, u64)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut words = stat.rsplit(')').next()?.split_whitespace();
@@ -239,7 +239,7 @@ fn has_ended(pid: u64) -> bool {
     process(pid).is_none_or(|(state, _)| state == 'Z')
 }
 
-/// The keeper of a daemon.
+/// Returns the keeper of a daemon.
 fn keeper_of(daemon: u64) -> Option<u64> {
     let pids = std::fs::read_dir("/proc").expect("proc is mounted");
     let mut pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -340,7 +340,8 @@ fn a_keeper_that_dies_is_replaced_and_the_new_one_knows_all_programs() {
     volume.check();
 }
 
-/// A daemon that answers nobody until it is killed, which happens in any case: a process that looks at its mount would wait, too.
+/// A daemon that answers no request until it is killed. It is killed in any case, because a process that looks at its mount would
+/// wait too.
 struct Stopped(u64);
 
 impl Stopped {
@@ -376,7 +377,7 @@ fn a_write_that_was_under_way_when_the_daemon_was_killed_fails_like_all_others()
     volume.check();
 }
 
-/// What the descriptors of a process are.
+/// Returns what the descriptors of a process refer to.
 fn descriptors(pid: u64) -> Vec<String> {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd"));
     let fds = fds.map(|fds| fds.flatten().collect::<Vec<_>>());
@@ -387,7 +388,8 @@ fn descriptors(pid: u64) -> Vec<String> {
         .collect()
 }
 
-/// With the mount's channel it would keep programs waiting, with the volume's lock the next daemon.
+/// A keeper with the mount's channel would keep programs waiting; one with the volume's lock would keep the next
+/// daemon waiting.
 fn assert_has_no_device_or_lock(volume: &Volume, keeper: u64) {
     let log = volume.outside("log").display().to_string();
     for name in descriptors(keeper) {
@@ -416,7 +418,7 @@ fn a_keeper_has_segments_and_no_device_or_lock_and_outlives_what_stops_the_daemo
     let daemon = volume.daemon_pid();
     let keeper = keeper_of(daemon).expect("a keeper");
     assert_has_no_device_or_lock(&volume, keeper);
-    // Its own session: what ends the daemon's process group does not reach it.
+    // Its own session: a signal to the daemon's process group does not reach it.
     let session = |pid: u64| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
         let words: Vec<String> = stat
@@ -432,7 +434,7 @@ fn a_keeper_has_segments_and_no_device_or_lock_and_outlives_what_stops_the_daemo
     for signal in ["TERM", "INT", "HUP"] {
         kill(signal, keeper);
     }
-    // They have come and are held back.
+    // The signals have arrived and are blocked.
     let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).expect("it runs");
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     let pending = u64::from_str_radix(pending.expect("a mask").trim(), 16).expect("a mask");

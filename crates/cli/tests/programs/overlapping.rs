@@ -1,4 +1,4 @@
-//! Writes over several pages that overlap end as one or the other, and reads over several pages see none of a write or all of it:
+//! Overlapping writes over several pages end as one or the other, and reads over several pages see all of a write or none of it:
 //! inline, through the mount, and both at once.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ const BYTES: usize = 60_000;
 const AT: u64 = 3_000;
 const SECONDS: u64 = 3;
 
-/// Writes the same bytes again and again, each time others, and reads; says how often it did.
+/// Writes blocks of one repeated byte, another byte each time, and reads; prints how often it did.
 const PROGRAM: &str = "
 import os, sys, time
 first, at, count = map(int, sys.argv[1:4])
@@ -47,7 +47,7 @@ fn run(inline: usize, by_mount: usize) {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
             let program = command.spawn().expect("python3");
-            // What is promised begins with the first inline writer, whose first writes are made in the ordinary way.
+            // The promise begins with the first inline writer, whose first writes are ordinary calls.
             let deadline = Instant::now() + Duration::from_secs(60);
             while n < inline && volume.stat()["writes_granted"] == 0 {
                 assert!(Instant::now() < deadline, "nobody writes inline");
@@ -56,7 +56,7 @@ fn run(inline: usize, by_mount: usize) {
             program
         })
         .collect();
-    // Reads without the library meanwhile.
+    // Reads without the library in the meantime.
     let (file, mut bytes, mut reads) =
         (File::open(volume.at("f")).expect("open"), vec![0; BYTES], 0);
     let end = Instant::now() + Duration::from_secs(SECONDS);

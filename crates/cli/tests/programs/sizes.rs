@@ -1,4 +1,4 @@
-//! The size of a file that programs make longer and shorter inline is what they made it, and what is behind it is zeros.
+//! The size of a file that programs extend and truncate inline is what they made it, and the bytes beyond are zeros.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,7 +22,7 @@ for _ in range(60):
 ";
 const HANG: Duration = Duration::from_secs(240);
 
-/// Extends, truncates and punches a file, and looks at its size.
+/// Extends, truncates and punches a file, and checks its size.
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
 fn changer() {
@@ -89,12 +89,12 @@ fn what_is_appended_by_the_mount_comes_behind_what_a_program_that_has_ended_appe
     for round in 0..10 {
         log.write_all(&line).expect("write");
         expected.extend(line);
-        // More calls than are made in the ordinary way at first, and over pages.
+        // More calls than the first, ordinary ones, and over several pages.
         let mut append = under_run("python3");
         append.args(["-c", APPEND]).arg(&path);
         succeed(&mut append);
         expected.resize(expected.len() + 301 * 60, 0);
-        // Nobody has asked for the size meanwhile, so the kernel knows the old one.
+        // No program has asked for the size in between, so the kernel knows the old one.
         log.write_all(&line).expect("write");
         expected.extend(line);
         log.write_all(&[7; 9000]).expect("write");
@@ -132,7 +132,7 @@ fn a_program_that_dies_in_a_write_leaves_zeros_behind_the_end_of_the_file() {
         assert_eq!(size, 100_000);
         let file = File::options().read(true).write(true).open(&path);
         let file = file.expect("open");
-        // Three ways to make it longer, and all at once after what was dirty is on the device.
+        // Three ways to extend it, and then all of them after the dirty pages were written back.
         match round {
             0 => file.set_len(120_000).expect("ftruncate"),
             1 => file.write_all_at(b"a", 119_999).expect("write"),

@@ -1,4 +1,4 @@
-//! A program that stops in the middle of an inline write delays who reads the same bytes, and nobody else.
+//! A program that stops in the middle of an inline write delays only readers of the same bytes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,11 +16,11 @@ use crate::volume::Volume;
 const SOURCE: &str = include_str!("stopped.c");
 const O_DIRECT: i32 = 0o40000;
 const PAGE: u64 = 4096;
-/// The read waits for a second at most: on a slow machine it may be over before the other request is made.
+/// The read waits for at most a second: on a slow machine it may be over before the other request is made.
 const TRIES: u32 = 30;
 const HANG: Duration = Duration::from_secs(60);
 
-/// Whether a thread of this process sleeps in pread(2).
+/// Returns whether a thread of this process sleeps in pread(2).
 fn sleeps_in_pread(tid: &str) -> bool {
     let syscall = std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall"));
     let number = syscall.ok().and_then(|line| {
@@ -30,7 +30,7 @@ fn sleeps_in_pread(tid: &str) -> bool {
     number == Some(libc::SYS_pread64)
 }
 
-/// Lets the calling thread run on the first CPU only that the process may use; the thread's number.
+/// Binds the calling thread to the first CPU that the process may use. Returns the thread's id.
 fn pin() -> String {
     let status = std::fs::read_to_string("/proc/thread-self/status").expect("proc");
     let allowed = status
@@ -46,7 +46,7 @@ fn pin() -> String {
     tid.to_owned()
 }
 
-/// Whether another request on the same CPU was answered while the read waited.
+/// Returns whether another request on the same CPU was answered while the read waited.
 fn overtakes(volume: &Volume, program: &Path, turn: u32) -> bool {
     let mut stopped = under_run(program)
         .arg(volume.at("f"))
@@ -80,7 +80,7 @@ fn overtakes(volume: &Volume, program: &Path, turn: u32) -> bool {
                 assert!(begun.elapsed() < HANG, "the read is never made");
                 std::thread::yield_now();
             }
-            // Nothing knows of this name yet.
+            // The kernel does not know this name yet, so it asks the daemon.
             let absent = std::fs::metadata(volume.at(&format!("absent{turn}")));
             assert!(absent.is_err());
             !done.load(Ordering::SeqCst)

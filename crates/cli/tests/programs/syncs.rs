@@ -1,4 +1,4 @@
-//! sync(2) and syncfs(2) under `jericho run`, which the kernel does not tell a FUSE daemon of.
+//! sync(2) and syncfs(2) under `jericho run`; the kernel does not tell a FUSE daemon about them.
 
 use crate::program::{outcome, succeed, under_run};
 use crate::volume::Volume;
@@ -8,7 +8,7 @@ fn what_was_written_before_a_sync_under_run_is_there_after_the_daemon_was_killed
     for arguments in [&[][..], &["-f", "written"]] {
         let volume = Volume::mounted("256M", 2, "32M");
         let dir = volume.make_dir("dir");
-        // Several megabytes by a program that does not sync, inline and by the mount.
+        // Several megabytes from a program that does not sync, inline and through the mount.
         let write =
             "head -c 3000000 /dev/zero | tr '\\0' x > written && head -c 1000 written > small";
         succeed(under_run("sh").args(["-e", "-c", write]).current_dir(&dir));

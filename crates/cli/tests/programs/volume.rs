@@ -161,7 +161,7 @@ impl Volume {
             .any(|line| line.split(' ').nth(1) == Some(mnt))
     }
 
-    /// Takes away a mount whose daemon has died.
+    /// Removes a mount whose daemon has died.
     pub fn detach(&self) {
         while self.is_mounted() {
             let ended = outcome(command("umount").arg("-l").arg(self.mnt()))

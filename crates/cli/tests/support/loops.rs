@@ -9,12 +9,13 @@ use super::output;
 pub struct Loop(pub PathBuf);
 
 impl Loop {
-    /// Makes one over `file`. `None`, with a message, where this user or machine has no loop devices.
+    /// Makes a loop device over `file`. Returns `None` and prints a message where this user or machine has no loop
+    /// devices.
     pub fn over(file: &Path) -> Option<Loop> {
         Loop::made_by(Command::new("losetup").args(["--find", "--show"]).arg(file))
     }
 
-    /// Runs a command that makes one and prints its path.
+    /// Runs a command that makes a loop device and prints its path.
     pub fn made_by(command: &mut Command) -> Option<Loop> {
         let output = output(command);
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
