@@ -1,4 +1,5 @@
-//! Small writes at the end of a file through the mount, as of a program that keeps a log, against a filesystem that does nothing.
+//! Small writes at the end of a file through the mount, as a program that keeps a log makes them. The baseline is a filesystem
+//! that does nothing.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,10 +13,10 @@ use crate::null::{self, NullMount};
 use crate::settings::{Settings, Transport};
 
 const RECORD_BYTES: usize = 100;
-/// Between two looks at the clock.
+/// Writes between two reads of the clock.
 const RECORDS: u32 = 64;
 
-/// Records a second; opening the file and removing it are not counted.
+/// Returns records per second, without the time to open and remove the file.
 fn append(mnt: &Path, time: Duration) -> Result<f64> {
     let path = mnt.join("log");
     let mut log = File::options().append(true).create(true).open(&path)?;
@@ -33,7 +34,7 @@ fn append(mnt: &Path, time: Duration) -> Result<f64> {
     Ok(per_s)
 }
 
-/// One comparison, over one transport.
+/// Makes one comparison, over one transport.
 pub fn run(
     settings: &Settings,
     wanted: impl Fn(&str) -> bool,

@@ -1,7 +1,7 @@
-//! Many threads of one program under `jericho run` on one file, and many programs that are attached and do nothing.
+//! Many threads of one program under `jericho run` on one file, and many attached programs that do nothing.
 //!
-//! The same program does the same with 1, 2, 8, 32 and 64 threads, in turn on the same CPUs; what is compared is how much of the work of
-//! two threads the others get done. What the threads share (counters, locks, reports, a table of programs) shows here.
+//! The same program performs the same work with 1, 2, 8, 32 and 64 threads, in turn on the same CPUs. The result is the throughput
+//! relative to two threads. It shows the cost of what threads share (counters, locks, reports, a table of programs).
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -14,11 +14,11 @@ use crate::mounts::{Volume, compile, run};
 use crate::settings::Settings;
 
 const SOURCE: &str = include_str!("../programs/crowd.c");
-/// Programs that are attached.
+/// Number of attached programs.
 const ATTACHED: usize = 1000;
-/// Of the file, whatever the number of threads: so all use as much of the CPUs' caches.
+/// Size of the file, the same for all numbers of threads, so that all use the CPUs' caches equally.
 const FILE_MIB: usize = 64;
-/// Part of the work of two threads that the others are to get done.
+/// Target: throughput relative to two threads.
 const WANTED: f64 = 0.95;
 
 const PEER: &str = "2 threads";
@@ -51,12 +51,12 @@ struct Crowd<'a> {
     program: PathBuf,
 }
 
-/// Programs that wait; they end with it.
+/// Idle programs; they end when dropped.
 struct Attached(Child);
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // The end of its standard input.
+        // Closing their standard input ends them.
         drop(self.0.stdin.take());
         if let Err(e) = self.0.wait() {
             eprintln!("the idle programs did not end: {e}");
@@ -67,7 +67,7 @@ impl Drop for Attached {
 impl Crowd<'_> {
     fn make(settings: &Settings) -> Result<Crowd<'_>> {
         let mut volume = Volume::format(settings, "crowd", "1G")?;
-        // What is written stays below a tenth of it, where write-back would begin.
+        // The written data stays below a tenth of the cache, where write-back would begin.
         volume.mount("1536M")?;
         for (name, mib) in [("file", FILE_MIB), ("idle", 1), ("log", 0)] {
             fs::write(volume.mnt().join(name), vec![7; mib << 20])?;
@@ -142,7 +142,7 @@ impl Crowd<'_> {
     }
 }
 
-/// All that has `crowd` in its name.
+/// Everything that has `crowd` in its name.
 pub fn run_all(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
     let idle = format!(", {ATTACHED} attached");
     let mut rows = Vec::new();

@@ -19,7 +19,7 @@ pub const SLICES_MAX: usize = 256;
 pub const REGIONS_MAX: usize = 1024;
 /// Most chunks of the metadata region.
 pub const CHUNKS_MAX: usize = 4096;
-/// Smallest and largest container; a power of two.
+/// Smallest and largest container, in blocks; both are powers of two.
 pub const CONTAINER_BLOCKS: std::ops::RangeInclusive<u32> = 256..=16384;
 /// Largest chunk of the metadata region.
 pub const CHUNK_BLOCKS_MAX: u32 = 16384;
@@ -31,7 +31,7 @@ pub const CHUNK_NO_SLICE: u16 = u16::MAX;
 pub const NO_NODE: u32 = u32::MAX;
 /// `SuperblockHead::flags`: not cleanly unmounted, or mounted now.
 pub const FLAG_DIRTY: u32 = 1;
-/// `SuperblockHead::flags`: the files have all of their space, and keep it.
+/// `SuperblockHead::flags`: the files have all of their space allocated, and keep it.
 pub const FLAG_PREALLOCATED: u32 = 2;
 
 /// Offset of the device table in a copy.
@@ -89,32 +89,33 @@ pub struct SuperblockHead {
     pub store_bytes: U64,
     /// When it was made, seconds since the epoch.
     pub created_s: U64,
-    /// The host and process that have it mounted while `FLAG_DIRTY` is set.
+    /// The host and process that have the volume mounted while `FLAG_DIRTY` is set.
     pub owner: OwnerRecord,
     /// Zero.
     pub reserved: [u8; 3888],
 }
 const _: () = assert!(size_of::<SuperblockHead>() == 4096);
 
-/// Who mounted the volume for writing. Detects a mount on another machine, which no lock of this one shows.
+/// The host and process that mounted the volume for writing. Detects a mount on another machine, which no local lock
+/// shows.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct OwnerRecord {
-    /// The running kernel's: changes with every boot. Zero: nobody.
+    /// Boot id of the running kernel, which changes with every boot. Zero: not mounted.
     pub boot_id: [u8; 16],
-    /// Hash of the machine's identity and `hash_seed`; 0 where it has none.
+    /// Hash of the machine's identity and `hash_seed`; 0 when it has no identity.
     pub machine: U64,
-    /// When the process was started, in ticks since boot.
+    /// Start time of the process, in ticks since boot.
     pub started: U64,
-    /// The process.
+    /// Id of the process.
     pub pid: U32,
-    /// Bytes of `host` that count.
+    /// Length of the name in `host`.
     pub host_bytes: U16,
     /// Zero.
     pub reserved0: U16,
-    /// The machine's name, for messages and where it has no identity.
+    /// The machine's name, for messages and for machines without an identity.
     pub host: [u8; 72],
 }
 const _: () = assert!(size_of::<OwnerRecord>() == 112);
@@ -302,8 +303,8 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Refuses what would lead outside of a device or a table, to one place by two ways, or to more memory than a volume
-    /// can need.
+    /// Refuses values that would lead outside of a device or table, to one place by two ways, or to more memory than a
+    /// volume can need.
     fn validate(&self) -> Result<(), SuperblockError> {
         self.validate_head()?;
         self.validate_slices()?;
@@ -315,7 +316,7 @@ impl Superblock {
             .regions
             .iter()
             .map(|r| (r.device.get(), r.first_block.get(), r.blocks.get()));
-        // Those of slices lie in regions.
+        // Chunks of slices lie in regions.
         let chunks = self.chunks.iter().filter(made_by_format).map(chunk);
         disjoint(chunks.chain(regions).collect())?;
         disjoint(self.chunks.iter().map(chunk).collect())
@@ -342,7 +343,7 @@ impl Superblock {
         if let Some(index) = self.devices.iter().position(|d| !uuids.insert(d.uuid)) {
             return wrong(format!("device {index} is in the table twice"));
         }
-        // Positions are 32 bits and the last of them means a spare chunk.
+        // Positions have 32 bits, and the last one marks a spare chunk.
         let positions = self
             .head
             .store_bytes
@@ -355,7 +356,7 @@ impl Superblock {
         Ok(())
     }
 
-    /// Whether a device has these blocks.
+    /// Returns whether a device has these blocks.
     fn has(&self, device: u16, first: u64, blocks: u64) -> bool {
         let device = self.devices.get(usize::from(device));
         let end = first.checked_add(blocks);
@@ -418,7 +419,7 @@ impl Superblock {
         Ok(())
     }
 
-    /// Device and block there of a range of a slice, if one region holds it. The regions were validated.
+    /// Returns the device and block of a range of a slice, if one region contains it. The regions were validated.
     fn place(&self, slice: &SliceEntry, first: u64, blocks: u64) -> Option<(u16, u64)> {
         let from = usize::from(slice.first_region.get());
         let regions = &self.regions[from..from + usize::from(slice.regions.get())];
@@ -440,7 +441,7 @@ fn wrong<T>(what: String) -> Result<T, SuperblockError> {
     Err(SuperblockError::Inconsistent(what))
 }
 
-/// Refuses parts (device, first block, blocks) that overlap. Each ends on its device.
+/// Refuses parts (device, first block, blocks) that overlap. Each part ends on its device.
 fn disjoint(mut parts: Vec<(u16, u64, u64)>) -> Result<(), SuperblockError> {
     parts.sort_unstable();
     let crossing =

@@ -1,8 +1,7 @@
-//! What fuzzers drive: functions that take any bytes, as a damaged volume, a hostile program or a strange kernel might give
-//! them, and hand them to the code that has to cope. None may panic, hang or take memory without bound; nothing else is expected of
-//! them.
+//! Fuzz targets: functions that pass any bytes, as a damaged volume, a malicious program or a broken kernel might provide them, to
+//! the code that must handle them. They must not panic, hang or take memory without bound; nothing else is expected.
 //!
-//! The same functions run twice: under libFuzzer (`make fuzz`), and in this crate's tests over a corpus and seeds.
+//! The same functions run under libFuzzer (`make fuzz`) and in this crate's tests over a corpus and seeds.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +9,7 @@ mod requests;
 mod segments;
 mod volume;
 
-/// Makes panics within redb silent: the store expects them on damaged pages and turns them into errors. A fuzzer's hook would end the
+/// Silences panics within redb: the store expects them on damaged pages and turns them into errors. A fuzzer's hook would end the
 /// process at each.
 fn expect_panics_of_redb() {
     static ONCE: std::sync::Once = std::sync::Once::new();
@@ -27,7 +26,7 @@ fn expect_panics_of_redb() {
     });
 }
 
-/// A function that takes any bytes.
+/// A function that accepts any bytes.
 pub type Target = fn(&[u8]);
 
 /// All targets by name. `fuzz/fuzz_targets` has a program for each.
@@ -52,7 +51,7 @@ pub fn run(name: &str, data: &[u8]) {
     target(data);
 }
 
-/// Takes values off the front of the bytes; zeros once they are used up.
+/// Takes values from the front of the bytes; returns zeros when the bytes are used up.
 struct Input<'d>(&'d [u8]);
 
 impl<'d> Input<'d> {
@@ -73,7 +72,7 @@ impl<'d> Input<'d> {
         u64::from_le_bytes(word)
     }
 
-    /// Below `limit`; 0 when that is 0.
+    /// Returns a number below `limit`; 0 when `limit` is 0.
     fn below(&mut self, limit: usize) -> usize {
         (self.number(4) as usize).checked_rem(limit).unwrap_or(0)
     }

@@ -1,5 +1,5 @@
-//! What programs and the kernel send: the handshake, ioctls with what they make the daemon do, attributes through which the command
-//! asks, and the kernel's messages.
+//! Input from programs and the kernel: the handshake, ioctls and their effects in the daemon, control attributes, and the kernel's
+//! messages.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -34,7 +34,7 @@ pub fn calls(data: &[u8]) {
     let given = input.take(CALL_BYTES);
     argument[..given.len()].copy_from_slice(given);
     let _ = Answer::decode(&argument);
-    // Mostly a request of ours, in our version.
+    // Usually a request of this protocol version.
     let (number, template) = [
         Call::Fast { write: false },
         Call::Fast { write: true },
@@ -92,7 +92,7 @@ fn answer(call: Call) {
 /// A message of the kernel, from the device and from the ring.
 pub fn kernel(data: &[u8]) {
     jericho_fuse::parse_any(data);
-    // Mostly with the right length and an operation that exists.
+    // Usually with the right length and an existing operation.
     let mut message = data.to_vec();
     if message.len() >= 8 {
         let len = message.len() as u32;

@@ -1,4 +1,4 @@
-//! What the daemon reads from memory that programs can write: areas, slots, tables of pages.
+//! Memory that programs can write and the daemon reads: areas, slots, tables of pages.
 
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ struct Segments {
 /// Bytes anywhere in a client's area, in the slots and in a slice's segments.
 pub fn segments(data: &[u8]) {
     thread_local! {
-        // Kept: what an input leaves is what the next one finds, as with a daemon.
+        // Kept between inputs: each input finds what the previous one left, as in a daemon.
         static SEGMENTS: OnceCell<Segments> = const { OnceCell::new() };
     }
     SEGMENTS.with(|segments| {

@@ -24,10 +24,10 @@ const ROOT_USER: Caller = Caller {
     gid: 0,
     umask: 0,
 };
-/// Entries that a walk looks at.
+/// Most entries that a walk reads.
 const WALK_MAX: usize = 1000;
 
-/// A device in memory: blocks that all share, and those that were written here.
+/// A device in memory: shared blocks, and those that were written here.
 #[derive(Default)]
 pub(crate) struct Memory {
     base: Arc<HashMap<u64, Box<[u8]>>>,
@@ -35,7 +35,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// A copy that shares what is there.
+    /// Returns a copy that shares the present contents.
     fn copy(&self) -> Memory {
         let mut base = HashMap::clone(&self.base);
         base.extend(self.written.read().clone());
@@ -54,7 +54,7 @@ impl Memory {
         }
     }
 
-    /// The blocks that hold something, in order.
+    /// Returns the blocks that hold data, in order.
     fn blocks(&self) -> Vec<u64> {
         let mut blocks: Vec<u64> = self.base.keys().copied().collect();
         blocks.sort_unstable();
