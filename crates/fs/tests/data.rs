@@ -850,9 +850,26 @@ fn space_that_was_promised_follows_a_moved_file_and_comes_back() {
     }
     mount.write(&file, 2 * PAGE, &pattern(9, PAGE as usize));
     mount.fsync(&file);
-    mount.fs().release_promises(&file).unwrap();
+    mount.fs().release_promises(&file, || false).unwrap();
     mount.commit();
     assert_eq!(free - mount.free(), 3);
+}
+
+#[test]
+fn who_begins_to_write_inline_waits_until_promised_space_was_taken_back() {
+    let mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
+    mount.fs().release_promises(&file, || true).unwrap();
+    assert_eq!(file.promised_end_page(), 64, "it is needed");
+    let (tx, rx) = std::sync::mpsc::channel();
+    let release = mount.fs().release_promises(&file, || {
+        let (later, tx) = (file.clone(), tx.clone());
+        file.after_writings(move || tx.send(later.promised_end_page()).unwrap());
+        false
+    });
+    release.unwrap();
+    assert_eq!(rx.try_recv(), Ok(0));
 }
 
 #[test]

@@ -309,9 +309,12 @@ impl Fast {
                 if let Some(kernel) = kernel {
                     kernel.drop_pages(file.ino());
                 }
-                if let Some(mounted) = weak.and_then(|m| m.upgrade())
-                    && let Err(error) = mounted.fs().release_promises(&file)
-                {
+                let Some(mounted) = weak.and_then(|m| m.upgrade()) else {
+                    return;
+                };
+                // The file may have another writer by now. Whoever becomes one later waits until this is over; see `begin_writes`.
+                let is_written = || mounted.fast.written_file(file.ino()).is_some();
+                if let Err(error) = mounted.fs().release_promises(&file, is_written) {
                     tracing::warn!(ino = file.ino(), %error, "space reserved ahead stays reserved");
                 }
             });

@@ -300,6 +300,12 @@ impl File {
         }
     }
 
+    /// Does what `shut_writers_out` does, and counts the caller as a writer: `after_writings` waits for it.
+    pub(super) fn shut_other_writers_out(self: &Arc<Self>) -> Writing {
+        self.shut_writers_out();
+        Writing::begin(self, &mut self.writers.lock())
+    }
+
     /// Whether clients may write pages that come into the cache from now on.
     pub fn set_inline_writes(&self, allowed: bool) {
         self.inline_writes.store(allowed, Ordering::SeqCst);

@@ -82,16 +82,27 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes back the space that was promised beyond the end of the file for writes that did not come. Keeps
+    /// Takes back the space that was promised beyond the end of the file for writes that did not come, unless `is_needed`. Keeps
     /// writers out for that long; what was preallocated stays.
-    pub fn release_promises(&self, file: &Arc<File>) -> Result<()> {
+    ///
+    /// A client that writes inline may have bytes beyond the end that the file does not know of yet. `is_needed` has to say so. Who
+    /// becomes such a client after `is_needed` was called, and waits by `after_writings`, waits until the space was taken back.
+    pub fn release_promises(
+        &self,
+        file: &Arc<File>,
+        is_needed: impl FnOnce() -> bool,
+    ) -> Result<()> {
         let end = |file: &File| file.size().div_ceil(PAGE_BYTES);
         if file.promised_end_page() <= end(file) {
             return Ok(());
         }
-        file.shut_writers_out();
-        let result = self.release_promises_alone(file, end(file));
+        let writing = file.shut_other_writers_out();
+        let result = match is_needed() {
+            true => Ok(()),
+            false => self.release_promises_alone(file, end(file)),
+        };
         file.let_writers_in();
+        drop(writing);
         result
     }
 

@@ -719,7 +719,10 @@ fn a_write_of_the_mount_notices_that_the_file_has_got_its_first_inline_writer() 
     // Makes the write wait after it has checked for inline writers.
     let other = handle.file.writing();
     std::thread::scope(|scope| {
-        scope.spawn(|| bed.mounted.fs().release_promises(&handle.file).unwrap());
+        scope.spawn(|| {
+            let fs = bed.mounted.fs();
+            fs.release_promises(&handle.file, || false).unwrap();
+        });
         wait_until("writes have to wait", || {
             handle.file.try_writing().is_none()
         });
@@ -827,6 +830,42 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
     drop(go_on);
     assert_eq!(answer.recv_timeout(limit).unwrap().status, 0);
     assert!(!withheld() && !next.file.kernel_may_have_pages());
+    bed.mounted.close_file(&next);
+}
+
+#[test]
+fn what_a_new_writer_appends_is_kept_when_the_space_of_the_last_writer_is_taken_back() {
+    let bed = Bed::new();
+    let (fast, limit) = (&bed.mounted.fast, Duration::from_secs(60));
+    let next = (bed.mounted)
+        .open_file(bed.handle.file.ino(), false, true)
+        .unwrap();
+    // The thread that takes it back has other work.
+    let (work, over) = mpsc::channel::<()>();
+    fast.later(move || assert!(over.recv().is_err(), "the end of the work"));
+    fast.release(&bed.mounted, &bed.handle);
+    assert_eq!(bed.ask(&next, Call::Fast { write: true }).status, 0);
+    let reserve = Call::Reserve {
+        first: 0,
+        pages: 16,
+        soon: false,
+    };
+    assert_eq!(bed.ask(&next, reserve).pages, 16);
+    bed.fill(13, 7);
+    let slot_file = fast.slot_file(next.file.ino()).unwrap();
+    let slot = fast.slot(&slot_file);
+    assert!(slot.extend(slot.size(), 50_000));
+    drop(work);
+    let (tx, rx) = mpsc::channel();
+    fast.later(move || tx.send(()).unwrap());
+    rx.recv_timeout(limit).unwrap();
+    assert_eq!(bed.size(), 50_000);
+    let (tx, rx) = mpsc::channel();
+    (bed.mounted).read(&next, 0, 50_000, false, vec![], move |read, buffer| {
+        tx.send((read.unwrap(), buffer)).unwrap();
+    });
+    let (len, found) = rx.recv_timeout(limit).unwrap();
+    assert!(found[..len] == vec![7; 50_000]);
     bed.mounted.close_file(&next);
 }
 
