@@ -246,10 +246,11 @@ fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
     // The thread that takes the page in looks the file up there.
     let files = programs.fast().files.write();
     assert!(programs.slice().drain_writers(ino, 3..4));
-    wait_until("a thread takes the page in", || {
-        programs.fast().unreported.is_absorbing()
-    });
     let found = std::thread::scope(|scope| {
+        scope.spawn(|| programs.fast().hear());
+        wait_until("a thread takes the page in", || {
+            programs.fast().unreported.is_absorbing()
+        });
         let (tx, rx) = mpsc::channel();
         let asker = scope.spawn({
             let programs = &programs;
