@@ -213,6 +213,11 @@ impl Description {
         self.references.store(0, Ordering::Release);
     }
 
+    /// Whether one number means it.
+    pub fn has_one_number(&self) -> bool {
+        self.references.load(Ordering::Relaxed) == 1
+    }
+
     /// One more, if it is still of that generation.
     fn retain(&self, generation: u32) -> bool {
         let more = |n: u32| (n != 0 && n != DYING).then_some(n + 1);

@@ -9,6 +9,7 @@
 //! inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ const WAY_PAGES: u32 = 1 << 18;
 /// After that the handler continues and the daemon waits for the latch. The page may have to be written back first.
 const WAY_POLLS: u32 = 1000;
 const WAY_POLL: Duration = Duration::from_millis(1);
+
+/// This process has made a thread.
+static THREADS: AtomicBool = AtomicBool::new(false);
 
 const SEEK_SET: i32 = 0;
 const SEEK_CUR: i32 = 1;
@@ -1281,6 +1285,37 @@ pub fn size(fd: i32) -> Option<u64> {
 }
 
 // ---- what happens to numbers ----
+
+/// This process makes a thread.
+pub fn has_threads() {
+    THREADS.store(true, Relaxed);
+}
+
+/// Forgets a number that is about to be closed. Until it is closed, other threads' calls on it are ordinary ones; so
+/// they find the offset in the kernel.
+pub fn closing(fd: i32) {
+    leave_offset(fd);
+    forget(fd);
+}
+
+/// Forgets all numbers from `first` to `last`, as `closing`.
+pub fn closing_range(first: u32, last: u32) {
+    if THREADS.load(Relaxed) {
+        let closed = |fd: &i32| (first..=last).contains(&(*fd as u32));
+        description::numbers().filter(closed).for_each(leave_offset);
+    }
+    forget_range(first, last);
+}
+
+fn leave_offset(fd: i32) {
+    if THREADS.load(Relaxed)
+        && let Some(Number::Described(open)) = description::number(fd)
+        // With other numbers the offset stays here.
+        && open.description().has_one_number()
+    {
+        hand_over(&open);
+    }
+}
 
 /// The number was given by an open(2) of this process that succeeded, with these flags.
 pub fn opened(fd: i32, _flags: i32) {

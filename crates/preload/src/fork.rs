@@ -79,7 +79,10 @@ pub extern "C" fn before_clone(_: usize, _: usize, flags: c_int) -> *const c_voi
             share_all();
             errno::kept(fd::before_bare_fork);
         }
-        _ => threads::release(),
+        _ => {
+            threads::release();
+            fd::has_threads();
+        }
     }
     real::symbol::clone.address()
 }
@@ -91,7 +94,10 @@ pub fn before_raw_clone(flags: c_ulong) {
             share_all();
             errno::kept(fd::before_bare_fork);
         }
-        _ => threads::release(),
+        _ => {
+            threads::release();
+            fd::has_threads();
+        }
     }
 }
 

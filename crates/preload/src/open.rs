@@ -127,7 +127,7 @@ unsafe fn mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int
 
 /// Forgotten before it is closed: afterwards the number may already be another thread's.
 pub unsafe fn close(fd: c_int) -> c_int {
-    errno::kept(|| fd::forget(fd));
+    errno::kept(|| fd::closing(fd));
     // SAFETY: the caller's arguments.
     unsafe { real::close(fd) }
 }
@@ -136,7 +136,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // CLOSE_RANGE_CLOEXEC closes nothing now. CLOSE_RANGE_UNSHARE concerns descriptors that are
     // shared with another process, in whose memory we would have to be too.
     if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
-        errno::kept(|| fd::forget_range(first, last));
+        errno::kept(|| fd::closing_range(first, last));
     }
     if real::symbol::close_range.address().is_null() {
         let (first, last, flags) = (first as usize, last as usize, flags as usize);
@@ -151,7 +151,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 
 unsafe fn closefrom(first: c_int) {
     let from = first.max(0) as c_uint;
-    errno::kept(|| fd::forget_range(from, c_uint::MAX));
+    errno::kept(|| fd::closing_range(from, c_uint::MAX));
     if real::symbol::closefrom.address().is_null() {
         // SAFETY: closes descriptors, which is what the caller wants.
         unsafe { close_range(from, c_uint::MAX, 0) };

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use jericho_client::placement;
+use jericho_client::{fd, placement};
 use libc::{cpu_set_t, pid_t, pthread_attr_t, pthread_t, size_t};
 
 use crate::{errno, real};
@@ -36,12 +36,14 @@ unsafe fn pthread_create(
     argument: *mut c_void,
 ) -> c_int {
     release();
+    fd::has_threads();
     // SAFETY: the caller's arguments.
     unsafe { real::pthread_create(thread, attributes, start, argument) }
 }
 
 unsafe fn thrd_create(thread: *mut c_void, start: *const c_void, argument: *mut c_void) -> c_int {
     release();
+    fd::has_threads();
     // SAFETY: the caller's arguments.
     unsafe { real::thrd_create(thread, start, argument) }
 }

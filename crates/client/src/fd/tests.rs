@@ -584,6 +584,22 @@ fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
 }
 
 #[test]
+fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_in_the_kernel() {
+    let _apart = APART.read();
+    has_threads();
+    for range in [false, true] {
+        let f = Opened::new(2, 8192);
+        assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+        match range {
+            false => closing(f.fd()),
+            true => closing_range(f.fd() as u32, f.fd() as u32),
+        }
+        // It is not closed yet.
+        assert_eq!(f.kernel_offset(), 10);
+    }
+}
+
+#[test]
 fn flags_that_change_are_heard_of() {
     let _apart = APART.read();
     let f = Opened::new(2, 4000);
