@@ -262,8 +262,8 @@ fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
 
 /// Unmounts, by force if need be, and waits until the kernel has let go (or the grace is over).
 fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
-    // Opened before it is detached: when it has ended, another mount may get its number. The volume is ours, so no other mount has it as
-    // its source.
+    // Opened before the mount is detached, because another mount may reuse its number later. This process holds the volume, so no other
+    // mount has it as its source.
     let connection = mounts::list().ok().and_then(|mounts| {
         let is_ours = |m: &mounts::Mount| {
             m.filesystem == mounts::FILESYSTEM && m.source == volume && m.dir == running.dir()

@@ -309,14 +309,14 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> Result<(), MountError> {
     Err(failed(message))
 }
 
-/// The kernel's connection to the daemon of a mount, to be aborted. Keeps neither it nor the mount.
+/// A handle to abort the kernel's connection to a mount's daemon. Keeps neither the connection nor the mount alive.
 pub struct Connection(OwnedFd);
 
 impl Connection {
     /// Finds the connection. `minor` is that of the st_dev of the mount's files, and no other mount's: the mount must not have ended. Takes root.
     /// Errors: EPERM, ENOENT.
     pub fn of_mount(minor: u32) -> io::Result<Connection> {
-        // Mounted for this process alone, without a directory: not every machine has it in /sys/fs/fuse/connections.
+        // Mounts the control filesystem privately, because not every machine mounts it at /sys/fs/fuse/connections.
         let control = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_create(control.as_fd())?;
         let connections = rustix::mount::fsmount(
@@ -364,7 +364,7 @@ mod tests {
 
     use super::*;
 
-    /// Mounts a filesystem that nobody serves. Returns its channel and the minor of its st_dev.
+    /// Mounts a filesystem without a daemon. Returns its channel and the minor of its st_dev.
     fn mount_unserved(dir: &Path) -> (OwnedFd, u32) {
         let channel = attach(dir, &MountConfig::for_this_user("none".into(), false)).unwrap();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -405,7 +405,7 @@ mod tests {
             assert!(has_ended(&second));
             unmount(&dir, true).unwrap();
             assert!(!aborted);
-            // Else something else was mounted at the same moment.
+            // Otherwise another process mounted at the same moment.
             if its_minor == minor {
                 return;
             }

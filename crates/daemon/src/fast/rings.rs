@@ -43,7 +43,7 @@ impl Default for Rings {
     }
 }
 
-/// Counts how often pages were noted that `adopt_unreported` has to absorb, and how many of these notes it has absorbed.
+/// Counts how often pages were queued for `adopt_unreported`, and how many of these requests it has completed.
 #[derive(Default)]
 pub(super) struct Unreported {
     noted: AtomicU64,
@@ -53,12 +53,12 @@ pub(super) struct Unreported {
 }
 
 impl Unreported {
-    /// Notes pages, which are there already.
+    /// Counts a request; its pages are queued already.
     pub fn note(&self) {
         self.noted.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns whether there are pages that are not known to be absorbed.
+    /// Returns whether pages may still have to be absorbed.
     fn is_due(&self) -> bool {
         let absorbed = self.absorbed.load(Ordering::SeqCst);
         self.noted.load(Ordering::SeqCst) != absorbed
@@ -162,7 +162,7 @@ impl Fast {
         if !self.unreported.is_due() {
             return false;
         }
-        // What another thread is absorbing is known when that thread has done so.
+        // Waits for another thread that is absorbing pages: the slices know them only afterwards.
         let _absorbing = self.unreported.absorbing.lock();
         let noted = self.unreported.noted.load(Ordering::SeqCst);
         if !self.unreported.is_due() {

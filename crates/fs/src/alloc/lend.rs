@@ -35,7 +35,7 @@ pub(super) struct Loans {
 struct State {
     lent: usize,
     recalls: usize,
-    /// Nobody waits for the end of a recall.
+    /// `lend` does not wait for the end of a recall.
     at_once: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Loan<'a> {
     pub blocks: Blocks,
     /// The block of the container after the range.
     pub end: usize,
-    /// Whether the free run continues at `next`.
+    /// Whether the free run continues at `end`.
     pub goes_on: bool,
 }
 
@@ -102,7 +102,7 @@ impl Allocator {
         Some((slice, index))
     }
 
-    /// From now on `lend` does not wait: it lends nothing while there is a `Recall`, as there may be for as long as a file is moved.
+    /// Makes `lend` return nothing instead of waiting while a `Recall` exists, which may be as long as a file is being moved.
     pub fn lend_at_once(&self) {
         self.loans.state.lock().at_once = true;
         self.loans.changed.notify_all();

@@ -59,7 +59,7 @@ impl Fs {
         let _alone = file.exclusive.write();
         let size = file.size();
         if zero {
-            // The blocks of what is zeroed come back when it is taken out, with the next batch: more are needed for the holes.
+            // The zeroed range's blocks become free only with the next batch, so the holes need additional blocks now.
             let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
             let holes = file.map.read().extents.holes(pages);
             let missing: u64 = holes.iter().map(|(_, count)| count).sum();
