@@ -130,18 +130,14 @@ pub struct Description {
     object: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
-    /// One more than the last page for which a reservation was requested, or `fd::NEVER`. This field and the next two change when
-    /// a call asks the daemon, or skips asking.
-    pub reserved_to: AtomicU64,
-    /// Number of pages in the last reservation request.
-    pub reserved: AtomicU32,
-    /// Number of extending writes to skip before the next reservation request.
+    /// Number of extending writes to skip before the next reservation request. It changes when a call asks the daemon, or skips asking.
     pub reserve_pause: AtomicU32,
+    _unused: [u32; 3],
     /// The offset, when this library keeps it.
     pub offset: Offset,
     /// The reader's position.
     pub read_ahead: ReadAhead,
-    /// Where the last write that made the file longer ended.
+    /// Where the last write that made the file longer ended, or `fd::NEVER`.
     pub extended_to: AtomicU64,
 }
 
@@ -162,9 +158,8 @@ impl Description {
             object: AtomicU64::new(0),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
-            reserved_to: AtomicU64::new(0),
-            reserved: AtomicU32::new(0),
             reserve_pause: AtomicU32::new(0),
+            _unused: [0; 3],
             offset: Offset::new(),
             read_ahead: ReadAhead::new(),
             extended_to: AtomicU64::new(0),
@@ -476,9 +471,7 @@ pub fn describe(
         fence(Ordering::Release);
         d.set(facts, identity);
         d.read_ahead.reset();
-        d.extended_to.store(u64::MAX, Ordering::Relaxed);
-        d.reserved.store(0, Ordering::Relaxed);
-        d.reserved_to.store(NEVER, Ordering::Relaxed);
+        d.extended_to.store(NEVER, Ordering::Relaxed);
         d.reserve_pause.store(0, Ordering::Relaxed);
         let generation = d.generation.load(Ordering::Relaxed).wrapping_add(1);
         d.offset.begin(generation as u16, offset);

@@ -9,8 +9,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_shm::{
-    Access, Flags, Holding, Key, Lock, Miss, RangeHeld, Segments, SizeWord, SliceMemory, Slot,
-    SlotInfo, SlotWord, Turns, Writer,
+    Access, Ahead, Flags, Holding, Key, Lock, Miss, RangeHeld, Segments, SizeWord, SliceMemory,
+    Slot, SlotInfo, SlotWord, Turns, Writer,
 };
 use jericho_sys::files;
 
@@ -174,6 +174,27 @@ impl<'a> File<'a> {
     /// Whether a page is in the cache.
     pub fn has_page(&self, page: u64) -> bool {
         self.memory.lookup(self.key.with_page(page)).is_some()
+    }
+
+    /// Whether bytes may be written as far as their pages are concerned: all are there, with space for them.
+    pub fn is_writable(&self, at: u64, len: usize) -> bool {
+        pieces(at, len).all(|(page, _, _)| {
+            let key = self.key.with_page(page);
+            self.memory.is_writable_page(key).is_ok()
+        })
+    }
+
+    /// What writers have had reserved behind the end of the file.
+    #[inline]
+    pub fn ahead(&self) -> &'a Ahead {
+        self.slot.ahead()
+    }
+
+    /// Keeps others from asking for pages behind the end, until what it gives is dropped.
+    pub fn begin_asking(&self) -> Asking<'a> {
+        let ahead = self.ahead();
+        let held = ahead.begin_asking(self.session.owner);
+        Asking { ahead, held }
     }
 
     /// Returns whether a writer of this process holds a lock that an access to these bytes waits for.
@@ -612,6 +633,18 @@ struct Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.lock.unlock(self.held);
+    }
+}
+
+/// The right to ask for pages behind the end, given back on drop.
+pub struct Asking<'a> {
+    ahead: &'a Ahead,
+    held: Holding,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.ahead.end_asking(self.held);
     }
 }
 

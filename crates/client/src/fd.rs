@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Call, Refusal};
+use jericho_shm::{Ahead, Call, Refusal};
 use jericho_sys::{errno, files, signals};
 
 use crate::ask::ask;
@@ -45,10 +45,16 @@ const WINDOW_PAGES_MAX: u32 = 1024;
 /// Pages reserved beyond the end for a writer that goes on: doubling from the first to the second.
 const RESERVE_MIN: u32 = 16;
 const RESERVE_MAX: u32 = 1024;
-/// As the end of what is reserved: nothing is, so more is asked for only when a page is missing.
+/// As the end of a description's last write that made its file longer: there was none.
 pub(crate) const NEVER: u64 = u64::MAX;
+/// Times that an append has pages reserved and others use them up, before it goes through the kernel.
+const APPEND_TRIES: u32 = 4;
 /// Extending writes after a refusal to reserve until it is tried again.
 const RESERVE_PAUSE: u32 = 64;
+/// The same when others had the pages, time and again.
+const BUSY_PAUSE: u32 = 4;
+/// Times that pages are asked for that others have.
+const ASK_TRIES: u32 = 4;
 /// Times that a reader reads anew because somebody else moved the offset, before it locks it.
 const READ_TRIES: u32 = 3;
 /// Times that a number is looked up anew because it changed its meaning meanwhile.
@@ -979,11 +985,15 @@ fn write_beyond(
     }
     let write = || file.write(at, data.len, Source::new(data.parts));
     let mut result = write();
-    if reserve(open, result, at, data.len) {
+    let d = open.description();
+    if is_missing(&result)
+        && d.extended_to.load(Relaxed) == at
+        && reserve(open, file, data.len, || Ok(at))?
+    {
         result = write();
     }
     if result.is_ok() {
-        extended(open, end);
+        extended(open, file, end);
     }
     result.map(|()| end)
 }
@@ -1002,70 +1012,118 @@ fn append_inline(
         return Err(Why::Far);
     }
     let append = || file.append(data.len, Source::new(data.parts));
-    let at = file.size()?;
     let mut result = append();
-    if reserve(open, result.map(drop), at, data.len) {
+    for _ in 0..APPEND_TRIES {
+        if !is_missing(&result) || !reserve_for_append(open, file, data.len)? {
+            break;
+        }
         result = append();
     }
     if let Ok(end) = result {
-        extended(open, end);
+        extended(open, file, end);
     }
     result
 }
 
-fn extended(open: &Open, end: u64) {
+/// Whether a write has found no page that it may write.
+#[inline]
+fn is_missing<T>(result: &std::result::Result<T, Why>) -> bool {
+    matches!(result, Err(Why::Absent | Why::Unbacked))
+}
+
+/// After an append that found no page at the end: has some put there, unless it is the first one, which may be the only one. True: it
+/// is worth another try.
+#[cold]
+fn reserve_for_append(open: &Open, file: &File<'_>, len: usize) -> std::result::Result<bool, Why> {
+    let extends = open.description().extended_to.load(Relaxed) != NEVER;
+    if !extends && file.ahead().to() == 0 {
+        return Ok(false);
+    }
+    // Where others have stopped by now.
+    reserve(open, file, len, || file.size())
+}
+
+fn extended(open: &Open, file: &File<'_>, end: u64) {
     let d = open.description();
     d.extended_to.store(end, Relaxed);
-    let (reserved, to) = (d.reserved.load(Relaxed), d.reserved_to.load(Relaxed));
+    let ahead = file.ahead();
+    let (to, pages) = (ahead.to(), ahead.pages());
     // Half of it is used: the other half is time for more.
-    if end / PAGE_BYTES + u64::from(reserved / 2) >= to {
-        reserve_soon(open, end, to);
+    if end / PAGE_BYTES + u64::from(pages / 2) >= to && to > 0 {
+        reserve_soon(open, ahead, end, to, pages);
+    }
+}
+
+/// As `extended`, after a write of the kernel.
+fn extended_by_kernel(open: &Open, end: u64) {
+    open.description().extended_to.store(end, Relaxed);
+    // Its session may be another one since the write began, which may write.
+    let Some(facts) = open.facts() else { return };
+    let session = session::get(facts.session).filter(|session| session.is_writable());
+    if let Some(file) = session.and_then(|session| file(session, &facts).ok()) {
+        extended(open, &file, end);
     }
 }
 
 /// Has pages reserved behind those that are, before they are needed.
 #[cold]
-fn reserve_soon(open: &Open, end: u64, first: u64) {
-    let d = open.description();
+fn reserve_soon(open: &Open, ahead: &Ahead, end: u64, first: u64, pages: u32) {
+    // Behind an end that was moved by other means nothing is known of what is there.
+    if first < end.div_ceil(PAGE_BYTES) {
+        ahead.claim(first, 0);
+        return;
+    }
+    let pages = pages.saturating_mul(2).clamp(RESERVE_MIN, RESERVE_MAX);
+    let claimed = first.saturating_add(u64::from(pages));
+    if !ahead.claim(first, claimed) {
+        return;
+    }
     let call = Call::Reserve {
         first,
-        pages: (d.reserved.load(Relaxed) * 2).min(RESERVE_MAX),
+        pages,
         soon: true,
     };
-    let mut to = NEVER;
-    // Behind an end that others have moved nothing is known of what is there.
-    if first >= end.div_ceil(PAGE_BYTES)
-        && let Ok(answer) = ask(open.fd, call)
-        && answer.status == 0
-        && answer.pages > 0
-    {
-        d.reserved.store(answer.pages, Relaxed);
-        to = first + u64::from(answer.pages);
+    match ask(open.fd, call) {
+        Ok(answer) if answer.status == 0 && answer.pages >= pages => ahead.tell_pages(pages),
+        Ok(answer) if answer.status == 0 && answer.pages > 0 => {
+            ahead.tell_pages(answer.pages);
+            ahead.claim(claimed, first + u64::from(answer.pages));
+        }
+        // More is asked for when a page is missing.
+        _ => {
+            ahead.claim(claimed, 0);
+        }
     }
-    d.reserved_to.store(to, Relaxed);
 }
 
-/// After a write beyond the end that found no page there: has some put there, when the writer goes on where it
-/// stopped the last time. True: it is worth another try.
-fn reserve(open: &Open, result: std::result::Result<(), Why>, at: u64, len: usize) -> bool {
-    if !matches!(result, Err(Why::Absent | Why::Unbacked)) {
-        return false;
-    }
+/// After a write beyond the end that found no page there: has some put there, by one of those that need them. True: it is worth
+/// another try.
+#[cold]
+fn reserve(
+    open: &Open,
+    file: &File<'_>,
+    len: usize,
+    at: impl Fn() -> std::result::Result<u64, Why>,
+) -> std::result::Result<bool, Why> {
     let d = open.description();
-    if d.extended_to.load(Relaxed) != at {
-        return false;
+    let _asking = file.begin_asking();
+    let begin = at()?;
+    // Another one has had them reserved meanwhile.
+    if file.is_writable(begin, len) {
+        return Ok(true);
     }
     let pause = d.reserve_pause.load(Relaxed);
     if pause > 0 {
         d.reserve_pause.store(pause - 1, Relaxed);
-        return false;
+        return Ok(false);
     }
-    let first = at / PAGE_BYTES;
-    let needed = (at + len as u64).div_ceil(PAGE_BYTES) - first;
+    let first = begin / PAGE_BYTES;
+    let needed = (begin + len as u64).div_ceil(PAGE_BYTES) - first;
     if needed > u64::from(RESERVE_MAX) {
-        return false;
+        return Ok(false);
     }
-    let pages = (d.reserved.load(Relaxed) * 2)
+    let ahead = file.ahead();
+    let pages = (ahead.pages().saturating_mul(2))
         .clamp(RESERVE_MIN, RESERVE_MAX)
         .max(needed as u32);
     let call = Call::Reserve {
@@ -1073,20 +1131,29 @@ fn reserve(open: &Open, result: std::result::Result<(), Why>, at: u64, len: usiz
         pages,
         soon: false,
     };
-    match ask(open.fd, call) {
-        Ok(answer) if answer.status == 0 && u64::from(answer.pages) >= needed => {
-            d.reserved.store(pages, Relaxed);
-            d.reserved_to
-                .store(first + u64::from(answer.pages), Relaxed);
-            true
+    for _ in 0..ASK_TRIES {
+        let answer = ask(open.fd, call);
+        if let Ok(answer) = answer
+            && answer.status == 0
+            && u64::from(answer.pages) >= needed
+        {
+            ahead.tell(first + u64::from(answer.pages), pages);
+            return Ok(true);
         }
-        _ => {
-            d.reserved.store(0, Relaxed);
-            d.reserved_to.store(NEVER, Relaxed);
+        // They are there by now, or the end is elsewhere.
+        if file.is_writable(begin, len) || at()? != begin {
+            return Ok(true);
+        }
+        if !answer.is_ok_and(|answer| answer.status == Refusal::Busy as u32) {
+            ahead.forget();
             d.reserve_pause.store(RESERVE_PAUSE, Relaxed);
-            false
+            return Ok(false);
         }
+        // The daemon's thread that reserves pages ahead has them at this moment.
+        std::thread::yield_now();
     }
+    d.reserve_pause.store(BUSY_PAUSE, Relaxed);
+    Ok(false)
 }
 
 /// The same bytes through the kernel. `tried`: an inline write came before, whose successors may want pages
@@ -1111,7 +1178,7 @@ fn write_by_kernel(
         end = end_of(open).unwrap_or(end);
     }
     if tried && result.is_ok() {
-        extended(open, end);
+        extended_by_kernel(open, end);
     }
     Written { result, end }
 }

@@ -106,6 +106,8 @@ pub enum Refusal {
     Space = 7,
     /// The fast path is switched off, or the daemon closes.
     Off = 8,
+    /// Others have the pages that were to be reserved, for now: another try may do.
+    Busy = 9,
 }
 
 fn u32_at(bytes: &[u8; CALL_BYTES], at: usize) -> u32 {

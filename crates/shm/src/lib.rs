@@ -5,6 +5,7 @@
 //! This crate knows pages of numbered objects; which slice changes the table when is `cache`'s business.
 
 mod access;
+mod ahead;
 mod area;
 mod call;
 mod control;
@@ -21,6 +22,7 @@ mod ring;
 mod slots;
 mod sync;
 
+pub use ahead::Ahead;
 pub use area::{Access, Area, BLOCKS, Counter, MARKS, RING_KEYS};
 pub use call::{
     Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,

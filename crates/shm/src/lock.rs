@@ -141,6 +141,17 @@ impl Lock {
                 return Some(held);
             }
         }
+        self.lock_asleep(owner, waiter)
+    }
+
+    /// As `lock`, when what is done under it takes so long that a waiter had better sleep at once.
+    #[cold]
+    pub(crate) fn lock_for_long(&self, owner: u16) -> Option<Holding> {
+        self.try_lock(owner)
+            .or_else(|| self.lock_asleep(owner, &mut Patience::new(self)))
+    }
+
+    fn lock_asleep(&self, owner: u16, waiter: &mut impl Wait) -> Option<Holding> {
         loop {
             let word = self.0.load(Ordering::Relaxed);
             if word & OWNER != 0 {

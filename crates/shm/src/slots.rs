@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use jericho_sys::memory::Mapping;
 
+use crate::ahead::Ahead;
 use crate::lock::{Holding, Lock, Patience};
 use crate::reports::{Draining, OWNER_WORDS, Reports};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
@@ -55,7 +56,9 @@ pub struct Slot {
     modified: AtomicU64,
     _unused: [u64; 6],
     extend: Lock,
-    _unused_behind_extend: [u32; 15],
+    _unused_behind_extend: u32,
+    ahead: Ahead,
+    _unused_behind_ahead: [u32; 10],
     words: [Lock; WORDS],
     _unused_behind_words: [u32; 2],
 }
@@ -64,6 +67,7 @@ pub struct Slot {
 const _: () = {
     assert!(size_of::<Slot>() == 256);
     assert!(std::mem::offset_of!(Slot, extend) == 64 && std::mem::offset_of!(Slot, words) == 128);
+    assert!(std::mem::offset_of!(Slot, ahead) == 72 && size_of::<Ahead>() == 16);
 };
 
 /// The words of the range lock that cover a byte range, one bit for each.
@@ -159,7 +163,9 @@ impl Slot {
             modified: AtomicU64::new(0),
             _unused: [0; 6],
             extend: Lock::new(),
-            _unused_behind_extend: [0; 15],
+            _unused_behind_extend: 0,
+            ahead: Ahead::new(),
+            _unused_behind_ahead: [0; 10],
             words: std::array::from_fn(|_| Lock::new()),
             _unused_behind_words: [0; 2],
         }
@@ -194,6 +200,9 @@ impl Slot {
         if let Err(seen) = self.change_size(|seen| Some(next(seen))) {
             // A malicious client kept changing the size. Overwriting its latest value loses nothing.
             self.size.store(next(seen).0, Ordering::Release);
+        }
+        if cut {
+            self.ahead.forget();
         }
     }
 
@@ -264,6 +273,12 @@ impl Slot {
     #[inline]
     pub fn extend_lock(&self) -> &Lock {
         &self.extend
+    }
+
+    /// What writers have had reserved behind the end.
+    #[inline]
+    pub fn ahead(&self) -> &Ahead {
+        &self.ahead
     }
 
     /// Returns whether `owner` is in a write that extends the file.
@@ -394,7 +409,10 @@ impl Slot {
     /// Opens all locks before the daemon gives the slot to another file. Their holders wrote the previous file, and are dead
     /// or have closed it in the middle of a write.
     pub fn open_all(&self, daemon: u16) {
-        for lock in std::iter::once(&self.extend).chain(&self.words) {
+        for lock in [&self.extend, self.ahead.lock()]
+            .into_iter()
+            .chain(&self.words)
+        {
             if !lock.is_held_by(0) {
                 let held = lock.take_over(daemon);
                 lock.unlock(held);
@@ -405,6 +423,7 @@ impl Slot {
     /// Opens all locks that `owner`, who is dead, holds.
     pub fn open_dead(&self, owner: u16) {
         self.extend.open_dead(owner);
+        self.ahead.lock().open_dead(owner);
         self.words.iter().for_each(|lock| lock.open_dead(owner));
     }
 }

@@ -260,9 +260,9 @@ static void lie_about_a_file(void)
     /* Mostly of the files that it has, but of any other, too. */
     uint32_t slot = below(8) ? slots[below(files)] : below(64);
     size_t at = PAGE + 256ull * slot;
-    size_t lock_at = below(4) ? 128 + 4 * below(30) : 64;
+    size_t lock_at = below(4) ? 128 + 4 * below(30) : below(2) ? 64 : 72;
     uint32_t *lock = (uint32_t *)(segments[SLOTS].at + at + lock_at);
-    switch (below(8)) {
+    switch (below(9)) {
     case 0: put(word(segments[SLOTS], at), number()); break;
     case 1: put(word(segments[SLOTS], at), below(1ull << 46)); break;
     case 2: put(word(segments[SLOTS], at), below(1 << 24)); break;
@@ -270,6 +270,7 @@ static void lie_about_a_file(void)
     case 4: __atomic_store_n(lock, below(2) ? number() : some_owner(), __ATOMIC_SEQ_CST); break;
     case 5: put(word(segments[SLOTS], 64 + 8 * below(16)), below(2) ? number() : 0); break;
     case 6: ((uint32_t *)segments[SLOTS].at)[1] = below(2) ? number() : 0; break;
+    case 7: put(word(segments[SLOTS], at + 72 + 8 * below(2)), below(2) ? number() : below(1 << 12)); break;
     default: __atomic_fetch_add((uint32_t *)segments[SLOTS].at, number(), __ATOMIC_SEQ_CST);
     }
 }

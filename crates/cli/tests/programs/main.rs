@@ -5,6 +5,7 @@
 
 #[path = "../support/again.rs"]
 mod again;
+mod appends;
 mod calls;
 mod coherent;
 mod compile;

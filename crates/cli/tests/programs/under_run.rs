@@ -18,5 +18,6 @@ fn every_program_has_the_same_result_under_run() {
         "calls::",
         "coherent::",
         "overlapping::",
+        "appends::",
     ]);
 }

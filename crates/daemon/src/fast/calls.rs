@@ -314,9 +314,9 @@ impl Mounted {
             return Err(Refusal::ReadOnly);
         }
         self.settle(file.ino());
-        // Pages that the file has are not new: who overwrites them goes through the kernel.
+        // Pages that the file has are not new: others have made it longer since the writer looked.
         if first < file.size() / PAGE_BYTES {
-            return Err(Refusal::Space);
+            return Err(Refusal::Busy);
         }
         let pages = (end_max - first).min(u64::from(pages)) as u32;
         let pages = pages.min(self.reserved_max());
@@ -335,7 +335,7 @@ impl Mounted {
             return Err(Refusal::Space);
         }
         let object = file.object();
-        let mut done = 0;
+        let (mut done, mut why) = (0, Refusal::Space);
         while done < pages {
             let at = first + u64::from(done);
             // The page that the file ends in has bytes, which must be there; what is behind it has none.
@@ -345,8 +345,13 @@ impl Mounted {
             } else {
                 ((pages - done).min(PAGES_PER_GET_MAX), Intent::Overwrite)
             };
-            let Ok(Some(mut grant)) = slice.try_get(&object, at, count, intent) else {
-                break;
+            let mut grant = match slice.try_get(&object, at, count, intent) {
+                Ok(Some(grant)) => grant,
+                Ok(None) => {
+                    why = Refusal::Busy;
+                    break;
+                }
+                Err(_) => break,
             };
             // Somebody else may have made the file longer since then, through the kernel, and the pages have left the cache.
             // Now that they are held, what is known of them stays true.
@@ -356,10 +361,10 @@ impl Mounted {
             grant.offer();
             done += count;
         }
-        if done == 0 {
-            return Err(Refusal::Space);
+        match done {
+            0 => Err(why),
+            _ => Ok(done),
         }
-        Ok(done)
     }
 
     /// The file is about to be mapped through this handle.

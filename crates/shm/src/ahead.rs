@@ -1,0 +1,81 @@
+//! What the writers of a file tell each other of the pages that they had the daemon reserve behind its end.
+//!
+//! Hints, all of them: the daemon reads nothing here, and a writer that is told too much finds a page missing and asks for it.
+
+use crate::lock::{Holding, Lock};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Pages reserved behind the end of a file.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Ahead {
+    /// Held by who has found no page and asks for some, so that others do not ask for the same.
+    lock: Lock,
+    /// Pages that were reserved last.
+    pages: AtomicU32,
+    /// One more than the last page that was asked for; 0: nothing is known.
+    to: AtomicU64,
+}
+
+impl Ahead {
+    #[cfg(all(test, loom))]
+    pub(crate) fn new() -> Ahead {
+        Ahead {
+            lock: Lock::new(),
+            pages: AtomicU32::new(0),
+            to: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// Returns one more than the last page that was asked for; 0: nothing is known.
+    #[inline]
+    pub fn to(&self) -> u64 {
+        self.to.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many pages were reserved last.
+    #[inline]
+    pub fn pages(&self) -> u32 {
+        self.pages.load(Ordering::Relaxed)
+    }
+
+    /// Claims the pages up to `to` for the caller to ask for, if those up to `from` were asked for. One of several gets them.
+    pub fn claim(&self, from: u64, to: u64) -> bool {
+        self.to
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Tells that `pages` were reserved, up to `to`.
+    pub fn tell(&self, to: u64, pages: u32) {
+        self.pages.store(pages, Ordering::Relaxed);
+        self.to.store(to, Ordering::Relaxed);
+    }
+
+    /// Tells how many pages were reserved last.
+    pub fn tell_pages(&self, pages: u32) {
+        self.pages.store(pages, Ordering::Relaxed);
+    }
+
+    /// Nothing is known any more.
+    pub fn forget(&self) {
+        self.tell(0, 0);
+    }
+
+    /// Waits until nobody else asks because a page is missing. One who does not get an answer is waited for no longer than a lock is:
+    /// two who ask do no harm.
+    pub fn begin_asking(&self, owner: u16) -> Holding {
+        let held = self.lock.lock_for_long(owner);
+        held.unwrap_or_else(|| self.lock.take_over(owner))
+    }
+
+    /// The next may ask.
+    pub fn end_asking(&self, held: Holding) {
+        self.lock.unlock(held);
+    }
+}
