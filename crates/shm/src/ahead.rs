@@ -62,6 +62,11 @@ impl Ahead {
         self.pages.store(pages, Ordering::Relaxed);
     }
 
+    /// Forgets which pages were reserved, and keeps how many: a file that was truncated grows on as before.
+    pub fn forget_where(&self) {
+        self.to.store(0, Ordering::Relaxed);
+    }
+
     /// Nothing is known any more.
     pub fn forget(&self) {
         self.tell(0, 0);

@@ -202,7 +202,7 @@ impl Slot {
             self.size.store(next(seen).0, Ordering::Release);
         }
         if cut {
-            self.ahead.forget();
+            self.ahead.forget_where();
         }
     }
 
@@ -406,9 +406,10 @@ impl Slot {
         &self.words[word]
     }
 
-    /// Opens all locks before the daemon gives the slot to another file. Their holders wrote the previous file, and are dead
+    /// Opens all locks and forgets what was reserved, before the daemon gives the slot to another file. Their holders wrote the previous file, and are dead
     /// or have closed it in the middle of a write.
     pub fn open_all(&self, daemon: u16) {
+        self.ahead.forget();
         for lock in [&self.extend, self.ahead.lock()]
             .into_iter()
             .chain(&self.words)
