@@ -56,8 +56,6 @@ pub const WRITE: u32 = 2;
 pub const APPEND: u32 = 4;
 /// Writes have to be durable: the kernel's business.
 pub const SYNC: u32 = 8;
-/// The process's files are limited in size: whoever extends one asks the kernel.
-pub const LIMITED: u32 = 16;
 /// No write access to the segments was to be had.
 pub const NO_INLINE_WRITE: u32 = 32;
 /// All of it goes to the kernel.

@@ -19,8 +19,7 @@ use jericho_sys::{errno, files, signals};
 
 use crate::ask::ask;
 use crate::description::{
-    self, APPEND, Facts, Identity, LIMITED, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL,
-    WRITE,
+    self, APPEND, Facts, Identity, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
 };
 use crate::devices;
 use crate::early::{self, First};
@@ -69,6 +68,8 @@ const WAY_POLL: Duration = Duration::from_millis(1);
 
 /// This process has made a thread.
 static THREADS: AtomicBool = AtomicBool::new(false);
+/// The size of this process's files is limited (RLIMIT_FSIZE): only the kernel knows what becomes of a write that makes a file longer.
+static SIZE_LIMITED: AtomicBool = AtomicBool::new(false);
 
 const SEEK_SET: i32 = 0;
 const SEEK_CUR: i32 = 1;
@@ -124,6 +125,8 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
     if !stat.is_regular {
         return kernel(Some(Reason::NotRegular));
     }
+    // Another process may have set it.
+    size_limit_changed();
     let mode = files::mode(fd).ok()?;
     if mode.direct || mode.path {
         return kernel(Some(Reason::Direct));
@@ -166,7 +169,6 @@ fn flags_of(mode: &files::Mode) -> u32 {
         | flag(mode.write, WRITE)
         | flag(mode.append, APPEND)
         | flag(mode.sync, SYNC)
-        | flag(files::size_is_limited(), LIMITED)
 }
 
 /// What an operation needs to know of a description; `None`: it takes the kernel path, or is over.
@@ -901,9 +903,9 @@ fn write_inline(
     at: u64,
 ) -> std::result::Result<Written, Why> {
     let end = if facts.flags & APPEND != 0 {
-        append_inline(open, facts, file, data)?
+        append_inline(open, file, data)?
     } else if data.len <= WRITE_MAX {
-        write_piece(open, facts, file, data, at)?
+        write_piece(open, file, data, at)?
     } else {
         return write_pieces(thread, open, facts, file, data, at);
     };
@@ -930,7 +932,7 @@ fn write_pieces(
     let (mut end, mut rest) = (at, None);
     for piece in part.chunks(WRITE_MAX) {
         let parts = [IoSlice::new(piece)];
-        match write_piece(open, facts, file, Data::new(&parts), end) {
+        match write_piece(open, file, Data::new(&parts), end) {
             Ok(to) => end = to,
             Err(why) if end == at => return Err(why),
             Err(why) => {
@@ -957,7 +959,6 @@ fn write_pieces(
 /// Gives the end of what was written.
 fn write_piece(
     open: &Open,
-    facts: &Facts,
     file: &File<'_>,
     data: Data<'_, '_>,
     at: u64,
@@ -967,20 +968,19 @@ fn write_piece(
         file.write(at, data.len, Source::new(data.parts))?;
         return Ok(end);
     }
-    write_beyond(open, facts, file, data, at, end)
+    write_beyond(open, file, data, at, end)
 }
 
 /// A write that seemed to make the file longer.
 #[inline(never)]
 fn write_beyond(
     open: &Open,
-    facts: &Facts,
     file: &File<'_>,
     data: Data<'_, '_>,
     at: u64,
     end: u64,
 ) -> std::result::Result<u64, Why> {
-    if facts.flags & LIMITED != 0 {
+    if SIZE_LIMITED.load(Relaxed) {
         return Err(Why::Withheld);
     }
     let write = || file.write(at, data.len, Source::new(data.parts));
@@ -1001,11 +1001,10 @@ fn write_beyond(
 #[inline(never)]
 fn append_inline(
     open: &Open,
-    facts: &Facts,
     file: &File<'_>,
     data: Data<'_, '_>,
 ) -> std::result::Result<u64, Why> {
-    if facts.flags & LIMITED != 0 {
+    if SIZE_LIMITED.load(Relaxed) {
         return Err(Why::Withheld);
     }
     if data.len > WRITE_MAX {
@@ -1167,6 +1166,10 @@ fn write_by_kernel(
     tried: bool,
 ) -> Written {
     let append = facts.flags & APPEND != 0;
+    if append && SIZE_LIMITED.load(Relaxed) {
+        // The kernel compares the limit with the size that it knows, which is the one from before the inline writes until it asks.
+        let _ = files::fstat(open.fd);
+    }
     let result = match data.parts {
         [part] => files::pwrite(open.fd, part, at as i64),
         parts => files::pwritev(open.fd, parts, at as i64),
@@ -1458,6 +1461,11 @@ pub fn mapped(fd: i32) -> Result<()> {
         Ok(_) => Err(errno::EBUSY),
         Err(errno) => Err(errno),
     }
+}
+
+/// Looks whether the size of this process's files is limited, after it may have changed: setrlimit(2), prlimit(2).
+pub fn size_limit_changed() {
+    SIZE_LIMITED.store(files::size_is_limited(), Relaxed);
 }
 
 /// Before main, while there is one thread: reads what the environment says.

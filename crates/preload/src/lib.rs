@@ -24,6 +24,7 @@ mod copy;
 mod errno;
 mod exec;
 mod fork;
+mod limits;
 mod map;
 mod memory;
 mod messages;

@@ -7,7 +7,8 @@
 use std::ffi::{c_int, c_long, c_uint};
 
 use crate::{
-    copy, exec, fork, map, memory, messages, numbers, offset, open, real, sync, transfer, vectors,
+    copy, exec, fork, limits, map, memory, messages, numbers, offset, open, real, sync, transfer,
+    vectors,
 };
 
 exports! {
@@ -65,6 +66,8 @@ unsafe fn syscall(
             libc::SYS_fcntl => numbers::fcntl(fd, b as _, c).into(),
             libc::SYS_sendmsg => messages::sendmsg(fd, b as _, c as _) as c_long,
             libc::SYS_recvmsg => messages::recvmsg(fd, b as _, c as _) as c_long,
+            libc::SYS_setrlimit => limits::setrlimit(a as _, b as _).into(),
+            libc::SYS_prlimit64 => limits::prlimit(a as _, b as _, c as _, d as _).into(),
             libc::SYS_sync => {
                 sync::sync_all();
                 0

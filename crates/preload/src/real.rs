@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::{
     FILE, cpu_set_t, iovec, mmsghdr, mode_t, msghdr, off_t, pid_t, pthread_attr_t, pthread_t,
-    size_t, ssize_t, timespec,
+    rlimit, size_t, ssize_t, timespec,
 };
 
 use crate::errno;
@@ -213,6 +213,9 @@ real! {
     fn sched_setaffinity(pid: pid_t, size: size_t, cpus: *const cpu_set_t) -> c_int;
     fn pthread_getaffinity_np(thread: pthread_t, size: size_t, cpus: *mut cpu_set_t) -> c_int;
     fn pthread_setaffinity_np(thread: pthread_t, size: size_t, cpus: *const cpu_set_t) -> c_int;
+
+    fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int;
+    fn prlimit(pid: pid_t, resource: c_uint, limit: *const rlimit, old: *mut rlimit) -> c_int;
 
     fn sync();
     fn syncfs(fd: c_int) -> c_int;

@@ -38,7 +38,7 @@ macro_rules! same {
     };
 }
 
-same! { aliases allocator closing copying early flags forking pointers sharing signals streams threads turns }
+same! { aliases allocator closing copying early flags forking limits pointers sharing signals streams threads turns }
 
 /// Runs `ends`, which ends in the given way after it has closed its standard error; what its file at
 /// number 2 holds then.

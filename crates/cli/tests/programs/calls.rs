@@ -29,4 +29,4 @@ macro_rules! same {
     };
 }
 
-same! { aliases allocator closing copying early flags forking pointers sharing signals streams threads turns }
+same! { aliases allocator closing copying early flags forking limits pointers sharing signals streams threads turns }

@@ -102,7 +102,7 @@ impl Programs {
 }
 
 /// The programs that take a directory and have to end with success.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 14] = [
     "aliases",
     "allocator",
     "closing",
@@ -110,6 +110,7 @@ pub const NAMES: [&str; 13] = [
     "early",
     "flags",
     "forking",
+    "limits",
     "pointers",
     "sharing",
     "signals",

@@ -1,0 +1,40 @@
+//! How large the program's files may become: a limit that comes later concerns the files that are open already.
+
+use std::ffi::{c_int, c_uint};
+
+use jericho_client::fd;
+use libc::{pid_t, rlimit};
+
+use crate::{errno, real};
+
+exports! {
+    setrlimit as setrlimit, setrlimit64: (resource: c_uint, limit: *const rlimit) -> c_int;
+    prlimit as prlimit, prlimit64:
+        (pid: pid_t, resource: c_uint, limit: *const rlimit, old: *mut rlimit) -> c_int;
+}
+
+/// Passes on the answer of a call that may have set a limit.
+fn changed(resource: c_uint, answer: c_int) -> c_int {
+    if resource == libc::RLIMIT_FSIZE {
+        errno::kept(fd::size_limit_changed);
+    }
+    answer
+}
+
+pub unsafe fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
+    // SAFETY: the caller's arguments.
+    changed(resource, unsafe { real::setrlimit(resource, limit) })
+}
+
+/// Also for a process that may be another one: looking costs little.
+pub unsafe fn prlimit(
+    pid: pid_t,
+    resource: c_uint,
+    limit: *const rlimit,
+    old: *mut rlimit,
+) -> c_int {
+    // SAFETY: the caller's arguments.
+    changed(resource, unsafe {
+        real::prlimit(pid, resource, limit, old)
+    })
+}
