@@ -18,6 +18,7 @@ use jericho_shm::{
 };
 use jericho_sys::files::ForkMark;
 use jericho_sys::handover::Connection;
+use jericho_sys::signals;
 
 use crate::inside::{SESSIONS_MAX, Thread};
 use crate::lately::Place;
@@ -215,6 +216,12 @@ fn attach_with(instance: u64, token: u64) -> io::Result<&'static Session> {
     if !may_attach() {
         return Err(io::ErrorKind::WouldBlock.into());
     }
+    // Without signals: one would end a wait for the daemon, with an error (also where its handler has SA_RESTART, since the wait has a
+    // limit), and a handler that leaves by a jump would leave the word of those who attach as it is.
+    signals::blocked(|| attach_in_turn(instance, token))
+}
+
+fn attach_in_turn(instance: u64, token: u64) -> io::Result<&'static Session> {
     let mark = mark()?;
     let attaching = mark.word(ATTACHING);
     let mut polls = 0;

@@ -6,6 +6,7 @@
 #[path = "../support/again.rs"]
 mod again;
 mod appends;
+mod attaching;
 mod calls;
 mod coherent;
 mod compile;

@@ -1,0 +1,33 @@
+//! A program attaches to a volume while signals interrupt whatever waits.
+
+use crate::program::{command, succeed, under_run};
+use crate::volume::Volume;
+
+const SOURCE: &str = include_str!("attaching.c");
+/// Programs, each of which attaches once.
+const PROGRAMS: usize = 20;
+
+#[test]
+fn a_program_that_is_interrupted_all_the_time_attaches_all_the_same() {
+    let volume = Volume::mounted("256M", 1, "32M");
+    let (source, program) = (volume.outside("attaching.c"), volume.outside("attaching"));
+    std::fs::write(&source, SOURCE).expect("the source");
+    let mut compiler = command("cc");
+    compiler.args(["-O1", "-Wall", "-Werror", "-o"]);
+    succeed(compiler.arg(&program).arg(&source));
+    let file = volume.at("file");
+    std::fs::write(&file, [0; 4096]).expect("a file");
+    for number in 0..PROGRAMS {
+        let report = volume.outside("report");
+        let mut run = under_run(&program);
+        let said = succeed(run.arg(&file).env("JERICHO_REPORT", &report));
+        assert_eq!(said, "read\n");
+        let told = std::fs::read_to_string(&report).expect("the report");
+        assert!(
+            told.contains("inline") && !told.contains("not to be had"),
+            "program {number}: {told}"
+        );
+        std::fs::remove_file(&report).expect("the report");
+    }
+    volume.finish();
+}
