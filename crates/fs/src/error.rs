@@ -36,4 +36,10 @@ impl Error {
             Error::HalfDone => 5,     // EIO
         }
     }
+
+    /// Returns whether the volume is full. A device whose host is full fails with the same errno, but no removal of files on
+    /// the volume helps it.
+    pub fn is_full_volume(&self) -> bool {
+        matches!(self, Error::Errno(28)) // ENOSPC
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, Run, Slice};
+use jericho_fs::Error;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::fs::{File, Fs, FsOptions};
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
@@ -14,7 +15,7 @@ use jericho_fs::volume::Volume;
 use jericho_fs::volume::format::{FormatOptions, format_devices};
 use jericho_fs::volume::open::OpenMode;
 use jericho_sim::{FaultPlan, Random, SimDevice};
-use jericho_storage::{Device, IoError};
+use jericho_storage::{Cause, Device, IoError};
 
 const CALLER: Caller = Caller {
     uid: 1000,
@@ -737,6 +738,41 @@ fn a_full_volume_says_so_and_works_again_after_a_removal() {
     mount.fsync(&other);
     assert_eq!(mount.read(&other), chunk);
     assert_eq!(mount.read(&file)[..], pattern(4, 1 << 20).repeat(2)[..]);
+}
+
+#[test]
+fn a_write_waits_for_space_on_the_volume_and_not_for_space_on_the_host() {
+    let mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    // Its space would return with the last close.
+    let (_, open) = mount.create("open");
+    mount.fs().unlink(ROOT, b"open").unwrap();
+    let full_host = IoError {
+        operation: "write",
+        device: "sim".into(),
+        offset_bytes: 0,
+        length_bytes: PAGE,
+        cause: Cause::Errno(28),
+    };
+    let mut attempts = 0;
+    let attempt = || -> jericho_fs::Result<()> {
+        attempts += 1;
+        Err(full_host.clone().into())
+    };
+    let error = mount.fs().with_space(&file, attempt).unwrap_err();
+    assert_eq!((error.errno(), attempts), (28, 1));
+
+    attempts = 0;
+    let attempt = || {
+        attempts += 1;
+        match attempts {
+            1 => Err(Error::Errno(28)),
+            _ => Ok(()),
+        }
+    };
+    mount.fs().with_space(&file, attempt).unwrap();
+    assert_eq!(attempts, 2);
+    drop(open);
 }
 
 #[test]

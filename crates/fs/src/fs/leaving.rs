@@ -129,12 +129,12 @@ impl Leaving {
 }
 
 impl Core {
-    /// Runs `attempt`, which takes space; if it fails with ENOSPC, waits for space and runs it again. `attempt` must change
-    /// nothing when it fails so. `own` is the file that needs the space. The caller may block, and holds no lock that the
-    /// removal of a file takes.
+    /// Runs `attempt`, which takes space; if it fails because the volume is full, waits for space and runs it again. `attempt`
+    /// must change nothing when it fails so. `own` is the file that needs the space. The caller may block, and holds no lock
+    /// that the removal of a file takes.
     pub fn with_space<T>(&self, own: Ino, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut attempt = || match attempt() {
-            Err(error) if error.errno() == ENOSPC.errno() => None,
+            Err(error) if error.is_full_volume() => None,
             result => Some(result),
         };
         if let Some(result) = attempt() {
