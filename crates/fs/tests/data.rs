@@ -14,7 +14,7 @@ use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
 use jericho_fs::volume::Volume;
 use jericho_fs::volume::format::{FormatOptions, format_devices};
 use jericho_fs::volume::open::OpenMode;
-use jericho_sim::{FaultPlan, Random, SimDevice};
+use jericho_sim::{FaultPlan, Operation, Random, SimDevice};
 use jericho_storage::{Cause, Device, IoError};
 
 const CALLER: Caller = Caller {
@@ -64,11 +64,7 @@ impl Mount {
     }
 
     fn up(&mut self) {
-        self.up_on(self.device.clone());
-    }
-
-    fn up_on(&mut self, device: Arc<dyn Device>) {
-        let devices = vec![device];
+        let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
         let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
         self.slices = (0..SLICES)
             .map(|id| {
@@ -93,19 +89,6 @@ impl Mount {
             commit_interval_ms: if self.busy { 1 } else { 3_600_000 },
         };
         self.fs = Some(Fs::open(Arc::new(volume), self.slices.clone(), options).unwrap());
-    }
-
-    /// Mounts once more, with writes that can be blocked.
-    fn slow(&mut self) -> Arc<Slow> {
-        self.fs().close().unwrap();
-        self.down();
-        let slow = Arc::new(Slow {
-            device: self.device.clone(),
-            reached: Mutex::default(),
-            go_on: Mutex::default(),
-        });
-        self.up_on(slow.clone());
-        slow
     }
 
     fn down(&mut self) {
@@ -332,59 +315,6 @@ fn a_gap_for_which_space_was_promised_is_a_hole() {
     }
 }
 
-/// A device whose next write blocks, if that was requested, until the test releases it.
-struct Slow {
-    device: Arc<SimDevice>,
-    /// Signals that the write has arrived.
-    reached: Mutex<Option<Sender<()>>>,
-    go_on: Mutex<Option<Receiver<()>>>,
-}
-
-impl Slow {
-    /// Blocks the next write; the second of these only after it has sent the first signal.
-    fn stop_next_write(&self) -> (Receiver<()>, Sender<()>) {
-        let ((reached, is_reached), (go, go_on)) = (channel(), channel());
-        *self.reached.lock().unwrap() = Some(reached);
-        *self.go_on.lock().unwrap() = Some(go_on);
-        (is_reached, go)
-    }
-}
-
-impl Device for Slow {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        None
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        self.device.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        if let Some(reached) = self.reached.lock().unwrap().take() {
-            reached.send(()).unwrap();
-            let go_on = self.go_on.lock().unwrap().take().unwrap();
-            go_on.recv().unwrap();
-        }
-        self.device.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> Result<(), IoError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
-    }
-}
-
 /// A file whose write-backs block before their pages get blocks: each sends on `reached`, then waits on `go_on` while there
 /// is a sender.
 struct Stops {
@@ -547,12 +477,12 @@ fn the_rest_of_a_page_that_is_written_back_while_it_is_cut_is_zeros() {
 #[test]
 fn an_fsync_makes_the_size_durable_though_the_file_is_punched_and_written_to_meanwhile() {
     let mut mount = Mount::new(64 << 20);
-    let slow = mount.slow();
+    mount.remount();
     let (_, file) = mount.create("f");
     mount.commit();
     let data = pattern(0, 10 * PAGE as usize);
     mount.write(&file, 0, &data);
-    let (reached, go_on) = slow.stop_next_write();
+    let (reached, go_on) = mount.device.block_next(Operation::Write);
     let (sender, synced) = channel();
     let done = move |result| sender.send(result).unwrap();
     mount.fs().fsync(&file, false, Box::new(done));
@@ -572,12 +502,12 @@ fn an_fsync_makes_the_size_durable_though_the_file_is_punched_and_written_to_mea
 #[test]
 fn an_fsync_says_nothing_of_what_was_written_after_a_truncation_that_came_meanwhile() {
     let mut mount = Mount::new(64 << 20);
-    let slow = mount.slow();
+    mount.remount();
     let (_, file) = mount.create("f");
     mount.commit();
     let data = pattern(0, 10 * PAGE as usize);
     mount.write(&file, 0, &data);
-    let (reached, go_on) = slow.stop_next_write();
+    let (reached, go_on) = mount.device.block_next(Operation::Write);
     let (sender, synced) = channel();
     let done = move |result| sender.send(result).unwrap();
     mount.fs().fsync(&file, false, Box::new(done));

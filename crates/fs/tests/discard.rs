@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use jericho_fs::volume::Volume;
 use jericho_fs::volume::format::{FormatOptions, format_devices};
 use jericho_fs::volume::open::OpenMode;
 use jericho_sim::{Effect, Fault, FaultPlan, Operation, SimDevice};
-use jericho_storage::{Device, IoError, TakesBack};
+use jericho_storage::Device;
 
 const CALLER: Caller = Caller {
     uid: 1000,
@@ -282,69 +282,11 @@ fn a_device_that_refuses_once_is_not_asked_again_and_one_that_has_no_room_is() {
     }
 }
 
-/// Tells that it was reached, and waits until it may go on.
-type Stop = Mutex<Option<(Sender<()>, Receiver<()>)>>;
-
-fn pass(stop: &Stop) {
-    let stop = stop.lock().unwrap().take();
-    if let Some((reached, go_on)) = stop {
-        reached.send(()).unwrap();
-        let _ = go_on.recv();
-    }
-}
-
-/// A device whose next discard, or read, waits until it is let go on.
-struct Slow {
-    device: Arc<SimDevice>,
-    discard: Stop,
-    read: Stop,
-}
-
-impl Device for Slow {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        None
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
-        pass(&self.read);
-        self.device.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
-        self.device.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> std::result::Result<(), IoError> {
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
-        pass(&self.discard);
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn takes_back(&self) -> TakesBack {
-        TakesBack::Space
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
-    }
-}
-
 /// Runs `take`, which uses nearly all free space for a new file, while a part of that space is being discarded.
 fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Result<()>) {
     let device = Arc::new(formatted(64 * MIB));
-    let ((reached, is_reached), (go, go_on)) = (channel(), channel::<()>());
-    let slow = Arc::new(Slow {
-        device: device.clone(),
-        discard: Mutex::new(Some((reached, go_on))),
-        read: Mutex::default(),
-    });
-    let mount = Mount::of(slow, 1).unwrap();
+    let (is_reached, go) = device.block_next(Operation::Discard);
+    let mount = Mount::of(device.clone(), 1).unwrap();
     mount.put("gone", &pattern(1, 8 * MIB)).unwrap();
     // Takes all of the rest, so that only the removed file's space is left.
     let mut number = 0;
@@ -401,18 +343,12 @@ fn an_fallocate_that_needs_what_is_being_discarded_waits_and_is_not_told_that_th
 #[test]
 fn the_end_of_the_mount_waits_for_no_file_that_is_being_moved() {
     let device = Arc::new(formatted(64 * MIB));
-    let slow = Arc::new(Slow {
-        device: device.clone(),
-        discard: Mutex::default(),
-        read: Mutex::default(),
-    });
-    let mount = Mount::of(slow.clone(), NEVER_MS).unwrap();
+    let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
     mount.put("moved", &pattern(1, MIB)).unwrap();
     mount.put("gone", &pattern(2, 8 * MIB)).unwrap();
     let attr = mount.fs.lookup(ROOT, b"moved").unwrap();
     let file = mount.fs.open_file(attr.ino, false).unwrap();
-    let ((reached, is_reached), (go, go_on)) = (channel(), channel::<()>());
-    *slow.read.lock().unwrap() = Some((reached, go_on));
+    let (is_reached, go) = device.block_next(Operation::Read);
     std::thread::scope(|scope| {
         let fs = &mount.fs;
         let mover = scope.spawn(|| fs.move_to(attr.ino, SLICES - 1 - file.slice()));
@@ -433,10 +369,9 @@ fn the_end_of_the_mount_waits_for_no_file_that_is_being_moved() {
     assert_sound(&device);
 }
 
-/// A device that discards all free space before each flush, in the thread that flushes. Then the power fails in a copy of the
-/// device, and the flush runs on the original.
+/// The files of a test that discards all free space before each flush, in the thread that flushes, and cuts the power there.
+#[derive(Default)]
 struct Greedy {
-    device: Arc<SimDevice>,
     fs: Mutex<Weak<Fs>>,
     /// Numbers of the synced files, and of those whose removal has begun.
     there: Mutex<Vec<u64>>,
@@ -445,7 +380,8 @@ struct Greedy {
 }
 
 impl Greedy {
-    fn discard_all_and_cut_power(&self) {
+    /// Discards all free space. Then the power fails in a copy of the device, and the flush runs on the original.
+    fn discard_all_and_cut_power(&self, device: &SimDevice) {
         let Some(fs) = self.fs.lock().unwrap().upgrade() else {
             return;
         };
@@ -453,7 +389,7 @@ impl Greedy {
         fs.trim(0..u64::MAX, 0, None).unwrap();
         let point = self.points.fetch_add(1, Ordering::SeqCst);
         for seed in [point, point + 1000] {
-            let after = Arc::new(self.device.crash(seed));
+            let after = Arc::new(device.crash(seed));
             assert_sound(&after);
             let mount = Mount::of(after, NEVER_MS).unwrap();
             let going = self.going.lock().unwrap();
@@ -470,40 +406,6 @@ impl Greedy {
     }
 }
 
-impl Device for Greedy {
-    fn name(&self) -> Arc<str> {
-        self.device.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-    fn home_node(&self) -> Option<u32> {
-        None
-    }
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
-        self.device.read_at(offset_bytes, buf)
-    }
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> std::result::Result<(), IoError> {
-        self.device.write_at(offset_bytes, buf)
-    }
-    fn flush(&self) -> std::result::Result<(), IoError> {
-        self.discard_all_and_cut_power();
-        self.device.flush()
-    }
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> std::result::Result<(), IoError> {
-        self.device.discard(offset_bytes, length_bytes)
-    }
-    fn takes_back(&self) -> TakesBack {
-        TakesBack::Space
-    }
-    fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-    fn describe(&self) -> String {
-        self.device.describe()
-    }
-}
-
 fn contents(number: u64) -> Vec<u8> {
     pattern(number, 40_000 + number * 10_000)
 }
@@ -511,14 +413,14 @@ fn contents(number: u64) -> Vec<u8> {
 #[test]
 fn a_power_cut_before_any_flush_costs_nothing_that_was_synced_though_all_that_is_free_was_discarded()
  {
-    let greedy = Arc::new(Greedy {
-        device: Arc::new(formatted(16 * MIB)),
-        fs: Mutex::default(),
-        there: Mutex::default(),
-        going: Mutex::default(),
-        points: AtomicU64::new(0),
+    let (device, greedy) = (Arc::new(formatted(16 * MIB)), Arc::new(Greedy::default()));
+    let (flushed, before) = (Arc::downgrade(&device), greedy.clone());
+    device.set_before(move |operation| {
+        if let (Operation::Flush, Some(device)) = (operation, flushed.upgrade()) {
+            before.discard_all_and_cut_power(&device);
+        }
     });
-    let mount = Mount::of(greedy.clone(), NEVER_MS).unwrap();
+    let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
     *greedy.fs.lock().unwrap() = Arc::downgrade(&mount.fs);
     for number in 0..8 {
         mount.put(&number.to_string(), &contents(number)).unwrap();
@@ -536,6 +438,6 @@ fn a_power_cut_before_any_flush_costs_nothing_that_was_synced_though_all_that_is
     mount.close();
     let points = greedy.points.load(Ordering::SeqCst);
     assert!(points >= 20, "{points} points");
-    assert!(discarded(&greedy.device).0 > points * MIB);
-    assert_sound(&greedy.device);
+    assert!(discarded(&device).0 > points * MIB);
+    assert_sound(&device);
 }

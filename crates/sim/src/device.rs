@@ -10,6 +10,7 @@ use jericho_storage::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
 use jericho_sys::errno;
 use parking_lot::Mutex;
 
+use crate::hook::Hook;
 use crate::image::Image;
 use crate::plan::{Counts, Effect, FaultPlan, Operation};
 use crate::random::Random;
@@ -27,6 +28,7 @@ pub struct SimDevice {
     size_bytes: u64,
     home_node: Option<u32>,
     takes_back: bool,
+    pub(crate) hook: Hook,
     state: Mutex<State>,
 }
 
@@ -100,6 +102,7 @@ impl SimDevice {
             size_bytes: size_bytes - size_bytes % BLOCK_BYTES,
             home_node: None,
             takes_back: false,
+            hook: Hook::default(),
             state: Mutex::new(State::new(Image::default())),
         }
     }
@@ -140,7 +143,7 @@ impl SimDevice {
     }
 
     /// The device as it is when the power comes back: whatever was written since the last good
-    /// flush is there, gone, or torn, as the seed decides. It has no plan and an empty log. This
+    /// flush is there, gone, or torn, as the seed decides. It has no plan, no hook and an empty log. This
     /// one stays as it is, so that many seeds can be tried.
     pub fn crash(&self, seed: u64) -> SimDevice {
         let image = self.state.lock().image.after_power_cut(seed);
@@ -149,6 +152,7 @@ impl SimDevice {
             size_bytes: self.size_bytes,
             home_node: self.home_node,
             takes_back: self.takes_back,
+            hook: Hook::default(),
             state: Mutex::new(State::new(image)),
         }
     }
@@ -176,6 +180,7 @@ impl SimDevice {
         length_bytes: u64,
         act: impl FnOnce(&mut State, Option<Effect>) -> Result<(), Cause>,
     ) -> Result<(), IoError> {
+        self.hook.run(operation);
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.counts.count(operation);

@@ -5,11 +5,13 @@
 //! is stored on it.
 //!
 //! `device` is the device, `image` its contents and what a power cut leaves of them, `plan` what
-//! goes wrong when, `random` the generator behind both.
+//! goes wrong when, `hook` what a test runs before an operation, `random` the generator behind
+//! both.
 
 #![forbid(unsafe_code)]
 
 mod device;
+mod hook;
 mod image;
 mod plan;
 mod random;
