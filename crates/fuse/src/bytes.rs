@@ -8,7 +8,7 @@ use jericho_daemon::{Asker, ReadBuffer, WriteMode, WriteSync};
 use jericho_fs::Error;
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::control::TrimRange;
 use crate::convert::errno;
@@ -263,20 +263,15 @@ impl Jericho {
 impl Jericho {
     /// Answers FITRIM, the ioctl of fstrim(8): discards all free space in a range.
     fn fitrim(&self, req: &InHeader, data: &[u8], reply: Reply) {
-        let Ok(asked) = FitrimRange::read_from_bytes(data) else {
+        let Ok(range) = TrimRange::read_from_bytes(data) else {
             return reply.error(libc::EINVAL);
-        };
-        let range = TrimRange {
-            start: asked.start,
-            len: asked.len,
-            least: asked.least,
         };
         self.control
             .trim(range, None, req.uid, move |result| match result {
                 Ok(trim) => {
                     let mut out = IoctlOut::default().as_bytes().to_vec();
                     let len = trim.bytes;
-                    out.extend_from_slice(FitrimRange { len, ..asked }.as_bytes());
+                    out.extend_from_slice(TrimRange { len, ..range }.as_bytes());
                     reply.bytes(&out);
                 }
                 Err(e) => reply.error(e),
@@ -286,16 +281,6 @@ impl Jericho {
 
 /// `FITRIM` of linux/fs.h.
 const FITRIM: u32 = 0xc018_5879;
-
-/// `struct fstrim_range`.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct FitrimRange {
-    start: u64,
-    /// On return, the number of discarded bytes.
-    len: u64,
-    least: u64,
-}
 
 /// Answers a successful ioctl.
 fn reply_call(reply: Reply, answer: &Answer) {

@@ -25,6 +25,7 @@ use jericho_fs::types::{Ino, SliceId};
 use jericho_sys::process::effective_uid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Transport;
 
@@ -71,10 +72,13 @@ pub struct Trim {
     pub next: Option<u64>,
 }
 
-/// Which free space to discard, in bytes of the volume's space. The slices follow each other in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which free space to discard, in bytes of the volume's space. The slices follow each other in it. Laid out as
+/// `struct fstrim_range` of linux/fs.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(crate) struct TrimRange {
     pub(crate) start: u64,
+    /// In the answer to FITRIM: the number of discarded bytes.
     pub(crate) len: u64,
     /// Only runs of at least this many bytes.
     pub(crate) least: u64,
