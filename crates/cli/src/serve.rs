@@ -262,15 +262,8 @@ fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
 
 /// Unmounts, by force if need be, and waits until the kernel has let go (or the grace is over).
 fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
-    // Opened before the mount is detached, because another mount may reuse its number later. This process holds the volume, so no other
-    // mount has it as its source.
-    let connection = mounts::list().ok().and_then(|mounts| {
-        let is_ours = |m: &mounts::Mount| {
-            m.filesystem == mounts::FILESYSTEM && m.source == volume && m.dir == running.dir()
-        };
-        Some(mounts.into_iter().rfind(is_ours)?.device.1)
-    });
-    let connection = connection.map(Connection::of_mount);
+    // Opened before the mount is detached, because another mount may reuse its number later.
+    let connection = connection_of(volume, running.dir());
     match running.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy { .. }) => {
@@ -300,9 +293,8 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
                 // Otherwise the kernel ends the connection only some time after this process has ended, and until then
                 // answers requests over the ring with ECANCELED.
                 let aborted = match &connection {
-                    Some(Ok(connection)) => connection.abort().map_err(|e| e.to_string()),
-                    Some(Err(error)) => Err(error.to_string()),
-                    None => return,
+                    Ok(connection) => connection.abort().map_err(|e| e.to_string()),
+                    Err(error) => Err(error.to_string()),
                 };
                 if let Err(error) = aborted {
                     tracing::info!(%error, "cannot abort the FUSE connection; it ends when this process ends");
@@ -312,6 +304,16 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         }
     }
+}
+
+/// Opens the FUSE connection of this process's mount. No other mount has the volume as its source, because this process holds it.
+fn connection_of(volume: &Path, dir: &Path) -> Result<Connection, Failure> {
+    let is_ours = |m: &mounts::Mount| {
+        m.filesystem == mounts::FILESYSTEM && m.source == volume && m.dir == dir
+    };
+    let mount = mounts::list()?.into_iter().rfind(is_ours);
+    let mount = mount.ok_or_else(|| Failure::new("it is not mounted any more"))?;
+    Connection::of_mount(mount.device.1).context("cannot open its `abort` file")
 }
 
 fn flush_mappings(dir: &Path) {
