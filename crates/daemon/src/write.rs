@@ -62,7 +62,7 @@ struct Piece {
     first: u64,
     count: u32,
     intent: Intent,
-    /// A part of a page beyond the end of the file: the rest of the page is zeros.
+    /// The pages are beyond the end of the file: what the write leaves of them is zeros.
     pad: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn put_new(
     within: usize,
     bytes: &[u8],
 ) -> std::result::Result<(), Latched> {
-    if grant.is_filled(page) {
+    if bytes.len() == PAGE || grant.is_filled(page) {
         return grant.write(page, within, bytes);
     }
     let mut whole = [0; PAGE];
@@ -320,32 +320,22 @@ impl Progress {
         let first = at / PAGE_BYTES;
         // A page beyond the end of the file has nothing to fetch.
         let is_beyond = first * PAGE_BYTES >= self.handle.file.size();
-        if at.is_multiple_of(PAGE_BYTES) && rest >= PAGE {
-            let count = (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32;
-            let of_mapping = self.mode.of_mapping;
-            let is_compared = |file: &Arc<MappedFile>| file.compares(first, count, of_mapping);
-            let intent = match self.mapped.as_ref().is_some_and(is_compared) && !is_beyond {
-                true => Intent::Modify,
-                false => Intent::Overwrite,
-            };
-            return Piece {
-                first,
-                count,
-                intent,
-                pad: is_beyond && self.mapped.is_some(),
-            };
-        }
-        let pad = is_beyond;
-        let intent = if pad {
-            Intent::Overwrite
-        } else {
-            Intent::Modify
+        let is_whole = at.is_multiple_of(PAGE_BYTES) && rest >= PAGE;
+        let count = match is_whole {
+            true => (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32,
+            false => 1,
         };
+        // Whole pages are fetched only if their old bytes are to be compared.
+        let compares = |file: &Arc<MappedFile>| file.compares(first, count, self.mode.of_mapping);
+        let is_kept = !is_whole || self.mapped.as_ref().is_some_and(compares);
         Piece {
             first,
-            count: 1,
-            intent,
-            pad,
+            count,
+            intent: match is_kept && !is_beyond {
+                true => Intent::Modify,
+                false => Intent::Overwrite,
+            },
+            pad: is_beyond,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use jericho_cache::{Intent, OWNER_DAEMON, Object, PAGES_PER_GET_MAX, Place};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_fs::fs::CAPABILITY;
+use jericho_fs::fs::{CAPABILITY, File};
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call, Refusal, Segments};
 
@@ -77,18 +77,12 @@ impl Mounted {
                 owner,
                 instance,
             } => {
-                if instance != fast.control.instance() {
-                    return reply(Answer::default());
-                }
                 // Only for the caller's own frames: another client may still be copying into its frame, which the
                 // evictor would reuse.
-                if !fast.is_writer(owner, thread) {
-                    return reply(Answer::refused(Refusal::Owner));
-                }
-                reply(Answer {
+                reply(self.of_writer((owner, instance), thread, || Answer {
                     pages: self.give_up_latches(handle, first, pages, owner),
                     ..Answer::default()
-                });
+                }));
             }
             Call::Copied {
                 slice,
@@ -96,17 +90,30 @@ impl Mounted {
                 owner,
                 instance,
             } => {
-                if instance != fast.control.instance() {
-                    return reply(Answer::default());
-                }
-                if !fast.is_writer(owner, thread) {
-                    return reply(Answer::refused(Refusal::Owner));
-                }
-                if let Some(slice) = fast.slices.get(usize::from(slice)) {
-                    slice.copy_ended(owner, frame);
-                }
-                reply(Answer::default());
+                reply(self.of_writer((owner, instance), thread, || {
+                    if let Some(slice) = fast.slices.get(usize::from(slice)) {
+                        slice.copy_ended(owner, frame);
+                    }
+                    Answer::default()
+                }));
             }
+        }
+    }
+
+    /// Answers a call in which a client names itself by owner number and instance: refuses it unless `thread` belongs to that
+    /// client. A call meant for an earlier instance has nothing to do.
+    fn of_writer(
+        &self,
+        (owner, instance): (u16, u64),
+        thread: u32,
+        answer: impl FnOnce() -> Answer,
+    ) -> Answer {
+        if instance != self.fast.control.instance() {
+            Answer::default()
+        } else if !self.fast.is_writer(owner, thread) {
+            Answer::refused(Refusal::Owner)
+        } else {
+            answer()
         }
     }
 
@@ -374,19 +381,13 @@ impl Mounted {
     {
         let fast = &self.fast;
         let slot_file = fast.map(handle);
-        let (kernel, mounted) = (fast.kernel.get().cloned(), Arc::downgrade(self));
+        let mounted = Arc::downgrade(self);
         // Runs even if no inline access has to end: changes of this file that are under way now are complete before
         // this job begins.
         fast.later(move || {
             if let (Some(slot_file), Some(mounted)) = (slot_file, mounted.upgrade()) {
-                let file = &slot_file.file;
-                if !mounted.slice(file.slice()).withdraw(&file.object()) {
-                    tracing::warn!(ino = file.ino(), "an inline writer does not finish");
-                }
-                mounted.settle(file.ino());
-                if let Some(kernel) = kernel {
-                    kernel.drop_pages(file.ino());
-                }
+                mounted.withdraw_from_writers(&slot_file.file);
+                mounted.fast.drop_kernel_pages(&slot_file.file);
             }
             reply(Answer::default());
         });
@@ -407,7 +408,11 @@ impl Mounted {
     fn end_inline_writes(&self, slot_file: &SlotFile) {
         // The daemon refuses grants with the reason that the file is mapped.
         self.fast.end_inline(slot_file);
-        let file = &slot_file.file;
+        self.withdraw_from_writers(&slot_file.file);
+    }
+
+    /// Takes the right to write a file's pages away from the clients, and then takes in what they have written.
+    fn withdraw_from_writers(&self, file: &Arc<File>) {
         if !self.slice(file.slice()).withdraw(&file.object()) {
             tracing::warn!(ino = file.ino(), "an inline writer does not finish");
         }

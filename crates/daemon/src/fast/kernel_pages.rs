@@ -19,6 +19,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
+use jericho_fs::fs::File;
 use jericho_shm::SlotInfo;
 use parking_lot::Mutex;
 
@@ -82,13 +83,19 @@ impl Fast {
             pages.dropping = true;
             pages.fills
         };
-        if let Some(kernel) = self.kernel.get() {
-            let so_far = file.file.kernel_pages_so_far();
-            kernel.drop_pages(file.file.ino());
-            // Only after the drop: meanwhile another slot of the file may get its first writer.
-            file.file.kernel_has_dropped(so_far);
-        }
+        self.drop_kernel_pages(&file.file);
         self.grant_unless_filled(file, seen);
+    }
+
+    /// Makes the kernel drop its pages and attributes of a file, and notes it. May wait for requests of the kernel, so it must not
+    /// run in a thread that serves them.
+    pub(super) fn drop_kernel_pages(&self, file: &File) {
+        if let Some(kernel) = self.kernel.get() {
+            let so_far = file.kernel_pages_so_far();
+            kernel.drop_pages(file.ino());
+            // Only after the drop: meanwhile another slot of the file may get its first writer.
+            file.kernel_has_dropped(so_far);
+        }
     }
 
     /// Grants inline writes of a file that has its first writer and of which the kernel has no pages. Never waits. Returns false

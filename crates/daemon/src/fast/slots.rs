@@ -303,15 +303,12 @@ impl Fast {
         drop(files);
         if last_writer {
             let (file, weak) = (slot_file.file.clone(), self.mounted.get().cloned());
-            let kernel = self.kernel.get().cloned();
             self.later(move || {
-                // The kernel keeps attributes from now on. Drop those it has, because they may be older.
-                if let Some(kernel) = kernel {
-                    kernel.drop_pages(file.ino());
-                }
                 let Some(mounted) = weak.and_then(|m| m.upgrade()) else {
                     return;
                 };
+                // The kernel keeps attributes from now on. Drop those it has, because they may be older.
+                mounted.fast.drop_kernel_pages(&file);
                 // The file may have another writer by now. Whoever becomes one later waits until this is over; see `begin_writes`.
                 let is_written = || mounted.fast.written_file(file.ino()).is_some();
                 if let Err(error) = mounted.fs().release_promises(&file, is_written) {
