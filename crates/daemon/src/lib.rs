@@ -15,6 +15,8 @@ mod mounted;
 mod open;
 mod outage;
 mod read;
+#[cfg(test)]
+mod simulated;
 mod stat;
 mod tasks;
 mod write;

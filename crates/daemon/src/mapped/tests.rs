@@ -1,25 +1,15 @@
 //! Write-backs of pages that the kernel has, and the end of their records.
 
 use std::ops::Range;
-use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
-use jericho_fs::types::{Caller, Ino, Kind, ROOT, SetAttr};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
-use jericho_sim::SimDevice;
-use jericho_storage::Device;
-use jericho_topology::Topology;
+use jericho_fs::types::{Ino, SetAttr};
 use parking_lot::Mutex;
 
 use super::{PAGE, RECORDS_MANY, RECORDS_MAX, WRITES_MIN};
 use crate::fast::KernelCache;
-use crate::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
-
-const CALLER: Caller = Caller {
-    uid: 0,
-    gid: 0,
-    umask: 0o022,
-};
+use crate::simulated::{self, CALLER};
+use crate::{Handle, Mounted, WriteMode};
 
 /// A mounted volume with one open file, as the kernel sees them.
 struct Bed {
@@ -29,25 +19,8 @@ struct Bed {
 
 impl Bed {
     fn new(pages: usize) -> Bed {
-        let device: Arc<dyn Device> = Arc::new(SimDevice::new("sim", 64 << 20));
-        let devices = vec![device];
-        let names = [PathBuf::from("sim")];
-        format_devices(&devices, &names, &FormatOptions::default()).unwrap();
-        let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
-        let options = OpenOptions {
-            threads: Default::default(),
-            fast_path: Default::default(),
-            keeper: None,
-            devices: vec![],
-            force: false,
-            volume: PathBuf::from("simulated"),
-            read_only: false,
-            cache_bytes: Some(8 << 20),
-            topology: Topology::from_spec("virtual:1").unwrap(),
-        };
-        let mounted = Mounted::open_volume(volume, &options).unwrap();
-        let made = (mounted.fs()).mknod(ROOT, b"f", Kind::File, 0o644, 0, CALLER);
-        let handle = mounted.open_file(made.unwrap().ino, false, true).unwrap();
+        let mounted = simulated::mount(&simulated::device());
+        let handle = simulated::create(&mounted, b"f");
         let bed = Bed { mounted, handle };
         for page in 0..pages {
             bed.write(page * PAGE, &[1; PAGE]);
@@ -56,14 +29,9 @@ impl Bed {
     }
 
     fn read(&self, at: usize, len: usize, fills_page_cache: bool) -> Vec<u8> {
-        let (tx, rx) = mpsc::channel();
-        let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
-            let _ = tx.send(buffer[..read.unwrap()].to_vec());
-        };
-        let (handle, at, len) = (&self.handle, at as u64, len as u32);
-        let mounted = &self.mounted;
-        mounted.read(handle, at, len, fills_page_cache, vec![], reply);
-        rx.recv().unwrap()
+        let bytes = (at as u64, len as u32);
+        let read = simulated::read(&self.mounted, &self.handle, bytes, fills_page_cache);
+        read.recv().unwrap()
     }
 
     /// Gives pages to the kernel.
@@ -73,16 +41,11 @@ impl Bed {
 
     fn put(&self, at: usize, bytes: &[u8], of_mapping: bool) {
         let mode = WriteMode {
-            append: false,
-            sync: WriteSync::No,
-            strip_suid: false,
             of_mapping,
+            ..simulated::PLAIN
         };
-        let (tx, rx) = mpsc::channel();
-        let reply = move |done: jericho_fs::Result<u32>| tx.send(done.unwrap()).unwrap();
-        let (handle, mounted) = (&self.handle, &self.mounted);
-        mounted.write(handle, at as u64, bytes, mode, reply);
-        assert_eq!(rx.recv().unwrap() as usize, bytes.len());
+        let done = simulated::write(&self.mounted, &self.handle, at as u64, bytes, mode);
+        assert_eq!(done.recv().unwrap() as usize, bytes.len());
     }
 
     fn write(&self, at: usize, bytes: &[u8]) {

@@ -1,17 +1,11 @@
 //! A program that is stopped in the middle of a write holds up only the threads that want that page.
 
-use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use jericho_fs::types::{Caller, Kind, ROOT};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_shm::{Flags, Key};
-use jericho_sim::SimDevice;
-use jericho_storage::Device;
-use jericho_topology::Topology;
 
-use crate::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
+use crate::{Handle, Mounted, simulated};
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 64;
@@ -21,44 +15,19 @@ const STOPPED: u16 = 700;
 const LONG: Duration = Duration::from_secs(60);
 
 fn mounted() -> (Arc<Mounted>, Arc<Handle>) {
-    let device: Arc<dyn Device> = Arc::new(SimDevice::new("sim", 64 << 20));
-    let devices = vec![device];
-    let names = [PathBuf::from("sim")];
-    format_devices(&devices, &names, &FormatOptions::default()).unwrap();
-    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
-    let options = OpenOptions {
-        threads: Default::default(),
-        fast_path: Default::default(),
-        keeper: None,
-        devices: vec![],
-        force: false,
-        volume: PathBuf::from("simulated"),
-        read_only: false,
-        cache_bytes: Some(8 << 20),
-        topology: Topology::from_spec("virtual:1").unwrap(),
-    };
-    let mounted = Mounted::open_volume(volume, &options).unwrap();
-    let caller = Caller {
-        uid: 0,
-        gid: 0,
-        umask: 0o022,
-    };
-    let made = mounted.fs().mknod(ROOT, b"f", Kind::File, 0o644, 0, caller);
-    let attr = made.unwrap();
-    let handle = mounted.open_file(attr.ino, false, true).unwrap();
+    let mounted = simulated::mount(&simulated::device());
+    let handle = simulated::create(&mounted, b"f");
     (mounted, handle)
 }
 
-type Answers = mpsc::Receiver<Vec<u8>>;
-
-fn read(mounted: &Arc<Mounted>, handle: &Arc<Handle>, page: u64, pages: u32) -> Answers {
-    let (tx, rx) = mpsc::channel();
-    let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
-        let _ = tx.send(buffer[..read.unwrap()].to_vec());
-    };
-    let (at, len) = (page * PAGE as u64, pages * PAGE as u32);
-    mounted.read(handle, at, len, false, vec![], reply);
-    rx
+fn read(
+    mounted: &Arc<Mounted>,
+    handle: &Arc<Handle>,
+    page: u64,
+    pages: u32,
+) -> mpsc::Receiver<Vec<u8>> {
+    let bytes = (page * PAGE as u64, pages * PAGE as u32);
+    simulated::read(mounted, handle, bytes, false)
 }
 
 fn write(
@@ -67,17 +36,7 @@ fn write(
     at: u64,
     data: &[u8],
 ) -> mpsc::Receiver<u32> {
-    let mode = WriteMode {
-        append: false,
-        sync: WriteSync::No,
-        strip_suid: false,
-        of_mapping: false,
-    };
-    let (tx, rx) = mpsc::channel();
-    mounted.write(handle, at, data, mode, move |done| {
-        let _ = tx.send(done.unwrap());
-    });
-    rx
+    simulated::write(mounted, handle, at, data, simulated::PLAIN)
 }
 
 /// Evicts the file from the cache.

@@ -3,23 +3,14 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use jericho_cache::Intent;
-use jericho_fs::types::{Caller, Kind, ROOT, SetAttr};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
+use jericho_fs::types::{Kind, ROOT, SetAttr};
 use jericho_shm::{Answer, Call, Key, Segments, SlotWord};
 use jericho_sim::SimDevice;
-use jericho_storage::Device;
-use jericho_topology::Topology;
 
 use super::*;
 use crate::fast::KernelCache;
-use crate::open::OpenOptions;
-use crate::write::{WriteMode, WriteSync};
-
-const CALLER: Caller = Caller {
-    uid: 0,
-    gid: 0,
-    umask: 0o022,
-};
+use crate::simulated::{self, CALLER, create, mount};
+use crate::write::WriteMode;
 
 /// Longest wait for an event that must happen.
 pub(in crate::fast) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
@@ -64,23 +55,6 @@ pub(in crate::fast) struct Bed {
     file: Arc<SlotFile>,
 }
 
-fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
-    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
-    let options = OpenOptions {
-        threads: Default::default(),
-        fast_path: Default::default(),
-        keeper: None,
-        volume: PathBuf::from("simulated"),
-        read_only: false,
-        devices: vec![],
-        force: false,
-        cache_bytes: Some(8 << 20),
-        topology: Topology::from_spec("virtual:1").unwrap(),
-    };
-    Mounted::open_volume(volume, &options).unwrap()
-}
-
 fn asker() -> crate::Asker {
     crate::Asker {
         uid: jericho_sys::process::effective_uid(),
@@ -95,20 +69,10 @@ impl Bed {
     }
 
     fn beside(kernel: Arc<dyn KernelCache>) -> Bed {
-        let device = Arc::new(SimDevice::new("sim", 64 << 20));
-        let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-        let format = FormatOptions {
-            slices: Some(1),
-            ..FormatOptions::default()
-        };
-        format_devices(&devices, &[PathBuf::from("sim")], &format).unwrap();
+        let device = simulated::device();
         let mounted = mount(&device);
         mounted.serve_clients(kernel).unwrap();
-        let attr = mounted
-            .fs()
-            .mknod(ROOT, b"file", Kind::File, 0o644, 0, CALLER)
-            .unwrap();
-        let handle = mounted.open_file(attr.ino, false, true).unwrap();
+        let handle = create(&mounted, b"file");
         let call = |call| {
             let (tx, rx) = mpsc::channel();
             let who = asker();
@@ -126,7 +90,7 @@ impl Bed {
             soon: false,
         });
         assert_eq!(reserved.pages, 16);
-        let file = mounted.fast.slot_file(attr.ino).unwrap();
+        let file = mounted.fast.slot_file(handle.file.ino()).unwrap();
         Bed {
             device,
             mounted,
@@ -193,16 +157,28 @@ impl Bed {
 
     /// Creates a file of `size` bytes that a program reads inline.
     fn granted(&self, name: &[u8], size: u64) -> (Arc<Handle>, Arc<SlotFile>) {
-        let fs = self.mounted.fs();
-        let attr = fs.mknod(ROOT, name, Kind::File, 0o644, 0, CALLER).unwrap();
+        let handle = create(&self.mounted, name);
         let set = SetAttr {
             size: Some(size),
             ..SetAttr::default()
         };
-        self.mounted.setattr(attr.ino, set, CALLER).unwrap();
-        let handle = self.mounted.open_file(attr.ino, false, true).unwrap();
+        let ino = handle.file.ino();
+        self.mounted.setattr(ino, set, CALLER).unwrap();
         let file = self.grant(&handle);
         (handle, file)
+    }
+
+    /// Creates a file of `size` bytes that had a slot and has none any more.
+    fn released(&self, name: &[u8], size: u64) -> Ino {
+        let (handle, _) = self.granted(name, size);
+        self.mounted.close_file(&handle);
+        handle.file.ino()
+    }
+
+    /// Opens such a file again.
+    fn reopened(&self, name: &[u8], size: u64) -> Arc<Handle> {
+        let ino = self.released(name, size);
+        self.mounted.open_file(ino, false, true).unwrap()
     }
 
     /// Creates a file that no program uses inline, with space for 16 pages.
@@ -211,26 +187,19 @@ impl Bed {
     }
 
     fn plain_named(&self, name: &[u8]) -> Arc<Handle> {
+        let handle = create(&self.mounted, name);
         let fs = self.mounted.fs();
-        let attr = (fs.mknod(ROOT, name, Kind::File, 0o644, 0, CALLER)).unwrap();
-        let handle = self.mounted.open_file(attr.ino, false, true).unwrap();
         fs.begin_write(&handle.file, 0, 16 * PAGE_BYTES).unwrap();
         handle
     }
 
     /// Appends through the mount.
     fn append(&self, handle: &Arc<Handle>, data: &[u8]) -> mpsc::Receiver<u32> {
-        let (tx, rx) = mpsc::channel();
         let mode = WriteMode {
             append: true,
-            sync: WriteSync::No,
-            strip_suid: false,
-            of_mapping: false,
+            ..simulated::PLAIN
         };
-        (self.mounted).write(handle, 0, data, mode, move |written| {
-            let _ = tx.send(written.unwrap());
-        });
-        rx
+        simulated::write(&self.mounted, handle, 0, data, mode)
     }
 
     fn grant(&self, handle: &Arc<Handle>) -> Arc<SlotFile> {
@@ -440,10 +409,7 @@ fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_until_th
         gid: 60_000,
         ..asker()
     };
-    let (handle, granted) = bed.granted(b"mapped", 100);
-    let ino = handle.file.ino();
-    bed.mounted.close_file(&handle);
-    drop(granted);
+    let ino = bed.released(b"mapped", 100);
     let open = || bed.mounted.open_file(ino, false, true).unwrap();
     let in_use = || bed.mounted.fast.in_use.load(Ordering::SeqCst);
     let (before, mappings) = (in_use(), [open(), open()]);
@@ -486,11 +452,8 @@ const WRITE: Call = Call::Fast { write: true };
 #[test]
 fn a_program_that_asked_before_a_chmod_gets_no_inline_writes_after_it() {
     let bed = Bed::new();
-    let (handle, granted) = bed.granted(b"program", 100);
+    let handle = bed.reopened(b"program", 100);
     let ino = handle.file.ino();
-    bed.mounted.close_file(&handle);
-    drop(granted);
-    let handle = bed.mounted.open_file(ino, false, true).unwrap();
     // The daemon has checked the mode. It continues after a chmod that found no slot.
     assert!(!bed.mounted.fs().has_privileges(ino).unwrap());
     bed.mounted.setattr(ino, SET_ID, CALLER).unwrap();
@@ -504,11 +467,8 @@ fn a_program_that_asked_before_a_chmod_gets_no_inline_writes_after_it() {
 #[test]
 fn a_file_gets_no_slot_in_the_middle_of_a_chmod_that_gives_it_set_id_bits() {
     let bed = Bed::new();
-    let (handle, granted) = bed.granted(b"program", 100);
+    let handle = bed.reopened(b"program", 100);
     let ino = handle.file.ino();
-    bed.mounted.close_file(&handle);
-    drop(granted);
-    let handle = bed.mounted.open_file(ino, false, true).unwrap();
     let (tx, rx) = mpsc::channel();
     std::thread::scope(|scope| {
         let (bed, handle) = (&bed, &handle);

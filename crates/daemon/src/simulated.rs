@@ -1,0 +1,93 @@
+//! A volume on a simulated device, for tests.
+
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use jericho_fs::types::{Caller, Kind, ROOT};
+use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
+use jericho_sim::SimDevice;
+use jericho_storage::Device;
+use jericho_topology::Topology;
+
+use crate::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
+
+pub(crate) const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    umask: 0o022,
+};
+
+/// A write through the mount, of no mapping.
+pub(crate) const PLAIN: WriteMode = WriteMode {
+    append: false,
+    sync: WriteSync::No,
+    strip_suid: false,
+    of_mapping: false,
+};
+
+/// Returns a formatted device of 64 MiB with one slice.
+pub(crate) fn device() -> Arc<SimDevice> {
+    let device = Arc::new(SimDevice::new("sim", 64 << 20));
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let options = FormatOptions {
+        slices: Some(1),
+        ..FormatOptions::default()
+    };
+    format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();
+    device
+}
+
+/// Mounts the volume on a device, with 8 MiB of cache.
+pub(crate) fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
+    let options = OpenOptions {
+        threads: Default::default(),
+        fast_path: Default::default(),
+        keeper: None,
+        devices: vec![],
+        force: false,
+        volume: PathBuf::from("simulated"),
+        read_only: false,
+        cache_bytes: Some(8 << 20),
+        topology: Topology::from_spec("virtual:1").unwrap(),
+    };
+    Mounted::open_volume(volume, &options).unwrap()
+}
+
+/// Creates a file in the root directory and opens it for writing.
+pub(crate) fn create(mounted: &Arc<Mounted>, name: &[u8]) -> Arc<Handle> {
+    let fs = mounted.fs();
+    let attr = fs.mknod(ROOT, name, Kind::File, 0o644, 0, CALLER).unwrap();
+    mounted.open_file(attr.ino, false, true).unwrap()
+}
+
+/// Reads `len` bytes at `at`.
+pub(crate) fn read(
+    mounted: &Arc<Mounted>,
+    handle: &Arc<Handle>,
+    (at, len): (u64, u32),
+    fills_page_cache: bool,
+) -> mpsc::Receiver<Vec<u8>> {
+    let (tx, rx) = mpsc::channel();
+    let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
+        let _ = tx.send(buffer[..read.unwrap()].to_vec());
+    };
+    mounted.read(handle, at, len, fills_page_cache, vec![], reply);
+    rx
+}
+
+/// Writes `data` at `at`. The receiver gets the number of bytes written.
+pub(crate) fn write(
+    mounted: &Arc<Mounted>,
+    handle: &Arc<Handle>,
+    at: u64,
+    data: &[u8],
+    mode: WriteMode,
+) -> mpsc::Receiver<u32> {
+    let (tx, rx) = mpsc::channel();
+    mounted.write(handle, at, data, mode, move |done| {
+        let _ = tx.send(done.unwrap());
+    });
+    rx
+}
