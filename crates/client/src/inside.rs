@@ -153,7 +153,8 @@ impl Thread {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// It has it, at `at`, and is going to write so many bytes. Gives where: behind what a signal handler has written meanwhile.
+    /// Records that the thread has locked the offset, which is `at`, to write `len` bytes. Returns where to write them: after the bytes that a
+    /// signal handler has written meanwhile.
     #[inline]
     pub fn has_locked(&self, at: u64, len: u64) -> u64 {
         compiler_fence(Ordering::SeqCst);

@@ -81,7 +81,7 @@ impl Offset {
         Offset::decode(self.word.load(Ordering::Acquire), tag) == Position::Kernel
     }
 
-    /// Where the offset is, or was when it was locked; for who has it locked.
+    /// Returns the offset, or the value that it had when it was locked. For the thread that holds the lock.
     pub fn place(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & OFFSET_MASK
     }

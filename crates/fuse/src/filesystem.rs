@@ -38,7 +38,7 @@ pub(crate) struct Jericho {
     pub(crate) mounted: Arc<Mounted>,
     pub(crate) handles: Arc<Handles<Handle>>,
     pub(crate) control: Arc<Control>,
-    /// What was agreed with the kernel.
+    /// The features that the kernel and this side have agreed on.
     pub(crate) agreed: Agreed,
 }
 

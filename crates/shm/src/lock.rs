@@ -144,7 +144,7 @@ impl Lock {
         self.lock_asleep(owner, waiter)
     }
 
-    /// As `lock`, when what is done under it takes so long that a waiter had better sleep at once.
+    /// Does the same as `lock`, for work that takes so long that a waiter does better to sleep at once.
     #[cold]
     pub(crate) fn lock_for_long(&self, owner: u16) -> Option<Holding> {
         self.try_lock(owner)

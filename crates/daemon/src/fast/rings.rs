@@ -123,7 +123,7 @@ impl Fast {
         any
     }
 
-    /// Drains the rings of the given clients.
+    /// Drains the rings of all clients.
     pub fn drain_all_rings(&self) {
         let owners: Vec<u16> = self.clients.lock().by_owner.keys().copied().collect();
         for owner in owners {

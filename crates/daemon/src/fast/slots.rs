@@ -309,7 +309,7 @@ impl Fast {
                 };
                 // The kernel keeps attributes from now on. Drop those it has, because they may be older.
                 mounted.fast.drop_kernel_pages(&file);
-                // The file may have another writer by now. Whoever becomes one later waits until this is over; see `begin_writes`.
+                // The file may have another writer by now. A client that becomes one later waits until this is over; see `begin_writes`.
                 let is_written = || mounted.fast.written_file(file.ino()).is_some();
                 if let Err(error) = mounted.fs().release_promises(&file, is_written) {
                     tracing::warn!(ino = file.ino(), %error, "space reserved ahead stays reserved");

@@ -19,7 +19,7 @@ use crate::types::SliceId;
 /// At most this part of the available blocks is lent, so that writers rarely have to wait for a loan.
 const LENT_PART: u64 = 4;
 
-/// What is lent, and what was freed.
+/// The loans of all slices, and the containers in which blocks were freed.
 #[derive(Default)]
 pub(super) struct Loans {
     state: Mutex<State>,

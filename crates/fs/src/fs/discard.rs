@@ -88,7 +88,7 @@ impl Discards {
         self.changed.notify_all();
     }
 
-    /// Tells the thread to discard what was freed, for a few seconds at most, and then to stop.
+    /// Tells the thread to discard the freed blocks, for a few seconds at most, and then to stop.
     pub fn finish(&self) {
         self.stop(Stop::Finish(Instant::now() + FINISH));
     }

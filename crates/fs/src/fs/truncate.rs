@@ -85,8 +85,8 @@ impl Fs {
     /// Takes back the space that was promised beyond the end of the file for writes that did not come, unless `is_needed`. Keeps
     /// writers out for that long; what was preallocated stays.
     ///
-    /// A client that writes inline may have bytes beyond the end that the file does not know of yet. `is_needed` has to say so. Who
-    /// becomes such a client after `is_needed` was called, and waits by `after_writings`, waits until the space was taken back.
+    /// A client that writes inline may have bytes beyond the end that the file does not know of yet. `is_needed` has to say so. A
+    /// client that starts to write inline after `is_needed` was called, and waits by `after_writings`, waits until the space was taken back.
     pub fn release_promises(
         &self,
         file: &Arc<File>,
