@@ -556,13 +556,30 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     ask_for_way(fd, first, u32::try_from(end - first).unwrap_or(u32::MAX));
 }
 
-/// Makes way before a kernel call on all pages of a file, such as fsync or ftruncate, so that a signal handler does not wait for the
+/// Makes way before a kernel call on all pages of a file, such as fsync, ftruncate or fallocate, so that a signal handler does not wait for the
 /// inline write that it has interrupted. See `make_way`.
 #[inline]
 pub fn make_way_everywhere(fd: i32) {
     if inside::is_writing() {
         ask_for_way_everywhere(fd);
     }
+}
+
+/// Does the same for all files that this process uses inline, before a call that names none of its descriptors, such as sync or
+/// truncate.
+#[inline]
+pub fn make_way_in_all_files() {
+    if inside::is_writing() {
+        ask_for_way_in_all_files();
+    }
+}
+
+#[cold]
+fn ask_for_way_in_all_files() {
+    let is_inline = |fd: &i32| matches!(description::number(*fd), Some(Number::Described(_)));
+    description::numbers()
+        .filter(is_inline)
+        .for_each(ask_for_way_everywhere);
 }
 
 #[cold]

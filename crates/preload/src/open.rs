@@ -30,6 +30,13 @@ exports! {
     closefrom as closefrom: (first: c_int);
 }
 
+/// Before an open that may cut the file: a signal handler must not wait for a write that it has interrupted.
+fn about_to_open(flags: c_int) {
+    if flags & libc::O_TRUNC != 0 {
+        errno::kept(fd::make_way_in_all_files);
+    }
+}
+
 /// Tells the client of a new description, opened by this process, at offset 0; passes `fd` on, which
 /// may be a failed call's -1.
 pub fn opened(fd: c_int, flags: c_int) -> c_int {
@@ -45,28 +52,34 @@ pub fn opened(fd: c_int, flags: c_int) -> c_int {
 }
 
 pub unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    about_to_open(flags);
     // SAFETY: the caller's arguments. `mode` may be whatever was in the register, when the caller gave
     // none; then nobody looks at it.
     opened(unsafe { real::open(path, flags, mode) }, flags)
 }
 
 unsafe fn open_checked(path: *const c_char, flags: c_int) -> c_int {
+    about_to_open(flags);
     // SAFETY: the caller's arguments.
     opened(unsafe { real::__open_2(path, flags) }, flags)
 }
 
 pub unsafe fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    about_to_open(flags);
     // SAFETY: the caller's arguments; for `mode` see `open`.
     opened(unsafe { real::openat(dir, path, flags, mode) }, flags)
 }
 
 unsafe fn openat_checked(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
+    about_to_open(flags);
     // SAFETY: the caller's arguments.
     opened(unsafe { real::__openat_2(dir, path, flags) }, flags)
 }
 
 /// Few C libraries have it, but a program may find out by looking for the name, and finds ours.
 pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size: size_t) -> c_int {
+    // What it asks for is the kernel's to read first.
+    about_to_open(libc::O_TRUNC);
     let fd = if real::symbol::openat2.address().is_null() {
         let arguments = (dir as usize, path as usize, how as usize, size);
         let (a, b, c, d) = arguments;
@@ -86,11 +99,13 @@ pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size:
 
 pub unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+    about_to_open(flags);
     // SAFETY: the caller's arguments.
     opened(unsafe { real::creat(path, mode) }, flags)
 }
 
 unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
+    about_to_open(flags);
     // SAFETY: the caller's arguments.
     opened(
         unsafe { real::open_by_handle_at(mount, handle, flags) },

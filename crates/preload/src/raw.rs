@@ -76,6 +76,8 @@ unsafe fn syscall(
             libc::SYS_fsync => sync::fsync(fd).into(),
             libc::SYS_fdatasync => sync::fdatasync(fd).into(),
             libc::SYS_ftruncate => sync::ftruncate(fd, b as _).into(),
+            libc::SYS_truncate => sync::truncate(a as _, b as _).into(),
+            libc::SYS_fallocate => sync::fallocate(fd, b as _, c as _, d as _).into(),
             libc::SYS_execve => exec::execve(a as _, b as _, c as _).into(),
             libc::SYS_execveat => exec::execveat(fd, b as _, c as _, d as _, e as _).into(),
             libc::SYS_clone => {

@@ -222,6 +222,9 @@ real! {
     fn fsync(fd: c_int) -> c_int;
     fn fdatasync(fd: c_int) -> c_int;
     fn ftruncate(fd: c_int, length: off_t) -> c_int;
+    fn truncate(path: *const c_char, length: off_t) -> c_int;
+    fn fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int;
+    fn posix_fallocate(fd: c_int, offset: off_t, length: off_t) -> c_int;
 
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
 

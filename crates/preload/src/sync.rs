@@ -1,7 +1,7 @@
 //! sync and syncfs: the library also asks the mounts' daemons, because the kernel tells them nothing. Also the calls on all pages of a
 //! file: a signal handler that makes one must not wait for a write that it has interrupted.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
 use jericho_client::{fd, sync};
 use libc::off_t;
@@ -14,6 +14,11 @@ exports! {
     fsync as fsync: (fd: c_int) -> c_int;
     fdatasync as fdatasync: (fd: c_int) -> c_int;
     ftruncate as ftruncate, ftruncate64: (fd: c_int, length: off_t) -> c_int;
+    truncate as truncate, truncate64: (path: *const c_char, length: off_t) -> c_int;
+    fallocate as fallocate, fallocate64:
+        (fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int;
+    posix_fallocate as posix_fallocate, posix_fallocate64:
+        (fd: c_int, offset: off_t, length: off_t) -> c_int;
 }
 
 pub unsafe fn fsync(fd: c_int) -> c_int {
@@ -34,14 +39,34 @@ pub unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
     unsafe { real::ftruncate(fd, length) }
 }
 
+pub unsafe fn truncate(path: *const c_char, length: off_t) -> c_int {
+    errno::kept(fd::make_way_in_all_files);
+    // SAFETY: the caller's arguments.
+    unsafe { real::truncate(path, length) }
+}
+
+pub unsafe fn fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int {
+    errno::kept(|| fd::make_way_everywhere(fd));
+    // SAFETY: the caller's arguments.
+    unsafe { real::fallocate(fd, mode, offset, length) }
+}
+
+unsafe fn posix_fallocate(fd: c_int, offset: off_t, length: off_t) -> c_int {
+    errno::kept(|| fd::make_way_everywhere(fd));
+    // SAFETY: the caller's arguments.
+    unsafe { real::posix_fallocate(fd, offset, length) }
+}
+
 /// Calls the kernel first: the daemons then have what was written through mappings.
 pub unsafe fn sync_all() {
+    errno::kept(fd::make_way_in_all_files);
     // SAFETY: takes nothing.
     unsafe { real::sync() };
     errno::kept(sync::sync_all);
 }
 
 pub unsafe fn syncfs(fd: c_int) -> c_int {
+    errno::kept(fd::make_way_in_all_files);
     // SAFETY: the caller's arguments.
     let status = unsafe { real::syncfs(fd) };
     if status != 0 {

@@ -26,7 +26,7 @@ const HOOKED: &str = "
     pthread_create thrd_create sched_getaffinity sched_setaffinity pthread_getaffinity_np pthread_setaffinity_np
     execve execv execvp execvpe execl execle execlp fexecve execveat _exit _Exit
     sendmsg sendmmsg __sendmmsg recvmsg recvmmsg sync syncfs fsync fdatasync
-    ftruncate ftruncate64 setrlimit setrlimit64 prlimit prlimit64 syscall";
+    ftruncate ftruncate64 truncate truncate64 fallocate fallocate64 posix_fallocate posix_fallocate64 setrlimit setrlimit64 prlimit prlimit64 syscall";
 
 /// Names of the C library's that look like another name of a function above, and are none.
 const OTHERS: [&str; 1] = [

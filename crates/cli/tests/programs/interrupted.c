@@ -110,6 +110,28 @@ static void log_synced(void) { CHECK(fsync(log_fd) == 0 && syscall(SYS_fdatasync
 
 static void log_cut(void) { CHECK(ftruncate(log_fd, 4) == 0); }
 
+static void allocated(void) {
+    CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) == 0);
+    CHECK(fallocate(fd, FALLOC_FL_ZERO_RANGE, 1500, 2000) == 0);
+    CHECK(posix_fallocate(fd, 0, PAGES * PAGE) == 0);
+}
+
+static void log_allocated(void) {
+    CHECK(fallocate(log_fd, FALLOC_FL_KEEP_SIZE, 0, 1 << 20) == 0);
+    CHECK(posix_fallocate(log_fd, 0, 4) == 0);
+    CHECK(syscall(SYS_fallocate, log_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0L, 1L << 20) == 0);
+}
+
+static void volume_synced(void) { CHECK(syncfs(fd) == 0); }
+
+static void everything_synced(void) { sync(); }
+
+static void cut_by_name(void) {
+    CHECK(truncate("file", 500) == 0 && lseek(fd, 0, SEEK_END) == 500);
+    CHECK(close(open("file", O_WRONLY | O_TRUNC)) == 0);
+    CHECK(lseek(fd, 0, SEEK_END) == 0);
+}
+
 static void leave(void) { siglongjmp(away, 1); }
 
 int main(int argc, char **argv) {
@@ -187,7 +209,34 @@ int main(int argc, char **argv) {
         CHECK(lseek(log_fd, 0, SEEK_END) == 3004 && pread(log_fd, text, sizeof text, 4) == 3000);
         for (int i = 0; i < 3000; i++) CHECK(text[i] == 'w');
         CHECK(handled == 8);
+
+        in_handler = allocated;
+        INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
+        all(0, 2000, 'w');
+        all(2000, PAGE, 0);
+        all(PAGE, 2 * PAGE, 'o');
+
+        in_handler = log_allocated;
+        INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lengthen());
+        CHECK(lseek(log_fd, 0, SEEK_END) == end + 3000);
+        CHECK(pread(log_fd, text, sizeof text, end) == 3000);
+        for (int i = 0; i < 3000; i++) CHECK(text[i] == 'w');
+
+        in_handler = cut_by_name;
+        INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
+        CHECK(lseek(fd, 0, SEEK_END) == 2000);
+        all(0, 2000, 'w');
+        restore();
+
+        in_handler = volume_synced;
+        INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
+        all(0, 2000, 'w');
+        CHECK(handled == 12);
     }
+    /* Once, as all that the machine has is written. */
+    in_handler = everything_synced;
+    INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
+    all(0, 2000, 'w');
     /* A handler that does not return leaves its thread without the fast path; what it uses then ends its interrupted write. */
     in_handler = leave;
     if (sigsetjmp(away, 1) == 0) INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), -1, (void)0);
