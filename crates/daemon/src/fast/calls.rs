@@ -196,9 +196,6 @@ impl Mounted {
             Ok(granted) => granted,
             Err(refusal) => return reply(Answer::refused(refusal)),
         };
-        if slot_file.mapped.load(Ordering::Acquire) > 0 {
-            return reply(Answer::refused(Refusal::Mapped));
-        }
         let info = fast.info(&slot_file);
         let answer = Answer {
             status: 0,

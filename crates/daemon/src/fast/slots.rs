@@ -150,8 +150,9 @@ impl Fast {
     }
 
     /// Grants a handle inline access to its file. Returns the slot and whether the handle is the file's first writer. Fails
-    /// with `Slots` when no slot is free, and with `SetId` when the handle wants to write and the file may have set-id bits or
-    /// capabilities.
+    /// with `Slots` when no slot is free, with `SetId` when the handle wants to write and the file may have set-id bits or
+    /// capabilities, and with `Mapped` while there is another reason against inline access. Who is refused counts nowhere, so the
+    /// file's next writer is its first one.
     pub fn grant(
         &self,
         file: &Arc<File>,
@@ -171,12 +172,12 @@ impl Fast {
             return Err(Refusal::SetId);
         }
         let slot_file = match files.get(&file.ino()) {
+            Some(found) if found.mapped.load(Ordering::Acquire) > 0 => return Err(Refusal::Mapped),
             Some(found) => found.clone(),
+            None if self.mappings.lock().contains_key(&file.ino()) => return Err(Refusal::Mapped),
             None => {
                 let slot = self.free.lock().take(self.slots.count());
                 let slot = slot.ok_or(Refusal::Slots)?;
-                let mappings = self.mappings.lock().get(&file.ino()).copied();
-                let mapped = mappings.unwrap_or(0);
                 let made = Arc::new(SlotFile {
                     slot,
                     closing: Mutex::default(),
@@ -184,7 +185,7 @@ impl Fast {
                     file: file.clone(),
                     granted: AtomicU32::new(0),
                     writers: AtomicU32::new(0),
-                    mapped: AtomicU32::new(mapped),
+                    mapped: AtomicU32::new(0),
                     kernel_pages: KernelPages::default(),
                     extend: Extend::default(),
                     range: RangeHolders::default(),
@@ -193,10 +194,9 @@ impl Fast {
                 self.slot(&made).set_size(file.size(), true);
                 self.slot(&made).take_modified();
                 self.info(&made).set_policy(file.threads().policy());
-                let flags = if mapped > 0 { SlotInfo::KERNEL } else { 0 };
-                self.info(&made).set(file.ino(), file.slice(), flags);
+                self.info(&made).set(file.ino(), file.slice(), 0);
                 // The file's previous slot may have ended them.
-                file.set_inline_writes(mapped == 0);
+                file.set_inline_writes(true);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
                 // A write that found no slot has extended the file earlier; see `size_grew`.
@@ -231,7 +231,7 @@ impl Fast {
     }
 
     /// Records that a handle is mapped, until it is released. Returns the file's slot if this ended inline access. A file without
-    /// a slot needs no change: a later slot starts with the record.
+    /// a slot needs no change: it gets none until then.
     pub(super) fn map(&self, handle: &Handle) -> Option<Arc<SlotFile>> {
         let mut grants = handle.grants.lock();
         if grants.mapped {
@@ -253,7 +253,7 @@ impl Fast {
                 mappings.remove();
             }
         }
-        // The slot counts this mapping even if it was created after the mapping.
+        // A slot that the file has is older than the mapping, and counts it.
         if let Some(slot_file) = files.get(&file.ino())
             && slot_file.mapped.fetch_sub(1, Ordering::AcqRel) == 1
         {

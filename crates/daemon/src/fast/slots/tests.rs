@@ -417,15 +417,24 @@ fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_until_th
         assert_eq!(bed.ask_as(mapping, Call::Mapped, stranger).status, 0);
     }
     assert_eq!(in_use(), before);
-    // A program asked for the slot in between and does not use it.
+    // A program asks in between.
     let program = open();
     assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
     let [one, other] = mappings;
     bed.mounted.close_file(&one);
     assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
     bed.mounted.close_file(&other);
-    assert_eq!(bed.ask(&program, WRITE).status, 0);
+    // Whoever was refused is no writer, so this is the first one, which is granted writes at once.
+    let later = open();
+    assert_eq!(bed.ask(&later, WRITE).status, 0);
     assert!(program.file.object().may_write_inline());
+    let slot_file = bed.mounted.fast.slot_file(ino).unwrap();
+    let flags = bed.mounted.fast.info(&slot_file).word().flags();
+    assert_eq!(flags & (SlotInfo::NO_WRITE | SlotInfo::KERNEL), 0);
+    drop(slot_file);
+    bed.mounted.close_file(&later);
+    assert_eq!(in_use(), before);
+    assert_eq!(bed.ask(&program, WRITE).status, 0);
     assert!(bed.mounted.fast.mappings.lock().is_empty());
     // A mapping of a file that has a slot.
     let mapping = open();
