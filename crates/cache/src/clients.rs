@@ -68,9 +68,7 @@ impl State {
         let Some(copied) = self.go_on_elsewhere(shared, index, word) else {
             return false;
         };
-        self.latches
-            .unreported
-            .extend(shared.memory.entry(index).key());
+        self.add_unreported(shared.memory.entry(index).key());
         // Who is no client has no copy that may still go on. Nor does the daemon: that was a lie, or the page is
         // written anew by a thread that has not run for a second, which may spoil the frame's next page: the frame waits.
         let known = shared.on_broken.get().is_some_and(|b| b(word.owner()));
@@ -129,18 +127,16 @@ impl State {
         if held < LATCHES_OF_A_LIAR || !shared.memory.entry(index).break_latch(word, word.frame()) {
             return false;
         }
-        self.latches
-            .unreported
-            .extend(shared.memory.entry(index).key());
+        self.add_unreported(shared.memory.entry(index).key());
         if let Some(broken) = shared.on_broken.get() {
             broken(word.owner());
         }
         true
     }
 
-    /// Queues a dirty page that no client reported; see `Slice::adopt_unreported`.
-    pub fn add_unreported(&mut self, key: Key) {
-        self.latches.unreported.push(key);
+    /// Queues the page of an entry, if it has one: the page is dirty, and no client reports it. See `Slice::adopt_unreported`.
+    pub fn add_unreported(&mut self, key: Option<Key>) {
+        self.latches.unreported.extend(key);
     }
 
     /// Returns the page of an entry if it is dirty and the dirty index does not have it. Reports must have been
@@ -191,8 +187,8 @@ impl Slice {
         let _ = self.shared.announcer.set(announcer);
     }
 
-    /// Sets the callback that collects what clients have used since its last call (with `SliceMemory::touch`). The evictor calls it
-    /// before it chooses victims, without a lock of the slice. Set once.
+    /// Sets the callback that collects what clients have used (with `SliceMemory::touch`), a bounded number of clients in each call. The
+    /// evictor calls it before it chooses victims, without a lock of the slice. Set once.
     pub fn set_collector(&self, collector: Box<dyn Fn() + Send + Sync>) {
         let _ = self.shared.collector.set(collector);
     }
@@ -440,7 +436,7 @@ impl Slice {
         }
     }
 
-    /// Returns the number of entries searched because a client died or lost reports.
+    /// Returns the number of entries that were checked because a client died: those that its threads latched last.
     pub fn searched(&self) -> u64 {
         self.shared.counts.searched.load(Relaxed)
     }

@@ -117,7 +117,7 @@ impl State {
                     continue;
                 }
                 unknown.insert(index, word);
-                self.add_unreported(key);
+                self.add_unreported(Some(key));
             }
             *own_frame = true;
         }
