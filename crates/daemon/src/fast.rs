@@ -96,6 +96,8 @@ pub(crate) struct Fast {
     writes_granted: AtomicU64,
     /// Lock order: taken after a slice's lock, which may be held while a client is revoked; never before one.
     clients: Mutex<Clients>,
+    /// Number of times that the evictor or a close has looked into a client's area.
+    visited: AtomicU64,
     rings: Rings,
     /// Slices have dirty pages that no client reports.
     unreported: Unreported,
@@ -150,6 +152,7 @@ impl Fast {
             writes_withheld: 0.into(),
             writes_granted: 0.into(),
             clients: Mutex::new(Clients::default()),
+            visited: 0.into(),
             rings: Rings::default(),
             unreported: Unreported::default(),
             kernel: OnceLock::new(),

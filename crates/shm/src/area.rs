@@ -323,11 +323,13 @@ impl Area {
         }
     }
 
-    /// Returns the blocks that were ever assigned, and the shared one.
+    /// Returns the blocks that were ever assigned, and the shared one when all others are assigned. Before that no thread has used
+    /// the shared one, and a look at it would take memory.
     fn blocks(&self) -> impl Iterator<Item = &Block> {
         let last = BLOCKS as u32 - 1;
         let given_out = self.header().blocks.load(Ordering::Acquire).min(last);
-        (0..given_out).chain([last]).map(|at| self.block(at))
+        let shared = (given_out == last).then_some(last);
+        (0..given_out).chain(shared).map(|at| self.block(at))
     }
 
     /// Assigns a block to the thread with kernel thread id `tid`: the block of a thread that `has_ended`, or a fresh one. Returns
@@ -521,10 +523,30 @@ mod tests {
             area.touch(block, 3, 1234 + block);
         }
         // The block that threads share when no other is free.
-        area.touch(BLOCKS as u32 - 1, 0, 77);
+        for tid in 4..BLOCKS as u32 {
+            assert!(take(&area, tid).1);
+        }
+        let (shared, alone) = take(&area, BLOCKS as u32);
+        assert!(!alone);
+        area.touch(shared, 0, 77);
         let wanted = [(0, 77), (3, 1234), (3, 1235), (3, 1236)];
         assert_eq!(touched(&area), wanted);
         assert_eq!(touched(&area), []);
+    }
+
+    #[test]
+    fn the_daemon_takes_no_memory_when_it_looks_into_the_area_of_a_client() {
+        use std::os::unix::fs::MetadataExt;
+
+        let area = Area::create("test", 5).unwrap();
+        take(&area, 1);
+        let file = area.mapping().fd().try_clone_to_owned().unwrap();
+        let file = std::fs::File::from(file);
+        let memory = || file.metadata().unwrap().blocks();
+        let before = memory();
+        area.take_touched(|_, _| ());
+        area.intents(|_, _| ());
+        assert_eq!(memory(), before);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Clients: processes that have a volume's segments mapped.
 
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,6 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Fast;
 use crate::mounted::Mounted;
+
+/// Rounds of the evictor in which it goes on to look at a client that had new reference marks.
+const ROUNDS_AFTER_MARKS: u8 = 8;
+/// Clients besides these at which a round looks, in turn.
+const IDLE_PER_ROUND: usize = 64;
 
 /// A client in `jericho stat`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -36,9 +42,13 @@ pub(super) struct Client {
 
 #[derive(Default)]
 pub(crate) struct Clients {
-    pub(super) by_owner: HashMap<u16, Client>,
+    pub(super) by_owner: BTreeMap<u16, Client>,
     /// Where the search for a free owner number begins.
     next: u16,
+    /// Owner number from which the next round looks for reference marks in turn.
+    marks_from: u16,
+    /// Clients that had new reference marks lately, with the number of rounds without any until they wait for their turn again.
+    marked: BTreeMap<u16, u8>,
     /// Pages accessed locally and remotely by clients that have ended, by slice.
     past: HashMap<u16, (u64, u64)>,
 }
@@ -51,6 +61,35 @@ impl Clients {
             .map(|i| first + (self.next.wrapping_add(i)) % count)
             .find(|owner| !self.by_owner.contains_key(owner))
             .inspect(|owner| self.next = owner - first + 1)
+    }
+
+    /// Returns the clients whose reference marks the next round collects.
+    fn next_marked(&mut self) -> Vec<(u16, Arc<Area>)> {
+        self.marked
+            .retain(|owner, _| self.by_owner.contains_key(owner));
+        let mut owners: Vec<u16> = self.marked.keys().copied().collect();
+        let (from, all) = (self.marks_from, &self.by_owner);
+        let in_turn = all.range(from..).chain(all.range(..from));
+        let idle = in_turn.map(|(owner, _)| *owner);
+        let idle = idle.filter(|owner| !self.marked.contains_key(owner));
+        owners.extend(
+            idle.take(IDLE_PER_ROUND)
+                .inspect(|owner| self.marks_from = owner + 1),
+        );
+        let area = |owner: u16| Some((owner, all.get(&owner)?.area.clone()));
+        owners.into_iter().filter_map(area).collect()
+    }
+
+    /// Records whether a client had new reference marks.
+    fn looked_at(&mut self, owner: u16, had_marks: bool) {
+        if had_marks {
+            self.marked.insert(owner, ROUNDS_AFTER_MARKS);
+        } else if let Entry::Occupied(mut left) = self.marked.entry(owner) {
+            *left.get_mut() -= 1;
+            if *left.get() == 0 {
+                left.remove();
+            }
+        }
     }
 }
 
@@ -85,12 +124,16 @@ impl Fast {
         entries
     }
 
-    /// Collects the reference marks of clients that may not write reference ages. The evictor calls this before it
-    /// chooses victims.
+    /// Collects the reference marks of clients that may not write reference ages: of those that had new marks lately, and of some
+    /// others in turn. The evictor calls this before it chooses victims.
     pub(super) fn take_touched(&self) {
-        let clients = self.clients.lock();
-        for client in clients.by_owner.values() {
-            client.area.take_touched(|slice, entry| {
+        let clients = self.clients.lock().next_marked();
+        let mut looked_at = Vec::with_capacity(clients.len());
+        for (owner, area) in clients {
+            let mut had_marks = false;
+            self.visited.fetch_add(1, Relaxed);
+            area.take_touched(|slice, entry| {
+                had_marks = true;
                 if let Some(slice) = self.slices.get(usize::from(slice)) {
                     let memory = slice.memory();
                     if entry < memory.geometry().entries() {
@@ -98,6 +141,11 @@ impl Fast {
                     }
                 }
             });
+            looked_at.push((owner, had_marks));
+        }
+        let mut clients = self.clients.lock();
+        for (owner, had_marks) in looked_at {
+            clients.looked_at(owner, had_marks);
         }
     }
 

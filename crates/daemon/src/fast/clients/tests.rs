@@ -1,12 +1,14 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use jericho_cache::Slice;
+use jericho_cache::{Intent, Slice};
+use jericho_fs::types::SetAttr;
 use jericho_shm::{Flags, Key, SlotInfo, State};
 use jericho_sys::process::uid;
 
 use super::*;
 use crate::fast::slots::tests::{Bed, wait_until};
+use crate::simulated::{CALLER, create};
 
 /// Progress of a client's write when the client dies or its file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +53,52 @@ impl Programs {
         rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
     }
 
+    fn admit(&self, owner: u16, area: Arc<Area>, writes: bool) {
+        let client = Client {
+            serial: self.number,
+            area,
+            peer: Peer {
+                pid: 0,
+                uid: uid(),
+                pidfd: std::fs::File::open("/dev/null").unwrap().into(),
+            },
+            writes,
+        };
+        self.fast().clients.lock().by_owner.insert(owner, client);
+    }
+
+    /// Admits a program that only reads. Returns its owner number, its area, and the block of its thread.
+    fn reader(&mut self) -> (u16, Arc<Area>, u32) {
+        self.number += 1;
+        let owner = self.fast().clients.lock().free_owner().unwrap();
+        let area = Arc::new(Area::create("test", owner).unwrap());
+        let (block, _) = area.take_block(self.number as u32, |_| false);
+        self.admit(owner, area.clone(), false);
+        (owner, area, block)
+    }
+
+    /// Has a page of a file read into the cache.
+    fn get(&self, file: &Arc<File>, page: u64, pages: u32) {
+        let (tx, rx) = mpsc::channel();
+        let slice = self.slice();
+        slice.get(&file.object(), page, pages, Intent::Read, move |grant| {
+            tx.send(grant.is_ok()).unwrap();
+        });
+        assert!(rx.recv_timeout(Duration::from_secs(60)).unwrap());
+    }
+
+    /// Creates a file that is one hole.
+    fn hole(&self, name: &[u8], pages: u64) -> Arc<File> {
+        let mounted = &self.bed.mounted;
+        let handle = create(mounted, name);
+        let set = SetAttr {
+            size: Some(pages * 4096),
+            ..SetAttr::default()
+        };
+        mounted.setattr(handle.file.ino(), set, CALLER).unwrap();
+        handle.file.clone()
+    }
+
     /// Runs a program with one thread that writes a page up to the step `death`. Returns its owner number and what its
     /// latch left.
     fn write(&mut self, key: Key, death: Death) -> (u16, Option<State>) {
@@ -77,17 +125,7 @@ impl Programs {
         if death >= AfterTheReport {
             area.report(key, &self.fast().slots);
         }
-        let client = Client {
-            serial: self.number,
-            area,
-            peer: Peer {
-                pid: 0,
-                uid: uid(),
-                pidfd: std::fs::File::open("/dev/null").unwrap().into(),
-            },
-            writes: true,
-        };
-        self.fast().clients.lock().by_owner.insert(owner, client);
+        self.admit(owner, area, true);
         (owner, latched)
     }
 
@@ -272,4 +310,75 @@ fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
         asker.join().unwrap()
     });
     assert_eq!(found, Some(3));
+}
+
+#[test]
+fn a_round_of_the_evictor_looks_at_few_clients_that_do_nothing_and_at_each_in_turn() {
+    let mut programs = Programs::new();
+    let readers: Vec<_> = (0..1000).map(|_| programs.reader()).collect();
+    let memory = programs.slice().memory();
+    let visits_of_a_round = || {
+        let before = programs.fast().visited.load(Relaxed);
+        programs.fast().take_touched();
+        programs.fast().visited.load(Relaxed) - before
+    };
+    let few = IDLE_PER_ROUND as u64;
+    assert!((0..20).all(|_| visits_of_a_round() <= few));
+    // Some read something. Programs end meanwhile, and no other loses its turn.
+    memory.next_epoch();
+    let reading = readers.chunks(100).map(|some| &some[0]);
+    for (_, area, block) in reading.clone() {
+        area.touch(*block, 0, u32::from(area.owner()));
+    }
+    for some in readers.chunks(100).chain(readers.chunks(150)).take(17) {
+        assert!(visits_of_a_round() <= few + 10);
+        programs.fast().bury(some[some.len() / 2].0);
+    }
+    let epoch = memory.epoch();
+    let mut entries = reading.clone().map(|(owner, _, _)| u32::from(*owner));
+    assert!(entries.all(|entry| memory.is_marked(entry, epoch)));
+    // Those that go on are not waited for.
+    let (owner, area, block) = &readers[0];
+    let entry = u32::from(*owner);
+    for _ in 0..5 {
+        memory.next_epoch();
+        area.touch(*block, 0, entry);
+        visits_of_a_round();
+        assert!(memory.is_marked(entry, memory.epoch()));
+    }
+    assert!((0..20).all(|_| visits_of_a_round() <= few + 10));
+    assert_eq!(visits_of_a_round(), few, "none reads");
+}
+
+#[test]
+fn what_one_of_many_programs_reads_all_the_time_stays_in_the_cache() {
+    const HOT: u64 = 100;
+    const SCANS: u64 = 20;
+    let mut programs = Programs::new();
+    for _ in 0..300 {
+        programs.reader();
+    }
+    let (_, area, block) = programs.reader();
+    let frames = u64::from(programs.slice().memory().geometry().frames);
+    let (hot, scanned) = (
+        programs.hole(b"hot", HOT),
+        programs.hole(b"scanned", SCANS * frames),
+    );
+    programs.get(&hot, 0, HOT as u32);
+    let mut missed = 0;
+    for first in (0..SCANS * frames).step_by(16) {
+        let memory = programs.slice().memory();
+        for page in 0..HOT {
+            match memory.lookup(Key::new(hot.ino(), page)) {
+                Some(found) => area.touch(block, 0, found.index),
+                None => {
+                    missed += 1;
+                    programs.get(&hot, page, 1);
+                }
+            }
+        }
+        programs.get(&scanned, first, 16);
+    }
+    // Each page is evicted once in each scan if nobody learns that it is read.
+    assert!(missed <= 2 * HOT, "{missed} pages were evicted");
 }
