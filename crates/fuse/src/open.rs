@@ -38,15 +38,19 @@ impl Jericho {
     ) {
         let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let (fs, flags) = (self.mounted.fs(), args.flags as i32);
-        let (made, flags) = match fs.mknod(parent, name, Kind::File, perm, 0, who) {
-            // Created since the kernel's lookup.
+        let made = match fs.mknod(parent, name, Kind::File, perm, 0, who) {
+            // Created since the kernel's lookup. A truncation waits for inline writers, which this thread may not. The kernel looks the
+            // name up anew after this errno, opens the file that it finds, and requests the truncation by itself.
             Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => {
-                (fs.lookup(parent, name), flags)
+                match flags & libc::O_TRUNC {
+                    0 => fs.lookup(parent, name),
+                    _ => return reply.error(libc::ESTALE),
+                }
             }
-            // A new file is empty.
-            made => (made, flags & !libc::O_TRUNC),
+            made => made,
         };
-        self.reply_created(made, flags, args.open_flags, reply);
+        // A new file is empty.
+        self.reply_created(made, flags & !libc::O_TRUNC, args.open_flags, reply);
     }
 
     /// Creates a file without a name (O_TMPFILE), with one reference for the kernel.
@@ -131,4 +135,87 @@ impl Jericho {
 
 fn may_write(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use jericho_daemon::{Mounted, OpenOptions};
+    use jericho_fs::types::{Caller, ROOT, SetAttr};
+    use jericho_fs::volume::{FormatOptions, format};
+    use jericho_topology::Topology;
+    use zerocopy::FromZeros;
+
+    use super::*;
+    use crate::protocol::init::Agreed;
+    use crate::reply::DeviceReply;
+
+    const OWNER: Caller = Caller {
+        uid: 0,
+        gid: 0,
+        umask: 0,
+    };
+
+    /// A mount whose requests come from a test.
+    fn filesystem(volume: &std::path::Path) -> Jericho {
+        std::fs::File::create(volume).unwrap();
+        let options = FormatOptions {
+            size_bytes: Some(64 << 20),
+            slices: Some(1),
+            ..FormatOptions::default()
+        };
+        format(&[volume.to_owned()], &options).unwrap();
+        let options = OpenOptions {
+            volume: volume.to_owned(),
+            devices: vec![],
+            read_only: false,
+            force: false,
+            cache_bytes: Some(8 << 20),
+            topology: Topology::from_spec("virtual:1").unwrap(),
+            threads: Default::default(),
+            fast_path: Default::default(),
+            keeper: None,
+        };
+        Jericho::new(Mounted::open(options).unwrap(), Agreed::all())
+    }
+
+    /// Makes a request to create `name`, and gives the errno of its answer.
+    fn create(filesystem: &Jericho, name: &[u8], flags: i32) -> i32 {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let channel = Arc::new(far.into());
+        let header = InHeader::new_zeroed();
+        let args = CreateIn {
+            flags: (libc::O_WRONLY | libc::O_CREAT | flags) as u32,
+            mode: 0o644,
+            umask: 0,
+            open_flags: 0,
+        };
+        let reply = Reply::Device(DeviceReply::new(&channel, 1));
+        filesystem.create(&header, ROOT, &args, name, reply);
+        let mut answer = [0; 16];
+        near.read_exact(&mut answer).unwrap();
+        -i32::from_ne_bytes([answer[4], answer[5], answer[6], answer[7]])
+    }
+
+    #[test]
+    fn a_request_to_create_a_file_never_cuts_one_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let filesystem = filesystem(&dir.path().join("volume"));
+        let mounted = &filesystem.mounted;
+        let fs = mounted.fs();
+        let attr = (fs.mknod(ROOT, b"file", Kind::File, 0o644, 0, OWNER)).unwrap();
+        let set = SetAttr {
+            size: Some(5),
+            ..SetAttr::default()
+        };
+        mounted.setattr(attr.ino, set, OWNER).unwrap();
+        assert_eq!(create(&filesystem, b"file", libc::O_TRUNC), libc::ESTALE);
+        assert_eq!(create(&filesystem, b"file", libc::O_EXCL), libc::EEXIST);
+        assert_eq!(create(&filesystem, b"file", 0), 0);
+        assert_eq!(mounted.getattr(attr.ino).unwrap().size, 5);
+        assert_eq!(create(&filesystem, b"new", libc::O_TRUNC), 0);
+        mounted.close().unwrap();
+    }
 }

@@ -240,8 +240,13 @@ impl Service {
     /// attributes from the device, but it never waits for another request.
     fn comes_back(&self, opcode: u32, received: &Received) -> bool {
         match opcode {
-            op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE | op::OPEN => true,
+            op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE => true,
             op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
+            // A truncation waits for inline writers. The kernel requests it by itself, as was agreed.
+            op::OPEN => {
+                let [a, b, c, d, ..] = received.arguments;
+                i32::from_ne_bytes([a, b, c, d]) & libc::O_TRUNC == 0
+            }
             // The file's last inline writer may have stopped in the middle of a write that extends the file.
             op::RELEASE => {
                 let [a, b, c, d, e, f, g, h, ..] = received.arguments;
