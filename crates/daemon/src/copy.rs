@@ -29,16 +29,39 @@ struct Copy<'a> {
     from: (&'a Arc<Handle>, u64),
     to: (&'a Arc<Handle>, u64),
     done: u64,
+    /// While nothing is copied, waits for space that is being freed.
+    waits: bool,
 }
 
 impl Mounted {
-    /// Copies up to `len` bytes from one open file's offset to another's. Returns how many: fewer than asked for at the end of
-    /// the source, after an error, and beyond what one request copies. Waits for devices.
-    pub fn copy_range(
+    /// Copies up to `len` bytes from one open file's offset to another's. Calls `reply` once with how many: fewer than asked for
+    /// at the end of the source, after an error, and beyond what one request copies. Waits for devices. Waits for space that is
+    /// being freed in another thread.
+    pub fn copy_range<R>(
         self: &Arc<Self>,
         from: (&Arc<Handle>, u64),
         to: (&Arc<Handle>, u64),
         len: u64,
+        reply: R,
+    ) where
+        R: FnOnce(Result<u64>) + Send + 'static,
+    {
+        match self.copy_once(from, to, len, false) {
+            Err(error) if error.is_full_volume() => {}
+            result => return reply(result),
+        }
+        let (from, to) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
+        self.in_own_thread(0, reply, move |mounted, reply| {
+            reply(mounted.copy_once((&from.0, from.1), (&to.0, to.1), len, true));
+        });
+    }
+
+    fn copy_once(
+        self: &Arc<Self>,
+        from: (&Arc<Handle>, u64),
+        to: (&Arc<Handle>, u64),
+        len: u64,
+        waits: bool,
     ) -> Result<u64> {
         if self.read_only() {
             return Err(Error::Errno(libc::EROFS));
@@ -59,6 +82,7 @@ impl Mounted {
             from,
             to,
             done: 0,
+            waits,
         };
         let result = copy.run(len);
         let result = copy.reach().and(result);
@@ -147,10 +171,20 @@ impl Copy<'_> {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<u32> {
-        self.write_at(self.to.1 + self.done, bytes)
+        let at = self.to.1 + self.done;
+        self.write_at(at, bytes, self.done == 0)
     }
 
-    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<u32> {
+    /// `is_first`: the copy fails if there is no space for the bytes. Otherwise it ends earlier.
+    fn write_at(&self, at: u64, bytes: &[u8], is_first: bool) -> Result<u32> {
+        let write = || self.try_write_at(at, bytes);
+        match self.waits && is_first {
+            true => self.mounted.fs().with_space(&self.to.0.file, write),
+            false => write(),
+        }
+    }
+
+    fn try_write_at(&self, at: u64, bytes: &[u8]) -> Result<u32> {
         let mode = WriteMode {
             append: false,
             sync: WriteSync::No,
@@ -159,7 +193,10 @@ impl Copy<'_> {
         };
         let (tx, rx) = mpsc::channel();
         let reply = move |written| drop(tx.send(written));
-        self.mounted.write(self.to.0, at, bytes, mode, reply);
+        let unused = (self.mounted).write_if_room(self.to.0, at, bytes, mode, reply);
+        if unused.is_err() {
+            return Err(Error::Errno(libc::ENOSPC));
+        }
         answer(&rx)
     }
 
@@ -170,7 +207,7 @@ impl Copy<'_> {
         let size = handle.file.size();
         if begin < size {
             let within = len.min(size - begin);
-            self.mounted.fallocate(handle, PUNCH, begin, within)?;
+            self.mounted.try_fallocate(handle, PUNCH, begin, within)?;
         }
         Ok(())
     }
@@ -182,7 +219,8 @@ impl Copy<'_> {
         if self.done == 0 || size >= end {
             return Ok(());
         }
-        let reached = self.write_at(end - 1, &[0]).map(drop);
+        let is_first = size <= self.to.1;
+        let reached = self.write_at(end - 1, &[0], is_first).map(drop);
         if reached.is_err() {
             self.done = size.saturating_sub(self.to.1);
         }

@@ -17,6 +17,7 @@ mod outage;
 mod read;
 #[cfg(test)]
 mod simulated;
+mod space;
 mod stat;
 mod tasks;
 mod write;

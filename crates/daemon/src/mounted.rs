@@ -20,6 +20,7 @@ use crate::follow::Follow;
 use crate::handle::Handle;
 use crate::locality::Counters;
 use crate::mapped::Mapped;
+use crate::space::SpaceWaits;
 
 /// A volume that is up.
 pub struct Mounted {
@@ -36,6 +37,7 @@ pub struct Mounted {
     fs: Arc<Fs>,
     pub(crate) fast: Fast,
     pub(crate) mapped: Mapped,
+    pub(crate) space_waits: SpaceWaits,
     /// Held until the last user is gone.
     _lock: Option<VolumeLock>,
 }
@@ -69,6 +71,7 @@ impl Mounted {
             fs,
             fast,
             mapped: Mapped::default(),
+            space_waits: SpaceWaits::default(),
             _lock: lock,
         })
     }
@@ -171,13 +174,34 @@ impl Mounted {
             .rename_absorbing(from, to, flags, |ino| self.settle(ino))
     }
 
-    /// Space and holes; see `Fs::fallocate`.
-    pub fn fallocate(&self, handle: &Handle, mode: i32, offset: u64, len: u64) -> Result<()> {
+    /// Space and holes; see `Fs::fallocate`. Calls `reply` once: at once, or from another thread after a wait for space that is
+    /// being freed.
+    pub fn fallocate<R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        mode: i32,
+        offset: u64,
+        len: u64,
+        reply: R,
+    ) where
+        R: FnOnce(Result<()>) + Send + 'static,
+    {
+        let own = handle.clone();
+        let attempt = move |mounted: &Arc<Self>| mounted.try_fallocate(&own, mode, offset, len);
+        self.answer_with_space(handle, attempt, reply);
+    }
+
+    /// Does the same as `fallocate`, but fails with ENOSPC at once when there is no space now.
+    pub(crate) fn try_fallocate(
+        &self,
+        handle: &Handle,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
         let file = &handle.file;
-        let change = || self.fs.fallocate_if_room(file, mode, offset, len);
-        // Takes the locks in this order: a program that asks for a slot of the file would otherwise also wait for space, in a thread
-        // that may be needed to free space.
-        (self.fs).with_space(file, || self.resize(file.ino(), None, change))
+        let change = || self.fs.fallocate(file, mode, offset, len);
+        self.resize(file.ino(), None, change)
     }
 
     /// Attributes; see `Fs::getattr`.
@@ -266,6 +290,7 @@ impl Mounted {
     /// Writes everything back, commits, marks the volume clean, stops all threads. Reports what could not be
     /// written. The volume stays locked until the last reference is gone.
     pub fn close(&self) -> Result<()> {
+        self.space_waits.close(&self.fs);
         self.close_clients();
         self.follow.close();
         let result = self.fs.close();

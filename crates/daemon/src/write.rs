@@ -97,6 +97,11 @@ fn place(file: &File, offset: u64, mode: WriteMode) -> u64 {
     }
 }
 
+fn is_over_several_pages(offset: u64, len: usize) -> bool {
+    let last = offset.saturating_add((len as u64).saturating_sub(1));
+    offset / PAGE_BYTES != last / PAGE_BYTES
+}
+
 impl Mounted {
     /// Writes `data` at `offset` as far as nothing has to be waited for, also no lock that is held for long: for threads that
     /// must always come back. Gives the number of bytes written; the rest is for `write`.
@@ -113,10 +118,12 @@ impl Mounted {
         }
         let offset = place(file, offset, mode);
         let end = offset.checked_add(data.len() as u64);
+        let several = is_over_several_pages(offset, data.len());
         // Makes an append whole or not at all: a client could append inline between its two parts. An append within one
         // page is always whole.
         if self.read_only()
-            || (mode.append && end.is_some_and(|end| offset / PAGE_BYTES != (end - 1) / PAGE_BYTES))
+            || (several && mode.append)
+            || (several && !self.fs().has_room_for(data.len() as u64))
             || mode.sync != WriteSync::No
             || !file.has_no_privileges()
             || end.is_none_or(|end| end > FILE_BYTES_MAX)
@@ -144,8 +151,8 @@ impl Mounted {
     }
 
     /// Writes `data` at `offset` and calls `reply` once with the number of bytes written: at once, in
-    /// this thread, when no page has to be fetched, else later in a slice's thread. An error after the
-    /// first bytes is a short write, as POSIX has it.
+    /// this thread, when no page has to be fetched, else later in a slice's thread; or in another thread, after a wait for space
+    /// that is being freed. An error after the first bytes is a short write, as POSIX has it.
     pub fn write<R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -156,21 +163,66 @@ impl Mounted {
     ) where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
+        if let Err(reply) = self.write_if_room(handle, offset, data, mode, reply) {
+            let (own, data) = (handle.clone(), data.to_vec());
+            self.retry_with_space(handle, data.len(), reply, move |mounted, reply| {
+                mounted.write_if_room(&own, offset, &data, mode, reply)
+            });
+        }
+    }
+
+    /// Does the same as `write`, but does not wait for space. Returns the reply, unused, when the volume is full; nothing is
+    /// written or held then.
+    pub(crate) fn write_if_room<R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        data: &[u8],
+        mode: WriteMode,
+        reply: R,
+    ) -> std::result::Result<(), R>
+    where
+        R: FnOnce(Result<u32>) + Send + 'static,
+    {
+        let mut progress = match self.begin(handle, offset, data.len(), mode) {
+            Ok(progress) => progress,
+            Err(error) => {
+                reply(Err(error));
+                return Ok(());
+            }
+        };
+        match progress.advance(data) {
+            Step::Done => progress.finish(data.len(), reply),
+            Step::Wait => progress.wait(data.to_vec(), reply),
+            Step::Failed(error) if progress.done == 0 && error.is_full_volume() => {
+                return Err(reply);
+            }
+            Step::Failed(error) => progress.fail(error, data.len(), reply),
+        }
+        Ok(())
+    }
+
+    /// Takes the locks of a write.
+    fn begin(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        len: usize,
+        mode: WriteMode,
+    ) -> Result<Progress> {
         if self.read_only() {
-            return reply(Err(Error::Errno(libc::EROFS)));
+            return Err(Error::Errno(libc::EROFS));
         }
         // Before anything makes a page key of it.
         let is_far = |offset: u64| {
-            let end = offset.checked_add(data.len() as u64);
+            let end = offset.checked_add(len as u64);
             end.is_none_or(|end| end > FILE_BYTES_MAX)
         };
         if is_far(offset) {
-            return reply(Err(Error::Errno(libc::EFBIG)));
+            return Err(Error::Errno(libc::EFBIG));
         }
-        if !handle.file.has_no_privileges()
-            && let Err(error) = (self.fs()).drop_privileges(handle.file.ino(), mode.strip_suid)
-        {
-            return reply(Err(error));
+        if !handle.file.has_no_privileges() {
+            (self.fs()).drop_privileges(handle.file.ino(), mode.strip_suid)?;
         }
         if let Some(file) = self.fast.written_file(handle.file.ino())
             && handle.grants.lock().write
@@ -182,11 +234,11 @@ impl Mounted {
         let (guard, offset, writing) = loop {
             let guard = self.fast.written_file(handle.file.ino()).map(|file| {
                 let at = (!mode.append).then_some(offset);
-                WriteGuard::take(self, file, at, data.len() as u64)
+                WriteGuard::take(self, file, at, len as u64)
             });
             let offset = place(&handle.file, offset, mode);
             if is_far(offset) {
-                return reply(Err(Error::Errno(libc::EFBIG)));
+                return Err(Error::Errno(libc::EFBIG));
             }
             let writing = handle.file.writing();
             // A program that becomes an inline writer from here on waits until `writing` is dropped.
@@ -195,13 +247,8 @@ impl Mounted {
                 _ => break (guard, offset, writing),
             }
         };
-        self.accessed(handle.file.slice(), offset, data.len());
-        let mut progress = Progress::new(self, handle, offset, mode, writing, guard);
-        match progress.advance(data) {
-            Step::Done => progress.finish(data.len(), reply),
-            Step::Wait => progress.wait(data.to_vec(), reply),
-            Step::Failed(error) => progress.fail(error, data.len(), reply),
-        }
+        self.accessed(handle.file.slice(), offset, len);
+        Ok(Progress::new(self, handle, offset, mode, writing, guard))
     }
 }
 
@@ -237,6 +284,13 @@ impl Progress {
             return self
                 .reserve(data.len())
                 .map_or_else(Step::Failed, |()| Step::Wait);
+        }
+        // If not all of it has room, writes nothing: a write that waits for space begins again.
+        if is_over_several_pages(self.offset, data.len())
+            && !self.mounted.fs().has_room_for(data.len() as u64)
+            && let Err(error) = self.reserve(data.len())
+        {
+            return Step::Failed(error);
         }
         if self.mapped.is_none() && self.hit(data) {
             return Step::Done;

@@ -188,9 +188,11 @@ impl Jericho {
             let (mode, offset, length) = (args.mode as i32, args.offset, args.length);
             // A separate SETATTR has cleared the set-id bits.
             let stripped = (self.mounted.fs()).drop_privileges(ino, false);
-            let result =
-                stripped.and_then(|()| self.mounted.fallocate(handle, mode, offset, length));
-            reply.done("fallocate", result);
+            if stripped.is_err() {
+                return reply.done("fallocate", stripped);
+            }
+            let answer = move |result| reply.done("fallocate", result);
+            self.mounted.fallocate(handle, mode, offset, length, answer);
         });
     }
 
@@ -227,12 +229,13 @@ impl Jericho {
             return reply.error(libc::EINVAL);
         }
         let (from, to) = ((from, args.offset_in), (to, args.offset_out));
-        match self.mounted.copy_range(from, to, args.len) {
+        let answer = move |copied| match copied {
             Ok(copied) if long => reply.with(&copied),
             // A request is far shorter than 4 GiB.
             Ok(copied) => reply.with(&SizeOut::new(copied as u32)),
             Err(e) => reply.error(errno("copy_file_range", &e)),
-        }
+        };
+        self.mounted.copy_range(from, to, args.len, answer);
     }
 
     pub(crate) fn ioctl(&self, req: &InHeader, args: &IoctlIn, data: &[u8], reply: Reply) {

@@ -31,6 +31,8 @@ pub(crate) const TTL: Duration = Duration::from_secs(3600);
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// Background requests (read-ahead, asynchronous direct I/O) the kernel may have with us at once.
 pub(crate) const BACKGROUND_REQUESTS: u16 = 256;
+/// Requests that may wait for space at once. The kernel's background requests include the releases that free the space.
+const SPACE_WAITS: usize = BACKGROUND_REQUESTS as usize * 3 / 4;
 
 /// Cheap to clone: clones are the same filesystem.
 #[derive(Clone)]
@@ -44,6 +46,7 @@ pub(crate) struct Jericho {
 
 impl Jericho {
     pub(crate) fn new(mounted: Arc<Mounted>, agreed: Agreed) -> Jericho {
+        mounted.limit_space_waits(SPACE_WAITS);
         Jericho {
             handles: Arc::new(Handles::new()),
             control: Arc::new(Control::new(mounted.clone(), agreed.ring())),

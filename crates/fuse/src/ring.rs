@@ -52,7 +52,11 @@ pub(crate) fn is_offered() -> bool {
 }
 
 /// A ring for each CPU that serves. Made before the kernel is asked: once it has agreed there is no way back.
-pub(crate) struct Rings(Vec<(u32, FuseRing)>);
+pub(crate) struct Rings {
+    rings: Vec<(u32, FuseRing)>,
+    /// Entries of each queue.
+    depth: usize,
+}
 
 impl Rings {
     /// Errors: io_uring is forbidden or too old, memory, descriptors.
@@ -62,14 +66,14 @@ impl Rings {
         cpus.sort_unstable();
         cpus.dedup();
         let depth = (ENTRIES / queues).clamp(DEPTH_MIN, DEPTH_MAX);
-        deal(queues, &cpus)
+        let rings = deal(queues, &cpus)
             .into_iter()
             .map(|(cpu, queues)| {
                 let ring = FuseRing::new(&queues, depth, REQUEST_BYTES_MAX as usize)?;
                 Ok((cpu, ring))
             })
-            .collect::<io::Result<_>>()
-            .map(Rings)
+            .collect::<io::Result<_>>()?;
+        Ok(Rings { rings, depth })
     }
 }
 
@@ -112,7 +116,12 @@ impl Serving {
             filesystem,
         });
         let mut threads = Vec::new();
-        for (cpu, mut ring) in rings.0 {
+        // An unanswered request keeps its entry. Half of each queue remains for the requests that free space.
+        service
+            .filesystem
+            .mounted
+            .limit_space_waits(rings.depth / 2);
+        for (cpu, mut ring) in rings.rings {
             ring.register(device.as_fd().try_clone_to_owned()?);
             let service = service.clone();
             let thread = std::thread::Builder::new()

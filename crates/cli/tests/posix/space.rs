@@ -166,6 +166,41 @@ fn the_space_of_a_removed_file_is_free_when_remove_returns() {
 }
 
 #[test]
+fn the_space_of_a_removed_file_is_free_for_many_writers_at_once() {
+    // As many may wait over the ring of a machine with many CPUs.
+    const WRITERS: usize = 8;
+    let v = Volume::of_size("128M");
+    v.mount();
+    let chunk = pattern(3, 1 << 20);
+    for round in 0..3 {
+        let files: Vec<File> = (0..WRITERS)
+            .map(|n| open(&v, &format!("next{n}")))
+            .collect();
+        let mut file = File::create(v.at("big")).unwrap();
+        while file.write_all(&chunk).is_ok() {}
+        fs::remove_file(v.at("big")).unwrap();
+        std::thread::scope(|scope| {
+            // Some find the volume full and wait; the file is closed in the middle of it.
+            let writers: Vec<_> = (files.iter())
+                .map(|mut file| {
+                    let chunk = &chunk;
+                    scope.spawn(move || file.write_all(chunk))
+                })
+                .collect();
+            drop(file);
+            for (n, writer) in writers.into_iter().enumerate() {
+                let written = writer.join().unwrap();
+                written.unwrap_or_else(|e| panic!("writer {n}, round {round}: {e}"));
+            }
+        });
+        for (n, file) in files.iter().enumerate() {
+            assert!(read(file, 0, 1 << 20) == chunk, "writer {n}");
+            fs::remove_file(v.at(&format!("next{n}"))).unwrap();
+        }
+    }
+}
+
+#[test]
 fn an_open_file_without_a_name_keeps_its_space_until_it_is_closed() {
     let v = Volume::of_size("128M");
     v.mount();

@@ -333,7 +333,7 @@ impl Mounted {
         let bytes = u64::from(pages) * PAGE_BYTES;
         if self
             .fs()
-            .begin_write_if_room(file, first * PAGE_BYTES, bytes)
+            .begin_write(file, first * PAGE_BYTES, bytes)
             .is_err()
         {
             return Err(Refusal::Space);

@@ -281,7 +281,7 @@ impl Core {
         let bury = move |result: CacheResult| match result {
             Ok(()) => {
                 core.commits.push_dead(dead);
-                if core.leaving.is_awaited() {
+                if core.leaving.waiters() > 0 {
                     core.commits.hurry();
                 }
             }

@@ -81,14 +81,9 @@ impl Fs {
     }
 
     /// Reserves space before bytes are written, for pages of the range that have none (ENOSPC, EFBIG,
-    /// EROFS). Cheap when the range is placed or reserved already. Without free space, waits for space that is being freed.
+    /// EROFS). Cheap when the range is placed or reserved already. Fails with ENOSPC at once when there is no space now; see
+    /// `with_space`.
     pub fn begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
-        let attempt = || self.begin_write_if_room(file, offset, len);
-        self.core.with_space(file.ino(), attempt)
-    }
-
-    /// Does the same as `begin_write`, but fails with ENOSPC at once when there is no space now.
-    pub fn begin_write_if_room(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
         self.core.may_change()?;
         let end = offset
             .checked_add(len)

@@ -18,10 +18,6 @@ use crate::types::Ino;
 /// Longest wait of a write: many times what the kernel needs on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Most threads that wait at once. The others must serve the requests that end the wait; a mount has four threads or
-/// more.
-const WAITERS_MAX: u32 = 2;
-
 #[derive(Default)]
 struct State {
     /// Regular files without a name whose removal is not durable yet.
@@ -29,7 +25,11 @@ struct State {
     /// Number of files that have come, and that have left, so far.
     came: u64,
     left: u64,
-    waiters: u32,
+    waiters: usize,
+    /// Longest wait, if not `PATIENCE`.
+    patience: Option<Duration>,
+    /// Nobody waits any more.
+    closed: bool,
 }
 
 /// A file without a name.
@@ -43,15 +43,14 @@ struct Nameless {
 /// Limit of a write's wait.
 struct Wait {
     until: Instant,
-    /// Value of `State::came` when the wait began. The write waits less than `PATIENCE` for files that came later.
+    /// Value of `State::came` when the wait began. The write waits less than its full time for files that came later.
     came: u64,
 }
 
 impl State {
     fn awaits(&self, own: Ino) -> bool {
-        self.files
-            .iter()
-            .any(|(ino, file)| *ino != own && !file.in_vain)
+        let mut files = self.files.iter();
+        !self.closed && files.any(|(ino, file)| *ino != own && !file.in_vain)
     }
 }
 
@@ -87,20 +86,32 @@ impl Leaving {
         self.changed.notify_all();
     }
 
-    /// Returns whether a write waits, so that removals should be committed without delay.
-    pub fn is_awaited(&self) -> bool {
-        self.state.lock().waiters > 0
+    /// Returns how many writes wait. If any does, removals should be committed without delay.
+    pub fn waiters(&self) -> usize {
+        self.state.lock().waiters
     }
 
     fn left(&self) -> u64 {
         self.state.lock().left
     }
 
-    /// Begins a wait that takes at most `patience`.
-    fn begin(&self, patience: Duration) -> Wait {
+    /// Sets the longest wait.
+    pub fn set_patience(&self, patience: Duration) {
+        self.state.lock().patience = Some(patience);
+    }
+
+    /// Ends all waits, and those that come.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Begins a wait.
+    fn begin(&self) -> Wait {
+        let state = self.state.lock();
         Wait {
-            until: Instant::now() + patience,
-            came: self.state.lock().came,
+            until: Instant::now() + state.patience.unwrap_or(PATIENCE),
+            came: state.came,
         }
     }
 
@@ -108,9 +119,6 @@ impl Leaving {
     /// time. `own` is the file that needs the space.
     fn wait(&self, own: Ino, left: u64, Wait { until, came }: &Wait) -> bool {
         let mut state = self.state.lock();
-        if state.left == left && state.waiters >= WAITERS_MAX {
-            return false;
-        }
         state.waiters += 1;
         while state.left == left && state.awaits(own) {
             if self.changed.wait_until(&mut state, *until).timed_out() {
@@ -126,13 +134,17 @@ impl Leaving {
         state.waiters -= 1;
         state.left != left
     }
-}
 
-impl Core {
-    /// Runs `attempt`, which takes space; if it fails because the volume is full, waits for space and runs it again. `attempt`
-    /// must change nothing when it fails so. `own` is the file that needs the space. The caller may block, and holds no lock
-    /// that the removal of a file takes.
-    pub fn with_space<T>(&self, own: Ino, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    /// Runs `attempt`, which takes space. If it fails because the volume is full, makes what was removed durable (`commit`) and
+    /// waits for files that leave, and runs `attempt` again, each time with a guard that `recall` returns. `own` is the file
+    /// that needs the space.
+    fn retry<T, G>(
+        &self,
+        own: Ino,
+        commit: impl FnOnce() -> Result<()>,
+        recall: impl Fn() -> G,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         let mut attempt = || match attempt() {
             Err(error) if error.is_full_volume() => None,
             result => Some(result),
@@ -140,25 +152,41 @@ impl Core {
         if let Some(result) = attempt() {
             return result;
         }
-        // A batch that is not durable yet may have freed the space.
-        self.commit_now()?;
-        let wait = self.leaving.begin(PATIENCE);
+        // A batch that is not durable yet may have freed the space. If the metadata region is too full for that batch, no
+        // removal becomes durable, and no file is worth a wait; a discard may still hold back what is free.
+        let may_wait = match commit() {
+            Ok(()) => true,
+            Err(error) if error.is_full_volume() => false,
+            Err(error) => return Err(error),
+        };
+        let wait = self.begin();
         loop {
             // Files may leave continually while other writers take their space.
-            let is_last = Instant::now() >= wait.until;
-            let left = self.leaving.left();
+            let is_last = !may_wait || Instant::now() >= wait.until;
+            let left = self.left();
             let result = {
-                // Also wait until no free block is being discarded.
-                let _all = self.allocator.recall();
+                let _all = recall();
                 attempt()
             };
             if let Some(result) = result {
                 return result;
             }
-            if is_last || !self.leaving.wait(own, left, &wait) {
+            if is_last || !self.wait(own, left, &wait) {
                 return Err(ENOSPC);
             }
         }
+    }
+}
+
+impl Core {
+    /// Runs `attempt`, which takes space; if it fails because the volume is full, waits for space and runs it again. `attempt`
+    /// must change nothing when it fails so. `own` is the file that needs the space. The caller may block for seconds: it
+    /// holds no lock, and its thread is none that serves requests.
+    pub fn with_space<T>(&self, own: Ino, attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        // Until no free block is being discarded.
+        let recall = || self.allocator.recall();
+        self.leaving
+            .retry(own, || self.commit_now(), recall, attempt)
     }
 }
 
@@ -166,11 +194,20 @@ impl Core {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(600);
-    const NO_TIME: Duration = Duration::ZERO;
+    impl Leaving {
+        fn long(&self) -> Wait {
+            self.set_patience(Duration::from_secs(600));
+            self.begin()
+        }
+
+        fn no_time(&self) -> Wait {
+            self.set_patience(Duration::ZERO);
+            self.begin()
+        }
+    }
 
     fn wait_for_waiter(leaving: &Leaving) {
-        while !leaving.is_awaited() {
+        while leaving.waiters() == 0 {
             std::thread::yield_now();
         }
     }
@@ -181,41 +218,41 @@ mod tests {
         leaving.add(7);
         let left = leaving.left();
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| leaving.wait(8, left, &leaving.begin(LONG)));
+            let waiter = scope.spawn(|| leaving.wait(8, left, &leaving.long()));
             wait_for_waiter(&leaving);
             leaving.remove(&[7]);
             assert!(waiter.join().unwrap());
         });
         // A file that left between the attempt and the wait counts too.
-        assert!(leaving.wait(8, left, &leaving.begin(LONG)));
-        assert!(!leaving.wait(8, leaving.left(), &leaving.begin(LONG)));
+        assert!(leaving.wait(8, left, &leaving.long()));
+        assert!(!leaving.wait(8, leaving.left(), &leaving.long()));
     }
 
     #[test]
     fn nobody_waits_for_itself_nor_twice_in_vain() {
         let leaving = Leaving::default();
         leaving.add(7);
-        assert!(!leaving.wait(7, 0, &leaving.begin(LONG)));
-        assert!(!leaving.wait(8, 0, &leaving.begin(NO_TIME)));
-        assert!(!leaving.wait(8, 0, &leaving.begin(LONG)));
+        assert!(!leaving.wait(7, 0, &leaving.long()));
+        assert!(!leaving.wait(8, 0, &leaving.no_time()));
+        assert!(!leaving.wait(8, 0, &leaving.long()));
         // The file could not have waited for itself in vain.
         leaving.add(8);
-        assert!(!leaving.wait(8, 0, &leaving.begin(LONG)));
+        assert!(!leaving.wait(8, 0, &leaving.long()));
         leaving.remove(&[7]);
-        assert!(!leaving.wait(7, leaving.left(), &leaving.begin(NO_TIME)));
+        assert!(!leaving.wait(7, leaving.left(), &leaving.no_time()));
     }
 
     #[test]
     fn a_file_that_came_in_the_middle_of_a_vain_wait_is_waited_for_by_the_next() {
         let leaving = Leaving::default();
         leaving.add(7);
-        let over = leaving.begin(NO_TIME);
+        let over = leaving.no_time();
         leaving.add(8);
         assert!(!leaving.wait(9, 0, &over));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| leaving.wait(9, 0, &leaving.begin(LONG)));
+            let next = scope.spawn(|| leaving.wait(9, 0, &leaving.long()));
             let until = Instant::now() + Duration::from_secs(60);
-            while !leaving.is_awaited() {
+            while leaving.waiters() == 0 {
                 assert!(!next.is_finished(), "it does not wait");
                 assert!(Instant::now() < until);
                 std::thread::yield_now();
@@ -224,22 +261,48 @@ mod tests {
             assert!(next.join().unwrap());
         });
         // The other write has used up its time.
-        assert!(!leaving.wait(9, leaving.left(), &leaving.begin(LONG)));
+        assert!(!leaving.wait(9, leaving.left(), &leaving.long()));
+    }
+
+    /// Runs an attempt that succeeds the `wanted`th time. Returns how many there were, and whether the last one succeeded.
+    fn attempts(leaving: &Leaving, wanted: u32, commit: Result<()>) -> (u32, bool) {
+        let mut count = 0;
+        let attempt = || {
+            count += 1;
+            (count == wanted).then_some(()).ok_or(ENOSPC)
+        };
+        let result = leaving.retry(8, || commit, || (), attempt);
+        (count, result.is_ok())
     }
 
     #[test]
-    fn threads_are_left_to_serve_what_is_waited_for() {
+    fn who_cannot_make_removals_durable_tries_once_more_and_does_not_wait() {
         let leaving = Leaving::default();
         leaving.add(7);
+        leaving.set_patience(Duration::from_secs(600));
+        // Free blocks may be held back by a discard.
+        assert_eq!(attempts(&leaving, 2, Err(ENOSPC)), (2, true));
+        assert_eq!(attempts(&leaving, 3, Err(ENOSPC)), (2, false));
+        let no_more = super::super::errno::ESHUTDOWN;
+        assert_eq!(attempts(&leaving, 2, Err(no_more)), (1, false));
+        assert_eq!(attempts(&leaving, 2, Ok(())), (2, true));
+    }
+
+    #[test]
+    fn the_end_of_the_mount_ends_all_waits() {
+        let leaving = Leaving::default();
+        leaving.add(7);
+        leaving.set_patience(Duration::from_secs(600));
         std::thread::scope(|scope| {
-            let wait = || leaving.wait(8, 0, &leaving.begin(LONG));
-            let waiters: Vec<_> = (0..WAITERS_MAX).map(|_| scope.spawn(wait)).collect();
-            while leaving.state.lock().waiters < WAITERS_MAX {
+            let waiters = [(); 5].map(|()| scope.spawn(|| attempts(&leaving, 3, Ok(()))));
+            while leaving.state.lock().waiters < 5 {
                 std::thread::yield_now();
             }
-            assert!(!wait());
-            leaving.remove(&[7]);
-            assert!(waiters.into_iter().all(|waiter| waiter.join().unwrap()));
+            leaving.close();
+            for waiter in waiters {
+                assert_eq!(waiter.join().unwrap(), (2, false));
+            }
         });
+        assert_eq!(attempts(&leaving, 3, Ok(())), (2, false));
     }
 }

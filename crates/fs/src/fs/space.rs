@@ -1,6 +1,7 @@
 //! fallocate and seek: space and holes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 
@@ -15,31 +16,37 @@ const PUNCH_HOLE: i32 = 0x02;
 const ZERO_RANGE: i32 = 0x10;
 
 impl Fs {
-    /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Fails
-    /// with EOPNOTSUPP for others. Waits for the cache when it drops pages, and without free space for space that is being freed.
-    pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
-        self.with_space(file, || self.fallocate_if_room(file, mode, offset, len))
-    }
-
-    /// Runs `attempt`, which takes space for a file. If it fails with ENOSPC, waits for space that is being freed and runs it
-    /// again. `attempt` holds no locks while the caller waits.
+    /// Runs `attempt`, which takes space for a file. If the volume is full, waits for space that is being freed and runs it
+    /// again. Takes seconds, during which the caller holds no lock, and `attempt` none when it returns. Not for a thread that
+    /// serves requests: the wait may be for a request that the thread would serve.
     pub fn with_space<T>(&self, file: &File, attempt: impl FnMut() -> Result<T>) -> Result<T> {
         self.core.with_space(file.ino(), attempt)
     }
 
-    /// Returns whether a write waits for space that is being freed.
-    pub fn is_space_awaited(&self) -> bool {
-        self.core.leaving.is_awaited()
+    /// Returns how many callers of `with_space` wait for space that is being freed.
+    pub fn space_waits(&self) -> usize {
+        self.core.leaving.waiters()
     }
 
-    /// Does the same as `fallocate`, but fails with ENOSPC at once when there is no space now.
-    pub fn fallocate_if_room(
-        &self,
-        file: &Arc<File>,
-        mode: i32,
-        offset: u64,
-        len: u64,
-    ) -> Result<()> {
+    /// Sets how long `with_space` waits at most, which is seconds by default.
+    pub fn set_space_patience(&self, patience: Duration) {
+        self.core.leaving.set_patience(patience);
+    }
+
+    /// Ends all waits for space for good.
+    pub fn end_space_waits(&self) {
+        self.core.leaving.close();
+    }
+
+    /// Returns whether the volume has space for this many bytes that have none.
+    pub fn has_room_for(&self, bytes: u64) -> bool {
+        bytes.div_ceil(PAGE_BYTES) < self.core.allocator.available()
+    }
+
+    /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Fails
+    /// with EOPNOTSUPP for others. Waits for the cache when it drops pages. Fails with ENOSPC at once when there is no space now; see
+    /// `with_space`.
+    pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
         if len == 0 {

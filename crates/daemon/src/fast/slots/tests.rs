@@ -845,25 +845,22 @@ fn a_file_may_get_a_slot_while_somebody_waits_for_space_for_it() {
     let other = bed.plain_named(b"other");
     let (mut at, mut len) = (0, 64 << 20);
     while len >= PAGE_BYTES {
-        match fs.fallocate_if_room(&other.file, 0, at, len) {
+        match fs.fallocate(&other.file, 0, at, len) {
             Ok(()) => at += len,
             Err(_) => len /= 2,
         }
     }
     // The file's space may return, because the file is not closed.
     fs.unlink(ROOT, b"other").unwrap();
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| bed.mounted.fallocate(&handle, 0, 1 << 20, 1 << 20));
-        while !waiter.is_finished() {
-            if fs.is_space_awaited() {
-                let changing = bed.mounted.fast.changing.contains(handle.file.ino());
-                assert!(!changing, "a request for a slot has to wait");
-                break;
-            }
-            std::thread::yield_now();
-        }
-        bed.mounted.close_file(&other);
-        fs.forget(other.file.ino(), 1);
-    });
+    fs.set_space_patience(Duration::from_secs(3600));
+    let (tx, rx) = mpsc::channel();
+    let reply = move |result| tx.send(result).unwrap();
+    (bed.mounted).fallocate(&handle, 0, 1 << 20, 1 << 20, reply);
+    wait_until("it waits", || fs.space_waits() > 0);
+    let changing = bed.mounted.fast.changing.contains(handle.file.ino());
+    assert!(!changing, "a request for a slot has to wait");
+    bed.mounted.close_file(&other);
+    fs.forget(other.file.ino(), 1);
+    rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
     bed.mounted.close_file(&handle);
 }

@@ -1,0 +1,209 @@
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use jericho_format::PAGE_BYTES;
+use jericho_fs::types::{Ino, ROOT};
+use jericho_shm::{Answer, Call, Segments};
+
+use super::*;
+use crate::simulated::{self, PLAIN};
+use crate::{Asker, KernelCache};
+
+const PAGE: usize = PAGE_BYTES as usize;
+/// Longest wait for an event that must happen.
+const LONG: Duration = Duration::from_secs(60);
+const NEVER: Duration = Duration::from_secs(3600);
+/// A kernel that caches nothing.
+struct NoKernel;
+
+impl KernelCache for NoKernel {
+    fn drop_attributes(&self, _: Ino) {}
+    fn drop_pages(&self, _: Ino) {}
+    fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
+}
+
+/// A full volume with a file of one page. Its space belongs to a file that was removed and is still open.
+struct Full {
+    mounted: Arc<Mounted>,
+    file: Arc<Handle>,
+    removed: Arc<Handle>,
+}
+
+type Told<T> = mpsc::Receiver<Result<T>>;
+
+impl Full {
+    fn new(patience: Duration) -> Full {
+        let mounted = simulated::mount(&simulated::device());
+        mounted.serve_clients(Arc::new(NoKernel)).unwrap();
+        mounted.fs().set_space_patience(patience);
+        let create = |name| simulated::create(&mounted, name);
+        let (file, removed) = (create(b"file".as_slice()), create(b"removed"));
+        let full = Full {
+            mounted,
+            file,
+            removed,
+        };
+        let written = full.write(0, &[1; PAGE]);
+        assert_eq!(written.recv_timeout(LONG).unwrap().unwrap(), PAGE as u32);
+        let (mut at, mut len) = (0, 64 << 20);
+        while len >= PAGE_BYTES {
+            match full.mounted.try_fallocate(&full.removed, 0, at, len) {
+                Ok(()) => at += len,
+                Err(_) => len /= 2,
+            }
+        }
+        full.mounted.fs().unlink(ROOT, b"removed").unwrap();
+        full
+    }
+
+    fn write(&self, at: usize, data: &[u8]) -> Told<u32> {
+        let (tx, rx) = mpsc::channel();
+        let reply = move |written| tx.send(written).unwrap();
+        (self.mounted).write(&self.file, at as u64, data, PLAIN, reply);
+        rx
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let range = (at as u64, len as u32);
+        let read = simulated::read(&self.mounted, &self.file, range, false);
+        read.recv_timeout(LONG).unwrap()
+    }
+
+    fn fallocate(&self, at: u64, len: u64) -> Told<()> {
+        let (tx, rx) = mpsc::channel();
+        let reply = move |result| tx.send(result).unwrap();
+        self.mounted.fallocate(&self.file, 0, at, len, reply);
+        rx
+    }
+
+    fn copy(&self, to: u64, len: u64) -> Told<u64> {
+        let (tx, rx) = mpsc::channel();
+        let reply = move |result| tx.send(result).unwrap();
+        (self.mounted).copy_range((&self.file, 0), (&self.file, to), len, reply);
+        rx
+    }
+
+    /// Makes a program an inline writer of the file.
+    fn grant(&self) -> mpsc::Receiver<Answer> {
+        let (tx, rx) = mpsc::channel();
+        let asker = Asker {
+            uid: jericho_sys::process::effective_uid(),
+            gid: 0,
+            thread: 0,
+        };
+        let reply = move |answer| tx.send(answer).unwrap();
+        (self.mounted).call(&self.file, Call::Fast { write: true }, asker, reply);
+        rx
+    }
+
+    fn wait_for_waits(&self, count: usize) {
+        let begun = Instant::now();
+        while self.mounted.fs().space_waits() < count {
+            assert!(begun.elapsed() < LONG, "{count} requests do not wait");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Closes the removed file: its space becomes free.
+    fn free(&self) {
+        self.mounted.close_file(&self.removed);
+        self.mounted.fs().forget(self.removed.file.ino(), 1);
+    }
+}
+
+fn answer<T>(told: &Told<T>) -> Result<T> {
+    told.recv_timeout(LONG).expect("it is answered")
+}
+
+fn is_full<T>(told: &Told<T>) -> bool {
+    matches!(answer(told), Err(error) if error.is_full_volume())
+}
+
+#[test]
+fn a_write_that_waits_for_space_holds_up_nobody() {
+    let full = Full::new(NEVER);
+    // Over pages of which the first has its space.
+    let waiting = full.write(0, &[2; 3 * PAGE]);
+    full.wait_for_waits(1);
+    let granted = full.grant().recv_timeout(LONG);
+    assert_eq!(granted.expect("a grant waits for no such write").status, 0);
+    let other = full.write(3, &[3]);
+    assert_eq!(answer(&other).unwrap(), 1);
+    assert_eq!(full.read(0, 5), [1, 1, 1, 3, 1], "half of the write");
+    full.mounted.getattr(full.file.file.ino()).unwrap();
+    assert!(waiting.try_recv().is_err());
+    full.free();
+    assert_eq!(answer(&waiting).unwrap(), 3 * PAGE as u32);
+    assert_eq!(full.read(0, 4 * PAGE), [2; 3 * PAGE]);
+}
+
+#[test]
+fn a_write_that_waits_for_space_keeps_no_lock_of_inline_writers() {
+    let full = Full::new(NEVER);
+    assert_eq!(full.grant().recv_timeout(LONG).unwrap().status, 0);
+    let waiting = full.write(0, &[2; 3 * PAGE]);
+    full.wait_for_waits(1);
+    let fast = &full.mounted.fast;
+    let slot_file = fast.slot_file(full.file.file.ino()).unwrap();
+    let slot = fast.slot(&slot_file);
+    // At once: a word that a thread of the daemon keeps is not given to a client.
+    let held = slot.lock_range(Segments::of(0, 3 * PAGE_BYTES), 7);
+    slot.unlock_range(&held.expect("the range is free"));
+    let held = slot.extend_lock().try_lock(7);
+    assert!(slot.extend_lock().unlock(held.expect("so is the end")));
+    full.free();
+    assert_eq!(answer(&waiting).unwrap(), 3 * PAGE as u32);
+    assert_eq!(full.read(0, 4 * PAGE), [2; 3 * PAGE]);
+}
+
+#[test]
+fn any_number_of_requests_wait_and_the_thread_that_brought_them_frees_the_space() {
+    const COUNT: usize = 40;
+    let full = Full::new(NEVER);
+    let writes: Vec<_> = (1..COUNT)
+        .map(|n| full.write(n * PAGE, &[n as u8; PAGE]))
+        .collect();
+    let fallocate = full.fallocate(100 * PAGE_BYTES, 8 * PAGE_BYTES);
+    let copy = full.copy(200 * PAGE_BYTES, PAGE_BYTES);
+    full.wait_for_waits(COUNT + 1);
+    full.free();
+    for (n, written) in (1..).zip(writes) {
+        assert_eq!(answer(&written).unwrap(), PAGE as u32, "{n}");
+        assert_eq!(full.read(n * PAGE, PAGE), [n as u8; PAGE]);
+    }
+    answer(&fallocate).unwrap();
+    assert_eq!(answer(&copy).unwrap(), PAGE_BYTES);
+    assert_eq!(full.read(200 * PAGE, PAGE), [1; PAGE]);
+}
+
+#[test]
+fn nobody_waits_for_ever() {
+    let full = Full::new(Duration::from_millis(200));
+    let writes: Vec<_> = (1..9).map(|n| full.write(n * PAGE, &[1; PAGE])).collect();
+    let (fallocate, copy) = (full.fallocate(1 << 20, 4096), full.copy(1 << 20, 4096));
+    assert!(writes.iter().all(is_full));
+    assert!(is_full(&fallocate) && is_full(&copy));
+    let overwritten = full.write(0, &[2; PAGE]);
+    assert_eq!(answer(&overwritten).unwrap(), PAGE as u32);
+}
+
+#[test]
+fn requests_beyond_the_limit_do_not_wait() {
+    let full = Full::new(NEVER);
+    full.mounted.limit_space_waits(2);
+    let first = [full.write(PAGE, &[1]), full.write(2 * PAGE, &[1])];
+    assert!(is_full(&full.write(3 * PAGE, &[1])));
+    assert!(is_full(&full.fallocate(1 << 20, 4096)));
+    full.free();
+    assert!(first.iter().all(|told| answer(told).is_ok()));
+}
+
+#[test]
+fn the_end_of_the_mount_ends_the_waits() {
+    let full = Full::new(NEVER);
+    let write = full.write(PAGE, &[1; PAGE]);
+    let fallocate = full.fallocate(1 << 20, 4096);
+    full.wait_for_waits(2);
+    full.mounted.close().unwrap();
+    assert!(is_full(&write) && is_full(&fallocate));
+}
