@@ -13,6 +13,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use jericho_sys::files;
+
 use crate::ReadAhead;
 use crate::fd::NEVER;
 use crate::offset::Offset;
@@ -40,6 +42,10 @@ const UNITS_MAX: u32 = (1 << 12) - 1;
 /// In the word of an unknown fd: the number of calls in progress that move the kernel's offset.
 const IN_USE_SHIFT: u32 = 46;
 const IN_USE_MAX: u64 = (1 << 12) - 1;
+
+/// In the word of an fd that takes the kernel path, beside its description as in `DESCRIBED`: the fd is being closed, and the description has
+/// others.
+const CLOSING: u64 = 1 << 61;
 
 static NUMBER_WORDS: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
 static TABLE: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
@@ -332,6 +338,7 @@ pub fn described(fd: i32) -> Option<u64> {
 pub fn number(fd: i32) -> Option<Number> {
     let word = word_of(fd)?.load(Ordering::Acquire);
     Some(match word >> KIND_SHIFT {
+        KERNEL if word & CLOSING != 0 => being_closed(fd, word),
         KERNEL => Number::Kernel,
         DESCRIBED => Number::Described(Open::of_word(fd, word)),
         _ => Number::Unknown {
@@ -339,6 +346,30 @@ pub fn number(fd: i32) -> Option<Number> {
             word,
         },
     })
+}
+
+/// Returns what a number means that another thread is closing: only the kernel knows whether it has done so, and whether the number means
+/// another file by now.
+#[cold]
+fn being_closed(fd: i32, word: u64) -> Number {
+    let open = Open::of_word(fd, word);
+    let now = files::fstat(fd).map(|stat| Identity {
+        device: stat.device,
+        inode: stat.inode,
+    });
+    match (now, open.identity()) {
+        (Ok(now), Some(then)) if now == then => Number::Described(open),
+        _ => Number::Kernel,
+    }
+}
+
+/// Returns whether the word refers to a description.
+fn has_description(word: u64) -> bool {
+    match word >> KIND_SHIFT {
+        DESCRIBED => true,
+        KERNEL => word & CLOSING != 0,
+        _ => false,
+    }
 }
 
 /// Returns whether the word of an unknown fd marks a regular file of a mount.
@@ -406,7 +437,7 @@ fn replace(fd: i32, new: u64) {
     let Some(word) = word_of(fd) else { return };
     NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
     let old = word.swap(new, Ordering::AcqRel);
-    if old >> KIND_SHIFT == DESCRIBED {
+    if has_description(old) {
         TABLE[(old >> 32) as usize % DESCRIPTIONS].release();
     }
 }
@@ -415,6 +446,35 @@ fn replace(fd: i32, new: u64) {
 pub fn forget(fd: i32) {
     let turn = TURN.fetch_add(1, Ordering::Relaxed);
     replace(fd, UNKNOWN << KIND_SHIFT | u64::from(turn));
+}
+
+/// The number is about to be closed, and its description has others. Until `has_closed` it means the description for as long as the kernel says that it
+/// means the file: the description's offset is here, so an ordinary call would be made at a wrong one. Returns the word for `has_closed`; `None`
+/// when the number has no description, or its description no other number.
+pub fn begin_close(fd: i32) -> Option<u64> {
+    let word = word_of(fd)?;
+    let seen = word.load(Ordering::Acquire);
+    let is_shared = || !Open::of_word(fd, seen).description().has_one_number();
+    if seen >> KIND_SHIFT != DESCRIBED || !is_shared() {
+        return None;
+    }
+    let closing = KERNEL << KIND_SHIFT | CLOSING | seen & !(3 << KIND_SHIFT);
+    word.compare_exchange(seen, closing, Ordering::AcqRel, Ordering::Relaxed)
+        .ok()
+        .map(|_| closing)
+}
+
+/// The number was closed, after `begin_close` gave `closing`. Does nothing if the number has got another meaning since.
+pub fn has_closed(fd: i32, closing: u64) {
+    let Some(word) = word_of(fd) else { return };
+    let turn = TURN.fetch_add(1, Ordering::Relaxed);
+    let new = UNKNOWN << KIND_SHIFT | u64::from(turn);
+    if word
+        .compare_exchange(closing, new, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok()
+    {
+        Open::of_word(fd, closing).description().release();
+    }
 }
 
 /// The number means what this process has just opened.

@@ -1379,10 +1379,36 @@ pub fn has_threads() {
 }
 
 /// Forgets a number that is about to be closed. Until it is closed, other threads' calls on it are ordinary ones; so
-/// they find the offset in the kernel.
-pub fn closing(fd: i32) {
+/// they find the offset in the kernel. If its description has other numbers, with which the offset stays here, the number is forgotten by
+/// `Closing::has_closed`.
+pub fn closing(fd: i32) -> Closing {
+    let closing = THREADS.load(Relaxed).then(|| description::begin_close(fd));
+    if let Some(word @ Some(_)) = closing {
+        crate::placement::tick();
+        return Closing { fd, word };
+    }
     leave_offset(fd);
     forget(fd);
+    Closing { fd, word: None }
+}
+
+/// A number that is being closed. Dropping it does nothing, as where its thread is cancelled in close(2): what the number means then is found out at
+/// each call.
+#[must_use]
+#[derive(Clone, Copy, Debug)]
+pub struct Closing {
+    fd: i32,
+    word: Option<u64>,
+}
+
+impl Closing {
+    /// The number was closed.
+    #[inline]
+    pub fn has_closed(self) {
+        if let Some(word) = self.word {
+            description::has_closed(self.fd, word);
+        }
+    }
 }
 
 /// Forgets all numbers from `first` to `last`, as `closing`.
@@ -1397,8 +1423,6 @@ pub fn closing_range(first: u32, last: u32) {
 fn leave_offset(fd: i32) {
     if THREADS.load(Relaxed)
         && let Some(Number::Described(open)) = description::number(fd)
-        // With other numbers the offset stays here.
-        && open.description().has_one_number()
     {
         hand_over(&open);
     }

@@ -142,9 +142,11 @@ unsafe fn mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int
 
 /// Forgotten before it is closed: afterwards the number may already be another thread's.
 pub unsafe fn close(fd: c_int) -> c_int {
-    errno::kept(|| fd::closing(fd));
+    let closing = errno::kept(|| fd::closing(fd));
     // SAFETY: the caller's arguments.
-    unsafe { real::close(fd) }
+    let status = unsafe { real::close(fd) };
+    closing.has_closed();
+    status
 }
 
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {

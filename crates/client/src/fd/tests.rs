@@ -591,12 +591,62 @@ fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_in_the
         let f = Opened::new(2, 8192);
         assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
         match range {
-            false => closing(f.fd()),
+            false => closing(f.fd()).has_closed(),
             true => closing_range(f.fd() as u32, f.fd() as u32),
         }
         // It is not closed yet.
         assert_eq!(f.kernel_offset(), 10);
     }
+}
+
+#[test]
+fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_of_its_other_numbers() {
+    let _apart = APART.read();
+    has_threads();
+    let f = Opened::new(2, 8192);
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    let copy = f.file.try_clone().unwrap();
+    let fd = copy.as_raw_fd();
+    duplicated(f.fd(), fd);
+    let closing = closing(fd);
+    // It is not closed yet.
+    assert_eq!(write(fd, b"between"), Some(Ok(7)));
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(17)));
+    assert_eq!(f.kernel_offset(), 0, "it stays where it was");
+    // By now it is, and the number means nothing, or something else.
+    drop(copy);
+    assert_eq!(write(fd, b"after"), None);
+    closing.has_closed();
+    assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(17)));
+    let Some(Number::Described(open)) = description::number(f.fd()) else {
+        panic!("it is described");
+    };
+    assert!(open.description().has_one_number());
+}
+
+#[test]
+fn a_number_that_another_thread_has_got_while_it_was_closed_is_that_threads() {
+    let _apart = APART.read();
+    has_threads();
+    let f = Opened::new(2, 8192);
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    let copy = f.file.try_clone().unwrap();
+    let fd = copy.as_raw_fd();
+    duplicated(f.fd(), fd);
+    for _ in 0..3 {
+        let closing = closing(fd);
+        duplicated(f.fd(), fd);
+        closing.has_closed();
+        assert!(matches!(
+            description::number(fd),
+            Some(Number::Described(_))
+        ));
+    }
+    forget(fd);
+    let Some(Number::Described(open)) = description::number(f.fd()) else {
+        panic!("it is described");
+    };
+    assert!(open.description().has_one_number());
 }
 
 #[test]

@@ -98,6 +98,47 @@ static void numbers(void) {
     done("numbers");
 }
 
+/* A number that is closed while a thread writes to it, and another one of the same description: each write is made where the last one ended, or
+   not at all. */
+static void *writes_on(void *number) {
+    long written = 0;
+    char record[RECORD];
+    memset(record, 'w', sizeof record);
+    for (;;) {
+        ssize_t count = write((int)(long)number, record, RECORD);
+        if (count < 0) {
+            CHECK(errno == EBADF);
+            return (void *)written;
+        }
+        CHECK(count == RECORD);
+        written++;
+    }
+}
+
+static void closed_beside(void) {
+    char record[RECORD], found[RECORD];
+    memset(record, 'f', sizeof record);
+    for (int round = 0; round < 300; round++) {
+        int fd = open("closed", O_RDWR | O_CREAT | O_TRUNC, 0600), copy;
+        for (int i = 0; i < 20; i++) CHECK(write(fd, record, RECORD) == RECORD);
+        CHECK((copy = dup(fd)) >= 0);
+        pthread_t thread;
+        void *written;
+        CHECK(pthread_create(&thread, NULL, writes_on, (void *)(long)copy) == 0);
+        for (volatile int delay = 0; delay < round * 997 % 100000; delay++)
+            ;
+        CHECK((round % 2 ? close_range(copy, copy, 0) : close(copy)) == 0);
+        CHECK(pthread_join(thread, &written) == 0);
+        CHECK(lseek(fd, 0, SEEK_CUR) == (20 + (long)written) * RECORD);
+        CHECK(lseek(fd, 0, SEEK_END) == (20 + (long)written) * RECORD);
+        for (int i = 0; i < 20; i++) {
+            CHECK(pread(fd, found, RECORD, i * RECORD) == RECORD && memcmp(found, record, RECORD) == 0);
+        }
+        CHECK(close(fd) == 0);
+    }
+    done("closed beside");
+}
+
 static int ends[2];
 static atomic_int cleaned;
 
@@ -151,6 +192,7 @@ int main(int argc, char **argv) {
     records();
     appended();
     numbers();
+    closed_beside();
     cancelled();
     return 0;
 }
