@@ -7,7 +7,8 @@
 //!
 //! Pages whose write-back failed are kept apart (`failed`). Background write-back skips them, so a device that
 //! accepts nothing is not asked in a busy loop. Three functions return them to write-back: `retry` (a sync needs them
-//! now), `probe` (one piece, to test whether the device accepts writes) and `retry_all` (it does).
+//! now), `probe` (one piece, to test whether the device accepts writes) and `retry_all` (it does). They are also in
+//! `retried` until they are chosen: they are due whatever their age, and the outage is not over before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -49,9 +50,9 @@ impl Pages {
             .sum()
     }
 
-    fn merge(&mut self, other: Pages) {
-        for (group, bits) in other.0 {
-            *self.0.entry(group).or_default() |= bits;
+    fn merge(&mut self, other: &Pages) {
+        for (group, bits) in &other.0 {
+            *self.0.entry(*group).or_default() |= bits;
         }
     }
 
@@ -95,6 +96,8 @@ pub(crate) struct DirtyIndex {
     failed: BTreeMap<u64, FailedObject>,
     /// Number of pages in `failed`.
     failed_pages: u64,
+    /// Pages in `objects` that have failed and were not tried since, by object.
+    retried: BTreeMap<u64, Pages>,
     /// Object and page where the next probe begins.
     probe_from: (u64, u64),
 }
@@ -127,6 +130,12 @@ impl DirtyIndex {
             object.pages.remove(page);
             if object.pages.0.is_empty() {
                 self.objects.remove(&id);
+            }
+        }
+        if let Some(pages) = self.retried.get_mut(&id) {
+            pages.remove(page);
+            if pages.0.is_empty() {
+                self.retried.remove(&id);
             }
         }
         self.remove_failed(id, page);
@@ -190,12 +199,14 @@ impl DirtyIndex {
 
     fn give_back(&mut self, failed: FailedObject) {
         let (id, since) = (failed.object.id(), failed.since);
+        let retried = self.retried.entry(id).or_default();
+        retried.merge(&failed.pages);
         let entry = self.objects.entry(id).or_insert_with(|| DirtyObject {
             object: failed.object,
             pages: Pages::default(),
             since,
         });
-        entry.pages.merge(failed.pages);
+        entry.pages.merge(&failed.pages);
         entry.since = since;
         self.order.push_front((id, since));
     }
@@ -277,6 +288,16 @@ impl DirtyIndex {
     pub fn ids(&self) -> Vec<u64> {
         let ids = self.objects.keys().chain(self.failed.keys());
         ids.copied().collect()
+    }
+
+    /// Returns whether pages that have failed wait for the next attempt.
+    pub fn has_failed(&self) -> bool {
+        self.failed_pages > 0 || !self.retried.is_empty()
+    }
+
+    /// Returns an object with pages that were returned to write-back. Skips the objects in `busy`.
+    pub fn retried(&self, busy: &HashSet<u64>) -> Option<u64> {
+        self.retried.keys().find(|id| !busy.contains(id)).copied()
     }
 
     /// Returns the object that has been dirty longest, and since when. Skips the objects in `busy`.
@@ -364,6 +385,13 @@ mod tests {
         assert_eq!(index.failed_pages(), 0);
         assert_eq!(index.waiting(1, 0..1000, 10), [5, 6, 7]);
         assert_eq!(index.waiting(2, 0..1000, 10), [7, 8]);
+        assert_eq!(index.retried(&none), Some(1));
+        (5..8).for_each(|page| index.remove(1, page));
+        assert_eq!(index.retried(&none), Some(2));
+        index.remove(2, 8);
+        assert!(index.has_failed());
+        index.remove(2, 7);
+        assert!(!index.has_failed() && index.retried(&none).is_none());
     }
 
     proptest! {

@@ -19,7 +19,7 @@ use jericho_storage::{Completion, Direction, Queue, Transfer};
 use crate::Done;
 use crate::get::segments;
 use crate::object::{Error, Object, Place};
-use crate::outage;
+use crate::outage::{self, Attempt};
 use crate::state::{After, Shared, State, run};
 
 /// Pages of one transfer at most: 1 MiB.
@@ -49,8 +49,8 @@ pub(crate) struct WriteBack {
     /// Shared, so that its end can be told to the objects without the lock.
     parts: Arc<Vec<Part>>,
     syncs: Vec<u64>,
-    /// The pages failed to be written before.
-    again: bool,
+    /// Of the page that was tried most often.
+    attempt: Attempt,
 }
 
 /// Neighbouring pages of one object in a transfer.
@@ -100,8 +100,7 @@ struct Chosen {
     /// (page, entry, frame) in order.
     pages: Vec<(u64, u32, u32)>,
     sync: Option<u64>,
-    /// Some of the pages failed to be written before.
-    again: bool,
+    attempt: Attempt,
 }
 
 pub(crate) struct Evictor {
@@ -244,8 +243,10 @@ impl Evictor {
             if let Some(s) = self.syncs.get_mut(&sync) {
                 s.deferred.extend(skipped);
             }
-            if let Some(chosen) = &mut chosen {
-                chosen.again = again;
+            if let Some(chosen) = &mut chosen
+                && again
+            {
+                chosen.attempt = Attempt::Trial;
             }
             self.write(chosen.into_iter().collect());
             let Some(next) = next else { break };
@@ -329,7 +330,7 @@ impl Evictor {
             part: Part,
             frames: Vec<u32>,
             sync: Option<u64>,
-            again: bool,
+            attempt: Attempt,
         }
         let mut pieces: Vec<Piece> = vec![];
         for c in chosen {
@@ -367,7 +368,7 @@ impl Evictor {
                             offset_bytes,
                             frames: part.iter().map(|p| p.2).collect(),
                             sync: c.sync,
-                            again: c.again,
+                            attempt: c.attempt,
                             part: Part {
                                 object: c.object.clone(),
                                 first: part[0].0,
@@ -390,7 +391,7 @@ impl Evictor {
         let mut pieces = pieces.into_iter().peekable();
         while let Some(piece) = pieces.next() {
             let (device, offset_bytes) = (piece.device, piece.offset_bytes);
-            let (mut frames, mut again) = (piece.frames, piece.again);
+            let (mut frames, mut attempt) = (piece.frames, piece.attempt);
             let mut parts = vec![piece.part];
             let mut syncs = Vec::from_iter(piece.sync);
             while let Some(next) = pieces.next_if(|p| {
@@ -399,7 +400,7 @@ impl Evictor {
                     && frames.len() + p.frames.len() <= TRANSFER_PAGES_MAX
             }) {
                 frames.extend(next.frames);
-                again |= next.again;
+                attempt = attempt.max(next.attempt);
                 parts.push(next.part);
                 syncs.extend(next.sync);
             }
@@ -420,7 +421,7 @@ impl Evictor {
                 let write = WriteBack {
                     parts,
                     syncs,
-                    again,
+                    attempt,
                 };
                 state.writing.insert(tag, write);
                 tag
@@ -469,8 +470,8 @@ impl Evictor {
             }
             let write = state.writing.remove(&completion.tag);
             if error.is_none() {
-                let again = write.as_ref().is_some_and(|w| w.again);
-                state.write_back_succeeded(again, Instant::now());
+                let attempt = write.as_ref().map_or(Attempt::First, |w| w.attempt);
+                state.write_back_succeeded(attempt, Instant::now());
             }
             write
         };
@@ -536,7 +537,7 @@ impl Evictor {
             }
         }
         // A trial in flight tells at its end whether the outage goes on.
-        if chosen.is_none() && !state.writing.values().any(|write| write.again) {
+        if chosen.is_none() && state.writing.values().all(|w| w.attempt == Attempt::First) {
             state.end_outage(&shared, now);
         }
         drop(state);
@@ -544,7 +545,10 @@ impl Evictor {
         self.write(
             chosen
                 .into_iter()
-                .map(|c| Chosen { again: true, ..c })
+                .map(|c| Chosen {
+                    attempt: Attempt::Trial,
+                    ..c
+                })
                 .collect(),
         );
     }
@@ -608,12 +612,17 @@ impl Evictor {
                 let now = Instant::now();
                 let many = shared.dirty() >= u64::from(shared.limits.dirty_background);
                 while pages < BATCH_PAGES {
-                    let Some((id, since)) = state.dirty.oldest(&busy) else {
-                        break;
+                    let (id, attempt) = match state.dirty.retried(&busy) {
+                        Some(id) => (id, Attempt::Again),
+                        None => match state.dirty.oldest(&busy) {
+                            Some((id, since))
+                                if starved || many || now - since >= shared.limits.dirty_age =>
+                            {
+                                (id, Attempt::First)
+                            }
+                            _ => break,
+                        },
                     };
-                    if !(starved || many || now - since >= shared.limits.dirty_age) {
-                        break;
-                    }
                     let (c, skipped, next) = choose(&mut state, &shared, id, 0..u64::MAX, None);
                     if next.is_some() || !skipped.is_empty() {
                         // The rest waits for its turn behind the others, or for what it is busy with.
@@ -624,7 +633,7 @@ impl Evictor {
                     }
                     let Some(c) = c else { continue };
                     pages += c.pages.len();
-                    chosen.push(c);
+                    chosen.push(Chosen { attempt, ..c });
                 }
             }
             if chosen.is_empty() {
@@ -774,7 +783,7 @@ fn choose(
         object,
         pages,
         sync,
-        again: false,
+        attempt: Attempt::First,
     });
     (chosen, skipped, next)
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Pages whose write-back failed stay dirty, and none is lost. Only the evictor changes the outage. It writes one of
-//! their pieces every `RETRY`; once a piece succeeds, it retries all. Meanwhile no caller waits in vain. A sync tries
+//! their pieces every `RETRY`; once a piece succeeds, it retries all at once, and the outage lasts until all were tried. Meanwhile no caller waits in vain. A sync tries
 //! its pages at once and returns the error. So do writers that are held back because too much is dirty, unless
 //! write-back of other pages still makes room for them. When the cause is a lack of space, `Slice::no_room` reports
 //! it to callers that are about to write new pages, before the cache fills with pages that cannot be stored.
@@ -26,6 +26,16 @@ pub(crate) const CALM: Duration = Duration::from_secs(5);
 
 /// Called by the slice's evictor at the beginning of an outage (with its cause) and at its end (`None`).
 pub type Observer = Box<dyn Fn(Option<&Error>) + Send + Sync>;
+
+/// How often the pages of a write-back were tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Attempt {
+    First,
+    /// They have failed before.
+    Again,
+    /// They have failed before, and others are retried if they succeed now.
+    Trial,
+}
 
 pub(crate) struct Outage {
     /// Cause of the latest failed write-back.
@@ -54,12 +64,11 @@ impl State {
         self.outage = Some(outage);
     }
 
-    /// Records that a write-back succeeded. `failed_before`: of pages that could not be written before, so the others may
-    /// be retried.
-    pub fn write_back_succeeded(&mut self, failed_before: bool, now: Instant) {
+    /// Records that a write-back succeeded. After a trial, all failed pages are retried.
+    pub fn write_back_succeeded(&mut self, attempt: Attempt, now: Instant) {
         if let Some(outage) = &mut self.outage {
             outage.written_at = now;
-            if failed_before {
+            if attempt == Attempt::Trial {
                 self.dirty.retry_all();
             }
         }
@@ -78,7 +87,7 @@ impl State {
     /// Ends an outage that is over. Must not be called while failed pages are being retried.
     pub fn end_outage(&mut self, shared: &Shared, now: Instant) {
         let quiet = |o: &Outage| now.saturating_duration_since(o.failed_at) >= RETRY;
-        if self.outage.as_ref().is_some_and(quiet) && self.dirty.failed_pages() == 0 {
+        if self.outage.as_ref().is_some_and(quiet) && !self.dirty.has_failed() {
             shared.no_room.store(0, Relaxed);
             self.outage = None;
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, Place, Run, Slice};
 use jericho_shm::{Flags, Key};
+use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError};
 use jericho_sys::doorbell::Doorbell;
 
@@ -104,7 +105,10 @@ fn bed(frames: u32, pages: u64) -> Bed {
 }
 
 fn start(frames: u32, device: &Arc<dyn Device>) -> Arc<Slice> {
-    let dirty_age = Duration::from_millis(50);
+    start_with_age(frames, device, Duration::from_millis(50))
+}
+
+fn start_with_age(frames: u32, device: &Arc<dyn Device>, dirty_age: Duration) -> Arc<Slice> {
     let config = Config {
         id: 0,
         frames,
@@ -601,6 +605,53 @@ fn an_outage_is_not_over_while_the_page_that_failed_is_being_tried_again() {
         assert!(begun.elapsed() < Duration::from_secs(60), "never over");
         std::thread::sleep(Duration::from_millis(5));
     }
+    slice.close();
+}
+
+#[test]
+fn an_outage_is_not_over_before_each_page_that_failed_was_tried_again() {
+    let device = Arc::new(SimDevice::new("sim", 64 * PAGE as u64));
+    let with_room = |blocks| FaultPlan {
+        room_blocks: Some(blocks),
+        ..FaultPlan::default()
+    };
+    device.set_plan(with_room(0));
+    // No page is written back because of its age.
+    let slice = start_with_age(
+        FRAMES_MIN,
+        &(device.clone() as Arc<dyn Device>),
+        Duration::from_secs(3600),
+    );
+    let objects: [Arc<dyn Object>; 2] = [Linear::new(3, 0), Linear::new(4, 8)];
+    for object in &objects {
+        write(&slice, object, 0, 0, &[1; PAGE]).unwrap();
+        let failed = wait(|done| slice.sync(object, 0..1, done)).unwrap_err();
+        assert_eq!(failed.errno(), 28);
+    }
+    // Room for one of them: the trial that comes first succeeds.
+    device.set_plan(with_room(1));
+    let writes = Arc::new(AtomicU64::new(0));
+    let counted = writes.clone();
+    device.set_before(move |operation| {
+        if operation == Operation::Write {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let begun = std::time::Instant::now();
+    let pause = || {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never comes");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    while writes.load(Ordering::SeqCst) < 3 {
+        assert!(slice.no_room().is_some(), "over before the other was tried");
+        pause();
+    }
+    assert!(slice.no_room().is_some(), "over though the other failed");
+    device.set_plan(FaultPlan::default());
+    while slice.no_room().is_some() {
+        pause();
+    }
+    assert_eq!(slice.dirty_bytes(), 0, "over with a page that waits");
     slice.close();
 }
 
