@@ -173,6 +173,8 @@ mod tests {
             threads_moved: 0,
             writes_withheld: 0,
             writes_granted: 0,
+            slots_by_request: 0,
+            slots_by_wish: 0,
             mapped_kept: 0,
             mapped_forgotten: 0,
             clients: Vec::new(),

@@ -42,6 +42,8 @@ const UNITS_MAX: u32 = (1 << 12) - 1;
 /// In the word of an unknown fd: the number of calls in progress that move the kernel's offset.
 const IN_USE_SHIFT: u32 = 46;
 const IN_USE_MAX: u64 = (1 << 12) - 1;
+/// In the word of an unknown fd: a wish was left for it (see `wish`).
+const WISHED: u64 = 1 << 58;
 
 /// In the word of an fd that takes the kernel path, beside its description as in `DESCRIBED`: the fd is being closed, and the description has
 /// others.
@@ -377,6 +379,16 @@ pub fn is_ours(word: u64) -> bool {
     word & OURS != 0
 }
 
+/// Returns whether a wish was left for an unknown fd.
+pub fn is_wished(word: u64) -> bool {
+    word & WISHED != 0
+}
+
+/// Returns whether two words of an unknown fd belong to the same open file.
+pub fn is_same_unknown(one: u64, other: u64) -> bool {
+    one >> KIND_SHIFT == UNKNOWN && other >> KIND_SHIFT == UNKNOWN && one as u32 == other as u32
+}
+
 /// Returns the cost of an unknown fd's ordinary calls so far, in units.
 pub fn units(word: u64) -> u32 {
     (word >> UNITS_SHIFT) as u32 & UNITS_MAX
@@ -396,8 +408,8 @@ pub fn note_ours(fd: i32, seen: u64) {
 }
 
 /// Counts an ordinary call that begins on an unknown fd. `moves`: the call moves the kernel's offset. Returns false
-/// when the word has changed since `seen`.
-pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool) -> bool {
+/// when the word has changed since `seen`. `wishes`: a wish will be left for the call.
+pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool, wishes: bool) -> bool {
     let Some(word) = word_of(fd) else {
         return false;
     };
@@ -407,7 +419,8 @@ pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool) -> bool {
         return false;
     }
     // Always changes the word, so that a thread that has asked the kernel for the offset notices the call.
-    let new = with_units(seen, more) + (u64::from(moves) << IN_USE_SHIFT);
+    let wished = if wishes { WISHED } else { 0 };
+    let new = (with_units(seen, more) | wished) + (u64::from(moves) << IN_USE_SHIFT);
     let counted = word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed);
     counted.is_ok()
 }
@@ -427,8 +440,8 @@ fn with_units(word: u64, more: u32) -> u64 {
 pub fn call_ended(fd: i32, then: u64, more: u32) {
     let Some(word) = word_of(fd) else { return };
     let less = |now: u64| {
-        let is_same = now >> KIND_SHIFT == UNKNOWN && now as u32 == then as u32;
-        (is_same && is_in_use(now)).then(|| with_units(now, more) - (1 << IN_USE_SHIFT))
+        (is_same_unknown(now, then) && is_in_use(now))
+            .then(|| with_units(now, more) - (1 << IN_USE_SHIFT))
     };
     let _ = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
 }

@@ -1,5 +1,8 @@
 //! The first calls on an fd, which go through the kernel. A program that makes only these does not pay for what makes later
-//! calls fast: a slot costs a request, a file's first writer costs another, and attaching to the daemon costs 0.3 ms.
+//! calls fast: a slot, another step for a file's first writer, and attaching to the daemon, which costs 0.3 ms.
+//!
+//! The call that makes the fd worth a slot goes through the kernel, too, and asks for the slot at the same time (`wish`). The next call
+//! asks by a request of its own if that brought no answer.
 //!
 //! Ordinary calls move the kernel's offset. When the fd gets a description, the library takes the offset over from the kernel.
 //! A call in progress at that moment would still move the kernel's offset afterwards. So the fd's word counts the calls in
@@ -11,6 +14,7 @@ use jericho_sys::files;
 
 use crate::description::{self, Number};
 use crate::fd::Result;
+use crate::wish::{Wish, WrittenTo};
 use crate::{devices, session};
 
 /// A call costs one unit, and one more for each of these bytes that it writes or has read.
@@ -19,11 +23,34 @@ const BYTES_OF_UNIT: usize = 64 << 10;
 const UNITS_OF_NUMBER: u32 = 4;
 /// A process attaches to the daemon when its calls on all mounts cost more units than this.
 const UNITS_OF_PROCESS: u32 = 16;
+/// A seek does not give an fd a slot before its calls have cost more units than this.
+const SEEK_UNITS_MAX: u32 = 2 * UNITS_OF_NUMBER;
 /// Number of attempts to describe an fd before its offset stays in the kernel.
 const TRIES: u32 = 3;
 
 /// Cost of all ordinary calls of this process, in units.
 static UNITS: AtomicU32 = AtomicU32::new(0);
+
+/// What a call does.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    /// Reads.
+    Read,
+    /// Writes so many bytes.
+    Write(usize),
+    /// Moves the offset only.
+    Seek,
+}
+
+impl Access {
+    fn units(self) -> u32 {
+        let written = match self {
+            Access::Write(bytes) => units_of(bytes),
+            Access::Read | Access::Seek => 0,
+        };
+        written.saturating_add(1)
+    }
+}
 
 /// How a call is made.
 pub(crate) enum First {
@@ -31,15 +58,19 @@ pub(crate) enum First {
     Inline,
     /// Through the kernel.
     Ordinary,
-    /// Through the kernel, which moves its own offset; the value must live until the call has ended.
+    /// Through the kernel, by the library itself; the value must live until the call has ended.
     Counted(Counted),
 }
 
-/// A call in progress that may move the kernel's offset.
+/// A call in progress that may move the kernel's offset, or has left a wish.
 pub(crate) struct Counted {
     fd: i32,
     word: u64,
     more: u32,
+    /// It moves the kernel's offset.
+    moves: bool,
+    wish: Option<Wish>,
+    written: WrittenTo,
 }
 
 impl Counted {
@@ -49,11 +80,26 @@ impl Counted {
         UNITS.fetch_add(self.more.min(UNITS_OF_PROCESS), Ordering::Relaxed);
         result
     }
+
+    /// Notes where a write ended. `at`: where it began, unless that was the fd's offset.
+    pub fn has_written(mut self, result: Result<usize>, at: Option<u64>) -> Result<usize> {
+        self.written = match (result, at) {
+            (Err(_), _) => WrittenTo::Nothing,
+            (Ok(_), None) => WrittenTo::Here,
+            (Ok(n), Some(at)) => WrittenTo::Offset(at + n as u64),
+        };
+        result
+    }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        description::call_ended(self.fd, self.word, self.more);
+        if self.moves {
+            description::call_ended(self.fd, self.word, self.more);
+        }
+        if let Some(wish) = &self.wish {
+            wish.end(self.fd, self.word, self.written);
+        }
     }
 }
 
@@ -61,19 +107,18 @@ fn units_of(bytes: usize) -> u32 {
     u32::try_from(bytes / BYTES_OF_UNIT).unwrap_or(u32::MAX)
 }
 
-/// Decides how to make a call that writes `written` bytes (0 for other calls). `moves`: the call uses and moves the
-/// offset.
+/// Decides how to make a call. `moves`: the call uses and moves the offset.
 #[inline]
-pub(crate) fn begin(fd: i32, written: usize, moves: bool) -> First {
+pub(crate) fn begin(fd: i32, access: Access, moves: bool) -> First {
     match description::number(fd) {
-        Some(Number::Unknown { .. }) => begin_anew(fd, written, moves),
+        Some(Number::Unknown { .. }) => begin_anew(fd, access, moves),
         _ => First::Inline,
     }
 }
 
 #[cold]
-fn begin_anew(fd: i32, written: usize, moves: bool) -> First {
-    let units = units_of(written).saturating_add(1);
+fn begin_anew(fd: i32, access: Access, moves: bool) -> First {
+    let units = access.units();
     loop {
         let Some(Number::Unknown { opened, word }) = description::number(fd) else {
             return First::Inline;
@@ -88,16 +133,39 @@ fn begin_anew(fd: i32, written: usize, moves: bool) -> First {
             continue;
         }
         let seen = description::units(word);
-        if is_worth(seen.saturating_add(units)) && !description::is_in_use(word) {
-            return First::Inline;
-        }
         let counted = moves && opened;
-        if description::count_call(fd, word, units, counted) {
+        let mut wish = None;
+        if is_worth(seen.saturating_add(units)) && !description::is_in_use(word) {
+            // Without an offset of its own in the library, a call that moves the offset never goes inline.
+            let may_wish = (counted || !moves) && !description::is_wished(word);
+            wish = may_wish.then(|| Wish::new(fd)).flatten();
+            if wish.is_none() {
+                return First::Inline;
+            }
+            if matches!(access, Access::Seek) {
+                // Makes no request that could answer a wish. The read or write that follows, mostly, does.
+                if seen > SEEK_UNITS_MAX {
+                    return First::Inline;
+                }
+                wish = None;
+            }
+        }
+        if description::count_call(fd, word, units, counted, wish.is_some()) {
             UNITS.fetch_add(units.min(UNITS_OF_PROCESS), Ordering::Relaxed);
-            return match counted {
-                true => First::Counted(Counted { fd, word, more: 0 }),
-                false => First::Ordinary,
-            };
+            if !counted && wish.is_none() {
+                return First::Ordinary;
+            }
+            if let Some(wish) = &wish {
+                wish.leave();
+            }
+            return First::Counted(Counted {
+                fd,
+                word,
+                more: 0,
+                moves: counted,
+                wish,
+                written: WrittenTo::Nothing,
+            });
         }
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Ahead, Call, Refusal};
+use jericho_shm::{Ahead, Call, ClientThread, Refusal};
 use jericho_sys::{errno, files, signals};
 
 use crate::ask::ask;
@@ -22,7 +22,7 @@ use crate::description::{
     self, APPEND, Facts, Identity, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
 };
 use crate::devices;
-use crate::early::{self, First};
+use crate::early::{self, Access, First};
 use crate::fast::{File, WRITE_MAX, Why};
 use crate::hit::LOWEST_ADDRESS;
 use crate::inside::{self, Doing, Thread};
@@ -31,6 +31,7 @@ use crate::report;
 pub use crate::report::Reason;
 use crate::session::{self, Session};
 use crate::source::Source;
+use crate::wish::WrittenTo;
 
 /// What a call gives, or the errno.
 pub type Result<T> = std::result::Result<T, i32>;
@@ -132,35 +133,88 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
         return kernel(Some(Reason::Direct));
     }
     let write = mode.write && !mode.sync;
-    let Some(answer) = ask(fd, Call::Fast { write }).ok().filter(|a| a.status == 0) else {
+    let thread = client_thread(session::of_device(stat.device));
+    let answer = ask(fd, Call::Fast { write, thread }).ok();
+    let Some(answer) = answer.filter(|answer| answer.status == 0) else {
         return kernel(Some(Reason::Refused));
     };
     // Write access to the segments is asked for when something is written.
     let Ok(session) = session::attach(answer.instance) else {
         return kernel(Some(Reason::Attach));
     };
-    let facts = Facts {
-        session: session.number,
+    session.serves(stat.device);
+    let slot = Slot {
         slot: answer.slot,
-        slot_generation: answer.generation,
+        generation: answer.generation,
         object: answer.object,
-        flags: flags_of(&mode),
     };
     let identity = Identity {
         device: stat.device,
         inode: stat.inode,
     };
-    let offset = match opened.then(|| files::lseek(fd, 0, SEEK_CUR)) {
-        Some(Ok(offset)) => u64::try_from(offset).ok(),
-        _ => None,
-    };
-    if description::describe(fd, word, &facts, identity, offset).is_some() {
-        report::descriptor();
-    } else {
+    if describe(fd, opened, word, session, &slot, &mode, identity).is_none() {
         // Either the number changed its meaning, and this does nothing, or the table is full.
         kernel(Some(Reason::Table))?;
     }
     Some(())
+}
+
+/// A slot that the daemon has granted for a file.
+pub(crate) struct Slot {
+    pub slot: u32,
+    pub generation: u32,
+    pub object: u64,
+}
+
+/// Gives an unknown fd a description, if its word is still `word`: no call that moves the kernel's offset has begun since that was
+/// loaded. Returns `None` otherwise, and when there are too many descriptions.
+pub(crate) fn describe(
+    fd: i32,
+    opened: bool,
+    word: u64,
+    session: &Session,
+    slot: &Slot,
+    mode: &files::Mode,
+    identity: Identity,
+) -> Option<Open> {
+    let facts = Facts {
+        session: session.number,
+        slot: slot.slot,
+        slot_generation: slot.generation,
+        object: slot.object,
+        flags: flags_of(mode),
+    };
+    let offset = match opened.then(|| files::lseek(fd, 0, SEEK_CUR)) {
+        Some(Ok(offset)) => u64::try_from(offset).ok(),
+        _ => None,
+    };
+    let open = description::describe(fd, word, &facts, identity, offset)?;
+    report::descriptor();
+    Some(open)
+}
+
+/// Returns how the daemon may find the wishes of the calling thread, which is in an inline call.
+fn client_thread(session: Option<&Session>) -> Option<ClientThread> {
+    let session = session?;
+    let block = inside::thread(|thread| session.own_block(thread))?;
+    Some(ClientThread {
+        owner: session.owner,
+        block,
+        instance: session.instance,
+    })
+}
+
+/// Notes where the call ended that came with a description's wish, for the next write.
+pub(crate) fn described_with_write(open: &Open, written: WrittenTo) {
+    let end = match written {
+        WrittenTo::Nothing => return,
+        WrittenTo::Offset(end) => end,
+        WrittenTo::Here => match open.description().offset.get(open.tag()) {
+            Position::At(at) => at,
+            _ => return,
+        },
+    };
+    open.description().extended_to.store(end, Relaxed);
 }
 
 fn flags_of(mode: &files::Mode) -> u32 {
@@ -227,7 +281,8 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
         }
     }
     let write = facts.flags & WRITE != 0 && facts.flags & SYNC == 0;
-    let answer = ask(open.fd, Call::Fast { write });
+    let thread = client_thread(open.identity().and_then(|i| session::of_device(i.device)));
+    let answer = ask(open.fd, Call::Fast { write, thread });
     let Some(answer) = answer.ok().filter(|answer| answer.status == 0) else {
         give_up(open, Reason::Refused);
         return Way::Ordinary;
@@ -716,7 +771,7 @@ fn interrupted(
 pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
     let (len, mut tries) = (out.len(), 0);
     loop {
-        match early::begin(fd, 0, true) {
+        match early::begin(fd, Access::Read, true) {
             First::Inline => {}
             First::Ordinary => return by_kernel(fd, None, len, false),
             First::Counted(call) => {
@@ -741,8 +796,13 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
     let len = out.len();
     let mut inline = || {
         let number = fast_number(fd)?;
-        if !is_fit(out) || !is_worth(fd, 0) {
+        if !is_fit(out) {
             return None;
+        }
+        if let Some(call) = ordinary(fd, Access::Read)? {
+            let _: Option<()> = by_kernel(fd, Some(at), len, false);
+            let result = call.has_read(files::pread(fd, out, offset));
+            return Some(result.map_err(|errno| errno_after(fd, errno)));
         }
         inside::enter(Doing::Reading, |thread| {
             let open = described(fd, number)?;
@@ -760,7 +820,12 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
         Some(offset) => {
             let at = u64::try_from(offset).ok()?;
             let mut inline = || {
-                let number = fast_number(fd).filter(|_| fits && is_worth(fd, 0))?;
+                let number = fast_number(fd).filter(|_| fits)?;
+                if let Some(call) = ordinary(fd, Access::Read)? {
+                    let _: Option<()> = by_kernel(fd, Some(at), len, false);
+                    let result = call.has_read(files::preadv(fd, parts, offset));
+                    return Some(result.map_err(|errno| errno_after(fd, errno)));
+                }
                 inside::enter(Doing::Reading, |thread| {
                     let open = described(fd, number)?;
                     read_parts_at(thread, &open, &facts(&open)?, parts, at)
@@ -780,7 +845,7 @@ fn readv_here(
 ) -> Option<Result<usize>> {
     let mut tries = 0;
     loop {
-        match early::begin(fd, 0, true) {
+        match early::begin(fd, Access::Read, true) {
             First::Inline => {}
             First::Ordinary => return by_kernel(fd, None, len, false),
             First::Counted(call) => {
@@ -800,10 +865,15 @@ fn readv_here(
     }
 }
 
-/// Returns whether a call with an offset of its own may go inline. Otherwise it is an ordinary call, and is counted.
+/// Decides how to make a call with an offset of its own. `None`: it is an ordinary call, which is counted, and the caller makes it.
+/// `Some(Some)`: likewise, but the library makes it. `Some(None)`: it may go inline.
 #[inline]
-fn is_worth(fd: i32, written: usize) -> bool {
-    matches!(early::begin(fd, written, false), First::Inline)
+fn ordinary(fd: i32, access: Access) -> Option<Option<early::Counted>> {
+    match early::begin(fd, access, false) {
+        First::Inline => Some(None),
+        First::Counted(call) => Some(Some(call)),
+        First::Ordinary => None,
+    }
 }
 
 /// Bytes of a vectored call; `None` when the kernel would not move them all.
@@ -1208,7 +1278,16 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     if let Some(offset) = offset {
         let at = u64::try_from(offset).ok()?;
         let inline = || {
-            let number = fast_number(fd).filter(|_| data.is_fit && is_worth(fd, data.len))?;
+            let number = fast_number(fd).filter(|_| data.is_fit)?;
+            if let Some(call) = ordinary(fd, Access::Write(data.len))? {
+                let _: Option<()> = by_kernel(fd, Some(at), data.len, true);
+                let result = match data.parts {
+                    [part] => files::pwrite(fd, part, offset),
+                    parts => files::pwritev(fd, parts, offset),
+                };
+                let result = call.has_written(result, Some(at));
+                return Some(result.map_err(|errno| errno_after(fd, errno)));
+            }
             inside::enter(Doing::Writing, |thread| {
                 let open = described(fd, number)?;
                 Some(write_at(thread, &open, &facts(&open)?, data, at)?.result)
@@ -1218,15 +1297,16 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     }
     let mut tries = 0;
     loop {
-        match early::begin(fd, data.len, true) {
+        match early::begin(fd, Access::Write(data.len), true) {
             First::Inline => {}
             First::Ordinary => return by_kernel(fd, None, data.len, true),
-            First::Counted(_call) => {
+            First::Counted(call) => {
                 let _: Option<()> = by_kernel(fd, None, data.len, true);
                 let result = match data.parts {
                     [part] => files::write(fd, part),
                     parts => files::writev(fd, parts),
                 };
+                let result = call.has_written(result, None);
                 return Some(result.map_err(|errno| errno_after(fd, errno)));
             }
         }
@@ -1295,7 +1375,7 @@ pub fn writev(fd: i32, parts: &[IoSlice<'_>], at: Option<i64>) -> Option<Result<
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     let mut tries = 0;
     loop {
-        match early::begin(fd, 0, true) {
+        match early::begin(fd, Access::Seek, true) {
             First::Inline => {}
             First::Ordinary => return None,
             First::Counted(_call) => return Some(files::lseek(fd, offset, whence)),

@@ -22,6 +22,7 @@ mod report;
 mod session;
 mod source;
 pub mod sync;
+mod wish;
 
 pub use inline::{read, write};
 pub use read_ahead::ReadAhead;

@@ -67,6 +67,8 @@ pub struct Session {
     policy_of_run: Option<ThreadPolicy>,
     /// What tells whether it is this process's own.
     first: &'static AtomicU64,
+    /// Device number of the mount, once a file of it was found to be this daemon's; 0 before.
+    device: AtomicU64,
 }
 
 impl Session {
@@ -86,6 +88,7 @@ impl Session {
             follows: placement::learn(nodes),
             policy_of_run: placement::policy_of_run(),
             first: mark.word(FIRST),
+            device: AtomicU64::new(0),
             number,
             instance: control.instance(),
             owner: area.owner(),
@@ -132,6 +135,17 @@ impl Session {
             self.area.take_block(tid, jericho_sys::affinity::has_ended)
         };
         thread.block(self.number, take)
+    }
+
+    /// Returns the number of this thread's block. Returns `None` when the thread has none for itself.
+    pub fn own_block(&self, thread: &Thread) -> Option<u32> {
+        let (block, alone) = self.block(thread);
+        alone.then_some(block)
+    }
+
+    /// Records the device number of the daemon's mount.
+    pub fn serves(&self, device: u64) {
+        self.device.store(device, Ordering::Relaxed);
     }
 
     /// Returns how this thread writes to a slice. Returns `None` when the thread has no block of its own; it then
@@ -184,8 +198,19 @@ pub fn all() -> impl Iterator<Item = &'static Session> {
     (0..COUNT.load(Ordering::Acquire).min(SESSIONS_MAX)).filter_map(get)
 }
 
-fn find(instance: u64, write: bool) -> Option<&'static Session> {
+/// Returns the session with a daemon instance, if there is one, and one that may write if `write` is set.
+pub fn find(instance: u64, write: bool) -> Option<&'static Session> {
     all().find(|session| session.instance == instance && (!write || session.is_writable()))
+}
+
+/// Returns the session that was last found to serve the mount with this device number.
+pub fn of_device(device: u64) -> Option<&'static Session> {
+    let serves = |session: &&Session| session.device.load(Ordering::Relaxed) == device;
+    // A later mount may have the same number.
+    all()
+        .filter(serves)
+        .last()
+        .filter(|session| !session.area.is_cut_off())
 }
 
 /// Returns the session with a daemon instance; attaches if there is none yet. Fails when the daemon is gone or refuses,

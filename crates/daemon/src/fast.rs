@@ -2,7 +2,7 @@
 //!
 //! - `slots`: which files have a slot, who writes them, and absorbing what clients did to size and times (`settle`)
 //! - `admission`: the socket. `clients`: the areas, the deaths of clients. `rings`: the pages that clients report
-//! - `calls`: the ioctls on a file's descriptor
+//! - `calls`: the ioctls on a file's descriptor. `wishes`: the grants that need none
 //! - `trusted`, `tokens`: whose processes are served, and which of them may write
 //! - `keeping`: the process that ends inline access when the daemon dies
 //!
@@ -23,6 +23,7 @@ mod rings;
 mod slots;
 mod tokens;
 mod trusted;
+mod wishes;
 mod write_guard;
 
 use std::collections::HashMap;
@@ -54,6 +55,7 @@ use rings::{Rings, Unreported};
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;
 pub use trusted::{Trusted, TrustedError};
+use wishes::Wishers;
 pub(crate) use write_guard::WriteGuard;
 
 /// Files that can be open inline at once. The segments take memory as slots are used.
@@ -99,6 +101,9 @@ pub(crate) struct Fast {
     /// Number of times that the evictor or a close has looked into a client's area.
     visited: AtomicU64,
     rings: Rings,
+    wishers: Wishers,
+    /// Number of requests by ioctl for a slot.
+    slot_requests: AtomicU64,
     /// Slices have dirty pages that no client reports.
     unreported: Unreported,
     kernel: OnceLock<Arc<dyn KernelCache>>,
@@ -154,6 +159,8 @@ impl Fast {
             clients: Mutex::new(Clients::default()),
             visited: 0.into(),
             rings: Rings::default(),
+            wishers: Wishers::default(),
+            slot_requests: 0.into(),
             unreported: Unreported::default(),
             kernel: OnceLock::new(),
             closing: AtomicBool::new(true),
@@ -179,6 +186,12 @@ impl Fast {
     pub(crate) fn writes_withheld_and_granted(&self) -> (u64, u64) {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&self.writes_withheld), of(&self.writes_granted))
+    }
+
+    /// Returns how often programs asked for a slot by an ioctl, and how often they were granted one with a read or write.
+    pub(crate) fn slots_by_request_and_wish(&self) -> (u64, u64) {
+        let requests = self.slot_requests.load(Ordering::Relaxed);
+        (requests, self.wishers.granted())
     }
 
     /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.

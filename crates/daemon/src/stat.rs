@@ -46,6 +46,12 @@ pub struct Stat {
     /// Times that inline writes of a file were granted.
     #[serde(default)]
     pub writes_granted: u64,
+    /// Times that a program asked for a file's fast path by a request of its own.
+    #[serde(default)]
+    pub slots_by_request: u64,
+    /// Times that a program got a file's fast path with a read or write that it made anyway.
+    #[serde(default)]
+    pub slots_by_wish: u64,
     /// Records of pages that a write changed while the kernel may have had them for a mapping.
     #[serde(default)]
     pub mapped_kept: u64,
@@ -159,6 +165,7 @@ impl Mounted {
             });
         }
         let (writes_withheld, writes_granted) = self.fast.writes_withheld_and_granted();
+        let (slots_by_request, slots_by_wish) = self.fast.slots_by_request_and_wish();
         let (mapped_kept, mapped_forgotten) = self.mapped.counts();
         Stat {
             volume: self.path.display().to_string(),
@@ -180,6 +187,8 @@ impl Mounted {
             threads_moved: self.follow.moved(),
             writes_withheld,
             writes_granted,
+            slots_by_request,
+            slots_by_wish,
             mapped_kept,
             mapped_forgotten,
             clients: self.client_counters(),

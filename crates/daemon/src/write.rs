@@ -496,13 +496,19 @@ impl Progress {
     where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
-        let (fs, file) = (self.mounted.fs(), &self.handle.file);
         let done: jericho_fs::fs::Done =
             Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
         match self.mode.sync {
-            WriteSync::No => done(Ok(())),
-            WriteSync::Data => fs.sync_range(file, self.offset, len as u64, done),
-            WriteSync::Full => fs.fsync(file, false, done),
+            WriteSync::No => {
+                // Before the reply, which may grant inline writes: these would wait for this write.
+                drop(self);
+                done(Ok(()));
+            }
+            WriteSync::Data => {
+                let (fs, file) = (self.mounted.fs(), &self.handle.file);
+                fs.sync_range(file, self.offset, len as u64, done);
+            }
+            WriteSync::Full => self.mounted.fs().fsync(&self.handle.file, false, done),
         }
     }
 }

@@ -120,7 +120,13 @@ impl Bed {
     /// Returns what a request gets: the owner number and whether the frames are writable. Fails with an errno.
     fn ask(&self, token: u64, owner: u16) -> Result<(u16, bool), u32> {
         let instance = self
-            .call(&self.reading, Call::Fast { write: false })
+            .call(
+                &self.reading,
+                Call::Fast {
+                    write: false,
+                    thread: None,
+                },
+            )
             .instance;
         let connection = Connection::connect(&socket_name(instance), LONG).unwrap();
         connection
@@ -189,7 +195,15 @@ fn thread_id() -> u32 {
 #[test]
 fn a_client_gives_up_its_own_latches_and_nobody_elses() {
     let bed = bed(false);
-    let instance = bed.call(&bed.reading, Call::Fast { write: false }).instance;
+    let instance = bed
+        .call(
+            &bed.reading,
+            Call::Fast {
+                write: false,
+                thread: None,
+            },
+        )
+        .instance;
     let (owner, _) = bed.ask(0, 0).unwrap();
     let calls = |owner| {
         let interrupted = Call::Interrupted {

@@ -75,6 +75,11 @@ fn mode(args: &Transfer) -> WriteMode {
     }
 }
 
+/// Returns whether a write with this mode answers a wish: the thread that waits for it may write inline.
+fn answers_wish(mode: WriteMode) -> bool {
+    !mode.of_mapping && mode.sync == WriteSync::No
+}
+
 /// Returns whether reads with these descriptor flags leave the access time unchanged.
 pub(crate) fn no_access_time(flags: i32) -> bool {
     flags & libc::O_NOATIME != 0
@@ -83,6 +88,15 @@ pub(crate) fn no_access_time(flags: i32) -> bool {
 /// Returns the number of bytes that a read may return.
 fn room_for(args: &Transfer, room: &mut Room) -> usize {
     room.at_most(args.size.min(REQUEST_BYTES_MAX) as usize)
+}
+
+/// Returns the thread that makes a request.
+pub(crate) fn asker(req: &InHeader) -> Asker {
+    Asker {
+        uid: req.uid,
+        gid: req.gid,
+        thread: req.pid,
+    }
 }
 
 fn answer_read(read: Result<usize, Error>, room: Room) {
@@ -95,7 +109,7 @@ fn answer_read(read: Result<usize, Error>, room: Room) {
 impl Jericho {
     #[inline]
     pub(crate) fn read(&self, req: &InHeader, args: &Transfer, reply: Reply) {
-        self.read_into(req.pid, args, reply.room());
+        self.read_into(asker(req), args, reply.room());
     }
 
     pub(crate) fn write(&self, req: &InHeader, args: &Transfer, data: &[u8], reply: Reply) {
@@ -103,12 +117,12 @@ impl Jericho {
             Ok(n) => reply.with(&SizeOut::new(n)),
             Err(e) => reply.error(e),
         };
-        self.write_bytes(req.pid, args, data, answer);
+        self.write_bytes(asker(req), args, data, answer);
     }
 
-    /// Reads from an open file; see `Mounted::read`. `pid`: the thread that reads.
+    /// Reads from an open file; see `Mounted::read`.
     #[inline]
-    pub(crate) fn read_into(&self, pid: u32, args: &Transfer, mut room: Room) {
+    pub(crate) fn read_into(&self, asker: Asker, args: &Transfer, mut room: Room) {
         let open = self.handles.get(args.fh);
         let Some(handle) = open.as_ref() else {
             return room.error(libc::EBADF);
@@ -116,7 +130,10 @@ impl Jericho {
         // The program may have changed the flag with fcntl since the open.
         handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
-        self.mounted.requested(handle, pid, size);
+        self.mounted.requested(handle, asker.thread, size);
+        if !fills {
+            self.mounted.answer_wish(handle, asker);
+        }
         self.mounted
             .read(handle, args.offset, size as u32, fills, room, answer_read);
     }
@@ -124,7 +141,7 @@ impl Jericho {
     /// Does the same as `read_into` without waiting for inline writers. Returns the room when it would have to wait.
     #[inline]
     #[must_use]
-    pub(crate) fn try_read(&self, pid: u32, args: &Transfer, mut room: Room) -> Option<Room> {
+    pub(crate) fn try_read(&self, asker: Asker, args: &Transfer, mut room: Room) -> Option<Room> {
         let open = self.handles.get(args.fh);
         let Some(handle) = open.as_ref() else {
             room.error(libc::EBADF);
@@ -133,18 +150,21 @@ impl Jericho {
         // The program may have changed the flag with fcntl since the open.
         handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
+        if !fills {
+            self.mounted.answer_wish(handle, asker);
+        }
         let left =
             (self.mounted).try_read(handle, args.offset, size as u32, fills, room, answer_read);
         if left.is_none() {
-            self.mounted.requested(handle, pid, size);
+            self.mounted.requested(handle, asker.thread, size);
         }
         left.map(|(room, _)| room)
     }
 
-    /// Writes to an open file; see `Mounted::write`. `pid`: the thread that writes.
+    /// Writes to an open file; see `Mounted::write`.
     pub(crate) fn write_bytes(
         &self,
-        pid: u32,
+        asker: Asker,
         args: &Transfer,
         data: &[u8],
         reply: impl FnOnce(Outcome<u32>) + Send + 'static,
@@ -153,25 +173,32 @@ impl Jericho {
         let Some(handle) = open.as_ref() else {
             return reply(Err(libc::EBADF));
         };
+        let mode = mode(args);
+        let may_wish = answers_wish(mode) && self.mounted.may_wish(asker);
+        let wisher = may_wish.then(|| (self.mounted.clone(), handle.clone()));
         let answer = move |written: Result<u32, Error>| {
+            if let (Ok(_), Some((mounted, handle))) = (&written, wisher) {
+                mounted.answer_wish(&handle, asker);
+            }
             reply(written.map_err(|e| errno("write", &e)));
         };
-        self.mounted.requested(handle, pid, data.len());
-        self.mounted
-            .write(handle, args.offset, data, mode(args), answer);
+        self.mounted.requested(handle, asker.thread, data.len());
+        self.mounted.write(handle, args.offset, data, mode, answer);
     }
 
     /// `write_bytes`, as far as it can be done without waiting; see `Mounted::try_write`.
-    pub(crate) fn try_write(&self, pid: u32, args: &Transfer, data: &[u8]) -> usize {
+    pub(crate) fn try_write(&self, asker: Asker, args: &Transfer, data: &[u8]) -> usize {
         let open = self.handles.get(args.fh);
         let Some(handle) = open.as_ref() else {
             return 0;
         };
-        let written = self
-            .mounted
-            .try_write(handle, args.offset, data, mode(args));
+        let mode = mode(args);
+        let written = self.mounted.try_write(handle, args.offset, data, mode);
         if written > 0 {
-            self.mounted.requested(handle, pid, written);
+            self.mounted.requested(handle, asker.thread, written);
+        }
+        if written == data.len() && answers_wish(mode) {
+            self.mounted.answer_wish(handle, asker);
         }
         written
     }
@@ -253,12 +280,7 @@ impl Jericho {
         };
         self.with_handle(args.fh, reply, |handle, reply| {
             let answer = move |answer: Answer| reply_call(reply, &answer);
-            let asker = Asker {
-                uid: req.uid,
-                gid: req.gid,
-                thread: req.pid,
-            };
-            self.mounted.call(handle, call, asker, answer);
+            self.mounted.call(handle, call, asker(req), answer);
         });
     }
 }

@@ -19,6 +19,7 @@ use jericho_sys::fuse_ring::{FuseRing, Received};
 use jericho_sys::service as threads;
 use jericho_topology::Topology;
 
+use crate::bytes::asker;
 use crate::filesystem::{Jericho, REQUEST_BYTES_MAX, report_panic};
 use crate::helpers::Helpers;
 use crate::protocol::answer::SizeOut;
@@ -205,11 +206,11 @@ impl Service {
             Ok(Operation::Read(args)) => args,
             other => return self.filesystem.serve(header, other, Some(reply)),
         };
-        let pid = header.pid;
-        if let Some(room) = self.filesystem.try_read(pid, &args, reply.room()) {
+        let asker = asker(header);
+        if let Some(room) = self.filesystem.try_read(asker, &args, reply.room()) {
             let filesystem = self.filesystem.clone();
             self.helpers
-                .run(Box::new(move || filesystem.read_into(pid, &args, room)));
+                .run(Box::new(move || filesystem.read_into(asker, &args, room)));
         }
     }
 
@@ -225,8 +226,8 @@ impl Service {
                     .serve(header, other, Some(Reply::Ring(received.reply)));
             }
         };
-        let pid = header.pid;
-        let done = self.filesystem.try_write(pid, &args, data);
+        let asker = asker(header);
+        let done = self.filesystem.try_write(asker, &args, data);
         let reply = Reply::Ring(received.reply);
         if done == data.len() {
             return reply.with(&SizeOut::new(done as u32));
@@ -236,7 +237,7 @@ impl Service {
         let (filesystem, payload) = (self.filesystem.clone(), received.payload);
         self.helpers.run(Box::new(move || {
             let data = payload.as_ref().map_or(&[][..], AsRef::as_ref);
-            filesystem.write_bytes(pid, &args, &data[done..], move |rest| match rest {
+            filesystem.write_bytes(asker, &args, &data[done..], move |rest| match rest {
                 Ok(len) => reply.with(&SizeOut::new(done as u32 + len)),
                 // An error after the first bytes is a short write.
                 Err(_) if done > 0 => reply.with(&SizeOut::new(done as u32)),

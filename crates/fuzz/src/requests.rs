@@ -36,8 +36,14 @@ pub fn calls(data: &[u8]) {
     let _ = Answer::decode(&argument);
     // Usually a request of this protocol version.
     let (number, template) = [
-        Call::Fast { write: false },
-        Call::Fast { write: true },
+        Call::Fast {
+            write: false,
+            thread: None,
+        },
+        Call::Fast {
+            write: true,
+            thread: None,
+        },
         Call::ReadAhead { first: 0, pages: 0 },
         Call::Reserve {
             first: 0,

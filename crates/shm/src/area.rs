@@ -15,6 +15,7 @@ use crate::intent::{self, Writer};
 use crate::ring::Ring;
 use crate::slots::Slots;
 use crate::sync::{self, AtomicU32, Ordering};
+use crate::wish::Wishing;
 
 /// Keys that the ring holds.
 pub const RING_KEYS: usize = 8192;
@@ -26,7 +27,7 @@ pub const BLOCKS: usize = 1024;
 pub const MARKS: usize = 4096;
 /// Reference marks that one bit of `Head::marked` covers.
 const MARKS_PER_BIT: usize = MARKS / 64;
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
@@ -76,6 +77,7 @@ struct Head {
     intent: sync::AtomicU64,
     /// Each bit tells whether any of its `MARKS_PER_BIT` marks is new.
     marked: AtomicU64,
+    wishing: Wishing,
 }
 
 #[repr(C, align(4096))]
@@ -86,6 +88,7 @@ const _: () = assert!(
     size_of::<Block>() == 40960
         && std::mem::offset_of!(Block, counters) == 64
         && std::mem::offset_of!(Block, marks) == 8192
+        && std::mem::offset_of!(Block, head.wishing) == 24
 );
 
 /// What a thread did with the pages of a slice.
@@ -366,6 +369,12 @@ impl Area {
         }
         self.block(at).head.holder.store(tid, Ordering::Release);
         (at, true)
+    }
+
+    /// Returns the wish of a block's thread, and its answer.
+    #[inline]
+    pub fn wishing(&self, block: u32) -> &Wishing {
+        &self.block(block).head.wishing
     }
 
     /// Returns how a thread with a block of its own writes to a slice.

@@ -14,6 +14,17 @@ const NR_FAST: u32 = 1;
 const WRITE: u32 = 1;
 const SOON: u32 = 2;
 
+/// A thread of a client, by the block that it has for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientThread {
+    /// The client's owner number. Not 0.
+    pub owner: u16,
+    /// The block's number in the client's area.
+    pub block: u32,
+    /// The daemon instance that assigned the owner number.
+    pub instance: u64,
+}
+
 /// What a descriptor's program asks by ioctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -21,6 +32,8 @@ pub enum Call {
     Fast {
         /// Inline writes are wanted too.
         write: bool,
+        /// The calling thread, if it may leave wishes.
+        thread: Option<ClientThread>,
     },
     /// Read pages ahead.
     ReadAhead {
@@ -129,7 +142,10 @@ impl Call {
     /// The ioctl's number and argument.
     pub fn encode(self) -> (u32, [u8; CALL_BYTES]) {
         let (n, flags, first, pages) = match self {
-            Call::Fast { write } => (NR_FAST, u32::from(write) * WRITE, 0, 0),
+            Call::Fast { write, thread } => {
+                let block = thread.map_or(0, |thread| thread.block);
+                (NR_FAST, u32::from(write) * WRITE, 0, block)
+            }
             Call::ReadAhead { first, pages } => (2, 0, first, pages),
             Call::Reserve { first, pages, soon } => (3, u32::from(soon) * SOON, first, pages),
             Call::Mapped => (4, 0, 0, 0),
@@ -143,6 +159,13 @@ impl Call {
             }
             | Call::Copied {
                 owner, instance, ..
+            }
+            | Call::Fast {
+                thread:
+                    Some(ClientThread {
+                        owner, instance, ..
+                    }),
+                ..
             } => (u32::from(owner), instance),
             _ => (0, 0),
         };
@@ -174,6 +197,11 @@ impl Call {
         Ok(Some(match n {
             NR_FAST => Call::Fast {
                 write: flags & WRITE != 0,
+                thread: (owner != 0).then_some(ClientThread {
+                    owner,
+                    block: pages,
+                    instance,
+                }),
             },
             2 => Call::ReadAhead { first, pages },
             3 => Call::Reserve {
@@ -327,8 +355,18 @@ mod tests {
     #[test]
     fn calls_and_answers_survive_the_way() {
         for call in [
-            Call::Fast { write: false },
-            Call::Fast { write: true },
+            Call::Fast {
+                write: false,
+                thread: None,
+            },
+            Call::Fast {
+                write: true,
+                thread: Some(ClientThread {
+                    owner: 1023,
+                    block: 1022,
+                    instance: 1 << 50,
+                }),
+            },
             Call::ReadAhead { first: 7, pages: 9 },
             Call::Reserve {
                 first: 1 << 33,

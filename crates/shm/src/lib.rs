@@ -21,11 +21,13 @@ mod reports;
 mod ring;
 mod slots;
 mod sync;
+mod wish;
 
 pub use ahead::Ahead;
 pub use area::{Access, Area, BLOCKS, Counter, MARKS, RING_KEYS};
 pub use call::{
-    Answer, CALL_BYTES, Call, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request, socket_name,
+    Answer, CALL_BYTES, Call, ClientThread, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request,
+    socket_name,
 };
 pub use control::{Control, SlotInfo, SlotWord};
 pub use entry::{Entry, Flags, Key, State};
@@ -38,3 +40,4 @@ pub use memory::{
 pub use reports::Draining;
 pub use ring::RingReader;
 pub use slots::{Kept, RangeHeld, Segments, SizeWord, Slot, Slots, Turns, WORDS};
+pub use wish::{Granted, Wish, Wishing};

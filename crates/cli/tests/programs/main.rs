@@ -39,3 +39,4 @@ mod threads;
 mod trees;
 mod under_run;
 mod volume;
+mod wishes;

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use jericho_shm::{
-    Answer, Area, Control, Flags, HANDOVER_BYTES, Key, Reply, Request, SliceMemory, SlotInfo,
-    Slots, socket_name,
+    Answer, Area, Control, Flags, Granted, HANDOVER_BYTES, Key, Reply, Request, SliceMemory,
+    SlotInfo, Slots, socket_name,
 };
 use jericho_sys::handover::Listener;
 use jericho_sys::process::wait_readable;
 
 use super::*;
-use crate::ask;
+use crate::{ask, wish};
 
 /// Held for reading by every test, and for writing by the one that shares the descriptors of all.
 static APART: RwLock<()> = RwLock::new(());
@@ -784,7 +784,7 @@ fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
     let _apart = APART.read();
     let _counting = Counting::new();
     let f = Opened::new(2, 8192);
-    let First::Counted(call) = early::begin(f.fd(), 10, true) else {
+    let First::Counted(call) = early::begin(f.fd(), Access::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
     for _ in 0..10 {
@@ -795,11 +795,11 @@ fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(110)));
     // The end of a call that began before the fd was reused changes nothing.
     opened(f.fd(), 0);
-    let First::Counted(old) = early::begin(f.fd(), 10, true) else {
+    let First::Counted(old) = early::begin(f.fd(), Access::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
     opened(f.fd(), 0);
-    let First::Counted(new) = early::begin(f.fd(), 10, true) else {
+    let First::Counted(new) = early::begin(f.fd(), Access::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
     drop(old);
@@ -808,4 +808,107 @@ fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
     };
     assert!(description::is_in_use(word));
     drop(new);
+}
+
+/// A file whose daemon this process has attached to, and a word that says that its fd is worth a slot. No other test runs meanwhile.
+fn wishing() -> Opened {
+    wish::tests::ARE_LEFT.set(false);
+    let f = Opened::new(2, 8192);
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    opened(f.fd(), 0);
+    // The object of a wish is the inode.
+    let inode = files::fstat(f.fd()).unwrap().inode;
+    f.daemon.control.slot(0).unwrap().set(inode, 0, 0);
+    f.daemon.fill(inode, 0..2, b'w');
+    wish::tests::ARE_LEFT.set(true);
+    f.daemon.calls.lock().unwrap().clear();
+    f
+}
+
+/// Answers the wish that this thread has left for the file.
+fn grant(f: &Opened) {
+    let areas = f.daemon.areas.lock().unwrap();
+    let inode = files::fstat(f.fd()).unwrap().inode;
+    let words = areas.last().unwrap().wishing(0);
+    let left = words.take(inode).expect("a wish was left");
+    let granted = Granted {
+        slot: 0,
+        generation: f.daemon.control.slot(0).unwrap().word().generation(),
+        reserved_to: 0,
+    };
+    words.grant(left, granted);
+}
+
+fn begin_with_wish(f: &Opened, moves: bool) -> early::Counted {
+    match early::begin(f.fd(), Access::Read, moves) {
+        First::Counted(call) => call,
+        _ => panic!("the library makes the call that leaves a wish"),
+    }
+}
+
+#[test]
+fn a_wish_that_was_answered_makes_the_number_fast_without_a_request() {
+    let _apart = APART.write();
+    for moves in [true, false] {
+        let f = wishing();
+        let call = begin_with_wish(&f, moves);
+        grant(&f);
+        drop(call);
+        assert_eq!(f.read(10), Some(Ok(vec![b'w'; 10])));
+        assert!(f.daemon.calls.lock().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_wish_without_an_answer_is_followed_by_a_request() {
+    let _apart = APART.write();
+    let f = wishing();
+    drop(begin_with_wish(&f, true));
+    // The answer of this daemon has another object.
+    f.daemon.control.slot(0).unwrap().set(f.object, 0, 0);
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    let calls = f.daemon.calls.lock().unwrap();
+    assert!(
+        matches!(
+            calls[..],
+            [Call::Fast {
+                thread: Some(_),
+                ..
+            }]
+        ),
+        "{calls:?}"
+    );
+}
+
+#[test]
+fn an_answer_is_not_used_for_a_number_that_was_reused_or_is_in_use() {
+    let _apart = APART.write();
+    let f = wishing();
+    let call = begin_with_wish(&f, true);
+    grant(&f);
+    opened(f.fd(), 0);
+    drop(call);
+    assert!(matches!(
+        description::number(f.fd()),
+        Some(Number::Unknown { .. })
+    ));
+    let call = begin_with_wish(&f, true);
+    grant(&f);
+    let First::Counted(other) = early::begin(f.fd(), Access::Read, true) else {
+        panic!("another call moves the offset");
+    };
+    drop(call);
+    assert!(matches!(
+        description::number(f.fd()),
+        Some(Number::Unknown { .. })
+    ));
+    drop(other);
+}
+
+#[test]
+fn a_seek_leaves_no_wish() {
+    let _apart = APART.write();
+    let f = wishing();
+    assert_eq!(lseek(f.fd(), 10, SEEK_SET), Some(Ok(10)));
+    drop(begin_with_wish(&f, true));
 }

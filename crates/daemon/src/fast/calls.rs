@@ -10,7 +10,7 @@ use jericho_fs::fs::{CAPABILITY, File};
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call, Refusal, Segments};
 
-use super::SlotFile;
+use super::{Grants, SlotFile};
 
 use crate::handle::Handle;
 use crate::mounted::Mounted;
@@ -53,7 +53,16 @@ impl Mounted {
             return reply(Answer::refused(Refusal::Owner));
         }
         match call {
-            Call::Fast { write } => self.grant(handle, write, reply),
+            Call::Fast {
+                write,
+                thread: block,
+            } => {
+                fast.slot_requests.fetch_add(1, Ordering::Relaxed);
+                if let Some(block) = block {
+                    fast.knows_thread(block, thread);
+                }
+                self.grant(handle, write, reply);
+            }
             Call::ReadAhead { first, pages } => {
                 self.prefetch(handle, first, pages.min(PAGES_MAX));
                 reply(Answer::default());
@@ -176,56 +185,75 @@ impl Mounted {
     where
         R: FnOnce(Answer) + Send + 'static,
     {
-        let fast = &self.fast;
         let file = &handle.file;
-        if write && (!handle.writable || self.read_only()) {
-            return reply(Answer::refused(Refusal::ReadOnly));
-        }
         let granted = loop {
             // Each write has to take them off, which only the kernel path does.
             if write && !matches!(self.fs().has_privileges(file.ino()), Ok(false)) {
                 break Err(Refusal::SetId);
             }
-            let granted = fast.grant(file, &mut handle.grants.lock(), write);
-            // The mode changed after it was checked.
-            if !matches!(granted, Err(Refusal::SetId)) {
-                break granted;
+            self.fast.await_changes(file.ino());
+            match self.grant_slot(handle, &mut handle.grants.lock(), write) {
+                // The mode changed after it was checked, or another change began.
+                Err(Refusal::SetId | Refusal::Busy) => {}
+                granted => break granted,
             }
         };
-        let (slot_file, first_writer) = match granted {
-            Ok(granted) => granted,
-            Err(refusal) => return reply(Answer::refused(refusal)),
-        };
-        let info = fast.info(&slot_file);
+        match granted {
+            Ok((answer, None)) => reply(answer),
+            Ok((answer, Some(first))) => self.begin_inline_writes(first, move || reply(answer)),
+            Err(refusal) => reply(Answer::refused(refusal)),
+        }
+    }
+
+    /// Grants a handle inline access to its file, without waiting. The answer comes with the file's slot if the handle is its first
+    /// writer: `begin_inline_writes` is to be called with it. Fails as `Fast::grant`.
+    pub(super) fn grant_slot(
+        &self,
+        handle: &Handle,
+        grants: &mut Grants,
+        write: bool,
+    ) -> Result<(Answer, Option<Arc<SlotFile>>), Refusal> {
+        let (fast, file) = (&self.fast, &handle.file);
+        if write && (!handle.writable || self.read_only()) {
+            return Err(Refusal::ReadOnly);
+        }
+        let (slot_file, first_writer) = fast.grant(file, grants, write)?;
         let answer = Answer {
             status: 0,
             slot: slot_file.slot,
-            generation: info.word().generation(),
+            generation: fast.info(&slot_file).word().generation(),
             pages: 0,
             instance: fast.control.instance(),
             object: file.ino(),
             token: 0,
         };
-        if !first_writer {
-            return reply(answer);
-        }
-        // From here on the kernel asks for the attributes each time. Before the first inline write, the job drops the kernel's attributes
-        // and pages, and writes of the mount that take no locks have ended. The job thread does not wait for those writes, because they may
-        // wait for a device.
-        let weak = Arc::downgrade(self);
+        Ok((answer, first_writer.then_some(slot_file)))
+    }
+
+    /// Lets clients write a file that has its first inline writer, as soon as that is possible, and calls `then`.
+    ///
+    /// From here on the kernel asks for the attributes each time. Before the first inline write, the job drops the kernel's attributes and
+    /// pages, and writes of the mount that take no locks have ended. The job thread does not wait for those writes, because they may wait
+    /// for a device.
+    pub(super) fn begin_inline_writes(
+        self: &Arc<Self>,
+        slot_file: Arc<SlotFile>,
+        then: impl FnOnce() + Send + 'static,
+    ) {
+        let (file, weak) = (slot_file.file.clone(), Arc::downgrade(self));
         file.after_writings(move || {
             let Some(mounted) = weak.upgrade() else {
                 return;
             };
             if mounted.fast.try_grant_writes(&slot_file) {
-                return reply(answer);
+                return then();
             }
             let weak = Arc::downgrade(&mounted);
             mounted.fast.later(move || {
                 if let Some(mounted) = weak.upgrade() {
                     mounted.fast.grant_writes(&slot_file);
                 }
-                reply(answer);
+                then();
             });
         });
     }

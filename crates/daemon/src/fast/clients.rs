@@ -158,6 +158,7 @@ impl Fast {
             return;
         };
         self.rings.remove(owner);
+        self.wishers.remove(owner);
         self.keeping.forget(owner);
         if client.writes {
             let mut opened = 0;
@@ -220,10 +221,19 @@ impl Fast {
     /// Returns whether `owner` is a client that may write and the thread belongs to it. Returns false when the thread has no id
     /// in the daemon's pid namespace.
     pub(super) fn is_writer(&self, owner: u16, thread: u32) -> bool {
+        self.has_thread(owner, thread, |client| client.writes)
+    }
+
+    /// Does the same as `is_writer` for any client.
+    pub(super) fn is_client_thread(&self, owner: u16, thread: u32) -> bool {
+        self.has_thread(owner, thread, |_| true)
+    }
+
+    fn has_thread(&self, owner: u16, thread: u32, is_meant: impl Fn(&Client) -> bool) -> bool {
         let pid = {
             let clients = self.clients.lock();
             let client = clients.by_owner.get(&owner);
-            client.filter(|c| c.writes).map_or(0, |c| c.peer.pid)
+            client.filter(|c| is_meant(c)).map_or(0, |c| c.peer.pid)
         };
         let task = || format!("/proc/{pid}/task/{thread}");
         pid != 0 && thread != 0 && std::path::Path::new(&task()).exists()

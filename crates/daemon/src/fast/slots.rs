@@ -151,22 +151,18 @@ impl Fast {
 
     /// Grants a handle inline access to its file. Returns the slot and whether the handle is the file's first writer. Fails
     /// with `Slots` when no slot is free, with `SetId` when the handle wants to write and the file may have set-id bits or
-    /// capabilities, and with `Mapped` while there is another reason against inline access. Who is refused counts nowhere, so the
-    /// file's next writer is its first one.
+    /// capabilities, with `Mapped` while there is another reason against inline access, and with `Busy` when the file has no slot and gets
+    /// none during a change; see `await_changes`. Who is refused counts nowhere, so the file's next writer is its first one.
     pub fn grant(
         &self,
         file: &Arc<File>,
         grants: &mut Grants,
         write: bool,
     ) -> Result<(Arc<SlotFile>, bool), Refusal> {
-        let mut files = loop {
-            let files = self.files.write();
-            if files.contains_key(&file.ino()) || !self.changing.contains(file.ino()) {
-                break files;
-            }
-            drop(files);
-            self.changing.wait(file.ino());
-        };
+        let mut files = self.files.write();
+        if !files.contains_key(&file.ino()) && self.changing.contains(file.ino()) {
+            return Err(Refusal::Busy);
+        }
         // Checks under the lock: a chmod that looks for a slot after this finds this one.
         if write && !file.has_no_privileges() {
             return Err(Refusal::SetId);
@@ -220,6 +216,13 @@ impl Fast {
             }
         }
         Ok((slot_file, first))
+    }
+
+    /// Waits until no change is in progress that keeps the file from getting a slot.
+    pub(super) fn await_changes(&self, ino: Ino) {
+        if self.slot_file(ino).is_none() {
+            self.changing.wait(ino);
+        }
     }
 
     /// Counts one more reason against inline access of the file. Clients that have latched a page may finish; see

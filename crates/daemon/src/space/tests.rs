@@ -92,7 +92,15 @@ impl Full {
             thread: 0,
         };
         let reply = move |answer| tx.send(answer).unwrap();
-        (self.mounted).call(&self.file, Call::Fast { write: true }, asker, reply);
+        (self.mounted).call(
+            &self.file,
+            Call::Fast {
+                write: true,
+                thread: None,
+            },
+            asker,
+            reply,
+        );
         rx
     }
 

@@ -55,7 +55,7 @@ pub(in crate::fast) struct Bed {
     file: Arc<SlotFile>,
 }
 
-fn asker() -> crate::Asker {
+pub(in crate::fast) fn asker() -> crate::Asker {
     crate::Asker {
         uid: jericho_sys::process::effective_uid(),
         gid: 0,
@@ -83,7 +83,10 @@ impl Bed {
             assert_eq!(answer.status, 0);
             answer
         };
-        call(Call::Fast { write: true });
+        call(Call::Fast {
+            write: true,
+            thread: None,
+        });
         let reserved = call(Call::Reserve {
             first: 0,
             pages: 16,
@@ -186,7 +189,7 @@ impl Bed {
         self.plain_named(b"plain")
     }
 
-    fn plain_named(&self, name: &[u8]) -> Arc<Handle> {
+    pub fn plain_named(&self, name: &[u8]) -> Arc<Handle> {
         let handle = create(&self.mounted, name);
         let fs = self.mounted.fs();
         fs.begin_write(&handle.file, 0, 16 * PAGE_BYTES).unwrap();
@@ -203,9 +206,12 @@ impl Bed {
     }
 
     fn grant(&self, handle: &Arc<Handle>) -> Arc<SlotFile> {
-        let mut grants = handle.grants.lock();
-        let granted = self.mounted.fast.grant(&handle.file, &mut grants, false);
-        granted.unwrap().0
+        let call = Call::Fast {
+            write: false,
+            thread: None,
+        };
+        assert_eq!(self.ask(handle, call).status, 0);
+        self.mounted.fast.slot_file(handle.file.ino()).unwrap()
     }
 
     /// Returns the daemon's answer to an ioctl on the descriptor.
@@ -213,7 +219,7 @@ impl Bed {
         self.ask_as(handle, call, asker())
     }
 
-    fn ask_as(&self, handle: &Arc<Handle>, call: Call, who: crate::Asker) -> Answer {
+    pub fn ask_as(&self, handle: &Arc<Handle>, call: Call, who: crate::Asker) -> Answer {
         let (tx, rx) = mpsc::channel();
         self.mounted.call(handle, call, who, move |answer| {
             tx.send(answer).unwrap();
@@ -456,7 +462,10 @@ const SET_ID: SetAttr = SetAttr {
     ctime: None,
     drop_set_id: false,
 };
-const WRITE: Call = Call::Fast { write: true };
+const WRITE: Call = Call::Fast {
+    write: true,
+    thread: None,
+};
 
 #[test]
 fn a_program_that_asked_before_a_chmod_gets_no_inline_writes_after_it() {
@@ -658,7 +667,10 @@ fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
     let written = bed.append(&handle, b"record");
     assert!(written.try_recv().is_err());
     let (tx, answer) = mpsc::channel();
-    let call = Call::Fast { write: true };
+    let call = Call::Fast {
+        write: true,
+        thread: None,
+    };
     (bed.mounted).call(&handle, call, asker(), move |answer: Answer| {
         tx.send(answer).unwrap();
     });
@@ -729,7 +741,10 @@ fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
     let limit = Duration::from_secs(60);
     let ask = |handle: &Arc<Handle>| {
         let (tx, answer) = mpsc::channel();
-        let call = Call::Fast { write: true };
+        let call = Call::Fast {
+            write: true,
+            thread: None,
+        };
         (bed.mounted).call(handle, call, asker(), move |answer: Answer| {
             tx.send(answer).unwrap();
         });
@@ -769,7 +784,10 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
     let bed = Bed::beside(kernel.clone());
     let (fast, limit) = (&bed.mounted.fast, Duration::from_secs(60));
     let first = bed.plain();
-    let write = Call::Fast { write: true };
+    let write = Call::Fast {
+        write: true,
+        thread: None,
+    };
     assert_eq!(bed.ask(&first, write).status, 0);
     let (tx, rx) = mpsc::channel();
     let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read).unwrap();
@@ -813,7 +831,17 @@ fn what_a_new_writer_appends_is_kept_when_the_space_of_the_last_writer_is_taken_
     let (work, over) = mpsc::channel::<()>();
     fast.later(move || assert!(over.recv().is_err(), "the end of the work"));
     fast.release(&bed.mounted, &bed.handle);
-    assert_eq!(bed.ask(&next, Call::Fast { write: true }).status, 0);
+    assert_eq!(
+        bed.ask(
+            &next,
+            Call::Fast {
+                write: true,
+                thread: None
+            }
+        )
+        .status,
+        0
+    );
     let reserve = Call::Reserve {
         first: 0,
         pages: 16,

@@ -1,0 +1,118 @@
+//! A wish: the daemon grants a file its slot together with an ordinary read or write, and the library makes no request for it.
+//!
+//! The protocol, and what may come between its steps: docs/formats/shm.md, *Wishes*. A wish that the daemon does not answer costs
+//! nothing more: a later call asks by the ioctl.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use jericho_sys::files;
+
+use crate::description::{self, Identity, Number};
+use crate::fd::{self, Slot};
+use crate::inside::{self, Doing};
+use crate::session::{self, Session};
+
+/// Number of the last wish of this process.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// A wish for the file of an fd.
+pub(crate) struct Wish {
+    session: &'static Session,
+    block: u32,
+    wish: jericho_shm::Wish,
+    mode: files::Mode,
+    identity: Identity,
+}
+
+/// The end of what a call has written.
+#[derive(Clone, Copy)]
+pub(crate) enum WrittenTo {
+    /// The call has written nothing.
+    Nothing,
+    /// At the offset of the fd.
+    Here,
+    /// There.
+    Offset(u64),
+}
+
+impl Wish {
+    /// Prepares a wish. Returns `None` when the daemon could not answer it, or the fd takes the kernel path for good.
+    pub fn new(fd: i32) -> Option<Wish> {
+        #[cfg(test)]
+        if !tests::ARE_LEFT.get() {
+            return None;
+        }
+        let stat = files::identify(fd).ok()?;
+        let session = session::of_device(stat.device)?;
+        let mode = files::mode(fd).ok()?;
+        if !stat.is_regular || mode.direct || mode.path {
+            return None;
+        }
+        // Not in a signal handler that has interrupted an inline call: that may be about to take a block.
+        let block = inside::enter(Doing::Reading, |thread| session.own_block(thread))??;
+        Some(Wish {
+            session,
+            block,
+            wish: jericho_shm::Wish {
+                number: next_number(),
+                object: stat.inode,
+                write: mode.write && !mode.sync,
+            },
+            mode,
+            identity: Identity {
+                device: stat.device,
+                inode: stat.inode,
+            },
+        })
+    }
+
+    /// Leaves the wish for the thread's next request.
+    pub fn leave(&self) {
+        self.session.area.wishing(self.block).leave(self.wish);
+    }
+
+    /// Ends the wish after the call. Gives the fd a description if the daemon has granted the file a slot, and the fd still is what it was
+    /// when its word was `word`.
+    pub fn end(&self, fd: i32, word: u64, written: WrittenTo) {
+        let granted = self.session.area.wishing(self.block).end(self.wish);
+        let (Some(granted), Some(Number::Unknown { opened, word: now })) =
+            (granted, description::number(fd))
+        else {
+            return;
+        };
+        if !description::is_same_unknown(now, word) || (opened && description::is_in_use(now)) {
+            return;
+        }
+        let slot = Slot {
+            slot: granted.slot,
+            generation: granted.generation,
+            object: self.wish.object,
+        };
+        let session = session::find(self.session.instance, self.wish.write).unwrap_or(self.session);
+        inside::enter(Doing::Reading, |_| {
+            let open = fd::describe(fd, opened, now, session, &slot, &self.mode, self.identity);
+            if let Some(open) = open {
+                fd::described_with_write(&open, written);
+            }
+        });
+    }
+}
+
+fn next_number() -> u32 {
+    loop {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if number != 0 {
+            return number;
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Unless a test sets this, no thread leaves wishes: all daemons of tests have one device number.
+        pub static ARE_LEFT: Cell<bool> = const { Cell::new(false) };
+    }
+}

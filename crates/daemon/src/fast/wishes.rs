@@ -1,0 +1,165 @@
+//! Grants that come with a read or write that a program makes anyway.
+//!
+//! A thread of a client leaves a wish in its block and makes an ordinary call. The thread that serves the request grants the slot before it
+//! replies. Protocol: docs/formats/shm.md, *Wishes*.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use jericho_shm::{Area, ClientThread, Granted, Refusal, Wish};
+use parking_lot::Mutex;
+
+use super::{Asker, Fast};
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+
+/// Entries of the table. Two threads whose ids have the same remainder take turns.
+const ENTRIES: usize = 4096;
+
+/// Threads of clients that may leave wishes, by thread id in the daemon's pid namespace.
+pub(super) struct Wishers {
+    entries: Box<[Entry]>,
+    granted: AtomicU64,
+}
+
+#[derive(Default)]
+struct Entry {
+    /// Thread id; 0: none. Changed with `wisher` locked.
+    thread: AtomicU32,
+    wisher: Mutex<Option<Wisher>>,
+}
+
+struct Wisher {
+    owner: u16,
+    block: u32,
+    area: Arc<Area>,
+}
+
+impl Default for Wishers {
+    fn default() -> Wishers {
+        let entries = (0..ENTRIES).map(|_| Entry::default());
+        Wishers {
+            entries: entries.collect(),
+            granted: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Wishers {
+    #[inline]
+    fn entry(&self, thread: u32) -> Option<&Entry> {
+        let entry = &self.entries[thread as usize % ENTRIES];
+        (thread != 0 && entry.thread.load(Ordering::Acquire) == thread).then_some(entry)
+    }
+
+    fn is_known(&self, thread: u32, block: ClientThread) -> bool {
+        self.entry(thread).is_some_and(|entry| {
+            let wisher = entry.wisher.lock();
+            let same = |w: &Wisher| (w.owner, w.block) == (block.owner, block.block);
+            wisher.as_ref().is_some_and(same)
+        })
+    }
+
+    fn add(&self, thread: u32, wisher: Wisher) {
+        let entry = &self.entries[thread as usize % ENTRIES];
+        *entry.wisher.lock() = Some(wisher);
+        entry.thread.store(thread, Ordering::Release);
+    }
+
+    /// Removes the threads of a client that is gone.
+    pub fn remove(&self, owner: u16) {
+        for entry in &self.entries {
+            if entry.thread.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut wisher = entry.wisher.lock();
+            if wisher.as_ref().is_some_and(|w| w.owner == owner) {
+                entry.thread.store(0, Ordering::Release);
+                *wisher = None;
+            }
+        }
+    }
+
+    /// Returns how many wishes were granted.
+    pub fn granted(&self) -> u64 {
+        self.granted.load(Ordering::Relaxed)
+    }
+}
+
+impl Fast {
+    /// Records which block the thread uses, if the thread belongs to that client. `thread`: its id in the daemon's pid namespace, 0 when it
+    /// has none there.
+    pub(super) fn knows_thread(&self, block: ClientThread, thread: u32) {
+        if thread == 0
+            || block.instance != self.control.instance()
+            || self.wishers.is_known(thread, block)
+            || !self.is_client_thread(block.owner, thread)
+        {
+            return;
+        }
+        // While the clients are locked, the client is not buried, which removes its threads.
+        let clients = self.clients.lock();
+        if let Some(client) = clients.by_owner.get(&block.owner) {
+            let wisher = Wisher {
+                owner: block.owner,
+                block: block.block,
+                area: client.area.clone(),
+            };
+            self.wishers.add(thread, wisher);
+        }
+    }
+}
+
+impl Mounted {
+    /// Returns whether the calling thread may leave wishes. Costs one load for other threads.
+    #[inline]
+    pub fn may_wish(&self, asker: Asker) -> bool {
+        self.fast.wishers.entry(asker.thread).is_some()
+    }
+
+    /// Grants the handle a slot if the calling thread has left a wish for its file. Never waits: the thread asks by an ioctl later when a
+    /// grant would have to. To be called for reads that a program waits for, and after writes, before the reply.
+    #[inline]
+    pub fn answer_wish(self: &Arc<Self>, handle: &Arc<Handle>, asker: Asker) {
+        if let Some(entry) = self.fast.wishers.entry(asker.thread)
+            // Another thread answers a wish of this thread: this request is a part of a call.
+            && let Some(wisher) = entry.wisher.try_lock()
+            && let Some(wisher) = &*wisher
+        {
+            self.answer_wish_of(wisher, handle, asker);
+        }
+    }
+
+    fn answer_wish_of(self: &Arc<Self>, wisher: &Wisher, handle: &Arc<Handle>, asker: Asker) {
+        let fast = &self.fast;
+        let wishing = wisher.area.wishing(wisher.block);
+        let Some(wish) = wishing.take(handle.file.ino()) else {
+            return;
+        };
+        if fast.closing.load(Ordering::SeqCst) || !fast.trusted.includes(asker.uid, asker.gid) {
+            return;
+        }
+        if let Ok(granted) = self.grant_wish(handle, wish) {
+            wishing.grant(wish, granted);
+            fast.wishers.granted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn grant_wish(self: &Arc<Self>, handle: &Arc<Handle>, wish: Wish) -> Result<Granted, Refusal> {
+        let mut grants = handle.grants.try_lock().ok_or(Refusal::Busy)?;
+        let (answer, first) = self.grant_slot(handle, &mut grants, wish.write)?;
+        drop(grants);
+        if let Some(slot_file) = first {
+            // Clients learn from the slot's word when they may write.
+            self.begin_inline_writes(slot_file, || ());
+        }
+        Ok(Granted {
+            slot: answer.slot,
+            generation: answer.generation,
+            reserved_to: 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+use std::sync::mpsc;
+use std::time::Duration;
+
+use jericho_shm::{Call, SlotInfo};
+use jericho_sys::handover::Peer;
+use jericho_sys::process::uid;
+
+use super::*;
+use crate::fast::clients::Client;
+use crate::fast::slots::tests::{Bed, asker};
+use crate::write::{WriteMode, WriteSync};
+
+/// A client that is this process.
+struct Program {
+    bed: Bed,
+    owner: u16,
+    area: Arc<Area>,
+}
+
+/// Returns the calling thread's id.
+fn thread_id() -> u32 {
+    jericho_sys::affinity::current_tid()
+}
+
+/// The calling thread, as a request names it.
+fn here() -> Asker {
+    Asker {
+        thread: thread_id(),
+        ..asker()
+    }
+}
+
+impl Program {
+    fn new() -> Program {
+        let bed = Bed::new();
+        let fast = &bed.mounted.fast;
+        let owner = fast.clients.lock().free_owner().unwrap();
+        let area = Arc::new(Area::create("test", owner).unwrap());
+        let client = Client {
+            serial: 1,
+            area: area.clone(),
+            peer: Peer {
+                pid: std::process::id(),
+                uid: uid(),
+                pidfd: std::fs::File::open("/dev/null").unwrap().into(),
+            },
+            writes: true,
+        };
+        fast.clients.lock().by_owner.insert(owner, client);
+        Program { bed, owner, area }
+    }
+
+    /// Tells the daemon, as a thread does when it asks for a slot by an ioctl, that a thread uses that block.
+    fn name(&self, asker: Asker, owner: u16, block: u32) {
+        let call = Call::Fast {
+            write: false,
+            thread: Some(ClientThread {
+                owner,
+                block,
+                instance: self.bed.mounted.fast.control.instance(),
+            }),
+        };
+        self.bed.ask_as(&self.bed.handle, call, asker);
+    }
+
+    /// Leaves a wish in block 0, lets the daemon see a request for the handle's file, and returns what it granted.
+    fn wish_for(
+        &self,
+        object: u64,
+        write: bool,
+        asker: Asker,
+        handle: &Arc<Handle>,
+    ) -> Option<Granted> {
+        let wish = Wish {
+            number: 7,
+            object,
+            write,
+        };
+        self.area.wishing(0).leave(wish);
+        self.bed.mounted.answer_wish(handle, asker);
+        self.area.wishing(0).end(wish)
+    }
+
+    fn wish(&self, handle: &Arc<Handle>) -> Option<Granted> {
+        self.wish_for(handle.file.ino(), true, here(), handle)
+    }
+
+    fn has_slot(&self, handle: &Arc<Handle>) -> bool {
+        self.bed.mounted.fast.slot_file(handle.file.ino()).is_some()
+    }
+}
+
+#[test]
+fn a_request_grants_the_slot_that_its_thread_has_wished_for() {
+    let program = Program::new();
+    let fast = &program.bed.mounted.fast;
+    let plain = program.bed.plain_named(b"plain");
+    assert_eq!(
+        program.wish(&plain),
+        None,
+        "the daemon does not know the thread"
+    );
+    assert!(!program.has_slot(&plain));
+    program.name(here(), program.owner, 0);
+    let granted = program.wish(&plain).expect("granted");
+    let slot_file = fast.slot_file(plain.file.ino()).unwrap();
+    let word = fast.info(&slot_file).word();
+    assert_eq!(
+        (granted.slot, granted.generation),
+        (slot_file.slot, word.generation())
+    );
+    assert!(slot_file.is_written() && word.flags() & SlotInfo::NO_WRITE == 0);
+    assert_eq!(
+        program.wish(&plain),
+        Some(granted),
+        "likewise, when the handle has it already"
+    );
+    program.bed.mounted.close_file(&plain);
+    assert!(
+        !program.has_slot(&plain),
+        "it comes back with the descriptor"
+    );
+}
+
+#[test]
+fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
+    let program = Program::new();
+    program.name(here(), program.owner, 0);
+    let plain = program.bed.plain_named(b"plain");
+    let wish = Wish {
+        number: 7,
+        object: plain.file.ino(),
+        write: true,
+    };
+    program.area.wishing(0).leave(wish);
+    let mounted = &program.bed.mounted;
+    let mode = WriteMode {
+        append: false,
+        sync: WriteSync::No,
+        strip_suid: false,
+        of_mapping: false,
+    };
+    let (tx, rx) = mpsc::channel();
+    let (strong, handle, asker) = (mounted.clone(), plain.clone(), here());
+    mounted.write(&plain, 0, b"data", mode, move |written| {
+        strong.answer_wish(&handle, asker);
+        let slot_file = strong.fast.slot_file(handle.file.ino()).unwrap();
+        let word = strong.fast.info(&slot_file).word();
+        tx.send((written.unwrap(), word.flags() & SlotInfo::NO_WRITE))
+            .unwrap();
+    });
+    let (written, withheld) = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!((written, withheld), (4, 0));
+    assert!(program.area.wishing(0).end(wish).is_some());
+    mounted.close_file(&plain);
+}
+
+#[test]
+fn false_wishes_grant_nothing_that_the_thread_could_not_ask_for() {
+    let program = Program::new();
+    program.name(here(), program.owner, 0);
+    let mounted = &program.bed.mounted;
+    let plain = program.bed.plain_named(b"plain");
+    let ino = plain.file.ino();
+    assert_eq!(
+        program.wish_for(ino + 1, true, here(), &plain),
+        None,
+        "another file"
+    );
+    let stranger = Asker {
+        uid: 54321,
+        gid: 54321,
+        ..here()
+    };
+    assert_eq!(program.wish_for(ino, true, stranger, &plain), None);
+    let nobody = Asker {
+        thread: 0,
+        ..here()
+    };
+    program.name(nobody, program.owner, 0);
+    assert_eq!(
+        program.wish_for(ino, true, nobody, &plain),
+        None,
+        "of another pid namespace"
+    );
+    let reading = mounted.open_file(ino, false, false).unwrap();
+    assert_eq!(program.wish_for(ino, true, here(), &reading), None);
+    assert!(!program.has_slot(&plain));
+    assert!(program.wish_for(ino, false, here(), &reading).is_some());
+    mounted.close_file(&reading);
+    mounted.close_file(&plain);
+}
+
+#[test]
+fn a_client_names_its_own_threads_only() {
+    let program = Program::new();
+    let plain = program.bed.plain_named(b"plain");
+    let init = Asker {
+        thread: 1,
+        ..here()
+    };
+    program.name(init, program.owner, 0);
+    assert_eq!(program.wish_for(plain.file.ino(), true, init, &plain), None);
+    program.name(here(), program.owner + 1, 0);
+    assert_eq!(program.wish(&plain), None, "no client has that number");
+    // A number of a block that does not exist stands for one that does.
+    program.name(here(), program.owner, 1024);
+    assert!(program.wish(&plain).is_some());
+    program.bed.mounted.fast.bury(program.owner);
+    assert_eq!(program.wish(&plain), None, "the client has ended");
+    program.bed.mounted.close_file(&plain);
+}
+
+#[test]
+fn a_grant_that_would_have_to_wait_is_left_to_the_ioctl() {
+    let program = Program::new();
+    program.name(here(), program.owner, 0);
+    let fast = &program.bed.mounted.fast;
+    let plain = program.bed.plain_named(b"plain");
+    let (changing, _) = fast.begin_change(plain.file.ino());
+    assert_eq!(program.wish(&plain), None, "the file is being truncated");
+    drop(changing);
+    let grants = plain.grants.lock();
+    assert_eq!(program.wish(&plain), None, "pages are being reserved");
+    drop(grants);
+    assert!(program.wish(&plain).is_some());
+    program.bed.mounted.close_file(&plain);
+}
+
+#[test]
+fn a_first_writer_is_told_its_slot_and_may_write_when_other_writes_have_ended() {
+    let program = Program::new();
+    program.name(here(), program.owner, 0);
+    let fast = &program.bed.mounted.fast;
+    let plain = program.bed.plain_named(b"plain");
+    let writing = plain.file.writing();
+    let granted = program.wish(&plain);
+    assert!(granted.is_some());
+    let slot_file = fast.slot_file(plain.file.ino()).unwrap();
+    let withheld = || fast.info(&slot_file).word().flags() & SlotInfo::NO_WRITE != 0;
+    assert!(withheld());
+    drop(writing);
+    assert!(!withheld());
+    program.bed.mounted.close_file(&plain);
+}
