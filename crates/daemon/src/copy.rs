@@ -77,6 +77,7 @@ impl Mounted {
         if is_same && from.1.abs_diff(to.1) < len {
             return Err(Error::Errno(libc::EINVAL));
         }
+        let len = self.beside_mappings(to, len)?;
         let mut copy = Copy {
             mounted: self,
             from,
@@ -97,6 +98,28 @@ impl Mounted {
             answer(&rx)?;
         }
         Ok(copy.done)
+    }
+}
+
+impl Mounted {
+    /// Returns how much of a copy leaves everything beside its bytes as it is. After the call, the kernel drops its copies of all pages that the
+    /// copy touches, also what was stored meanwhile to the rest of the first page and of the last one. So a file of which the kernel may have pages is
+    /// copied to page by page. Fails with EOPNOTSUPP for less than a page: the kernel then copies by itself, with ordinary reads and writes.
+    fn beside_mappings(&self, (to, at): (&Arc<Handle>, u64), len: u64) -> Result<u64> {
+        let is_mapped = self.mapped.file(to.file.ino()).is_some();
+        let end = at + len;
+        let whole_end = match end < to.file.size() {
+            true => end - end % PAGE_BYTES,
+            // Nothing of the last page lies behind the copy.
+            false => end,
+        };
+        if !is_mapped || len == 0 {
+            return Ok(len);
+        }
+        match whole_end.checked_sub(at) {
+            Some(whole) if whole > 0 && at.is_multiple_of(PAGE_BYTES) => Ok(whole),
+            _ => Err(Error::Errno(libc::EOPNOTSUPP)),
+        }
     }
 }
 

@@ -129,3 +129,43 @@ for n in range(200):
     assert_eq!(stat["writes_withheld"], 0);
     volume.finish();
 }
+
+/// Copies to files that are mapped, until all is copied: by the call, and by the mapping, they hold what was copied.
+const MAPPED: &str = r#"
+import mmap, os, random
+random.seed(12)
+SIZE = 300_000
+files = [os.open(name, os.O_RDWR | os.O_CREAT) for name in ('a', 'b')]
+holds = [bytearray(random.randbytes(SIZE)) for fd in files]
+for fd, bytes in zip(files, holds):
+    os.pwrite(fd, bytes, 0)
+maps = [mmap.mmap(fd, SIZE) for fd in files]
+assert all(m[:] == bytes for m, bytes in zip(maps, holds))
+for n in range(300):
+    a, b = random.randrange(2), random.randrange(2)
+    length = random.choice([1, 100, 4096, 10_000, 70_000])
+    at, to = (random.randrange(SIZE - length) // step * step for step in random.choices([1, 4096], k=2))
+    if a == b and abs(at - to) < length:
+        continue
+    stored = random.randrange(SIZE)
+    maps[b][stored] = holds[b][stored] = n % 256
+    holds[b][to:to + length] = holds[a][at:at + length]
+    done = 0
+    while done < length:
+        now = os.copy_file_range(files[a], files[b], length - done, at + done, to + done)
+        assert now > 0
+        done += now
+    assert maps[b][:] == holds[b], n
+    assert os.pread(files[b], SIZE, 0) == holds[b], n
+print('copied')
+"#;
+
+#[test]
+fn copies_to_a_file_that_is_mapped_are_whole() {
+    let volume = Volume::mounted("256M", 2, "32M");
+    assert_eq!(
+        run_in(&volume.mnt(), "python3", &["-c", MAPPED]),
+        "copied\n"
+    );
+    volume.finish();
+}

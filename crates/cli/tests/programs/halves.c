@@ -1,7 +1,7 @@
 /* One process stores through a shared mapping to one half of a page while another writes the other half by a system call: pwrite(2),
-   an asynchronous write, or pwrite(2) and then a hole (fallocate(2)). Prints the number of pairs, the lost writes and the lost
+   an asynchronous write, a copy (copy_file_range(2)) from FILE.source, or pwrite(2) and then a hole (fallocate(2)). Prints the number of pairs, the lost writes and the lost
    stores: bytes that are not there when both are done. Then waits until the mapping has the last write.
-   Usage: halves FILE PAIRS pwrite|aio|punch. FILE has at least one page. */
+   Usage: halves FILE PAIRS pwrite|aio|copy|punch. FILE has at least one page. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>
@@ -49,18 +49,37 @@ static void aio_write(aio_context_t context, int fd, const uint64_t *value)
         err(2, "io_getevents");
 }
 
-static void write_halves(const char *path, struct turns *turns, uint64_t pairs, int is_aio, int is_hole)
+static void copy(int source, int fd, const uint64_t *value)
 {
+    loff_t from = HALF + sizeof *value, to = HALF;
+    if (pwrite(source, value, sizeof *value, from) != sizeof *value)
+        err(2, "pwrite to the source");
+    if (copy_file_range(source, &from, fd, &to, sizeof *value, 0) != sizeof *value)
+        err(2, "copy_file_range");
+}
+
+static void write_halves(const char *path, struct turns *turns, uint64_t pairs, const char *way)
+{
+    int is_aio = strcmp(way, "aio") == 0, is_hole = strcmp(way, "punch") == 0, source = -1;
     aio_context_t context = 0;
     int fd = open(path, O_RDWR);
     if (fd < 0)
         err(2, "%s", path);
     if (syscall(SYS_io_setup, 1, &context) != 0)
         err(2, "io_setup");
+    if (strcmp(way, "copy") == 0) {
+        char name[4096];
+        snprintf(name, sizeof name, "%s.source", path);
+        source = open(name, O_RDWR | O_CREAT, 0600);
+        if (source < 0)
+            err(2, "%s", name);
+    }
     for (uint64_t pair = 1; pair <= pairs; pair++) {
         await(&turns->begun, pair);
         if (is_aio)
             aio_write(context, fd, &pair);
+        else if (source >= 0)
+            copy(source, fd, &pair);
         else if (pwrite(fd, &pair, sizeof pair, HALF) != sizeof pair)
             err(2, "pwrite");
         if (is_hole && fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, HALF, HALF) != 0)
@@ -73,7 +92,7 @@ static void write_halves(const char *path, struct turns *turns, uint64_t pairs, 
 int main(int argc, char **argv)
 {
     if (argc != 4)
-        errx(2, "usage: halves FILE PAIRS pwrite|aio|punch");
+        errx(2, "usage: halves FILE PAIRS pwrite|aio|copy|punch");
     int is_hole = strcmp(argv[3], "punch") == 0;
     uint64_t pairs = strtoull(argv[2], NULL, 10), writes = 0, stores = 0;
     struct turns *turns = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -83,13 +102,15 @@ int main(int argc, char **argv)
     if (writer < 0)
         err(2, "fork");
     if (writer == 0)
-        write_halves(argv[1], turns, pairs, strcmp(argv[3], "aio") == 0, is_hole);
+        write_halves(argv[1], turns, pairs, argv[3]);
     int fd = open(argv[1], O_RDWR);
     if (fd < 0)
         err(2, "%s", argv[1]);
     volatile uint64_t *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
         err(2, "mmap of %s", argv[1]);
+    /* The mapping has the page before the first pair. */
+    (void)page[0];
     for (uint64_t pair = 1; pair <= pairs; pair++) {
         atomic_store(&turns->begun, pair);
         /* Other moments of the write in each pair. */

@@ -5,9 +5,11 @@ use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("halves.c");
 const PAIRS: u32 = 3_000;
+/// Of copies, of which many more lose something: one in three where the kernel copies to a part of a mapped page.
+const COPIES: u32 = 1_000;
 
 /// The writes and the stores that are lost.
-fn lost(way: &str) -> (u32, u32) {
+fn lost(way: &str, pairs: u32) -> (u32, u32) {
     let volume = Volume::mounted("256M", 2, "16M");
     let (source, program) = (volume.outside("halves.c"), volume.outside("halves"));
     std::fs::write(&source, SOURCE).expect("the source");
@@ -20,7 +22,7 @@ fn lost(way: &str) -> (u32, u32) {
     // Nothing is kept of a file that nobody maps.
     assert_eq!(volume.stat()["mapped_kept"], 0);
     let mut halves = command(&program);
-    let said = succeed(halves.arg(&file).arg(PAIRS.to_string()).arg(way));
+    let said = succeed(halves.arg(&file).arg(pairs.to_string()).arg(way));
     println!("{}", said.trim_end());
     let words: Vec<&str> = said.split_whitespace().collect();
     let stat = volume.stat();
@@ -29,23 +31,28 @@ fn lost(way: &str) -> (u32, u32) {
     assert_eq!(kept("mapped_forgotten"), 0);
     volume.finish();
     let number = |at: usize| words[at].parse().expect("a number");
-    assert_eq!(number(0), PAIRS);
+    assert_eq!(number(0), pairs);
     (number(2), number(5))
 }
 
 #[test]
 fn a_write_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
-    assert_eq!(lost("pwrite"), (0, 0));
+    assert_eq!(lost("pwrite", PAIRS), (0, 0));
+}
+
+#[test]
+fn a_store_survives_a_copy_to_the_other_half_of_its_page() {
+    assert_eq!(lost("copy", COPIES), (0, 0));
 }
 
 /// What is not covered, see docs/internals/fuse.md.
 #[test]
 #[ignore = "bytes from before a hole may come back where the page is stored to at the same time"]
 fn a_hole_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
-    assert_eq!(lost("punch"), (0, 0));
+    assert_eq!(lost("punch", PAIRS), (0, 0));
 }
 
 #[test]
 fn an_asynchronous_write_survives_it_too_and_the_mapping_shows_it_at_last() {
-    assert_eq!(lost("aio"), (0, 0));
+    assert_eq!(lost("aio", PAIRS), (0, 0));
 }
