@@ -754,6 +754,36 @@ fn a_range_that_there_is_no_space_for_is_not_zeroed_either() {
 }
 
 #[test]
+fn a_range_is_zeroed_in_the_space_that_it_has() {
+    let mut mount = Mount::new(24 << 20);
+    let (_, file) = mount.create("f");
+    let data = pattern(5, 1 << 20);
+    let mut size = 0;
+    while mount.try_write(&file, size, &data).is_ok() {
+        size += data.len() as u64;
+        mount.fsync(&file);
+    }
+    let (free, fs) = (mount.free(), mount.fs().clone());
+    assert!(free * PAGE < size);
+    // Some pages are only in the cache: overwritten, or new.
+    mount.write(&file, 3 * PAGE, &[7; 2 * PAGE as usize]);
+    mount.write(&file, size, &[7; PAGE as usize]);
+    fs.fallocate(&file, 0x10, 10, size - 10 + PAGE).unwrap();
+    let mut expected = vec![0; (size + PAGE) as usize];
+    expected[..10].copy_from_slice(&data[..10]);
+    assert!(mount.read(&file) == expected);
+    assert_eq!(mount.free(), free - 1);
+    let blocks = fs.getattr(file.ino()).unwrap().blocks;
+    assert_eq!(blocks, (size + PAGE) / 512);
+    mount.write(&file, 5 * PAGE + 3, b"new");
+    expected[5 * PAGE as usize + 3..][..3].copy_from_slice(b"new");
+    mount.fsync(&file);
+    drop((file, fs));
+    mount.power_cut(3);
+    assert!(mount.read(&mount.open("f")) == expected);
+}
+
+#[test]
 fn a_file_that_was_moved_is_all_in_its_new_slice() {
     let mut mount = Mount::new(64 << 20);
     let (ino, file) = mount.create("f");

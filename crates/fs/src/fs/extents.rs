@@ -8,7 +8,7 @@
 //!                                                ▲                 │
 //!                                                └─────────────────┘ allocate, to another slice
 //! ```
-//! `remove` (truncate, punch) leads from every state to the hole. The store is told of `Data` and
+//! `unwrite` (zeroing a range) leads from every state but the hole to Unwritten, in the same blocks. `remove` (truncate, punch) leads from every state to the hole. The store is told of `Data` and
 //! `Unwritten` only; of a page in `Pending` it keeps what it had. `stored` mirrors the rows of the
 //! store as of the last batch, and the difference, computed when a batch is cut, yields the rows to
 //! change and the blocks to mark used and free: they cannot contradict each other.
@@ -456,6 +456,47 @@ impl Map {
             }
         }
         !pending.is_empty()
+    }
+
+    /// Makes the pages of a range that are no holes unwritten, in the blocks that they have. Returns what they were;
+    /// `release_earlier` takes it once no transfer can be in flight.
+    pub fn unwrite(
+        &mut self,
+        pages: Range<u64>,
+        home: SliceId,
+        allocator: &Allocator,
+    ) -> Result<Vec<Run<State>>> {
+        let promised: Vec<_> = self.extents.within(pages.clone()).collect();
+        for run in promised {
+            if run.state == State::Delalloc {
+                self.place(run.page..run.end(), home, allocator)?;
+            }
+        }
+        let mut before: Vec<_> = self.extents.within(pages).collect();
+        before.retain(|run| !matches!(run.state, State::Unwritten(_)));
+        for run in &before {
+            if let State::Data(at) | State::Pending { to: at, .. } = run.state {
+                self.extents.set(Run {
+                    state: State::Unwritten(at),
+                    ..*run
+                });
+                self.mark(run.page..run.end());
+            }
+        }
+        Ok(before)
+    }
+
+    /// Gives back the earlier places of pages that `unwrite` returned.
+    pub fn release_earlier(&mut self, before: Vec<Run<State>>, allocator: &Allocator) {
+        for run in before {
+            if let State::Pending {
+                was: Was::Data(from),
+                ..
+            } = run.state
+            {
+                self.release_unstored(run.page, run.count, from, allocator);
+            }
+        }
     }
 
     /// Adds unwritten blocks for the holes of a range. ENOSPC: nothing changed.

@@ -65,27 +65,22 @@ impl Fs {
         let keep_size = mode & KEEP_SIZE != 0;
         let _alone = file.exclusive.write();
         let size = file.size();
-        if zero {
-            // The zeroed range's blocks become free only with the next batch, so the holes need additional blocks now.
-            let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-            let holes = file.map.read().extents.holes(pages);
-            let missing: u64 = holes.iter().map(|(_, count)| count).sum();
-            if missing > core.allocator.available() {
-                return Err(ENOSPC);
-            }
-        }
-        if zero || punch {
-            // Beyond the end there are zeros already, in whole pages that may be given back.
-            self.punch(file, offset..end)?;
-        }
         if !punch {
             let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
             if end > size && !keep_size {
                 self.clear_tail(file)?;
             }
+            // Before anything is zeroed: without space for the holes nothing changes.
             let mut map = file.map.write();
             map.preallocate(pages, file.slice(), &core.allocator)?;
             file.count_blocks(&map);
+        }
+        if zero {
+            self.zero(file, offset..end)?;
+        }
+        if punch {
+            // Beyond the end there are zeros already, in whole pages that may be given back.
+            self.punch(file, offset..end)?;
         }
         let mut meta = file.inode.meta.write();
         if !keep_size && end > meta.rec.size {

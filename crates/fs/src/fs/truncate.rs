@@ -1,4 +1,4 @@
-//! Taking pages out of a file: truncate and punch.
+//! Taking pages out of a file: truncate and punch. Zeroing a range.
 //!
 //! While it runs, `hold` keeps batches from writing the file's size and extents, so the store goes from
 //! the state before to the state after. The order:
@@ -13,6 +13,9 @@
 //!    tells it so
 //!
 //! If blocks were freed before 3, a write-back in flight could overwrite a block of another file.
+//!
+//! Zeroing a range takes the same steps, but pages become unwritten in 2 and keep their blocks: it needs no space for pages
+//! that have some.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -208,6 +211,43 @@ impl Fs {
             }
         }
         file.map.write().release(removed, allocator);
+        Ok(())
+    }
+
+    /// Makes a range without holes read as zeros. Its pages keep their space. `exclusive` is held.
+    pub(super) fn zero(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
+        let _hold = Hold::new(file);
+        let whole = bytes.start.div_ceil(PAGE_BYTES)..bytes.end / PAGE_BYTES;
+        if whole.start > whole.end {
+            return self.zero_bytes(file, bytes); // within one page
+        }
+        self.zero_bytes(file, bytes.start..whole.start * PAGE_BYTES)?;
+        self.unwrite(file, whole.clone())?;
+        self.zero_bytes(file, whole.end * PAGE_BYTES..bytes.end)
+    }
+
+    /// Does steps 2, 3 and 5 for whole pages that keep their blocks. A `Hold` is there.
+    fn unwrite(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let allocator = &self.core.allocator;
+        let unwrite = || {
+            let mut map = file.map.write();
+            map.unwrite(pages.clone(), file.slice(), allocator)
+        };
+        let mut before = unwrite()?;
+        if let Some(cache) = file.cache() {
+            loop {
+                wait(|done| cache.invalidate(file.ino(), pages.clone(), done))?;
+                let placed = unwrite()?;
+                if placed.is_empty() {
+                    break;
+                }
+                before.extend(placed);
+            }
+        }
+        file.map.write().release_earlier(before, allocator);
         Ok(())
     }
 
