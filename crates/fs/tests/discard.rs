@@ -371,6 +371,66 @@ fn the_end_of_the_mount_waits_for_no_file_that_is_being_moved() {
     assert_sound(&device);
 }
 
+#[test]
+fn a_trim_goes_on_while_a_file_is_moved() {
+    let device = Arc::new(formatted(256 * MIB));
+    let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
+    mount.put("moved", &pattern(1, 40 * MIB)).unwrap();
+    let attr = mount.fs.lookup(ROOT, b"moved").unwrap();
+    let file = mount.fs.open_file(attr.ino, false).unwrap();
+    let home = file.slice();
+    let reads = Arc::new(AtomicU64::new(0));
+    let counted = reads.clone();
+    device.set_before(move |operation| {
+        if operation == Operation::Read {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    mount.fs.move_to(attr.ino, SLICES - 1 - home).unwrap();
+    let late = reads.load(Ordering::SeqCst) * 3 / 4;
+
+    let (is_reached, go) = device.block_next(Operation::Read);
+    std::thread::scope(|scope| {
+        let fs = &mount.fs;
+        let mover = scope.spawn(|| fs.move_to(attr.ino, home));
+        is_reached.recv_timeout(FOREVER).expect("a read");
+        let (sender, trimmed) = channel();
+        scope.spawn(move || {
+            // Ends after one discard.
+            let trim = fs.trim(0..u64::MAX, 0, Some(Instant::now()));
+            sender.send(trim).unwrap();
+        });
+        let begun = Instant::now();
+        while fs.discards_waiting() == 0 {
+            assert!(begun.elapsed() < FOREVER, "the trim does not wait");
+            std::thread::yield_now();
+        }
+        // Stops the move once more, before its end.
+        let ((reached, is_late), (end, may_end)) = (channel(), channel::<()>());
+        let (count, stop) = (AtomicU64::new(0), Mutex::new(Some((reached, may_end))));
+        device.set_before(move |operation| {
+            if operation == Operation::Read && count.fetch_add(1, Ordering::SeqCst) >= late {
+                let stop = stop.lock().unwrap().take();
+                if let Some((reached, may_end)) = stop {
+                    let _ = reached.send(());
+                    let _ = may_end.recv();
+                }
+            }
+        });
+        drop(go);
+        is_late.recv_timeout(FOREVER).expect("a later read");
+        let trim = trimmed.recv_timeout(FOREVER);
+        drop(end);
+        assert!(trim.expect("it waits for the move").unwrap().blocks > 0);
+        mover.join().unwrap().unwrap();
+    });
+    assert_eq!(file.slice(), home);
+    mount.fs.close_file(&file);
+    drop(file);
+    mount.close();
+    assert_sound(&device);
+}
+
 /// The files of a test that discards all free space before each flush, in the thread that flushes, and cuts the power there.
 #[derive(Default)]
 struct Greedy {

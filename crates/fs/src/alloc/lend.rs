@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{Allocator, Blocks};
 use crate::error::Result;
@@ -35,6 +35,9 @@ pub(super) struct Loans {
 struct State {
     lent: usize,
     recalls: usize,
+    /// Threads in `lend` that wait for the end of a recall, and how many have waited so far.
+    waiting: usize,
+    waited: u64,
     /// `lend` does not wait for the end of a recall.
     at_once: bool,
 }
@@ -112,11 +115,18 @@ impl Allocator {
     /// used for the first time.
     pub fn lend(&self, wanted: &Wanted) -> Result<Option<Loan<'_>>> {
         let mut state = self.loans.state.lock();
-        while state.recalls > 0 {
-            if state.at_once {
-                return Ok(None);
+        if state.recalls > 0 {
+            state.waiting += 1;
+            while state.recalls > 0 && !state.at_once {
+                self.loans.changed.wait(&mut state);
             }
-            self.loans.changed.wait(&mut state);
+            state.waiting -= 1;
+            state.waited += 1;
+            // For `recall_in_turn`.
+            self.loans.changed.notify_all();
+        }
+        if state.recalls > 0 {
+            return Ok(None);
         }
         let most = (self.available() / LENT_PART).min(wanted.most as u64) as usize;
         if most == 0 || wanted.container >= self.containers_of(wanted.slice) {
@@ -155,7 +165,25 @@ impl Allocator {
     /// Waits until nothing is lent, and prevents lending until the recall is dropped. The caller must hold no lock
     /// that a slice needs, because the slice would stall for that time.
     pub fn recall(&self) -> Recall<'_> {
+        self.recall_locked(self.loans.state.lock())
+    }
+
+    /// Does the same as `recall`, but a thread that waits in `lend` goes first. For a caller that recalls again and again.
+    pub fn recall_in_turn(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();
+        let waited = state.waited;
+        while state.recalls == 0 && state.waiting > 0 && state.waited == waited {
+            self.loans.changed.wait(&mut state);
+        }
+        self.recall_locked(state)
+    }
+
+    /// Returns how many threads wait in `lend`.
+    pub fn lenders_waiting(&self) -> usize {
+        self.loans.state.lock().waiting
+    }
+
+    fn recall_locked(&self, mut state: MutexGuard<'_, State>) -> Recall<'_> {
         state.recalls += 1;
         while state.lent > 0 {
             self.loans.changed.wait(&mut state);

@@ -198,6 +198,29 @@ fn nothing_is_lent_while_somebody_looks_for_space() {
 }
 
 #[test]
+fn who_recalls_again_and_again_lets_a_discard_have_its_turn() {
+    let (_store, a) = allocator(&[64]);
+    for round in 0..100 {
+        let recall = a.recall();
+        let lent = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let loan = a.lend(&wanted(0, false, 8)).unwrap();
+                lent.store(loan.is_some(), std::sync::atomic::Ordering::SeqCst);
+            });
+            while a.lenders_waiting() == 0 {
+                std::thread::yield_now();
+            }
+            drop(recall);
+            let _all = a.recall_in_turn();
+            let lent = lent.load(std::sync::atomic::Ordering::SeqCst);
+            assert!(lent, "round {round}");
+            assert_eq!(a.available(), 64, "and waits for its end");
+        });
+    }
+}
+
+#[test]
 fn at_the_end_nobody_waits_to_be_lent_something() {
     let (_store, a) = allocator(&[64]);
     let recall = a.recall();

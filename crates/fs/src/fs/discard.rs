@@ -232,6 +232,11 @@ fn take_back(core: &Core, loan: &Loan<'_>) -> u64 {
 }
 
 impl Fs {
+    /// Returns how many trims and discards wait for a request that looks for space.
+    pub fn discards_waiting(&self) -> usize {
+        self.core.allocator.lenders_waiting()
+    }
+
     /// Discards the free space in a range of the volume's blocks, counted through all slices, in runs of at least
     /// `run_least` blocks. Stops soon after `until`. Blocks whose removal is not durable are not free. Fails with EROFS,
     /// and with EOPNOTSUPP when no device supports discards.

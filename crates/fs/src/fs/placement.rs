@@ -19,6 +19,8 @@ use crate::types::{Ino, Kind, ROOT, SliceId};
 /// Pages that a move copies at a time, no more than the cache grants at once: truncations of the file wait
 /// that long.
 const MOVE_PAGES: u64 = jericho_cache::PAGES_PER_GET_MAX as u64;
+/// Pieces that are moved before a discard of about that length has its turn.
+const PIECES_IN_TURN: usize = 16;
 
 /// What a policy may look at.
 #[derive(Clone, Copy, Debug)]
@@ -164,39 +166,16 @@ impl Fs {
             _ => return Ok(()),
         }
         let file = core.file(&inode)?;
-        // The search would miss blocks that are being discarded now.
-        let _all = core.allocator.recall();
         let away = pages_away(&file, slice);
         if core.allocator.free_of(slice) < away {
             return Err(ENOSPC);
         }
         self.switch_home(&file, slice)?;
-        let mut at = 0;
-        while let Some((page, count)) = next_away(&file, slice, at) {
-            // Truncations wait for one piece, writers do not.
-            let _shared = file.exclusive.read();
-            // What a truncation took out meanwhile must not come back.
-            let pages: Vec<_> = file
-                .map
-                .read()
-                .extents
-                .within(page..page + count)
-                .filter(|run| run.state.readable().is_some_and(|at| at.slice != slice))
-                .map(|run| run.page..run.end())
-                .collect();
-            if let Some(cache) = file.cache() {
-                for pages in pages {
-                    let object = file.object();
-                    wait(|done| cache.touch(&object, pages.clone(), done))?;
-                    wait(|done| cache.sync(&object, pages, done))?;
-                }
-            }
-            at = page + count;
-        }
-        {
-            let _alone = file.exclusive.write();
-            let mut map = file.map.write();
-            map.rehome_unwritten(slice, &core.allocator)?;
+        self.move_pieces(&file, slice)?;
+        // What was written back during a discard may not have found the slice's last free blocks.
+        let left = pages_away(&file, slice);
+        if left > 0 && left <= core.allocator.free_of(slice) {
+            self.move_pieces(&file, slice)?;
         }
         core.mark_dirty(&inode);
         core.commit_now()?;
@@ -205,6 +184,41 @@ impl Fs {
             Err(ENOSPC)
         } else {
             Ok(())
+        }
+    }
+
+    /// Moves what is in other slices to the file's home.
+    fn move_pieces(&self, file: &Arc<File>, slice: SliceId) -> Result<()> {
+        let mut at = 0;
+        loop {
+            // The search would miss blocks that are being discarded now. A discard has its turn after some pieces.
+            let _all = self.core.allocator.recall_in_turn();
+            for _ in 0..PIECES_IN_TURN {
+                let Some((page, count)) = next_away(file, slice, at) else {
+                    let _alone = file.exclusive.write();
+                    let mut map = file.map.write();
+                    return map.rehome_unwritten(slice, &self.core.allocator);
+                };
+                // Truncations wait for one piece, writers do not.
+                let _shared = file.exclusive.read();
+                // What a truncation took out meanwhile must not come back.
+                let pages: Vec<_> = file
+                    .map
+                    .read()
+                    .extents
+                    .within(page..page + count)
+                    .filter(|run| run.state.readable().is_some_and(|at| at.slice != slice))
+                    .map(|run| run.page..run.end())
+                    .collect();
+                if let Some(cache) = file.cache() {
+                    for pages in pages {
+                        let object = file.object();
+                        wait(|done| cache.touch(&object, pages.clone(), done))?;
+                        wait(|done| cache.sync(&object, pages, done))?;
+                    }
+                }
+                at = page + count;
+            }
         }
     }
 
