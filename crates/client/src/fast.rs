@@ -73,6 +73,8 @@ pub struct File<'a> {
     key: Key,
     /// What the slot's word has to be.
     word: SlotWord,
+    /// The slot names this process among the file's writers, as it must before a write.
+    named: bool,
 }
 
 /// How far a read came.
@@ -119,7 +121,26 @@ impl<'a> File<'a> {
             memory,
             key: Key::new(object, 0),
             word,
+            named: false,
         })
+    }
+
+    /// Names this process among the file's writers, if its session may write. Without that the file cannot be written through
+    /// the result.
+    #[inline]
+    pub fn for_writing(self) -> File<'a> {
+        let (named, owner) = (self.memory.is_writable(), self.session.owner);
+        if named && !self.slot.writers().contains(owner) {
+            self.slot.writers().add(owner);
+        }
+        File { named, ..self }
+    }
+
+    /// Does the same if this process is named already. Stores nothing, for a reader.
+    #[inline]
+    pub fn for_reading(self) -> File<'a> {
+        let named = self.memory.is_writable() && self.slot.writers().contains(self.session.owner);
+        File { named, ..self }
     }
 
     /// Whether it can still be reached the same way, if the slot is still what it was, which whoever looks at the size is
@@ -363,7 +384,7 @@ impl<'a> File<'a> {
 
     #[inline]
     fn may_write(&self) -> Result<(), Why> {
-        if !self.memory.is_writable() || self.word.flags() & SlotInfo::NO_WRITE != 0 {
+        if !self.named || self.word.flags() & SlotInfo::NO_WRITE != 0 {
             return Err(Why::Withheld);
         }
         if self.memory.is_throttled() {

@@ -925,7 +925,7 @@ fn writable(
     file_seen: File<'static>,
 ) -> std::result::Result<File<'static>, Why> {
     if session.is_writable() {
-        return Ok(file_seen);
+        return Ok(file_seen.for_writing());
     }
     writable_anew(open, facts, session)
 }
@@ -950,7 +950,7 @@ fn writable_anew(
         ..open.facts().unwrap_or(*facts)
     };
     open.set_slot(&facts);
-    file(session, &facts)
+    file(session, &facts).map(File::for_writing)
 }
 
 /// Writes at an offset (or, as the description says, at the end); `None`: by the ordinary call.

@@ -33,7 +33,7 @@ fn file(
 ) -> Option<(&'static Description, File<'static>)> {
     let (description, file) = match thread.lately.file(word) {
         Some(found) => found,
-        None => find(thread, Open::of_word(fd, word), word)?,
+        None => find(thread, Open::of_word(fd, word), word, flags & WRITE != 0)?,
     };
     // The number still has it, or had it a moment ago: a program that closes it at the same time gets either answer.
     let is_so = description.flags() & (among | TO_KERNEL) == flags;
@@ -42,7 +42,12 @@ fn file(
 
 /// Finds the file of a description that the thread did not use last.
 #[inline(never)]
-fn find(thread: &Thread, open: Open, word: u64) -> Option<(&'static Description, File<'static>)> {
+fn find(
+    thread: &Thread,
+    open: Open,
+    word: u64,
+    write: bool,
+) -> Option<(&'static Description, File<'static>)> {
     // What is due is done by the long way.
     if thread.placement.is_due() {
         return None;
@@ -50,6 +55,10 @@ fn find(thread: &Thread, open: Open, word: u64) -> Option<(&'static Description,
     let facts = open.facts()?;
     let session = session::get(facts.session)?;
     let file = File::of(session, facts.slot, facts.slot_generation, facts.object).ok()?;
+    let file = match write {
+        true => file.for_writing(),
+        false => file.for_reading(),
+    };
     thread
         .lately
         .set(&thread.placement, word, open.description(), file);

@@ -16,6 +16,7 @@ mod lock;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
+mod owners;
 mod prefetch;
 mod reports;
 mod ring;
@@ -37,6 +38,7 @@ pub use memory::{
     BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
     bookkeeping_bytes,
 };
+pub use owners::Owners;
 pub use reports::Draining;
 pub use ring::RingReader;
 pub use slots::{Kept, RangeHeld, Segments, SizeWord, Slot, Slots, Turns, WORDS};

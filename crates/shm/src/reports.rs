@@ -87,6 +87,6 @@ impl<const W: usize> Default for Draining<W> {
 
 /// Returns the word and bit of an owner.
 #[inline]
-fn place<const W: usize>(owner: u16) -> (usize, u64) {
+pub(crate) fn place<const W: usize>(owner: u16) -> (usize, u64) {
     (usize::from(owner / 64) % W, 1 << (owner % 64))
 }

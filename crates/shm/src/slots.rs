@@ -8,6 +8,7 @@ use jericho_sys::memory::Mapping;
 
 use crate::ahead::Ahead;
 use crate::lock::{Holding, Lock, Patience};
+use crate::owners::Owners;
 use crate::reports::{Draining, OWNER_WORDS, Reports};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 
@@ -54,7 +55,8 @@ impl SizeWord {
 pub struct Slot {
     size: AtomicU64,
     modified: AtomicU64,
-    _unused: [u64; 6],
+    _unused: [u64; 2],
+    writers: Owners,
     extend: Lock,
     _unused_behind_extend: u32,
     ahead: Ahead,
@@ -67,6 +69,7 @@ pub struct Slot {
 const _: () = {
     assert!(size_of::<Slot>() == 256);
     assert!(std::mem::offset_of!(Slot, extend) == 64 && std::mem::offset_of!(Slot, words) == 128);
+    assert!(std::mem::offset_of!(Slot, writers) == 32 && size_of::<Owners>() == 32);
     assert!(std::mem::offset_of!(Slot, ahead) == 72 && size_of::<Ahead>() == 16);
 };
 
@@ -161,7 +164,8 @@ impl Slot {
         Slot {
             size: AtomicU64::new(bytes),
             modified: AtomicU64::new(0),
-            _unused: [0; 6],
+            _unused: [0; 2],
+            writers: Owners::new(),
             extend: Lock::new(),
             _unused_behind_extend: 0,
             ahead: Ahead::new(),
@@ -279,6 +283,12 @@ impl Slot {
     #[inline]
     pub fn ahead(&self) -> &Ahead {
         &self.ahead
+    }
+
+    /// Returns the clients that may write the file inline.
+    #[inline]
+    pub fn writers(&self) -> &Owners {
+        &self.writers
     }
 
     /// Returns whether `owner` is in a write that extends the file.
@@ -406,10 +416,11 @@ impl Slot {
         &self.words[word]
     }
 
-    /// Opens all locks and forgets what was reserved, before the daemon gives the slot to another file. Their holders wrote the previous file, and are dead
+    /// Opens all locks, and forgets what was reserved and who writes, before the daemon gives the slot to another file. Their holders wrote the previous file, and are dead
     /// or have closed it in the middle of a write.
     pub fn open_all(&self, daemon: u16) {
         self.ahead.forget();
+        self.writers.clear();
         for lock in [&self.extend, self.ahead.lock()]
             .into_iter()
             .chain(&self.words)

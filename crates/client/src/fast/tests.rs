@@ -93,7 +93,8 @@ impl Volume {
 
 fn file(session: &Session) -> File<'_> {
     let generation = session.control.slot(0).unwrap().word().generation();
-    File::of(session, 0, generation, OBJECT).unwrap()
+    let file = File::of(session, 0, generation, OBJECT).unwrap();
+    file.for_writing()
 }
 
 fn write(file: File<'_>, at: u64, data: &[u8]) -> Result<(), Why> {

@@ -10,7 +10,7 @@ use jericho_shm::{Area, State};
 use jericho_sys::handover::Peer;
 use serde::{Deserialize, Serialize};
 
-use super::Fast;
+use super::{Fast, SlotFile};
 use crate::mounted::Mounted;
 
 /// Rounds of the evictor in which it goes on to look at a client that had new reference marks.
@@ -113,13 +113,14 @@ fn pages_of(area: &Area, slice: u16) -> (u64, u64) {
 }
 
 impl Fast {
-    /// Returns the entries that threads of living clients latched last, or are about to latch, by slice. Clients
-    /// write these values, so they are unchecked.
-    pub(super) fn intents(&self) -> Vec<Vec<u32>> {
+    /// Returns the entries that threads of a file's inline writers latched last, or are about to latch, by slice. Clients write these
+    /// values, so they are unchecked. Looks at the clients that the file's slot names.
+    pub(super) fn intents(&self, file: &SlotFile) -> Vec<Vec<u32>> {
         let mut entries = vec![vec![]; self.slices.len()];
-        let clients = self.clients.lock();
-        for client in clients.by_owner.values().filter(|client| client.writes) {
-            collect_intents(&client.area, &mut entries);
+        let owners = self.slot(file).writers().owners();
+        for area in owners.filter_map(|owner| self.rings.area(owner)) {
+            self.visited.fetch_add(1, Relaxed);
+            collect_intents(&area, &mut entries);
         }
         entries
     }

@@ -184,7 +184,7 @@ impl Fast {
         // flag.
         fence(Ordering::SeqCst);
         let (mut taken, object) = (0, file.file.object());
-        for (slice, entries) in self.slices.iter().zip(self.intents()) {
+        for (slice, entries) in self.slices.iter().zip(self.intents(file)) {
             taken += slice.take_unreported(&object, &entries);
         }
         if taken > 0 {

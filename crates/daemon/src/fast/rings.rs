@@ -83,6 +83,12 @@ impl Rings {
         *self.rings[usize::from(owner)].lock() = None;
     }
 
+    /// Returns the area of a client.
+    pub fn area(&self, owner: u16) -> Option<Arc<Area>> {
+        let ring = self.rings[usize::from(owner)].lock();
+        ring.as_ref().map(|ring| ring.area.clone())
+    }
+
     /// Drains the ring of one client. Returns whether it held a report.
     pub fn drain(&self, fast: &Fast, owner: u16) -> bool {
         let mut ring = self.rings[usize::from(owner)].lock();

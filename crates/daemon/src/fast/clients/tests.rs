@@ -111,6 +111,9 @@ impl Programs {
         let memory = self.slice().memory();
         let found = memory.lookup(key).unwrap();
         let entry = memory.entry(found.index);
+        if let Some(file) = self.fast().slot_file(key.object()) {
+            self.fast().slot(&file).writers().add(owner);
+        }
         if death >= BeforeTheLatch {
             area.writer(owner, block, 0).about_to_latch(found.index);
         }
@@ -201,6 +204,46 @@ fn a_page_is_known_that_is_written_while_the_last_descriptor_is_closed() {
             "{done:?}"
         );
     }
+}
+
+#[test]
+fn closing_a_file_costs_what_it_has_writers_and_not_how_many_clients_there_are() {
+    let mut programs = Programs::new();
+    let ino = programs.bed.handle.file.ino();
+    let mounted = programs.bed.mounted.clone();
+    let other = create(&mounted, b"other");
+    let granted = mounted
+        .fast
+        .grant(&other.file, &mut other.grants.lock(), true);
+    granted.unwrap();
+    for _ in 0..900 {
+        programs.write(Key::new(ino, 0), BeforeTheLatch);
+    }
+    let slot_file = mounted.fast.slot_file(other.file.ino()).unwrap();
+    let writers = mounted.fast.slot(&slot_file).writers();
+    let owners: Vec<u16> = mounted
+        .fast
+        .clients
+        .lock()
+        .by_owner
+        .keys()
+        .copied()
+        .collect();
+    for writer in &owners[500..503] {
+        writers.add(*writer);
+    }
+    let before = mounted.fast.visited.load(Relaxed);
+    mounted.fast.release(&mounted, &other);
+    let visited = mounted.fast.visited.load(Relaxed) - before;
+    // A few owner numbers share a bit.
+    assert!((3..=12).contains(&visited), "looked at {visited} clients");
+    // The slot's next file has writers of its own.
+    let granted = mounted
+        .fast
+        .grant(&other.file, &mut other.grants.lock(), true);
+    let slot = mounted.fast.slot(&granted.unwrap().0);
+    assert_eq!(slot.writers().owners().count(), 0);
+    mounted.close_file(&other);
 }
 
 #[test]
