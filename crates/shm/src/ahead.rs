@@ -18,7 +18,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    #[cfg(all(test, loom))]
+    #[cfg(test)]
     pub(crate) fn new() -> Ahead {
         Ahead {
             lock: Lock::new(),
@@ -82,5 +82,54 @@ impl Ahead {
     /// The next may ask.
     pub fn end_asking(&self, held: Holding) {
         self.lock.unlock(held);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::lock::HELD_MAX;
+
+    #[test]
+    fn pages_are_claimed_from_where_the_last_were_asked_for() {
+        let ahead = Ahead::new();
+        assert_eq!((ahead.to(), ahead.pages()), (0, 0));
+        ahead.tell(20, 16);
+        assert!(ahead.claim(20, 52));
+        assert!(!ahead.claim(20, 84), "another writer asks for them");
+        assert_eq!((ahead.to(), ahead.pages()), (52, 16));
+        // The daemon has reserved fewer.
+        ahead.tell_pages(8);
+        assert!(ahead.claim(52, 28));
+        assert_eq!((ahead.to(), ahead.pages()), (28, 8));
+    }
+
+    #[test]
+    fn after_a_truncation_the_place_is_forgotten_and_no_claim_from_before_counts() {
+        let ahead = Ahead::new();
+        ahead.tell(20, 16);
+        ahead.forget_where();
+        assert_eq!((ahead.to(), ahead.pages()), (0, 16));
+        assert!(!ahead.claim(20, 52));
+        ahead.forget();
+        assert_eq!((ahead.to(), ahead.pages()), (0, 0));
+    }
+
+    #[test]
+    fn who_waits_for_an_answer_that_does_not_come_asks_too() {
+        let ahead = Ahead::new();
+        let begun = Instant::now();
+        let stopped = ahead.begin_asking(7);
+        let other = ahead.begin_asking(8);
+        assert!(begun.elapsed() >= HELD_MAX, "it waited");
+        assert!(ahead.lock().is_held(other) && !ahead.lock().is_held(stopped));
+        // The first goes on, and lets nobody ask beside the other.
+        ahead.end_asking(stopped);
+        assert!(ahead.lock().try_lock(9).is_none());
+        ahead.end_asking(other);
+        let next = ahead.begin_asking(7);
+        assert!(ahead.lock().is_held(next));
     }
 }

@@ -4,6 +4,7 @@
 //! The words are the real ones with their real operations. A frame's bytes are a few words, copied one by one in
 //! the weakest order, as a copy may tear.
 
+mod ahead;
 mod close;
 mod death;
 mod range;
