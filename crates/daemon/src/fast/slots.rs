@@ -2,7 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use jericho_cache::OWNER_DAEMON;
 use jericho_format::PAGE_BYTES;
@@ -40,6 +40,8 @@ pub(crate) struct SlotFile {
     pub extend: Extend,
     /// The daemon's hold on the words of the range lock.
     pub range: RangeHolders,
+    /// The log has been told that a client claims a size that it cannot have written.
+    told: AtomicBool,
     /// Held while a writable handle is released.
     closing: Mutex<()>,
     free: Arc<Mutex<FreeSlots>>,
@@ -176,6 +178,7 @@ impl Fast {
                 let slot = slot.ok_or(Refusal::Slots)?;
                 let made = Arc::new(SlotFile {
                     slot,
+                    told: AtomicBool::new(false),
                     closing: Mutex::default(),
                     free: self.free.clone(),
                     file: file.clone(),
@@ -374,6 +377,9 @@ impl Mounted {
             // Only as far as there is a promise: a client that says more lies.
             let promised = file.promised_end_page() * PAGE_BYTES;
             let end = size.min(promised);
+            if size > promised {
+                self.tell_of_size(slot_file, changes.size, promised);
+            }
             if end > file.size() {
                 // A truncation increments the truncation count before it changes the size. Both happen under the lock
                 // that `still` runs under.
@@ -392,6 +398,20 @@ impl Mounted {
             self.fs().end_write(file, 0, 0);
         }
         true
+    }
+
+    /// Tells the log that a client claims a size beyond the space that is reserved, once for each slot of a file. The size may be any
+    /// of its writers'. Not when the file was truncated in between: the reserved space is newer than the size then.
+    fn tell_of_size(&self, slot_file: &SlotFile, claimed: SizeWord, promised: u64) {
+        let now = self.fast.slot(slot_file).size();
+        if now.same_cuts(claimed) && !slot_file.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                ino = slot_file.file.ino(),
+                claimed = claimed.bytes(),
+                reserved = promised,
+                "a program claims that a file is longer than the space reserved for it; what is beyond is ignored"
+            );
+        }
     }
 
     /// After the daemon has made a file longer, or changed nothing of its size.

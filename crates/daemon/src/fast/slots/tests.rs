@@ -260,6 +260,24 @@ fn a_size_that_was_seen_before_a_truncation_does_not_make_the_file_longer_after_
 }
 
 #[test]
+fn a_size_that_no_client_can_have_written_is_told_of_once_and_not_believed() {
+    let bed = Bed::new();
+    let told = || bed.file.told.load(Ordering::Relaxed);
+    bed.extend(16 * PAGE_BYTES);
+    bed.mounted.settle(bed.handle.file.ino());
+    assert!(!told());
+    // Read before a truncation, which takes the space back.
+    let changes = bed.mounted.take_changes(&bed.file);
+    bed.truncate(PAGE_BYTES);
+    bed.mounted.absorb(&bed.file, changes);
+    assert!(!told());
+    bed.extend(1 << 40);
+    bed.mounted.settle(bed.handle.file.ino());
+    assert!(told());
+    assert_eq!(bed.size(), PAGE_BYTES);
+}
+
+#[test]
 fn the_size_is_the_last_truncation_s_whoever_looks_at_it_meanwhile() {
     let bed = Bed::new();
     let stop = std::sync::atomic::AtomicBool::new(false);
