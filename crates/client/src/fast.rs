@@ -2,15 +2,16 @@
 //! waited for without bound. What does not go this way, the caller hands to the kernel.
 //!
 //! A write that covers several pages goes through the kernel *from its start* when one of them turns out not to be
-//! writable here: to go on from where it stopped would let another write in between the two halves.
+//! writable here: to go on from where it stopped would let another write in between the two halves. Until the kernel's write has ended,
+//! the library keeps the write's locks and lends them to the daemon (`Kept`), so that nobody reads the first half.
 
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_shm::{
-    Access, Ahead, Flags, Holding, Key, Lock, Miss, RangeHeld, Segments, SizeWord, SliceMemory,
-    Slot, SlotInfo, SlotWord, Turns, Writer,
+    Access, Ahead, Flags, Holding, Key, Lent, Lock, Miss, RangeHeld, Segments, SizeWord,
+    SliceMemory, Slot, SlotInfo, SlotWord, Turns, Writer,
 };
 use jericho_sys::files;
 
@@ -62,11 +63,47 @@ impl From<Miss> for Why {
     }
 }
 
+/// Why a write was not done inline, and what the library keeps until it is done otherwise.
+#[derive(Debug)]
+pub struct Failed<'a> {
+    /// The reason.
+    pub why: Why,
+    /// The locks of a write of which some pages are written.
+    pub kept: Option<Kept<'a>>,
+}
+
+impl From<Why> for Failed<'_> {
+    fn from(why: Why) -> Self {
+        Failed { why, kept: None }
+    }
+}
+
+impl From<Miss> for Failed<'_> {
+    fn from(miss: Miss) -> Self {
+        Why::from(miss).into()
+    }
+}
+
+/// Locks of a write that is being made again through the kernel: nobody reads its pages, and the daemon borrows the locks for each write.
+/// Released on drop. A thread has at most one, since it makes no inline write meanwhile.
+#[derive(Debug)]
+pub struct Kept<'a> {
+    slot: &'a Slot,
+    lent: Lent<'a>,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        self.lent.take_back(self.slot);
+    }
+}
+
 /// A file, as a slot shows it.
 #[derive(Clone, Copy)]
 pub struct File<'a> {
     session: &'a Session,
     info: &'a SlotInfo,
+    index: u32,
     slot: &'a Slot,
     memory: &'a SliceMemory,
     /// Of its first page.
@@ -117,6 +154,7 @@ impl<'a> File<'a> {
         Ok(File {
             session,
             info,
+            index,
             slot,
             memory,
             key: Key::new(object, 0),
@@ -428,7 +466,7 @@ impl<'a> File<'a> {
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`, all of them or (`Err`) not: then some may be there, but
     /// the file is as long as it was.
     #[inline]
-    pub fn write(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Why> {
+    pub fn write(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Failed<'a>> {
         self.may_write()?;
         let end = at
             .checked_add(len as u64)
@@ -442,24 +480,26 @@ impl<'a> File<'a> {
     }
 
     #[inline(never)]
-    fn write_beyond(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Why> {
+    fn write_beyond(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Failed<'a>> {
         let end = at + len as u64;
-        let (_extend, seen) = self.lock_size()?;
+        let (extend, seen) = self.lock_size()?;
         if end <= seen.bytes() {
             return self.write_within(seen, at, len, source);
         }
-        self.extend(seen, at, len, source, false)
+        self.extend(extend, seen, at, len, source, false)
     }
 
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at the end of the file, all or (`Err`) none; gives the new end.
     pub fn append(&self, len: usize, source: Source<'_, '_>) -> Result<u64, Why> {
         self.may_write()?;
-        let (_extend, seen) = self.lock_size()?;
+        let (extend, seen) = self.lock_size()?;
         let end = seen.bytes() + len as u64;
         if end >= FILE_BYTES_MAX {
             return Err(Why::Far);
         }
-        self.extend(seen, seen.bytes(), len, source, true)?;
+        // Nothing is kept of one that fails: all of it would have been behind the end.
+        let done = self.extend(extend, seen, seen.bytes(), len, source, true);
+        done.map_err(|failed| failed.why)?;
         Ok(end)
     }
 
@@ -484,29 +524,54 @@ impl<'a> File<'a> {
         at: u64,
         len: usize,
         source: Source<'_, '_>,
-    ) -> Result<(), Why> {
+    ) -> Result<(), Failed<'a>> {
         // Only a truncation matters: others may extend.
         let range = self.lock_range(at, len)?;
         let still = |at| self.is_still() && self.slot.size().same_cuts(seen) && range.is_held(at);
         self.check_pages(at, len)?;
-        self.put(at, len, source, still).map_err(|(_, why)| why)?;
-        self.wrote();
-        Ok(())
+        match self.put(at, len, source, still) {
+            Ok(()) => {
+                self.wrote();
+                Ok(())
+            }
+            Err((0, why)) => Err(why.into()),
+            Err((_, why)) => Err(self.keep(why, range, None)),
+        }
+    }
+
+    /// Keeps the locks of a write that some readers would see half of.
+    #[cold]
+    fn keep(&self, why: Why, range: Locked<'a>, extend: Option<Held<'a>>) -> Failed<'a> {
+        let lent = inside::thread(|thread| self.session.lent(thread));
+        let Some(lent) = lent else {
+            return why.into();
+        };
+        let now = files::coarse_realtime_ns();
+        let extend_held = extend.as_ref().map(|extend| extend.held);
+        lent.lend(self.index, &range.held, extend_held, now);
+        // `Kept` releases them.
+        std::mem::forget((range, extend));
+        let slot = self.slot;
+        Failed {
+            why,
+            kept: Some(Kept { slot, lent }),
+        }
     }
 
     /// With the extend lock held.
     fn extend(
         &self,
+        held: Held<'a>,
         seen: SizeWord,
         at: u64,
         len: usize,
         source: Source<'_, '_>,
         append: bool,
-    ) -> Result<(), Why> {
+    ) -> Result<(), Failed<'a>> {
         let (old, end) = (seen.bytes(), at + len as u64);
         // A page that nothing is known of lies between: the daemon makes holes.
         if at / PAGE_BYTES > old / PAGE_BYTES {
-            return Err(Why::Far);
+            return Err(Why::Far.into());
         }
         let range = self.lock_range(at, len)?;
         self.check_pages(at, len)?;
@@ -515,13 +580,17 @@ impl<'a> File<'a> {
         let still = |at| self.is_still() && self.slot.size() == seen && range.is_held(at);
         if let Err((done, why)) = self.put(at, len, source, still) {
             self.wipe(seen, old.max(at), at + done as u64);
-            return Err(why);
+            // What is behind the end, nobody sees.
+            return Err(match done > 0 && at < old {
+                true => self.keep(why, range, Some(held)),
+                false => why.into(),
+            });
         }
         let mut now = seen;
         while !self.slot.extend(now, end) {
             now = self.slot.size();
             if append || !now.same_cuts(seen) {
-                return Err(Why::Changed);
+                return Err(Why::Changed.into());
             }
             if now.bytes() >= end {
                 break;

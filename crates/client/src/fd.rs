@@ -23,7 +23,7 @@ use crate::description::{
 };
 use crate::devices;
 use crate::early::{self, Access, First};
-use crate::fast::{File, WRITE_MAX, Why};
+use crate::fast::{Failed, File, Kept, WRITE_MAX, Why};
 use crate::hit::LOWEST_ADDRESS;
 use crate::inside::{self, Doing, Thread};
 use crate::offset::{OFFSET_MAX, Position};
@@ -962,6 +962,7 @@ fn write_at(
     at: u64,
 ) -> Option<Written> {
     let inline = facts.flags & (WRITE | SYNC | NO_INLINE_WRITE) == WRITE && data.is_fit;
+    let mut kept = None;
     if inline {
         let why = match way(open, facts) {
             Way::Ordinary => return None,
@@ -969,26 +970,30 @@ fn write_at(
             Way::Inline(session, file) => {
                 give_back_copied(open, session);
                 let written = writable(open, facts, session, file)
+                    .map_err(Failed::from)
                     .and_then(|file| write_inline(thread, open, facts, &file, data, at));
                 match written {
                     Ok(written) => return Some(written),
-                    Err(why) => why,
+                    Err(failed) => {
+                        kept = failed.kept;
+                        failed.why
+                    }
                 }
             }
         };
         report::kernel(true, why);
     }
-    Some(write_by_kernel(open, facts, data, at, inline))
+    Some(write_by_kernel(open, facts, data, at, inline, kept))
 }
 
-fn write_inline(
+fn write_inline<'a>(
     thread: &Thread,
     open: &Open,
     facts: &Facts,
-    file: &File<'_>,
+    file: &File<'a>,
     data: Data<'_, '_>,
     at: u64,
-) -> std::result::Result<Written, Why> {
+) -> std::result::Result<Written, Failed<'a>> {
     let end = if facts.flags & APPEND != 0 {
         append_inline(open, file, data)?
     } else if data.len <= WRITE_MAX {
@@ -1005,35 +1010,35 @@ fn write_inline(
 
 /// One that is longer than the locks should be held: several, as the kernel makes of it too.
 #[cold]
-fn write_pieces(
+fn write_pieces<'a>(
     thread: &Thread,
     open: &Open,
     facts: &Facts,
-    file: &File<'_>,
+    file: &File<'a>,
     data: Data<'_, '_>,
     at: u64,
-) -> std::result::Result<Written, Why> {
+) -> std::result::Result<Written, Failed<'a>> {
     let [part] = data.parts else {
-        return Err(Why::Far);
+        return Err(Why::Far.into());
     };
     let (mut end, mut rest) = (at, None);
     for piece in part.chunks(WRITE_MAX) {
         let parts = [IoSlice::new(piece)];
         match write_piece(open, file, Data::new(&parts), end) {
             Ok(to) => end = to,
-            Err(why) if end == at => return Err(why),
-            Err(why) => {
-                rest = Some(why);
+            Err(failed) if end == at => return Err(failed),
+            Err(failed) => {
+                rest = Some(failed);
                 break;
             }
         }
     }
     let mut done = (end - at) as usize;
     file.account(thread, true, at..end, u64::from(rest.is_none()));
-    if let Some(why) = rest {
+    if let Some(Failed { why, kept }) = rest {
         report::kernel(true, why);
         let rest = [IoSlice::new(&part[done..])];
-        let rest = write_by_kernel(open, facts, Data::new(&rest), end, true);
+        let rest = write_by_kernel(open, facts, Data::new(&rest), end, true, kept);
         // What is written is written, whatever became of the rest.
         done += rest.result.unwrap_or(0);
     }
@@ -1044,12 +1049,12 @@ fn write_pieces(
 }
 
 /// Gives the end of what was written.
-fn write_piece(
+fn write_piece<'a>(
     open: &Open,
-    file: &File<'_>,
+    file: &File<'a>,
     data: Data<'_, '_>,
     at: u64,
-) -> std::result::Result<u64, Why> {
+) -> std::result::Result<u64, Failed<'a>> {
     let end = at.checked_add(data.len as u64).ok_or(Why::Far)?;
     if end <= file.size()? {
         file.write(at, data.len, Source::new(data.parts))?;
@@ -1060,20 +1065,22 @@ fn write_piece(
 
 /// A write that seemed to make the file longer.
 #[inline(never)]
-fn write_beyond(
+fn write_beyond<'a>(
     open: &Open,
-    file: &File<'_>,
+    file: &File<'a>,
     data: Data<'_, '_>,
     at: u64,
     end: u64,
-) -> std::result::Result<u64, Why> {
+) -> std::result::Result<u64, Failed<'a>> {
     if SIZE_LIMITED.load(Relaxed) {
-        return Err(Why::Withheld);
+        return Err(Why::Withheld.into());
     }
     let write = || file.write(at, data.len, Source::new(data.parts));
     let mut result = write();
     let d = open.description();
-    if is_missing(&result)
+    // What is half written is not tried again here.
+    let misses = |failed: &Failed<'_>| failed.kept.is_none() && is_missing(failed.why);
+    if result.as_ref().is_err_and(misses)
         && d.extended_to.load(Relaxed) == at
         && reserve(open, file, data.len, || Ok(at))?
     {
@@ -1100,7 +1107,7 @@ fn append_inline(
     let append = || file.append(data.len, Source::new(data.parts));
     let mut result = append();
     for _ in 0..APPEND_TRIES {
-        if !is_missing(&result) || !reserve_for_append(open, file, data.len)? {
+        if !result.is_err_and(is_missing) || !reserve_for_append(open, file, data.len)? {
             break;
         }
         result = append();
@@ -1113,8 +1120,8 @@ fn append_inline(
 
 /// Whether a write has found no page that it may write.
 #[inline]
-fn is_missing<T>(result: &std::result::Result<T, Why>) -> bool {
-    matches!(result, Err(Why::Absent | Why::Unbacked))
+fn is_missing(why: Why) -> bool {
+    matches!(why, Why::Absent | Why::Unbacked)
 }
 
 /// After an append that found no page at the end: has some put there, unless it is the first one, which may be the only one. True: it
@@ -1243,7 +1250,7 @@ fn reserve(
 }
 
 /// The same bytes through the kernel. `tried`: an inline write came before, whose successors may want pages
-/// beyond the end.
+/// beyond the end. `kept`: the locks of that write, if half of it is there.
 #[cold]
 fn write_by_kernel(
     open: &Open,
@@ -1251,6 +1258,7 @@ fn write_by_kernel(
     data: Data<'_, '_>,
     at: u64,
     tried: bool,
+    kept: Option<Kept<'_>>,
 ) -> Written {
     let append = facts.flags & APPEND != 0;
     if append && SIZE_LIMITED.load(Relaxed) {
@@ -1261,6 +1269,7 @@ fn write_by_kernel(
         [part] => files::pwrite(open.fd, part, at as i64),
         parts => files::pwritev(open.fd, parts, at as i64),
     };
+    drop(kept);
     let result = from_kernel(open, result);
     let mut end = at + result.unwrap_or(0) as u64;
     if append && result.is_ok_and(|n| n > 0) {
@@ -1347,7 +1356,7 @@ fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
     match result {
         Some(result) => result,
         None => interrupted(fd, data.len, true, |_, open, facts, at| {
-            Some(write_by_kernel(open, facts, data, at, false).result)
+            Some(write_by_kernel(open, facts, data, at, false, None).result)
         }),
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{
-    Access, Area, Control, HANDOVER_BYTES, Key, Reply, Request, SliceMemory, Slots, Writer,
+    Access, Area, Control, HANDOVER_BYTES, Key, Lent, Reply, Request, SliceMemory, Slots, Writer,
     socket_name,
 };
 use jericho_sys::files::ForkMark;
@@ -154,6 +154,13 @@ impl Session {
     pub fn writer(&self, thread: &Thread, slice: u16) -> Option<Writer<'_>> {
         let (block, alone) = self.block(thread);
         alone.then(|| self.area.writer(self.owner, block, slice))
+    }
+
+    /// Returns where this thread notes which locks it lends, if it has a block of its own.
+    #[cold]
+    pub fn lent(&self, thread: &Thread) -> Option<Lent<'_>> {
+        let (block, alone) = self.block(thread);
+        alone.then(|| self.area.lent(block))
     }
 
     /// Reports a page that became dirty. Returns true if the caller must ring the doorbell.

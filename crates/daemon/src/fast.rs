@@ -31,8 +31,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
 use jericho_cache::Slice;
@@ -51,6 +51,7 @@ pub use clients::ClientStat;
 use clients::Clients;
 pub use keeping::KeeperCommand;
 use keeping::Keeping;
+pub(crate) use range::{Alone, ReadGuard};
 use rings::{Rings, Unreported};
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;
@@ -60,6 +61,8 @@ pub(crate) use write_guard::WriteGuard;
 
 /// Files that can be open inline at once. The segments take memory as slots are used.
 const SLOTS: u32 = 65_536;
+/// Files share a count of first writers when their numbers are equal modulo this.
+const FIRST_WRITERS: usize = 256;
 
 /// What the front end knows of the kernel's caches.
 pub trait KernelCache: Send + Sync {
@@ -110,6 +113,10 @@ pub(crate) struct Fast {
     closing: AtomicBool,
     /// Work that may wait: a thread of its own.
     jobs: Mutex<Option<Sender<Job>>>,
+    /// Reads that wait for other requests, in a thread that serves none.
+    waits: Mutex<Option<Sender<Job>>>,
+    /// Counts how often files got a first inline writer, by a hash of their numbers.
+    first_writers: [AtomicU64; FIRST_WRITERS],
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     mounted: OnceLock<Weak<Mounted>>,
     keeping: Keeping,
@@ -165,6 +172,8 @@ impl Fast {
             kernel: OnceLock::new(),
             closing: AtomicBool::new(true),
             jobs: Mutex::new(None),
+            waits: Mutex::new(None),
+            first_writers: [const { AtomicU64::new(0) }; FIRST_WRITERS],
             threads: Mutex::new(vec![]),
             mounted: OnceLock::new(),
             keeping: Keeping::new(keeper),
@@ -194,11 +203,41 @@ impl Fast {
         (requests, self.wishers.granted())
     }
 
+    /// Returns a count that changes whenever the file gets a first inline writer, before that one writes. Whoever finds the file without an
+    /// inline writer after it has read the count, and the same count later, has read nothing that was written inline in between.
+    pub(crate) fn first_writers(&self, ino: Ino) -> u64 {
+        // After what was read before.
+        fence(Ordering::Acquire);
+        self.first_writers[ino as usize % FIRST_WRITERS].load(Ordering::Acquire)
+    }
+
+    /// Runs a read in the thread that waits for requests, which serves none. Runs it here when the volume closes.
+    pub(crate) fn wait_apart(&self, job: impl FnOnce() + Send + 'static) {
+        let waits = self.waits.lock().clone();
+        let job: Job = Box::new(job);
+        match waits {
+            Some(waits) => {
+                if let Err(unsent) = waits.send(job) {
+                    unsent.0();
+                }
+            }
+            None => job(),
+        }
+    }
+
     /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.
     fn later(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(jobs) = &*self.jobs.lock() {
             // The thread ends with the sender only.
             let _ = jobs.send(Box::new(job));
+        }
+    }
+}
+
+fn do_jobs(jobs: &Receiver<Job>) {
+    while let Ok(job) = jobs.recv() {
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+            tracing::error!("a job of the fast path panicked");
         }
     }
 }
@@ -241,20 +280,13 @@ impl Mounted {
                 known
             }));
         }
-        let (sender, jobs) = channel::<Job>();
-        *fast.jobs.lock() = Some(sender);
         let mut threads = fast.threads.lock();
-        threads.push(
-            std::thread::Builder::new()
-                .name("fast-jobs".into())
-                .spawn(move || {
-                    while let Ok(job) = jobs.recv() {
-                        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
-                            tracing::error!("a job of the fast path panicked");
-                        }
-                    }
-                })?,
-        );
+        for (name, queue) in [("fast-jobs", &fast.jobs), ("fast-waits", &fast.waits)] {
+            let (sender, jobs) = channel::<Job>();
+            *queue.lock() = Some(sender);
+            let thread = std::thread::Builder::new().name(name.into());
+            threads.push(thread.spawn(move || do_jobs(&jobs))?);
+        }
         let listener = jericho_sys::handover::Listener::bind(&jericho_shm::socket_name(
             fast.control.instance(),
         ))?;
@@ -297,6 +329,7 @@ impl Mounted {
         let _ = fast.stop.0.shutdown(std::net::Shutdown::Both);
         fast.slots.ring();
         *fast.jobs.lock() = None;
+        *fast.waits.lock() = None;
         self.mapped.close();
         for thread in std::mem::take(&mut *fast.threads.lock()) {
             let own = thread.thread().id() == std::thread::current().id();

@@ -5,17 +5,31 @@ use std::sync::Arc;
 use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
+use jericho_fs::types::Ino;
 use jericho_shm::{Segments, Turns};
 
-use crate::fast::SlotFile;
+use crate::fast::{Alone, ReadGuard, SlotFile};
 use crate::handle::Handle;
 use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
 
-/// Number of times a read that waits for pages restarts because a write over several pages interfered.
+/// Number of times a read that waits for pages restarts because a write over several pages interfered, before it locks writers out.
 const READ_TRIES: u32 = 3;
+/// Number of times a read of hits restarts because the file got its first inline writer meanwhile and lost it again.
+const FIRST_WRITER_TRIES: u32 = 100;
 /// Furthest that is read ahead of a reader: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
+
+/// What the calling thread may do for a read over several pages that writers interfere with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum May {
+    /// Nothing but leave it to another thread.
+    GoOn,
+    /// Wait for an inline writer, but for no other request: it serves requests itself.
+    Block,
+    /// Wait for a request.
+    Wait,
+}
 
 /// Where the bytes of a read are put together. It goes along with a read that has to wait.
 pub trait ReadBuffer: Send + 'static {
@@ -42,12 +56,47 @@ struct Waiting<B, R> {
     done: usize,
     /// Set when the bytes are for the kernel's page cache.
     mapped: Option<Arc<MappedFile>>,
-    /// Set for a read over several pages of a file that is written inline: the turns tell whether a write over several
-    /// pages interfered.
-    whole: Option<(Arc<SlotFile>, Turns)>,
-    /// Remaining restarts of that kind.
+    whole: Whole,
+    /// Remaining restarts because of what `whole` says.
     tries: u32,
     reply: R,
+}
+
+/// How a read knows that it has seen no half of an inline write over several pages.
+enum Whole {
+    /// It does not: it is of one page, or nothing more is promised.
+    Unknown,
+    /// The file had no inline writer when `Fast::first_writers` gave this number.
+    Unwritten(u64),
+    /// The words of the range lock had these turns; `None`: they were held.
+    Turns(Arc<SlotFile>, Option<Turns>),
+    /// The read keeps writers out.
+    Alone { _guard: ReadGuard },
+}
+
+impl Whole {
+    /// For a read that begins now.
+    fn begin(mounted: &Mounted, ino: Ino, segments: Segments) -> Whole {
+        // In this order: see there.
+        let count = mounted.fast.first_writers(ino);
+        match mounted.fast.written_file(ino) {
+            None => Whole::Unwritten(count),
+            Some(written) => {
+                let turns = mounted.fast.slot(&written).turns(segments);
+                Whole::Turns(written, turns)
+            }
+        }
+    }
+
+    /// Returns whether what was read since it began is of one instant.
+    fn is_so(&self, mounted: &Mounted, ino: Ino) -> bool {
+        match self {
+            Whole::Unknown | Whole::Alone { .. } => true,
+            Whole::Unwritten(count) => mounted.fast.first_writers(ino) == *count,
+            Whole::Turns(_, None) => false,
+            Whole::Turns(file, Some(turns)) => mounted.fast.slot(file).is_turn(turns),
+        }
+    }
 }
 
 impl Mounted {
@@ -71,7 +120,7 @@ impl Mounted {
             self.begin_fill(handle, offset, len);
             self.mapped.begin_fill(&handle.file)
         });
-        let left = self.read_or_leave(handle, offset, len, mapped, true, buffer, reply);
+        let left = self.read_or_leave(handle, offset, len, mapped, May::Block, buffer, reply);
         debug_assert!(left.is_none(), "a thread that may wait reads");
     }
 
@@ -92,13 +141,13 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         if !fills_page_cache {
-            return self.read_or_leave(handle, offset, len, None, false, buffer, reply);
+            return self.read_or_leave(handle, offset, len, None, May::GoOn, buffer, reply);
         }
         let (mapped, may_go_on) = self.mapped.try_begin_fill(&handle.file);
         if !may_go_on || !self.try_begin_fill(handle) {
             return Some((buffer, reply));
         }
-        self.read_or_leave(handle, offset, len, Some(mapped), false, buffer, reply)
+        self.read_or_leave(handle, offset, len, Some(mapped), May::GoOn, buffer, reply)
     }
 
     /// Reads as both callers above do. `mapped`: set when the bytes are for the page cache.
@@ -109,7 +158,7 @@ impl Mounted {
         offset: u64,
         len: u32,
         mapped: Option<Arc<MappedFile>>,
-        may_wait: bool,
+        may: May,
         mut buffer: B,
         reply: R,
     ) -> Option<(B, R)>
@@ -134,19 +183,29 @@ impl Mounted {
             None => jericho_client::read(slice.memory(), ino, offset, out, slice.epoch()),
         };
         let several = offset / PAGE_BYTES != (offset + len as u64 - 1) / PAGE_BYTES;
-        let written = several.then(|| self.fast.written_file(ino)).flatten();
-        let (done, whole) = match written {
-            None => (read(), None),
-            Some(written) => {
-                let segments = Segments::of(offset, len as u64);
-                let slot = self.fast.slot(&written);
-                match written.range.try_read_whole(slot, segments, &mut read) {
-                    Some((done, turns)) => (done, Some((written, turns))),
-                    None if may_wait => (written.range.read_alone(slot, segments, read), None),
-                    None => return Some((buffer, reply)),
-                }
-            }
+        let segments = Segments::of(offset, len as u64);
+        let mut found = match several {
+            false => Some((read(), Whole::Unknown)),
+            true => self.read_whole(ino, segments, &mut read),
         };
+        if found.is_none() && may == May::GoOn {
+            return Some((buffer, reply));
+        }
+        while found.is_none() {
+            found = match self.lock_out(ino, segments, may == May::Wait) {
+                Some(Alone::Yes(guard)) if mapped.is_none() => {
+                    Some((read(), Whole::Alone { _guard: guard }))
+                }
+                // The kernel may wait for a read into its page cache before it sends the write that ends what a client has begun.
+                Some(Alone::Later) if mapped.is_none() => {
+                    self.read_apart(handle, offset, len, buffer, reply);
+                    return None;
+                }
+                Some(_) => Some((read(), Whole::Unknown)),
+                None => self.read_whole(ino, segments, &mut read),
+            };
+        }
+        let (done, whole) = found.expect("the loop ends with one");
         self.accessed(home, offset, len);
         if mapped.is_none() {
             count(slice, offset, done, len);
@@ -175,6 +234,55 @@ impl Mounted {
         }
         self.read_ahead(handle, offset, len, size);
         None
+    }
+
+    /// Calls `read` until it has seen no half of a write over several pages. Returns `None` when writers interfered every time or hold the
+    /// words. Never waits.
+    fn read_whole(
+        &self,
+        ino: Ino,
+        segments: Segments,
+        read: &mut impl FnMut() -> usize,
+    ) -> Option<(usize, Whole)> {
+        for _ in 0..FIRST_WRITER_TRIES {
+            let count = self.fast.first_writers(ino);
+            if let Some(written) = self.fast.written_file(ino) {
+                let slot = self.fast.slot(&written);
+                let (done, turns) = written.range.try_read_whole(slot, segments, read)?;
+                return Some((done, Whole::Turns(written, Some(turns))));
+            }
+            let done = read();
+            if self.fast.first_writers(ino) == count {
+                return Some((done, Whole::Unwritten(count)));
+            }
+        }
+        None
+    }
+
+    /// Locks the inline writers of a file out. Returns `None` when it has none any more.
+    fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments, waits: bool) -> Option<Alone> {
+        let written = self.fast.written_file(ino)?;
+        Some(ReadGuard::take(self, &written, segments, waits))
+    }
+
+    /// Reads in a thread that may wait for other requests.
+    fn read_apart<B, R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        len: usize,
+        buffer: B,
+        reply: R,
+    ) where
+        B: ReadBuffer,
+        R: FnOnce(Result<usize>, B) + Send + 'static,
+    {
+        let (mounted, handle) = (self.clone(), handle.clone());
+        self.fast.wait_apart(move || {
+            let left =
+                mounted.read_or_leave(&handle, offset, len as u32, None, May::Wait, buffer, reply);
+            debug_assert!(left.is_none(), "a thread that may wait reads");
+        });
     }
 
     fn read_ahead(&self, handle: &Handle, offset: u64, len: usize, size: u64) {
@@ -273,23 +381,28 @@ where
         });
     }
 
-    /// Returns whether the bytes may mix the states before and after a write over several pages. The read then
-    /// restarts.
-    fn begins_anew(&mut self) -> bool {
-        let Some((file, turns)) = &mut self.whole else {
-            return false;
-        };
-        let slot = self.mounted.fast.slot(file);
-        if slot.is_turn(turns) || self.tries == 0 {
-            return false;
-        }
-        self.tries -= 1;
+    /// Begins anew, after the bytes were found to be of more than one instant.
+    fn begin_anew(mut self) {
         self.done = 0;
-        // While a writer holds a word, there are no new turns; the old ones make the next check fail again.
-        if let Some(now) = slot.turns(Segments::of(self.offset, self.len as u64)) {
-            *turns = now;
+        let (ino, segments) = (
+            self.handle.file.ino(),
+            Segments::of(self.offset, self.len as u64),
+        );
+        if self.tries > 0 {
+            self.tries -= 1;
+            // Words that are held now make the next check fail.
+            self.whole = Whole::begin(&self.mounted, ino, segments);
+            return self.go();
         }
-        true
+        let mounted = self.mounted.clone();
+        mounted.clone().fast.wait_apart(move || {
+            self.whole = match mounted.lock_out(ino, segments, true) {
+                Some(Alone::Yes(guard)) => Whole::Alone { _guard: guard },
+                Some(Alone::Later | Alone::No) => Whole::Unknown,
+                None => Whole::begin(&mounted, ino, segments),
+            };
+            self.go();
+        });
     }
 
     fn got(mut self, granted: std::result::Result<Grant, CacheError>) {
@@ -307,9 +420,15 @@ where
             Err(CacheError::Moved) => {}
             Err(error) => return (self.reply)(Err(error.into()), self.buffer),
         }
-        if self.done < self.len || self.begins_anew() {
+        if self.done < self.len {
             return self.go();
         }
+        // The kernel may wait for what it reads into its page cache before it sends the writes that this would wait for.
+        let may_restart = self.mapped.is_none() || self.tries > 0;
+        if may_restart && !self.whole.is_so(&self.mounted, self.handle.file.ino()) {
+            return self.begin_anew();
+        }
+        drop(self.whole);
         let len = finish(&self.mounted, &self.handle, self.offset, self.len);
         (self.reply)(Ok(len), self.buffer);
     }

@@ -53,8 +53,8 @@ struct Progress {
     mapped: Option<Arc<MappedFile>>,
     /// The file's home stays what it is until the write is over.
     _writing: Writing,
-    /// Inline writers of the same range wait.
-    _guard: Option<WriteGuard>,
+    /// Inline writers of the same range wait. Given back before the reply: a client that has lent its locks wants them then.
+    guard: Option<WriteGuard>,
 }
 
 /// What the next piece of a write needs of its pages.
@@ -273,7 +273,7 @@ impl Progress {
                 .then(|| mounted.mapped.file(handle.file.ino()))
                 .flatten(),
             _writing: writing,
-            _guard: guard,
+            guard,
         }
     }
 
@@ -479,11 +479,12 @@ impl Progress {
         }
     }
 
-    fn fail<R>(self, error: Error, len: usize, reply: R)
+    fn fail<R>(mut self, error: Error, len: usize, reply: R)
     where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         if self.done == 0 {
+            self.guard = None;
             return reply(Err(error));
         }
         debug_assert!(self.done < len);
@@ -492,10 +493,11 @@ impl Progress {
     }
 
     /// All is in the cache: make it durable if that was asked for, then reply.
-    fn finish<R>(self, len: usize, reply: R)
+    fn finish<R>(mut self, len: usize, reply: R)
     where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
+        self.guard = None;
         let done: jericho_fs::fs::Done =
             Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
         match self.mode.sync {

@@ -12,6 +12,8 @@ use jericho_sys::memory::Mapping;
 
 use crate::entry::Key;
 use crate::intent::{self, Writer};
+use crate::lent::{Lent, Loan, LoanWord, SlotLock};
+use crate::lock::Holding;
 use crate::ring::Ring;
 use crate::slots::Slots;
 use crate::sync::{self, AtomicU32, Ordering};
@@ -27,7 +29,7 @@ pub const BLOCKS: usize = 1024;
 pub const MARKS: usize = 4096;
 /// Reference marks that one bit of `Head::marked` covers.
 const MARKS_PER_BIT: usize = MARKS / 64;
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
@@ -66,6 +68,7 @@ const _: () = assert!(size_of::<Header>() <= RING_AT);
 struct Block {
     head: Head,
     counters: [Counter; COUNTED_SLICES],
+    loan: Loan,
     marks: Marks,
 }
 
@@ -73,6 +76,8 @@ struct Block {
 struct Head {
     /// Kernel thread id of the block's present or last owner; 0: none yet.
     holder: AtomicU32,
+    /// See `Lent`.
+    loan: LoanWord,
     /// See `Writer`.
     intent: sync::AtomicU64,
     /// Each bit tells whether any of its `MARKS_PER_BIT` marks is new.
@@ -86,7 +91,9 @@ struct Marks([AtomicU64; MARKS]);
 #[cfg(not(loom))]
 const _: () = assert!(
     size_of::<Block>() == 40960
+        && std::mem::offset_of!(Head, loan) == 4
         && std::mem::offset_of!(Block, counters) == 64
+        && std::mem::offset_of!(Block, loan) == 4160
         && std::mem::offset_of!(Block, marks) == 8192
         && std::mem::offset_of!(Block, head.wishing) == 24
 );
@@ -390,6 +397,37 @@ impl Area {
                 each(slice, entry);
             }
         }
+    }
+
+    /// Returns where the thread of a block notes which locks it lends.
+    pub fn lent(&self, block: u32) -> Lent<'_> {
+        Self::lent_of(self.block(block))
+    }
+
+    fn lent_of(block: &Block) -> Lent<'_> {
+        Lent {
+            word: &block.head.loan,
+            loan: &block.loan,
+        }
+    }
+
+    /// Returns what the threads lend of a slot. A loan's words lie on a page of their own, which is not touched for nothing.
+    fn loans(&self, slot: u32) -> impl Iterator<Item = Lent<'_>> {
+        let lenders = self
+            .blocks()
+            .filter(move |block| block.head.loan.is_of(slot));
+        lenders.map(Self::lent_of)
+    }
+
+    /// Returns whether a thread of the client lends a lock of a slot that it holds as `held`, and has not stopped; see `Lent::lends`.
+    pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
+        self.loans(slot)
+            .any(|lent| lent.lends(slot, lock, held, now_ns))
+    }
+
+    /// Returns whether a thread of the client has such a lock on loan.
+    pub fn has_lent(&self, slot: u32, lock: SlotLock, held: Holding) -> bool {
+        self.loans(slot).any(|lent| lent.has_lent(slot, lock, held))
     }
 
     /// Returns the counter of a block for a slice.

@@ -12,6 +12,7 @@ mod control;
 mod entry;
 mod intent;
 pub mod keep;
+mod lent;
 mod lock;
 mod memory;
 #[cfg(all(test, loom))]
@@ -33,6 +34,7 @@ pub use call::{
 pub use control::{Control, SlotInfo, SlotWord};
 pub use entry::{Entry, Flags, Key, State};
 pub use intent::Writer;
+pub use lent::{Lent, SlotLock};
 pub use lock::{HELD_MAX, Holding, Lock};
 pub use memory::{
     BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
@@ -41,5 +43,7 @@ pub use memory::{
 pub use owners::Owners;
 pub use reports::Draining;
 pub use ring::RingReader;
-pub use slots::{Kept, RangeHeld, Segments, SizeWord, Slot, Slots, Turns, WORDS};
+pub use slots::{
+    Kept, RangeHeld, RangeTaken, Segments, Seized, SizeWord, Slot, Slots, Turns, WORDS,
+};
 pub use wish::{Granted, Wish, Wishing};

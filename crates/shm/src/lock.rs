@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU32, Ordering, futex, spin_loop, yield_now};
+use crate::sync::{AtomicU32, Ordering, fence, futex, spin_loop, yield_now};
 
 const OWNER: u32 = 0xffff;
 const TURN_ONE: u32 = 1 << 16;
@@ -82,12 +82,38 @@ impl Wait for Patience {
     }
 }
 
+/// Waits as `Patience` does, and gives up when the holder lends the lock.
+pub(crate) struct Borrower<'a, L> {
+    pub patience: &'a mut Patience,
+    pub lends: L,
+    /// The holding that is lent.
+    pub lent: Option<Holding>,
+}
+
+impl<L: FnMut(Holding) -> bool> Wait for Borrower<'_, L> {
+    fn is_over(&mut self, seen: u32) -> bool {
+        if (self.lends)(Holding(seen)) {
+            self.lent = Some(Holding(seen));
+        }
+        self.lent.is_some() || self.patience.is_over(seen)
+    }
+
+    fn wait(&mut self, word: &AtomicU32, seen: u32) {
+        self.patience.wait(word, seen);
+    }
+}
+
 /// One time that a lock was taken: the word without the mark of sleepers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a lock is given back with it"]
 pub struct Holding(pub(crate) u32);
 
 impl Holding {
+    /// Returns the owner number of the holder.
+    pub fn owner(self) -> u16 {
+        (self.0 & OWNER) as u16
+    }
+
     /// The next after a word, whoever had it.
     #[inline]
     fn after(word: u32, owner: u16) -> Holding {
@@ -126,6 +152,34 @@ impl Lock {
     pub fn lock(&self, owner: u16) -> Option<Holding> {
         self.try_lock(owner)
             .or_else(|| self.lock_slowly(owner, &mut Patience::new(self)))
+    }
+
+    /// Takes the lock for `owner`, or borrows it from a holder of whom `lends` says that it lends the lock. Returns what was borrowed, too.
+    /// Returns `None` when one holder has kept the lock for `HELD_MAX`, or after `WAIT_MAX`.
+    pub(crate) fn lock_or_borrow(
+        &self,
+        owner: u16,
+        patience: &mut Patience,
+        lends: &mut impl FnMut(Holding) -> bool,
+    ) -> Option<(Holding, Option<Holding>)> {
+        loop {
+            let mut borrower = Borrower {
+                patience: &mut *patience,
+                lends: &mut *lends,
+                lent: None,
+            };
+            let taken = self.try_lock(owner);
+            if let Some(held) = taken.or_else(|| self.lock_slowly(owner, &mut borrower)) {
+                return Some((held, None));
+            }
+            let lent = borrower.lent?;
+            if let Some(held) = self.borrow(lent, owner) {
+                return Some((held, Some(lent)));
+            }
+            if patience.is_over(self.seen()) {
+                return None;
+            }
+        }
     }
 
     /// Does the same as `lock` when the lock is held. The waiter may have waited for other locks before.
@@ -268,6 +322,40 @@ impl Lock {
             }
         }
         None
+    }
+
+    /// Takes the lock for `taker` from a holder that lends it, if it is still that holding.
+    pub(crate) fn borrow(&self, lent: Holding, taker: u16) -> Option<Holding> {
+        let mine = Holding::after(lent.0, taker);
+        for seen in [lent.0, lent.0 | SLEEPERS] {
+            // Keeps the sleepers bit set, because earlier waiters still sleep.
+            let taken = self.0.compare_exchange(
+                seen,
+                mine.0 | SLEEPERS,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+            if taken.is_ok() {
+                return Some(mine);
+            }
+        }
+        None
+    }
+
+    /// Gives a lock that was borrowed back to its holder, or opens it when `is_lent` says that the holder does not have it on loan any
+    /// more: then nobody else would open it.
+    pub(crate) fn give_back(&self, mine: Holding, lent: Holding, is_lent: impl FnOnce() -> bool) {
+        let returned = [mine.0, mine.0 | SLEEPERS].into_iter().any(|seen| {
+            let theirs = seen & SLEEPERS | lent.0;
+            self.0
+                .compare_exchange(seen, theirs, Ordering::Release, Ordering::Relaxed)
+                .is_ok()
+        });
+        // Pairs with the one in `Lent::take_back`: either the lender sees the word returned, or this thread sees that the loan has ended.
+        fence(Ordering::SeqCst);
+        if returned && !is_lent() {
+            self.unlock(lent);
+        }
     }
 
     /// Opens it if `owner`, who is dead, holds it.

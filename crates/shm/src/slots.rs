@@ -113,9 +113,9 @@ impl Segments {
 #[derive(Debug)]
 #[must_use = "they are given back with it"]
 pub struct RangeHeld {
-    segments: Segments,
+    pub(crate) segments: Segments,
     /// The word's value for each held word; 0 for the others.
-    words: [u32; WORDS],
+    pub(crate) words: [u32; WORDS],
 }
 
 impl RangeHeld {
@@ -134,10 +134,57 @@ impl RangeHeld {
     }
 
     #[inline]
-    fn add(&mut self, word: usize, held: Holding) {
+    pub(crate) fn add(&mut self, word: usize, held: Holding) {
         self.segments.0 |= 1 << word;
         self.words[word] = held.0;
     }
+}
+
+/// Words of the range lock that the daemon holds.
+#[derive(Debug)]
+#[must_use = "they are given back with it"]
+pub struct RangeTaken {
+    held: RangeHeld,
+    /// Which of them were borrowed, and what their lender's word was.
+    lent: RangeHeld,
+    all: bool,
+}
+
+impl RangeTaken {
+    /// Returns a value that holds no words.
+    pub fn none() -> RangeTaken {
+        RangeTaken {
+            held: RangeHeld::none(),
+            lent: RangeHeld::none(),
+            all: true,
+        }
+    }
+
+    /// Returns whether these are all that were asked for.
+    pub fn is_all(&self) -> bool {
+        self.all
+    }
+
+    /// Returns whether some of them were borrowed.
+    pub fn has_borrowed(&self) -> bool {
+        self.lent.segments.0 != 0
+    }
+
+    /// Returns the words that are held.
+    pub fn held(&self) -> &RangeHeld {
+        &self.held
+    }
+}
+
+/// How the daemon has got the extend lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seized {
+    /// It was free in the end.
+    Free,
+    /// A client lends it, which held it as this.
+    Lent(Holding),
+    /// It was taken away from a client.
+    TakenAway,
 }
 
 /// What a waiter does about a word that one holder keeps too long.
@@ -228,17 +275,33 @@ impl Slot {
         self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
     }
 
-    /// Takes the extend lock for `owner` (the daemon), and takes it away from a client that holds it too long. That client fails when it
-    /// checks that the size is unchanged or, if it read the size only afterwards, that it still holds the lock. Returns true in the second
-    /// part when the lock was taken away: bytes of a write that did not happen may be beyond the end of file.
-    pub fn seize(&self, owner: u16) -> (Holding, bool) {
-        if let Some(held) = self.extend.lock(owner) {
-            return (held, false);
+    /// Takes the extend lock for `owner` (the daemon): borrows it from a client of which `lends` says that it lends the lock, and takes it
+    /// away from a client that holds it too long. That client fails when it checks that the size is unchanged or, if it read the size only
+    /// afterwards, that it still holds the lock. After it was taken away, bytes of a write that did not happen may be beyond the end of
+    /// file.
+    pub fn seize(&self, owner: u16, mut lends: impl FnMut(Holding) -> bool) -> (Holding, Seized) {
+        let mut patience = Patience::new(&self.extend);
+        let taken = self.extend.lock_or_borrow(owner, &mut patience, &mut lends);
+        match taken {
+            Some((held, None)) => (held, Seized::Free),
+            Some((held, Some(lent))) => (held, Seized::Lent(lent)),
+            None => {
+                // In this order: a client that sees the new truncation count also sees that it has lost the lock.
+                let held = self.extend.take_over(owner);
+                self.cut();
+                (held, Seized::TakenAway)
+            }
         }
-        // In this order: a client that sees the new truncation count also sees that it has lost the lock.
-        let held = self.extend.take_over(owner);
-        self.cut();
-        (held, true)
+    }
+
+    /// Gives the extend lock back to a client that lends it; `is_lent` as in `give_range_back`.
+    pub fn return_extend(
+        &self,
+        mine: Holding,
+        lent: Holding,
+        is_lent: impl FnOnce(Holding) -> bool,
+    ) {
+        self.extend.give_back(mine, lent, || is_lent(lent));
     }
 
     /// Grows the size to `bytes` unless it is larger, after the daemon has extended the file or left its size. Calls
@@ -300,57 +363,88 @@ impl Slot {
     /// or after `WAIT_MAX`.
     #[inline]
     pub fn lock_range(&self, segments: Segments, owner: u16) -> Option<RangeHeld> {
-        self.lock_range_or(segments, owner, |_| Kept::GiveUp)
-    }
-
-    /// Does the same, but asks `kept` what to do about a word that one holder has kept that long.
-    #[inline]
-    pub fn lock_range_or(
-        &self,
-        segments: Segments,
-        owner: u16,
-        kept: impl FnMut(usize) -> Kept,
-    ) -> Option<RangeHeld> {
         let mut held = RangeHeld::none();
         for word in segments.words() {
             match self.words[word].try_lock(owner) {
                 Some(holding) => held.add(word, holding),
-                None => return self.lock_rest(held, segments, owner, kept),
+                None => {
+                    let rest =
+                        self.lock_rest(held, segments, owner, |_, _| false, |_| Kept::GiveUp);
+                    if !rest.all {
+                        self.unlock_range(&rest.held);
+                    }
+                    return rest.all.then_some(rest.held);
+                }
             }
         }
         Some(held)
     }
 
+    /// Does the same, but borrows each word of which `lends` says that its holder lends it, and asks `kept` what to do about a word that
+    /// one holder has kept that long. A waiter that gives up gets those that it has by then.
+    pub fn take_range(
+        &self,
+        segments: Segments,
+        owner: u16,
+        lends: impl FnMut(usize, Holding) -> bool,
+        kept: impl FnMut(usize) -> Kept,
+    ) -> RangeTaken {
+        self.lock_rest(RangeHeld::none(), segments, owner, lends, kept)
+    }
+
     #[cold]
     fn lock_rest(
         &self,
-        mut held: RangeHeld,
+        held: RangeHeld,
         segments: Segments,
         owner: u16,
+        mut lends: impl FnMut(usize, Holding) -> bool,
         mut kept: impl FnMut(usize) -> Kept,
-    ) -> Option<RangeHeld> {
+    ) -> RangeTaken {
+        let lent = RangeHeld::none();
+        let all = false;
+        let mut taken = RangeTaken { held, lent, all };
         // Reads all words now, so that the waiter waits only once for a stopped holder of several.
         let begun = Instant::now();
         let seen: [u32; WORDS] = std::array::from_fn(|word| self.words[word].seen());
-        for word in Segments(segments.0 & !held.segments.0).words() {
+        for word in Segments(segments.0 & !taken.held.segments.0).words() {
             let lock = &self.words[word];
             let mut patience = Patience::since(begun, seen[word]);
-            let holding = loop {
-                let taken = lock.try_lock(owner);
-                let taken = taken.or_else(|| lock.lock_slowly(owner, &mut patience));
-                match taken.map_or_else(|| Err(kept(word)), Ok) {
-                    Ok(holding) => break holding,
+            let mut lends = |held| lends(word, held);
+            let (holding, lent) = loop {
+                let got = lock.lock_or_borrow(owner, &mut patience, &mut lends);
+                match got.map_or_else(|| Err(kept(word)), Ok) {
+                    Ok(got) => break got,
                     Err(Kept::WaitOn) => patience = Patience::new(lock),
-                    Err(Kept::TakeAway) => break lock.take_over(owner),
-                    Err(Kept::GiveUp) => {
-                        self.unlock_range(&held);
-                        return None;
-                    }
+                    Err(Kept::TakeAway) => break (lock.take_over(owner), None),
+                    Err(Kept::GiveUp) => return taken,
                 }
             };
-            held.add(word, holding);
+            taken.held.add(word, holding);
+            if let Some(lent) = lent {
+                taken.lent.add(word, lent);
+            }
         }
-        Some(held)
+        taken.all = true;
+        taken
+    }
+
+    /// Releases the words of `take_range`, and gives those that were borrowed back to who lends them. `is_lent` tells whether the holder
+    /// still has a word on loan: if not, the word is opened for it.
+    pub fn give_range_back(
+        &self,
+        taken: &RangeTaken,
+        mut is_lent: impl FnMut(usize, Holding) -> bool,
+    ) {
+        for word in taken.held.segments.words() {
+            let (lock, mine) = (&self.words[word], Holding(taken.held.words[word]));
+            match taken.lent.words[word] {
+                0 => {
+                    lock.unlock(mine);
+                }
+                lent => lock.give_back(mine, Holding(lent), || is_lent(word, Holding(lent))),
+            }
+        }
     }
 
     /// Releases the words.
@@ -629,11 +723,12 @@ mod tests {
         let stopped = slot.lock_range(all, 7).unwrap();
         let asked = std::cell::Cell::new(0);
         let begun = Instant::now();
-        let held = slot.lock_range_or(all, 1, |_| {
+        let kept = |_| {
             asked.set(asked.get() + 1);
             Kept::TakeAway
-        });
-        assert!(held.is_some());
+        };
+        let held = slot.take_range(all, 1, |_, _| false, kept);
+        assert!(held.is_all());
         assert_eq!(asked.get(), WORDS);
         // Waiting one second for each word would take half a minute.
         assert!(begun.elapsed() >= crate::lock::HELD_MAX);
@@ -641,7 +736,7 @@ mod tests {
         assert!((0..WORDS as u64).all(|n| !slot.holds(&stopped, n << 16)));
         slot.unlock_range(&stopped);
         assert!(slot.has_range_of(all, 1) && !slot.has_range_of(all, 7));
-        slot.unlock_range(&held.unwrap());
+        slot.give_range_back(&held, |_, _| false);
         assert!(slot.turns(all).is_some());
     }
 

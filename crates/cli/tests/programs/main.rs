@@ -27,6 +27,7 @@ mod killed;
 mod large;
 mod overlapping;
 mod program;
+mod records;
 mod rehome;
 mod roles;
 mod same;

@@ -98,7 +98,8 @@ fn file(session: &Session) -> File<'_> {
 }
 
 fn write(file: File<'_>, at: u64, data: &[u8]) -> Result<(), Why> {
-    file.write(at, data.len(), Source::new(&[IoSlice::new(data)]))
+    let written = file.write(at, data.len(), Source::new(&[IoSlice::new(data)]));
+    written.map_err(|failed| failed.why)
 }
 
 fn append(file: File<'_>, data: &[u8]) -> Result<u64, Why> {
@@ -245,12 +246,14 @@ fn a_writer_that_saw_the_file_before_it_was_truncated_writes_nothing() {
     volume.slot().set_size(5000, true);
     let (bytes, held) = ([0x55; 100], file(&client));
     let parts = [IoSlice::new(&bytes)];
+    let why = |late: Result<(), Failed<'_>>| late.unwrap_err().why;
     let late = held.write_within(before, 6000, 100, Source::new(&parts));
-    assert_eq!(late, Err(Why::Changed));
-    let late = held.extend(before, 7950, 100, Source::new(&parts), false);
-    assert_eq!(late, Err(Why::Changed));
-    let late = held.extend(before, 8000, 100, Source::new(&parts), true);
-    assert_eq!(late, Err(Why::Changed));
+    assert_eq!(why(late), Why::Changed);
+    for (at, append) in [(7950, false), (8000, true)] {
+        let (extend, _) = held.lock_size().unwrap();
+        let late = held.extend(extend, before, at, 100, Source::new(&parts), append);
+        assert_eq!(why(late), Why::Changed);
+    }
     assert_eq!(volume.bytes(1), [0; PAGE]);
     assert_eq!(volume.slot().size().bytes(), 5000);
 }
@@ -344,7 +347,7 @@ fn overlapping_writes_over_several_pages_end_as_one_or_the_other() {
                     let at = 100 + (who * SHIFT) as u64;
                     let write = || file(session).write(at, data.len(), Source::new(&parts));
                     while let Err(why) = write() {
-                        assert_eq!(why, Why::Busy);
+                        assert_eq!(why.why, Why::Busy);
                     }
                     end.pass(round, 3);
                 }
@@ -567,4 +570,62 @@ fn a_thread_counts_alone_however_many_ended_before_it() {
         "{} blocks",
         blocks.len()
     );
+}
+
+/// A client whose ring has room for no further page that becomes dirty.
+fn full_client(volume: &Volume) -> Session {
+    let client = volume.client(true);
+    for page in 0..jericho_shm::RING_KEYS as u64 - 1000 {
+        client.report(Key::new(OBJECT + 1, page));
+    }
+    client
+}
+
+#[test]
+fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
+    let volume = Volume::new(64);
+    volume.reserve(0..4);
+    volume.slot().set_size(3 * 4096, false);
+    volume.write_as_daemon(0, &[1; 3 * PAGE]);
+    // Only the first page is dirty and needs no report.
+    for page in [1, 2] {
+        let found = volume.memory.lookup(Key::new(OBJECT, page)).unwrap();
+        volume.memory.entry(found.index).unmark(Flags::DIRTY);
+    }
+    let client = full_client(&volume);
+    for (len, extends) in [(3 * PAGE, false), (3 * PAGE + 10, true)] {
+        let bytes = vec![9; len];
+        let parts = [IoSlice::new(&bytes)];
+        let failed = file(&client)
+            .write(0, len, Source::new(&parts))
+            .unwrap_err();
+        assert_eq!(failed.why, Why::Throttled);
+        assert_eq!(
+            (volume.bytes(0), volume.bytes(1)),
+            (vec![9; PAGE], vec![1; PAGE])
+        );
+        let kept = failed.kept.expect("half of it is there");
+        let all = Segments::of(0, len as u64);
+        assert!(volume.slot().turns(all).is_none(), "nobody reads the half");
+        assert_eq!(volume.slot().is_extended_by(client.owner), extends);
+        let lends = |word, held| {
+            client
+                .area
+                .has_lent(0, jericho_shm::SlotLock::Word(word), held)
+        };
+        let taken = volume
+            .slot()
+            .take_range(all, DAEMON, lends, |_| jericho_shm::Kept::GiveUp);
+        assert!(taken.is_all(), "lent");
+        volume.slot().give_range_back(&taken, lends);
+        assert!(volume.slot().turns(all).is_none());
+        drop(kept);
+        assert!(volume.slot().turns(all).is_some() && !volume.slot().is_extended_by(client.owner));
+    }
+    // Nothing of these is seen: the first page cannot be written, or all of it is behind the end.
+    let failed = file(&client).write(4096, 2 * PAGE, Source::new(&[IoSlice::new(&[9; 2 * PAGE])]));
+    assert!(failed.unwrap_err().kept.is_none());
+    assert_eq!(append(file(&client), &[9; 4097]), Err(Why::Absent));
+    assert!(volume.slot().turns(Segments::of(0, 1 << 20)).is_some());
+    assert!(!volume.slot().is_extended_by(client.owner));
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use jericho_fs::fs::File;
-use jericho_shm::{Area, State};
+use jericho_shm::{Area, Holding, SlotLock, State};
+use jericho_sys::files;
 use jericho_sys::handover::Peer;
 use serde::{Deserialize, Serialize};
 
@@ -238,6 +239,25 @@ impl Fast {
         };
         let task = || format!("/proc/{pid}/task/{thread}");
         pid != 0 && thread != 0 && std::path::Path::new(&task()).exists()
+    }
+
+    /// Returns whether the client that holds a lock of a file as `held` lends it: it has written half of something, and waits for a write of the
+    /// daemon that ends that.
+    pub(super) fn lends(&self, file: &SlotFile, lock: SlotLock, held: Holding) -> bool {
+        let now = files::coarse_realtime_ns();
+        self.with_area(held.owner(), |area| area.lends(file.slot, lock, held, now))
+    }
+
+    /// Returns whether the client has the lock on loan, however long.
+    pub(super) fn has_lent(&self, file: &SlotFile, lock: SlotLock, held: Holding) -> bool {
+        self.with_area(held.owner(), |area| area.has_lent(file.slot, lock, held))
+    }
+
+    /// Asks the area of a client that writes. Returns false when there is no such client.
+    fn with_area(&self, owner: u16, ask: impl FnOnce(&Area) -> bool) -> bool {
+        let clients = self.clients.lock();
+        let client = clients.by_owner.get(&owner);
+        client.is_some_and(|client| client.writes && ask(&client.area))
     }
 
     /// Whether a process is on the fast path.

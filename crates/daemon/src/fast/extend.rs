@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use jericho_cache::OWNER_DAEMON;
-use jericho_shm::{Holding, Slot};
+use jericho_shm::{Holding, Seized, Slot, SlotLock};
 use parking_lot::{Condvar, Mutex};
+
+use super::{Fast, SlotFile};
 
 /// For how long a thread of the daemon lets another finish. Then it goes on beside it: what the two do to the
 /// file is kept apart below, and one that waits for a device must not stop all others.
@@ -21,14 +23,16 @@ pub(crate) struct Extend {
 struct Holders {
     count: u32,
     held: Option<Holding>,
+    /// The holding of the client that lends the lock.
+    lent: Option<Holding>,
 }
 
 impl Extend {
-    /// Takes the extend lock, if necessary from a client that does not release it. Returns true when it was taken from a
-    /// client in the middle of a write: the caller zeroes what that write left beyond the end of file
-    /// (`Fs::clear_behind_end`).
+    /// Takes the extend lock, if necessary from a client that does not release it. Borrows it from a client of which `lends` says that it
+    /// lends the lock. Returns true when it was taken from a client in the middle of a write: the caller zeroes what that write left
+    /// beyond the end of file (`Fs::clear_behind_end`).
     #[must_use]
-    pub fn hold(&self, slot: &Slot) -> bool {
+    pub fn hold(&self, slot: &Slot, lends: impl FnMut(Holding) -> bool) -> bool {
         let mut holders = self.holders.lock();
         if holders.count > 0 {
             self.given_back
@@ -36,24 +40,48 @@ impl Extend {
         }
         let mut taken_away = false;
         if holders.count == 0 {
-            let (held, seized) = slot.seize(OWNER_DAEMON);
+            let (held, seized) = slot.seize(OWNER_DAEMON, lends);
             holders.held = Some(held);
-            taken_away = seized;
+            match seized {
+                Seized::Free => {}
+                Seized::Lent(lent) => holders.lent = Some(lent),
+                Seized::TakenAway => taken_away = true,
+            }
         }
         holders.count += 1;
         taken_away
     }
 
-    /// Gives back what `hold` took, in any thread.
-    pub fn give_back(&self, slot: &Slot) {
+    /// Gives back what `hold` took, in any thread. `is_lent` tells whether a client still lends the lock.
+    pub fn give_back(&self, slot: &Slot, is_lent: impl FnOnce(Holding) -> bool) {
         let mut holders = self.holders.lock();
         holders.count -= 1;
         if holders.count == 0 {
-            if let Some(held) = holders.held.take() {
-                slot.extend_lock().unlock(held);
+            let (held, lent) = (holders.held.take(), holders.lent.take());
+            match (held, lent) {
+                (Some(held), Some(lent)) => slot.return_extend(held, lent, is_lent),
+                (Some(held), None) => {
+                    slot.extend_lock().unlock(held);
+                }
+                (None, _) => {}
             }
             self.given_back.notify_all();
         }
+    }
+}
+
+impl Fast {
+    /// Takes the extend lock of a file for the daemon; see `Extend::hold`.
+    #[must_use]
+    pub(super) fn hold_extend(&self, file: &SlotFile) -> bool {
+        let lends = |held| self.lends(file, SlotLock::Extend, held);
+        file.extend.hold(self.slot(file), lends)
+    }
+
+    /// Gives back what `hold_extend` took, in any thread.
+    pub(super) fn give_back_extend(&self, file: &SlotFile) {
+        let is_lent = |held| self.has_lent(file, SlotLock::Extend, held);
+        file.extend.give_back(self.slot(file), is_lent);
     }
 }
 
@@ -68,11 +96,11 @@ mod tests {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let extend = Extend::default();
-        assert!(!extend.hold(slot));
-        assert!(!extend.hold(slot));
-        extend.give_back(slot);
+        assert!(!extend.hold(slot, |_| false));
+        assert!(!extend.hold(slot, |_| false));
+        extend.give_back(slot, |_| false);
         assert_eq!(slot.extend_lock().try_lock(7), None);
-        extend.give_back(slot);
+        extend.give_back(slot, |_| false);
         assert!(slot.extend_lock().try_lock(7).is_some());
     }
 
@@ -83,10 +111,10 @@ mod tests {
         let held = slot.extend_lock().lock(7).unwrap();
         let seen = slot.size();
         let extend = Extend::default();
-        assert!(extend.hold(slot));
+        assert!(extend.hold(slot, |_| false));
         assert!(!slot.extend_lock().is_held(held));
         assert!(!slot.extend(seen, 10));
-        extend.give_back(slot);
+        extend.give_back(slot, |_| false);
         assert!(!slot.extend_lock().unlock(held), "it is not the client's");
         assert!(slot.extend_lock().try_lock(8).is_some());
     }

@@ -160,13 +160,13 @@ impl Fast {
         self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
         // Holds the extend lock, so that no client is in the middle of a write that extends the file.
         let slot = self.slot(file);
-        let seized = file.extend.hold(slot);
+        let seized = self.hold_extend(file);
         // After the flag: a client that reads the size from now on sees the flag too.
         slot.cut();
         if seized {
             mounted.clear_seized(file);
         }
-        file.extend.give_back(slot);
+        self.give_back_extend(file);
     }
 
     /// Ends inline writes while the last writable descriptor is being closed. A thread of that program, or code that a signal handler

@@ -1,10 +1,14 @@
 //! The range lock of a slot as threads of the daemon take it: for writes over several pages, and for reads that writers keep
 //! interrupting.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_cache::OWNER_DAEMON;
-use jericho_shm::{Kept, RangeHeld, Segments, Slot, Turns, WORDS};
+use jericho_shm::{Holding, Kept, RangeTaken, Segments, Slot, SlotLock, Turns, WORDS};
+
+use super::{Fast, SlotFile};
+use crate::mounted::Mounted;
 
 /// Number of times a read restarts because a write over several pages interfered, before the read locks writers out.
 const READ_TRIES: u32 = 3;
@@ -25,27 +29,65 @@ impl RangeHolders {
         self.0[word].load(Ordering::Acquire) > 0
     }
 
-    /// Takes the words that a write covers. Waits for words that other writes of the daemon hold. Takes a word away from a client that
-    /// has kept it too long, because no write may proceed without its words.
-    pub fn lock(&self, slot: &Slot, segments: Segments) -> RangeHeld {
+    /// Takes the words that a write covers. Waits for words that other writes of the daemon hold. Borrows those of which `lends` says that a
+    /// client lends them. Takes a word away from a client that has kept it too long, because no write may proceed without its words.
+    pub fn lock(
+        &self,
+        slot: &Slot,
+        segments: Segments,
+        lends: impl FnMut(usize, Holding) -> bool,
+    ) -> RangeTaken {
         let kept = |word| match self.has(word) {
             true => Kept::WaitOn,
             false => Kept::TakeAway,
         };
-        let held = slot.lock_range_or(segments, OWNER_DAEMON, kept);
-        let held = held.expect("only a waiter that gives up gets none");
-        for word in held.segments().words() {
-            self.0[word].fetch_add(1, Ordering::AcqRel);
-        }
-        held
+        self.note(slot.take_range(segments, OWNER_DAEMON, lends, kept))
     }
 
-    /// Releases what `lock` took. Any thread may call it.
-    pub fn unlock(&self, slot: &Slot, held: &RangeHeld) {
-        for word in held.segments().words() {
+    /// Takes the words for a read, to lock writers out. May wait one second for a writer that was stopped.
+    pub fn lock_out(
+        &self,
+        slot: &Slot,
+        segments: Segments,
+        lends: impl FnMut(usize, Holding) -> bool,
+        is_lent: impl FnMut(usize, Holding) -> bool,
+    ) -> LockedOut {
+        // A daemon thread that holds a word this long is waiting for a device, and perhaps for this thread.
+        let kept = |word| match self.has(word) {
+            true => Kept::GiveUp,
+            false => Kept::TakeAway,
+        };
+        let taken = slot.take_range(segments, OWNER_DAEMON, lends, kept);
+        let borrowed = taken.has_borrowed();
+        if taken.is_all() && !borrowed {
+            return LockedOut::Locked(Box::new(self.note(taken)));
+        }
+        slot.give_range_back(&taken, is_lent);
+        match borrowed {
+            // Half of a write is there, so this is no time to read.
+            true => LockedOut::Lent,
+            false => LockedOut::GaveUp,
+        }
+    }
+
+    fn note(&self, taken: RangeTaken) -> RangeTaken {
+        for word in taken.held().segments().words() {
+            self.0[word].fetch_add(1, Ordering::AcqRel);
+        }
+        taken
+    }
+
+    /// Releases what `lock` and `lock_out` took. Any thread may call it. `is_lent` tells whether a client still lends a word.
+    pub fn unlock(
+        &self,
+        slot: &Slot,
+        taken: &RangeTaken,
+        is_lent: impl FnMut(usize, Holding) -> bool,
+    ) {
+        for word in taken.held().segments().words() {
             self.0[word].fetch_sub(1, Ordering::AcqRel);
         }
-        slot.unlock_range(held);
+        slot.give_range_back(taken, is_lent);
     }
 
     /// Calls `read` until it observed no half-done write over several pages. The returned turns tell whether that still holds for
@@ -68,21 +110,76 @@ impl RangeHolders {
         }
         None
     }
+}
 
-    /// Calls `read` while writers over several pages are locked out. May wait one second for a writer that was
-    /// stopped.
-    pub fn read_alone<T>(&self, slot: &Slot, segments: Segments, read: impl FnOnce() -> T) -> T {
-        // A daemon thread that holds a word this long is waiting for a device, and perhaps for this thread.
-        let kept = |word| match self.has(word) {
-            true => Kept::GiveUp,
-            false => Kept::TakeAway,
-        };
-        let held = slot.lock_range_or(segments, OWNER_DAEMON, kept);
-        let result = read();
-        if let Some(held) = held {
-            slot.unlock_range(&held);
+/// What came of locking writers out.
+#[derive(Debug)]
+pub(crate) enum LockedOut {
+    /// Nobody writes over several pages until these words are released.
+    Locked(Box<RangeTaken>),
+    /// A client lends a word: nobody must read until a write of the daemon has ended what the client has begun.
+    Lent,
+    /// A write of the daemon keeps a word, and waits for a device.
+    GaveUp,
+}
+
+impl Fast {
+    /// Takes the words of a file that a write of the daemon covers; see `RangeHolders::lock`.
+    pub(super) fn lock_range(&self, file: &SlotFile, segments: Segments) -> RangeTaken {
+        let lends = |word, held| self.lends(file, SlotLock::Word(word), held);
+        file.range.lock(self.slot(file), segments, lends)
+    }
+
+    /// Releases what `lock_range` took, in any thread.
+    pub(super) fn unlock_range(&self, file: &SlotFile, taken: &RangeTaken) {
+        let is_lent = |word, held| self.has_lent(file, SlotLock::Word(word), held);
+        file.range.unlock(self.slot(file), taken, is_lent);
+    }
+}
+
+/// Keeps writers over several pages out of a range while it is read; given back on drop, in any thread.
+pub(crate) struct ReadGuard {
+    mounted: Arc<Mounted>,
+    file: Arc<SlotFile>,
+    range: Box<RangeTaken>,
+}
+
+/// What came of a read that wants to be alone.
+pub(crate) enum Alone {
+    /// It is.
+    Yes(ReadGuard),
+    /// It has to wait for another request, which a thread that serves requests must not do.
+    Later,
+    /// It reads beside a write of the daemon that waits for a device.
+    No,
+}
+
+impl ReadGuard {
+    /// Locks writers out of a range. `waits`: also waits for requests that end what a client has begun, for a second at most.
+    pub fn take(
+        mounted: &Arc<Mounted>,
+        file: &Arc<SlotFile>,
+        segments: Segments,
+        waits: bool,
+    ) -> Alone {
+        let fast = &mounted.fast;
+        let lends = |word, held| !waits && fast.lends(file, SlotLock::Word(word), held);
+        let is_lent = |word, held| fast.has_lent(file, SlotLock::Word(word), held);
+        match (file.range).lock_out(fast.slot(file), segments, lends, is_lent) {
+            LockedOut::Locked(range) => Alone::Yes(ReadGuard {
+                mounted: mounted.clone(),
+                file: file.clone(),
+                range,
+            }),
+            LockedOut::Lent => Alone::Later,
+            LockedOut::GaveUp => Alone::No,
         }
-        result
+    }
+}
+
+impl Drop for ReadGuard {
+    fn drop(&mut self) {
+        self.mounted.fast.unlock_range(&self.file, &self.range);
     }
 }
 
@@ -97,20 +194,21 @@ mod tests {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let (holders, segments) = (RangeHolders::default(), Segments::of(0, 1 << 17));
-        let own = holders.lock(slot, segments);
+        let none = |_, _| false;
+        let own = holders.lock(slot, segments, none);
         let other = std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| holders.lock(slot, segments));
+            let waiter = scope.spawn(|| holders.lock(slot, segments, none));
             std::thread::sleep(jericho_shm::HELD_MAX * 3 / 2);
             assert!(!waiter.is_finished(), "it wrote beside another");
-            assert!(slot.holds(&own, 0));
-            holders.unlock(slot, &own);
+            assert!(slot.holds(own.held(), 0));
+            holders.unlock(slot, &own, none);
             waiter.join().unwrap()
         });
-        holders.unlock(slot, &other);
+        holders.unlock(slot, &other, none);
         let lie = slot.lock_range(segments, OWNER_DAEMON).unwrap();
-        let held = holders.lock(slot, segments);
+        let held = holders.lock(slot, segments, none);
         assert!(!slot.holds(&lie, 0));
-        holders.unlock(slot, &held);
+        holders.unlock(slot, &held, none);
     }
 
     #[test]
@@ -142,13 +240,23 @@ mod tests {
                     )
                 };
                 let seen = holders.try_read_whole(slot, segments, read);
-                let (a, b) = seen.map_or_else(
-                    || holders.read_alone(slot, segments, read),
-                    |(seen, _)| seen,
-                );
+                let alone = || {
+                    let none = |_, _| false;
+                    let LockedOut::Locked(taken) = holders.lock_out(slot, segments, none, none)
+                    else {
+                        panic!("no other thread of the daemon is there, and nobody lends");
+                    };
+                    let seen = read();
+                    holders.unlock(slot, &taken, none);
+                    seen
+                };
+                let (a, b) = seen.map_or_else(alone, |(seen, _)| seen);
                 assert_eq!(a, b, "half of a write");
             }
             stop.store(1, Ordering::Relaxed);
         });
     }
 }
+
+#[cfg(test)]
+mod lending;

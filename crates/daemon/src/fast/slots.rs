@@ -12,11 +12,11 @@ use jericho_fs::types::{Ino, SliceId};
 use jericho_shm::{Refusal, SizeWord, Slot, SlotInfo};
 use parking_lot::Mutex;
 
-use super::Fast;
 use super::changing::Change;
 use super::extend::Extend;
 use super::kernel_pages::KernelPages;
 use super::range::RangeHolders;
+use super::{FIRST_WRITERS, Fast};
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
@@ -216,6 +216,9 @@ impl Fast {
                 // Done first: a write of the mount that nobody waits for then sees that it has to take locks.
                 self.written.fetch_add(1, Ordering::AcqRel);
                 self.begin_writes(&slot_file);
+                // After the file counts as written: see `Fast::first_writers`.
+                self.first_writers[file.ino() as usize % FIRST_WRITERS]
+                    .fetch_add(1, Ordering::AcqRel);
             }
         }
         Ok((slot_file, first))
@@ -436,7 +439,7 @@ impl Mounted {
             return change();
         };
         let slot = self.fast.slot(&slot_file);
-        let seized = slot_file.extend.hold(slot);
+        let seized = self.fast.hold_extend(&slot_file);
         if slot_file.is_written() {
             self.settle_file(&slot_file);
         }
@@ -454,7 +457,7 @@ impl Mounted {
             Some(_) => slot.set_size(slot_file.file.size(), true),
             None => slot.grow(|| slot_file.file.size()),
         }
-        slot_file.extend.give_back(slot);
+        self.fast.give_back_extend(&slot_file);
         result
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{RangeHeld, Segments};
+use jericho_shm::{RangeTaken, Segments};
 
 use super::SlotFile;
 use crate::mounted::Mounted;
@@ -13,12 +13,13 @@ pub(crate) struct WriteGuard {
     mounted: Arc<Mounted>,
     file: Arc<SlotFile>,
     extend: bool,
-    range: RangeHeld,
+    range: RangeTaken,
 }
 
 impl WriteGuard {
     /// Takes the locks for a write of `len` bytes at `offset` (`None`: at the end) if clients write the file inline. Takes
-    /// a lock away from a client that has held it for a second, because a stopped client must not stop others.
+    /// a lock away from a client that has held it for a second, because a stopped client must not stop others. Borrows the locks of a client
+    /// that has written half of something: that client makes its whole write again, by this request or after it.
     pub fn take(
         mounted: &Arc<Mounted>,
         file: Arc<SlotFile>,
@@ -27,11 +28,11 @@ impl WriteGuard {
     ) -> WriteGuard {
         let slot = mounted.fast.slot(&file);
         let beyond = offset.is_none_or(|offset| offset + len > slot.size().bytes());
-        let seized = beyond && file.extend.hold(slot);
+        let seized = beyond && mounted.fast.hold_extend(&file);
         let several = offset
             .filter(|offset| len > 0 && offset / PAGE_BYTES != (offset + len - 1) / PAGE_BYTES);
-        let range = several.map_or_else(RangeHeld::none, |offset| {
-            file.range.lock(slot, Segments::of(offset, len))
+        let range = several.map_or_else(RangeTaken::none, |offset| {
+            mounted.fast.lock_range(&file, Segments::of(offset, len))
         });
         match seized {
             true => mounted.clear_seized(&file),
@@ -53,10 +54,9 @@ impl WriteGuard {
 
 impl Drop for WriteGuard {
     fn drop(&mut self) {
-        let slot = self.mounted.fast.slot(&self.file);
-        self.file.range.unlock(slot, &self.range);
+        self.mounted.fast.unlock_range(&self.file, &self.range);
         if self.extend {
-            self.file.extend.give_back(slot);
+            self.mounted.fast.give_back_extend(&self.file);
         }
     }
 }

@@ -3,8 +3,9 @@
 use loom::thread;
 
 use super::*;
+use crate::lent::{Lent, Loan, LoanWord, SlotLock};
 use crate::lock::{Lock, Wait};
-use crate::slots::{Segments, Slot};
+use crate::slots::{Kept, Segments, Slot};
 use crate::sync::{AtomicU32, futex};
 
 const DAEMON: u16 = 1;
@@ -117,5 +118,92 @@ fn a_word_is_taken_from_the_owner_that_asks_and_never_from_the_daemon() {
         }
         other.join().unwrap();
         assert!(!lock.unlock(held) && lock.try_lock(7).is_some());
+    });
+}
+
+/// A slot, and what a thread lends of it.
+struct Lending {
+    slot: Slot,
+    word: LoanWord,
+    loan: Loan,
+}
+
+impl Lending {
+    fn new() -> Arc<Lending> {
+        Arc::new(Lending {
+            slot: Slot::new(2),
+            word: LoanWord::new(),
+            loan: Loan::new(),
+        })
+    }
+
+    fn lent(&self) -> Lent<'_> {
+        Lent {
+            word: &self.word,
+            loan: &self.loan,
+        }
+    }
+
+    /// Borrows the first word if it can be had at once, does something, and gives the word back. Returns whether it was borrowed.
+    fn write_as_daemon(&self, write: impl FnOnce()) -> Option<bool> {
+        let lends = |word, held| self.lent().has_lent(0, SlotLock::Word(word), held);
+        let taken = (self.slot).take_range(Segments::of(0, 1), DAEMON, lends, |_| Kept::GiveUp);
+        let borrowed = taken.is_all().then(|| taken.has_borrowed());
+        if borrowed.is_some() {
+            write();
+        }
+        self.slot.give_range_back(&taken, lends);
+        borrowed
+    }
+}
+
+#[test]
+fn a_word_that_is_lent_is_free_in_the_end_whoever_opens_it() {
+    explore(["None", "Some(false)", "Some(true)"], |notes| {
+        let (lending, inside) = (Lending::new(), Alone::new());
+        let held = lending.slot.lock_range(Segments::of(0, 1), 7).unwrap();
+        inside.enter();
+        lending.lent().lend(0, &held, None, 0);
+        let lender = thread::spawn({
+            let lending = lending.clone();
+            move || lending.lent().take_back(&lending.slot)
+        });
+        notes.add(lending.write_as_daemon(|| inside.enter()));
+        lender.join().unwrap();
+        assert!(lending.slot.turns(Segments::of(0, 1)).is_some(), "free");
+    });
+}
+
+#[test]
+fn a_reader_sees_no_half_of_a_write_that_the_daemon_ends() {
+    explore(["None", "Some(1)", "Some(3)"], |notes| {
+        let (lending, slice) = (Lending::new(), Slice::with_page(Flags::BACKED));
+        let lender = thread::spawn({
+            let (lending, slice) = (lending.clone(), slice.clone());
+            move || {
+                let held = lending.slot.lock_range(Segments::of(0, 1), 7).unwrap();
+                slice.write_surely(7, &[(0, 2)], || true).unwrap();
+                lending.lent().lend(0, &held, None, 0);
+                // The request that it makes then, as another thread of the daemon serves it.
+                let write = || {
+                    slice.write_surely(DAEMON, &[(0, 3)], || true).unwrap();
+                    slice.write_surely(DAEMON, &[(1, 3)], || true).unwrap();
+                };
+                assert_eq!(lending.write_as_daemon(write), Some(true));
+                lending.lent().take_back(&lending.slot);
+            }
+        });
+        let read = || {
+            let turns = lending.slot.turns(Segments::of(0, 1))?;
+            let first = slice.read(0, key(1))?[0];
+            let second = slice.read(0, key(1))?[1];
+            lending.slot.is_turn(&turns).then_some((first, second))
+        };
+        let read = read();
+        if let Some((first, second)) = read {
+            assert_eq!(first, second, "half of a write");
+        }
+        notes.add(read.map(|(first, _)| first));
+        lender.join().unwrap();
     });
 }

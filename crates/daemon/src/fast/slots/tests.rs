@@ -52,7 +52,7 @@ pub(in crate::fast) struct Bed {
     device: Arc<SimDevice>,
     pub mounted: Arc<Mounted>,
     pub handle: Arc<Handle>,
-    file: Arc<SlotFile>,
+    pub file: Arc<SlotFile>,
 }
 
 pub(in crate::fast) fn asker() -> crate::Asker {

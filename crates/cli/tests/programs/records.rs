@@ -1,0 +1,98 @@
+//! Writes over many pages are whole to every reader, also when the library has to end a write through the kernel because the file
+//! changed, or a page was evicted, in the middle of it.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::program::{succeed, under_run, within_limit};
+use crate::volume::Volume;
+
+const SOURCE: &str = include_str!("records.c");
+/// A request of the kernel carries as many bytes.
+const BYTES: usize = 1 << 20;
+const SECONDS: u64 = 6;
+
+struct Records {
+    volume: Volume,
+    program: PathBuf,
+    count: usize,
+}
+
+impl Records {
+    fn new(cache: &'static str, count: usize) -> Records {
+        let volume = Volume::mounted("256M", 2, cache);
+        let (source, program) = (volume.outside("records.c"), volume.outside("records"));
+        std::fs::write(&source, SOURCE).expect("the source");
+        let mut compiler = within_limit("cc");
+        compiler.args(["-O2", "-Wall", "-Werror", "-o"]);
+        succeed(compiler.arg(&program).arg(&source));
+        // A page behind the records.
+        std::fs::write(volume.at("f"), vec![1; count * BYTES + 4096]).expect("write");
+        Records {
+            volume,
+            program,
+            count,
+        }
+    }
+
+    /// Starts one of the programs; it ends when its standard input is closed.
+    fn start(&self, number: usize, mut command: Command, what: &str) -> Child {
+        let (count, bytes) = (self.count.to_string(), BYTES.to_string());
+        command.arg(what).arg(self.volume.at("f"));
+        command.args([count, bytes, number.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped()).spawn().expect("it starts")
+    }
+
+    /// Runs them all beside each other: `(under run, what)`. The first one ends last, because without an inline writer nothing is
+    /// promised.
+    fn run(self, programs: &[(bool, &str)]) {
+        let mut running = Vec::new();
+        for (number, (inline, what)) in programs.iter().enumerate() {
+            let command = match inline {
+                true => under_run(&self.program),
+                false => within_limit(&self.program),
+            };
+            running.push(self.start(number, command, what));
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while self.volume.stat()["writes_granted"] == 0 {
+                assert!(Instant::now() < deadline, "nobody writes inline");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        std::thread::sleep(Duration::from_secs(SECONDS));
+        let mut said = Vec::new();
+        for (mut program, (_, what)) in running.into_iter().zip(programs).rev() {
+            drop(program.stdin.take());
+            let output = program.wait_with_output().expect("it ends");
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{what}: {error}");
+            let times: u64 = String::from_utf8_lossy(&output.stdout)
+                .trim()
+                .parse()
+                .expect("a number");
+            said.push((*what, times));
+        }
+        println!("{said:?}");
+        assert!(said.iter().all(|(_, times)| *times > 0), "{said:?}");
+        let log = self.volume.log();
+        assert!(!log.contains("for too long"), "{log}");
+        self.volume.finish();
+    }
+}
+
+#[test]
+fn are_whole_though_the_file_is_changed_in_the_middle_of_their_writes() {
+    Records::new("64M", 2).run(&[
+        (true, "write"),
+        (true, "read"),
+        (false, "read"),
+        (false, "punch"),
+    ]);
+}
+
+#[test]
+fn are_whole_though_their_pages_are_evicted_all_the_time() {
+    Records::new("16M", 40).run(&[(true, "write"), (true, "read"), (false, "read")]);
+}

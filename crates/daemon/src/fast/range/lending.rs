@@ -1,0 +1,245 @@
+//! Clients that lend the locks of a write of which half is there; and reads that begin before a file has an inline writer.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Area, Call, Flags, HELD_MAX, Key};
+use jericho_sys::files;
+use jericho_sys::handover::Peer;
+
+use super::*;
+use crate::fast::clients::Client;
+use crate::fast::slots::tests::{Bed, asker};
+use crate::handle::Handle;
+use crate::write::{WriteMode, WriteSync};
+
+const PAGE: usize = PAGE_BYTES as usize;
+const PAGES: usize = 16;
+/// Longest wait for an event that must happen.
+const LONG: Duration = Duration::from_secs(60);
+/// An owner number that no client has.
+const STOPPED: u16 = 700;
+
+fn write(bed: &Bed, handle: &Arc<Handle>, at: usize, data: &[u8]) -> Receiver<u32> {
+    let (tx, rx) = channel();
+    let mode = WriteMode {
+        append: false,
+        sync: WriteSync::No,
+        strip_suid: false,
+        of_mapping: false,
+    };
+    (bed.mounted).write(handle, at as u64, data, mode, move |written| {
+        let _ = tx.send(written.unwrap());
+    });
+    rx
+}
+
+fn read(bed: &Bed, handle: &Arc<Handle>) -> Receiver<Vec<u8>> {
+    let (tx, rx) = channel();
+    let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
+        let _ = tx.send(buffer[..read.unwrap()].to_vec());
+    };
+    let len = (PAGES * PAGE) as u32;
+    bed.mounted.read(handle, 0, len, false, vec![], reply);
+    rx
+}
+
+fn put(bed: &Bed, handle: &Handle, page: usize, byte: u8) {
+    let slice = &bed.mounted.fast.slices[0];
+    let key = Key::new(handle.file.ino(), page as u64);
+    let written = (slice.memory()).write_own(key, 0, &[byte; PAGE], OWNER_DAEMON, slice.epoch());
+    written.expect("the page is there");
+}
+
+fn all() -> Segments {
+    Segments::of(0, (PAGES * PAGE) as u64)
+}
+
+/// A client that has written half of a write over all pages, and keeps its locks.
+struct Lender {
+    bed: Bed,
+    owner: u16,
+    area: Arc<Area>,
+    block: u32,
+}
+
+impl Lender {
+    fn new() -> Lender {
+        let bed = Bed::new();
+        let written = write(&bed, &bed.handle, 0, &[1; PAGES * PAGE]);
+        assert_eq!(written.recv_timeout(LONG), Ok((PAGES * PAGE) as u32));
+        let fast = &bed.mounted.fast;
+        let owner = fast.clients.lock().free_owner().unwrap();
+        let area = Arc::new(Area::create("test", owner).unwrap());
+        fast.rings.add(owner, area.clone());
+        let (block, _) = area.take_block(1, |_| false);
+        let client = Client {
+            serial: 1,
+            area: area.clone(),
+            peer: Peer {
+                pid: 0,
+                uid: jericho_sys::process::uid(),
+                pidfd: std::fs::File::open("/dev/null").unwrap().into(),
+            },
+            writes: true,
+        };
+        fast.clients.lock().by_owner.insert(owner, client);
+        Lender {
+            bed,
+            owner,
+            area,
+            block,
+        }
+    }
+
+    fn slot(&self) -> &Slot {
+        self.bed.mounted.fast.slot(&self.bed.file)
+    }
+
+    /// Writes the first half, and lends since `since`.
+    fn begin(&self, since: u64) {
+        let extend = self.slot().extend_lock().lock(self.owner).unwrap();
+        let held = self.slot().lock_range(all(), self.owner).unwrap();
+        for page in 0..PAGES / 2 {
+            put(&self.bed, &self.bed.handle, page, 2);
+        }
+        let lent = self.area.lent(self.block);
+        lent.lend(self.bed.file.slot, &held, Some(extend), since);
+    }
+
+    fn end(&self) {
+        self.area.lent(self.block).take_back(self.slot());
+    }
+
+    fn has_all(&self) -> bool {
+        self.slot().has_range_of(all(), self.owner) && self.slot().is_extended_by(self.owner)
+    }
+}
+
+/// Calls `case` until one was over before anybody lost patience; a host that slow proves nothing, unless it always is.
+fn in_time(mut case: impl FnMut()) {
+    let begun = Instant::now();
+    loop {
+        let case_begun = Instant::now();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut case));
+        match result {
+            Ok(()) => return,
+            Err(_) if case_begun.elapsed() > HELD_MAX / 2 && begun.elapsed() < LONG => {}
+            Err(why) => std::panic::resume_unwind(why),
+        }
+    }
+}
+
+#[test]
+fn other_writes_go_on_beside_a_half_written_one_and_reads_wait_for_its_end() {
+    in_time(|| {
+        let lender = Lender::new();
+        let bed = &lender.bed;
+        lender.begin(files::coarse_realtime_ns());
+        let seen = read(bed, &bed.handle);
+        // Within the range, and one that makes the file longer.
+        for (at, len) in [(PAGE, 2 * PAGE), ((PAGES - 1) * PAGE, PAGE + 100)] {
+            let written = write(bed, &bed.handle, at, &vec![7; len]);
+            assert_eq!(written.recv_timeout(LONG), Ok(len as u32));
+            assert!(lender.has_all(), "they are the lender's again");
+        }
+        let ino = bed.handle.file.ino();
+        bed.mounted.resize(ino, None, || Ok(())).unwrap();
+        assert!(lender.has_all());
+        assert!(seen.try_recv().is_err(), "half of a write was read");
+        // The lender's own request, in two parts as the kernel may split it.
+        for at in [0, PAGES / 2 * PAGE] {
+            let written = write(bed, &bed.handle, at, &[3; PAGES / 2 * PAGE]);
+            assert_eq!(written.recv_timeout(LONG), Ok((PAGES / 2 * PAGE) as u32));
+            assert!(seen.try_recv().is_err(), "half of a write was read");
+        }
+        lender.end();
+        assert_eq!(seen.recv_timeout(LONG).unwrap(), [3; PAGES * PAGE]);
+        assert!(lender.slot().turns(all()).is_some());
+    });
+}
+
+#[test]
+fn a_lender_that_has_stopped_loses_its_locks_as_any_other_holder() {
+    let lender = Lender::new();
+    let bed = &lender.bed;
+    lender.begin(files::coarse_realtime_ns() - HELD_MAX.as_nanos() as u64);
+    let written = write(bed, &bed.handle, PAGE, &[7; PAGES * PAGE]);
+    assert_eq!(written.recv_timeout(LONG), Ok((PAGES * PAGE) as u32));
+    assert!(!lender.slot().has_range_of(all(), lender.owner));
+    assert!(!lender.slot().is_extended_by(lender.owner));
+    lender.end();
+    assert!(lender.slot().turns(all()).is_some());
+}
+
+#[test]
+fn nothing_is_given_back_to_a_lender_that_has_ended_its_loan_or_its_life() {
+    for dies in [false, true] {
+        in_time(|| {
+            let lender = Lender::new();
+            let fast = &lender.bed.mounted.fast;
+            lender.begin(files::coarse_realtime_ns());
+            assert!(!fast.hold_extend(&lender.bed.file), "borrowed");
+            let taken = fast.lock_range(&lender.bed.file, all());
+            match dies {
+                true => drop(fast.clients.lock().by_owner.remove(&lender.owner)),
+                false => lender.end(),
+            }
+            fast.unlock_range(&lender.bed.file, &taken);
+            fast.give_back_extend(&lender.bed.file);
+            assert!(lender.slot().turns(all()).is_some());
+            assert!(lender.slot().extend_lock().is_held_by(0));
+        });
+    }
+}
+
+#[test]
+fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() {
+    const LATCHED: usize = 8;
+    in_time(|| {
+        let bed = Bed::new();
+        let handle = bed.plain_named(b"late");
+        let written = write(&bed, &handle, 0, &[1; PAGES * PAGE]);
+        assert_eq!(written.recv_timeout(LONG), Ok((PAGES * PAGE) as u32));
+        let memory = bed.mounted.fast.slices[0].memory();
+        let found = memory.lookup(Key::new(handle.file.ino(), LATCHED as u64));
+        let found = found.expect("just written");
+        let entry = memory.entry(found.index);
+        let latched = entry.try_latch(found.state, STOPPED);
+        let latched = latched.expect("nobody writes");
+        // Copies the first pages, and waits for the latch.
+        let seen = read(&bed, &handle);
+        let (tx, rx) = channel();
+        let call = Call::Fast {
+            write: true,
+            thread: None,
+        };
+        (bed.mounted).call(&handle, call, asker(), move |answer| {
+            tx.send(answer.status).unwrap();
+        });
+        assert_eq!(rx.recv_timeout(LONG), Ok(0));
+        let file = bed.mounted.fast.written_file(handle.file.ino());
+        let file = file.expect("it has a writer");
+        // The whole of an inline write.
+        let slot = bed.mounted.fast.slot(&file);
+        let held = slot.lock_range(all(), 7).unwrap();
+        (0..LATCHED).for_each(|page| put(&bed, &handle, page, 2));
+        entry.unlatch(latched, Flags::DIRTY).expect("in time");
+        (LATCHED..PAGES).for_each(|page| put(&bed, &handle, page, 2));
+        slot.unlock_range(&held);
+        drop(file);
+        let seen = seen.recv_timeout(LONG).unwrap();
+        bed.mounted.close_file(&handle);
+        assert_eq!(seen, [2; PAGES * PAGE]);
+    });
+}
+
+#[test]
+fn a_read_apart_is_done_at_once_when_the_volume_closes() {
+    let bed = Bed::new();
+    let (tx, rx) = channel();
+    *bed.mounted.fast.waits.lock() = None;
+    bed.mounted.fast.wait_apart(move || tx.send(1).unwrap());
+    assert_eq!(rx.try_recv(), Ok(1));
+}

@@ -1,0 +1,217 @@
+//! What a client's thread lends: the locks that it keeps while it makes an inline write again through the kernel.
+//!
+//! Some pages of that write are changed already, so nobody may read the range yet. But the thread does not write inline any more. So each
+//! write of the daemon may borrow the locks, the thread's own request and others that the kernel may serve before it, and gives them back to
+//! the thread afterwards.
+
+use crate::lock::{HELD_MAX, Holding};
+use crate::slots::{RangeHeld, Slot, WORDS};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+const SLOT: u32 = (1 << 17) - 1;
+const LOAN_ONE: u32 = 1 << 17;
+
+/// The loan of a thread, in its block: slot + 1 in the low 17 bits (0: there is none), and a count of its loans above. It lies apart
+/// from `Loan`, because the daemon reads it of each thread.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(crate) struct LoanWord(AtomicU32);
+
+/// The words of the locks, as they are while the thread holds them; 0: it does not hold that one.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Loan {
+    /// Nanoseconds of the realtime clock when the loan began.
+    since: AtomicU64,
+    extend: AtomicU32,
+    words: [AtomicU32; WORDS],
+}
+
+/// A lock of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotLock {
+    /// The extend lock.
+    Extend,
+    /// A word of the range lock.
+    Word(usize),
+}
+
+/// Where a thread notes what it lends.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent<'a> {
+    pub(crate) word: &'a LoanWord,
+    pub(crate) loan: &'a Loan,
+}
+
+impl LoanWord {
+    #[cfg(all(test, loom))]
+    pub(crate) fn new() -> LoanWord {
+        LoanWord(AtomicU32::new(0))
+    }
+
+    /// Returns whether the thread lends locks of a slot.
+    #[inline]
+    pub(crate) fn is_of(&self, slot: u32) -> bool {
+        self.0.load(Ordering::Acquire) & SLOT == slot + 1
+    }
+}
+
+impl Loan {
+    #[cfg(all(test, loom))]
+    pub(crate) fn new() -> Loan {
+        Loan {
+            since: AtomicU64::new(0),
+            extend: AtomicU32::new(0),
+            words: std::array::from_fn(|_| AtomicU32::new(0)),
+        }
+    }
+
+    fn of(&self, lock: SlotLock) -> &AtomicU32 {
+        match lock {
+            SlotLock::Extend => &self.extend,
+            SlotLock::Word(word) => &self.words[word],
+        }
+    }
+}
+
+impl Lent<'_> {
+    /// Lends locks of a slot that the thread holds, which writes nothing under them any more. `take_back` releases them. `now_ns` is of the
+    /// realtime clock.
+    pub fn lend(&self, slot: u32, range: &RangeHeld, extend: Option<Holding>, now_ns: u64) {
+        let count = self.word.0.load(Ordering::Relaxed) & !SLOT;
+        let extend = extend.map_or(0, |held| held.0);
+        self.loan.since.store(now_ns, Ordering::Relaxed);
+        self.loan.extend.store(extend, Ordering::Relaxed);
+        for (noted, held) in self.loan.words.iter().zip(range.words) {
+            noted.store(held, Ordering::Relaxed);
+        }
+        let loan = count.wrapping_add(LOAN_ONE) | (slot + 1);
+        self.word.0.store(loan, Ordering::Release);
+    }
+
+    /// Ends the loan and releases the locks. What the daemon has borrowed at this moment, it releases itself.
+    pub fn take_back(&self, slot: &Slot) {
+        let count = self.word.0.load(Ordering::Relaxed) & !SLOT;
+        self.word.0.store(count, Ordering::Relaxed);
+        // Pairs with the one in `Lock::give_back`.
+        fence(Ordering::SeqCst);
+        let mut range = RangeHeld::none();
+        for (word, noted) in self.loan.words.iter().enumerate() {
+            match noted.load(Ordering::Relaxed) {
+                0 => {}
+                held => range.add(word, Holding(held)),
+            }
+        }
+        slot.unlock_range(&range);
+        match self.loan.extend.load(Ordering::Relaxed) {
+            0 => {}
+            held => {
+                slot.extend_lock().unlock(Holding(held));
+            }
+        }
+    }
+
+    /// Returns since when the thread lends a lock of a slot that it holds as `held`, if it does.
+    fn lent_since(&self, slot: u32, lock: SlotLock, held: Holding) -> Option<u64> {
+        let loan = self.word.0.load(Ordering::Acquire);
+        if loan & SLOT != slot + 1 {
+            return None;
+        }
+        let noted = self.loan.of(lock).load(Ordering::Relaxed);
+        let since = self.loan.since.load(Ordering::Relaxed);
+        // Another loan may have begun meanwhile, whose words these are.
+        fence(Ordering::Acquire);
+        (noted == held.0 && self.word.0.load(Ordering::Relaxed) == loan).then_some(since)
+    }
+
+    /// Returns whether the thread has a lock of a slot on loan that it holds as `held`.
+    pub fn has_lent(&self, slot: u32, lock: SlotLock, held: Holding) -> bool {
+        self.lent_since(slot, lock, held).is_some()
+    }
+
+    /// Returns whether the thread does so and has begun less than `HELD_MAX` ago. A longer loan is that of a stopped thread, which counts
+    /// as any holder that keeps a lock.
+    pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
+        let since = self.lent_since(slot, lock, held);
+        since.is_some_and(|since| u128::from(now_ns.saturating_sub(since)) < HELD_MAX.as_nanos())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::area::Area;
+    use crate::slots::{Kept, Segments, Slots};
+
+    const CLIENT: u16 = 7;
+    const DAEMON: u16 = 1;
+
+    #[test]
+    fn the_daemon_borrows_what_is_lent_and_the_lender_has_it_afterwards() {
+        let (slots, area) = (
+            Slots::create("test", 2).unwrap(),
+            Area::create("test", 7).unwrap(),
+        );
+        let (slot, segments) = (slots.slot(1).unwrap(), Segments::of(0, 3 << 16));
+        let (block, _) = area.take_block(4711, |_| false);
+        let lent = area.lent(block);
+        let held = slot.lock_range(segments, CLIENT).unwrap();
+        let extend = slot.extend_lock().lock(CLIENT).unwrap();
+        let word = |word| SlotLock::Word(word);
+        let lends = |index, lock, held| area.lends(index, lock, held, 1000);
+        assert!(!lends(1, SlotLock::Extend, extend), "not yet");
+        lent.lend(1, &held, Some(extend), 900);
+        assert!(lends(1, SlotLock::Extend, extend));
+        let late = 900 + HELD_MAX.as_nanos() as u64;
+        assert!(
+            !area.lends(1, SlotLock::Extend, extend, late),
+            "it has stopped"
+        );
+        assert!(area.has_lent(1, SlotLock::Extend, extend));
+        assert!(!lends(0, SlotLock::Extend, extend), "another slot");
+        assert!(!lends(1, word(3), Holding(held.words[2])));
+        assert!(!lends(1, word(2), Holding(held.words[2] + 1)));
+        // A part of it, twice, as of a write that the kernel splits.
+        for part in [Segments::of(0, 1 << 17), Segments::of(2 << 16, 1 << 17)] {
+            let of = |n, held| lends(1, word(n), held);
+            let taken = slot.take_range(part, DAEMON, of, |_| Kept::GiveUp);
+            assert!(taken.is_all());
+            assert!(slot.has_range_of(part, DAEMON) && !slot.has_range_of(part, CLIENT));
+            assert!(slot.turns(segments).is_none());
+            slot.give_range_back(&taken, of);
+            assert!(slot.turns(segments).is_none(), "the write is not over");
+        }
+        assert!((0..3u64).all(|n| slot.holds(&held, n << 16)));
+        let (mine, seized) = slot.seize(DAEMON, |held| lends(1, SlotLock::Extend, held));
+        assert_eq!(seized, crate::slots::Seized::Lent(extend));
+        assert!(!slot.is_extended_by(CLIENT));
+        // The lender ends its loan while the daemon has the lock.
+        lent.take_back(slot);
+        assert!(slot.turns(segments).is_some() && slot.is_extended_by(DAEMON));
+        slot.return_extend(mine, extend, |held| lends(1, SlotLock::Extend, held));
+        assert!(slot.extend_lock().try_lock(8).is_some(), "nobody opened it");
+    }
+
+    #[test]
+    fn an_earlier_loan_is_not_taken_for_the_next() {
+        let (slots, area) = (
+            Slots::create("test", 1).unwrap(),
+            Area::create("test", 7).unwrap(),
+        );
+        let (slot, segments) = (slots.slot(0).unwrap(), Segments::of(0, 1 << 17));
+        let lent = area.lent(area.take_block(4711, |_| false).0);
+        let first = slot.lock_range(segments, CLIENT).unwrap();
+        lent.lend(0, &first, None, 0);
+        lent.take_back(slot);
+        assert!(!area.has_lent(0, SlotLock::Word(0), Holding(first.words[0])));
+        let second = slot.lock_range(segments, CLIENT).unwrap();
+        assert!(
+            !area.has_lent(0, SlotLock::Word(0), Holding(second.words[0])),
+            "in use"
+        );
+        lent.lend(0, &second, None, 0);
+        assert!(!area.has_lent(0, SlotLock::Word(0), Holding(first.words[0])));
+        assert!(area.has_lent(0, SlotLock::Word(0), Holding(second.words[0])));
+        lent.take_back(slot);
+    }
+}
