@@ -5,6 +5,7 @@
 //! writable here: to go on from where it stopped would let another write in between the two halves. Until the kernel's write has ended,
 //! the library keeps the write's locks and lends them to the daemon (`Kept`), so that nobody reads the first half.
 
+use std::io::IoSliceMut;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
@@ -19,7 +20,7 @@ use crate::inline::pieces;
 use crate::inside::{self, Thread};
 use crate::lately::Place;
 use crate::session::Session;
-use crate::source::Source;
+use crate::source::{Source, Target};
 
 const PAGE: usize = PAGE_BYTES as usize;
 /// Bytes of one inline write; its caller makes several of a longer one, as the kernel does too. It bounds for
@@ -354,6 +355,68 @@ impl<'a> File<'a> {
             }
         }
         (0, Some(Why::Busy), None)
+    }
+
+    /// Reads into several parts at `at`, as `read` into one: what it returns of them belongs to one instant. Reads all that the file has, or
+    /// nothing (`rest`).
+    pub fn read_parts(&self, at: u64, len: usize, parts: &mut [IoSliceMut<'_>]) -> Read {
+        let mut why = Why::Changed;
+        for _ in 0..READ_TRIES {
+            match self.try_read_parts(at, len, parts) {
+                Ok(Some((done, size))) => {
+                    return Read {
+                        done,
+                        size,
+                        rest: None,
+                        turns: None,
+                    };
+                }
+                Ok(None) => {}
+                Err(miss) => {
+                    why = miss;
+                    break;
+                }
+            }
+        }
+        Read {
+            done: 0,
+            size: self.size().unwrap_or(0),
+            rest: Some(why),
+            turns: None,
+        }
+    }
+
+    /// Returns the bytes read and the file's size; `None` when a write over several pages or a truncation interfered.
+    fn try_read_parts(
+        &self,
+        at: u64,
+        len: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<(usize, u64)>, Why> {
+        let seen = self.size_word()?;
+        let size = seen.bytes();
+        let len = size.saturating_sub(at).min(len as u64) as usize;
+        let mut turns = None;
+        if len > 0 && !is_in_page(at, len) {
+            turns = self.slot.turns(Segments::of(at, len as u64));
+            if turns.is_none() {
+                std::thread::yield_now();
+                return Ok(None);
+            }
+        }
+        let (mut target, epoch) = (Target::new(parts), self.memory.epoch());
+        for (page, within, len) in pieces(at, len) {
+            let key = self.key.with_page(page);
+            // Once for each page, also where it is of several parts: its bytes belong to one instant.
+            let read = target.next(len, |out| self.memory.read_unmarked(key, within, out));
+            self.mark(read?, epoch);
+        }
+        if turns.is_some_and(|turns| !self.slot.is_turn(&turns)) {
+            return Ok(None);
+        }
+        // As in `read_as_of`.
+        fence(Ordering::Acquire);
+        Ok(self.slot.size().same_cuts(seen).then_some((len, size)))
     }
 
     /// Returns whether bytes that were read inline and others that were read elsewhere since belong to one instant.

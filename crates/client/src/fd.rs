@@ -469,7 +469,7 @@ fn read_ahead(
     let _ = ask(open.fd, call);
 }
 
-/// Reads into several parts at an offset, as into one.
+/// Reads into several parts at an offset, as into one: all inline, or all through the kernel.
 fn read_parts_at(
     thread: &Thread,
     open: &Open,
@@ -477,20 +477,31 @@ fn read_parts_at(
     parts: &mut [IoSliceMut<'_>],
     at: u64,
 ) -> Option<Result<usize>> {
-    let mut done = 0;
-    for part in parts.iter_mut().filter(|part| !part.is_empty()) {
-        match read_at(thread, open, facts, part, at + done as u64) {
-            Some(Ok(n)) => {
-                done += n;
-                if n < part.len() {
-                    break;
+    let fits = |part: &IoSliceMut<'_>| part.is_empty() || is_fit(part);
+    if facts.flags & READ != 0 && parts.iter().all(fits) {
+        let len = total(parts.iter().map(|part| part.len())).unwrap_or(0);
+        let why = match way(open, facts) {
+            Way::Ordinary => return None,
+            Way::Kernel(why) => why,
+            Way::Inline(session, file) => {
+                let read = file.read_parts(at, len, parts);
+                file.account(
+                    thread,
+                    false,
+                    at..at + read.done as u64,
+                    u64::from(read.rest.is_none()),
+                );
+                read_ahead(open, session, &file, at, len, &read);
+                match read.rest {
+                    None => return Some(Ok(read.done)),
+                    Some(why) => why,
                 }
             }
-            _ if done > 0 => break,
-            other => return other,
-        }
+        };
+        report::kernel(false, why);
     }
-    Some(Ok(done))
+    let result = files::preadv(open.fd, parts, at as i64);
+    Some(from_kernel(open, result))
 }
 
 /// Reads at the description's offset with `read` and moves it on.

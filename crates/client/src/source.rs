@@ -1,6 +1,6 @@
-//! The bytes of a write, in one or several parts, taken piece by piece.
+//! The bytes of a write, in one or several parts, taken piece by piece; and the room for those of a read.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 
 use jericho_format::PAGE_BYTES;
 
@@ -62,9 +62,85 @@ impl<'a, 'b> Source<'a, 'b> {
     }
 }
 
+/// Where bytes are read to.
+pub struct Target<'a, 'b> {
+    parts: &'a mut [IoSliceMut<'b>],
+    /// Part that the next bytes belong to, and how many of its bytes are filled.
+    part: usize,
+    filled: usize,
+}
+
+impl<'a, 'b> Target<'a, 'b> {
+    /// All of `parts`, in order.
+    pub fn new(parts: &'a mut [IoSliceMut<'b>]) -> Target<'a, 'b> {
+        Target {
+            parts,
+            part: 0,
+            filled: 0,
+        }
+    }
+
+    /// Calls `get` with room for the next `len` bytes, at most a page and no more than there is. They are scattered afterwards where they
+    /// lie in several parts.
+    pub fn next<T, E>(
+        &mut self,
+        len: usize,
+        get: impl FnOnce(&mut [u8]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        while (self.parts.get(self.part)).is_some_and(|part| self.filled == part.len()) {
+            self.part += 1;
+            self.filled = 0;
+        }
+        match self.parts.get_mut(self.part) {
+            Some(part) if part.len() - self.filled >= len => {
+                let result = get(&mut part[self.filled..self.filled + len])?;
+                self.filled += len;
+                Ok(result)
+            }
+            _ => {
+                let mut gathered = [0; PAGE];
+                let result = get(&mut gathered[..len])?;
+                self.scatter(&gathered[..len]);
+                Ok(result)
+            }
+        }
+    }
+
+    fn scatter(&mut self, mut bytes: &[u8]) {
+        while let (Some(part), false) = (self.parts.get_mut(self.part), bytes.is_empty()) {
+            let (head, rest) = bytes.split_at((part.len() - self.filled).min(bytes.len()));
+            part[self.filled..self.filled + head.len()].copy_from_slice(head);
+            self.filled += head.len();
+            bytes = rest;
+            if self.filled == part.len() {
+                self.part += 1;
+                self.filled = 0;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_come_into_parts_in_order() {
+        let bytes: Vec<u8> = (0..200).collect();
+        for len in [1, 8, 40, 100, 200] {
+            let mut parts = [0, 7, 0, 43, 1, 149, 0].map(|len| vec![0; len]);
+            let mut slices = parts.each_mut().map(|part| IoSliceMut::new(part));
+            let mut target = Target::new(&mut slices);
+            for piece in bytes.chunks(len) {
+                let get = |out: &mut [u8]| {
+                    out.copy_from_slice(piece);
+                    Ok::<(), ()>(())
+                };
+                target.next(len, get).unwrap();
+            }
+            assert_eq!(parts.concat(), bytes, "by {len}");
+        }
+    }
 
     #[test]
     fn parts_come_out_as_one_run_of_bytes() {

@@ -17,10 +17,11 @@ struct Records {
     volume: Volume,
     program: PathBuf,
     count: usize,
+    bytes: usize,
 }
 
 impl Records {
-    fn new(cache: &'static str, count: usize) -> Records {
+    fn new(cache: &'static str, count: usize, bytes: usize) -> Records {
         let volume = Volume::mounted("256M", 2, cache);
         let (source, program) = (volume.outside("records.c"), volume.outside("records"));
         std::fs::write(&source, SOURCE).expect("the source");
@@ -28,17 +29,18 @@ impl Records {
         compiler.args(["-O2", "-Wall", "-Werror", "-o"]);
         succeed(compiler.arg(&program).arg(&source));
         // A page behind the records.
-        std::fs::write(volume.at("f"), vec![1; count * BYTES + 4096]).expect("write");
+        std::fs::write(volume.at("f"), vec![1; count * bytes + 4096]).expect("write");
         Records {
             volume,
             program,
             count,
+            bytes,
         }
     }
 
     /// Starts one of the programs; it ends when its standard input is closed.
     fn start(&self, number: usize, mut command: Command, what: &str) -> Child {
-        let (count, bytes) = (self.count.to_string(), BYTES.to_string());
+        let (count, bytes) = (self.count.to_string(), self.bytes.to_string());
         command.arg(what).arg(self.volume.at("f"));
         command.args([count, bytes, number.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -84,7 +86,7 @@ impl Records {
 
 #[test]
 fn are_whole_though_the_file_is_changed_in_the_middle_of_their_writes() {
-    Records::new("64M", 2).run(&[
+    Records::new("64M", 2, BYTES).run(&[
         (true, "write"),
         (true, "read"),
         (false, "read"),
@@ -94,5 +96,11 @@ fn are_whole_though_the_file_is_changed_in_the_middle_of_their_writes() {
 
 #[test]
 fn are_whole_though_their_pages_are_evicted_all_the_time() {
-    Records::new("16M", 40).run(&[(true, "write"), (true, "read"), (false, "read")]);
+    Records::new("16M", 40, BYTES).run(&[(true, "write"), (true, "read"), (false, "read")]);
+}
+
+#[test]
+fn are_whole_to_who_reads_them_in_parts() {
+    // The kernel counts the pages of each part by themselves.
+    Records::new("64M", 2, BYTES / 2).run(&[(true, "write"), (true, "vector"), (false, "punch")]);
 }
