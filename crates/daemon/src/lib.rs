@@ -8,6 +8,7 @@ mod copy;
 mod fast;
 mod follow;
 mod handle;
+mod holes;
 pub mod keeper;
 mod locality;
 mod mapped;

@@ -191,19 +191,6 @@ impl Mounted {
         self.answer_with_space(handle, attempt, reply);
     }
 
-    /// Does the same as `fallocate`, but fails with ENOSPC at once when there is no space now.
-    pub(crate) fn try_fallocate(
-        &self,
-        handle: &Handle,
-        mode: i32,
-        offset: u64,
-        len: u64,
-    ) -> Result<()> {
-        let file = &handle.file;
-        let change = || self.fs.fallocate(file, mode, offset, len);
-        self.resize(file.ino(), None, change)
-    }
-
     /// Attributes; see `Fs::getattr`.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         self.settle(ino);

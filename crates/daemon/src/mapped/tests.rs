@@ -60,6 +60,12 @@ impl Bed {
         self.mounted.mapped.counts()
     }
 
+    fn fallocate(&self, mode: i32, at: usize, len: usize) {
+        let (at, len) = (at as u64, len as u64);
+        let done = self.mounted.try_fallocate(&self.handle, mode, at, len);
+        done.unwrap();
+    }
+
     fn resize(&self, size: usize) {
         let set = SetAttr {
             size: Some(size as u64),
@@ -100,6 +106,30 @@ fn what_comes_back_overwrites_no_write_that_the_kernel_did_not_know() {
     bed.write_back(0, &[1; 3 * PAGE]);
     assert_eq!(bed.read(0, 3 * PAGE, false), [1; 3 * PAGE]);
     assert_eq!(bed.kept(), (2, 0));
+}
+
+#[test]
+fn what_comes_back_fills_no_part_of_a_page_that_was_zeroed_since() {
+    const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    for mode in [PUNCH, libc::FALLOC_FL_ZERO_RANGE] {
+        let bed = Bed::new(4);
+        bed.fill(0, 4);
+        // Parts of the first page and of the last, and a part of one that has none.
+        bed.fallocate(mode, PAGE / 2, 2 * PAGE);
+        bed.fallocate(mode, 3 * PAGE + 10, 20);
+        // The kernel stored to the first page, and writes back before it hears that the call is done.
+        bed.write_back(0, &page(0, &[7]));
+        bed.write_back(2, &page(0, &[]));
+        bed.write_back(3, &page(9, &[8]));
+        let mut want = vec![1; 4 * PAGE];
+        want[0] = 7;
+        want[PAGE / 2..5 * PAGE / 2].fill(0);
+        want[3 * PAGE + 9] = 8;
+        want[3 * PAGE + 10..3 * PAGE + 30].fill(0);
+        assert_eq!(bed.read(0, 4 * PAGE, false), want);
+        // A page that is a hole already needs no space.
+        bed.fallocate(mode, PAGE + 5, 10);
+    }
 }
 
 #[test]

@@ -1,0 +1,89 @@
+//! Zeroed ranges of a file of which the kernel may have pages.
+//!
+//! The kernel zeroes its own copies only after the call that zeroes a range (fallocate). A copy that it writes back before that
+//! still has the old bytes. In a page of which only a part is zeroed, the daemon tells them from stores of a program as it does for
+//! writes: it first writes zeros there, which makes records (`mapped`).
+
+use std::ops::Range;
+use std::sync::{Arc, mpsc};
+
+use jericho_format::PAGE_BYTES;
+use jericho_fs::{Error, Result};
+
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+use crate::write::{WriteMode, WriteSync};
+
+const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+
+impl Mounted {
+    /// Space and holes; see `Fs::fallocate`. Fails with ENOSPC at once when there is no space now. Waits for devices.
+    pub(crate) fn try_fallocate(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let file = &handle.file;
+        let zeroes = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        if zeroes && self.mapped.file(file.ino()).is_some() {
+            self.settle(file.ino());
+            let end = offset.saturating_add(len).min(file.size());
+            for part in parts(offset..end).into_iter().flatten() {
+                self.write_zeros(handle, part)?;
+            }
+        }
+        let change = || self.fs().fallocate(file, mode, offset, len);
+        self.resize(file.ino(), None, change)
+    }
+
+    /// Writes zeros to a part of a page, if the page has data.
+    fn write_zeros(self: &Arc<Self>, handle: &Arc<Handle>, bytes: Range<u64>) -> Result<()> {
+        let page = bytes.start - bytes.start % PAGE_BYTES;
+        let data = self.fs().seek(&handle.file, page, true);
+        if !data.is_ok_and(|data| data < page + PAGE_BYTES) {
+            return Ok(());
+        }
+        let mode = WriteMode {
+            append: false,
+            sync: WriteSync::No,
+            strip_suid: false,
+            of_mapping: false,
+        };
+        let zeros = &ZEROS[..(bytes.end - bytes.start) as usize];
+        let (tx, rx) = mpsc::channel();
+        let reply = move |written| drop(tx.send(written));
+        if (self.write_if_room(handle, bytes.start, zeros, mode, reply)).is_err() {
+            return Err(Error::Errno(libc::ENOSPC));
+        }
+        // The channel closes without a reply when the volume is being closed.
+        let written = rx.recv().unwrap_or(Err(Error::Errno(libc::EIO)));
+        written.map(drop)
+    }
+}
+
+/// Returns the parts of the first and the last page of a range of bytes, of those that it does not cover.
+fn parts(bytes: Range<u64>) -> [Option<Range<u64>>; 2] {
+    let first_end = bytes.start.next_multiple_of(PAGE_BYTES).min(bytes.end);
+    let last_start = (bytes.end - bytes.end % PAGE_BYTES).max(first_end);
+    [bytes.start..first_end, last_start..bytes.end].map(|part| Some(part).filter(|p| !p.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_a_part_of_a_page_at_each_end() {
+        assert_eq!(parts(4096..12288), [None, None]);
+        assert_eq!(parts(4090..12290), [Some(4090..4096), Some(12288..12290)]);
+        assert_eq!(parts(5..10), [Some(5..10), None]);
+        assert_eq!(parts(8192..8200), [None, Some(8192..8200)]);
+        let beyond_the_end = Range {
+            start: 8200,
+            end: 8192,
+        };
+        assert_eq!(parts(beyond_the_end), [None, None]);
+    }
+}
