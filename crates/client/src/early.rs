@@ -137,8 +137,10 @@ fn begin_anew(fd: i32, access: Access, moves: bool) -> First {
         let mut wish = None;
         if is_worth(seen.saturating_add(units)) && !description::is_in_use(word) {
             // Without an offset of its own in the library, a call that moves the offset never goes inline.
+            // Many files are written once.
+            let goes_on = seen > 0 && matches!(access, Access::Write(_));
             let may_wish = (counted || !moves) && !description::is_wished(word);
-            wish = may_wish.then(|| Wish::new(fd)).flatten();
+            wish = may_wish.then(|| Wish::new(fd, goes_on)).flatten();
             if wish.is_none() {
                 return First::Inline;
             }

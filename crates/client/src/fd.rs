@@ -204,8 +204,9 @@ fn client_thread(session: Option<&Session>) -> Option<ClientThread> {
     })
 }
 
-/// Notes where the call ended that came with a description's wish, for the next write.
-pub(crate) fn described_with_write(open: &Open, written: WrittenTo) {
+/// Notes where the write ended that came with a description's wish, and up to which page the daemon has reserved others (0: none), for the
+/// next write.
+pub(crate) fn described_with_write(open: &Open, written: WrittenTo, reserved_to: u64) {
     let end = match written {
         WrittenTo::Nothing => return,
         WrittenTo::Offset(end) => end,
@@ -215,6 +216,17 @@ pub(crate) fn described_with_write(open: &Open, written: WrittenTo) {
         },
     };
     open.description().extended_to.store(end, Relaxed);
+    let Some(facts) = open.facts() else { return };
+    let session = session::get(facts.session).filter(|session| session.is_writable());
+    let Some(Ok(file)) = session.map(|session| file(session, &facts)) else {
+        return;
+    };
+    let (ahead, pages) = (file.ahead(), reserved_to.saturating_sub(end / PAGE_BYTES));
+    // Other writers of the file may have more.
+    if pages > 0 && ahead.to() < reserved_to {
+        let pages = u32::try_from(pages).unwrap_or(RESERVE_MAX);
+        ahead.tell(reserved_to, pages.min(RESERVE_MAX));
+    }
 }
 
 fn flags_of(mode: &files::Mode) -> u32 {

@@ -36,8 +36,8 @@ pub(crate) enum WrittenTo {
 }
 
 impl Wish {
-    /// Prepares a wish. Returns `None` when the daemon could not answer it, or the fd takes the kernel path for good.
-    pub fn new(fd: i32) -> Option<Wish> {
+    /// Prepares a wish. `reserve`: the call is a write that others are likely to follow. Returns `None` when the daemon could not answer it, or the fd takes the kernel path for good.
+    pub fn new(fd: i32, reserve: bool) -> Option<Wish> {
         #[cfg(test)]
         if !tests::ARE_LEFT.get() {
             return None;
@@ -57,6 +57,7 @@ impl Wish {
                 number: next_number(),
                 object: stat.inode,
                 write: mode.write && !mode.sync,
+                reserve: reserve && session::find(session.instance, true).is_some(),
             },
             mode,
             identity: Identity {
@@ -92,7 +93,7 @@ impl Wish {
         inside::enter(Doing::Reading, |_| {
             let open = fd::describe(fd, opened, now, session, &slot, &self.mode, self.identity);
             if let Some(open) = open {
-                fd::described_with_write(&open, written);
+                fd::described_with_write(&open, written, granted.reserved_to);
             }
         });
     }

@@ -56,6 +56,7 @@ use rings::{Rings, Unreported};
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;
 pub use trusted::{Trusted, TrustedError};
+pub use wishes::Served;
 use wishes::Wishers;
 pub(crate) use write_guard::WriteGuard;
 

@@ -23,7 +23,7 @@ mod stat;
 mod tasks;
 mod write;
 
-pub use fast::{Asker, ClientStat, KeeperCommand, KernelCache, Trusted, TrustedError};
+pub use fast::{Asker, ClientStat, KeeperCommand, KernelCache, Served, Trusted, TrustedError};
 pub use handle::Handle;
 pub use jericho_cache::Reader;
 pub use jericho_client::placement::VARIABLE as PLACEMENT_VARIABLE;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::LazyLock;
 
 use crossbeam_queue::ArrayQueue;
-use jericho_daemon::{Asker, ReadBuffer, WriteMode, WriteSync};
+use jericho_daemon::{Asker, ReadBuffer, Served, WriteMode, WriteSync};
 use jericho_fs::Error;
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call};
@@ -80,6 +80,11 @@ fn answers_wish(mode: WriteMode) -> bool {
     !mode.of_mapping && mode.sync == WriteSync::No
 }
 
+/// Returns where a write of `len` bytes ends. Returns `None` for an append.
+fn end_of(args: &Transfer, mode: WriteMode, len: usize) -> Option<u64> {
+    (!mode.append).then(|| args.offset.saturating_add(len as u64))
+}
+
 /// Returns whether reads with these descriptor flags leave the access time unchanged.
 pub(crate) fn no_access_time(flags: i32) -> bool {
     flags & libc::O_NOATIME != 0
@@ -132,7 +137,7 @@ impl Jericho {
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
         self.mounted.requested(handle, asker.thread, size);
         if !fills {
-            self.mounted.answer_wish(handle, asker);
+            self.mounted.answer_wish(handle, asker, Served::Read);
         }
         self.mounted
             .read(handle, args.offset, size as u32, fills, room, answer_read);
@@ -151,7 +156,7 @@ impl Jericho {
         handle.set_no_access_time(no_access_time(args.open_flags as i32));
         let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
         if !fills {
-            self.mounted.answer_wish(handle, asker);
+            self.mounted.answer_wish(handle, asker, Served::Read);
         }
         let left =
             (self.mounted).try_read(handle, args.offset, size as u32, fills, room, answer_read);
@@ -176,9 +181,16 @@ impl Jericho {
         let mode = mode(args);
         let may_wish = answers_wish(mode) && self.mounted.may_wish(asker);
         let wisher = may_wish.then(|| (self.mounted.clone(), handle.clone()));
+        let (end, thread) = (end_of(args, mode, data.len()), std::thread::current().id());
         let answer = move |written: Result<u32, Error>| {
-            if let (Ok(_), Some((mounted, handle))) = (&written, wisher) {
-                mounted.answer_wish(&handle, asker);
+            if let (Ok(len), Some((mounted, handle))) = (&written, wisher) {
+                let served = Served::Write {
+                    end,
+                    len: *len as usize,
+                    // A thread of a slice may not.
+                    may_wait: std::thread::current().id() == thread,
+                };
+                mounted.answer_wish(&handle, asker, served);
             }
             reply(written.map_err(|e| errno("write", &e)));
         };
@@ -198,7 +210,12 @@ impl Jericho {
             self.mounted.requested(handle, asker.thread, written);
         }
         if written == data.len() && answers_wish(mode) {
-            self.mounted.answer_wish(handle, asker);
+            let served = Served::Write {
+                end: end_of(args, mode, written),
+                len: written,
+                may_wait: false,
+            };
+            self.mounted.answer_wish(handle, asker, served);
         }
         written
     }

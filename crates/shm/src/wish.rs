@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 const EXISTS: u64 = 1;
 const WRITE: u64 = 2;
+const RESERVE: u64 = 4;
 const NUMBER_SHIFT: u32 = 32;
 
 /// The part of a thread's block for its wish and the answer.
@@ -36,6 +37,8 @@ pub struct Wish {
     pub object: u64,
     /// Inline writes are wanted too.
     pub write: bool,
+    /// Pages beyond the end of the file are wanted, if the request is a write that ends there.
+    pub reserve: bool,
 }
 
 /// The slot that the daemon granted.
@@ -56,7 +59,8 @@ impl Wishing {
         self.answer.store(0, Ordering::Relaxed);
         self.object.store(wish.object, Ordering::Relaxed);
         let write = if wish.write { WRITE } else { 0 };
-        let word = u64::from(wish.number) << NUMBER_SHIFT | write | EXISTS;
+        let reserve = if wish.reserve { RESERVE } else { 0 };
+        let word = u64::from(wish.number) << NUMBER_SHIFT | reserve | write | EXISTS;
         self.wish.store(word, Ordering::Release);
     }
 
@@ -88,6 +92,7 @@ impl Wishing {
             number: (word >> NUMBER_SHIFT) as u32,
             object,
             write: word & WRITE != 0,
+            reserve: word & RESERVE != 0,
         };
         let taken = self
             .wish
@@ -125,6 +130,7 @@ mod tests {
             number,
             object,
             write: true,
+            reserve: number.is_multiple_of(2),
         }
     }
 

@@ -292,7 +292,7 @@ impl Mounted {
 
     /// Posts a job that reserves pages, or extends the job that is already posted. Returns how many pages, from the first on,
     /// the job will reserve. Fails with `Space` while the posted job reserves pages elsewhere.
-    fn post_reserve(
+    pub(super) fn post_reserve(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         pages: Range<u64>,
@@ -336,7 +336,7 @@ impl Mounted {
 
     /// Promises space for pages and puts zeroed ones into the cache where there are none. Gives how many, from
     /// the first on.
-    fn reserve(&self, handle: &Handle, first: u64, pages: u32) -> Result<u32, Refusal> {
+    pub(super) fn reserve(&self, handle: &Handle, first: u64, pages: u32) -> Result<u32, Refusal> {
         let (fast, file) = (&self.fast, &handle.file);
         // Until all is done: what is promised after the handle was released, nobody would take back.
         let grants = handle.grants.lock();

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use jericho_format::PAGE_BYTES;
 use jericho_shm::{Area, ClientThread, Granted, Refusal, Wish};
 use parking_lot::Mutex;
 
@@ -15,6 +16,26 @@ use crate::mounted::Mounted;
 
 /// Entries of the table. Two threads whose ids have the same remainder take turns.
 const ENTRIES: usize = 4096;
+
+/// Fewest and most pages that are reserved with a wish. A writer that goes on asks for more.
+const RESERVE_MIN: u64 = 16;
+const RESERVE_MAX: u64 = 64;
+
+/// The request with which a wish is answered.
+#[derive(Debug, Clone, Copy)]
+pub enum Served {
+    /// A read that a program waits for, which is about to begin.
+    Read,
+    /// A write that has ended.
+    Write {
+        /// Where it ended. `None` when it was an append.
+        end: Option<u64>,
+        /// Bytes that it wrote.
+        len: usize,
+        /// The thread may wait for space and pages.
+        may_wait: bool,
+    },
+}
 
 /// Threads of clients that may leave wishes, by thread id in the daemon's pid namespace.
 pub(super) struct Wishers {
@@ -117,20 +138,26 @@ impl Mounted {
         self.fast.wishers.entry(asker.thread).is_some()
     }
 
-    /// Grants the handle a slot if the calling thread has left a wish for its file. Never waits: the thread asks by an ioctl later when a
-    /// grant would have to. To be called for reads that a program waits for, and after writes, before the reply.
+    /// Grants the handle a slot if the calling thread has left a wish for its file. To be called before the reply. The grant never waits: the
+    /// thread asks by an ioctl later when it would have to.
     #[inline]
-    pub fn answer_wish(self: &Arc<Self>, handle: &Arc<Handle>, asker: Asker) {
+    pub fn answer_wish(self: &Arc<Self>, handle: &Arc<Handle>, asker: Asker, served: Served) {
         if let Some(entry) = self.fast.wishers.entry(asker.thread)
             // Another thread answers a wish of this thread: this request is a part of a call.
             && let Some(wisher) = entry.wisher.try_lock()
             && let Some(wisher) = &*wisher
         {
-            self.answer_wish_of(wisher, handle, asker);
+            self.answer_wish_of(wisher, handle, asker, served);
         }
     }
 
-    fn answer_wish_of(self: &Arc<Self>, wisher: &Wisher, handle: &Arc<Handle>, asker: Asker) {
+    fn answer_wish_of(
+        self: &Arc<Self>,
+        wisher: &Wisher,
+        handle: &Arc<Handle>,
+        asker: Asker,
+        served: Served,
+    ) {
         let fast = &self.fast;
         let wishing = wisher.area.wishing(wisher.block);
         let Some(wish) = wishing.take(handle.file.ino()) else {
@@ -139,13 +166,18 @@ impl Mounted {
         if fast.closing.load(Ordering::SeqCst) || !fast.trusted.includes(asker.uid, asker.gid) {
             return;
         }
-        if let Ok(granted) = self.grant_wish(handle, wish) {
+        if let Ok(granted) = self.grant_wish(handle, wish, served) {
             wishing.grant(wish, granted);
             fast.wishers.granted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn grant_wish(self: &Arc<Self>, handle: &Arc<Handle>, wish: Wish) -> Result<Granted, Refusal> {
+    fn grant_wish(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        wish: Wish,
+        served: Served,
+    ) -> Result<Granted, Refusal> {
         let mut grants = handle.grants.try_lock().ok_or(Refusal::Busy)?;
         let (answer, first) = self.grant_slot(handle, &mut grants, wish.write)?;
         drop(grants);
@@ -156,8 +188,36 @@ impl Mounted {
         Ok(Granted {
             slot: answer.slot,
             generation: answer.generation,
-            reserved_to: 0,
+            reserved_to: match served {
+                Served::Write { end, len, may_wait } if wish.write && wish.reserve => {
+                    self.reserve_behind(handle, end, len, may_wait)
+                }
+                _ => 0,
+            },
         })
+    }
+
+    /// Reserves pages beyond the end of the file for a program whose write ended there. Returns one more than the last page, 0 for none.
+    fn reserve_behind(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        end: Option<u64>,
+        len: usize,
+        may_wait: bool,
+    ) -> u64 {
+        let size = handle.file.size();
+        if end.is_some_and(|end| end < size) {
+            return 0;
+        }
+        // The page that the file ends in is among them.
+        let first = size / PAGE_BYTES;
+        let pages = (len as u64).div_ceil(PAGE_BYTES) + 1;
+        let pages = pages.clamp(RESERVE_MIN, RESERVE_MAX) as u32;
+        let reserved = match may_wait {
+            true => self.reserve(handle, first, pages),
+            false => self.post_reserve(handle, first..first + u64::from(pages)),
+        };
+        reserved.map_or(0, |pages| first + u64::from(pages))
     }
 }
 

@@ -75,9 +75,10 @@ impl Program {
             number: 7,
             object,
             write,
+            reserve: false,
         };
         self.area.wishing(0).leave(wish);
-        self.bed.mounted.answer_wish(handle, asker);
+        self.bed.mounted.answer_wish(handle, asker, Served::Read);
         self.area.wishing(0).end(wish)
     }
 
@@ -131,6 +132,7 @@ fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
         number: 7,
         object: plain.file.ino(),
         write: true,
+        reserve: true,
     };
     program.area.wishing(0).leave(wish);
     let mounted = &program.bed.mounted;
@@ -143,7 +145,12 @@ fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
     let (tx, rx) = mpsc::channel();
     let (strong, handle, asker) = (mounted.clone(), plain.clone(), here());
     mounted.write(&plain, 0, b"data", mode, move |written| {
-        strong.answer_wish(&handle, asker);
+        let served = Served::Write {
+            end: Some(4),
+            len: 4,
+            may_wait: true,
+        };
+        strong.answer_wish(&handle, asker, served);
         let slot_file = strong.fast.slot_file(handle.file.ino()).unwrap();
         let word = strong.fast.info(&slot_file).word();
         tx.send((written.unwrap(), word.flags() & SlotInfo::NO_WRITE))
@@ -151,7 +158,8 @@ fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
     });
     let (written, withheld) = rx.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!((written, withheld), (4, 0));
-    assert!(program.area.wishing(0).end(wish).is_some());
+    let granted = program.area.wishing(0).end(wish).expect("granted");
+    assert_eq!(granted.reserved_to, 16);
     mounted.close_file(&plain);
 }
 
