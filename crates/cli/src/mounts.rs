@@ -87,12 +87,12 @@ pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Whether this is what the kernel says of a mount whose daemon has died: ENOTCONN, and ECONNABORTED for a moment when the
-/// daemon served it through the kernel's ring.
+/// Returns whether this is what the kernel says of a mount whose daemon has died: ENOTCONN, and ECONNABORTED or ECANCELED for a
+/// moment when the daemon served it through the kernel's ring.
 pub fn says_dead(error: &std::io::Error) -> bool {
     matches!(
         error.raw_os_error(),
-        Some(libc::ENOTCONN | libc::ECONNABORTED)
+        Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)
     )
 }
 
@@ -122,6 +122,15 @@ mod tests {
         );
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"36 35 0:52 / /mnt"), None);
+    }
+
+    #[test]
+    fn every_error_of_a_dead_mount_is_known() {
+        let says_dead = |errno| says_dead(&std::io::Error::from_raw_os_error(errno));
+        for errno in [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED] {
+            assert!(says_dead(errno));
+        }
+        assert!(!says_dead(libc::ENOENT));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use jericho_shm::{Ahead, Call, ClientThread, Refusal};
 use jericho_sys::{errno, files, signals};
 
 use crate::ask::ask;
+use crate::death;
 use crate::description::{
     self, APPEND, Facts, Identity, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
 };
@@ -357,8 +358,7 @@ fn hand_over(open: &Open) {
 /// has died, also for calls that were in progress at that moment. After such a death, no inline call uses that daemon's memory.
 #[cold]
 pub fn errno_after(fd: i32, errno: i32) -> i32 {
-    use errno::{ECANCELED, ECONNABORTED, EIO, ENOTCONN};
-    if !matches!(errno, ENOTCONN | ECONNABORTED | ECANCELED | EIO) {
+    if !death::may_be(errno) {
         return errno;
     }
     let open = match description::number(fd) {
@@ -370,9 +370,9 @@ pub fn errno_after(fd: i32, errno: i32) -> i32 {
     let asked = match &open {
         Some(_) => ask(fd, nothing).map(|_| ()),
         // This fd may not belong to a mount of ours, so it gets no ioctl of ours.
-        None => files::fstat(fd).map(|_| ()),
+        None => files::ask_filesystem(fd),
     };
-    if !matches!(asked, Err(ENOTCONN | ECONNABORTED)) {
+    if !death::is_sure(asked) {
         return errno;
     }
     // The keeper does the same, unless it was killed too.
@@ -380,7 +380,7 @@ pub fn errno_after(fd: i32, errno: i32) -> i32 {
     if let Some(session) = session {
         session.area.cut_off();
     }
-    ENOTCONN
+    errno::ENOTCONN
 }
 
 /// Returns the result of a kernel call as the program sees it.

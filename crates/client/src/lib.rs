@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ask;
+pub mod death;
 mod description;
 mod devices;
 mod early;

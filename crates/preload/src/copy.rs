@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 
 use libc::{off_t, size_t, ssize_t};
 
+use crate::death::checked_both;
 use crate::transfer::share;
 use crate::{errno, real};
 
@@ -39,7 +40,9 @@ pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_
     share_unless_given(from, offset);
     refresh_size(from);
     // SAFETY: the caller's arguments.
-    unsafe { real::sendfile(out, from, offset, count) }
+    checked_both(from, out, unsafe {
+        real::sendfile(out, from, offset, count)
+    })
 }
 
 pub unsafe fn copy_file_range(
@@ -54,7 +57,9 @@ pub unsafe fn copy_file_range(
     share_unless_given(to, to_offset);
     refresh_size(from);
     // SAFETY: the caller's arguments.
-    unsafe { real::copy_file_range(from, from_offset, to, to_offset, count, flags) }
+    checked_both(from, to, unsafe {
+        real::copy_file_range(from, from_offset, to, to_offset, count, flags)
+    })
 }
 
 pub unsafe fn splice(
@@ -69,5 +74,7 @@ pub unsafe fn splice(
     share_unless_given(to, to_offset);
     refresh_size(from);
     // SAFETY: the caller's arguments.
-    unsafe { real::splice(from, from_offset, to, to_offset, count, flags) }
+    checked_both(from, to, unsafe {
+        real::splice(from, from_offset, to, to_offset, count, flags)
+    })
 }

@@ -21,6 +21,7 @@ compile_error!("the preload library is for glibc on x86-64 and aarch64 Linux");
 mod export;
 
 mod copy;
+mod death;
 mod errno;
 mod exec;
 mod fork;

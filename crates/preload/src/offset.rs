@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use jericho_client::fd;
 use libc::off_t;
 
+use crate::death::checked;
 use crate::transfer::share;
 use crate::{errno, real};
 
@@ -18,11 +19,11 @@ pub unsafe fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
     match errno::kept(|| fd::lseek(fd, offset, whence)) {
         Some(Ok(offset)) => offset,
         Some(Err(errno)) => {
-            errno::set(errno);
+            errno::set(fd::errno_after(fd, errno));
             -1
         }
         // SAFETY: the caller's arguments.
-        None => unsafe { real::lseek(fd, offset, whence) },
+        None => checked(fd, unsafe { real::lseek(fd, offset, whence) }),
     }
 }
 
@@ -30,7 +31,7 @@ pub unsafe fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
 unsafe fn lockf(fd: c_int, command: c_int, length: off_t) -> c_int {
     share(fd);
     // SAFETY: the caller's arguments.
-    unsafe { real::lockf(fd, command, length) }
+    checked(fd, unsafe { real::lockf(fd, command, length) })
 }
 
 /// The requests that count from the offset: bytes left to read, and XFS's old ways to reserve space
@@ -50,5 +51,5 @@ pub unsafe fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
         share(fd);
     }
     // SAFETY: the caller's arguments; one that the caller did not give is not looked at.
-    unsafe { real::ioctl(fd, request, argument) }
+    checked(fd, unsafe { real::ioctl(fd, request, argument) })
 }

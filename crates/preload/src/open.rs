@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use jericho_client::fd::{self, Reason};
 use libc::{mode_t, size_t};
 
+use crate::death::{checked, checked_close, checked_path};
 use crate::{errno, real, streams};
 
 exports! {
@@ -55,25 +56,29 @@ pub unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     about_to_open(flags);
     // SAFETY: the caller's arguments. `mode` may be whatever was in the register, when the caller gave
     // none; then nobody looks at it.
-    opened(unsafe { real::open(path, flags, mode) }, flags)
+    let fd = unsafe { checked_path(libc::AT_FDCWD, path, real::open(path, flags, mode)) };
+    opened(fd, flags)
 }
 
 unsafe fn open_checked(path: *const c_char, flags: c_int) -> c_int {
     about_to_open(flags);
     // SAFETY: the caller's arguments.
-    opened(unsafe { real::__open_2(path, flags) }, flags)
+    let fd = unsafe { checked_path(libc::AT_FDCWD, path, real::__open_2(path, flags)) };
+    opened(fd, flags)
 }
 
 pub unsafe fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     about_to_open(flags);
     // SAFETY: the caller's arguments; for `mode` see `open`.
-    opened(unsafe { real::openat(dir, path, flags, mode) }, flags)
+    let fd = unsafe { checked_path(dir, path, real::openat(dir, path, flags, mode)) };
+    opened(fd, flags)
 }
 
 unsafe fn openat_checked(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
     about_to_open(flags);
     // SAFETY: the caller's arguments.
-    opened(unsafe { real::__openat_2(dir, path, flags) }, flags)
+    let fd = unsafe { checked_path(dir, path, real::__openat_2(dir, path, flags)) };
+    opened(fd, flags)
 }
 
 /// Few C libraries have it, but a program may find out by looking for the name, and finds ours.
@@ -90,7 +95,8 @@ pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size:
         unsafe { real::openat2(dir, path, how, size) }
     };
     if fd < 0 {
-        return fd;
+        // SAFETY: the caller's arguments; after an error other than EFAULT the kernel has read the path.
+        return unsafe { checked_path(dir, path, fd) };
     }
     // SAFETY: the call succeeded, so `how` is a struct open_how, which begins with the flags.
     let flags = unsafe { how.cast::<u64>().read_unaligned() };
@@ -101,16 +107,17 @@ pub unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
     about_to_open(flags);
     // SAFETY: the caller's arguments.
-    opened(unsafe { real::creat(path, mode) }, flags)
+    let fd = unsafe { checked_path(libc::AT_FDCWD, path, real::creat(path, mode)) };
+    opened(fd, flags)
 }
 
 unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
     about_to_open(flags);
     // SAFETY: the caller's arguments.
-    opened(
-        unsafe { real::open_by_handle_at(mount, handle, flags) },
-        flags,
-    )
+    let fd = checked(mount, unsafe {
+        real::open_by_handle_at(mount, handle, flags)
+    });
+    opened(fd, flags)
 }
 
 /// How the C library opens temporary files.
@@ -144,7 +151,7 @@ unsafe fn mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int
 pub unsafe fn close(fd: c_int) -> c_int {
     let closing = errno::kept(|| fd::closing(fd));
     // SAFETY: the caller's arguments.
-    let status = unsafe { real::close(fd) };
+    let status = checked_close(unsafe { real::close(fd) });
     closing.has_closed();
     status
 }

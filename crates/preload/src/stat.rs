@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_uint};
 use jericho_client::fd;
 use libc::stat;
 
+use crate::death::{checked, checked_path};
 use crate::{errno, real};
 
 exports! {
@@ -43,18 +44,18 @@ unsafe fn is_about_descriptor(path: *const c_char, flags: c_int) -> bool {
 
 unsafe fn fstat(fd: c_int, out: *mut stat) -> c_int {
     // SAFETY: the caller's arguments.
-    unsafe { correct(real::fstat(fd, out), fd, out) }
+    unsafe { correct(checked(fd, real::fstat(fd, out)), fd, out) }
 }
 
 unsafe fn fxstat(version: c_int, fd: c_int, out: *mut stat) -> c_int {
     // SAFETY: the caller's arguments.
-    unsafe { correct(real::__fxstat(version, fd, out), fd, out) }
+    unsafe { correct(checked(fd, real::__fxstat(version, fd, out)), fd, out) }
 }
 
 unsafe fn fstatat(dir: c_int, path: *const c_char, out: *mut stat, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments, throughout.
     unsafe {
-        let status = real::fstatat(dir, path, out, flags);
+        let status = checked_path(dir, path, real::fstatat(dir, path, out, flags));
         // The kernel has read the path of a call that succeeded.
         match status == 0 && is_about_descriptor(path, flags) {
             true => correct(status, dir, out),
@@ -72,7 +73,7 @@ unsafe fn fxstatat(
 ) -> c_int {
     // SAFETY: the caller's arguments, throughout.
     unsafe {
-        let status = real::__fxstatat(version, dir, path, out, flags);
+        let status = checked_path(dir, path, real::__fxstatat(version, dir, path, out, flags));
         // The kernel has read the path of a call that succeeded.
         match status == 0 && is_about_descriptor(path, flags) {
             true => correct(status, dir, out),
@@ -90,7 +91,7 @@ unsafe fn statx(
 ) -> c_int {
     // SAFETY: the caller's arguments, throughout.
     unsafe {
-        let status = real::statx(dir, path, flags, mask, out);
+        let status = checked_path(dir, path, real::statx(dir, path, flags, mask, out));
         if status == 0
             && is_about_descriptor(path, flags)
             && let Some(bytes) = errno::kept(|| fd::size(dir))

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use jericho_client::fd::{self, Reason};
 use libc::FILE;
 
+use crate::death::path_failed;
 use crate::transfer::share;
 use crate::{errno, fork, real, streams};
 
@@ -72,7 +73,13 @@ unsafe fn closing(file: *mut FILE) {
 
 unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
     // SAFETY: the caller's arguments, here and below.
-    unsafe { opened(real::fopen(path, mode)) }
+    unsafe {
+        let file = real::fopen(path, mode);
+        if file.is_null() {
+            path_failed(libc::AT_FDCWD, path);
+        }
+        opened(file)
+    }
 }
 
 /// The kernel's offset must be right before: the stream may ask for it at once.

@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_int};
 use jericho_client::{fd, sync};
 use libc::off_t;
 
+use crate::death::{checked, checked_path};
 use crate::{errno, real};
 
 exports! {
@@ -24,37 +25,41 @@ exports! {
 pub unsafe fn fsync(fd: c_int) -> c_int {
     errno::kept(|| fd::make_way_everywhere(fd));
     // SAFETY: the caller's arguments.
-    unsafe { real::fsync(fd) }
+    checked(fd, unsafe { real::fsync(fd) })
 }
 
 pub unsafe fn fdatasync(fd: c_int) -> c_int {
     errno::kept(|| fd::make_way_everywhere(fd));
     // SAFETY: the caller's arguments.
-    unsafe { real::fdatasync(fd) }
+    checked(fd, unsafe { real::fdatasync(fd) })
 }
 
 pub unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
     errno::kept(|| fd::make_way_everywhere(fd));
     // SAFETY: the caller's arguments.
-    unsafe { real::ftruncate(fd, length) }
+    checked(fd, unsafe { real::ftruncate(fd, length) })
 }
 
 pub unsafe fn truncate(path: *const c_char, length: off_t) -> c_int {
     errno::kept(fd::make_way_in_all_files);
-    // SAFETY: the caller's arguments.
-    unsafe { real::truncate(path, length) }
+    // SAFETY: the caller's arguments; after an error other than EFAULT the kernel has read the path.
+    unsafe { checked_path(libc::AT_FDCWD, path, real::truncate(path, length)) }
 }
 
 pub unsafe fn fallocate(fd: c_int, mode: c_int, offset: off_t, length: off_t) -> c_int {
     errno::kept(|| fd::make_way_everywhere(fd));
     // SAFETY: the caller's arguments.
-    unsafe { real::fallocate(fd, mode, offset, length) }
+    checked(fd, unsafe { real::fallocate(fd, mode, offset, length) })
 }
 
 unsafe fn posix_fallocate(fd: c_int, offset: off_t, length: off_t) -> c_int {
     errno::kept(|| fd::make_way_everywhere(fd));
     // SAFETY: the caller's arguments.
-    unsafe { real::posix_fallocate(fd, offset, length) }
+    match unsafe { real::posix_fallocate(fd, offset, length) } {
+        0 => 0,
+        // It returns the errno.
+        errno => errno::kept(|| fd::errno_after(fd, errno)),
+    }
 }
 
 /// Calls the kernel first: the daemons then have what was written through mappings.
@@ -68,13 +73,13 @@ pub unsafe fn sync_all() {
 pub unsafe fn syncfs(fd: c_int) -> c_int {
     errno::kept(fd::make_way_in_all_files);
     // SAFETY: the caller's arguments.
-    let status = unsafe { real::syncfs(fd) };
+    let status = checked(fd, unsafe { real::syncfs(fd) });
     if status != 0 {
         return status;
     }
     match errno::kept(|| sync::sync_of(fd)) {
         Some(Err(errno)) => {
-            errno::set(errno);
+            errno::set(fd::errno_after(fd, errno));
             -1
         }
         _ => status,

@@ -6,6 +6,7 @@
 //!
 //! A number may be closed, or mean another file, at any time: the caller lives with that as the program would.
 
+use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
@@ -113,6 +114,26 @@ pub fn fstat(fd: i32) -> Result<Stat> {
         is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
         size: u64::try_from(stat.st_size).unwrap_or(0),
     })
+}
+
+/// Asks the filesystem of an open file something that it always has to answer itself: fstatfs(2).
+pub fn ask_filesystem(fd: i32) -> Result<()> {
+    rustix::fs::fstatfs(number(fd)?).map_err(errno)?;
+    Ok(())
+}
+
+/// Asks the filesystem for the attributes of a path, whatever the kernel remembers of them: statx(2).
+pub fn ask_path(dir: i32, path: &CStr) -> Result<()> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags};
+    let dir = match dir {
+        libc::AT_FDCWD => CWD,
+        // Without a meaning when the path is absolute; the kernel then does not look at it.
+        _ if path.to_bytes().starts_with(b"/") => CWD,
+        _ => number(dir)?,
+    };
+    let flags = AtFlags::STATX_FORCE_SYNC | AtFlags::NO_AUTOMOUNT;
+    rustix::fs::statx(dir, path, flags, StatxFlags::BASIC_STATS).map_err(errno)?;
+    Ok(())
 }
 
 /// Returns what an open file is, without its size. For an open file the kernel answers this without asking a daemon.

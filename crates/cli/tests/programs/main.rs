@@ -12,6 +12,7 @@ mod coherent;
 mod compile;
 mod copies;
 mod crash;
+mod dead;
 mod direct;
 mod fio;
 mod full;

@@ -1,0 +1,139 @@
+//! What calls under `jericho run` say that were in progress when the daemon was killed: each one the same, over both transports. The
+//! kernel says different things, by what the request was waiting for.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::program::{command, succeed, under_run};
+use crate::roles::{self, said_by};
+use crate::volume::Volume;
+
+/// Only a hang takes this long.
+const LONG: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(5);
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/dead.py")
+}
+
+/// Returns the processes with this argument: the interpreter, and the commands that started it.
+fn processes(argument: &str) -> Vec<u64> {
+    let all = fs::read_dir("/proc").expect("proc is mounted");
+    let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let with = |pid: &u64| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments
+            .split(|byte| *byte == 0)
+            .any(|one| one == argument.as_bytes())
+    };
+    pids.filter(with).collect()
+}
+
+/// Returns how many threads of these processes wait in the kernel for a daemon, and where all threads are.
+fn waiting(pids: &[u64]) -> (usize, Vec<String>) {
+    let tasks = pids
+        .iter()
+        .filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok());
+    let at: Vec<String> = tasks
+        .flat_map(|tasks| tasks.flatten())
+        .filter_map(|task| fs::read_to_string(task.path().join("syscall")).ok())
+        .collect();
+    let count = at
+        .iter()
+        .filter(|line| {
+            let call = line.split(' ').next().and_then(|n| n.parse().ok());
+            call.is_some_and(|call| ASKING.contains(&call))
+        })
+        .count();
+    (count, at)
+}
+
+/// The numbers of the calls that the program makes, and those that the library makes for them.
+const ASKING: &[i64] = &[
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_lseek,
+    libc::SYS_sendfile,
+    libc::SYS_copy_file_range,
+    libc::SYS_statx,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_truncate,
+    libc::SYS_ioctl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_creat,
+];
+
+#[test]
+fn calls_in_progress_when_the_daemon_is_killed_all_say_enotconn() {
+    let volume = Volume::mounted("256M", 2, "16M");
+    let root = volume.make_dir("root");
+    let calls = succeed(command("python3").arg(script()));
+    let calls: usize = calls.trim().parse().expect("the number of calls");
+    for call in 0..calls {
+        let dir = root.join(call.to_string());
+        fs::create_dir(&dir).expect("mkdir");
+        for name in ["file", "other"] {
+            let file = File::create(dir.join(name)).expect("create");
+            file.write_all_at(&[7; 10_000], 0).expect("write");
+            file.set_len(4 << 20).expect("ftruncate");
+            file.sync_all().expect("fsync");
+        }
+    }
+    let marks = volume.outside("marks");
+    fs::create_dir(&marks).expect("mkdir");
+    let mut program = under_run("python3");
+    program.arg(script()).arg(&root).arg(&marks);
+    let mut child = roles::start(&mut program);
+    let daemon = volume.daemon_pid();
+    let deadline = Instant::now() + LONG;
+    while !(0..calls).all(|n| marks.join(format!("ready{n}")).exists()) {
+        let ended = child.try_wait().expect("wait").is_some();
+        assert!(
+            !ended && Instant::now() < deadline,
+            "{}",
+            said_by(&mut child)
+        );
+        std::thread::sleep(PAUSE);
+    }
+    let kill = |signal: &str| {
+        let mut kill = std::process::Command::new("kill");
+        succeed(kill.args(["-s", signal, &daemon.to_string()]));
+    };
+    kill("STOP");
+    fs::write(marks.join("stopped"), "").expect("a mark");
+    // Until all calls wait for the daemon. It is killed whatever happens, because processes that look at the mount would wait, too.
+    let pids = processes(&marks.display().to_string());
+    let deadline = Instant::now() + LONG;
+    let all_wait = loop {
+        let (count, at) = waiting(&pids);
+        if count >= calls {
+            break Ok(());
+        }
+        if Instant::now() > deadline {
+            break Err(format!("{count} of {calls} wait: {at:#?}"));
+        }
+        std::thread::sleep(PAUSE);
+    };
+    kill("KILL");
+    all_wait.expect("all wait");
+    let status = roles::wait_for_end(&mut child, "the program", LONG);
+    let ended = Path::new("/proc").join(daemon.to_string());
+    let deadline = Instant::now() + LONG;
+    while ended.exists() {
+        assert!(Instant::now() < deadline, "the daemon does not end");
+        std::thread::sleep(PAUSE);
+    }
+    volume.detach();
+    assert!(status.success(), "{}", said_by(&mut child));
+    volume.check();
+}

@@ -1,0 +1,73 @@
+//! What the kernel says of a mount whose daemon has died, and what programs hear: always ENOTCONN.
+
+use std::ffi::{CStr, CString};
+
+use jericho_sys::errno::{ECANCELED, ECONNABORTED, EIO, ENOENT, ENOTCONN};
+use jericho_sys::files;
+
+/// Returns whether a call may have failed with this because a daemon has died. ENOTCONN: before the call began. ECONNABORTED: while it
+/// waited. ECANCELED: the kernel had given the request to a ring of the daemon. EIO: it waited for a page of the page cache.
+pub fn may_be(errno: i32) -> bool {
+    matches!(errno, ENOTCONN | ECONNABORTED | ECANCELED | EIO)
+}
+
+/// Returns whether the outcome of another request shows that the daemon has died. A living daemon gives none of these.
+pub fn is_sure(asked: files::Result<()>) -> bool {
+    matches!(asked, Err(ENOTCONN | ECONNABORTED | ECANCELED))
+}
+
+/// Returns the errno to report for a call on a path that the kernel failed with `errno`: ENOTCONN when the daemon of its mount has
+/// died. The path is relative to `dir`, a descriptor or AT_FDCWD, as in openat(2).
+#[cold]
+pub fn errno_after_path(dir: i32, path: &CStr, errno: i32) -> i32 {
+    if !may_be(errno) {
+        return errno;
+    }
+    let asked = match files::ask_path(dir, path) {
+        // The kernel may remember that there is no such file. Its directory exists.
+        Err(ENOENT) => files::ask_path(dir, &parent(path)),
+        asked => asked,
+    };
+    match is_sure(asked) {
+        true => ENOTCONN,
+        false => errno,
+    }
+}
+
+/// Returns the directory that a path is in.
+fn parent(path: &CStr) -> CString {
+    let path = path.to_bytes();
+    let end = path.iter().rposition(|byte| *byte != b'/');
+    let path = &path[..end.map_or(0, |last| last + 1)];
+    let dir = match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => &path[..slash + 1],
+        None => b".",
+    };
+    CString::new(dir).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_path_is_what_is_before_its_last_name() {
+        for (path, dir) in [
+            (c"a", c"."),
+            (c"a/b", c"a/"),
+            (c"/a/b//", c"/a/"),
+            (c"/a", c"/"),
+            (c"", c"."),
+        ] {
+            assert_eq!(parent(path).as_c_str(), dir, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn errors_of_files_whose_filesystem_answers_stay_as_they_are() {
+        for errno in [EIO, ECANCELED, ECONNABORTED, ENOTCONN] {
+            assert_eq!(errno_after_path(-1, c"/proc/none", errno), errno);
+            assert_eq!(errno_after_path(-1, c"/", errno), errno);
+        }
+    }
+}
