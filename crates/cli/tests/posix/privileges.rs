@@ -33,8 +33,24 @@ fn python(script: &str) -> String {
     format!("python3 -c \"import os; {script}\"")
 }
 
+/// Files that `changes` copies from.
+fn make_sources(v: &Volume) {
+    fs::write(v.at("data"), [2; 4096]).unwrap();
+    let hole = fs::File::create(v.at("hole")).unwrap();
+    hole.set_len(1 << 20).unwrap();
+    for name in ["data", "hole"] {
+        set_mode(&v.at(name), 0o644);
+    }
+}
+
 /// Changes of the content of `f`.
-fn changes() -> [String; 6] {
+fn changes() -> [String; 9] {
+    let copy = |name: &str, to: u64| {
+        python(&format!(
+            "d = os.open('f', os.O_RDWR); s = os.open('{name}', os.O_RDONLY); \
+             assert os.copy_file_range(s, d, 4096, 0, {to}) == 4096"
+        ))
+    };
     [
         "printf x >> f".into(),
         "truncate -s 5 f".into(),
@@ -42,6 +58,10 @@ fn changes() -> [String; 6] {
         "fallocate -l 8192 f".into(),
         "fallocate --punch-hole -o 0 -l 4096 f".into(),
         python("d = os.open('f', os.O_RDWR); os.pwrite(d, b'y', 1)"),
+        copy("data", 0),
+        copy("hole", 0),
+        // Behind its end.
+        copy("hole", 8192),
     ]
 }
 
@@ -62,6 +82,7 @@ fn a_program_that_somebody_else_wrote_to_no_longer_runs_as_its_owner() {
 fn a_change_of_content_by_somebody_else_drops_the_set_id_bits() {
     let v = Volume::mounted();
     open_to_all(&v.mnt());
+    make_sources(&v);
     for change in changes() {
         fs::write(v.at("f"), [1; 5000]).unwrap();
         set_mode(&v.at("f"), 0o6777);
@@ -144,6 +165,7 @@ fn an_access_control_list_by_an_owner_outside_the_group_drops_set_group_id() {
 fn a_change_by_anybody_drops_the_capabilities_of_a_file() {
     let v = Volume::mounted();
     open_to_all(&v.mnt());
+    make_sources(&v);
     // Version 2, effective; CAP_NET_RAW is permitted.
     let mut capability = [0; 20];
     capability[..5].copy_from_slice(&[1, 0, 0, 2, 0]);

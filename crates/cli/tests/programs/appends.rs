@@ -64,7 +64,7 @@ fn assert_whole(path: &Path) {
 }
 
 /// Writes that were made inline, as the library reports them.
-fn inline(report: &str) -> usize {
+pub fn inline(report: &str) -> usize {
     let writes = report.lines().find(|line| line.contains("writes:"));
     let words: Vec<&str> = writes.expect("writes").split_whitespace().collect();
     let inline = words.iter().position(|word| *word == "inline");

@@ -1,7 +1,8 @@
-/* One process stores through a shared mapping to one half of a page while another writes the other half by a system call: pwrite(2),
-   an asynchronous write, a copy (copy_file_range(2)) from FILE.source, or pwrite(2) and then a hole (fallocate(2)). Prints the number of pairs, the lost writes and the lost
-   stores: bytes that are not there when both are done. Then waits until the mapping has the last write.
-   Usage: halves FILE PAIRS pwrite|aio|copy|punch. FILE has at least one page. */
+/* One process stores through a shared mapping to one half of a page while another writes the other half by a call: pwrite(2), an
+   asynchronous write, a copy (copy_file_range(2)) from FILE.source, or pwrite(2) and then a hole (fallocate(2)). Prints the number of
+   pairs, the lost writes and the lost stores: bytes that are not there when both are done. Then waits until the mapping has the last
+   write. Usage: halves FILE PAIRS pwrite|aio|copy|punch [COMMAND...]. FILE has at least one page. With COMMAND, the process that
+   writes is started by it (COMMAND... PROGRAM -w FILE PAIRS WAY), and opens the file anew after every REOPEN pairs. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>
@@ -17,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, HALF = PAGE / 2 };
+enum { PAGE = 4096, HALF = PAGE / 2, REOPEN = 25, TURNS = 9 };
 
 /* The last pair that was begun, and the last that the writer has finished. */
 struct turns {
@@ -58,7 +59,7 @@ static void copy(int source, int fd, const uint64_t *value)
         err(2, "copy_file_range");
 }
 
-static void write_halves(const char *path, struct turns *turns, uint64_t pairs, const char *way)
+static void write_halves(const char *path, struct turns *turns, uint64_t pairs, const char *way, int reopens)
 {
     int is_aio = strcmp(way, "aio") == 0, is_hole = strcmp(way, "punch") == 0, source = -1;
     aio_context_t context = 0;
@@ -75,6 +76,11 @@ static void write_halves(const char *path, struct turns *turns, uint64_t pairs, 
             err(2, "%s", name);
     }
     for (uint64_t pair = 1; pair <= pairs; pair++) {
+        if (reopens && pair % REOPEN == 0) {
+            close(fd);
+            if ((fd = open(path, O_RDWR)) < 0)
+                err(2, "%s", path);
+        }
         await(&turns->begun, pair);
         if (is_aio)
             aio_write(context, fd, &pair);
@@ -86,23 +92,48 @@ static void write_halves(const char *path, struct turns *turns, uint64_t pairs, 
             err(2, "fallocate");
         atomic_store(&turns->finished, pair);
     }
-    _exit(0);
+    /* Not _exit: a library may have something to report. */
+    exit(0);
+}
+
+/* The memory that both processes have at descriptor TURNS. */
+static struct turns *shared_turns(void)
+{
+    struct turns *turns = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, TURNS, 0);
+    if (turns == MAP_FAILED)
+        err(2, "mmap");
+    return turns;
+}
+
+static void start_writer(char **argv, char **command, int words)
+{
+    char *args[words + 6];
+    memcpy(args, command, words * sizeof *args);
+    char *rest[] = {argv[0], "-w", argv[1], argv[2], argv[3], NULL};
+    memcpy(args + words, rest, sizeof rest);
+    execv(args[0], args);
+    err(2, "%s", args[0]);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 4)
-        errx(2, "usage: halves FILE PAIRS pwrite|aio|copy|punch");
+    if (argc == 5 && strcmp(argv[1], "-w") == 0)
+        write_halves(argv[2], shared_turns(), strtoull(argv[3], NULL, 10), argv[4], 1);
+    if (argc < 4)
+        errx(2, "usage: halves FILE PAIRS pwrite|aio|copy|punch [COMMAND...]");
     int is_hole = strcmp(argv[3], "punch") == 0;
     uint64_t pairs = strtoull(argv[2], NULL, 10), writes = 0, stores = 0;
-    struct turns *turns = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (turns == MAP_FAILED)
-        err(2, "mmap");
+    int memory = memfd_create("turns", 0);
+    if (memory < 0 || ftruncate(memory, PAGE) != 0 || dup2(memory, TURNS) != TURNS)
+        err(2, "memfd");
+    struct turns *turns = shared_turns();
     pid_t writer = fork();
     if (writer < 0)
         err(2, "fork");
+    if (writer == 0 && argc > 4)
+        start_writer(argv, argv + 4, argc - 4);
     if (writer == 0)
-        write_halves(argv[1], turns, pairs, argv[3]);
+        write_halves(argv[1], turns, pairs, argv[3], 0);
     int fd = open(argv[1], O_RDWR);
     if (fd < 0)
         err(2, "%s", argv[1]);

@@ -1,6 +1,10 @@
-//! One process stores through a shared mapping to one half of a page while another writes the other half by a system call.
+//! One process stores through a shared mapping to one half of a page while another writes the other half, by a system call or inline.
 
-use crate::program::{command, succeed};
+use std::path::PathBuf;
+
+use crate::again;
+use crate::appends::inline;
+use crate::program::{command, succeed, within_limit};
 use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("halves.c");
@@ -8,9 +12,8 @@ const PAIRS: u32 = 3_000;
 /// Of the slower ones. Of copies one in three lost a store when the daemon copied to a part of a mapped page.
 const FEW: u32 = 1_000;
 
-/// The writes and the stores that are lost.
-fn lost(way: &str, pairs: u32) -> (u32, u32) {
-    let volume = Volume::mounted("256M", 2, "16M");
+/// The program, and a file of one page.
+fn program_and_file(volume: &Volume) -> [PathBuf; 2] {
     let (source, program) = (volume.outside("halves.c"), volume.outside("halves"));
     std::fs::write(&source, SOURCE).expect("the source");
     let mut compiler = command("cc");
@@ -19,17 +22,29 @@ fn lost(way: &str, pairs: u32) -> (u32, u32) {
     let file = volume.at("file");
     std::fs::write(&file, [0; 4096]).expect("a page");
     std::fs::write(&file, [0; 4096]).expect("a page that is there");
+    [program, file]
+}
+
+/// The writes and the stores that are lost.
+fn lost(way: &str, pairs: u32) -> (u32, u32) {
+    let volume = Volume::mounted("256M", 2, "16M");
+    let [program, file] = program_and_file(&volume);
     // Nothing is kept of a file that nobody maps.
     assert_eq!(volume.stat()["mapped_kept"], 0);
     let mut halves = command(&program);
     let said = succeed(halves.arg(&file).arg(pairs.to_string()).arg(way));
-    println!("{}", said.trim_end());
-    let words: Vec<&str> = said.split_whitespace().collect();
     let stat = volume.stat();
     let kept = |name: &str| stat[name].as_u64().expect(name);
     assert!(kept("mapped_kept") > 0);
     assert_eq!(kept("mapped_forgotten"), 0);
     volume.finish();
+    numbers(&said, pairs)
+}
+
+/// What the program found: the writes and the stores that are lost.
+fn numbers(said: &str, pairs: u32) -> (u32, u32) {
+    println!("{}", said.trim_end());
+    let words: Vec<&str> = said.split_whitespace().collect();
     let number = |at: usize| words[at].parse().expect("a number");
     assert_eq!(number(0), pairs);
     (number(2), number(5))
@@ -53,4 +68,27 @@ fn a_hole_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
 #[test]
 fn an_asynchronous_write_survives_it_too_and_the_mapping_shows_it_at_last() {
     assert_eq!(lost("aio", PAIRS), (0, 0));
+}
+
+/// The program that maps has no library, so the page is stored to while the other one's inline writes are withheld and granted again.
+#[test]
+fn an_inline_write_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
+    let volume = Volume::mounted("256M", 2, "16M");
+    let [program, file] = program_and_file(&volume);
+    let report = volume.outside("report");
+    let mut halves = within_limit(&program);
+    halves.arg(&file).args([&PAIRS.to_string(), "pwrite"]);
+    halves
+        .args(again::run_prefix())
+        .env("JERICHO_REPORT", &report);
+    let said = succeed(&mut halves);
+    assert_eq!(numbers(&said, PAIRS), (0, 0));
+    let stat = volume.stat();
+    let count = |name: &str| stat[name].as_u64().expect(name);
+    let turns = ["writes_granted", "writes_withheld"].map(count);
+    let report = std::fs::read_to_string(report).expect("the report");
+    assert!(inline(&report) > 0, "{report}");
+    assert!(turns.iter().all(|turns| *turns >= 10), "{turns:?}");
+    assert_eq!(count("mapped_forgotten"), 0);
+    volume.finish();
 }
