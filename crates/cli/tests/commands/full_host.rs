@@ -334,8 +334,15 @@ fn what_cannot_be_written_is_not_unmounted() {
 
 #[test]
 fn after_an_unmount_that_cannot_be_refused_the_daemon_writes_on_and_holds_the_volume() {
-    let Some(host) = unwritable() else { return };
-    succeed(Command::new("umount").arg("-i").arg(host.mnt()));
+    for unmount in [["umount", "-i"], ["fusermount3", "-u"]] {
+        let Some(host) = unwritable() else { return };
+        succeed(Command::new(unmount[0]).arg(unmount[1]).arg(host.mnt()));
+        assert_writes_on(&host);
+    }
+}
+
+/// Checks that the daemon of an unmounted volume names the file that it cannot write, holds the volume, and ends when it could.
+fn assert_writes_on(host: &Host) {
     at_last("the file's name in the log", || {
         let named = host.said("still writing back") == 1 && host.said("/kept") == 1;
         named.then_some(()).ok_or("no word of it".into())

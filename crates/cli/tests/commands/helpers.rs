@@ -6,6 +6,8 @@ use super::support::{Volume, succeed};
 
 /// Runs in a mount namespace where /sbin has the helpers, as `make install` puts them there.
 const WITH_HELPERS: &str = r#"
+    # Other tests' mounts are not held by this namespace, or their daemons would live on after they are unmounted.
+    awk '$3 == "fuse.jericho" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -il || true
     mkdir sbin
     ln -s "$JERICHO" sbin/mount.fuse.jericho
     ln -s "$JERICHO" sbin/umount.fuse.jericho
@@ -13,7 +15,7 @@ const WITH_HELPERS: &str = r#"
     mkdir -p /run/mount
     mount -t tmpfs none /run/mount
     mount -t overlay -o "lowerdir=$PWD/sbin:$sbin" none "$sbin"
-    trap 'umount -il "$MNT" 2>&- || true' EXIT
+    trap 'rm -f disk/filler; umount -il "$MNT" 2>&- || true' EXIT
 
 
     mount -t fuse.jericho "$VOLUME" "$MNT" -o cache=32M,topology=virtual:2,log="$LOG",nofail
@@ -52,6 +54,26 @@ const WITH_HELPERS: &str = r#"
         mount -t fuse.jericho "$VOLUME" "$MNT" -o "cache=32M,log=$LOG"
         umount "$MNT"
     done
+
+    # What cannot be written is not unmounted.
+    mkdir disk
+    mount -t tmpfs -o size=96m none disk
+    "$JERICHO" format --size 512M --sparse disk/volume
+    mount -t fuse.jericho "$PWD/disk/volume" "$MNT" -o "cache=32M,log=$LOG"
+    cat /dev/zero > disk/filler || [ -s disk/filler ]
+    head -c 2000000 /dev/zero | tr '\0' k > "$MNT/kept"
+    if umount "$MNT" 2> refused; then exit 1; fi
+    grep -q 'stays mounted' refused
+    grep -q -e --force refused
+    mountpoint -q "$MNT"
+    rm disk/filler
+    "$JERICHO" sync "$MNT"
+    umount "$MNT"
+    "$JERICHO" check disk/volume
+    mount -t fuse.jericho "$PWD/disk/volume" "$MNT" -o "cache=32M,log=$LOG"
+    head -c 2000000 /dev/zero | tr '\0' k | cmp - "$MNT/kept"
+    umount "$MNT"
+    umount disk
 
     if mount -t fuse.jericho "$VOLUME" "$MNT" -o cache=32M,colour=red 2> refused; then exit 1; fi
     grep -q 'colour=red' refused
