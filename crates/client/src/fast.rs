@@ -494,6 +494,14 @@ impl<'a> File<'a> {
         Ok(())
     }
 
+    /// Checks that an inline write may make the file longer.
+    fn may_grow(&self) -> Result<(), Why> {
+        match self.word.flags() & SlotInfo::NO_GROW {
+            0 => Ok(()),
+            _ => Err(Why::Withheld),
+        }
+    }
+
     /// Returns how the calling thread writes. Returns `None` when it cannot write inline.
     fn writer(&self) -> Option<Writer<'a>> {
         inside::thread(|thread| self.session.writer(thread, self.home()))
@@ -544,6 +552,7 @@ impl<'a> File<'a> {
 
     #[inline(never)]
     fn write_beyond(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Failed<'a>> {
+        self.may_grow()?;
         let end = at + len as u64;
         let (extend, seen) = self.lock_size()?;
         if end <= seen.bytes() {
@@ -555,6 +564,7 @@ impl<'a> File<'a> {
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at the end of the file, all or (`Err`) none; gives the new end.
     pub fn append(&self, len: usize, source: Source<'_, '_>) -> Result<u64, Why> {
         self.may_write()?;
+        self.may_grow()?;
         let (extend, seen) = self.lock_size()?;
         let end = seen.bytes() + len as u64;
         if end >= FILE_BYTES_MAX {

@@ -148,6 +148,11 @@ impl Mounted {
         Ok(Handle::new(file, writable))
     }
 
+    /// Records that a program may read through a handle that has just been opened.
+    pub fn reads(&self, handle: &Handle) {
+        self.fast.reads_by_kernel(handle);
+    }
+
     /// Changes attributes; see `Fs::setattr`.
     pub fn setattr(&self, ino: Ino, set: SetAttr, who: Caller) -> Result<Attr> {
         self.settle(ino);

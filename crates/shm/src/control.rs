@@ -8,7 +8,7 @@ use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 use jericho_sys::memory::Mapping;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const CPUS: usize = 1024;
 const SLICES_AT: usize = 4096;
 const SLICES: usize = 1024;
@@ -53,7 +53,7 @@ impl SlotWord {
         self.0 as u32
     }
 
-    /// `SlotInfo::KERNEL`, `SlotInfo::NO_WRITE`.
+    /// `SlotInfo::KERNEL`, `SlotInfo::NO_WRITE`, `SlotInfo::NO_GROW`.
     #[inline]
     pub fn flags(self) -> u16 {
         (self.0 >> 32) as u16
@@ -78,6 +78,8 @@ impl SlotInfo {
     pub const KERNEL: u16 = 1;
     /// No inline writes.
     pub const NO_WRITE: u16 = 2;
+    /// No inline writes that make the file longer.
+    pub const NO_GROW: u16 = 4;
 
     /// The object; 0: the slot is free.
     #[inline]

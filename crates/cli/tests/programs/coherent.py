@@ -1,9 +1,11 @@
 """Reads and writes one file in all ways, as it is told by standard input, and says what it found."""
+import ctypes
 import mmap
 import os
 import sys
 
 SIZE = 20_000
+PIECE = 1_000
 path, beside, on_mount, flags = sys.argv[1:]
 fd = os.open(path, os.O_RDWR if flags == "write" else os.O_RDONLY)
 outs = {name: os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600) for name in (beside, on_mount)}
@@ -45,6 +47,43 @@ def mapping(kept):
     return mapped[:]
 
 
+def piece_of(copy, at, name):
+    """What one call of `copy` puts into a file."""
+    os.ftruncate(outs[name], 0)
+    os.lseek(outs[name], 0, os.SEEK_SET)
+    return os.pread(outs[name], copy(at), 0)
+
+
+def piece_spliced(at):
+    r, w = os.pipe()
+    found = os.read(r, PIECE) if os.splice(fd, w, PIECE, offset_src=at) else b""
+    os.close(r)
+    os.close(w)
+    return found
+
+
+def piece_mapped(at):
+    """SIGBUS ends the program where the kernel takes the file for shorter."""
+    global mapped
+    if mapped is None:
+        # Longer than the file, which mmap.mmap refuses, after it has asked for the size.
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        mapped = libc.mmap(None, 1 << 24, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    return ctypes.string_at(mapped + at, PIECE)
+
+
+# No call here asks for the file's size.
+PIECES = {
+    "sendfile": lambda at: piece_of(lambda at: os.sendfile(outs[beside], fd, at, PIECE), at, beside),
+    "splice": piece_spliced,
+    "copy_file_range": lambda at: piece_of(
+        lambda at: os.copy_file_range(fd, outs[on_mount], PIECE, offset_src=at, offset_dst=0), at, on_mount
+    ),
+    "mmap": piece_mapped,
+}
+
 WAYS = {
     "pread": lambda: os.pread(fd, 2 * SIZE, 0),
     "sendfile": lambda: drained(lambda at, count: os.sendfile(outs[beside], fd, at, count), beside),
@@ -62,6 +101,14 @@ for line in sys.stdin:
         data = bytes([int(value[0])]) * SIZE
         assert os.pwrite(fd, data, 0) == SIZE
         print("ok", flush=True)
+    elif what == "put":
+        assert os.pwrite(fd, bytes([int(value[0])]) * PIECE, int(value[1])) == PIECE
+        print("ok", flush=True)
+    elif what == "size":
+        print(os.fstat(fd).st_size, flush=True)
+    elif what == "piece":
+        found = PIECES[value[0]](int(value[1]))
+        print(len(found), *sorted(set(found)), flush=True)
     else:
         found = WAYS[what]()
         print(len(found), *sorted(set(found)), flush=True)

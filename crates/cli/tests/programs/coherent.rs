@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::program::{succeed, under_run, within_limit};
 use crate::volume::Volume;
@@ -81,6 +82,14 @@ fn volume() -> Volume {
     volume
 }
 
+/// Returns how many bytes programs have written inline.
+fn inline_bytes(volume: &Volume) -> u64 {
+    let stat = volume.stat();
+    let clients = stat["clients"].as_array().expect("a list");
+    let of = |client: &serde_json::Value| client["written_bytes"].as_u64().expect("a number");
+    clients.iter().map(of).sum()
+}
+
 fn writer(volume: &Volume) -> Peer {
     let mut writer = Peer::start(volume, "writer", under_run("python3"), "write");
     // The first calls are made in the ordinary way.
@@ -133,12 +142,7 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
         let stat = volume.stat();
         ["writes_withheld", "writes_granted"].map(|name| stat[name].as_u64().expect(name))
     };
-    let inline_bytes = || {
-        let stat = volume.stat();
-        let clients = stat["clients"].as_array().expect("a list");
-        let of = |client: &serde_json::Value| client["written_bytes"].as_u64().expect("a number");
-        clients.iter().map(of).sum::<u64>()
-    };
+    let inline_bytes = || inline_bytes(&volume);
     assert_eq!(writer.ask("write 1"), "ok");
     let begin = counts();
     assert_eq!(begin[1], 1, "granted when it first writes");
@@ -154,10 +158,10 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
     assert_eq!(inline_bytes(), before, "withheld");
     assert_eq!(reader.ask("kept_mmap"), format!("{SIZE} 7"));
     // Granted again after the program has written a while, although the mapping stays.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while inline_bytes() == before {
         assert_eq!(writer.ask("write 8"), "ok");
-        assert!(std::time::Instant::now() < deadline, "still withheld");
+        assert!(Instant::now() < deadline, "still withheld");
     }
     let granted = counts();
     assert_eq!(granted[1], begin[1] + 1);
@@ -170,6 +174,81 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
         assert_eq!(found, format!("{SIZE} {}", value(round)));
     }
     assert!(counts()[1] <= granted[1] + 10, "{:?}", counts());
+    reader.end();
+    writer.end();
+    volume.finish();
+}
+
+const PIECE: usize = 1_000;
+const PIECE_WAYS: [&str; 4] = ["sendfile", "splice", "copy_file_range", "mmap"];
+
+/// The next piece of a file that grows.
+struct Growing {
+    at: usize,
+    round: usize,
+}
+
+impl Growing {
+    fn put(&mut self, writer: &mut Peer) -> (usize, usize) {
+        let (at, byte) = (self.at, value(self.round));
+        assert_eq!(writer.ask(&format!("put {byte} {at}")), "ok");
+        self.at += PIECE;
+        self.round += 1;
+        (at, byte)
+    }
+}
+
+/// Returns in how many rounds a reader did not see the piece that has just made the file longer.
+fn short(growing: &mut Growing, writer: &mut Peer, reader: &mut Peer, way: &str) -> usize {
+    let mut short = 0;
+    for _ in 0..ROUNDS / 2 {
+        let (at, byte) = growing.put(writer);
+        let found = reader.ask(&format!("piece {way} {at}"));
+        short += usize::from(found != format!("{PIECE} {byte}"));
+    }
+    short
+}
+
+#[test]
+fn a_program_without_the_library_sees_by_every_call_what_has_made_a_file_longer() {
+    let volume = volume();
+    let counted = || inline_bytes(&volume);
+    let mut writer = writer(&volume);
+    let mut growing = Growing { at: SIZE, round: 0 };
+    for known_before in [true, false] {
+        // Without a reader the file is made longer inline, once the previous reader's descriptor is released.
+        let (before, deadline) = (counted(), Instant::now() + Duration::from_secs(60));
+        while counted() == before {
+            assert!(Instant::now() < deadline, "never inline");
+            growing.put(&mut writer);
+        }
+        let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");
+        if known_before {
+            assert_eq!(reader.ask("size"), growing.at.to_string());
+        }
+        let found = PIECE_WAYS.map(|way| {
+            let short = short(&mut growing, &mut writer, &mut reader, way);
+            (way, short)
+        });
+        assert_eq!(found, PIECE_WAYS.map(|way| (way, 0)), "{known_before}");
+        reader.end();
+    }
+    writer.end();
+    volume.finish();
+}
+
+#[test]
+fn a_program_sees_what_makes_a_file_longer_that_it_had_open_before_the_writer() {
+    let volume = volume();
+    let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");
+    assert_eq!(reader.ask("size"), SIZE.to_string());
+    let mut writer = writer(&volume);
+    let mut growing = Growing { at: SIZE, round: 0 };
+    let found = PIECE_WAYS.map(|way| {
+        let short = short(&mut growing, &mut writer, &mut reader, way);
+        (way, short)
+    });
+    assert_eq!(found, PIECE_WAYS.map(|way| (way, 0)));
     reader.end();
     writer.end();
     volume.finish();

@@ -53,6 +53,8 @@ pub(crate) struct Grants {
     pub file: Option<Arc<SlotFile>>,
     pub write: bool,
     pub mapped: bool,
+    /// The handle is counted as a reader through the kernel alone; see `File::count_kernel_reader`.
+    pub kernel_reader: bool,
 }
 
 impl Grants {
@@ -201,9 +203,14 @@ impl Fast {
                 // A write that found no slot has extended the file earlier; see `size_grew`.
                 fence(Ordering::SeqCst);
                 self.slot(&made).grow(|| file.size());
+                self.set_growth(&made);
                 made
             }
         };
+        if std::mem::take(&mut grants.kernel_reader) {
+            file.count_kernel_reader(false);
+            self.set_growth(&slot_file);
+        }
         if grants.file.is_none() {
             grants.file = Some(slot_file.clone());
             slot_file.granted.fetch_add(1, Ordering::AcqRel);
@@ -228,6 +235,41 @@ impl Fast {
     pub(super) fn await_changes(&self, ino: Ino) {
         if self.slot_file(ino).is_none() {
             self.changing.wait(ino);
+        }
+    }
+
+    /// Counts a handle as a reader of the file through the kernel alone, until it is granted inline access or released. While there
+    /// is one, the file is not made longer inline: sendfile, splice, copies and mappings of a program without the library go
+    /// as far as the size that the kernel has heard of.
+    pub(crate) fn reads_by_kernel(&self, handle: &Handle) {
+        let mut grants = handle.grants.lock();
+        if !grants.kernel_reader && grants.file.is_none() {
+            grants.kernel_reader = true;
+            handle.file.count_kernel_reader(true);
+            self.tell_growth(&handle.file);
+        }
+    }
+
+    /// Tells writers of the file whether they may make it longer, after the number of its readers has changed.
+    fn tell_growth(&self, file: &File) {
+        // Pairs with the fence in `grant`: this thread sees the new slot, or its creator sees the new number.
+        fence(Ordering::SeqCst);
+        if self.slot_file(file.ino()).is_none() {
+            return;
+        }
+        // Locked for writing: of two threads, the one that sets the flag last has read the last number.
+        let files = self.files.write();
+        if let Some(slot_file) = files.get(&file.ino()) {
+            self.set_growth(slot_file);
+        }
+    }
+
+    /// Requires `files` to be locked for writing.
+    fn set_growth(&self, slot_file: &SlotFile) {
+        let info = self.info(slot_file);
+        match slot_file.file.has_kernel_readers() {
+            true => info.set_flags(SlotInfo::NO_GROW, 0),
+            false => info.set_flags(0, SlotInfo::NO_GROW),
         }
     }
 
@@ -283,6 +325,10 @@ impl Fast {
         let grants = std::mem::take(&mut *handle.grants.lock());
         if grants.mapped {
             self.unmap(&handle.file);
+        }
+        if grants.kernel_reader {
+            handle.file.count_kernel_reader(false);
+            self.tell_growth(&handle.file);
         }
         let Some(slot_file) = grants.file else { return };
         let mut last_writer = false;
