@@ -1,6 +1,6 @@
 //! The daemon's end of the fast path: the files that clients read and write inline, and the clients themselves.
 //!
-//! - `slots`: which files have a slot, who writes them, and absorbing what clients did to size and times (`settle`)
+//! - `files`: the files that have a slot. `slots`: how they get one, who writes them, and absorbing what clients did to size and times (`settle`)
 //! - `admission`: the socket. `clients`: the areas, the deaths of clients. `rings`: the pages that clients report
 //! - `calls`: the ioctls on a file's descriptor. `wishes`: the grants that need none
 //! - `trusted`, `tokens`: whose processes are served, and which of them may write
@@ -16,6 +16,7 @@ mod calls;
 mod changing;
 mod clients;
 mod extend;
+mod files;
 mod keeping;
 mod kernel_pages;
 mod range;
@@ -42,13 +43,14 @@ use jericho_shm::{Control, Slots};
 use jericho_sys::affinity::CpuMask;
 use jericho_sys::service;
 use jericho_topology::{NodeId, Topology};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::mapped;
 use crate::mounted::Mounted;
 pub use calls::Asker;
 pub use clients::ClientStat;
 use clients::Clients;
+use files::Files;
 pub use keeping::KeeperCommand;
 use keeping::Keeping;
 pub(crate) use range::{Alone, ReadGuard};
@@ -88,8 +90,8 @@ pub(crate) struct Fast {
     read_only: bool,
     tokens: Tokens,
     slices: Vec<Arc<Slice>>,
-    files: RwLock<HashMap<Ino, Arc<SlotFile>>>,
-    /// Number of mapped handles of each file, with or without a slot. Changed with `files` locked for writing.
+    files: Files,
+    /// Number of mapped handles of each file, with or without a slot. Changed with the file's part of `files` locked for writing.
     mappings: Mutex<HashMap<Ino, u32>>,
     free: Arc<Mutex<slots::FreeSlots>>,
     changing: changing::Changing,
@@ -156,7 +158,7 @@ impl Fast {
             read_only,
             tokens: Tokens::default(),
             slices: slices.to_vec(),
-            files: RwLock::new(HashMap::new()),
+            files: Files::default(),
             mappings: Mutex::default(),
             free: Arc::default(),
             changing: changing::Changing::default(),
@@ -341,9 +343,8 @@ impl Mounted {
         fast.cut_all_off();
         // The slot's words cannot decide this, because clients can write them.
         fast.drain_all_rings();
-        let files: Vec<Ino> = fast.files.read().keys().copied().collect();
-        for ino in files {
-            self.settle(ino);
+        for slot_file in fast.files.all(|_| true) {
+            self.settle(slot_file.file.ino());
         }
         fast.hear();
     }

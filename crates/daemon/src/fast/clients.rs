@@ -174,8 +174,8 @@ impl Fast {
                     mounted.clear_behind_end(&file);
                 }
             }
-            for slot_file in self.files.read().values() {
-                self.slot(slot_file).open_dead(owner);
+            for slot_file in self.files.all(|_| true) {
+                self.slot(&slot_file).open_dead(owner);
             }
             if opened > 0 {
                 tracing::info!(
@@ -196,12 +196,9 @@ impl Fast {
 
     /// Returns the files that a client is extending.
     fn extended_by(&self, owner: u16) -> Vec<Arc<File>> {
-        let files = self.files.read();
-        let extended = files.values();
-        extended
-            .filter(|slot_file| self.slot(slot_file).is_extended_by(owner))
-            .map(|slot_file| slot_file.file.clone())
-            .collect()
+        let is_extended = |file: &SlotFile| self.slot(file).is_extended_by(owner);
+        let extended = self.files.all(is_extended).into_iter();
+        extended.map(|slot_file| slot_file.file.clone()).collect()
     }
 
     /// A client that held a latch for too long. False: no such client.

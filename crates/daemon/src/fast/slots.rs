@@ -112,7 +112,7 @@ impl Fast {
         if self.in_use.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.files.read().get(&ino).cloned()
+        self.files.get(ino)
     }
 
     /// Likewise, if it is written inline.
@@ -120,24 +120,20 @@ impl Fast {
         if self.written.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.files
-            .read()
-            .get(&ino)
-            .filter(|f| f.is_written())
-            .cloned()
+        let files = self.files.part(ino).read();
+        files.get(&ino).filter(|file| file.is_written()).cloned()
     }
 
     pub fn written_files(&self) -> Vec<Arc<SlotFile>> {
         if self.written.load(Ordering::Acquire) == 0 {
             return vec![];
         }
-        let files = self.files.read();
-        files.values().filter(|f| f.is_written()).cloned().collect()
+        self.files.all(SlotFile::is_written)
     }
 
     /// Returns the file's slot, if it has one. A file without a slot gets none until the change is dropped.
     pub(super) fn begin_change(&self, ino: Ino) -> (Change<'_>, Option<Arc<SlotFile>>) {
-        let files = self.files.read();
+        let files = self.files.part(ino).read();
         (self.changing.begin(ino), files.get(&ino).cloned())
     }
 
@@ -163,7 +159,7 @@ impl Fast {
         grants: &mut Grants,
         write: bool,
     ) -> Result<(Arc<SlotFile>, bool), Refusal> {
-        let mut files = self.files.write();
+        let mut files = self.files.part(file.ino()).write();
         if !files.contains_key(&file.ino()) && self.changing.contains(file.ino()) {
             return Err(Refusal::Busy);
         }
@@ -258,7 +254,7 @@ impl Fast {
             return;
         }
         // Locked for writing: of two threads, the one that sets the flag last has read the last number.
-        let files = self.files.write();
+        let files = self.files.part(file.ino()).write();
         if let Some(slot_file) = files.get(&file.ino()) {
             self.set_growth(slot_file);
         }
@@ -277,7 +273,7 @@ impl Fast {
     /// `Slice::withdraw`.
     pub(super) fn end_inline(&self, slot_file: &SlotFile) {
         // Takes the lock, so that a concurrent release does not decide that it removes the last reason.
-        let _files = self.files.write();
+        let _files = self.files.part(slot_file.file.ino()).write();
         self.shut(slot_file);
     }
 
@@ -289,15 +285,15 @@ impl Fast {
             return None;
         }
         grants.mapped = true;
-        let files = self.files.write();
         let ino = handle.file.ino();
+        let files = self.files.part(ino).write();
         *self.mappings.lock().entry(ino).or_default() += 1;
         let slot_file = files.get(&ino).cloned();
         slot_file.inspect(|slot_file| self.shut(slot_file))
     }
 
     fn unmap(&self, file: &File) {
-        let files = self.files.write();
+        let files = self.files.part(file.ino()).write();
         if let Entry::Occupied(mut mappings) = self.mappings.lock().entry(file.ino()) {
             *mappings.get_mut() -= 1;
             if *mappings.get() == 0 {
@@ -313,7 +309,7 @@ impl Fast {
         }
     }
 
-    /// Requires `files` to be locked for writing.
+    /// Requires the file's part of `files` to be locked for writing.
     fn shut(&self, slot_file: &SlotFile) {
         slot_file.mapped.fetch_add(1, Ordering::AcqRel);
         self.info(slot_file).set_flags(SlotInfo::KERNEL, 0);
@@ -331,6 +327,7 @@ impl Fast {
             self.tell_growth(&handle.file);
         }
         let Some(slot_file) = grants.file else { return };
+        let part = self.files.part(slot_file.file.ino());
         let mut last_writer = false;
         if grants.write {
             // Serializes closes: of two concurrent ones, one must see that it is the last.
@@ -340,7 +337,7 @@ impl Fast {
                 self.end_writes(mounted, &slot_file);
             }
             mounted.settle_file(&slot_file);
-            let _files = self.files.write();
+            let _files = part.write();
             last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
             if last_writer {
                 self.written.fetch_sub(1, Ordering::AcqRel);
@@ -349,7 +346,7 @@ impl Fast {
                 self.allow_grants(&slot_file);
             }
         }
-        let mut files = self.files.write();
+        let mut files = part.write();
         if slot_file.granted.fetch_sub(1, Ordering::AcqRel) == 1 {
             files.remove(&slot_file.file.ino());
             self.info(&slot_file).set(0, 0, SlotInfo::KERNEL);

@@ -325,7 +325,7 @@ fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
     let ino = programs.bed.handle.file.ino();
     programs.write(Key::new(ino, 3), InTheCopy);
     // The thread that takes the page in looks the file up there.
-    let files = programs.fast().files.write();
+    let files = programs.fast().files.part(ino).write();
     assert!(programs.slice().drain_writers(ino, 3..4));
     let found = std::thread::scope(|scope| {
         scope.spawn(|| programs.fast().hear());

@@ -140,10 +140,11 @@ impl Bed {
     /// that the file is written.
     fn release(&self, meanwhile: impl FnOnce()) {
         let fast = &self.mounted.fast;
-        let files = fast.files.read();
+        let part = fast.files.part(self.handle.file.ino());
+        let files = part.read();
         std::thread::scope(|scope| {
             scope.spawn(|| fast.release(&self.mounted, &self.handle));
-            wait_until("it waits for the files", || fast.files.try_read().is_none());
+            wait_until("it waits for the files", || part.try_read().is_none());
             meanwhile();
             drop(files);
         });
