@@ -20,6 +20,7 @@ use std::time::Duration;
 use jericho_daemon::{Mounted, OpenOptions, Trusted};
 use jericho_fuse::attach::Connection;
 use jericho_fuse::{MountConfig, MountError, Running};
+use jericho_sys::service;
 use jericho_topology::Topology;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -178,6 +179,10 @@ fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut
     let mut told = false;
     while let Err(error) = mounted.sync() {
         if !mounted.fs().may_recover() {
+            tracing::error!(
+                "cannot write any more: {error}; lost: {}. What was synced before is on the volume",
+                shortened(mounted.unwritten())
+            );
             return;
         }
         if signals >= SIGNALS_TO_DISCARD {
@@ -233,20 +238,22 @@ fn listen_for_signals(events: Sender<Event>) -> Result<(), Failure> {
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     std::thread::Builder::new()
         .name("signals".into())
-        .spawn(move || {
-            for signal in signals.forever() {
-                let name = match signal {
-                    SIGTERM => "SIGTERM",
-                    SIGINT => "SIGINT",
-                    _ => HANGUP,
-                };
-                if events.send(Event::Signal(name)).is_err() {
-                    return;
-                }
-            }
-        })
+        .spawn(move || service::run(|| pass_signals_on(&mut signals, &events)))
         .context("cannot start the thread that listens for signals")?;
     Ok(())
+}
+
+fn pass_signals_on(signals: &mut Signals, events: &Sender<Event>) {
+    for signal in signals.forever() {
+        let name = match signal {
+            SIGTERM => "SIGTERM",
+            SIGINT => "SIGINT",
+            _ => HANGUP,
+        };
+        if events.send(Event::Signal(name)).is_err() {
+            return;
+        }
+    }
 }
 
 fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
@@ -254,7 +261,7 @@ fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
         .name("watch".into())
         .spawn(move || {
             // Nobody waits for it any more when the receiver is gone.
-            let _ = events.send(Event::Unmounted(running.wait()));
+            let _ = events.send(Event::Unmounted(service::run(|| running.wait())));
         })
         .context("cannot start the thread that waits for the end of the mount")?;
     Ok(())

@@ -238,11 +238,7 @@ impl Fast {
 }
 
 fn do_jobs(jobs: &Receiver<Job>) {
-    while let Ok(job) = jobs.recv() {
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
-            tracing::error!("a job of the fast path panicked");
-        }
-    }
+    jobs.iter().for_each(|job| job());
 }
 
 impl Mounted {
@@ -288,7 +284,7 @@ impl Mounted {
             let (sender, jobs) = channel::<Job>();
             *queue.lock() = Some(sender);
             let thread = std::thread::Builder::new().name(name.into());
-            threads.push(thread.spawn(move || do_jobs(&jobs))?);
+            threads.push(thread.spawn(move || service::run(|| do_jobs(&jobs)))?);
         }
         let listener = jericho_sys::handover::Listener::bind(&jericho_shm::socket_name(
             fast.control.instance(),

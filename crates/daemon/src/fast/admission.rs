@@ -245,7 +245,7 @@ impl Fast {
     }
 
     /// Admits a new client, or gives an existing one write access. Fails with an errno.
-    fn enter(&self, request: Request, peer: Peer, serial: u64) -> Result<u16, i32> {
+    pub(super) fn enter(&self, request: Request, peer: Peer, serial: u64) -> Result<u16, i32> {
         let write = request.token != 0;
         if write && self.read_only {
             return Err(libc::EROFS);
@@ -256,7 +256,9 @@ impl Fast {
         if request.owner != 0 {
             let mut clients = self.clients.lock();
             let known = clients.by_owner.get_mut(&request.owner);
-            let known = known.filter(|c| c.peer.pid == peer.pid && !c.area.is_cut_off());
+            // All processes of other pid namespaces have the number 0.
+            let same = |c: &&mut Client| peer.pid != 0 && c.peer.pid == peer.pid;
+            let known = known.filter(|c| same(c) && !c.area.is_cut_off());
             let client = known.ok_or(libc::ESRCH)?;
             client.writes |= write;
             return Ok(request.owner);

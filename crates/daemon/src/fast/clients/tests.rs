@@ -425,3 +425,19 @@ fn what_one_of_many_programs_reads_all_the_time_stays_in_the_cache() {
     // Each page is evicted once in each scan if nobody learns that it is read.
     assert!(missed <= 2 * HOT, "{missed} pages were evicted");
 }
+
+#[test]
+fn a_process_without_a_number_here_gets_no_area_of_another() {
+    let programs = Programs::new();
+    let area = Arc::new(Area::create("test", 5).unwrap());
+    // The number of every process of another pid namespace.
+    programs.admit(5, area, false);
+    let peer = Peer {
+        pid: 0,
+        uid: uid(),
+        pidfd: std::fs::File::open("/dev/null").unwrap().into(),
+    };
+    let request = jericho_shm::Request { owner: 5, token: 0 };
+    let refused = programs.fast().enter(request, peer, 1);
+    assert_eq!(refused, Err(libc::ESRCH));
+}
