@@ -99,6 +99,17 @@ pub struct Commits {
     room: Condvar,
     is_failed: AtomicBool,
     failed: Mutex<Option<Error>>,
+    /// Where the last commit found no room.
+    missing: Mutex<Option<Missing>>,
+}
+
+/// Where there is no room for changes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// In the metadata region.
+    OnVolume,
+    /// Below it, where a device of the volume has its blocks.
+    OnHost,
 }
 
 /// The gate, which an operation holds shared.
@@ -130,6 +141,7 @@ impl Commits {
             room: Condvar::new(),
             is_failed: AtomicBool::new(false),
             failed: Mutex::new(None),
+            missing: Mutex::new(None),
         }
     }
 
@@ -296,6 +308,29 @@ impl Commits {
                 None => self.work.wait(&mut control),
             }
         }
+    }
+
+    /// Logs why changes cannot be stored, and that they can be again: one line for each change of state.
+    /// Returns whether it logged one.
+    fn note_room(&self, error: Option<&Error>) -> bool {
+        let missing = error.map(|error| match error.is_full_volume() {
+            true => Missing::OnVolume,
+            false => Missing::OnHost,
+        });
+        let before = std::mem::replace(&mut *self.missing.lock(), missing);
+        if before == missing {
+            return false;
+        }
+        match (missing, error) {
+            (Some(Missing::OnHost), Some(error)) => tracing::error!(
+                "the host of the volume has no room for changes: {error}; make room there; changes wait in memory"
+            ),
+            (Some(_), _) => {
+                tracing::error!("the metadata region is full: remove files; changes wait in memory")
+            }
+            (None, _) => tracing::info!("there is room for changes again"),
+        }
+        true
     }
 
     fn try_later(&self) {
@@ -481,11 +516,12 @@ fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     }
     match core.store.commit(&cut.changes) {
         Ok(()) => {
+            core.commits.note_room(None);
             settle(core, std::mem::take(cut));
             Ok(())
         }
         Err(error) if error.errno() == ENOSPC.errno() => {
-            tracing::error!("the metadata region is full: remove files; changes wait in memory");
+            core.commits.note_room(Some(&error));
             core.commits.try_later();
             Err(error)
         }
@@ -578,5 +614,35 @@ fn entry_of(change: Change) -> Option<(Ino, u64, Box<[u8]>)> {
         }
         | Change::DelEntry { dir, hash, name } => Some((dir, hash, name)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_change_of_room_for_changes_is_logged_once() {
+        let commits = Commits::new(1000);
+        let volume = ENOSPC;
+        let host = Error::Io(jericho_storage::IoError {
+            operation: "write",
+            device: "device".into(),
+            offset_bytes: 0,
+            length_bytes: 4096,
+            cause: jericho_storage::Cause::Errno(ENOSPC.errno()),
+        });
+        let steps = [
+            (None, false),
+            (Some(&host), true),
+            (Some(&host), false),
+            (Some(&volume), true),
+            (Some(&volume), false),
+            (None, true),
+            (None, false),
+        ];
+        for (error, logged) in steps {
+            assert_eq!(commits.note_room(error), logged, "{error:?}");
+        }
     }
 }
