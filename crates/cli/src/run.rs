@@ -88,10 +88,11 @@ fn on_mount(
     mut command: Command,
     prepare: impl FnOnce(&mut Command) -> Result<(), Failure>,
 ) -> Outcome {
+    let checked = background::check(volume, dir, options)?;
+    umount::wait_for_former(&checked.volume);
     // Held back from here on: a signal must not end us between mount and unmount.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
-    let checked = background::check(volume, dir, options)?;
     background::start(&checked, options)?;
 
     // With the mount there, so that it is known to the command.

@@ -2,6 +2,7 @@
 //! If not everything can be written, the volume stays mounted, unless --force discards the rest.
 
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ use crate::{busy, control, mounts};
 
 /// Longest time the daemon may take to end after everything was written.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longest time a mount waits for the daemon of the previous mount.
-const FORMER_PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two looks at what the daemon of the previous mount is doing.
+const FORMER_LOOK: Duration = Duration::from_secs(1);
 /// Pause between two signals to a daemon that is told to discard what it cannot write.
 const SIGNALS_EVERY: Duration = Duration::from_millis(300);
 
@@ -130,18 +131,30 @@ fn served(pid: u32) -> Option<PathBuf> {
     Some(ours.dir)
 }
 
-/// Waits a short time for a daemon that is ending, so that its volume can be used.
+/// Waits for a daemon that is going away, so that its volume can be used: for as long as that daemon holds the volume and has no mount.
 pub fn wait_for_former(volume: &Path) {
-    let Some(pid) = lock_holder(volume).filter(|pid| served(*pid).is_none()) else {
-        return;
-    };
-    eprintln!(
-        "jericho: waiting for process {pid}, which still writes {} back",
-        volume.display()
-    );
-    if let Ok(Some(daemon)) = watch(pid) {
-        // If it does not end, taking the volume's lock reports that.
-        let _ = wait_for_end(&daemon, pid, FORMER_PATIENCE);
+    let begun = Instant::now();
+    let on_terminal = std::io::stderr().is_terminal();
+    let mut told = None;
+    // A daemon that has only just begun has no mount yet.
+    while let Some(pid) = lock_holder(volume).filter(|pid| served(*pid).is_none()) {
+        if told != Some(pid) {
+            told = Some(pid);
+            eprintln!(
+                "jericho: waiting for process {pid}, which still writes {} back",
+                volume.display()
+            );
+        } else if on_terminal {
+            eprint!("\rjericho: waiting for {} s ", begun.elapsed().as_secs());
+        }
+        // If it cannot be watched, taking the volume's lock reports that it is in use.
+        let Ok(Some(daemon)) = watch(pid) else { break };
+        if wait_for_end(&daemon, pid, FORMER_LOOK).is_err() {
+            break;
+        }
+    }
+    if on_terminal && begun.elapsed() > FORMER_LOOK {
+        eprintln!();
     }
 }
 

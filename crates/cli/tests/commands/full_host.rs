@@ -67,19 +67,15 @@ impl Host {
         );
     }
 
-    /// Mounts after the previous daemon has ended.
-    fn mounted_at_last(&self) {
-        // The command waits for a daemon that ends soon.
-        at_last("mounting", || {
-            let mounted = output(
-                jericho(["mount", "--cache", "48M", "--log"])
-                    .arg(self.log())
-                    .arg(self.volume())
-                    .arg(self.mnt()),
-            );
-            let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
-            mounted.status.success().then_some(()).ok_or(said)
-        });
+    /// Mounts; the command itself waits for a daemon that still writes back.
+    fn mount_after_former(&self) {
+        succeed(&mut self.mounting());
+    }
+
+    fn mounting(&self) -> Command {
+        let mut mount = jericho(["mount", "--cache", "48M", "--log"]);
+        mount.arg(self.log()).arg(self.volume()).arg(self.mnt());
+        mount
     }
 
     pub fn disk(&self) -> PathBuf {
@@ -353,7 +349,41 @@ fn assert_writes_on(host: &Host) {
         "{refused}"
     );
     fs::remove_file(host.filler()).expect("rm");
-    host.mounted_at_last();
+    host.mount_after_former();
+    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
+    assert!(bytes == pattern(5, 0, 2 * MIB));
+}
+
+#[test]
+fn mount_and_run_wait_as_long_as_the_former_daemon_writes_back() {
+    let Some(host) = unwritable() else { return };
+    succeed(Command::new("umount").arg("-i").arg(host.mnt()));
+    at_last("word of writing back", || {
+        let noticed = host.said("still writing back:") > 0;
+        noticed.then_some(()).ok_or("none".into())
+    });
+    let mut run = jericho(["run", "--volume"]);
+    run.arg(host.volume()).arg("--at").arg(host.mnt());
+    run.arg("--log").arg(host.log());
+    run.args(["--cache", "48M", "--", "cat"])
+        .arg(host.mnt().join("kept"));
+    for mut waiting in [run, host.mounting()] {
+        if host.filler().exists() {
+            let child = waiting.stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = child.spawn().expect("it starts");
+            // Longer than a command that gives up some time takes.
+            std::thread::sleep(Duration::from_secs(13));
+            assert!(child.try_wait().expect("wait").is_none(), "it gave up");
+            fs::remove_file(host.filler()).expect("rm");
+            let output = child.wait_with_output().expect("its end");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{said}");
+            assert!(said.contains("waiting for process"), "{said}");
+            assert!(output.stdout == pattern(5, 0, 2 * MIB));
+        } else {
+            succeed(&mut waiting);
+        }
+    }
     let bytes = fs::read(host.mnt().join("kept")).expect("the file");
     assert!(bytes == pattern(5, 0, 2 * MIB));
 }
@@ -372,7 +402,7 @@ fn a_lazy_unmount_frees_the_directory_though_not_all_can_be_written_and_loses_no
         named.then_some(()).ok_or("no word of it".into())
     });
     fs::remove_file(host.filler()).expect("rm");
-    host.mounted_at_last();
+    host.mount_after_former();
     let bytes = fs::read(host.mnt().join("kept")).expect("the file");
     assert!(bytes == pattern(5, 0, 2 * MIB));
 }
@@ -429,7 +459,7 @@ fn hangups_discard_nothing() {
         });
     }
     fs::remove_file(host.filler()).expect("rm");
-    host.mounted_at_last();
+    host.mount_after_former();
     let bytes = fs::read(host.mnt().join("kept")).expect("the file");
     assert!(bytes == pattern(5, 0, 2 * MIB));
 }
