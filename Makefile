@@ -50,7 +50,7 @@ demo: setup-demo
 	@scripts/demo $(BIN)
 
 # Of the programs, those that are run once more over the kernel's ring: they read and write through the mount.
-OVER_RING := dead:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped::
+OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped::
 
 test: setup-test
 	$(CARGO) fmt --all --check
