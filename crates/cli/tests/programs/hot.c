@@ -1,6 +1,6 @@
 /*
- * hot call|copy TIMES BYTES FILE: takes the start of a file again and again, by pread or by a bare memcpy of as much.
- * Prints how many reads the kernel saw meanwhile.
+ * hot call|put|copy TIMES BYTES FILE: takes the start of a file again and again, by pread, gives it by pwrite, or does a bare
+ * memcpy of as much. Prints how many reads and writes the kernel saw meanwhile.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -9,16 +9,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Reads that the kernel has counted for this process. */
-static long reads(void)
+/* Reads and writes that the kernel has counted for this process. */
+static long calls(void)
 {
     char text[512] = "";
     int fd = open("/proc/self/io", O_RDONLY);
     if (fd < 0 || read(fd, text, sizeof text - 1) <= 0)
         exit(3);
     close(fd);
-    char *found = strstr(text, "syscr: ");
-    return found ? atol(found + 7) : -1;
+    char *reads = strstr(text, "syscr: "), *writes = strstr(text, "syscw: ");
+    return reads && writes ? atol(reads + 7) + atol(writes + 7) : -1;
 }
 
 int main(int count, char **arguments)
@@ -28,22 +28,27 @@ int main(int count, char **arguments)
         return 2;
     long times = atol(arguments[2]);
     size_t bytes = (size_t)atol(arguments[3]);
-    int fd = open(arguments[4], O_RDONLY);
+    int puts = strcmp(arguments[1], "put") == 0;
+    int fd = open(arguments[4], puts ? O_RDWR : O_RDONLY);
     /* The first read is the one that finds out about the file. */
     if (bytes > sizeof to || fd < 0 || pread(fd, to, bytes, 0) != (ssize_t)bytes)
         return 4;
-    long before = reads();
+    long before = calls();
     if (strcmp(arguments[1], "copy") == 0) {
         for (long n = 0; n < times; n++) {
             memcpy(to, from, bytes);
             /* Nobody looks at what was copied: without this the copies could be left out. */
             __asm__ volatile("" : : "r"(to), "r"(from) : "memory");
         }
+    } else if (puts) {
+        for (long n = 0; n < times; n++)
+            if (pwrite(fd, from, bytes, 0) != (ssize_t)bytes)
+                return 6;
     } else {
         for (long n = 0; n < times; n++)
             if (pread(fd, to, bytes, 0) != (ssize_t)bytes)
                 return 5;
     }
-    printf("%ld\n", reads() - before);
+    printf("%ld\n", calls() - before);
     return 0;
 }
