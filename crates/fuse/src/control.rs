@@ -137,8 +137,8 @@ fn text(value: &[u8]) -> Result<&str, i32> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Answers them.
-pub(crate) struct Control {
+/// Answers them. Public for fuzzers.
+pub struct Control {
     mounted: Arc<Mounted>,
     /// Whether requests come through the kernel's ring.
     ring: bool,
@@ -155,7 +155,8 @@ pub(crate) struct Control {
 const TRIM_PART: Duration = Duration::from_secs(1);
 
 impl Control {
-    pub(crate) fn new(mounted: Arc<Mounted>, ring: bool) -> Control {
+    /// Answers for a mounted volume. `ring`: whether requests come through the kernel's ring.
+    pub fn new(mounted: Arc<Mounted>, ring: bool) -> Control {
         Control {
             mounted,
             ring,
@@ -166,7 +167,7 @@ impl Control {
     }
 
     /// The value of an attribute whose name begins with [`PREFIX`]. Error: errno.
-    pub(crate) fn get(&self, ino: Ino, name: &str) -> Result<Vec<u8>, i32> {
+    pub fn get(&self, ino: Ino, name: &str) -> Result<Vec<u8>, i32> {
         if let Some(page) = name.strip_prefix(STAT) {
             return self.stat(page);
         }
@@ -196,7 +197,7 @@ impl Control {
     }
 
     /// Makes everything written to the volume durable. Calls `reply` with the outcome later, from another thread.
-    pub(crate) fn sync(&self, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
+    pub fn sync(&self, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
         let mounted = self.mounted.clone();
         self.syncer.run(Box::new(move || {
             let result = mounted.sync();
@@ -208,7 +209,7 @@ impl Control {
     }
 
     /// Runs one part of a trim. Calls `reply` with the result later, from another thread.
-    pub(crate) fn trim_part(
+    pub fn trim_part(
         &self,
         name: &str,
         uid: u32,
@@ -280,7 +281,7 @@ impl Control {
     }
 
     /// Sets one; `reply` gets the outcome, perhaps later and in another thread.
-    pub(crate) fn set(
+    pub fn set(
         &self,
         ino: Ino,
         name: &str,

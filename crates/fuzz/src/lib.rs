@@ -5,9 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod daemon;
 mod requests;
 mod segments;
 mod volume;
+
+pub use daemon::outcomes;
 
 /// Silences panics within redb: the store expects them on damaged pages and turns them into errors. A fuzzer's hook would end the
 /// process at each.
@@ -30,14 +33,16 @@ fn expect_panics_of_redb() {
 pub type Target = fn(&[u8]);
 
 /// All targets by name. `fuzz/fuzz_targets` has a program for each.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("label", volume::label),
     ("superblock", volume::superblock),
     ("image", volume::image),
     ("rows", volume::rows),
     ("segments", segments::segments),
     ("handshake", requests::handshake),
-    ("calls", requests::calls),
+    ("calls", daemon::calls),
+    ("admission", daemon::admission),
+    ("control", daemon::control),
     ("kernel", requests::kernel),
 ];
 

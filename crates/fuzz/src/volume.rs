@@ -11,7 +11,7 @@ use jericho_fs::fs::{Fs, FsOptions};
 use jericho_fs::store::tables::Table;
 use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
-use jericho_storage::{BLOCK_BYTES, Device, IoError};
+use jericho_storage::{BLOCK_BYTES, Device, IoError, TakesBack};
 use parking_lot::RwLock;
 
 use crate::Input;
@@ -103,6 +103,9 @@ impl Device for Memory {
     }
     fn discard(&self, _: u64, _: u64) -> Result<(), IoError> {
         Ok(())
+    }
+    fn takes_back(&self) -> TakesBack {
+        TakesBack::Blocks
     }
     fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

@@ -13,6 +13,49 @@ const TIME: Duration = Duration::from_secs(12);
 /// An input that takes this long hangs.
 const HANGS: Duration = Duration::from_secs(120);
 
+/// Outcomes that the seeds must lead to. A target that only meets refusals tests nothing.
+const REACHED: [(&str, &[&str]); 3] = [
+    (
+        "calls",
+        &[
+            "granted for reading",
+            "granted for writing",
+            "read ahead",
+            "reserved",
+            "reserved soon",
+            "mapped",
+            "token given",
+            "latches given up",
+            "copy ended",
+            "refused",
+        ],
+    ),
+    (
+        "admission",
+        &[
+            "admitted to read",
+            "admitted to write",
+            "given write access",
+            "refused",
+            "closed",
+        ],
+    ),
+    (
+        "control",
+        &[
+            "counters",
+            "where",
+            "place",
+            "placed",
+            "moved",
+            "threads set",
+            "synced",
+            "trimmed",
+            "refused",
+        ],
+    ),
+];
+
 /// Runs inputs in a thread, and says which one it was that panicked or hangs.
 fn run_all(name: &str, target: Target, inputs: impl Iterator<Item = (String, Vec<u8>)>) {
     let (send, inbox) = mpsc::channel::<(String, Vec<u8>)>();
@@ -82,6 +125,14 @@ fn target(name: &str) {
     let seeds = (0..SEEDS).take_while(|_| Instant::now() < end);
     let seeds = seeds.map(|seed| (format!("seed {seed}"), bytes(seed)));
     run_all(name, function, corpus(name).into_iter().chain(seeds));
+    let expected = REACHED.iter().find(|(of, _)| *of == name);
+    let reached = jericho_fuzz::outcomes(name);
+    for outcome in expected.map_or(&[][..], |(_, outcomes)| outcomes) {
+        assert!(
+            reached.contains_key(outcome),
+            "{name}: {outcome}: never; reached: {reached:?}"
+        );
+    }
 }
 
 macro_rules! targets {
@@ -99,4 +150,4 @@ macro_rules! targets {
     };
 }
 
-targets!(label superblock image rows segments handshake calls kernel);
+targets!(label superblock image rows segments handshake calls admission control kernel);
