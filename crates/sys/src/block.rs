@@ -2,6 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -78,6 +79,26 @@ pub fn punch_hole(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::
         offset_bytes,
         length_bytes,
     )?)
+}
+
+/// Returns the ranges of a regular file that have no storage, in order. They read as zeros. A filesystem that knows no holes
+/// has none.
+pub fn holes(file: &File) -> io::Result<Vec<Range<u64>>> {
+    let end = file.metadata()?.len();
+    let seek = |to| match rustix::fs::seek(file, to) {
+        Ok(at) => Ok(at.min(end)),
+        Err(rustix::io::Errno::NXIO) => Ok(end),
+        Err(error) => Err(io::Error::from(error)),
+    };
+    let (mut holes, mut at) = (vec![], 0);
+    while at < end {
+        let hole = seek(rustix::fs::SeekFrom::Hole(at))?;
+        at = seek(rustix::fs::SeekFrom::Data(hole))?;
+        if hole < at {
+            holes.push(hole..at);
+        }
+    }
+    Ok(holes)
 }
 
 /// Reserves storage for a range of a regular file, growing it if need be. Errors: ENOSPC,
@@ -274,6 +295,20 @@ mod tests {
                 .unwrap()
                 .is_file()
         );
+    }
+
+    #[test]
+    fn a_file_has_holes_where_nothing_was_written() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(holes(&file).unwrap(), []);
+        file.set_len(3 << 20).unwrap();
+        let whole = 0..3 << 20;
+        assert_eq!(holes(&file).unwrap(), std::slice::from_ref(&whole));
+        file.write_all_at(&[1; 65536], 1 << 20).unwrap();
+        let expected = [0..1 << 20, (1 << 20) + 65536..3 << 20];
+        assert_eq!(holes(&file).unwrap(), expected);
+        file.write_all_at(&vec![1; 3 << 20], 0).unwrap();
+        assert_eq!(holes(&file).unwrap(), []);
     }
 
     #[test]

@@ -16,5 +16,6 @@ mod ordinary_user;
 mod other_users;
 mod output;
 mod pjdfstest;
+mod preallocation;
 mod run;
 mod trim;

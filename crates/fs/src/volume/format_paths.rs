@@ -3,6 +3,8 @@
 //! Everything is checked before the first byte changes. A file that was created is removed when
 //! format fails; one that was there keeps its bytes and length if it is refused.
 
+use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use std::sync::Arc;
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::FLAG_PREALLOCATED;
 use jericho_storage::{AlignedBuffer, Device, IoError, OpenOptions, open_device};
+use jericho_sys::block::{holes, punch_hole};
 
 use super::error::VolumeError;
 use super::foreign;
@@ -18,8 +21,11 @@ use super::layout::Space;
 use super::open::{OpenMode, inspect};
 use super::{Volume, VolumeLock};
 
-/// Written at once where space can only be allocated by writing.
-const ZEROS_BYTES: usize = 4 << 20;
+/// Rewritten at once where space can only be allocated by writing.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Unit of `st_blocks` of stat(2).
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// What is at a path before formatting.
 struct Target {
@@ -29,6 +35,9 @@ struct Target {
     is_file: bool,
     /// Length of a file before.
     old_bytes: u64,
+    /// Space that a file had on its host before, and the parts of it that had none.
+    old_stored_bytes: u64,
+    old_holes: Vec<Range<u64>>,
     /// Length of a file, or size of a block device, afterwards.
     bytes: u64,
     node: Option<u32>,
@@ -101,6 +110,8 @@ fn look_at(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> 
                 new: true,
                 is_file: true,
                 old_bytes: 0,
+                old_stored_bytes: 0,
+                old_holes: vec![],
                 bytes,
                 node: None,
             });
@@ -142,7 +153,10 @@ fn look_at(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> 
         }
     }
     let old_bytes = metadata.len();
+    let mut old_holes = vec![];
     if is_file {
+        let file = File::open(path).and_then(|file| holes(&file));
+        old_holes = file.map_err(system("find the holes of", path))?;
         bytes = options.size_bytes.unwrap_or(bytes);
         if bytes == 0 {
             return Err(no_size());
@@ -153,6 +167,8 @@ fn look_at(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> 
         new: false,
         is_file,
         old_bytes,
+        old_stored_bytes: metadata.blocks() * STAT_BLOCK_BYTES,
+        old_holes,
         bytes,
         node,
     })
@@ -185,10 +201,12 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
     let files = targets.iter().zip(&devices).filter(|(t, _)| t.is_file);
     if options.preallocate && files.clone().count() > 0 {
         for (target, device) in files {
-            preallocate(&**device, options.progress).map_err(|cause| VolumeError::NoRoom {
-                path: target.path.clone(),
-                bytes: device.size_bytes(),
-                cause,
+            preallocate(&**device, &target.holes(), options.progress).map_err(|cause| {
+                VolumeError::NoRoom {
+                    path: target.path.clone(),
+                    bytes: device.size_bytes(),
+                    cause,
+                }
             })?;
         }
         superblock.head.flags |= FLAG_PREALLOCATED;
@@ -196,19 +214,29 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
     write(&devices, superblock, &options)
 }
 
-/// Allocates the space of a whole file on its host.
-fn preallocate(device: &dyn Device, progress: Option<fn(u64, u64)>) -> Result<(), IoError> {
+/// Allocates the space of a whole file on its host. Keeps what is in the file: a later failure must leave it there.
+fn preallocate(
+    device: &dyn Device,
+    holes: &[Range<u64>],
+    progress: Option<fn(u64, u64)>,
+) -> Result<(), IoError> {
     let size = device.size_bytes();
     match device.provision(0, size) {
         Err(error) if error.is_unsupported() => {}
         other => return other,
     }
-    let zeros = AlignedBuffer::new(ZEROS_BYTES.min(size as usize));
-    let mut done = 0;
+    let mut buffer = AlignedBuffer::new(PIECE_BYTES.min(size as usize));
+    let (mut done, mut holes) = (0, holes.iter().peekable());
     while done < size {
-        let run = (zeros.as_slice().len() as u64).min(size - done);
-        device.write_at(done, &zeros.as_slice()[..run as usize])?;
-        done += run;
+        let run = PIECE_BYTES.min((size - done) as usize);
+        let end = done + run as u64;
+        while holes.next_if(|hole| hole.end <= done).is_some() {}
+        if holes.peek().is_some_and(|hole| hole.start < end) {
+            let piece = &mut buffer.as_mut_slice()[..run];
+            device.read_at(done, piece)?;
+            device.write_at(done, piece)?;
+        }
+        done = end;
         if let Some(progress) = progress {
             progress(done, size);
         }
@@ -216,18 +244,25 @@ fn preallocate(device: &dyn Device, progress: Option<fn(u64, u64)>) -> Result<()
     device.flush()
 }
 
-/// After a failure: removes a file that was created, gives an old one its length back.
+impl Target {
+    /// Returns the parts of a file that have no space on the host once the file has its new length.
+    fn holes(&self) -> Vec<Range<u64>> {
+        let beyond = self.old_bytes..self.bytes;
+        let beyond = Some(beyond).filter(|range| !range.is_empty());
+        self.old_holes.iter().cloned().chain(beyond).collect()
+    }
+}
+
+/// After a failure: removes a file that was created; gives an old one its length back, and the host the space that the file
+/// did not have before.
 fn undo(target: &Target) {
     let result = if target.new {
         match std::fs::remove_file(&target.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
-    } else if target.is_file && target.old_bytes < target.bytes {
-        std::fs::OpenOptions::new()
-            .write(true)
-            .open(&target.path)
-            .and_then(|file| file.set_len(target.old_bytes))
+    } else if target.is_file {
+        shrink(target)
     } else {
         Ok(())
     };
@@ -237,6 +272,20 @@ fn undo(target: &Target) {
             target.path.display()
         );
     }
+}
+
+fn shrink(target: &Target) -> std::io::Result<()> {
+    let file = File::options().write(true).open(&target.path)?;
+    if target.old_bytes < target.bytes {
+        file.set_len(target.old_bytes)?;
+    }
+    // Space that had been allocated and not written looks like a hole, too. It stays if format has added none.
+    if file.metadata()?.blocks() * STAT_BLOCK_BYTES > target.old_stored_bytes {
+        for hole in &target.old_holes {
+            punch_hole(&file, hole.start, hole.end - hole.start)?;
+        }
+    }
+    Ok(())
 }
 
 /// Opens what was just made, to be sure of it: for callers that go on with the volume.
