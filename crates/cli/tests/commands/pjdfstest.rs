@@ -1,4 +1,4 @@
-//! pjdfstest, an external suite that tests what POSIX says about each call on files, on the mount.
+//! pjdfstest, an external suite that tests what POSIX says about each call on files, on the mount and under `jericho run`.
 //!
 //! `scripts/with-ring on` runs it again over the kernel's ring. `pjdfstest.toml` says what is tested and what is known to fail.
 
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::support::{Volume, open_to_all, output, tool};
+use super::support::{Volume, jericho, open_to_all, output, tool};
 
 const SETTINGS: &str = include_str!("pjdfstest.toml");
 /// Tests that do not apply. No filesystem over FUSE can tell the kernel how many links a file may have.
@@ -35,11 +35,16 @@ fn path(volume: &Volume) -> std::ffi::OsString {
 struct Results(String);
 
 impl Results {
-    /// Runs the tests whose names contain `pattern`. Fails if a test failed that is not known to fail, or one passed that is.
-    fn of(volume: &Volume, settings: &str, pattern: &str) -> Results {
+    /// Runs the tests whose names contain `pattern`, with the library when `run` is true. Fails if a test failed that is not known
+    /// to fail, or one passed that is.
+    fn of(volume: &Volume, settings: &str, pattern: &str, run: bool) -> Results {
         let file = volume.beside("pjdfstest.toml");
         std::fs::write(&file, settings).expect("settings");
-        let mut command = Command::new(tool("pjdfstest"));
+        let mut command = match run {
+            true => jericho(["run", "--"]),
+            false => Command::new("env"),
+        };
+        command.arg(tool("pjdfstest"));
         command.arg("-c").arg(file).arg("-p").arg(volume.mnt());
         command.arg(pattern).env("PATH", path(volume));
         let output = output(command.env("RUST_BACKTRACE", "0"));
@@ -57,8 +62,7 @@ impl Results {
     }
 }
 
-#[test]
-fn calls_on_files_do_what_posix_says() {
+fn test_all(run: bool) {
     if !rustix::process::geteuid().is_root() {
         eprintln!("not tested: pjdfstest needs root, to become other users and to remount");
         return;
@@ -66,16 +70,26 @@ fn calls_on_files_do_what_posix_says() {
     let volume = Volume::mounted();
     // Other users have to reach the mount.
     open_to_all(&volume.beside(""));
-    let results = Results::of(&volume, SETTINGS, "");
+    let results = Results::of(&volume, SETTINGS, "", run);
     let (passed, mut skipped) = (results.with("ok"), results.with("skipped"));
     assert!(passed.len() >= PASSES_MIN, "{passed:?}");
 
     // In a process of their own: others of its tests leave files open, and then no filesystem becomes read-only.
     let settings = SETTINGS.replace("allow_remount = false", "allow_remount = true");
-    let results = Results::of(&volume, &settings, READ_ONLY);
+    let results = Results::of(&volume, &settings, READ_ONLY, run);
     let passed = results.with("ok");
     skipped.retain(|name| !passed.contains(name));
     assert_eq!(skipped, SKIPPED);
     volume.umount();
     volume.check();
+}
+
+#[test]
+fn calls_on_files_do_what_posix_says() {
+    test_all(false);
+}
+
+#[test]
+fn calls_on_files_do_what_posix_says_under_jericho_run() {
+    test_all(true);
 }
