@@ -215,11 +215,14 @@ fn home_node_below(link: impl AsRef<Path>) -> Option<u32> {
 pub fn needs_stable_writes(file: &File, metadata: &Metadata) -> bool {
     /// Filesystems that checksum data: btrfs, bcachefs, ZFS.
     const WITH_CHECKSUMS: [u32; 3] = [0x9123_683e, 0xca45_1a4e, 0x2fc1_2fc1];
+    /// Overlayfs. The filesystem below may be any of these, and may not be visible from here, as in a container.
+    const OVERLAY: u32 = 0x794c_7630;
+    let needs = |magic| WITH_CHECKSUMS.contains(&magic) || magic == OVERLAY;
     let device = if metadata.file_type().is_block_device() {
         metadata.rdev()
     } else {
         // The type of that field differs between machines; the magic numbers have 32 bits.
-        if rustix::fs::fstatfs(file).is_ok_and(|fs| WITH_CHECKSUMS.contains(&(fs.f_type as u32))) {
+        if rustix::fs::fstatfs(file).is_ok_and(|fs| needs(fs.f_type as u32)) {
             return true;
         }
         metadata.dev()
