@@ -89,7 +89,7 @@ conformance: setup-test
 
 soak: setup-test
 	$(CARGO) build --release --workspace
-	JERICHO_SOAK_SECONDS=$(SOAK_SECONDS) $(CARGO) test --release -p jericho-cli --test programs -- --nocapture killed::
+	JERICHO_SOAK_SECONDS=$(SOAK_SECONDS) $(CARGO) test --release -p jericho-cli --test programs -- --nocapture killed:: crowd::
 	JERICHO_SOAK_SECONDS=60 $(CARGO) test --release -p jericho-cli --test commands -- --nocapture another_user_attacks
 
 bench: setup-bench

@@ -39,7 +39,7 @@ fn mix(mut n: u64) -> u64 {
 }
 
 /// What a page holds after its write with this number.
-fn record(page: u64, sequence: u64) -> Vec<u8> {
+pub fn record(page: u64, sequence: u64) -> Vec<u8> {
     let cells = (1..PAGE as u64 / 8).map(|cell| mix((page << 44) ^ (sequence << 9) ^ cell));
     let cells = std::iter::once(sequence).chain(cells);
     cells.flat_map(u64::to_le_bytes).collect()
@@ -266,7 +266,7 @@ fn assert_text(writer: u64, at: u64, bytes: &[u8], logged: u64) {
 }
 
 /// How many cells of a page belong to which of some records.
-fn blame(bytes: &[u8], page: u64, from: u64, to: u64) -> String {
+pub fn blame(bytes: &[u8], page: u64, from: u64, to: u64) -> String {
     let cells = |bytes: &[u8]| -> Vec<[u8; 8]> { bytes.as_chunks().0.to_vec() };
     let found = cells(bytes);
     let mut said = String::new();

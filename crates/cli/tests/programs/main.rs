@@ -12,6 +12,7 @@ mod coherent;
 mod compile;
 mod copies;
 mod crash;
+mod crowd;
 mod dead;
 mod direct;
 mod fio;
