@@ -131,13 +131,20 @@ fn served(pid: u32) -> Option<PathBuf> {
     Some(ours.dir)
 }
 
+/// Returns whether a daemon has no mount. Of one in another mount namespace that cannot be seen from here.
+fn is_going_away(pid: u32) -> bool {
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let own = namespace("self");
+    own.is_some() && own == namespace(&pid.to_string()) && served(pid).is_none()
+}
+
 /// Waits for a daemon that is going away, so that its volume can be used: for as long as that daemon holds the volume and has no mount.
 pub fn wait_for_former(volume: &Path) {
     let begun = Instant::now();
     let on_terminal = std::io::stderr().is_terminal();
     let mut told = None;
     // A daemon that has only just begun has no mount yet.
-    while let Some(pid) = lock_holder(volume).filter(|pid| served(*pid).is_none()) {
+    while let Some(pid) = lock_holder(volume).filter(|pid| is_going_away(*pid)) {
         if told != Some(pid) {
             told = Some(pid);
             eprintln!(

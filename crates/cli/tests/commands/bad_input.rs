@@ -255,6 +255,26 @@ fn without_the_device_the_message_says_how_to_get_it() {
 }
 
 #[test]
+fn a_volume_that_is_mounted_where_this_process_sees_no_mounts_is_in_use() {
+    let volume = Volume::formatted();
+    // The mount ends with the program's namespace, which lives as long as the program waits for the end of its input.
+    let script = "\"$@\" && echo mounted && cat; umount \"$MNT\"";
+    let mount = volume.mount_command();
+    let mut program = std::process::Command::new("unshare");
+    program.args(["--mount", "sh", "-c", script, "sh"]);
+    program.arg(mount.get_program()).args(mount.get_args());
+    program.env("MNT", volume.mnt());
+    let (input, output) = (std::process::Stdio::piped(), std::process::Stdio::piped());
+    let mut program = program.stdin(input).stdout(output).spawn().unwrap();
+    let mut said = [0; 8];
+    std::io::Read::read_exact(program.stdout.as_mut().unwrap(), &mut said).unwrap();
+    assert!(!volume.is_mounted());
+    says(&fail(&mut volume.mount_command(), 1), &["in use"]);
+    drop(program.stdin.take());
+    assert!(program.wait().unwrap().success());
+}
+
+#[test]
 fn what_is_not_on_a_volume_has_no_statistics_and_no_place() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for subcommand in ["stat", "top", "where", "place"] {
