@@ -368,8 +368,8 @@ impl Slot {
             match self.words[word].try_lock(owner) {
                 Some(holding) => held.add(word, holding),
                 None => {
-                    let rest =
-                        self.lock_rest(held, segments, owner, |_, _| false, |_| Kept::GiveUp);
+                    let (none, give_up) = (|_, _| false, |_| Kept::GiveUp);
+                    let rest = self.lock_rest(held, segments, owner, none, give_up, |_| ());
                     if !rest.all {
                         self.unlock_range(&rest.held);
                     }
@@ -389,7 +389,19 @@ impl Slot {
         lends: impl FnMut(usize, Holding) -> bool,
         kept: impl FnMut(usize) -> Kept,
     ) -> RangeTaken {
-        self.lock_rest(RangeHeld::none(), segments, owner, lends, kept)
+        self.take_range_noted(segments, owner, lends, kept, |_| ())
+    }
+
+    /// Does the same as `take_range`, and calls `took` for each word as soon as it is taken, before it waits for the next.
+    pub fn take_range_noted(
+        &self,
+        segments: Segments,
+        owner: u16,
+        lends: impl FnMut(usize, Holding) -> bool,
+        kept: impl FnMut(usize) -> Kept,
+        took: impl FnMut(usize),
+    ) -> RangeTaken {
+        self.lock_rest(RangeHeld::none(), segments, owner, lends, kept, took)
     }
 
     #[cold]
@@ -400,6 +412,7 @@ impl Slot {
         owner: u16,
         mut lends: impl FnMut(usize, Holding) -> bool,
         mut kept: impl FnMut(usize) -> Kept,
+        mut took: impl FnMut(usize),
     ) -> RangeTaken {
         let lent = RangeHeld::none();
         let all = false;
@@ -421,6 +434,7 @@ impl Slot {
                 }
             };
             taken.held.add(word, holding);
+            took(word);
             if let Some(lent) = lent {
                 taken.lent.add(word, lent);
             }

@@ -41,7 +41,7 @@ impl RangeHolders {
             true => Kept::WaitOn,
             false => Kept::TakeAway,
         };
-        self.note(slot.take_range(segments, OWNER_DAEMON, lends, kept))
+        slot.take_range_noted(segments, OWNER_DAEMON, lends, kept, |word| self.note(word))
     }
 
     /// Takes the words for a read, to lock writers out. May wait one second for a writer that was stopped.
@@ -57,12 +57,13 @@ impl RangeHolders {
             true => Kept::GiveUp,
             false => Kept::TakeAway,
         };
-        let taken = slot.take_range(segments, OWNER_DAEMON, lends, kept);
+        let note = |word| self.note(word);
+        let taken = slot.take_range_noted(segments, OWNER_DAEMON, lends, kept, note);
         let borrowed = taken.has_borrowed();
         if taken.is_all() && !borrowed {
-            return LockedOut::Locked(Box::new(self.note(taken)));
+            return LockedOut::Locked(Box::new(taken));
         }
-        slot.give_range_back(&taken, is_lent);
+        self.unlock(slot, &taken, is_lent);
         match borrowed {
             // Half of a write is there, so this is no time to read.
             true => LockedOut::Lent,
@@ -70,11 +71,10 @@ impl RangeHolders {
         }
     }
 
-    fn note(&self, taken: RangeTaken) -> RangeTaken {
-        for word in taken.held().segments().words() {
-            self.0[word].fetch_add(1, Ordering::AcqRel);
-        }
-        taken
+    /// Records a word as soon as it is taken: another thread of the daemon that waits for the word must not take it away while its holder
+    /// waits for the next one.
+    fn note(&self, word: usize) {
+        self.0[word].fetch_add(1, Ordering::AcqRel);
     }
 
     /// Releases what `lock` and `lock_out` took. Any thread may call it. `is_lent` tells whether a client still lends a word.
@@ -84,10 +84,11 @@ impl RangeHolders {
         taken: &RangeTaken,
         is_lent: impl FnMut(usize, Holding) -> bool,
     ) {
+        slot.give_range_back(taken, is_lent);
+        // Afterwards: a waiter must not take a word away that is about to be given back to its lender.
         for word in taken.held().segments().words() {
             self.0[word].fetch_sub(1, Ordering::AcqRel);
         }
-        slot.give_range_back(taken, is_lent);
     }
 
     /// Calls `read` until it observed no half-done write over several pages. The returned turns tell whether that still holds for
@@ -209,6 +210,32 @@ mod tests {
         let held = holders.lock(slot, segments, none);
         assert!(!slot.holds(&lie, 0));
         holders.unlock(slot, &held, none);
+    }
+
+    #[test]
+    fn a_word_of_a_daemons_write_that_waits_for_another_word_is_not_taken_away() {
+        let slots = Slots::create("test", 1).unwrap();
+        let slot = slots.slot(0).unwrap();
+        let holders = RangeHolders::default();
+        let (none, first) = (|_, _| false, Segments::of(0, 1 << 16));
+        // A write that waits for a device, for example, keeps the second word.
+        let second = holders.lock(slot, Segments::of(1 << 16, 1 << 16), none);
+        std::thread::scope(|scope| {
+            let both = scope.spawn(|| holders.lock(slot, Segments::of(0, 1 << 17), none));
+            while !slot.has_range_of(first, OWNER_DAEMON) {
+                std::thread::yield_now();
+            }
+            let other = scope.spawn(|| holders.lock(slot, first, none));
+            std::thread::sleep(jericho_shm::HELD_MAX * 3 / 2);
+            let taken_away = other.is_finished();
+            holders.unlock(slot, &second, none);
+            let both = both.join().unwrap();
+            let is_held = slot.holds(both.held(), 0);
+            holders.unlock(slot, &both, none);
+            holders.unlock(slot, &other.join().unwrap(), none);
+            assert!(!taken_away && is_held, "two writes have the first word");
+        });
+        assert!((0..WORDS).all(|word| !holders.has(word)));
     }
 
     #[test]
