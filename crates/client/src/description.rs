@@ -425,14 +425,15 @@ pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool, wishes: bool) -> b
     counted.is_ok()
 }
 
-/// Returns the word of an unknown fd with `more` units added. The result always differs from `word` if `more` is not
-/// 0.
+/// Returns the word of an unknown fd with `more` units added. Units are only ever added, so that later calls never bring an earlier word
+/// back. Once they are full, the fd counts as known to others: its offset stays in the kernel.
 fn with_units(word: u64, more: u32) -> u64 {
-    let units = match units(word).saturating_add(more) {
-        units if units <= UNITS_MAX || more == 0 => units,
-        _ => UNITS_MAX - (units(word) & 1),
+    let word = match units(word) {
+        UNITS_MAX if more > 0 => word & !OPENED,
+        _ => word,
     };
-    word & !(u64::from(UNITS_MAX) << UNITS_SHIFT) | u64::from(units) << UNITS_SHIFT
+    let units = u64::from(units(word).saturating_add(more).min(UNITS_MAX));
+    word & !(u64::from(UNITS_MAX) << UNITS_SHIFT) | units << UNITS_SHIFT
 }
 
 /// Counts the end of a call that moved the offset. `then` is the fd's word that `count_call` got. The call cost `more`

@@ -780,6 +780,29 @@ fn a_number_that_becomes_fast_while_threads_read_gives_each_byte_once() {
 }
 
 #[test]
+fn calls_never_bring_an_earlier_word_of_a_number_back() {
+    // No file has this number.
+    const FD: i32 = 60_000;
+    let _apart = APART.read();
+    description::opened(FD);
+    let mut words = std::collections::HashSet::new();
+    for _ in 0..10_000 {
+        let Some(Number::Unknown { opened: true, word }) = description::number(FD) else {
+            break;
+        };
+        assert!(
+            words.insert(word),
+            "an offset that was read before fits again"
+        );
+        assert!(description::count_call(FD, word, 1, true, false));
+        description::call_ended(FD, word, 0);
+    }
+    let now = description::number(FD);
+    assert!(matches!(now, Some(Number::Unknown { opened: false, .. })));
+    description::forget(FD);
+}
+
+#[test]
 fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
     let _apart = APART.read();
     let _counting = Counting::new();
