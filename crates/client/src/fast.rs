@@ -89,13 +89,17 @@ impl From<Miss> for Failed<'_> {
 /// Released on drop. A thread has at most one, since it makes no inline write meanwhile.
 #[derive(Debug)]
 pub struct Kept<'a> {
+    session: &'a Session,
     slot: &'a Slot,
     lent: Lent<'a>,
 }
 
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
-        self.lent.take_back(self.slot);
+        // A child that was forked meanwhile has its parent's.
+        if self.session.is_own() {
+            self.lent.take_back(self.slot);
+        }
     }
 }
 
@@ -624,10 +628,14 @@ impl<'a> File<'a> {
         lent.lend(self.index, &range.held, extend_held, now);
         // `Kept` releases them.
         std::mem::forget((range, extend));
-        let slot = self.slot;
+        let (session, slot) = (self.session, self.slot);
         Failed {
             why,
-            kept: Some(Kept { slot, lent }),
+            kept: Some(Kept {
+                session,
+                slot,
+                lent,
+            }),
         }
     }
 

@@ -107,6 +107,14 @@ impl Session {
         self.number as u64 >= first.wrapping_sub(1)
     }
 
+    /// Makes it this process's own, or its parent's.
+    #[cfg(test)]
+    pub fn set_own(&mut self, own: bool) {
+        static NONE: AtomicU64 = AtomicU64::new(0);
+        static ALL: AtomicU64 = AtomicU64::new(1);
+        self.first = if own { &ALL } else { &NONE };
+    }
+
     /// Whether this process may write inline.
     #[inline]
     pub fn is_writable(&self) -> bool {

@@ -45,14 +45,11 @@ impl Volume {
         let segments = self.memory.segments().map(own);
         let frames = self.control.frames_of(0);
         let memory = SliceMemory::attach(frames, segments, writable).unwrap();
-        Session::new(
-            number as usize,
-            crate::session::mark().unwrap(),
-            control,
-            slots,
-            area,
-            vec![memory],
-        )
+        let mark = crate::session::mark().unwrap();
+        let memory = vec![memory];
+        let mut session = Session::new(number as usize, mark, control, slots, area, memory);
+        session.set_own(true);
+        session
     }
 
     fn slot(&self) -> &Slot {
@@ -628,4 +625,26 @@ fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
     assert_eq!(append(file(&client), &[9; 4097]), Err(Why::Absent));
     assert!(volume.slot().turns(Segments::of(0, 1 << 20)).is_some());
     assert!(!volume.slot().is_extended_by(client.owner));
+}
+
+#[test]
+fn a_child_does_not_end_its_parents_loan() {
+    let volume = Volume::new(64);
+    let mut client = volume.client(true);
+    let all = Segments::of(0, 3 * PAGE_BYTES);
+    let held = volume.slot().lock_range(all, client.owner).unwrap();
+    let (block, _) = client.area.take_block(4711, |_| false);
+    client.area.lent(block).lend(0, &held, None, 0);
+    let is_free = |client: &Session| {
+        drop(Kept {
+            session: client,
+            slot: volume.slot(),
+            lent: client.area.lent(block),
+        });
+        volume.slot().turns(all).is_some()
+    };
+    client.set_own(false);
+    assert!(!is_free(&client), "the child has opened its parent's locks");
+    client.set_own(true);
+    assert!(is_free(&client));
 }
