@@ -151,7 +151,8 @@ impl Fast {
         }
     }
 
-    /// A client is gone: its latches and locks are opened, its pages and its number taken back.
+    /// A client is gone: its latches and locks are opened, its pages and its number taken back. The thread that calls this is also the one that
+    /// admits clients, so no other client has the number before the locks are open.
     pub(super) fn bury(&self, owner: u16) {
         // The client may have died before it set its bit in the report words, so its ring is drained in any case.
         self.rings.drain(self, owner);

@@ -47,6 +47,8 @@ pub(super) struct Wishers {
 struct Entry {
     /// Thread id; 0: none. Changed with `wisher` locked.
     thread: AtomicU32,
+    /// Locked while a wish is answered, which takes locks of slices. A slice may hold these when it revokes a client, so a thread that has the
+    /// clients locked never waits for this lock.
     wisher: Mutex<Option<Wisher>>,
 }
 
@@ -73,21 +75,26 @@ impl Wishers {
         (thread != 0 && entry.thread.load(Ordering::Acquire) == thread).then_some(entry)
     }
 
+    /// Returns true also when a wish of the thread is being answered.
     fn is_known(&self, thread: u32, block: ClientThread) -> bool {
         self.entry(thread).is_some_and(|entry| {
-            let wisher = entry.wisher.lock();
+            let wisher = entry.wisher.try_lock();
             let same = |w: &Wisher| (w.owner, w.block) == (block.owner, block.block);
-            wisher.as_ref().is_some_and(same)
+            wisher.is_none_or(|wisher| wisher.as_ref().is_some_and(same))
         })
     }
 
+    /// Adds a thread. Leaves the thread out while a wish of the entry is being answered: it names itself again with its next request for a
+    /// slot.
     fn add(&self, thread: u32, wisher: Wisher) {
         let entry = &self.entries[thread as usize % ENTRIES];
-        *entry.wisher.lock() = Some(wisher);
-        entry.thread.store(thread, Ordering::Release);
+        if let Some(mut place) = entry.wisher.try_lock() {
+            *place = Some(wisher);
+            entry.thread.store(thread, Ordering::Release);
+        }
     }
 
-    /// Removes the threads of a client that is gone.
+    /// Removes the threads of a client that is gone. Waits for answers to wishes, so the caller holds no lock.
     pub fn remove(&self, owner: u16) {
         for entry in &self.entries {
             if entry.thread.load(Ordering::Relaxed) == 0 {

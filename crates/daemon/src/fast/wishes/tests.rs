@@ -156,7 +156,7 @@ fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
         tx.send((written.unwrap(), word.flags() & SlotInfo::NO_WRITE))
             .unwrap();
     });
-    let (written, withheld) = rx.recv_timeout(Duration::from_secs(60)).unwrap();
+    let (written, withheld) = rx.recv_timeout(Duration::from_secs(3)).unwrap();
     assert_eq!((written, withheld), (4, 0));
     let granted = program.area.wishing(0).end(wish).expect("granted");
     assert_eq!(granted.reserved_to, 16);
@@ -250,4 +250,35 @@ fn a_first_writer_is_told_its_slot_and_may_write_when_other_writes_have_ended() 
     drop(writing);
     assert!(!withheld());
     program.bed.mounted.close_file(&plain);
+}
+
+#[test]
+fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
+    let program = Program::new();
+    let fast = &program.bed.mounted.fast;
+    let thread = thread_id();
+    let block = ClientThread {
+        owner: program.owner,
+        block: 0,
+        instance: fast.control.instance(),
+    };
+    // As an answer holds it while it reserves pages, with a slice's lock.
+    let answering = fast.wishers.entries[thread as usize % ENTRIES]
+        .wisher
+        .lock();
+    std::thread::scope(|scope| {
+        let (tx, rx) = mpsc::channel();
+        scope.spawn(move || {
+            fast.knows_thread(block, thread);
+            tx.send(()).unwrap();
+        });
+        let named = rx.recv_timeout(Duration::from_secs(60));
+        // A slice revokes a client under the same lock.
+        let is_free = fast.clients.try_lock().is_some();
+        drop(answering);
+        assert!(named.is_ok() && is_free, "it waits with the clients locked");
+    });
+    assert!(!program.bed.mounted.may_wish(here()), "it was left out");
+    fast.knows_thread(block, thread);
+    assert!(program.bed.mounted.may_wish(here()));
 }
