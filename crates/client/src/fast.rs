@@ -115,8 +115,8 @@ pub struct File<'a> {
     key: Key,
     /// What the slot's word has to be.
     word: SlotWord,
-    /// The slot names this process among the file's writers, as it must before a write.
-    named: bool,
+    /// The slot names this process among the file's writers, and its word allows writes.
+    may_write: bool,
 }
 
 /// How far a read came.
@@ -164,7 +164,7 @@ impl<'a> File<'a> {
             memory,
             key: Key::new(object, 0),
             word,
-            named: false,
+            may_write: false,
         })
     }
 
@@ -176,14 +176,25 @@ impl<'a> File<'a> {
         if named && !self.slot.writers().contains(owner) {
             self.slot.writers().add(owner);
         }
-        File { named, ..self }
+        self.if_named(named)
     }
 
     /// Does the same if this process is named already. Stores nothing, for a reader.
     #[inline]
     pub fn for_reading(self) -> File<'a> {
-        let named = self.memory.is_writable() && self.slot.writers().contains(self.session.owner);
-        File { named, ..self }
+        self.if_named(self.memory.is_writable() && self.slot.writers().contains(self.session.owner))
+    }
+
+    /// Returns whether the file may be written inline, except while too many pages are dirty.
+    pub fn is_for_writing(&self) -> bool {
+        self.may_write
+    }
+
+    /// Decides once for all writes what each would find again: the word does not change without the file being looked up anew.
+    #[inline]
+    fn if_named(self, named: bool) -> File<'a> {
+        let may_write = named && self.word.flags() & SlotInfo::NO_WRITE == 0;
+        File { may_write, ..self }
     }
 
     /// Whether it can still be reached the same way, if the slot is still what it was, which whoever looks at the size is
@@ -489,7 +500,7 @@ impl<'a> File<'a> {
 
     #[inline]
     fn may_write(&self) -> Result<(), Why> {
-        if !self.named || self.word.flags() & SlotInfo::NO_WRITE != 0 {
+        if !self.may_write {
             return Err(Why::Withheld);
         }
         if self.memory.is_throttled() {
@@ -511,13 +522,16 @@ impl<'a> File<'a> {
         inside::thread(|thread| self.session.writer(thread, self.home()))
     }
 
-    /// What most writes are: to one page, within the file, that is there. `None`: it is not as simple as that, and the
+    /// What most writes are: to one page, within the file, that is there, of a file that `is_for_writing`. `None`: it is not as simple as that, and the
     /// same bytes are to be written by `write`; some may be there already.
     #[inline(always)]
     pub fn write_page(&self, thread: &Thread, at: u64, data: &[u8]) -> Option<()> {
         let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
         self.memory.fetch(thread.lately.frame(page), within, 1);
-        self.may_write().ok()?;
+        debug_assert!(self.may_write);
+        if self.memory.is_throttled() {
+            return None;
+        }
         let seen = self.size_word().ok()?;
         let left = seen.bytes().checked_sub(at)?;
         if data.len() as u64 > left || data.len() > PAGE - within {

@@ -31,9 +31,10 @@ fn file(
     among: u32,
     flags: u32,
 ) -> Option<(&'static Description, File<'static>)> {
-    let (description, file) = match thread.lately.file(word) {
+    let write = flags & WRITE != 0;
+    let (description, file) = match thread.lately.file(word, write) {
         Some(found) => found,
-        None => find(thread, Open::of_word(fd, word), word, flags & WRITE != 0)?,
+        None => find(thread, Open::of_word(fd, word), word, write)?,
     };
     // The number still has it, or had it a moment ago: a program that closes it at the same time gets either answer.
     let is_so = description.flags() & (among | TO_KERNEL) == flags;
@@ -62,7 +63,7 @@ fn find(
     thread
         .lately
         .set(&thread.placement, word, open.description(), file);
-    thread.lately.file(word)
+    thread.lately.file(word, write)
 }
 
 /// Reads at `at`, and counts it if `moved` agrees with where that ends.

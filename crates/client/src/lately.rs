@@ -35,6 +35,8 @@ pub struct Place<'a> {
 pub struct Lately {
     /// Word of its number; 0: none.
     word: Cell<u64>,
+    /// The same if the file may be written inline; 0: it may not.
+    word_to_write: Cell<u64>,
     file: Cell<Option<(&'static Description, File<'static>)>>,
     /// Group of pages (0: none), and its line.
     group: Cell<u64>,
@@ -53,6 +55,7 @@ impl Lately {
     pub const fn new() -> Lately {
         Lately {
             word: Cell::new(0),
+            word_to_write: Cell::new(0),
             file: Cell::new(None),
             group: Cell::new(0),
             line: Cell::new(0),
@@ -63,10 +66,15 @@ impl Lately {
         }
     }
 
-    /// The description and the file of the last hit, if that was by a number with this word.
+    /// Returns the description and the file of the last hit, if that was by a number with this word, and, with `write`, if the file may be
+    /// written inline.
     #[inline(always)]
-    pub fn file(&self, word: u64) -> Option<(&'static Description, File<'static>)> {
-        match self.word.get() == word {
+    pub fn file(&self, word: u64, write: bool) -> Option<(&'static Description, File<'static>)> {
+        let last = match write {
+            true => &self.word_to_write,
+            false => &self.word,
+        };
+        match last.get() == word {
             true => self.file.get(),
             false => None,
         }
@@ -83,6 +91,8 @@ impl Lately {
         self.forget(placement);
         self.file.set(Some((description, file)));
         self.word.set(word);
+        let may_write = file.is_for_writing();
+        self.word_to_write.set(if may_write { word } else { 0 });
     }
 
     /// The line of the tables to which a page belongs; `find` looks that up. Neighbouring pages share one.
@@ -137,6 +147,7 @@ impl Lately {
         if thread.placement.is_due() {
             // Whoever looks for the file anew sees to it.
             self.word.set(0);
+            self.word_to_write.set(0);
         }
     }
 
@@ -165,6 +176,7 @@ impl Lately {
     pub fn forget(&self, placement: &placement::Thread) {
         self.flush(placement);
         self.word.set(0);
+        self.word_to_write.set(0);
         self.group.set(0);
         self.hits.set(0);
     }

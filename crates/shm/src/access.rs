@@ -61,8 +61,14 @@ pub(crate) fn try_write(
     owner: u16,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {
-    check_writable(seen)?;
-    write_latched(entry, seen, owner, copy)
+    // One comparison for a page that is as most pages that are written are.
+    if !seen.is_ready_to_write() {
+        check_writable(seen)?;
+        if seen.has(Flags::LATCH) {
+            return Ok(None);
+        }
+    }
+    write_free(entry, seen, owner, copy)
 }
 
 /// Does the same as `try_write` for the daemon, which has reserved space for the page and needs no BACKED.
@@ -74,19 +80,20 @@ pub(crate) fn try_write_own(
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {
     check_readable(seen)?;
-    write_latched(entry, seen, owner, copy)
+    if seen.has(Flags::LATCH) {
+        return Ok(None);
+    }
+    write_free(entry, seen, owner, copy)
 }
 
+/// Writes a page that nobody had latched.
 #[inline(always)]
-fn write_latched(
+fn write_free(
     entry: &Entry,
     seen: State,
     owner: u16,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {
-    if seen.has(Flags::LATCH) {
-        return Ok(None);
-    }
     let Some(latched) = entry.try_latch(seen, owner) else {
         return Ok(None);
     };

@@ -132,6 +132,13 @@ impl State {
         self.0 & flags.0 != 0
     }
 
+    /// Returns whether a client may write the page, nobody has latched it, and it is dirty already.
+    #[inline(always)]
+    pub(crate) fn is_ready_to_write(self) -> bool {
+        let wanted = Flags::VALID.0 | Flags::BACKED.0 | Flags::DIRTY.0;
+        self.0 & (wanted | Flags::LATCH.0) == wanted
+    }
+
     /// Whether the frame holds the page's bytes, and nobody is changing them.
     #[inline]
     pub(crate) fn is_readable(self) -> bool {

@@ -540,7 +540,7 @@ impl SliceMemory {
     ) -> Result<Option<bool>, Miss> {
         let seen = found.state;
         // Reads this before the latch, which is taken in this state only. A page that was dirty needs no report.
-        if !seen.has(Flags::DIRTY) && !writer.can_report() {
+        if !seen.is_ready_to_write() && !seen.has(Flags::DIRTY) && !writer.can_report() {
             return Err(Miss::NoRoom);
         }
         writer.about_to_latch(found.index);
