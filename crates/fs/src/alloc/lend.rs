@@ -35,6 +35,9 @@ pub(super) struct Loans {
 struct State {
     lent: usize,
     recalls: usize,
+    /// Those of `recall_in_turn` among them, and threads in it that let a lender go first.
+    in_turn: usize,
+    aside: usize,
     /// Threads in `lend` that wait for the end of a recall, and how many have waited so far.
     waiting: usize,
     waited: u64,
@@ -71,7 +74,10 @@ pub struct Loan<'a> {
 }
 
 /// Prevents lending while it exists.
-pub struct Recall<'a>(&'a Loans);
+pub struct Recall<'a> {
+    loans: &'a Loans,
+    in_turn: bool,
+}
 
 impl Allocator {
     /// Records freed blocks from now on.
@@ -165,17 +171,32 @@ impl Allocator {
     /// Waits until nothing is lent, and prevents lending until the recall is dropped. The caller must hold no lock
     /// that a slice needs, because the slice would stall for that time.
     pub fn recall(&self) -> Recall<'_> {
-        self.recall_locked(self.loans.state.lock())
+        self.recall_locked(self.loans.state.lock(), false)
     }
 
     /// Does the same as `recall`, but a thread that waits in `lend` goes first. For a caller that recalls again and again.
+    ///
+    /// While a lender waits no further recall in turn begins, so those that exist come to an end, even if callers overlap. A caller
+    /// does not wait for other recalls: no lender could go before them.
     pub fn recall_in_turn(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();
         let waited = state.waited;
-        while state.recalls == 0 && state.waiting > 0 && state.waited == waited {
+        state.aside += 1;
+        while (state.in_turn > 0 || state.recalls == 0)
+            && state.waiting > 0
+            && state.waited == waited
+        {
             self.loans.changed.wait(&mut state);
         }
-        self.recall_locked(state)
+        state.aside -= 1;
+        state.in_turn += 1;
+        self.recall_locked(state, true)
+    }
+
+    /// Returns how many threads in `recall_in_turn` let a lender go first.
+    #[cfg(test)]
+    pub(super) fn recalls_aside(&self) -> usize {
+        self.loans.state.lock().aside
     }
 
     /// Returns how many threads wait in `lend`.
@@ -183,12 +204,15 @@ impl Allocator {
         self.loans.state.lock().waiting
     }
 
-    fn recall_locked(&self, mut state: MutexGuard<'_, State>) -> Recall<'_> {
+    fn recall_locked(&self, mut state: MutexGuard<'_, State>, in_turn: bool) -> Recall<'_> {
         state.recalls += 1;
         while state.lent > 0 {
             self.loans.changed.wait(&mut state);
         }
-        Recall(&self.loans)
+        Recall {
+            loans: &self.loans,
+            in_turn,
+        }
     }
 }
 
@@ -212,7 +236,10 @@ impl Drop for Loan<'_> {
 
 impl Drop for Recall<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().recalls -= 1;
-        self.0.changed.notify_all();
+        let mut state = self.loans.state.lock();
+        state.recalls -= 1;
+        state.in_turn -= usize::from(self.in_turn);
+        drop(state);
+        self.loans.changed.notify_all();
     }
 }

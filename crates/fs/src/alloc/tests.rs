@@ -198,6 +198,34 @@ fn nothing_is_lent_while_somebody_looks_for_space() {
 }
 
 #[test]
+fn recalls_in_turn_that_overlap_let_a_discard_have_its_turn() {
+    let (_store, a) = allocator(&[64]);
+    let first = a.recall_in_turn();
+    std::thread::scope(|scope| {
+        let (order, next) = std::sync::mpsc::channel();
+        let (a, lent) = (&a, order.clone());
+        scope.spawn(move || {
+            let loan = a.lend(&wanted(0, false, 8)).unwrap();
+            lent.send("loan").unwrap();
+            drop(loan);
+        });
+        while a.lenders_waiting() == 0 {
+            std::thread::yield_now();
+        }
+        let second = scope.spawn(move || {
+            let _all = a.recall_in_turn();
+            order.send("recall").unwrap();
+        });
+        while a.recalls_aside() == 0 {
+            assert!(!second.is_finished(), "it does not let the lender go first");
+            std::thread::yield_now();
+        }
+        drop(first);
+        assert_eq!(next.iter().collect::<Vec<_>>(), ["loan", "recall"]);
+    });
+}
+
+#[test]
 fn who_recalls_again_and_again_lets_a_discard_have_its_turn() {
     let (_store, a) = allocator(&[64]);
     for round in 0..100 {
