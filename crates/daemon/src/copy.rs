@@ -29,8 +29,6 @@ struct Copy<'a> {
     from: (&'a Arc<Handle>, u64),
     to: (&'a Arc<Handle>, u64),
     done: u64,
-    /// While nothing is copied, waits for space that is being freed.
-    waits: bool,
 }
 
 impl Mounted {
@@ -46,14 +44,12 @@ impl Mounted {
     ) where
         R: FnOnce(Result<u64>) + Send + 'static,
     {
-        match self.copy_once(from, to, len, false) {
-            Err(error) if error.is_full_volume() => {}
-            result => return reply(result),
-        }
-        let (from, to) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
-        self.in_own_thread(0, reply, move |mounted, reply| {
-            reply(mounted.copy_once((&from.0, from.1), (&to.0, to.1), len, true));
-        });
+        let (own, at) = ((from.0.clone(), to.0.clone()), (from.1, to.1));
+        // Begins with all checks again: while it waits, a program may map the file.
+        let attempt =
+            move |mounted: &Arc<Self>| mounted.copy_once((&own.0, at.0), (&own.1, at.1), len);
+        // Holes of the source take no space, so one page at least may be enough.
+        self.answer_with_space(to.0, (to.1, 1), attempt, reply);
     }
 
     fn copy_once(
@@ -61,7 +57,6 @@ impl Mounted {
         from: (&Arc<Handle>, u64),
         to: (&Arc<Handle>, u64),
         len: u64,
-        waits: bool,
     ) -> Result<u64> {
         if self.read_only() {
             return Err(Error::Errno(libc::EROFS));
@@ -83,7 +78,6 @@ impl Mounted {
             from,
             to,
             done: 0,
-            waits,
         };
         let result = copy.run(len);
         let result = copy.reach().and(result);
@@ -194,20 +188,10 @@ impl Copy<'_> {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<u32> {
-        let at = self.to.1 + self.done;
-        self.write_at(at, bytes, self.done == 0)
+        self.write_at(self.to.1 + self.done, bytes)
     }
 
-    /// `is_first`: the copy fails if there is no space for the bytes. Otherwise it ends earlier.
-    fn write_at(&self, at: u64, bytes: &[u8], is_first: bool) -> Result<u32> {
-        let write = || self.try_write_at(at, bytes);
-        match self.waits && is_first {
-            true => self.mounted.fs().with_space(&self.to.0.file, write),
-            false => write(),
-        }
-    }
-
-    fn try_write_at(&self, at: u64, bytes: &[u8]) -> Result<u32> {
+    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<u32> {
         let mode = WriteMode {
             append: false,
             sync: WriteSync::No,
@@ -242,8 +226,7 @@ impl Copy<'_> {
         if self.done == 0 || size >= end {
             return Ok(());
         }
-        let is_first = size <= self.to.1;
-        let reached = self.write_at(end - 1, &[0], is_first).map(drop);
+        let reached = self.write_at(end - 1, &[0]).map(drop);
         if reached.is_err() {
             self.done = size.saturating_sub(self.to.1);
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use jericho_client::ReadAhead;
 use jericho_fs::fs::File;
@@ -21,6 +21,8 @@ pub struct Handle {
     sync: AtomicU8,
     /// Reads change no access time (O_NOATIME).
     no_access_time: AtomicBool,
+    /// User whose program last asked for something that takes space.
+    user: AtomicU32,
     /// Inline access. Its lock comes before those of the fast path.
     pub(crate) grants: Mutex<Grants>,
     /// Pages that a posted job will reserve. Empty when no job is posted.
@@ -35,6 +37,7 @@ impl Handle {
             writable,
             sync: AtomicU8::new(0),
             no_access_time: AtomicBool::new(false),
+            user: AtomicU32::new(u32::MAX),
             grants: Mutex::default(),
             soon: Mutex::default(),
         })
@@ -45,6 +48,19 @@ impl Handle {
     pub fn may_write_inline(&self) -> bool {
         let grants = self.grants.try_lock();
         grants.is_none_or(|grants| grants.write)
+    }
+
+    /// Sets the user whose requests through this handle count as theirs if they wait for space.
+    #[inline]
+    pub fn set_user(&self, user: u32) {
+        if self.user() != user {
+            self.user.store(user, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn user(&self) -> u32 {
+        self.user.load(Ordering::Relaxed)
     }
 
     /// Sets whether reads leave the access time unchanged (O_NOATIME).

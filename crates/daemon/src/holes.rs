@@ -28,6 +28,13 @@ impl Mounted {
         let file = &handle.file;
         let zeroes = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
         if zeroes && self.mapped.file(file.ino()).is_some() {
+            // A call that fails zeroes nothing, nor does one that begins again when there is space.
+            self.fs().check_fallocate(mode, offset, len)?;
+            if mode & libc::FALLOC_FL_ZERO_RANGE != 0 {
+                let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+                let take_space = || self.fs().fallocate(file, keep_size, offset, len);
+                self.resize(file.ino(), None, take_space)?;
+            }
             self.settle(file.ino());
             let end = offset.saturating_add(len).min(file.size());
             for part in parts(offset..end).into_iter().flatten() {

@@ -193,7 +193,9 @@ impl Mounted {
     {
         let own = handle.clone();
         let attempt = move |mounted: &Arc<Self>| mounted.try_fallocate(&own, mode, offset, len);
-        self.answer_with_space(handle, attempt, reply);
+        let takes_space = mode & libc::FALLOC_FL_PUNCH_HOLE == 0;
+        let range = (offset, if takes_space { len } else { 0 });
+        self.answer_with_space(handle, range, attempt, reply);
     }
 
     /// Attributes; see `Fs::getattr`.

@@ -6,8 +6,14 @@
 //! waits in a thread of its own, which begins it again from the start when space has become free.
 //!
 //! The number of such requests is limited, because the kernel has limits too. It keeps a release back while too many requests are
-//! unanswered: asynchronous ones of the device, or those of one CPU's queue over the ring.
+//! unanswered: asynchronous ones of the device, or those of one CPU's queue over the ring. One user's requests take half of the
+//! places at most.
+//!
+//! A request that finds no place waits for no release. But space may be free as soon as the removals are durable that the daemon
+//! knows of. One thread does that and one more attempt for all such requests in turn (`Turns`): it waits for devices only, so it
+//! always comes to the end of them. A thread that brings more data than it may keep waits for its turn itself.
 
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -25,20 +31,59 @@ const COUNT_MAX: usize = 192;
 /// Most bytes to write that they keep in memory.
 const BYTES_MAX: usize = 64 << 20;
 
+/// One user's part of both limits.
+const USER_PART: usize = 2;
+
 /// The requests that wait for space.
 #[derive(Default)]
 pub(crate) struct SpaceWaits {
     state: Mutex<State>,
+    /// Notified when a wait or a turn has ended.
     ended: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    count: usize,
-    bytes: usize,
+    all: Held,
+    users: HashMap<u32, Held>,
+    turns: Turns,
     /// Limit, if not `COUNT_MAX`.
     count_max: Option<usize>,
     closed: bool,
+}
+
+/// What requests that wait hold.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    count: usize,
+    bytes: usize,
+}
+
+impl Held {
+    /// Returns what is held after one more request with `bytes` of data. `None`: more than a `part` of the limits.
+    fn with(self, bytes: usize, count_max: usize, part: usize) -> Option<Held> {
+        let (count, bytes) = (self.count + 1, self.bytes + bytes);
+        let fits = count <= (count_max / part).max(1) && bytes <= BYTES_MAX / part;
+        fits.then_some(Held { count, bytes })
+    }
+
+    fn without(self, bytes: usize) -> Held {
+        Held {
+            count: self.count - 1,
+            bytes: self.bytes - bytes,
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Requests without a place. Each has its turn.
+#[derive(Default)]
+struct Turns {
+    waiting: VecDeque<(usize, Job)>,
+    bytes: usize,
+    /// The thread is there. It ends when nothing waits.
+    is_running: bool,
 }
 
 impl SpaceWaits {
@@ -47,28 +92,74 @@ impl SpaceWaits {
         let mut state = self.state.lock();
         state.closed = true;
         fs.end_space_waits();
-        self.ended.wait_while(&mut state, |state| state.count > 0);
+        self.ended.notify_all();
+        let is_busy = |state: &mut State| state.all.count > 0 || state.turns.is_running;
+        self.ended.wait_while(&mut state, is_busy);
+    }
+
+    /// Has the job run in its turn. Waits while too much data waits. Returns the job when the mount ends or no thread can be
+    /// started.
+    fn take_turn(mounted: &Arc<Mounted>, bytes: usize, job: Job) -> std::result::Result<(), Job> {
+        let waits = &mounted.space_waits;
+        let mut state = waits.state.lock();
+        let is_much = |state: &mut State| {
+            let turns = &state.turns;
+            !state.closed && !turns.waiting.is_empty() && turns.bytes + bytes > BYTES_MAX
+        };
+        waits.ended.wait_while(&mut state, is_much);
+        if state.closed {
+            return Err(job);
+        }
+        if !state.turns.is_running {
+            let own = mounted.clone();
+            let thread = std::thread::Builder::new().name("space-turns".into());
+            if thread.spawn(move || own.space_waits.run_turns()).is_err() {
+                return Err(job);
+            }
+            state.turns.is_running = true;
+        }
+        state.turns.waiting.push_back((bytes, job));
+        state.turns.bytes += bytes;
+        Ok(())
+    }
+
+    fn run_turns(&self) {
+        let mut state = self.state.lock();
+        while let Some((bytes, job)) = state.turns.waiting.pop_front() {
+            drop(state);
+            job();
+            state = self.state.lock();
+            state.turns.bytes -= bytes;
+            self.ended.notify_all();
+        }
+        state.turns.is_running = false;
+        self.ended.notify_all();
     }
 }
 
 /// A request that waits, until dropped.
 struct Waiting {
     mounted: Arc<Mounted>,
+    user: u32,
     bytes: usize,
 }
 
 impl Waiting {
-    /// Returns `None` when too many requests wait.
-    fn begin(mounted: &Arc<Mounted>, bytes: usize) -> Option<Waiting> {
+    /// Returns `None` when too many requests wait, of all or of this user's.
+    fn begin(mounted: &Arc<Mounted>, user: u32, bytes: usize) -> Option<Waiting> {
         let mut state = mounted.space_waits.state.lock();
-        let count_max = state.count_max.unwrap_or(COUNT_MAX);
-        if state.closed || state.count >= count_max || state.bytes + bytes > BYTES_MAX {
+        if state.closed {
             return None;
         }
-        state.count += 1;
-        state.bytes += bytes;
+        let count_max = state.count_max.unwrap_or(COUNT_MAX);
+        let all = state.all.with(bytes, count_max, 1)?;
+        let users = state.users.get(&user).copied().unwrap_or_default();
+        let users = users.with(bytes, count_max, USER_PART)?;
+        state.all = all;
+        state.users.insert(user, users);
         Some(Waiting {
             mounted: mounted.clone(),
+            user,
             bytes,
         })
     }
@@ -78,23 +169,29 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let waits = &self.mounted.space_waits;
         let mut state = waits.state.lock();
-        state.count -= 1;
-        state.bytes -= self.bytes;
+        state.all = state.all.without(self.bytes);
+        if let Some(held) = state.users.get_mut(&self.user) {
+            *held = held.without(self.bytes);
+            if held.count == 0 {
+                state.users.remove(&self.user);
+            }
+        }
         waits.ended.notify_all();
     }
 }
 
 impl Mounted {
-    /// Sets how many requests may wait for space at once. Others then fail with ENOSPC at once.
+    /// Sets how many requests may wait for space at once. Others then fail with ENOSPC if there is none after a commit.
     pub fn limit_space_waits(&self, count_max: usize) {
         self.space_waits.state.lock().count_max = Some(count_max);
     }
 
     /// Calls `reply` with the result of `attempt`. If the volume is full, calls `attempt` again in another thread when space has
-    /// become free.
+    /// become free. `range`: offset and length of what may need space.
     pub(crate) fn answer_with_space<T, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
+        range: (u64, u64),
         attempt: impl Fn(&Arc<Self>) -> Result<T> + Send + 'static,
         reply: R,
     ) where
@@ -105,63 +202,86 @@ impl Mounted {
             Err(error) if error.is_full_volume() => {}
             result => return reply(result),
         }
-        let file = handle.file.clone();
-        self.in_own_thread(0, reply, move |mounted, reply| {
-            reply(mounted.fs().with_space(&file, || attempt(mounted)));
+        let own = handle.clone();
+        self.in_own_thread(handle.user(), 0, reply, move |mounted, has_place, reply| {
+            reply(mounted.with_space(&own, range, has_place, || attempt(mounted)));
         });
     }
 
     /// Calls `attempt` with `reply` in another thread when space has become free. `attempt` returns the reply, unused, when the
-    /// volume is full. `bytes`: what the request keeps in memory.
+    /// volume is full. `range`: offset and length of what may need space; the request keeps as much in memory.
     pub(crate) fn retry_with_space<T, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
-        bytes: usize,
+        range: (u64, usize),
         reply: R,
         mut attempt: impl FnMut(&Arc<Self>, R) -> std::result::Result<(), R> + Send + 'static,
     ) where
         T: 'static,
         R: FnOnce(Result<T>) + Send + 'static,
     {
-        let file = handle.file.clone();
-        self.in_own_thread(bytes, reply, move |mounted, reply| {
-            let mut unused = Some(reply);
-            let result = mounted.fs().with_space(&file, || {
-                let Some(reply) = unused.take() else {
-                    return Ok(());
-                };
-                attempt(mounted, reply).map_err(|reply| {
-                    unused = Some(reply);
-                    FULL
-                })
-            });
-            if let (Err(error), Some(reply)) = (result, unused) {
-                reply(Err(error));
-            }
-        });
+        let own = handle.clone();
+        let (at, bytes) = range;
+        self.in_own_thread(
+            handle.user(),
+            bytes,
+            reply,
+            move |mounted, has_place, reply| {
+                let mut unused = Some(reply);
+                let range = (at, bytes as u64);
+                let result = mounted.with_space(&own, range, has_place, || {
+                    let Some(reply) = unused.take() else {
+                        return Ok(());
+                    };
+                    attempt(mounted, reply).map_err(|reply| {
+                        unused = Some(reply);
+                        FULL
+                    })
+                });
+                if let (Err(error), Some(reply)) = (result, unused) {
+                    reply(Err(error));
+                }
+            },
+        );
     }
 
-    /// Runs `job`, which may wait for space, in a thread of its own. If too many requests wait, calls `reply` with ENOSPC.
-    pub(crate) fn in_own_thread<T, R>(
+    /// Runs `attempt` again until it finds space. Waits for files that leave only if the request has a place, and if they have
+    /// enough for what the range lacks.
+    fn with_space<T>(
+        &self,
+        handle: &Handle,
+        (at, len): (u64, u64),
+        has_place: bool,
+        attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let (fs, file) = (self.fs(), &handle.file);
+        let may_wait = || has_place && fs.may_have_room(file, at, len);
+        fs.with_space_if(file, may_wait, attempt)
+    }
+
+    /// Runs `job` in a thread of its own and lets it wait for space, or in the thread of requests without a place. Calls `reply`
+    /// with ENOSPC when the mount ends.
+    fn in_own_thread<T, R>(
         self: &Arc<Self>,
+        user: u32,
         bytes: usize,
         reply: R,
-        job: impl FnOnce(&Arc<Self>, R) + Send + 'static,
+        job: impl FnOnce(&Arc<Self>, bool, R) + Send + 'static,
     ) where
         T: 'static,
         R: FnOnce(Result<T>) + Send + 'static,
     {
-        let Some(waiting) = Waiting::begin(self, bytes) else {
-            return reply(Err(FULL));
-        };
+        let waiting = Waiting::begin(self, user, bytes);
+        let has_place = waiting.is_some();
         // Kept here, for the case that no thread can be started.
         let kept = Arc::new(Mutex::new(Some(reply)));
-        let taken = kept.clone();
-        let body = move || {
+        let (mounted, taken) = (self.clone(), kept.clone());
+        let body: Job = Box::new(move || {
+            let _waiting = waiting;
             let reply = taken.lock().take();
             let run = AssertUnwindSafe(|| {
                 if let Some(reply) = reply {
-                    job(&waiting.mounted, reply);
+                    job(&mounted, has_place, reply);
                 }
             });
             // A reply that is dropped answers EIO.
@@ -170,9 +290,15 @@ impl Mounted {
                     "a request that waited for space panicked; it was answered with an I/O error"
                 );
             }
+        });
+        let is_running = match has_place {
+            true => {
+                let thread = std::thread::Builder::new().name("space-wait".into());
+                thread.spawn(body).is_ok()
+            }
+            false => SpaceWaits::take_turn(self, bytes, body).is_ok(),
         };
-        let thread = std::thread::Builder::new().name("space-wait".into());
-        if thread.spawn(body).is_err() {
+        if !is_running {
             let reply = kept.lock().take();
             if let Some(reply) = reply {
                 reply(Err(FULL));

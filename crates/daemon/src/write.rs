@@ -165,9 +165,12 @@ impl Mounted {
     {
         if let Err(reply) = self.write_if_room(handle, offset, data, mode, reply) {
             let (own, data) = (handle.clone(), data.to_vec());
-            self.retry_with_space(handle, data.len(), reply, move |mounted, reply| {
-                mounted.write_if_room(&own, offset, &data, mode, reply)
-            });
+            self.retry_with_space(
+                handle,
+                (offset, data.len()),
+                reply,
+                move |mounted, reply| mounted.write_if_room(&own, offset, &data, mode, reply),
+            );
         }
     }
 

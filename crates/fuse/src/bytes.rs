@@ -179,6 +179,10 @@ impl Jericho {
             return reply(Err(libc::EBADF));
         };
         let mode = mode(args);
+        // The kernel writes pages of a mapping back for nobody in particular.
+        if !mode.of_mapping {
+            handle.set_user(asker.uid);
+        }
         let may_wish = answers_wish(mode) && self.mounted.may_wish(asker);
         let wisher = may_wish.then(|| (self.mounted.clone(), handle.clone()));
         let (end, thread) = (end_of(args, mode, data.len()), std::thread::current().id());
@@ -227,8 +231,9 @@ impl Jericho {
         });
     }
 
-    pub(crate) fn fallocate(&self, ino: Ino, args: &FallocateIn, reply: Reply) {
+    pub(crate) fn fallocate(&self, req: &InHeader, ino: Ino, args: &FallocateIn, reply: Reply) {
         self.with_handle(args.fh, reply, |handle, reply| {
+            handle.set_user(req.uid);
             let (mode, offset, length) = (args.mode as i32, args.offset, args.length);
             // A separate SETATTR has cleared the set-id bits.
             let stripped = (self.mounted.fs()).drop_privileges(ino, false);
@@ -264,7 +269,7 @@ impl Jericho {
     }
 
     /// `long`: the kernel accepts a 64-bit answer.
-    pub(crate) fn copy_file_range(&self, args: &CopyIn, long: bool, reply: Reply) {
+    pub(crate) fn copy_file_range(&self, req: &InHeader, args: &CopyIn, long: bool, reply: Reply) {
         let (from, to) = (self.handles.get(args.fh_in), self.handles.get(args.fh_out));
         let (Some(from), Some(to)) = (from.as_ref(), to.as_ref()) else {
             return reply.error(libc::EBADF);
@@ -272,6 +277,7 @@ impl Jericho {
         if args.flags != 0 {
             return reply.error(libc::EINVAL);
         }
+        to.set_user(req.uid);
         let (from, to) = ((from, args.offset_in), (to, args.offset_out));
         let answer = move |copied| match copied {
             Ok(copied) if long => reply.with(&copied),

@@ -66,7 +66,7 @@ impl Jericho {
             (Ok(operation), Some(reply)) => self.answer(header, operation, reply),
             (Ok(Operation::Forget { lookups }), None) => self.forget(header.nodeid, lookups),
             (Ok(Operation::BatchForget(forgets)), None) => self.forget_all(forgets),
-            // Every request ends soon, so an interrupt changes nothing.
+            // Every request ends by itself, after a wait of seconds at most, so an interrupt changes nothing.
             (Ok(_), None) => {}
             (Err(why), reply) => {
                 tracing::error!(%why, ?header, "a request cannot be read");
@@ -117,9 +117,11 @@ impl Jericho {
             Operation::ReadDirPlus(args) => self.readdirplus(ino, &args, reply),
             Operation::FsyncDir => self.fsyncdir(ino, reply),
             Operation::Ioctl { args, data } => self.ioctl(req, &args, data, reply),
-            Operation::Fallocate(args) => self.fallocate(ino, &args, reply),
+            Operation::Fallocate(args) => self.fallocate(req, ino, &args, reply),
             Operation::Lseek(args) => self.lseek(ino, &args, reply),
-            Operation::CopyFileRange { args, long } => self.copy_file_range(&args, long, reply),
+            Operation::CopyFileRange { args, long } => {
+                self.copy_file_range(req, &args, long, reply);
+            }
             Operation::ReleaseDir | Operation::Destroy => reply.ok(),
             // Not implemented: fsync reports write-back errors, and nothing is kept per descriptor. The kernel does not
             // ask again.

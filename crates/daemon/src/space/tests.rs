@@ -2,7 +2,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_fs::types::{Ino, ROOT};
+use jericho_fs::types::{Ino, ROOT, SetAttr};
 use jericho_shm::{Answer, Call, Segments};
 
 use super::*;
@@ -198,12 +198,134 @@ fn nobody_waits_for_ever() {
 #[test]
 fn requests_beyond_the_limit_do_not_wait() {
     let full = Full::new(NEVER);
-    full.mounted.limit_space_waits(2);
+    full.mounted.limit_space_waits(4);
     let first = [full.write(PAGE, &[1]), full.write(2 * PAGE, &[1])];
+    full.wait_for_waits(2);
     assert!(is_full(&full.write(3 * PAGE, &[1])));
     assert!(is_full(&full.fallocate(1 << 20, 4096)));
     full.free();
     assert!(first.iter().all(|told| answer(told).is_ok()));
+}
+
+#[test]
+fn one_user_leaves_half_of_the_places_to_others() {
+    let full = Full::new(NEVER);
+    full.mounted.limit_space_waits(4);
+    full.file.set_user(1000);
+    let first = [full.write(PAGE, &[1]), full.write(2 * PAGE, &[1])];
+    full.wait_for_waits(2);
+    assert!(is_full(&full.write(3 * PAGE, &[1])));
+    full.file.set_user(0);
+    let other = full.write(4 * PAGE, &[1]);
+    full.wait_for_waits(3);
+    full.free();
+    assert!(first.iter().all(|told| answer(told).is_ok()));
+    assert!(answer(&other).is_ok());
+}
+
+/// Truncates a file to nothing.
+fn truncate(full: &Full, handle: &Handle) {
+    let set = SetAttr {
+        size: Some(0),
+        ..Default::default()
+    };
+    let ino = handle.file.ino();
+    full.mounted.setattr(ino, set, simulated::CALLER).unwrap();
+}
+
+/// Returns a full volume on which another file has 1 MiB of the space.
+fn full_with_other(patience: Duration) -> (Full, Arc<Handle>) {
+    let full = Full::new(patience);
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (removed, mounted) = (&full.removed, &full.mounted);
+    mounted.try_fallocate(removed, punch, 0, 1 << 20).unwrap();
+    mounted.fs().commit().unwrap();
+    let other = simulated::create(mounted, b"other");
+    let (mut at, mut len) = (0, 1 << 20);
+    while len >= PAGE_BYTES {
+        match mounted.try_fallocate(&other, 0, at, len) {
+            Ok(()) => at += len,
+            Err(_) => len /= 2,
+        }
+    }
+    assert!(at >= 1 << 19, "{at}");
+    (full, other)
+}
+
+#[test]
+fn requests_beyond_the_limit_take_space_that_a_commit_frees() {
+    let (full, other) = full_with_other(NEVER);
+    full.mounted.limit_space_waits(1);
+    let first = full.write(PAGE, &[1; PAGE]);
+    full.wait_for_waits(1);
+    // Not durable yet.
+    truncate(&full, &other);
+    let others: Vec<_> = (2..12).map(|n| full.write(n * PAGE, &[1; PAGE])).collect();
+    let fallocate = full.fallocate(1 << 20, 4096);
+    let copy = full.copy(2 << 20, PAGE_BYTES);
+    assert!(others.iter().all(|told| answer(told).is_ok()));
+    answer(&fallocate).unwrap();
+    assert_eq!(answer(&copy).unwrap(), PAGE_BYTES);
+    assert!(answer(&first).is_ok());
+}
+
+#[test]
+fn a_write_that_waits_takes_space_that_another_file_gives_up() {
+    let (full, other) = full_with_other(NEVER);
+    let waiting = full.write(PAGE, &[1; PAGE]);
+    full.wait_for_waits(1);
+    truncate(&full, &other);
+    full.mounted.fs().commit().unwrap();
+    assert_eq!(answer(&waiting).unwrap(), PAGE as u32);
+}
+
+#[test]
+fn what_can_never_fit_does_not_wait() {
+    let full = Full::new(NEVER);
+    assert!(is_full(&full.fallocate(0, 1 << 40)));
+    // Exactly what there is, and what the file has already, may fit.
+    let waiting = full.fallocate(0, PAGE_BYTES * 3);
+    full.wait_for_waits(1);
+    full.free();
+    answer(&waiting).unwrap();
+}
+
+#[test]
+fn a_range_of_a_mapped_file_that_cannot_be_zeroed_stays_as_it_is() {
+    let full = Full::new(Duration::ZERO);
+    let read = simulated::read(&full.mounted, &full.file, (0, PAGE as u32), true);
+    read.recv_timeout(LONG).unwrap();
+    assert!(full.mounted.mapped.file(full.file.file.ino()).is_some());
+    let (tx, rx) = mpsc::channel();
+    let reply = move |result| tx.send(result).unwrap();
+    let zero = libc::FALLOC_FL_ZERO_RANGE;
+    (full.mounted).fallocate(&full.file, zero, 100, 1 << 30, reply);
+    assert!(is_full(&rx));
+    assert_eq!(full.read(0, PAGE), [1; PAGE]);
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let result = (full.mounted).try_fallocate(&full.file, punch, 100, 1 << 60);
+    assert!(matches!(result, Err(Error::Errno(libc::EFBIG))));
+    assert_eq!(full.read(0, PAGE), [1; PAGE]);
+    (full.mounted)
+        .try_fallocate(&full.file, zero, 100, 50)
+        .unwrap();
+    assert_eq!(full.read(98, 4), [1, 1, 0, 0]);
+}
+
+#[test]
+fn a_copy_that_waits_learns_that_the_file_is_mapped() {
+    let full = Full::new(NEVER);
+    // Not a whole page: beside a mapping the kernel copies it.
+    let copy = full.copy(PAGE_BYTES + 100, 1000);
+    full.wait_for_waits(1);
+    let read = simulated::read(&full.mounted, &full.file, (0, PAGE as u32), true);
+    read.recv_timeout(LONG).unwrap();
+    full.free();
+    let result = answer(&copy);
+    assert!(
+        matches!(result, Err(Error::Errno(libc::EOPNOTSUPP))),
+        "{result:?}"
+    );
 }
 
 #[test]

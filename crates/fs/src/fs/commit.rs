@@ -579,8 +579,12 @@ fn settle(core: &Core, cut: Cut) {
             }
         }
     }
+    let has_freed = !cut.freed.is_empty();
     for blocks in cut.freed {
         core.allocator.release_committed(blocks);
+    }
+    if has_freed {
+        core.leaving.freed();
     }
     if core.allocator.has_freed() {
         core.discards.wake();

@@ -4,27 +4,34 @@
 //! free only when the following batch is durable. On a local filesystem the space is free when the calls return. So a write
 //! that finds no space waits while a file without a name exists, but for at most [`PATIENCE`]: the kernel does not tell whether
 //! such a file is still open or about to be released. A file that a write has awaited that long in vain is not awaited again.
+//! A write that waits takes any space that becomes free meanwhile, not only that of such a file.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::core::Core;
 use super::errno::ENOSPC;
+use super::inode::BLOCKS_UNKNOWN;
 use crate::error::Result;
 use crate::types::Ino;
 
 /// Longest wait of a write: many times what the kernel needs on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often who waits looks for space that was given back without a commit: promises, blocks that the store never heard of.
+const LOOK: Duration = Duration::from_millis(50);
+
 #[derive(Default)]
 struct State {
     /// Regular files without a name whose removal is not durable yet.
     files: HashMap<Ino, Nameless>,
-    /// Number of files that have come, and that have left, so far.
+    /// Number of files that have come so far.
     came: u64,
-    left: u64,
+    /// Number of times that files have left or a commit has freed blocks.
+    freed: u64,
     waiters: usize,
     /// Longest wait, if not `PATIENCE`.
     patience: Option<Duration>,
@@ -45,6 +52,17 @@ struct Wait {
     until: Instant,
     /// Value of `State::came` when the wait began. The write waits less than its full time for files that came later.
     came: u64,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Space has become free.
+    Freed,
+    /// The time is up.
+    Late,
+    /// There is nothing to wait for.
+    Nothing,
 }
 
 impl State {
@@ -79,11 +97,27 @@ impl Leaving {
         let mut state = self.state.lock();
         for ino in files {
             if state.files.remove(ino).is_some() {
-                state.left += 1;
+                state.freed += 1;
             }
         }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Wakes who waits, after blocks have become free.
+    pub fn freed(&self) {
+        self.state.lock().freed += 1;
+        self.changed.notify_all();
+    }
+
+    /// Returns the files that a write to `own` may wait for.
+    fn awaited(&self, own: Ino) -> Vec<Ino> {
+        let state = self.state.lock();
+        let files = state.files.iter();
+        files
+            .filter(|(ino, file)| **ino != own && !file.in_vain)
+            .map(|(ino, _)| *ino)
+            .collect()
     }
 
     /// Returns how many writes wait. If any does, removals should be committed without delay.
@@ -91,8 +125,8 @@ impl Leaving {
         self.state.lock().waiters
     }
 
-    fn left(&self) -> u64 {
-        self.state.lock().left
+    fn freed_so_far(&self) -> u64 {
+        self.state.lock().freed
     }
 
     /// Sets the longest wait.
@@ -115,34 +149,49 @@ impl Leaving {
         }
     }
 
-    /// Waits until more than `left` files have left. Returns false when there is nothing to wait for, or when no file left in
-    /// time. `own` is the file that needs the space.
-    fn wait(&self, own: Ino, left: u64, Wait { until, came }: &Wait) -> bool {
+    /// Waits until space has become free since `freed` was read, or until `grown` says so. `own` is the file that needs the space.
+    fn wait(
+        &self,
+        own: Ino,
+        freed: u64,
+        Wait { until, came }: &Wait,
+        grown: impl Fn() -> bool,
+    ) -> End {
         let mut state = self.state.lock();
         state.waiters += 1;
-        while state.left == left && state.awaits(own) {
-            if self.changed.wait_until(&mut state, *until).timed_out() {
-                if state.left == left {
-                    let files = state.files.iter_mut();
-                    files
-                        .filter(|(ino, file)| **ino != own && file.number < *came)
-                        .for_each(|(_, file)| file.in_vain = true);
-                }
-                break;
+        let end = loop {
+            if state.freed != freed || grown() {
+                break End::Freed;
             }
-        }
+            if !state.awaits(own) {
+                break End::Nothing;
+            }
+            let now = Instant::now();
+            if now >= *until {
+                let files = state.files.iter_mut();
+                files
+                    .filter(|(ino, file)| **ino != own && file.number < *came)
+                    .for_each(|(_, file)| file.in_vain = true);
+                break End::Late;
+            }
+            let look = (now + LOOK).min(*until);
+            self.changed.wait_until(&mut state, look);
+        };
         state.waiters -= 1;
-        state.left != left
+        end
     }
 
     /// Runs `attempt`, which takes space. If it fails because the volume is full, makes what was removed durable (`commit`) and
-    /// waits for files that leave, and runs `attempt` again, each time with a guard that `recall` returns. `own` is the file
-    /// that needs the space.
+    /// runs `attempt` again, each time with a guard that `recall` returns, when space has become free, and once more when the
+    /// time is up. `available` returns the free blocks. Does not wait when `may_wait` returns false. `own` is the file that
+    /// needs the space.
     fn retry<T, G>(
         &self,
         own: Ino,
         commit: impl FnOnce() -> Result<()>,
         recall: impl Fn() -> G,
+        available: impl Fn() -> u64,
+        may_wait: impl Fn() -> bool,
         mut attempt: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         let mut attempt = || match attempt() {
@@ -154,26 +203,31 @@ impl Leaving {
         }
         // A batch that is not durable yet may have freed the space. If the metadata region is too full for that batch, no
         // removal becomes durable, and no file is worth a wait; a discard may still hold back what is free.
-        let may_wait = match commit() {
-            Ok(()) => true,
-            Err(error) if error.is_full_volume() => false,
+        let mut is_last = match commit() {
+            Ok(()) => false,
+            Err(error) if error.is_full_volume() => true,
             Err(error) => return Err(error),
         };
         let wait = self.begin();
         loop {
-            // Files may leave continually while other writers take their space.
-            let is_last = !may_wait || Instant::now() >= wait.until;
-            let left = self.left();
-            let result = {
+            let freed = self.freed_so_far();
+            let too_few = {
                 let _all = recall();
-                attempt()
+                if let Some(result) = attempt() {
+                    return result;
+                }
+                // Nothing is lent.
+                available()
             };
-            if let Some(result) = result {
-                return result;
-            }
-            if is_last || !self.wait(own, left, &wait) {
+            if is_last || !may_wait() {
                 return Err(ENOSPC);
             }
+            is_last = match self.wait(own, freed, &wait, || available() > too_few) {
+                // Files may leave continually while other writers take their space.
+                End::Freed => Instant::now() >= wait.until,
+                End::Late => true,
+                End::Nothing => return Err(ENOSPC),
+            };
         }
     }
 }
@@ -181,17 +235,46 @@ impl Leaving {
 impl Core {
     /// Runs `attempt`, which takes space; if it fails because the volume is full, waits for space and runs it again. `attempt`
     /// must change nothing when it fails so. `own` is the file that needs the space. The caller may block for seconds: it
-    /// holds no lock, and its thread is none that serves requests.
-    pub fn with_space<T>(&self, own: Ino, attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        // Until no free block is being discarded.
-        let recall = || self.allocator.recall();
-        self.leaving
-            .retry(own, || self.commit_now(), recall, attempt)
+    /// holds no lock, and its thread is none that serves requests. If `may_wait` returns false, waits for devices only.
+    pub fn with_space<T>(
+        &self,
+        own: Ino,
+        may_wait: impl Fn() -> bool,
+        attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        self.leaving.retry(
+            own,
+            || self.commit_now(),
+            // Until no free block is being discarded.
+            || self.allocator.recall(),
+            || self.allocator.available(),
+            may_wait,
+            attempt,
+        )
+    }
+
+    /// Returns whether `pages` pages could get space if all files left that a write to `own` may wait for.
+    pub fn may_have_room(&self, own: Ino, pages: u64) -> bool {
+        let mut room = 0u64;
+        // The files first: their blocks become available before they are gone.
+        for ino in self.leaving.awaited(own) {
+            let blocks = self
+                .table
+                .get(ino)
+                .map(|inode| inode.blocks.load(Ordering::Relaxed));
+            match blocks {
+                Some(blocks) if blocks != BLOCKS_UNKNOWN => room += blocks,
+                _ => return true,
+            }
+        }
+        pages <= room + self.allocator.available()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
 
     impl Leaving {
@@ -206,6 +289,10 @@ mod tests {
         }
     }
 
+    fn never() -> bool {
+        false
+    }
+
     fn wait_for_waiter(leaving: &Leaving) {
         while leaving.waiters() == 0 {
             std::thread::yield_now();
@@ -216,30 +303,36 @@ mod tests {
     fn a_write_waits_for_a_file_that_leaves() {
         let leaving = Leaving::default();
         leaving.add(7);
-        let left = leaving.left();
+        let freed = leaving.freed_so_far();
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| leaving.wait(8, left, &leaving.long()));
+            let waiter = scope.spawn(|| leaving.wait(8, freed, &leaving.long(), never));
             wait_for_waiter(&leaving);
             leaving.remove(&[7]);
-            assert!(waiter.join().unwrap());
+            assert_eq!(waiter.join().unwrap(), End::Freed);
         });
         // A file that left between the attempt and the wait counts too.
-        assert!(leaving.wait(8, left, &leaving.long()));
-        assert!(!leaving.wait(8, leaving.left(), &leaving.long()));
+        assert_eq!(leaving.wait(8, freed, &leaving.long(), never), End::Freed);
+        assert_eq!(
+            leaving.wait(8, leaving.freed_so_far(), &leaving.long(), never),
+            End::Nothing
+        );
     }
 
     #[test]
     fn nobody_waits_for_itself_nor_twice_in_vain() {
         let leaving = Leaving::default();
         leaving.add(7);
-        assert!(!leaving.wait(7, 0, &leaving.long()));
-        assert!(!leaving.wait(8, 0, &leaving.no_time()));
-        assert!(!leaving.wait(8, 0, &leaving.long()));
+        assert_eq!(leaving.wait(7, 0, &leaving.long(), never), End::Nothing);
+        assert_eq!(leaving.wait(8, 0, &leaving.no_time(), never), End::Late);
+        assert_eq!(leaving.wait(8, 0, &leaving.long(), never), End::Nothing);
         // The file could not have waited for itself in vain.
         leaving.add(8);
-        assert!(!leaving.wait(8, 0, &leaving.long()));
+        assert_eq!(leaving.wait(8, 0, &leaving.long(), never), End::Nothing);
         leaving.remove(&[7]);
-        assert!(!leaving.wait(7, leaving.left(), &leaving.no_time()));
+        assert_eq!(
+            leaving.wait(7, leaving.freed_so_far(), &leaving.no_time(), never),
+            End::Late
+        );
     }
 
     #[test]
@@ -248,9 +341,9 @@ mod tests {
         leaving.add(7);
         let over = leaving.no_time();
         leaving.add(8);
-        assert!(!leaving.wait(9, 0, &over));
+        assert_eq!(leaving.wait(9, 0, &over, never), End::Late);
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| leaving.wait(9, 0, &leaving.long()));
+            let next = scope.spawn(|| leaving.wait(9, 0, &leaving.long(), never));
             let until = Instant::now() + Duration::from_secs(60);
             while leaving.waiters() == 0 {
                 assert!(!next.is_finished(), "it does not wait");
@@ -258,10 +351,13 @@ mod tests {
                 std::thread::yield_now();
             }
             leaving.remove(&[8]);
-            assert!(next.join().unwrap());
+            assert_eq!(next.join().unwrap(), End::Freed);
         });
         // The other write has used up its time.
-        assert!(!leaving.wait(9, leaving.left(), &leaving.long()));
+        assert_eq!(
+            leaving.wait(9, leaving.freed_so_far(), &leaving.long(), never),
+            End::Nothing
+        );
     }
 
     /// Runs an attempt that succeeds the `wanted`th time. Returns how many there were, and whether the last one succeeded.
@@ -271,7 +367,7 @@ mod tests {
             count += 1;
             (count == wanted).then_some(()).ok_or(ENOSPC)
         };
-        let result = leaving.retry(8, || commit, || (), attempt);
+        let result = leaving.retry(8, || commit, || (), || 0, || true, attempt);
         (count, result.is_ok())
     }
 
@@ -304,5 +400,58 @@ mod tests {
             }
         });
         assert_eq!(attempts(&leaving, 3, Ok(())), (2, false));
+    }
+
+    #[test]
+    fn who_has_waited_in_vain_tries_once_more() {
+        let leaving = Leaving::default();
+        leaving.add(7);
+        leaving.set_patience(Duration::ZERO);
+        assert_eq!(attempts(&leaving, 3, Ok(())), (3, true));
+        // Nothing is left to wait for.
+        assert_eq!(attempts(&leaving, 3, Ok(())), (2, false));
+    }
+
+    #[test]
+    fn a_write_that_waits_takes_space_that_another_file_gave_up() {
+        let leaving = Leaving::default();
+        leaving.add(7);
+        leaving.set_patience(Duration::from_secs(600));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| attempts(&leaving, 3, Ok(())));
+            wait_for_waiter(&leaving);
+            leaving.freed();
+            assert_eq!(waiter.join().unwrap(), (3, true));
+        });
+        // Without a commit.
+        let blocks = AtomicU64::new(0);
+        let attempt = || match blocks.load(Ordering::Relaxed) {
+            0 => Err(ENOSPC),
+            _ => Ok(()),
+        };
+        let available = || blocks.load(Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let waiter =
+                scope.spawn(|| leaving.retry(8, || Ok(()), || (), available, || true, attempt));
+            wait_for_waiter(&leaving);
+            blocks.store(1, Ordering::Relaxed);
+            waiter.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn who_may_not_wait_tries_once_more_after_the_commit() {
+        let leaving = Leaving::default();
+        leaving.add(7);
+        leaving.set_patience(Duration::from_secs(600));
+        for (wanted, is_ok) in [(2, true), (3, false)] {
+            let mut count = 0;
+            let attempt = || {
+                count += 1;
+                (count == wanted).then_some(()).ok_or(ENOSPC)
+            };
+            let result = leaving.retry(8, || Ok(()), || (), || 0, || false, attempt);
+            assert_eq!((count, result.is_ok()), (2, is_ok));
+        }
     }
 }

@@ -15,12 +15,56 @@ const KEEP_SIZE: i32 = 0x01;
 const PUNCH_HOLE: i32 = 0x02;
 const ZERO_RANGE: i32 = 0x10;
 
+/// What fallocate(2) does to a range's bytes.
+struct Change {
+    zero: bool,
+    punch: bool,
+}
+
+/// Checks the arguments of fallocate(2). Returns the end of the range.
+fn check(mode: i32, offset: u64, len: u64) -> Result<(u64, Change)> {
+    if len == 0 {
+        return Err(EINVAL);
+    }
+    let end = offset
+        .checked_add(len)
+        .filter(|end| *end <= FILE_BYTES_MAX)
+        .ok_or(EFBIG)?;
+    let (zero, punch) = match mode & !KEEP_SIZE {
+        0 => (false, false),
+        PUNCH_HOLE if mode & KEEP_SIZE != 0 => (false, true),
+        ZERO_RANGE => (true, false),
+        _ => return Err(EOPNOTSUPP),
+    };
+    Ok((end, Change { zero, punch }))
+}
+
 impl Fs {
     /// Runs `attempt`, which takes space for a file. If the volume is full, waits for space that is being freed and runs it
     /// again. Takes seconds, during which the caller holds no lock, and `attempt` none when it returns. Not for a thread that
     /// serves requests: the wait may be for a request that the thread would serve.
     pub fn with_space<T>(&self, file: &File, attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        self.core.with_space(file.ino(), attempt)
+        self.core.with_space(file.ino(), || true, attempt)
+    }
+
+    /// Does the same as `with_space`, but waits only while `may_wait` returns true. It is asked when an attempt has failed after
+    /// what was removed became durable. Otherwise the call waits for devices, but for no request.
+    pub fn with_space_if<T>(
+        &self,
+        file: &File,
+        may_wait: impl Fn() -> bool,
+        attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        self.core.with_space(file.ino(), may_wait, attempt)
+    }
+
+    /// Returns whether a range of a file may soon have space: false if its holes need more than is free and than the files have
+    /// that a caller of `with_space` waits for.
+    pub fn may_have_room(&self, file: &File, offset: u64, len: u64) -> bool {
+        let pages = offset / PAGE_BYTES..offset.saturating_add(len).div_ceil(PAGE_BYTES);
+        let holes = file.map.read().extents.holes(pages);
+        let missing = holes.iter().map(|(_, count)| count).sum();
+        self.core.may_have_room(file.ino(), missing)
     }
 
     /// Returns how many callers of `with_space` wait for space that is being freed.
@@ -49,19 +93,7 @@ impl Fs {
     pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
-        if len == 0 {
-            return Err(EINVAL);
-        }
-        let end = offset
-            .checked_add(len)
-            .filter(|end| *end <= FILE_BYTES_MAX)
-            .ok_or(EFBIG)?;
-        let (zero, punch) = match mode & !KEEP_SIZE {
-            0 => (false, false),
-            PUNCH_HOLE if mode & KEEP_SIZE != 0 => (false, true),
-            ZERO_RANGE => (true, false),
-            _ => return Err(EOPNOTSUPP),
-        };
+        let (end, Change { zero, punch }) = check(mode, offset, len)?;
         let keep_size = mode & KEEP_SIZE != 0;
         let _alone = file.exclusive.write();
         let size = file.size();
@@ -93,6 +125,12 @@ impl Fs {
         drop(meta);
         core.mark_dirty(&file.inode);
         Ok(())
+    }
+
+    /// Fails as `fallocate` would because of its arguments or because nothing may be changed.
+    pub fn check_fallocate(&self, mode: i32, offset: u64, len: u64) -> Result<()> {
+        self.core.may_change()?;
+        check(mode, offset, len).map(drop)
     }
 
     /// SEEK_DATA (`data` true) / SEEK_HOLE; ENXIO past the end. Pages dirty in the cache are data.
