@@ -1285,8 +1285,8 @@ fn write_by_kernel(
 ) -> Written {
     let append = facts.flags & APPEND != 0;
     if append && SIZE_LIMITED.load(Relaxed) {
-        // The kernel compares the limit with the size that it knows, which is the one from before the inline writes until it asks.
-        let _ = files::fstat(open.fd);
+        // The kernel compares the limit with the size that it knows.
+        refresh_size(open.fd);
     }
     let result = match data.parts {
         [part] => files::pwrite(open.fd, part, at as i64),
@@ -1349,6 +1349,12 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     }
 }
 
+/// Makes the kernel ask for the size of a file before it appends by itself. Until it asks, it knows the size from before the inline writes:
+/// it moves the offset to where that ends, and begins there with RWF_APPEND.
+pub fn refresh_size(fd: i32) {
+    let _ = files::fstat(fd);
+}
+
 /// Writes at the description's offset and advances it.
 #[inline]
 fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
@@ -1358,6 +1364,9 @@ fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
     let result = inside::enter(Doing::Writing, |thread| {
         let open = described(fd, number)?;
         if open.description().offset.is_in_kernel(open.tag()) {
+            if facts(&open).is_some_and(|facts| facts.flags & APPEND != 0) {
+                refresh_size(fd);
+            }
             return None;
         }
         let facts = facts(&open)?;

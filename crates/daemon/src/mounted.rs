@@ -148,9 +148,9 @@ impl Mounted {
         Ok(Handle::new(file, writable))
     }
 
-    /// Records that a program may read through a handle that has just been opened.
-    pub fn reads(&self, handle: &Handle) {
-        self.fast.reads_by_kernel(handle);
+    /// Records that a program has opened the handle, and may use it through the kernel.
+    pub fn opened(&self, handle: &Handle) {
+        self.fast.uses_kernel(handle);
     }
 
     /// Changes attributes; see `Fs::setattr`.

@@ -103,9 +103,7 @@ impl Jericho {
         }
         let handle = self.mounted.open_file(ino, truncate, may_write(flags));
         let handle = handle.map_err(|e| errno("open", &e))?;
-        if flags & libc::O_ACCMODE != libc::O_WRONLY {
-            self.mounted.reads(&handle);
-        }
+        self.mounted.opened(&handle);
         handle.set_sync(write_sync(flags));
         handle.set_no_access_time(no_access_time(flags));
         self.number(handle)

@@ -197,6 +197,9 @@ pub unsafe fn pwritev2(
                 if offset == -1 {
                     share(fd);
                 }
+                if flags & libc::RWF_APPEND != 0 {
+                    errno::kept(|| fd::refresh_size(fd));
+                }
                 from_kernel(fd, real::pwritev2(fd, parts, count, offset, flags))
             }
         }

@@ -33,6 +33,7 @@ mod records;
 mod rehome;
 mod roles;
 mod same;
+mod size_known;
 mod sizes;
 mod small_files;
 mod sqlite;

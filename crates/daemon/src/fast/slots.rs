@@ -53,8 +53,8 @@ pub(crate) struct Grants {
     pub file: Option<Arc<SlotFile>>,
     pub write: bool,
     pub mapped: bool,
-    /// The handle is counted as a reader through the kernel alone; see `File::count_kernel_reader`.
-    pub kernel_reader: bool,
+    /// The handle is counted as one that uses the file through the kernel alone; see `File::count_kernel_user`.
+    pub kernel_user: bool,
 }
 
 impl Grants {
@@ -203,8 +203,8 @@ impl Fast {
                 made
             }
         };
-        if std::mem::take(&mut grants.kernel_reader) {
-            file.count_kernel_reader(false);
+        if std::mem::take(&mut grants.kernel_user) {
+            file.count_kernel_user(false);
             self.set_growth(&slot_file);
         }
         if grants.file.is_none() {
@@ -234,19 +234,19 @@ impl Fast {
         }
     }
 
-    /// Counts a handle as a reader of the file through the kernel alone, until it is granted inline access or released. While there
+    /// Counts a handle as one that uses the file through the kernel alone, until it is granted inline access or released. While there
     /// is one, the file is not made longer inline: sendfile, splice, copies and mappings of a program without the library go
-    /// as far as the size that the kernel has heard of.
-    pub(crate) fn reads_by_kernel(&self, handle: &Handle) {
+    /// as far as the size that the kernel has heard of, and its appends begin there (RWF_APPEND), or move its offset to there.
+    pub(crate) fn uses_kernel(&self, handle: &Handle) {
         let mut grants = handle.grants.lock();
-        if !grants.kernel_reader && grants.file.is_none() {
-            grants.kernel_reader = true;
-            handle.file.count_kernel_reader(true);
+        if !grants.kernel_user && grants.file.is_none() {
+            grants.kernel_user = true;
+            handle.file.count_kernel_user(true);
             self.tell_growth(&handle.file);
         }
     }
 
-    /// Tells writers of the file whether they may make it longer, after the number of its readers has changed.
+    /// Tells writers of the file whether they may make it longer, after the number of such handles has changed.
     fn tell_growth(&self, file: &File) {
         // Pairs with the fence in `grant`: this thread sees the new slot, or its creator sees the new number.
         fence(Ordering::SeqCst);
@@ -263,7 +263,7 @@ impl Fast {
     /// Requires `files` to be locked for writing.
     fn set_growth(&self, slot_file: &SlotFile) {
         let info = self.info(slot_file);
-        match slot_file.file.has_kernel_readers() {
+        match slot_file.file.has_kernel_users() {
             true => info.set_flags(SlotInfo::NO_GROW, 0),
             false => info.set_flags(0, SlotInfo::NO_GROW),
         }
@@ -322,8 +322,8 @@ impl Fast {
         if grants.mapped {
             self.unmap(&handle.file);
         }
-        if grants.kernel_reader {
-            handle.file.count_kernel_reader(false);
+        if grants.kernel_user {
+            handle.file.count_kernel_user(false);
             self.tell_growth(&handle.file);
         }
         let Some(slot_file) = grants.file else { return };

@@ -54,8 +54,8 @@ pub struct File {
     replacing: AtomicBool,
     /// Clients may write its pages in the cache.
     inline_writes: AtomicBool,
-    /// Descriptors that read it through the kernel alone.
-    kernel_readers: AtomicU32,
+    /// Descriptors that use it through the kernel alone.
+    kernel_users: AtomicU32,
 }
 
 /// Who holds the file's home where it is.
@@ -166,7 +166,7 @@ impl File {
             writers_changed: Condvar::new(),
             replacing: AtomicBool::new(false),
             inline_writes: AtomicBool::new(true),
-            kernel_readers: AtomicU32::new(0),
+            kernel_users: AtomicU32::new(0),
             core,
             inode,
         })
@@ -314,17 +314,17 @@ impl File {
         self.inline_writes.store(allowed, Ordering::SeqCst);
     }
 
-    /// Counts one more open descriptor that reads the file through the kernel alone, or one less.
-    pub fn count_kernel_reader(&self, more: bool) {
+    /// Counts one more open descriptor that uses the file through the kernel alone, or one less.
+    pub fn count_kernel_user(&self, more: bool) {
         match more {
-            true => self.kernel_readers.fetch_add(1, Ordering::SeqCst),
-            false => self.kernel_readers.fetch_sub(1, Ordering::SeqCst),
+            true => self.kernel_users.fetch_add(1, Ordering::SeqCst),
+            false => self.kernel_users.fetch_sub(1, Ordering::SeqCst),
         };
     }
 
-    /// Returns whether a descriptor reads the file through the kernel alone, which then has to know its size.
-    pub fn has_kernel_readers(&self) -> bool {
-        self.kernel_readers.load(Ordering::SeqCst) > 0
+    /// Returns whether a descriptor uses the file through the kernel alone, which then has to know its size.
+    pub fn has_kernel_users(&self) -> bool {
+        self.kernel_users.load(Ordering::SeqCst) > 0
     }
 
     /// The page after the last one of the size, or that is promised or preallocated.
