@@ -1,9 +1,9 @@
 //! Reads and writes of a file in shared memory, in the caller's thread: no system call, no allocation, nothing
 //! waited for without bound. What does not go this way, the caller hands to the kernel.
 //!
-//! A write that covers several pages goes through the kernel *from its start* when one of them turns out not to be
-//! writable here: to go on from where it stopped would let another write in between the two halves. Until the kernel's write has ended,
-//! the library keeps the write's locks and lends them to the daemon (`Kept`), so that nobody reads the first half.
+//! When a later page of a write over several pages turns out not to be writable here, the rest goes through the kernel. Until the kernel's
+//! write has ended, the library keeps the write's locks and lends them to the daemon (`Kept`), so that nobody reads the first half alone. If
+//! another write over both halves came in between, or the file was truncated, the whole write is made once more.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -85,13 +85,45 @@ impl From<Miss> for Failed<'_> {
     }
 }
 
-/// Locks of a write that is being made again through the kernel: nobody reads its pages, and the daemon borrows the locks for each write.
-/// Released on drop. A thread has at most one, since it makes no inline write meanwhile.
+/// Locks of a write of which the rest is being made through the kernel: nobody reads its pages, and the daemon borrows the locks for each
+/// write. Released on drop. A thread has at most one, since it makes no inline write meanwhile.
 #[derive(Debug)]
 pub struct Kept<'a> {
     session: &'a Session,
+    info: &'a SlotInfo,
     slot: &'a Slot,
     lent: Lent<'a>,
+    begun: Begun,
+    generation: u32,
+}
+
+/// How far a write has come that ended in its middle.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    at: u64,
+    len: usize,
+    done: usize,
+    /// The slot's count before the first byte was written.
+    removals: u64,
+}
+
+impl Kept<'_> {
+    /// Returns how many bytes of the write are there.
+    pub fn done(&self) -> usize {
+        self.begun.done
+    }
+
+    /// Returns whether the first part and what a request may write of the rest make one write, or whether others may have written over
+    /// both or removed the first. `ended`: the request has ended.
+    pub fn is_one_write(&self, ended: bool) -> bool {
+        let begun = &self.begun;
+        let rest = begun.at + begun.done as u64;
+        // Others that write over both parts borrow the word of the rest's first byte, as the own request does.
+        let own = ended && !is_in_page(rest, begun.len - begun.done);
+        self.info.word().generation() == self.generation
+            && self.slot.removals() == begun.removals
+            && (self.lent).was_borrowed_at_most(self.slot, Segments::word_of(rest), u32::from(own))
+    }
 }
 
 impl Drop for Kept<'_> {
@@ -617,6 +649,7 @@ impl<'a> File<'a> {
         source: Source<'_, '_>,
     ) -> Result<(), Failed<'a>> {
         // Only a truncation matters: others may extend.
+        let removals = self.slot.removals();
         let range = self.lock_range(at, len)?;
         let still = |at| self.is_still() && self.slot.size().same_cuts(seen) && range.is_held(at);
         self.check_pages(at, len)?;
@@ -626,13 +659,28 @@ impl<'a> File<'a> {
                 Ok(())
             }
             Err((0, why)) => Err(why.into()),
-            Err((_, why)) => Err(self.keep(why, range, None)),
+            Err((done, why)) => {
+                let begun = Begun {
+                    at,
+                    len,
+                    done,
+                    removals,
+                };
+                Err(self.keep(why, range, None, begun))
+            }
         }
     }
 
     /// Keeps the locks of a write that some readers would see half of.
     #[cold]
-    fn keep(&self, why: Why, range: Locked<'a>, extend: Option<Held<'a>>) -> Failed<'a> {
+    fn keep(
+        &self,
+        why: Why,
+        range: Locked<'a>,
+        extend: Option<Held<'a>>,
+        begun: Begun,
+    ) -> Failed<'a> {
+        self.wrote();
         let lent = inside::thread(|thread| self.session.lent(thread));
         let Some(lent) = lent else {
             return why.into();
@@ -642,14 +690,17 @@ impl<'a> File<'a> {
         lent.lend(self.index, &range.held, extend_held, now);
         // `Kept` releases them.
         std::mem::forget((range, extend));
-        let (session, slot) = (self.session, self.slot);
+        let kept = Kept {
+            session: self.session,
+            info: self.info,
+            slot: self.slot,
+            lent,
+            begun,
+            generation: self.word.generation(),
+        };
         Failed {
             why,
-            kept: Some(Kept {
-                session,
-                slot,
-                lent,
-            }),
+            kept: Some(kept),
         }
     }
 
@@ -668,6 +719,7 @@ impl<'a> File<'a> {
         if at / PAGE_BYTES > old / PAGE_BYTES {
             return Err(Why::Far.into());
         }
+        let removals = self.slot.removals();
         let range = self.lock_range(at, len)?;
         self.check_pages(at, len)?;
         // Nobody else changes the size while the lock is held; if it does change, the daemon has lost its patience
@@ -675,11 +727,17 @@ impl<'a> File<'a> {
         let still = |at| self.is_still() && self.slot.size() == seen && range.is_held(at);
         if let Err((done, why)) = self.put(at, len, source, still) {
             self.wipe(seen, old.max(at), at + done as u64);
-            // What is behind the end, nobody sees.
-            return Err(match done > 0 && at < old {
-                true => self.keep(why, range, Some(held)),
-                false => why.into(),
-            });
+            if done == 0 || at >= old {
+                // What is behind the end, nobody sees.
+                return Err(why.into());
+            }
+            let begun = Begun {
+                at,
+                len,
+                done: done.min((old - at) as usize),
+                removals,
+            };
+            return Err(self.keep(why, range, Some(held), begun));
         }
         let mut now = seen;
         while !self.slot.extend(now, end) {

@@ -41,6 +41,8 @@ pub type Result<T> = std::result::Result<T, i32>;
 const BYTES_MAX: usize = 0x7fff_f000;
 /// Parts of a vectored call at most.
 const PARTS_MAX: usize = 1024;
+/// Parts at most of what is left of a write that ended in its middle; of one with more, all is written anew.
+const REST_PARTS_MAX: usize = 64;
 /// Furthest that is read ahead: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
 /// Pages reserved beyond the end for a writer that goes on: doubling from the first to the second.
@@ -1272,8 +1274,8 @@ fn reserve(
     Ok(false)
 }
 
-/// The same bytes through the kernel. `tried`: an inline write came before, whose successors may want pages
-/// beyond the end. `kept`: the locks of that write, if half of it is there.
+/// The bytes through the kernel. `tried`: an inline write came before, whose successors may want pages
+/// beyond the end. `kept`: the locks of that write, if a part of it is there.
 #[cold]
 fn write_by_kernel(
     open: &Open,
@@ -1288,12 +1290,10 @@ fn write_by_kernel(
         // The kernel compares the limit with the size that it knows.
         refresh_size(open.fd);
     }
-    let result = match data.parts {
-        [part] => files::pwrite(open.fd, part, at as i64),
-        parts => files::pwritev(open.fd, parts, at as i64),
+    let result = match kept {
+        Some(kept) => end_by_kernel(open, data, at, &kept),
+        None => write_parts(open, data.parts, at),
     };
-    drop(kept);
-    let result = from_kernel(open, result);
     let mut end = at + result.unwrap_or(0) as u64;
     if append && result.is_ok_and(|n| n > 0) {
         // The kernel has put it at the end, wherever that was; then the size is at least what it was with it.
@@ -1303,6 +1303,53 @@ fn write_by_kernel(
         extended_by_kernel(open, end);
     }
     Written { result, end }
+}
+
+/// Ends a write of which a part is there: writes the rest, so that nothing is covered which others wrote since over that part. If others
+/// may have written over both parts, or removed the first one, writes all of it once more.
+#[cold]
+fn end_by_kernel(open: &Open, data: Data<'_, '_>, at: u64, kept: &Kept<'_>) -> Result<usize> {
+    let whole = || write_parts(open, data.parts, at);
+    let done = kept.done();
+    let mut room = [IoSlice::new(&[]); REST_PARTS_MAX];
+    // A limit of the file's size stops the rest otherwise than the whole: with a signal.
+    let Some(rest) = rest_of(data.parts, done, &mut room)
+        .filter(|_| !SIZE_LIMITED.load(Relaxed) && kept.is_one_write(false))
+    else {
+        return whole();
+    };
+    match write_parts(open, rest, at + done as u64) {
+        // The memory that has the first part is gone, too.
+        Err(errno::ENOTCONN) => Err(errno::ENOTCONN),
+        Err(_) => Ok(done),
+        Ok(n) if done + n < data.len || kept.is_one_write(true) => Ok(done + n),
+        Ok(_) => whole(),
+    }
+}
+
+fn write_parts(open: &Open, parts: &[IoSlice<'_>], at: u64) -> Result<usize> {
+    let result = match parts {
+        [part] => files::pwrite(open.fd, part, at as i64),
+        parts => files::pwritev(open.fd, parts, at as i64),
+    };
+    from_kernel(open, result)
+}
+
+/// Returns the parts without their first `done` bytes; `None` if they are more than there is room for.
+fn rest_of<'r, 'b>(
+    parts: &[IoSlice<'b>],
+    done: usize,
+    room: &'r mut [IoSlice<'b>; REST_PARTS_MAX],
+) -> Option<&'r [IoSlice<'b>]> {
+    let (mut skip, mut first) = (done, 0);
+    while skip >= parts.get(first)?.len() {
+        skip -= parts[first].len();
+        first += 1;
+    }
+    let rest = room.get_mut(..parts.len() - first)?;
+    rest.copy_from_slice(&parts[first..]);
+    rest[0].advance(skip);
+    Some(rest)
 }
 
 #[inline]

@@ -29,7 +29,7 @@ pub const BLOCKS: usize = 1024;
 pub const MARKS: usize = 4096;
 /// Reference marks that one bit of `Head::marked` covers.
 const MARKS_PER_BIT: usize = MARKS / 64;
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
@@ -428,6 +428,13 @@ impl Area {
     /// Returns whether a thread of the client has such a lock on loan.
     pub fn has_lent(&self, slot: u32, lock: SlotLock, held: Holding) -> bool {
         self.loans(slot).any(|lent| lent.has_lent(slot, lock, held))
+    }
+
+    /// Counts that a word was borrowed which a thread of the client holds as `held`; see `Lent::note_borrowed`.
+    pub fn note_borrowed(&self, slot: u32, word: usize, held: Holding) {
+        for lent in self.loans(slot) {
+            lent.note_borrowed(slot, word, held);
+        }
     }
 
     /// Returns the counter of a block for a slice.

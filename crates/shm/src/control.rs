@@ -8,7 +8,7 @@ use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 use jericho_sys::memory::Mapping;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHshm1");
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 const CPUS: usize = 1024;
 const SLICES_AT: usize = 4096;
 const SLICES: usize = 1024;

@@ -25,6 +25,8 @@ pub(crate) struct Loan {
     since: AtomicU64,
     extend: AtomicU32,
     words: [AtomicU32; WORDS],
+    /// How often each word was borrowed during this loan, by who changes the file.
+    borrowed: [AtomicU32; WORDS],
 }
 
 /// A lock of a slot.
@@ -63,6 +65,7 @@ impl Loan {
             since: AtomicU64::new(0),
             extend: AtomicU32::new(0),
             words: std::array::from_fn(|_| AtomicU32::new(0)),
+            borrowed: std::array::from_fn(|_| AtomicU32::new(0)),
         }
     }
 
@@ -84,6 +87,9 @@ impl Lent<'_> {
         self.loan.extend.store(extend, Ordering::Relaxed);
         for (noted, held) in self.loan.words.iter().zip(range.words) {
             noted.store(held, Ordering::Relaxed);
+        }
+        for borrowed in &self.loan.borrowed {
+            borrowed.store(0, Ordering::Relaxed);
         }
         let loan = count.wrapping_add(LOAN_ONE) | (slot + 1);
         self.word.0.store(loan, Ordering::Release);
@@ -109,6 +115,20 @@ impl Lent<'_> {
                 slot.extend_lock().unlock(Holding(held));
             }
         }
+    }
+
+    /// Counts that a word was borrowed to change the file. Called before the word is given back. Counts nothing if the thread does not
+    /// lend a word that it holds as `held`.
+    pub fn note_borrowed(&self, slot: u32, word: usize, held: Holding) {
+        if self.has_lent(slot, SlotLock::Word(word), held) {
+            self.loan.borrowed[word].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether a word is the thread's as it was when the loan began, and was borrowed no more than `times`. Only for the lender.
+    pub fn was_borrowed_at_most(&self, slot: &Slot, word: usize, times: u32) -> bool {
+        let held = Holding(self.loan.words[word].load(Ordering::Relaxed));
+        slot.is_word_held(word, held) && self.loan.borrowed[word].load(Ordering::Relaxed) <= times
     }
 
     /// Returns since when the thread lends a lock of a slot that it holds as `held`, if it does.
@@ -178,10 +198,16 @@ mod tests {
             assert!(taken.is_all());
             assert!(slot.has_range_of(part, DAEMON) && !slot.has_range_of(part, CLIENT));
             assert!(slot.turns(segments).is_none());
+            for (word, held) in taken.borrowed() {
+                area.note_borrowed(1, word, held);
+                assert!(!lent.was_borrowed_at_most(slot, word, 9), "not here");
+            }
             slot.give_range_back(&taken, of);
             assert!(slot.turns(segments).is_none(), "the write is not over");
         }
         assert!((0..3u64).all(|n| slot.holds(&held, n << 16)));
+        let times = |word, times| lent.was_borrowed_at_most(slot, word, times);
+        assert!(times(0, 1) && !times(0, 0) && times(1, 1) && times(2, 1) && !times(2, 0));
         let (mine, seized) = slot.seize(DAEMON, |held| lends(1, SlotLock::Extend, held));
         assert_eq!(seized, crate::slots::Seized::Lent(extend));
         assert!(!slot.is_extended_by(CLIENT));
@@ -211,6 +237,8 @@ mod tests {
         );
         lent.lend(0, &second, None, 0);
         assert!(!area.has_lent(0, SlotLock::Word(0), Holding(first.words[0])));
+        area.note_borrowed(0, 0, Holding(first.words[0]));
+        assert!(lent.was_borrowed_at_most(slot, 0, 0), "not of this loan");
         assert!(area.has_lent(0, SlotLock::Word(0), Holding(second.words[0])));
         lent.take_back(slot);
     }

@@ -55,7 +55,8 @@ impl SizeWord {
 pub struct Slot {
     size: AtomicU64,
     modified: AtomicU64,
-    _unused: [u64; 2],
+    removals: AtomicU64,
+    _unused: u64,
     writers: Owners,
     extend: Lock,
     _unused_behind_extend: u32,
@@ -69,6 +70,7 @@ pub struct Slot {
 const _: () = {
     assert!(size_of::<Slot>() == 256);
     assert!(std::mem::offset_of!(Slot, extend) == 64 && std::mem::offset_of!(Slot, words) == 128);
+    assert!(std::mem::offset_of!(Slot, removals) == 16);
     assert!(std::mem::offset_of!(Slot, writers) == 32 && size_of::<Owners>() == 32);
     assert!(std::mem::offset_of!(Slot, ahead) == 72 && size_of::<Ahead>() == 16);
 };
@@ -170,6 +172,12 @@ impl RangeTaken {
         self.lent.segments.0 != 0
     }
 
+    /// Returns which words were borrowed, and what their lender's words were.
+    pub fn borrowed(&self) -> impl Iterator<Item = (usize, Holding)> + '_ {
+        let words = self.lent.segments.words();
+        words.map(|word| (word, Holding(self.lent.words[word])))
+    }
+
     /// Returns the words that are held.
     pub fn held(&self) -> &RangeHeld {
         &self.held
@@ -211,7 +219,8 @@ impl Slot {
         Slot {
             size: AtomicU64::new(bytes),
             modified: AtomicU64::new(0),
-            _unused: [0; 2],
+            removals: AtomicU64::new(0),
+            _unused: 0,
             writers: Owners::new(),
             extend: Lock::new(),
             _unused_behind_extend: 0,
@@ -273,6 +282,17 @@ impl Slot {
     /// Increments the truncation count, because the daemon changes bytes of the file: writers and readers that saw the size restart.
     pub fn cut(&self) {
         self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
+    }
+
+    /// Counts a truncation or fallocate, after the daemon has counted a cut for it and before it changes bytes.
+    pub fn note_removal(&self) {
+        self.removals.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns how many there were: whoever has begun to write finds out whether what it wrote first may be gone.
+    #[inline]
+    pub fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
     }
 
     /// Takes the extend lock for `owner` (the daemon): borrows it from a client of which `lends` says that it lends the lock, and takes it
@@ -477,6 +497,13 @@ impl Slot {
     pub fn holds(&self, held: &RangeHeld, offset: u64) -> bool {
         let word = Segments::word_of(offset);
         held.segments.0 >> word & 1 == 0 || self.words[word].is_held(Holding(held.words[word]))
+    }
+
+    /// Returns whether a word is held as `held`. Acquires what others noted before they gave it back.
+    pub(crate) fn is_word_held(&self, word: usize, held: Holding) -> bool {
+        let is = self.words[word].is_held(held);
+        fence(Ordering::Acquire);
+        is
     }
 
     /// Returns the words' turns; `None` when one is held. Acquires what was written under the words.

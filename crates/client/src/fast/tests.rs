@@ -610,11 +610,22 @@ fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
                 .area
                 .has_lent(0, jericho_shm::SlotLock::Word(word), held)
         };
-        let taken = volume
-            .slot()
-            .take_range(all, DAEMON, lends, |_| jericho_shm::Kept::GiveUp);
-        assert!(taken.is_all(), "lent");
-        volume.slot().give_range_back(&taken, lends);
+        let borrow = || {
+            let slot = volume.slot();
+            let taken = slot.take_range(all, DAEMON, lends, |_| jericho_shm::Kept::GiveUp);
+            assert!(taken.is_all(), "lent");
+            for (word, held) in taken.borrowed() {
+                client.area.note_borrowed(0, word, held);
+            }
+            slot.give_range_back(&taken, lends);
+        };
+        assert_eq!(kept.done(), PAGE);
+        assert!(kept.is_one_write(false));
+        borrow();
+        assert!(!kept.is_one_write(false), "somebody was there before");
+        assert!(kept.is_one_write(true), "that was the lender's request");
+        borrow();
+        assert!(!kept.is_one_write(true), "another write came in between");
         assert!(volume.slot().turns(all).is_none());
         drop(kept);
         assert!(volume.slot().turns(all).is_some() && !volume.slot().is_extended_by(client.owner));
@@ -638,8 +649,16 @@ fn a_child_does_not_end_its_parents_loan() {
     let is_free = |client: &Session| {
         drop(Kept {
             session: client,
+            info: client.control.slot(0).unwrap(),
             slot: volume.slot(),
             lent: client.area.lent(block),
+            begun: Begun {
+                at: 0,
+                len: 3 * PAGE,
+                done: PAGE,
+                removals: 0,
+            },
+            generation: 0,
         });
         volume.slot().turns(all).is_some()
     };
@@ -647,4 +666,95 @@ fn a_child_does_not_end_its_parents_loan() {
     assert!(!is_free(&client), "the child has opened its parent's locks");
     client.set_own(true);
     assert!(is_free(&client));
+}
+
+#[test]
+fn what_was_written_after_half_of_a_write_was_seen_is_not_lost() {
+    let volume = Volume::new(64);
+    volume.reserve(0..4);
+    volume.slot().set_size(3 * 4096, false);
+    volume.write_as_daemon(0, &[1; 3 * PAGE]);
+    for page in [1, 2] {
+        let found = volume.memory.lookup(Key::new(OBJECT, page)).unwrap();
+        volume.memory.entry(found.index).unmark(Flags::DIRTY);
+    }
+    let client = full_client(&volume);
+    let bytes = vec![9; 3 * PAGE];
+    let parts = [IoSlice::new(&bytes)];
+    let failed = file(&client).write(0, 3 * PAGE, Source::new(&parts));
+    let kept = failed.unwrap_err().kept.expect("half of it is there");
+    // Another program sees a byte of that write, and answers it.
+    let other = volume.client(true);
+    let mut seen = [0; 8];
+    let read = file(&other).read(0, &mut seen);
+    assert_eq!((read.rest, seen), (None, [9; 8]), "it sees the first page");
+    let answer = [IoSlice::new(&[5; 8])];
+    file(&other).write(0, 8, Source::new(&answer)).unwrap();
+    // The lender's request, as the daemon serves it.
+    assert!(kept.is_one_write(false));
+    volume.write_as_daemon(kept.done() as u64, &bytes[kept.done()..]);
+    assert!(kept.is_one_write(true));
+    drop(kept);
+    assert_eq!(volume.bytes(0)[..8], [5; 8], "the answer");
+    assert_eq!(
+        (volume.bytes(1), volume.bytes(2)),
+        (vec![9; PAGE], vec![9; PAGE])
+    );
+}
+
+#[test]
+fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
+    let volume = Volume::new(64);
+    volume.reserve(0..4);
+    volume.slot().set_size(3 * 4096, false);
+    volume.write_as_daemon(0, &[1; 3 * PAGE]);
+    let found = volume.memory.lookup(Key::new(OBJECT, 1)).unwrap();
+    volume.memory.entry(found.index).unmark(Flags::DIRTY);
+    let client = full_client(&volume);
+    let bytes = [9; 3 * PAGE];
+    let half = || {
+        let failed = file(&client).write(0, 3 * PAGE, Source::new(&[IoSlice::new(&bytes)]));
+        failed.unwrap_err().kept.expect("half of it is there")
+    };
+    let kept = half();
+    volume.slot().cut();
+    assert!(kept.is_one_write(false), "nothing of it was removed");
+    volume.slot().note_removal();
+    assert!(!kept.is_one_write(false) && !kept.is_one_write(true));
+    drop(kept);
+    // Its word was taken away, and others may have written over both halves.
+    let kept = half();
+    let taken = volume.slot().take_range(
+        Segments::of(0, 1),
+        DAEMON,
+        |_, _| false,
+        |_| jericho_shm::Kept::TakeAway,
+    );
+    assert!(!kept.is_one_write(false));
+    volume.slot().give_range_back(&taken, |_, _| false);
+    assert!(!kept.is_one_write(true));
+}
+
+#[test]
+fn what_a_write_has_put_behind_the_end_belongs_to_its_rest() {
+    let volume = Volume::new(64);
+    volume.reserve(0..4);
+    volume.slot().set_size(100, false);
+    volume.write_as_daemon(0, &[1; 100]);
+    let found = volume.memory.lookup(Key::new(OBJECT, 1)).unwrap();
+    volume.memory.entry(found.index).unmark(Flags::DIRTY);
+    let client = full_client(&volume);
+    let bytes = [9; 2 * PAGE];
+    let failed = file(&client).write(40, 2 * PAGE, Source::new(&[IoSlice::new(&bytes)]));
+    let kept = failed.unwrap_err().kept.expect("60 bytes of it are seen");
+    assert_eq!(kept.done(), 60);
+    assert_eq!(
+        volume.bytes(0)[..100],
+        [[1; 40].as_slice(), &[9; 60]].concat()
+    );
+    assert_eq!(
+        volume.bytes(0)[100..],
+        [0; PAGE - 100],
+        "zeros behind the end"
+    );
 }

@@ -251,6 +251,14 @@ impl Fast {
         self.with_area(held.owner(), |area| area.has_lent(file.slot, lock, held))
     }
 
+    /// Counts that a word of a file was borrowed, which a client holds as `held`, before it is given back.
+    pub(super) fn note_borrowed(&self, file: &SlotFile, word: usize, held: Holding) {
+        self.with_area(held.owner(), |area| {
+            area.note_borrowed(file.slot, word, held);
+            true
+        });
+    }
+
     /// Asks the area of a client that writes. Returns false when there is no such client.
     fn with_area(&self, owner: u16, ask: impl FnOnce(&Area) -> bool) -> bool {
         let clients = self.clients.lock();

@@ -128,7 +128,11 @@ impl Fast {
     /// Takes the words of a file that a write of the daemon covers; see `RangeHolders::lock`.
     pub(super) fn lock_range(&self, file: &SlotFile, segments: Segments) -> RangeTaken {
         let lends = |word, held| self.lends(file, SlotLock::Word(word), held);
-        file.range.lock(self.slot(file), segments, lends)
+        let taken = file.range.lock(self.slot(file), segments, lends);
+        for (word, held) in taken.borrowed() {
+            self.note_borrowed(file, word, held);
+        }
+        taken
     }
 
     /// Releases what `lock_range` took, in any thread.

@@ -491,6 +491,7 @@ impl Mounted {
             Some(to) => slot.set_size(to.min(slot_file.file.size()), true),
             None => slot.cut(),
         }
+        slot.note_removal();
         let wiped = match seized {
             true => self.fs().clear_behind_end(&slot_file.file),
             false => Ok(()),
