@@ -3,6 +3,7 @@
 //! - `files`: the files that have a slot. `slots`: how they get one, who writes them, and absorbing what clients did to size and times (`settle`)
 //! - `admission`: the socket. `clients`: the areas, the deaths of clients. `rings`: the pages that clients report
 //! - `calls`: the ioctls on a file's descriptor. `wishes`: the grants that need none
+//! - `range`: the words of the range lock, as threads of the daemon take them. `waits`: reads that wait for a client's loan to end
 //! - `trusted`, `tokens`: whose processes are served, and which of them may write
 //! - `keeping`: the process that ends inline access when the daemon dies
 //!
@@ -24,6 +25,7 @@ mod rings;
 mod slots;
 mod tokens;
 mod trusted;
+mod waits;
 mod wishes;
 mod write_guard;
 
@@ -58,6 +60,8 @@ use rings::{Rings, Unreported};
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;
 pub use trusted::{Trusted, TrustedError};
+pub(crate) use waits::Waited;
+use waits::Waiting;
 pub use wishes::Served;
 use wishes::Wishers;
 pub(crate) use write_guard::WriteGuard;
@@ -117,7 +121,7 @@ pub(crate) struct Fast {
     /// Work that may wait: a thread of its own.
     jobs: Mutex<Option<Sender<Job>>>,
     /// Reads that wait for other requests, in a thread that serves none.
-    waits: Mutex<Option<Sender<Job>>>,
+    waits: Mutex<Option<Sender<Box<Waiting>>>>,
     /// Counts how often files got a first inline writer, by a hash of their numbers.
     first_writers: [AtomicU64; FIRST_WRITERS],
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
@@ -214,20 +218,6 @@ impl Fast {
         self.first_writers[ino as usize % FIRST_WRITERS].load(Ordering::Acquire)
     }
 
-    /// Runs a read in the thread that waits for requests, which serves none. Runs it here when the volume closes.
-    pub(crate) fn wait_apart(&self, job: impl FnOnce() + Send + 'static) {
-        let waits = self.waits.lock().clone();
-        let job: Job = Box::new(job);
-        match waits {
-            Some(waits) => {
-                if let Err(unsent) = waits.send(job) {
-                    unsent.0();
-                }
-            }
-            None => job(),
-        }
-    }
-
     /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.
     fn later(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(jobs) = &*self.jobs.lock() {
@@ -280,12 +270,14 @@ impl Mounted {
             }));
         }
         let mut threads = fast.threads.lock();
-        for (name, queue) in [("fast-jobs", &fast.jobs), ("fast-waits", &fast.waits)] {
-            let (sender, jobs) = channel::<Job>();
-            *queue.lock() = Some(sender);
-            let thread = std::thread::Builder::new().name(name.into());
-            threads.push(thread.spawn(move || service::run(|| do_jobs(&jobs)))?);
-        }
+        let (sender, jobs) = channel();
+        *fast.jobs.lock() = Some(sender);
+        let thread = std::thread::Builder::new().name("fast-jobs".into());
+        threads.push(thread.spawn(move || service::run(|| do_jobs(&jobs)))?);
+        let (sender, reads) = channel();
+        *fast.waits.lock() = Some(sender);
+        let thread = std::thread::Builder::new().name("fast-waits".into());
+        threads.push(thread.spawn(move || service::run(|| waits::serve(&reads)))?);
         let listener = jericho_sys::handover::Listener::bind(&jericho_shm::socket_name(
             fast.control.instance(),
         ))?;

@@ -8,7 +8,7 @@ use jericho_fs::Result;
 use jericho_fs::types::Ino;
 use jericho_shm::{Segments, Turns};
 
-use crate::fast::{Alone, ReadGuard, SlotFile};
+use crate::fast::{Alone, ReadGuard, SlotFile, Waited};
 use crate::handle::Handle;
 use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
@@ -21,14 +21,13 @@ const FIRST_WRITER_TRIES: u32 = 100;
 const WINDOW_PAGES_MAX: u32 = 1024;
 
 /// What the calling thread may do for a read over several pages that writers interfere with.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum May {
     /// Nothing but leave it to another thread.
     GoOn,
     /// Wait for an inline writer, but for no other request: it serves requests itself.
     Block,
-    /// Wait for a request.
-    Wait,
+    /// Read at once: it has waited already, and relies on this.
+    Now(Whole),
 }
 
 /// Where the bytes of a read are put together. It goes along with a read that has to wait.
@@ -184,15 +183,17 @@ impl Mounted {
         };
         let several = offset / PAGE_BYTES != (offset + len as u64 - 1) / PAGE_BYTES;
         let segments = Segments::of(offset, len as u64);
-        let mut found = match several {
-            false => Some((read(), Whole::Unknown)),
-            true => self.read_whole(ino, segments, &mut read),
+        let may_block = !matches!(may, May::GoOn);
+        let mut found = match may {
+            May::Now(whole) => Some((read(), whole)),
+            _ if several => self.read_whole(ino, segments, &mut read),
+            _ => Some((read(), Whole::Unknown)),
         };
-        if found.is_none() && may == May::GoOn {
+        if found.is_none() && !may_block {
             return Some((buffer, reply));
         }
         while found.is_none() {
-            found = match self.lock_out(ino, segments, may == May::Wait) {
+            found = match self.lock_out(ino, segments) {
                 Some(Alone::Yes(guard)) if mapped.is_none() => {
                     Some((read(), Whole::Alone { _guard: guard }))
                 }
@@ -211,6 +212,8 @@ impl Mounted {
             count(slice, offset, done, len);
         }
         if done == len {
+            // Before the reply: a program that has its answer finds the words free.
+            drop(whole);
             self.read_ahead(handle, offset, len, size);
             reply(Ok(finish(self, handle, offset, len)), buffer);
             return None;
@@ -260,12 +263,12 @@ impl Mounted {
     }
 
     /// Locks the inline writers of a file out. Returns `None` when it has none any more.
-    fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments, waits: bool) -> Option<Alone> {
+    fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments) -> Option<Alone> {
         let written = self.fast.written_file(ino)?;
-        Some(ReadGuard::take(self, &written, segments, waits))
+        Some(ReadGuard::take(self, &written, segments))
     }
 
-    /// Reads in a thread that may wait for other requests.
+    /// Reads after the request that ends what a client has begun.
     fn read_apart<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -278,10 +281,18 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         let (mounted, handle) = (self.clone(), handle.clone());
-        self.fast.wait_apart(move || {
-            let left =
-                mounted.read_or_leave(&handle, offset, len as u32, None, May::Wait, buffer, reply);
-            debug_assert!(left.is_none(), "a thread that may wait reads");
+        let segments = Segments::of(offset, len as u64);
+        self.wait_alone(handle.file.ino(), segments, move |waited| {
+            let may = match waited {
+                Waited::Alone(guard) => May::Now(Whole::Alone { _guard: guard }),
+                Waited::GaveUp => May::Now(Whole::Unknown),
+                Waited::Unwritten => May::GoOn,
+            };
+            let left = mounted.read_or_leave(&handle, offset, len as u32, None, may, buffer, reply);
+            if let Some((buffer, reply)) = left {
+                // The file has a writer again.
+                mounted.read_apart(&handle, offset, len, buffer, reply);
+            }
         });
     }
 
@@ -395,11 +406,11 @@ where
             return self.go();
         }
         let mounted = self.mounted.clone();
-        mounted.clone().fast.wait_apart(move || {
-            self.whole = match mounted.lock_out(ino, segments, true) {
-                Some(Alone::Yes(guard)) => Whole::Alone { _guard: guard },
-                Some(Alone::Later | Alone::No) => Whole::Unknown,
-                None => Whole::begin(&mounted, ino, segments),
+        mounted.wait_alone(ino, segments, move |waited| {
+            self.whole = match waited {
+                Waited::Alone(guard) => Whole::Alone { _guard: guard },
+                Waited::GaveUp => Whole::Unknown,
+                Waited::Unwritten => Whole::begin(&self.mounted, ino, segments),
             };
             self.go();
         });

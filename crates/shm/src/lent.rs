@@ -150,10 +150,10 @@ impl Lent<'_> {
     }
 
     /// Returns whether the thread does so and has begun less than `HELD_MAX` ago. A longer loan is that of a stopped thread, which counts
-    /// as any holder that keeps a lock.
+    /// as any holder that keeps a lock; so does one that begins that far in the future.
     pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
         let since = self.lent_since(slot, lock, held);
-        since.is_some_and(|since| u128::from(now_ns.saturating_sub(since)) < HELD_MAX.as_nanos())
+        since.is_some_and(|since| u128::from(now_ns.abs_diff(since)) < HELD_MAX.as_nanos())
     }
 }
 

@@ -35,7 +35,7 @@ pub use control::{Control, SlotInfo, SlotWord};
 pub use entry::{Entry, Flags, Key, State};
 pub use intent::Writer;
 pub use lent::{Lent, SlotLock};
-pub use lock::{HELD_MAX, Holding, Lock};
+pub use lock::{HELD_MAX, Holding, Lock, WAIT_MAX};
 pub use memory::{
     BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
     bookkeeping_bytes,

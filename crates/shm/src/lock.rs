@@ -182,6 +182,14 @@ impl Lock {
         }
     }
 
+    /// Takes the lock for `owner` if it is free now or within a moment.
+    pub(crate) fn lock_briefly(&self, owner: u16) -> Option<Holding> {
+        (0..SPINS).find_map(|_| {
+            spin_loop();
+            self.try_lock(owner)
+        })
+    }
+
     /// Does the same as `lock` when the lock is held. The waiter may have waited for other locks before.
     #[cold]
     pub(crate) fn lock_slowly(&self, owner: u16, waiter: &mut impl Wait) -> Option<Holding> {

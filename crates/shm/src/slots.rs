@@ -178,6 +178,11 @@ impl RangeTaken {
         words.map(|word| (word, Holding(self.lent.words[word])))
     }
 
+    /// Returns those of the words that are not held.
+    pub fn missing(&self, segments: Segments) -> Segments {
+        Segments(segments.0 & !self.held.segments.0)
+    }
+
     /// Returns the words that are held.
     pub fn held(&self) -> &RangeHeld {
         &self.held
@@ -424,6 +429,38 @@ impl Slot {
         self.lock_rest(RangeHeld::none(), segments, owner, lends, kept, took)
     }
 
+    /// Goes on to take the words, in their order, without waiting. Asks `kept` about the first word that another holder has, and stops at that
+    /// word unless it is to be taken away. Calls `took` for each word. Fails with what `kept` said.
+    pub fn try_range(
+        &self,
+        taken: &mut RangeTaken,
+        segments: Segments,
+        owner: u16,
+        mut kept: impl FnMut(usize, Holding) -> Kept,
+        mut took: impl FnMut(usize),
+    ) -> Result<(), Kept> {
+        taken.all = false;
+        for word in taken.missing(segments).words() {
+            let lock = &self.words[word];
+            let holding = match lock.lock_briefly(owner) {
+                Some(holding) => holding,
+                None => match kept(word, self.holding(word)) {
+                    Kept::TakeAway => lock.take_over(owner),
+                    other => return Err(other),
+                },
+            };
+            taken.held.add(word, holding);
+            took(word);
+        }
+        taken.all = true;
+        Ok(())
+    }
+
+    /// Returns how a word is held now. The owner is 0 if it is free.
+    pub fn holding(&self, word: usize) -> Holding {
+        Holding(self.words[word].seen())
+    }
+
     #[cold]
     fn lock_rest(
         &self,
@@ -440,7 +477,7 @@ impl Slot {
         // Reads all words now, so that the waiter waits only once for a stopped holder of several.
         let begun = Instant::now();
         let seen: [u32; WORDS] = std::array::from_fn(|word| self.words[word].seen());
-        for word in Segments(segments.0 & !taken.held.segments.0).words() {
+        for word in taken.missing(segments).words() {
             let lock = &self.words[word];
             let mut patience = Patience::since(begun, seen[word]);
             let mut lends = |held| lends(word, held);

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use jericho_cache::OWNER_DAEMON;
-use jericho_shm::{Holding, Kept, RangeTaken, Segments, Slot, SlotLock, Turns, WORDS};
+use jericho_shm::{HELD_MAX, Holding, Kept, RangeTaken, Segments, Slot, SlotLock, Turns, WORDS};
 
 use super::{Fast, SlotFile};
 use crate::mounted::Mounted;
@@ -160,15 +161,10 @@ pub(crate) enum Alone {
 }
 
 impl ReadGuard {
-    /// Locks writers out of a range. `waits`: also waits for requests that end what a client has begun, for a second at most.
-    pub fn take(
-        mounted: &Arc<Mounted>,
-        file: &Arc<SlotFile>,
-        segments: Segments,
-        waits: bool,
-    ) -> Alone {
+    /// Locks writers out of a range.
+    pub fn take(mounted: &Arc<Mounted>, file: &Arc<SlotFile>, segments: Segments) -> Alone {
         let fast = &mounted.fast;
-        let lends = |word, held| !waits && fast.lends(file, SlotLock::Word(word), held);
+        let lends = |word, held| fast.lends(file, SlotLock::Word(word), held);
         let is_lent = |word, held| fast.has_lent(file, SlotLock::Word(word), held);
         match (file.range).lock_out(fast.slot(file), segments, lends, is_lent) {
             LockedOut::Locked(range) => Alone::Yes(ReadGuard {
@@ -185,6 +181,93 @@ impl ReadGuard {
 impl Drop for ReadGuard {
     fn drop(&mut self) {
         self.mounted.fast.unlock_range(&self.file, &self.range);
+    }
+}
+
+/// The words of a range, of which a read takes more at each look and waits for none. It keeps no word while a client lends one of the others:
+/// the lender's request may come after the request of somebody who waits for that word.
+pub(super) struct Gathering {
+    mounted: Arc<Mounted>,
+    file: Arc<SlotFile>,
+    segments: Segments,
+    taken: Box<RangeTaken>,
+    /// How each word was held at the last look, and since when.
+    seen: [Option<(Holding, Instant)>; WORDS],
+}
+
+/// What came of a look.
+pub(super) enum Gathered {
+    /// All words are held.
+    All(ReadGuard),
+    /// Others hold some.
+    Some,
+    /// A write of the daemon keeps a word, and waits for a device.
+    GaveUp,
+}
+
+impl Gathering {
+    pub fn new(mounted: &Arc<Mounted>, file: Arc<SlotFile>, segments: Segments) -> Gathering {
+        Gathering {
+            mounted: mounted.clone(),
+            file,
+            segments,
+            taken: Box::new(RangeTaken::none()),
+            seen: [None; WORDS],
+        }
+    }
+
+    /// Returns whether the words are those of a file's slot.
+    pub fn is_of(&self, file: &Arc<SlotFile>) -> bool {
+        Arc::ptr_eq(&self.file, file)
+    }
+
+    /// Takes more words. Takes a word away from a client that has kept it too long and does not lend it.
+    pub fn look(&mut self) -> Gathered {
+        let (mounted, file) = (self.mounted.clone(), self.file.clone());
+        let slot = mounted.fast.slot(&file);
+        let (now, mut is_lent) = (Instant::now(), false);
+        for word in self.taken.missing(self.segments).words() {
+            let held = slot.holding(word);
+            is_lent |= mounted.fast.lends(&file, SlotLock::Word(word), held);
+            if self.seen[word].is_none_or(|(seen, _)| seen != held) {
+                self.seen[word] = Some((held, now));
+            }
+        }
+        if is_lent {
+            self.give_back();
+            return Gathered::Some;
+        }
+        let seen = &self.seen;
+        let kept = |word: usize, held: Holding| match seen[word] {
+            Some((seen, since)) if seen == held && now - since >= HELD_MAX => {
+                match file.range.has(word) {
+                    true => Kept::GiveUp,
+                    false => Kept::TakeAway,
+                }
+            }
+            _ => Kept::WaitOn,
+        };
+        let note = |word| file.range.note(word);
+        match slot.try_range(&mut self.taken, self.segments, OWNER_DAEMON, kept, note) {
+            Ok(()) => Gathered::All(ReadGuard {
+                mounted,
+                file: file.clone(),
+                range: std::mem::replace(&mut self.taken, Box::new(RangeTaken::none())),
+            }),
+            Err(Kept::GiveUp) => Gathered::GaveUp,
+            Err(_) => Gathered::Some,
+        }
+    }
+
+    fn give_back(&mut self) {
+        let taken = std::mem::replace(&mut *self.taken, RangeTaken::none());
+        self.mounted.fast.unlock_range(&self.file, &taken);
+    }
+}
+
+impl Drop for Gathering {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

@@ -9,6 +9,7 @@ use jericho_sys::files;
 use jericho_sys::handover::Peer;
 
 use super::*;
+use crate::fast::Waited;
 use crate::fast::clients::Client;
 use crate::fast::slots::tests::{Bed, asker};
 use crate::handle::Handle;
@@ -162,15 +163,21 @@ fn other_writes_go_on_beside_a_half_written_one_and_reads_wait_for_its_end() {
 
 #[test]
 fn a_lender_that_has_stopped_loses_its_locks_as_any_other_holder() {
-    let lender = Lender::new();
-    let bed = &lender.bed;
-    lender.begin(files::coarse_realtime_ns() - HELD_MAX.as_nanos() as u64);
-    let written = write(bed, &bed.handle, PAGE, &[7; PAGES * PAGE]);
-    assert_eq!(written.recv_timeout(LONG), Ok((PAGES * PAGE) as u32));
-    assert!(!lender.slot().has_range_of(all(), lender.owner));
-    assert!(!lender.slot().is_extended_by(lender.owner));
-    lender.end();
-    assert!(lender.slot().turns(all()).is_some());
+    // A malicious client stores a time that never grows old.
+    for since in [
+        files::coarse_realtime_ns() - HELD_MAX.as_nanos() as u64,
+        u64::MAX,
+    ] {
+        let lender = Lender::new();
+        let bed = &lender.bed;
+        lender.begin(since);
+        let written = write(bed, &bed.handle, PAGE, &[7; PAGES * PAGE]);
+        assert_eq!(written.recv_timeout(LONG), Ok((PAGES * PAGE) as u32));
+        assert!(!lender.slot().has_range_of(all(), lender.owner));
+        assert!(!lender.slot().is_extended_by(lender.owner));
+        lender.end();
+        assert!(lender.slot().turns(all()).is_some());
+    }
 }
 
 #[test]
@@ -235,11 +242,79 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
     });
 }
 
-#[test]
-fn a_read_apart_is_done_at_once_when_the_volume_closes() {
-    let bed = Bed::new();
+/// Waits for words of the lender's file, and tells whether the read is alone.
+fn wait_alone(lender: &Lender, segments: Segments) -> Receiver<bool> {
     let (tx, rx) = channel();
-    *bed.mounted.fast.waits.lock() = None;
-    bed.mounted.fast.wait_apart(move || tx.send(1).unwrap());
-    assert_eq!(rx.try_recv(), Ok(1));
+    let ino = lender.bed.handle.file.ino();
+    lender.bed.mounted.wait_alone(ino, segments, move |waited| {
+        let is_alone = matches!(waited, Waited::Alone(_));
+        drop(waited);
+        let _ = tx.send(is_alone);
+    });
+    rx
+}
+
+#[test]
+fn reads_that_wait_are_over_at_once_when_the_volume_closes() {
+    in_time(|| {
+        let lender = Lender::new();
+        lender.begin(files::coarse_realtime_ns());
+        let fast = &lender.bed.mounted.fast;
+        let waits = wait_alone(&lender, all());
+        *fast.waits.lock() = None;
+        assert_eq!(waits.recv_timeout(LONG), Ok(false));
+        assert_eq!(wait_alone(&lender, all()).try_recv(), Ok(false));
+        assert!(lender.has_all(), "the lender has lost its words");
+    });
+}
+
+#[test]
+fn a_read_that_waits_for_a_lent_word_keeps_no_other_word() {
+    in_time(|| {
+        let lender = Lender::new();
+        let slot = lender.slot();
+        let first = Segments::of(0, 1 << 16);
+        let keeps = || slot.has_range_of(first, OWNER_DAEMON);
+        let second = Segments::of(1 << 16, 1 << 16);
+        let held = slot.lock_range(second, lender.owner).unwrap();
+        let reader = wait_alone(&lender, Segments::of(0, 1 << 17));
+        let begun = Instant::now();
+        while !keeps() {
+            assert!(begun.elapsed() < LONG, "it takes what is free");
+            std::thread::yield_now();
+        }
+        let since = files::coarse_realtime_ns();
+        (lender.area.lent(lender.block)).lend(lender.bed.file.slot, &held, None, since);
+        let begun = Instant::now();
+        while keeps() {
+            assert!(begun.elapsed() < HELD_MAX / 2, "it keeps the first word");
+            std::thread::yield_now();
+        }
+        for _ in 0..10 {
+            assert!(!keeps(), "it takes the first word while the second is lent");
+            std::thread::sleep(HELD_MAX / 100);
+        }
+        assert!(reader.try_recv().is_err());
+        lender.end();
+        assert_eq!(reader.recv_timeout(LONG), Ok(true));
+        assert!(slot.turns(all()).is_some(), "it gives the words back");
+    });
+}
+
+#[test]
+fn reads_that_wait_for_one_file_do_not_delay_those_of_another() {
+    in_time(|| {
+        let lender = Lender::new();
+        lender.begin(files::coarse_realtime_ns());
+        let waits: Vec<_> = (0..8).map(|_| wait_alone(&lender, all())).collect();
+        // Words of the same file that nobody has: the thread treats them as another file's.
+        let other = wait_alone(&lender, Segments::of(1 << 16, 1 << 16));
+        assert_eq!(other.recv_timeout(LONG), Ok(true));
+        let all_wait = waits.iter().all(|wait| wait.try_recv().is_err());
+        assert!(all_wait, "it waited for the loan");
+        lender.end();
+        for wait in waits {
+            assert_eq!(wait.recv_timeout(LONG), Ok(true));
+        }
+    });
 }

@@ -156,7 +156,7 @@ fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
         tx.send((written.unwrap(), word.flags() & SlotInfo::NO_WRITE))
             .unwrap();
     });
-    let (written, withheld) = rx.recv_timeout(Duration::from_secs(3)).unwrap();
+    let (written, withheld) = rx.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!((written, withheld), (4, 0));
     let granted = program.area.wishing(0).end(wish).expect("granted");
     assert_eq!(granted.reserved_to, 16);

@@ -1,0 +1,131 @@
+//! Reads that wait for the end of a loan: a client has written half of something, and waits for a request that ends it.
+//!
+//! One thread, which serves no requests, looks at all of them from time to time and blocks for none.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use jericho_fs::types::Ino;
+use jericho_shm::{Segments, WAIT_MAX};
+
+use super::range::{Gathered, Gathering, ReadGuard};
+use crate::mounted::Mounted;
+
+/// Time between two looks at the reads that wait.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What came of waiting.
+pub(crate) enum Waited {
+    /// Writers over several pages are locked out.
+    Alone(ReadGuard),
+    /// The file has no inline writer any more.
+    Unwritten,
+    /// The wait was too long, or the volume closes: the read may see half of a write.
+    GaveUp,
+}
+
+/// A read that waits.
+pub(super) struct Waiting {
+    mounted: Arc<Mounted>,
+    ino: Ino,
+    segments: Segments,
+    gathering: Option<Gathering>,
+    until: Instant,
+    then: Box<dyn FnOnce(Waited) + Send>,
+}
+
+impl Waiting {
+    /// Looks once. Returns `None` if the read has to wait on.
+    fn look(&mut self) -> Option<Waited> {
+        let fast = &self.mounted.fast;
+        let Some(file) = fast.written_file(self.ino) else {
+            return Some(Waited::Unwritten);
+        };
+        let gathering = match &mut self.gathering {
+            Some(gathering) if gathering.is_of(&file) => gathering,
+            other => other.insert(Gathering::new(&self.mounted, file, self.segments)),
+        };
+        match gathering.look() {
+            Gathered::All(guard) => Some(Waited::Alone(guard)),
+            Gathered::GaveUp => Some(Waited::GaveUp),
+            Gathered::Some if Instant::now() >= self.until => Some(Waited::GaveUp),
+            Gathered::Some => None,
+        }
+    }
+
+    /// Returns the read if it has to wait on.
+    fn go_on(mut self: Box<Self>) -> Option<Box<Self>> {
+        let Some(waited) = self.look() else {
+            return Some(self);
+        };
+        self.end(waited);
+        None
+    }
+
+    fn end(self: Box<Self>, waited: Waited) {
+        drop(self.gathering);
+        (self.then)(waited);
+    }
+
+    fn end_now(mut self: Box<Self>) {
+        let waited = self.look().unwrap_or(Waited::GaveUp);
+        self.end(waited);
+    }
+}
+
+impl Mounted {
+    /// Calls `then` once the writers of a range are locked out, or the wait is over for another reason. Never waits itself: `then` runs in the
+    /// thread for such reads, or here when the volume closes.
+    pub(crate) fn wait_alone(
+        self: &Arc<Self>,
+        ino: Ino,
+        segments: Segments,
+        then: impl FnOnce(Waited) + Send + 'static,
+    ) {
+        let waiting = Box::new(Waiting {
+            mounted: self.clone(),
+            ino,
+            segments,
+            gathering: None,
+            until: Instant::now() + WAIT_MAX,
+            then: Box::new(then),
+        });
+        let waits = self.fast.waits.lock().clone();
+        match waits {
+            Some(waits) => {
+                if let Err(unsent) = waits.send(waiting) {
+                    unsent.0.end_now();
+                }
+            }
+            None => waiting.end_now(),
+        }
+    }
+}
+
+/// Looks at the reads until the volume closes, which ends those that wait.
+pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
+    let mut all: Vec<Box<Waiting>> = vec![];
+    let mut next = Instant::now();
+    loop {
+        let received = match all.is_empty() {
+            true => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => queue.recv_timeout(next.saturating_duration_since(Instant::now())),
+        };
+        match received {
+            Ok(waiting) => {
+                if all.is_empty() {
+                    next = Instant::now() + LOOK;
+                }
+                all.extend(waiting.go_on());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        if Instant::now() >= next {
+            all = all.into_iter().filter_map(Waiting::go_on).collect();
+            next = Instant::now() + LOOK;
+        }
+    }
+    all.into_iter().for_each(Waiting::end_now);
+}
