@@ -2,24 +2,26 @@
 //!
 //! Each writing thread has a *cell* in every page of one file, so that threads of all programs write within the same pages.
 //! It owns pages of a second file, which it writes several at a time. It appends *lines* of one size to a third file. After each
-//! write the thread notes a sequence number in a ledger beside the mount. So a cell or a page holds at any time what was noted or
-//! the write after it, and the third file holds each noted line once. A killed program may leave its last writes half done, in
+//! write the thread notes a sequence number in the ledger (see `killing`). So a cell or a page holds at any time the noted write or
+//! the one after it, and the third file holds each noted line once. A killed program may leave its last writes half done, in
 //! its own cells and pages only.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jericho_sim::Random;
 
-use crate::killed::{blame, record};
-use crate::roles::{self, from_environment, said_by};
+use crate::killing::{
+    self, Entry, Ledger, Plan, Play, Stage, Writing, assert_record, assert_record_or_next,
+    number_at, record,
+};
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;
@@ -39,7 +41,7 @@ const LINE: usize = 256;
 const LINES_EACH_MAX: u64 = 1500;
 /// Nothing here takes longer unless it hangs.
 const HANG: Duration = Duration::from_secs(90);
-/// How long programs are killed (`make soak` asks for more), but at least so often.
+/// How long programs are killed (`make soak` asks for more), and how often at least.
 const SECONDS: u64 = 12;
 const KILLS_MIN: u32 = 8;
 
@@ -58,111 +60,52 @@ fn line(thread: u64, sequence: u64) -> Vec<u8> {
     line
 }
 
-fn number_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+/// Returns the entry for the number of writes of a thread, to see that it goes on.
+fn writes(thread: u64) -> Entry {
+    Entry::Own(thread)
 }
 
-/// Numbers beside the mount that all processes share.
-struct Ledger(File);
-
-#[derive(Clone, Copy)]
-enum Entry {
-    /// Not 0: verifiers end.
-    Stop,
-    /// Process id of the program, 0 until it runs.
-    Pid(u64),
-    /// One more before each kill of the program.
-    Kills(u64),
-    /// The number of kills for which the program has written all its cells and pages again: none is half written.
-    WholeSince(u64),
-    /// Number of writes of a thread, to see that it goes on.
-    Writes(u64),
-    /// The last line that a thread has appended.
-    Appended(u64),
-    /// The last write of a thread's cell in a page.
-    Cell(u64, u64),
-    /// The last write of a page of the second file.
-    Page(u64),
-    End,
+/// Returns the entry for the last line that a thread has appended.
+fn appended(thread: u64) -> Entry {
+    Entry::Own(THREADS + thread)
 }
 
-impl Ledger {
-    fn open(path: &Path) -> Ledger {
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        Ledger(options.open(path).expect("the ledger opens"))
-    }
+/// Returns the entry for the last write of a thread's cell in a page.
+fn cell_written(thread: u64, page: u64) -> Entry {
+    Entry::Own(2 * THREADS + thread * CELL_PAGES + page)
+}
 
-    fn offset(entry: Entry) -> u64 {
-        let threads = 1 + 3 * PROGRAMS;
-        let cells = threads + 2 * THREADS;
-        let pages = cells + THREADS * CELL_PAGES;
-        let index = match entry {
-            Entry::Stop => 0,
-            Entry::Pid(program) => 1 + program,
-            Entry::Kills(program) => 1 + PROGRAMS + program,
-            Entry::WholeSince(program) => 1 + 2 * PROGRAMS + program,
-            Entry::Writes(thread) => threads + thread,
-            Entry::Appended(thread) => threads + THREADS + thread,
-            Entry::Cell(thread, page) => cells + thread * CELL_PAGES + page,
-            Entry::Page(page) => pages + page,
-            Entry::End => pages + THREADS * PAGES_EACH,
-        };
-        index * 8
-    }
+/// Returns the entry for the last write of a page of the second file.
+fn page_written(page: u64) -> Entry {
+    Entry::Own((2 + CELL_PAGES) * THREADS + page)
+}
 
-    fn get(&self, entry: Entry) -> u64 {
-        let mut bytes = [0; 8];
-        let at = Self::offset(entry);
-        self.0.read_exact_at(&mut bytes, at).expect("the ledger");
-        u64::from_le_bytes(bytes)
-    }
+const ENTRIES: u64 = (2 + CELL_PAGES + PAGES_EACH) * THREADS;
 
-    fn set(&self, entry: Entry, value: u64) {
-        let (at, bytes) = (Self::offset(entry), value.to_le_bytes());
-        self.0.write_all_at(&bytes, at).expect("the ledger");
-    }
-
-    /// Returns the number of kills of a thread's program, if none of its cells and pages may be half written.
-    fn whole(&self, thread: u64) -> Option<u64> {
-        let program = thread / THREADS_EACH;
-        let kills = self.get(Entry::Kills(program));
-        (self.get(Entry::WholeSince(program)) == kills).then_some(kills)
-    }
+fn threads_of(program: u64) -> Range<u64> {
+    program * THREADS_EACH..(program + 1) * THREADS_EACH
 }
 
 /// The files, as a process of the test sees them.
-struct Stage {
-    on_mount: PathBuf,
-    ledger: Ledger,
-}
+struct Files<'a>(&'a Stage);
 
-impl Stage {
-    fn open(on_mount: PathBuf, ledger: &Path) -> Stage {
-        let ledger = Ledger::open(ledger);
-        Stage { on_mount, ledger }
-    }
-
-    fn file(&self, name: &str) -> File {
-        let mut options = File::options();
-        let file = options.read(true).write(true);
-        file.open(self.on_mount.join(name)).expect("a file opens")
+impl Files<'_> {
+    fn cells_and_pages(&self) -> (File, File) {
+        (self.0.file("cells"), self.0.file("pages"))
     }
 
     fn lines(&self) -> PathBuf {
-        self.on_mount.join("lines")
+        self.0.on_mount.join("lines")
     }
 
     /// Writes as the threads of one program until it is killed.
-    fn write(&self, program: u64, mut random: Random) {
-        let (cells, pages) = (self.file("cells"), self.file("pages"));
-        let kills = self.ledger.get(Entry::Kills(program));
+    fn write(&self, writing: Writing) {
+        let (program, mut random) = (writing.number, writing.random);
+        let (cells, pages) = self.cells_and_pages();
         let begun = Barrier::new(THREADS_EACH as usize);
         let (cells, pages, begun) = (&cells, &pages, &begun);
-        self.ledger
-            .set(Entry::Pid(program), std::process::id().into());
         std::thread::scope(|scope| {
-            for thread in program * THREADS_EACH..(program + 1) * THREADS_EACH {
+            for thread in threads_of(program) {
                 let mut random = Random::new(random.next_u64());
                 scope.spawn(move || {
                     let first = thread * PAGES_EACH;
@@ -170,7 +113,7 @@ impl Stage {
                     (first..first + PAGES_EACH).for_each(|page| self.write_pages(pages, page, 1));
                     begun.wait();
                     if thread % THREADS_EACH == 0 {
-                        self.ledger.set(Entry::WholeSince(program), kills);
+                        self.0.ledger.set(Entry::WholeSince(program), writing.kills);
                     }
                     self.write_on(thread, (cells, pages), &mut random);
                 });
@@ -182,8 +125,8 @@ impl Stage {
         let mut lines = File::options();
         let lines = lines.append(true).open(self.lines());
         let mut lines = lines.expect("the lines open");
-        let mut appended = self.ledger.get(Entry::Appended(thread));
-        for writes in 1.. {
+        let mut number = self.0.ledger.get(appended(thread));
+        for done in 1.. {
             match random.below(8) {
                 0..4 => self.write_cell(cells, thread, random.below(CELL_PAGES)),
                 4..7 => {
@@ -191,31 +134,31 @@ impl Stage {
                     let page = thread * PAGES_EACH + random.below(PAGES_EACH - count + 1);
                     self.write_pages(pages, page, count);
                 }
-                _ if appended < LINES_EACH_MAX => {
-                    let written = lines.write(&line(thread, appended + 1));
+                _ if number < LINES_EACH_MAX => {
+                    let written = lines.write(&line(thread, number + 1));
                     assert_eq!(written.expect("an append"), LINE, "a short append");
-                    appended += 1;
-                    self.ledger.set(Entry::Appended(thread), appended);
+                    number += 1;
+                    self.0.ledger.set(appended(thread), number);
                 }
                 _ => {}
             }
             if random.below(1000) == 0 {
                 pages.sync_data().expect("a sync");
             }
-            self.ledger.set(Entry::Writes(thread), writes);
+            self.0.ledger.set(writes(thread), done);
         }
     }
 
     fn write_cell(&self, cells: &File, thread: u64, page: u64) {
-        let entry = Entry::Cell(thread, page);
-        let next = self.ledger.get(entry) + 1;
+        let entry = cell_written(thread, page);
+        let next = self.0.ledger.get(entry) + 1;
         let written = cells.write_all_at(&cell(thread, page, next), cell_at(thread, page));
         written.expect("a write of a cell");
-        self.ledger.set(entry, next);
+        self.0.ledger.set(entry, next);
     }
 
     fn write_pages(&self, pages: &File, first: u64, count: u64) {
-        let next = |page| self.ledger.get(Entry::Page(page)) + 1;
+        let next = |page| self.0.ledger.get(page_written(page)) + 1;
         let all = first..first + count;
         let bytes: Vec<u8> = all
             .clone()
@@ -223,12 +166,12 @@ impl Stage {
             .collect();
         let written = pages.write_all_at(&bytes, first * PAGE as u64);
         written.expect("a write of pages");
-        all.for_each(|page| self.ledger.set(Entry::Page(page), next(page)));
+        all.for_each(|page| self.0.ledger.set(page_written(page), next(page)));
     }
 
     /// Reads as several threads until the test ends. Returns how many reads were judged.
     fn verify(&self, mut random: Random) -> u64 {
-        let (cells, pages) = (self.file("cells"), self.file("pages"));
+        let (cells, pages) = self.cells_and_pages();
         let lines = File::open(self.lines()).expect("the lines open");
         let judged = AtomicU64::new(0);
         let files = (&cells, &pages, &lines);
@@ -236,7 +179,7 @@ impl Stage {
             for _ in 0..VERIFIERS_EACH {
                 let (mut random, judged) = (Random::new(random.next_u64()), &judged);
                 scope.spawn(move || {
-                    while self.ledger.get(Entry::Stop) == 0 {
+                    while self.0.ledger.get(Entry::Stop) == 0 {
                         let is_judged = match random.below(3) {
                             0 => self.verify_cell(files.0, &mut random),
                             1 => self.verify_page(files.1, &mut random),
@@ -255,14 +198,14 @@ impl Stage {
     fn verify_cell(&self, cells: &File, random: &mut Random) -> bool {
         let (thread, page) = (random.below(THREADS), random.below(CELL_PAGES));
         let (whole, from) = (
-            self.ledger.whole(thread),
-            self.ledger.get(Entry::Cell(thread, page)),
+            self.0.ledger.whole(thread / THREADS_EACH),
+            self.0.ledger.get(cell_written(thread, page)),
         );
         let mut bytes = [0; CELL];
         let read = cells.read_exact_at(&mut bytes, cell_at(thread, page));
         read.expect("a read of a cell");
-        let to = self.ledger.get(Entry::Cell(thread, page)) + 1;
-        if whole.is_none() || self.ledger.whole(thread) != whole {
+        let to = self.0.ledger.get(cell_written(thread, page)) + 1;
+        if whole.is_none() || self.0.ledger.whole(thread / THREADS_EACH) != whole {
             return false;
         }
         let sequence = number_at(&bytes, 0);
@@ -277,50 +220,42 @@ impl Stage {
         let page = random.below(THREADS * PAGES_EACH);
         let thread = page / PAGES_EACH;
         let (whole, from) = (
-            self.ledger.whole(thread),
-            self.ledger.get(Entry::Page(page)),
+            self.0.ledger.whole(thread / THREADS_EACH),
+            self.0.ledger.get(page_written(page)),
         );
         let mut bytes = vec![0; PAGE];
         let read = pages.read_exact_at(&mut bytes, page * PAGE as u64);
         read.expect("a read of a page");
-        let to = self.ledger.get(Entry::Page(page)) + 1;
-        if whole.is_none() || self.ledger.whole(thread) != whole {
+        let to = self.0.ledger.get(page_written(page)) + 1;
+        if whole.is_none() || self.0.ledger.whole(thread / THREADS_EACH) != whole {
             return false;
         }
-        let sequence = number_at(&bytes, 0);
-        assert!(
-            (from..=to).contains(&sequence) && bytes == record(page, sequence),
-            "page {page}: numbers {from} to {to} are possible, it begins with {sequence}; {}",
-            blame(&bytes, page, from, to)
-        );
+        assert_record(&bytes, page, from, to);
         true
     }
 
     /// Asserts that each byte of the cells and pages of a dead or idle program is of the noted write or of the one after it.
     fn assert_nothing_foreign(&self, program: u64) {
-        let (cells, pages) = (self.file("cells"), self.file("pages"));
-        let assert_known = |what: &str, bytes: &[u8], old: &[u8], new: &[u8]| {
-            let known = |at: usize| bytes[at] == old[at] || bytes[at] == new[at];
-            let foreign = (0..bytes.len()).find(|at| !known(*at));
-            assert_eq!(foreign, None, "{what} has a byte that nobody wrote");
-        };
-        for thread in program * THREADS_EACH..(program + 1) * THREADS_EACH {
+        let (cells, pages) = self.cells_and_pages();
+        for thread in threads_of(program) {
             for page in 0..CELL_PAGES {
                 let mut bytes = [0; CELL];
                 let read = cells.read_exact_at(&mut bytes, cell_at(thread, page));
                 read.expect("a read of a cell");
-                let noted = self.ledger.get(Entry::Cell(thread, page));
+                let noted = self.0.ledger.get(cell_written(thread, page));
                 let [old, new] = [noted, noted + 1].map(|number| cell(thread, page, number));
-                let what = format!("the cell of thread {thread} in page {page}");
-                assert_known(&what, &bytes, &old, &new);
+                let known = |at: usize| bytes[at] == old[at] || bytes[at] == new[at];
+                let foreign = (0..CELL).find(|at| !known(*at));
+                assert_eq!(
+                    foreign, None,
+                    "the cell of thread {thread} in page {page} has a byte that nobody wrote"
+                );
             }
             for page in thread * PAGES_EACH..(thread + 1) * PAGES_EACH {
                 let mut bytes = vec![0; PAGE];
                 let read = pages.read_exact_at(&mut bytes, page * PAGE as u64);
                 read.expect("a read of a page");
-                let noted = self.ledger.get(Entry::Page(page));
-                let [old, new] = [noted, noted + 1].map(|number| record(page, number));
-                assert_known(&format!("page {page}"), &bytes, &old, &new);
+                assert_record_or_next(&bytes, page, self.0.ledger.get(page_written(page)));
             }
         }
     }
@@ -340,7 +275,7 @@ impl Stage {
             found[thread as usize].push(sequence);
         }
         for (thread, found) in (0..).zip(found) {
-            let noted = self.ledger.get(Entry::Appended(thread));
+            let noted = self.0.ledger.get(appended(thread));
             let found: Vec<u64> = found
                 .into_iter()
                 .filter(|sequence| !unacknowledged.contains(&(thread, *sequence)))
@@ -381,109 +316,10 @@ fn verify_line(lines: &File, random: &mut Random) -> bool {
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
 fn role() {
-    let Some([kind, number, seed, on_mount, ledger]) = roles::role() else {
-        return;
-    };
-    let stage = Stage::open(on_mount.into(), Path::new(&ledger));
-    let random = Random::new(seed.parse().expect("a seed"));
-    if kind == "write" {
-        stage.write(number.parse().expect("a number"), random);
-    } else {
-        println!("judged {}", stage.verify(random));
-    }
-}
-
-/// The test: its processes and what it knows of them.
-struct Play {
-    stage: Stage,
-    ledger: PathBuf,
-    programs: Vec<Child>,
-    verifiers: Vec<Child>,
-    /// Lines that a program may have appended when it was killed.
-    unacknowledged: BTreeSet<(u64, u64)>,
-    random: Random,
-}
-
-impl Play {
-    fn start(&mut self, kind: &str, number: u64, inline: bool) -> Child {
-        let (number, seed) = (number.to_string(), self.random.below(u64::MAX).to_string());
-        let path = |path: &Path| path.display().to_string();
-        let (on_mount, ledger) = (path(&self.stage.on_mount), path(&self.ledger));
-        let role = [kind, &number, &seed, &on_mount, &ledger];
-        roles::start(&mut roles::command("crowd::role", &role, inline))
-    }
-
-    fn start_program(&mut self, program: u64) -> Child {
-        self.stage.ledger.set(Entry::Pid(program), 0);
-        self.start("write", program, program < INLINE_PROGRAMS)
-    }
-
-    /// Waits for something that a program will do, unless it ends or hangs.
-    fn wait_for(&mut self, program: u64, what: &str, done: impl Fn(&Ledger) -> bool) {
-        let deadline = Instant::now() + HANG;
-        while !done(&self.stage.ledger) {
-            let child = &mut self.programs[program as usize];
-            if child.try_wait().expect("wait").is_some() {
-                panic!("program {program} ended before {what}:\n{}", said_by(child));
-            }
-            assert!(
-                Instant::now() < deadline,
-                "program {program} hangs before {what}"
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn wait_until_whole(&mut self, program: u64) {
-        let first = program * THREADS_EACH;
-        self.wait_for(program, "it has written everything once", |ledger| {
-            ledger.whole(first).is_some()
-        });
-    }
-
-    fn kill(&mut self, program: u64) {
-        self.wait_for(program, "it runs", |ledger| {
-            ledger.get(Entry::Pid(program)) != 0
-        });
-        // Counted before the kill, so that no verifier judges half a page.
-        let kills = self.stage.ledger.get(Entry::Kills(program));
-        self.stage.ledger.set(Entry::Kills(program), kills + 1);
-        let pid = self.stage.ledger.get(Entry::Pid(program)) as i32;
-        let pid = rustix::process::Pid::from_raw(pid).expect("a process id");
-        let killed = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        let child = &mut self.programs[program as usize];
-        let who = format!("program {program}, which was killed,");
-        roles::wait_for_end(child, &who, HANG);
-        if killed.is_err() {
-            panic!("program {program} had ended by itself:\n{}", said_by(child));
-        }
-        for thread in program * THREADS_EACH..(program + 1) * THREADS_EACH {
-            // The next program goes on behind the line that this one may have been appending.
-            let next = self.stage.ledger.get(Entry::Appended(thread)) + 1;
-            self.unacknowledged.insert((thread, next));
-            self.stage.ledger.set(Entry::Appended(thread), next);
-        }
-        self.stage.assert_nothing_foreign(program);
-    }
-}
-
-impl Drop for Play {
-    fn drop(&mut self) {
-        // When the test has failed they still run.
-        self.stage.ledger.set(Entry::Stop, 1);
-        for (program, child) in (0..).zip(&mut self.programs) {
-            let pid = self.stage.ledger.get(Entry::Pid(program)) as i32;
-            if matches!(child.try_wait(), Ok(None))
-                && let Some(pid) = rustix::process::Pid::from_raw(pid)
-            {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            }
-        }
-        for child in self.programs.iter_mut().chain(&mut self.verifiers) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    killing::play(
+        |stage, writing| Files(stage).write(writing),
+        |stage, random| Files(stage).verify(random),
+    );
 }
 
 /// Asserts that the counters of `jericho stat` agree with each other, once the daemon has seen the end of all programs.
@@ -516,12 +352,6 @@ fn assert_counters(volume: &Volume) {
 
 #[test]
 fn many_threads_of_killed_and_living_programs_lose_and_tear_nothing() {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let seed = from_environment("JERICHO_SEED")
-        .unwrap_or_else(|| now.map_or(1, |now| now.as_nanos() as u64));
-    // Shown when the test fails. The moments of the kills depend on the machine, too.
-    println!("JERICHO_SEED={seed}");
-    let duration = Duration::from_secs(from_environment("JERICHO_SOAK_SECONDS").unwrap_or(SECONDS));
     let volume = Volume::mounted("512M", 2, "8M");
     let on_mount = volume.make_dir("crowd");
     let pages = 0..THREADS * PAGES_EACH;
@@ -535,70 +365,48 @@ fn many_threads_of_killed_and_living_programs_lose_and_tear_nothing() {
     std::fs::write(on_mount.join("cells"), bytes).expect("the first cells");
     std::fs::write(on_mount.join("lines"), b"").expect("no lines");
     let ledger = volume.outside("ledger");
-    std::fs::write(&ledger, vec![0; Ledger::offset(Entry::End) as usize]).expect("the ledger");
-    let mut play = Play {
-        stage: Stage::open(on_mount, &ledger),
-        ledger,
-        programs: vec![],
-        verifiers: vec![],
-        unacknowledged: BTreeSet::new(),
-        random: Random::new(seed),
+    Ledger::create(&ledger, ENTRIES);
+    let plan = Plan {
+        role: "crowd::role",
+        programs: PROGRAMS,
+        inline: INLINE_PROGRAMS,
+        seconds: SECONDS,
+        kills_min: KILLS_MIN,
+        pause_max: Duration::from_millis(200),
+        hang: HANG,
     };
-    for program in 0..PROGRAMS {
-        // Nothing of a program is whole until it says so.
-        play.stage.ledger.set(Entry::Kills(program), 1);
-        let child = play.start_program(program);
-        play.programs.push(child);
-    }
-    for inline in [true, false] {
-        let child = play.start("verify", 0, inline);
-        play.verifiers.push(child);
-    }
-
-    let until = Instant::now() + duration;
-    let mut kills = 0;
-    while Instant::now() < until || kills < KILLS_MIN {
-        let program = play.random.below(PROGRAMS);
-        if play.random.below(4) > 0 {
-            // Most die in the middle of their work, some while they begin.
-            play.wait_until_whole(program);
+    let mut play = Play::start(plan, on_mount, ledger);
+    // Lines that a program may have appended when it was killed.
+    let mut unacknowledged = BTreeSet::new();
+    let mut after_kill = |stage: &Stage, program| {
+        for thread in threads_of(program) {
+            // The next program goes on behind the line that this one may have been appending.
+            let next = stage.ledger.get(appended(thread)) + 1;
+            unacknowledged.insert((thread, next));
+            stage.ledger.set(appended(thread), next);
         }
-        std::thread::sleep(Duration::from_micros(play.random.below(200_000)));
-        play.kill(program);
-        play.programs[program as usize] = play.start_program(program);
-        kills += 1;
-    }
+        Files(stage).assert_nothing_foreign(program);
+    };
+    play.kill_again_and_again(&mut after_kill);
     // Each thread goes on.
     for program in 0..PROGRAMS {
         play.wait_until_whole(program);
-        for thread in program * THREADS_EACH..(program + 1) * THREADS_EACH {
-            play.stage.ledger.set(Entry::Writes(thread), 0);
+        for thread in threads_of(program) {
+            play.stage.ledger.set(writes(thread), 0);
         }
-        for thread in program * THREADS_EACH..(program + 1) * THREADS_EACH {
+        for thread in threads_of(program) {
             play.wait_for(program, "each thread writes", |ledger| {
-                ledger.get(Entry::Writes(thread)) != 0
+                ledger.get(writes(thread)) != 0
             });
         }
     }
-    play.stage.ledger.set(Entry::Stop, 1);
-    for (how, mut child) in ["inline", "through the kernel"]
-        .into_iter()
-        .zip(std::mem::take(&mut play.verifiers))
-    {
-        let status = roles::wait_for_end(&mut child, &format!("who verifies {how}"), HANG);
-        let said = said_by(&mut child);
-        assert!(status.success(), "verifying {how}:\n{said}");
-        let judged = said.lines().find_map(|line| line.strip_prefix("judged "));
-        let judged: u64 = judged.and_then(|n| n.parse().ok()).expect("a count");
-        println!("{judged} reads judged {how}");
-        assert!(judged > 0, "nothing could be judged {how}");
-    }
-    (0..PROGRAMS).for_each(|program| play.kill(program));
-    println!("{kills} kills");
+    play.end_verifying();
+    play.kill_all(&mut after_kill);
     assert_counters(&volume);
     for _ in 0..2 {
-        (0..PROGRAMS).for_each(|program| play.stage.assert_nothing_foreign(program));
-        play.stage.assert_lines(&play.unacknowledged);
+        let files = Files(&play.stage);
+        (0..PROGRAMS).for_each(|program| files.assert_nothing_foreign(program));
+        files.assert_lines(&unacknowledged);
         volume.remount();
     }
     drop(play);

@@ -26,6 +26,7 @@ mod instructions;
 mod interrupted;
 mod keeper;
 mod killed;
+mod killing;
 mod large;
 mod overlapping;
 mod program;
