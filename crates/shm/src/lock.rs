@@ -314,40 +314,25 @@ impl Lock {
         if owner == 0 || word & OWNER != u32::from(owner) {
             return None;
         }
-        let mine = Holding::after(word, taker);
-        let marked = word | SLEEPERS;
-        // A waiter that went to sleep between the two loads has only set the sleepers bit.
-        for seen in [word, marked] {
-            // Keeps the sleepers bit set, because earlier waiters still sleep.
-            let taken = self.0.compare_exchange(
-                seen,
-                mine.0 | SLEEPERS,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
-            if taken.is_ok() {
-                return Some(mine);
-            }
-        }
-        None
+        self.take_as(word, taker)
     }
 
     /// Takes the lock for `taker` from a holder that lends it, if it is still that holding.
     pub(crate) fn borrow(&self, lent: Holding, taker: u16) -> Option<Holding> {
-        let mine = Holding::after(lent.0, taker);
-        for seen in [lent.0, lent.0 | SLEEPERS] {
+        self.take_as(lent.0, taker)
+    }
+
+    /// Takes the lock for `taker` if the word is `word` still. A waiter that has gone to sleep since has only set the sleepers bit.
+    fn take_as(&self, word: u32, taker: u16) -> Option<Holding> {
+        let mine = Holding::after(word, taker);
+        let exchange = |seen| {
             // Keeps the sleepers bit set, because earlier waiters still sleep.
-            let taken = self.0.compare_exchange(
-                seen,
-                mine.0 | SLEEPERS,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
-            if taken.is_ok() {
-                return Some(mine);
-            }
-        }
-        None
+            let next = mine.0 | SLEEPERS;
+            self.0
+                .compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        };
+        (exchange(word) || exchange(word | SLEEPERS)).then_some(mine)
     }
 
     /// Gives a lock that was borrowed back to its holder, or opens it when `is_lent` says that the holder does not have it on loan any
