@@ -82,6 +82,13 @@ pub trait KernelCache: Send + Sync {
     fn drop_some_pages(&self, ino: Ino, bytes: Range<u64>);
 }
 
+/// A kernel that caches nothing.
+impl KernelCache for () {
+    fn drop_attributes(&self, _: Ino) {}
+    fn drop_pages(&self, _: Ino) {}
+    fn drop_some_pages(&self, _: Ino, _: Range<u64>) {}
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// See the module.

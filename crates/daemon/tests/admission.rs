@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use jericho_daemon::{Asker, Handle, KernelCache, Mounted, OpenOptions};
-use jericho_fs::types::{Caller, Ino, Kind, ROOT};
+use jericho_daemon::{Asker, Handle, Mounted, OpenOptions};
+use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_shm::{Answer, Call, HANDOVER_BYTES, Refusal, Reply, Request, socket_name};
 use jericho_sim::SimDevice;
@@ -20,14 +20,6 @@ const CALLER: Caller = Caller {
     gid: 0,
     umask: 0,
 };
-
-struct NoKernel;
-
-impl KernelCache for NoKernel {
-    fn drop_attributes(&self, _: Ino) {}
-    fn drop_pages(&self, _: Ino) {}
-    fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
-}
 
 /// A volume with one file, open for reading and for writing.
 struct Bed {
@@ -77,7 +69,7 @@ fn bed(read_only: bool) -> Bed {
     } else {
         mounted
     };
-    mounted.serve_clients(Arc::new(NoKernel)).unwrap();
+    mounted.serve_clients(Arc::new(())).unwrap();
     let handle = |writable| mounted.open_file(ino, false, writable).unwrap();
     Bed {
         reading: handle(false),

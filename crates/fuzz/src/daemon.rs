@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
-use jericho_daemon::{Asker, Handle, KernelCache, Mounted, OpenOptions, WriteMode, WriteSync};
+use jericho_daemon::{Asker, Handle, Mounted, OpenOptions, WriteMode, WriteSync};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{Ino, ROOT};
 use jericho_fs::volume::{OpenMode, Volume};
@@ -54,15 +54,6 @@ fn count(target: &'static str, outcome: &'static str) {
         .or_default() += 1;
 }
 
-/// A kernel that caches nothing.
-struct NoKernel;
-
-impl KernelCache for NoKernel {
-    fn drop_attributes(&self, _: Ino) {}
-    fn drop_pages(&self, _: Ino) {}
-    fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
-}
-
 /// A daemon that serves programs, with a file of a few pages.
 struct Bed {
     mounted: Arc<Mounted>,
@@ -100,9 +91,7 @@ impl Bed {
             threads: Default::default(),
         };
         let mounted = Mounted::open_volume(volume, &options).expect("a daemon");
-        mounted
-            .serve_clients(Arc::new(NoKernel))
-            .expect("the fast path");
+        mounted.serve_clients(Arc::new(())).expect("the fast path");
         let file = mounted.fs().lookup(ROOT, b"file").expect("the file").ino;
         let mut bed = Bed {
             control: Control::new(mounted.clone(), false),

@@ -569,27 +569,27 @@ fn a_thread_counts_alone_however_many_ended_before_it() {
     );
 }
 
-/// A client whose ring has room for no further page that becomes dirty.
-fn full_client(volume: &Volume) -> Session {
-    let client = volume.client(true);
-    for page in 0..jericho_shm::RING_KEYS as u64 - 1000 {
-        client.report(Key::new(OBJECT + 1, page));
-    }
-    client
-}
-
-#[test]
-fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
+/// Returns a volume with a file of so many ones, and a client whose ring is full: only the first page is dirty and can be written
+/// without a report.
+fn first_page_writable(bytes: usize) -> (Volume, Session) {
     let volume = Volume::new(64);
     volume.reserve(0..4);
-    volume.slot().set_size(3 * 4096, false);
-    volume.write_as_daemon(0, &[1; 3 * PAGE]);
-    // Only the first page is dirty and needs no report.
+    volume.slot().set_size(bytes as u64, false);
+    volume.write_as_daemon(0, &vec![1; bytes]);
     for page in [1, 2] {
         let found = volume.memory.lookup(Key::new(OBJECT, page)).unwrap();
         volume.memory.entry(found.index).unmark(Flags::DIRTY);
     }
-    let client = full_client(&volume);
+    let client = volume.client(true);
+    for page in 0..jericho_shm::RING_KEYS as u64 - 1000 {
+        client.report(Key::new(OBJECT + 1, page));
+    }
+    (volume, client)
+}
+
+#[test]
+fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
+    let (volume, client) = first_page_writable(3 * PAGE);
     for (len, extends) in [(3 * PAGE, false), (3 * PAGE + 10, true)] {
         let bytes = vec![9; len];
         let parts = [IoSlice::new(&bytes)];
@@ -670,15 +670,7 @@ fn a_child_does_not_end_its_parents_loan() {
 
 #[test]
 fn what_was_written_after_half_of_a_write_was_seen_is_not_lost() {
-    let volume = Volume::new(64);
-    volume.reserve(0..4);
-    volume.slot().set_size(3 * 4096, false);
-    volume.write_as_daemon(0, &[1; 3 * PAGE]);
-    for page in [1, 2] {
-        let found = volume.memory.lookup(Key::new(OBJECT, page)).unwrap();
-        volume.memory.entry(found.index).unmark(Flags::DIRTY);
-    }
-    let client = full_client(&volume);
+    let (volume, client) = first_page_writable(3 * PAGE);
     let bytes = vec![9; 3 * PAGE];
     let parts = [IoSlice::new(&bytes)];
     let failed = file(&client).write(0, 3 * PAGE, Source::new(&parts));
@@ -704,13 +696,7 @@ fn what_was_written_after_half_of_a_write_was_seen_is_not_lost() {
 
 #[test]
 fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
-    let volume = Volume::new(64);
-    volume.reserve(0..4);
-    volume.slot().set_size(3 * 4096, false);
-    volume.write_as_daemon(0, &[1; 3 * PAGE]);
-    let found = volume.memory.lookup(Key::new(OBJECT, 1)).unwrap();
-    volume.memory.entry(found.index).unmark(Flags::DIRTY);
-    let client = full_client(&volume);
+    let (volume, client) = first_page_writable(3 * PAGE);
     let bytes = [9; 3 * PAGE];
     let half = || {
         let failed = file(&client).write(0, 3 * PAGE, Source::new(&[IoSlice::new(&bytes)]));
@@ -737,13 +723,7 @@ fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
 
 #[test]
 fn what_a_write_has_put_behind_the_end_belongs_to_its_rest() {
-    let volume = Volume::new(64);
-    volume.reserve(0..4);
-    volume.slot().set_size(100, false);
-    volume.write_as_daemon(0, &[1; 100]);
-    let found = volume.memory.lookup(Key::new(OBJECT, 1)).unwrap();
-    volume.memory.entry(found.index).unmark(Flags::DIRTY);
-    let client = full_client(&volume);
+    let (volume, client) = first_page_writable(100);
     let bytes = [9; 2 * PAGE];
     let failed = file(&client).write(40, 2 * PAGE, Source::new(&[IoSlice::new(&bytes)]));
     let kept = failed.unwrap_err().kept.expect("60 bytes of it are seen");

@@ -599,15 +599,21 @@ fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_in_the
     }
 }
 
+/// Returns a file of which 10 bytes were read, and a second number of it.
+fn read_and_duplicated() -> (Opened, fs::File) {
+    let f = Opened::new(2, 8192);
+    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
+    let copy = f.file.try_clone().unwrap();
+    duplicated(f.fd(), copy.as_raw_fd());
+    (f, copy)
+}
+
 #[test]
 fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_of_its_other_numbers() {
     let _apart = APART.read();
     has_threads();
-    let f = Opened::new(2, 8192);
-    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
-    let copy = f.file.try_clone().unwrap();
+    let (f, copy) = read_and_duplicated();
     let fd = copy.as_raw_fd();
-    duplicated(f.fd(), fd);
     let closing = closing(fd);
     // It is not closed yet.
     assert_eq!(write(fd, b"between"), Some(Ok(7)));
@@ -628,11 +634,8 @@ fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_of_its
 fn a_number_that_another_thread_has_got_while_it_was_closed_is_that_threads() {
     let _apart = APART.read();
     has_threads();
-    let f = Opened::new(2, 8192);
-    assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
-    let copy = f.file.try_clone().unwrap();
+    let (f, copy) = read_and_duplicated();
     let fd = copy.as_raw_fd();
-    duplicated(f.fd(), fd);
     for _ in 0..3 {
         let closing = closing(fd);
         duplicated(f.fd(), fd);

@@ -2,26 +2,17 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_fs::types::{Ino, ROOT, SetAttr};
+use jericho_fs::types::{ROOT, SetAttr};
 use jericho_shm::{Answer, Call, Segments};
 
 use super::*;
+use crate::Asker;
 use crate::simulated::{self, PLAIN};
-use crate::{Asker, KernelCache};
 
 const PAGE: usize = PAGE_BYTES as usize;
 /// Longest wait for an event that must happen.
 const LONG: Duration = Duration::from_secs(60);
 const NEVER: Duration = Duration::from_secs(3600);
-/// A kernel that caches nothing.
-struct NoKernel;
-
-impl KernelCache for NoKernel {
-    fn drop_attributes(&self, _: Ino) {}
-    fn drop_pages(&self, _: Ino) {}
-    fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
-}
-
 /// A full volume with a file of one page. Its space belongs to a file that was removed and is still open.
 struct Full {
     mounted: Arc<Mounted>,
@@ -34,7 +25,7 @@ type Told<T> = mpsc::Receiver<Result<T>>;
 impl Full {
     fn new(patience: Duration) -> Full {
         let mounted = simulated::mount(&simulated::device());
-        mounted.serve_clients(Arc::new(NoKernel)).unwrap();
+        mounted.serve_clients(Arc::new(())).unwrap();
         mounted.fs().set_space_patience(patience);
         let create = |name| simulated::create(&mounted, name);
         let (file, removed) = (create(b"file".as_slice()), create(b"removed"));

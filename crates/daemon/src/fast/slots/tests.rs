@@ -21,15 +21,6 @@ pub(in crate::fast) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// A kernel that caches nothing.
-struct NoKernel;
-
-impl KernelCache for NoKernel {
-    fn drop_attributes(&self, _ino: Ino) {}
-    fn drop_pages(&self, _ino: Ino) {}
-    fn drop_some_pages(&self, _: Ino, _: std::ops::Range<u64>) {}
-}
-
 /// A kernel whose `drop_pages` blocks once the test asks for it.
 #[derive(Default)]
 struct SlowKernel(Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>);
@@ -65,7 +56,7 @@ pub(in crate::fast) fn asker() -> crate::Asker {
 
 impl Bed {
     pub fn new() -> Bed {
-        Bed::beside(Arc::new(NoKernel))
+        Bed::beside(Arc::new(()))
     }
 
     fn beside(kernel: Arc<dyn KernelCache>) -> Bed {
