@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Area, ClientThread, Granted, Refusal, Wish};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Asker, Fast};
 use crate::handle::Handle;
@@ -56,6 +56,16 @@ struct Wisher {
     owner: u16,
     block: u32,
     area: Arc<Area>,
+}
+
+impl Entry {
+    /// Locks what is known of a thread. Returns `None` if the entry is another thread's by now, or if a wish of this thread is being answered:
+    /// the request is then one part of a call.
+    fn lock(&self, thread: u32) -> Option<MutexGuard<'_, Option<Wisher>>> {
+        let wisher = self.wisher.try_lock()?;
+        let is_same = self.thread.load(Ordering::Relaxed) == thread;
+        is_same.then_some(wisher)
+    }
 }
 
 impl Default for Wishers {
@@ -150,8 +160,7 @@ impl Mounted {
     #[inline]
     pub fn answer_wish(self: &Arc<Self>, handle: &Arc<Handle>, asker: Asker, served: Served) {
         if let Some(entry) = self.fast.wishers.entry(asker.thread)
-            // Another thread answers a wish of this thread: this request is a part of a call.
-            && let Some(wisher) = entry.wisher.try_lock()
+            && let Some(wisher) = entry.lock(asker.thread)
             && let Some(wisher) = &*wisher
         {
             self.answer_wish_of(wisher, handle, asker, served);

@@ -282,3 +282,22 @@ fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
     fast.knows_thread(block, thread);
     assert!(program.bed.mounted.may_wish(here()));
 }
+
+#[test]
+fn an_entry_that_passes_to_another_thread_answers_no_wish_of_the_first() {
+    let area = Arc::new(Area::create("test", 7).unwrap());
+    let wisher = |block| Wisher {
+        owner: 7,
+        block,
+        area: area.clone(),
+    };
+    let (wishers, first) = (Wishers::default(), 100);
+    let second = first + ENTRIES as u32;
+    wishers.add(first, wisher(0));
+    // A request of the first thread finds the entry, then another thread names itself.
+    let entry = wishers.entry(first).expect("the first thread's");
+    wishers.add(second, wisher(1));
+    assert!(entry.lock(first).is_none(), "another thread's wish");
+    let locked = entry.lock(second).expect("the second thread's");
+    assert_eq!(locked.as_ref().map(|wisher| wisher.block), Some(1));
+}
