@@ -2,14 +2,18 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
-use jericho_sim::SimDevice;
+use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_topology::Topology;
 
 use crate::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
+
+/// Longest wait for an event that must happen.
+const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) const CALLER: Caller = Caller {
     uid: 0,
@@ -90,4 +94,23 @@ pub(crate) fn write(
         let _ = tx.send(done.unwrap());
     });
     rx
+}
+
+/// Writes the file's pages back and evicts them from the cache.
+pub(crate) fn evict(mounted: &Arc<Mounted>, handle: &Arc<Handle>) {
+    let slice = mounted.slice(handle.file.slice());
+    let (tx, rx) = mpsc::channel();
+    let done = tx.clone();
+    slice.sync_all(Box::new(move |result| done.send(result).unwrap()));
+    rx.recv_timeout(LONG).unwrap().unwrap();
+    let ino = handle.file.ino();
+    slice.invalidate(ino, 0..u64::MAX, Box::new(move |r| tx.send(r).unwrap()));
+    rx.recv_timeout(LONG).unwrap().unwrap();
+}
+
+/// Has all reads of a device fail with EIO from now on.
+pub(crate) fn fail_reads(device: &SimDevice) {
+    let mut plan = FaultPlan::fail_nth(Some(Operation::Read), 1, libc::EIO);
+    plan.faults[0].is_lasting = true;
+    device.set_plan(plan);
 }

@@ -482,12 +482,13 @@ impl Progress {
         }
     }
 
-    fn fail<R>(mut self, error: Error, len: usize, reply: R)
+    fn fail<R>(self, error: Error, len: usize, reply: R)
     where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         if self.done == 0 {
-            self.guard = None;
+            // Before the reply, as in `finish`.
+            drop(self);
             return reply(Err(error));
         }
         debug_assert!(self.done < len);
@@ -517,3 +518,6 @@ impl Progress {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

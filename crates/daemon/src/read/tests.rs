@@ -39,18 +39,6 @@ fn write(
     simulated::write(mounted, handle, at, data, simulated::PLAIN)
 }
 
-/// Evicts the file from the cache.
-fn drop_pages(mounted: &Arc<Mounted>, handle: &Arc<Handle>) {
-    let slice = mounted.slice(handle.file.slice());
-    let (tx, rx) = mpsc::channel();
-    let done = tx.clone();
-    slice.sync_all(Box::new(move |result| done.send(result).unwrap()));
-    rx.recv_timeout(LONG).unwrap().unwrap();
-    let ino = handle.file.ino();
-    slice.invalidate(ino, 0..u64::MAX, Box::new(move |r| tx.send(r).unwrap()));
-    rx.recv_timeout(LONG).unwrap().unwrap();
-}
-
 #[test]
 fn a_stopped_writer_holds_up_no_miss_of_another_page() {
     let (mounted, handle) = mounted();
@@ -59,7 +47,7 @@ fn a_stopped_writer_holds_up_no_miss_of_another_page() {
     assert_eq!(written.recv_timeout(LONG).unwrap() as usize, data.len());
     let begun = Instant::now();
     loop {
-        drop_pages(&mounted, &handle);
+        simulated::evict(&mounted, &handle);
         let first = read(&mounted, &handle, 0, 1).recv_timeout(LONG).unwrap();
         assert_eq!(first, data[..PAGE]);
         let memory = mounted.slice(handle.file.slice()).memory();

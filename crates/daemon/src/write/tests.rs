@@ -1,0 +1,28 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::*;
+use crate::simulated::{self, PLAIN};
+
+#[test]
+fn a_write_that_fails_is_over_before_its_reply() {
+    let device = simulated::device();
+    let mounted = simulated::mount(&device);
+    let handle = simulated::create(&mounted, b"f");
+    let long = Duration::from_secs(60);
+    let written = simulated::write(&mounted, &handle, 0, &[1; PAGE], PLAIN);
+    assert_eq!(written.recv_timeout(long), Ok(PAGE as u32));
+    simulated::evict(&mounted, &handle);
+    simulated::fail_reads(&device);
+    let (tx, rx) = mpsc::channel();
+    let file = handle.file.clone();
+    // A part of a page, so the page is read first.
+    mounted.write(&handle, 0, b"part", PLAIN, move |written| {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = is_over.clone();
+        file.after_writings(move || seen.store(true, Ordering::Relaxed));
+        let _ = tx.send((written.is_err(), is_over.load(Ordering::Relaxed)));
+    });
+    assert_eq!(rx.recv_timeout(long), Ok((true, true)), "failed, and over");
+}
