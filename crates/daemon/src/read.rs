@@ -170,6 +170,8 @@ impl Mounted {
         let size = file.size();
         let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
         if len == 0 {
+            // Before the reply: a program that has its answer finds the words free.
+            drop(may);
             reply(Ok(0), buffer);
             return None;
         }
@@ -429,7 +431,11 @@ where
             }
             // The file has another home by now.
             Err(CacheError::Moved) => {}
-            Err(error) => return (self.reply)(Err(error.into()), self.buffer),
+            Err(error) => {
+                // Before the reply, as after a read that succeeds.
+                drop(self.whole);
+                return (self.reply)(Err(error.into()), self.buffer);
+            }
         }
         if self.done < self.len {
             return self.go();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Area, Call, Flags, HELD_MAX, Key};
+use jericho_sim::FaultPlan;
 use jericho_sys::files;
 use jericho_sys::handover::Peer;
 
@@ -13,6 +14,7 @@ use crate::fast::Waited;
 use crate::fast::clients::Client;
 use crate::fast::slots::tests::{Bed, asker};
 use crate::handle::Handle;
+use crate::simulated;
 use crate::write::{WriteMode, WriteSync};
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -316,5 +318,49 @@ fn reads_that_wait_for_one_file_do_not_delay_those_of_another() {
         for wait in waits {
             assert_eq!(wait.recv_timeout(LONG), Ok(true));
         }
+    });
+}
+
+/// Reads all of the lender's file. Returns whether that failed and how many bytes it gave, and whether its words were free at the reply.
+fn read_and_see_words(lender: &Lender) -> Receiver<(Result<usize, i32>, bool)> {
+    let bed = &lender.bed;
+    let (mounted, file) = (bed.mounted.clone(), bed.file.clone());
+    let (tx, rx) = channel();
+    let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| {
+        let are_free = mounted.fast.slot(&file).turns(all()).is_some();
+        let _ = tx.send((read.map_err(|error| error.errno()), are_free));
+    };
+    let len = (PAGES * PAGE) as u32;
+    (bed.mounted).read(&bed.handle, 0, len, false, vec![], reply);
+    rx
+}
+
+#[test]
+fn a_read_that_waited_and_fails_gives_the_words_back_before_its_reply() {
+    in_time(|| {
+        let lender = Lender::new();
+        lender.begin(files::coarse_realtime_ns());
+        simulated::evict(&lender.bed.mounted, &lender.bed.handle);
+        let seen = read_and_see_words(&lender);
+        assert!(seen.try_recv().is_err(), "half of a write was read");
+        simulated::fail_reads(&lender.bed.device);
+        lender.end();
+        let seen = seen.recv_timeout(LONG);
+        // Before anything panics: closing the volume reads.
+        lender.bed.device.set_plan(FaultPlan::default());
+        assert_eq!(seen, Ok((Err(libc::EIO), true)));
+    });
+}
+
+#[test]
+fn a_read_that_waited_while_the_file_was_emptied_gives_the_words_back_before_its_reply() {
+    in_time(|| {
+        let lender = Lender::new();
+        lender.begin(files::coarse_realtime_ns());
+        let seen = read_and_see_words(&lender);
+        lender.bed.truncate(0);
+        assert!(seen.try_recv().is_err(), "half of a write was read");
+        lender.end();
+        assert_eq!(seen.recv_timeout(LONG), Ok((Ok(0), true)));
     });
 }

@@ -40,7 +40,7 @@ impl KernelCache for SlowKernel {
 
 /// A volume with one file that a client writes inline, with 16 reserved pages.
 pub(in crate::fast) struct Bed {
-    device: Arc<SimDevice>,
+    pub device: Arc<SimDevice>,
     pub mounted: Arc<Mounted>,
     pub handle: Arc<Handle>,
     pub file: Arc<SlotFile>,
@@ -141,7 +141,7 @@ impl Bed {
         });
     }
 
-    fn truncate(&self, size: u64) {
+    pub fn truncate(&self, size: u64) {
         let set = SetAttr {
             size: Some(size),
             ..SetAttr::default()
