@@ -34,7 +34,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -68,8 +68,6 @@ pub(crate) use write_guard::WriteGuard;
 
 /// Files that can be open inline at once. The segments take memory as slots are used.
 const SLOTS: u32 = 65_536;
-/// Files share a count of first writers when their numbers are equal modulo this.
-const FIRST_WRITERS: usize = 256;
 
 /// What the front end knows of the kernel's caches.
 pub trait KernelCache: Send + Sync {
@@ -129,8 +127,6 @@ pub(crate) struct Fast {
     jobs: Mutex<Option<Sender<Job>>>,
     /// Reads that wait for other requests, in a thread that serves none.
     waits: Mutex<Option<Sender<Box<Waiting>>>>,
-    /// Counts how often files got a first inline writer, by a hash of their numbers.
-    first_writers: [AtomicU64; FIRST_WRITERS],
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     mounted: OnceLock<Weak<Mounted>>,
     keeping: Keeping,
@@ -187,7 +183,6 @@ impl Fast {
             closing: AtomicBool::new(true),
             jobs: Mutex::new(None),
             waits: Mutex::new(None),
-            first_writers: [const { AtomicU64::new(0) }; FIRST_WRITERS],
             threads: Mutex::new(vec![]),
             mounted: OnceLock::new(),
             keeping: Keeping::new(keeper),
@@ -215,14 +210,6 @@ impl Fast {
     pub(crate) fn slots_by_request_and_wish(&self) -> (u64, u64) {
         let requests = self.slot_requests.load(Ordering::Relaxed);
         (requests, self.wishers.granted())
-    }
-
-    /// Returns a count that changes whenever the file gets a first inline writer, before that one writes. Whoever finds the file without an
-    /// inline writer after it has read the count, and the same count later, has read nothing that was written inline in between.
-    pub(crate) fn first_writers(&self, ino: Ino) -> u64 {
-        // After what was read before.
-        fence(Ordering::Acquire);
-        self.first_writers[ino as usize % FIRST_WRITERS].load(Ordering::Acquire)
     }
 
     /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
+use jericho_fs::fs::File;
 use jericho_fs::types::Ino;
 use jericho_shm::{Segments, Turns};
 
@@ -65,7 +66,7 @@ struct Waiting<B, R> {
 enum Whole {
     /// It does not: it is of one page, or nothing more is promised.
     Unknown,
-    /// The file had no inline writer when `Fast::first_writers` gave this number.
+    /// The file had no inline writer when `File::first_writers` gave this number.
     Unwritten(u64),
     /// The words of the range lock had these turns; `None`: they were held.
     Turns(Arc<SlotFile>, Option<Turns>),
@@ -75,10 +76,10 @@ enum Whole {
 
 impl Whole {
     /// For a read that begins now.
-    fn begin(mounted: &Mounted, ino: Ino, segments: Segments) -> Whole {
+    fn begin(mounted: &Mounted, file: &File, segments: Segments) -> Whole {
         // In this order: see there.
-        let count = mounted.fast.first_writers(ino);
-        match mounted.fast.written_file(ino) {
+        let count = file.first_writers();
+        match mounted.fast.written_file(file.ino()) {
             None => Whole::Unwritten(count),
             Some(written) => {
                 let turns = mounted.fast.slot(&written).turns(segments);
@@ -88,12 +89,12 @@ impl Whole {
     }
 
     /// Returns whether what was read since it began is of one instant.
-    fn is_so(&self, mounted: &Mounted, ino: Ino) -> bool {
+    fn is_so(&self, mounted: &Mounted, file: &File) -> bool {
         match self {
             Whole::Unknown | Whole::Alone { .. } => true,
-            Whole::Unwritten(count) => mounted.fast.first_writers(ino) == *count,
+            Whole::Unwritten(count) => file.first_writers() == *count,
             Whole::Turns(_, None) => false,
-            Whole::Turns(file, Some(turns)) => mounted.fast.slot(file).is_turn(turns),
+            Whole::Turns(slot_file, Some(turns)) => mounted.fast.slot(slot_file).is_turn(turns),
         }
     }
 }
@@ -188,7 +189,7 @@ impl Mounted {
         let may_block = !matches!(may, May::GoOn);
         let mut found = match may {
             May::Now(whole) => Some((read(), whole)),
-            _ if several => self.read_whole(ino, segments, &mut read),
+            _ if several => self.read_whole(file, segments, &mut read),
             _ => Some((read(), Whole::Unknown)),
         };
         if found.is_none() && !may_block {
@@ -205,7 +206,7 @@ impl Mounted {
                     return None;
                 }
                 Some(_) => Some((read(), Whole::Unknown)),
-                None => self.read_whole(ino, segments, &mut read),
+                None => self.read_whole(file, segments, &mut read),
             };
         }
         let (done, whole) = found.expect("the loop ends with one");
@@ -245,19 +246,19 @@ impl Mounted {
     /// words. Never waits.
     fn read_whole(
         &self,
-        ino: Ino,
+        file: &File,
         segments: Segments,
         read: &mut impl FnMut() -> usize,
     ) -> Option<(usize, Whole)> {
         for _ in 0..FIRST_WRITER_TRIES {
-            let count = self.fast.first_writers(ino);
-            if let Some(written) = self.fast.written_file(ino) {
+            let count = file.first_writers();
+            if let Some(written) = self.fast.written_file(file.ino()) {
                 let slot = self.fast.slot(&written);
                 let (done, turns) = written.range.try_read_whole(slot, segments, read)?;
                 return Some((done, Whole::Turns(written, Some(turns))));
             }
             let done = read();
-            if self.fast.first_writers(ino) == count {
+            if file.first_writers() == count {
                 return Some((done, Whole::Unwritten(count)));
             }
         }
@@ -404,7 +405,7 @@ where
         if self.tries > 0 {
             self.tries -= 1;
             // Words that are held now make the next check fail.
-            self.whole = Whole::begin(&self.mounted, ino, segments);
+            self.whole = Whole::begin(&self.mounted, &self.handle.file, segments);
             return self.go();
         }
         let mounted = self.mounted.clone();
@@ -412,7 +413,7 @@ where
             self.whole = match waited {
                 Waited::Alone(guard) => Whole::Alone { _guard: guard },
                 Waited::GaveUp => Whole::Unknown,
-                Waited::Unwritten => Whole::begin(&self.mounted, ino, segments),
+                Waited::Unwritten => Whole::begin(&self.mounted, &self.handle.file, segments),
             };
             self.go();
         });
@@ -442,7 +443,7 @@ where
         }
         // The kernel may wait for what it reads into its page cache before it sends the writes that this would wait for.
         let may_restart = self.mapped.is_none() || self.tries > 0;
-        if may_restart && !self.whole.is_so(&self.mounted, self.handle.file.ino()) {
+        if may_restart && !self.whole.is_so(&self.mounted, &self.handle.file) {
             return self.begin_anew();
         }
         drop(self.whole);

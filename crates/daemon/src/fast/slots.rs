@@ -12,11 +12,11 @@ use jericho_fs::types::{Ino, SliceId};
 use jericho_shm::{Refusal, SizeWord, Slot, SlotInfo};
 use parking_lot::Mutex;
 
+use super::Fast;
 use super::changing::Change;
 use super::extend::Extend;
 use super::kernel_pages::KernelPages;
 use super::range::RangeHolders;
-use super::{FIRST_WRITERS, Fast};
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
@@ -219,9 +219,7 @@ impl Fast {
                 // Done first: a write of the mount that nobody waits for then sees that it has to take locks.
                 self.written.fetch_add(1, Ordering::AcqRel);
                 self.begin_writes(&slot_file);
-                // After the file counts as written: see `Fast::first_writers`.
-                self.first_writers[file.ino() as usize % FIRST_WRITERS]
-                    .fetch_add(1, Ordering::AcqRel);
+                file.count_first_writer();
             }
         }
         Ok((slot_file, first))

@@ -4,7 +4,7 @@
 //! slice's lock and take `map` only; so nobody may call a slice while holding `map`.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use jericho_cache::{Error as CacheError, Object, Place, Run as PlaceRun, Slice};
@@ -56,6 +56,8 @@ pub struct File {
     inline_writes: AtomicBool,
     /// Descriptors that use it through the kernel alone.
     kernel_users: AtomicU32,
+    /// Number of times that it got a first inline writer.
+    first_writers: AtomicU64,
 }
 
 /// Who holds the file's home where it is.
@@ -167,6 +169,7 @@ impl File {
             replacing: AtomicBool::new(false),
             inline_writes: AtomicBool::new(true),
             kernel_users: AtomicU32::new(0),
+            first_writers: AtomicU64::new(0),
             core,
             inode,
         })
@@ -325,6 +328,19 @@ impl File {
     /// Returns whether a descriptor uses the file through the kernel alone, which then has to know its size.
     pub fn has_kernel_users(&self) -> bool {
         self.kernel_users.load(Ordering::SeqCst) > 0
+    }
+
+    /// Counts a first inline writer. Called after the file counts as written inline, and before the writer may write.
+    pub fn count_first_writer(&self) {
+        self.first_writers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns a count that changes before the file's first inline writer writes. A reader that reads the count, finds no inline writer, and
+    /// later reads the same count has read no inline writes.
+    pub fn first_writers(&self) -> u64 {
+        // After what was read before.
+        fence(Ordering::Acquire);
+        self.first_writers.load(Ordering::Acquire)
     }
 
     /// The page after the last one of the size, or that is promised or preallocated.
