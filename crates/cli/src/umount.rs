@@ -49,6 +49,11 @@ fn discard(path: &Path) -> Result<(), Failure> {
                     path.display(),
                     dir = dir.display()
                 ))),
+                None if !shares_mount_namespace(pid) => Err(Failure::new(format!(
+                    "process {pid} holds {path} in another mount namespace, where it may be mounted; to discard what cannot be \
+                     written to it, say so there: nsenter --target {pid} --mount jericho umount --force {path}",
+                    path = path.display()
+                ))),
                 None => end(pid, path),
             },
             None => Err(Failure::new(format!(
@@ -131,11 +136,16 @@ fn served(pid: u32) -> Option<PathBuf> {
     Some(ours.dir)
 }
 
-/// Returns whether a daemon has no mount. Of one in another mount namespace that cannot be seen from here.
+/// Returns whether a daemon has no mount. Returns false when its mounts cannot be seen from here.
 fn is_going_away(pid: u32) -> bool {
+    shares_mount_namespace(pid) && served(pid).is_none()
+}
+
+/// Returns whether a process sees the same mounts as this one.
+fn shares_mount_namespace(pid: u32) -> bool {
     let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     let own = namespace("self");
-    own.is_some() && own == namespace(&pid.to_string()) && served(pid).is_none()
+    own.is_some() && own == namespace(&pid.to_string())
 }
 
 /// Waits for a daemon that is going away, so that its volume can be used: for as long as that daemon holds the volume and has no mount.

@@ -255,7 +255,7 @@ fn without_the_device_the_message_says_how_to_get_it() {
 }
 
 #[test]
-fn a_volume_that_is_mounted_where_this_process_sees_no_mounts_is_in_use() {
+fn a_volume_that_is_mounted_where_this_process_sees_no_mounts_is_in_use_and_is_not_given_up() {
     let volume = Volume::formatted();
     // The mount ends with the program's namespace, which lives as long as the program waits for the end of its input.
     let script = "\"$@\" && echo mounted && cat; umount \"$MNT\"";
@@ -270,6 +270,10 @@ fn a_volume_that_is_mounted_where_this_process_sees_no_mounts_is_in_use() {
     std::io::Read::read_exact(program.stdout.as_mut().unwrap(), &mut said).unwrap();
     assert!(!volume.is_mounted());
     says(&fail(&mut volume.mount_command(), 1), &["in use"]);
+    let mut force = jericho(["umount", "--force"]);
+    let refused = fail(force.arg(volume.file()), 1);
+    says(&refused, &["another mount namespace", "nsenter"]);
+    // The program unmounts what is still mounted.
     drop(program.stdin.take());
     assert!(program.wait().unwrap().success());
 }
