@@ -152,7 +152,7 @@ fn shares_mount_namespace(pid: u32) -> bool {
 pub fn wait_for_former(volume: &Path) {
     let begun = Instant::now();
     let on_terminal = std::io::stderr().is_terminal();
-    let mut told = None;
+    let (mut told, mut counts) = (None, false);
     // A daemon that has only just begun has no mount yet.
     while let Some(pid) = lock_holder(volume).filter(|pid| is_going_away(*pid)) {
         if told != Some(pid) {
@@ -162,6 +162,7 @@ pub fn wait_for_former(volume: &Path) {
                 volume.display()
             );
         } else if on_terminal {
+            counts = true;
             eprint!("\rjericho: waiting for {} s ", begun.elapsed().as_secs());
         }
         // If it cannot be watched, taking the volume's lock reports that it is in use.
@@ -170,7 +171,8 @@ pub fn wait_for_former(volume: &Path) {
             break;
         }
     }
-    if on_terminal && begun.elapsed() > FORMER_LOOK {
+    if counts {
+        // Ends the line of the count.
         eprintln!();
     }
 }
