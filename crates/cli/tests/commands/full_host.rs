@@ -67,11 +67,6 @@ impl Host {
         );
     }
 
-    /// Mounts; the command itself waits for a daemon that still writes back.
-    fn mount_after_former(&self) {
-        succeed(&mut self.mounting());
-    }
-
     fn mounting(&self) -> Command {
         let mut mount = jericho(["mount", "--cache", "48M", "--log"]);
         mount.arg(self.log()).arg(self.volume()).arg(self.mnt());
@@ -98,6 +93,16 @@ impl Host {
     pub fn said(&self, words: &str) -> usize {
         let log = fs::read_to_string(self.log()).expect("the log");
         log.lines().filter(|line| line.contains(words)).count()
+    }
+
+    /// Waits until the log has this many lines with these words.
+    fn logs(&self, words: &str, lines: usize) {
+        at_last(words, || {
+            let said = self.said(words);
+            (said == lines)
+                .then_some(())
+                .ok_or(format!("{said} lines, not {lines}"))
+        });
     }
 
     /// Takes all space of the host except this much.
@@ -212,10 +217,7 @@ fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
         let synced = File::open(&big).and_then(|file| file.sync_all());
         synced.map_err(|error| error.to_string())
     });
-    at_last("the end of the outage in the log", || {
-        let ends = host.said("works again");
-        (ends == 1).then_some(()).ok_or(format!("{ends} lines"))
-    });
+    host.logs("works again", 1);
     at_last("new data", || {
         fs::write(host.mnt().join("new"), pattern(3, 0, MIB)).map_err(|error| error.to_string())
     });
@@ -249,11 +251,7 @@ fn writers_on_a_full_host_can_be_killed() {
         .spawn()
         .expect("sh");
     let writer = Group(writer);
-    at_last("an outage", || {
-        (host.said("write-back of volume") > 0)
-            .then_some(())
-            .ok_or("none".into())
-    });
+    host.logs("write-back of volume", 1);
     let lines = host.said("");
     // The writers are still refused.
     std::thread::sleep(Duration::from_secs(3));
@@ -303,9 +301,8 @@ fn unwritable() -> Option<Host> {
     Some(host)
 }
 
-/// Returns whether the volume, mounted again, has what `unwritable` wrote.
+/// Returns whether the mounted volume has what `unwritable` wrote.
 fn kept(host: &Host) -> bool {
-    host.mount();
     let kept = fs::read(host.mnt().join("kept"));
     kept.is_ok_and(|bytes| bytes == pattern(5, 0, 2 * MIB))
 }
@@ -325,6 +322,7 @@ fn what_cannot_be_written_is_not_unmounted() {
     succeed(jericho(["sync"]).arg(host.mnt()));
     succeed(jericho(["umount"]).arg(host.mnt()));
     succeed(jericho(["check"]).arg(host.volume()));
+    host.mount();
     assert!(kept(&host));
 }
 
@@ -339,53 +337,55 @@ fn after_an_unmount_that_cannot_be_refused_the_daemon_writes_on_and_holds_the_vo
 
 /// Checks that the daemon of an unmounted volume names the file that it cannot write, holds the volume, and ends when it could.
 fn assert_writes_on(host: &Host) {
-    at_last("the file's name in the log", || {
-        let named = host.said("still writing back") == 1 && host.said("/kept") == 1;
-        named.then_some(()).ok_or("no word of it".into())
-    });
+    host.logs("/kept", 1);
+    assert_eq!(host.said("still writing back"), 1);
     let refused = fail(jericho(["check"]).arg(host.volume()), 1);
     assert!(
         refused.contains("still writing back") && refused.contains("process"),
         "{refused}"
     );
     fs::remove_file(host.filler()).expect("rm");
-    host.mount_after_former();
-    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
-    assert!(bytes == pattern(5, 0, 2 * MIB));
+    // The command itself waits for the daemon that still writes back.
+    succeed(&mut host.mounting());
+    assert!(kept(host));
 }
 
 #[test]
-fn mount_and_run_wait_as_long_as_the_former_daemon_writes_back() {
+fn run_waits_as_long_as_the_former_daemon_writes_back() {
     let Some(host) = unwritable() else { return };
-    succeed(Command::new("umount").arg("-i").arg(host.mnt()));
-    at_last("word of writing back", || {
-        let noticed = host.said("still writing back:") > 0;
-        noticed.then_some(()).ok_or("none".into())
-    });
     let mut run = jericho(["run", "--volume"]);
     run.arg(host.volume()).arg("--at").arg(host.mnt());
     run.arg("--log").arg(host.log());
     run.args(["--cache", "48M", "--", "cat"])
         .arg(host.mnt().join("kept"));
-    for mut waiting in [run, host.mounting()] {
-        if host.filler().exists() {
-            let child = waiting.stdout(Stdio::piped()).stderr(Stdio::piped());
-            let mut child = child.spawn().expect("it starts");
-            // Longer than a command that gives up some time takes.
-            std::thread::sleep(Duration::from_secs(13));
-            assert!(child.try_wait().expect("wait").is_none(), "it gave up");
-            fs::remove_file(host.filler()).expect("rm");
-            let output = child.wait_with_output().expect("its end");
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{said}");
-            assert!(said.contains("waiting for process"), "{said}");
-            assert!(output.stdout == pattern(5, 0, 2 * MIB));
-        } else {
-            succeed(&mut waiting);
-        }
-    }
-    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
-    assert!(bytes == pattern(5, 0, 2 * MIB));
+    let output = assert_waits(&host, &mut run);
+    assert!(output == pattern(5, 0, 2 * MIB));
+    assert!(!is_mounted(&host.mnt()));
+}
+
+#[test]
+fn mount_waits_as_long_as_the_former_daemon_writes_back() {
+    let Some(host) = unwritable() else { return };
+    assert_waits(&host, &mut host.mounting());
+    assert!(kept(&host));
+}
+
+/// Unmounts the volume of `unwritable`, and checks that a command for it waits until there is space and then succeeds. Returns the
+/// command's output.
+fn assert_waits(host: &Host, waiting: &mut Command) -> Vec<u8> {
+    succeed(Command::new("umount").arg("-i").arg(host.mnt()));
+    host.logs("still writing back:", 1);
+    let child = waiting.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().expect("it starts");
+    // Longer than a command that gives up some time takes.
+    std::thread::sleep(Duration::from_secs(13));
+    assert!(child.try_wait().expect("wait").is_none(), "it gave up");
+    fs::remove_file(host.filler()).expect("rm");
+    let output = child.wait_with_output().expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("waiting for process"), "{said}");
+    output.stdout
 }
 
 #[test]
@@ -397,14 +397,12 @@ fn a_lazy_unmount_frees_the_directory_though_not_all_can_be_written_and_loses_no
     let mut first = [0; 100];
     open.read_exact_at(&mut first, 0).expect("it is in use");
     drop(open);
-    at_last("the file's name in the log", || {
-        let named = host.said("still writing back") == 1 && host.said("/kept") == 1;
-        named.then_some(()).ok_or("no word of it".into())
-    });
+    host.logs("/kept", 1);
+    assert_eq!(host.said("still writing back"), 1);
     fs::remove_file(host.filler()).expect("rm");
-    host.mount_after_former();
-    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
-    assert!(bytes == pattern(5, 0, 2 * MIB));
+    // The command itself waits for the daemon that still writes back.
+    succeed(&mut host.mounting());
+    assert!(kept(&host));
 }
 
 #[test]
@@ -423,6 +421,7 @@ fn what_cannot_be_written_is_given_up_when_that_is_asked_for() {
         assert_eq!(host.said("as requested: /kept"), 1);
         fs::remove_file(host.filler()).expect("rm");
         succeed(jericho(["check"]).arg(host.volume()));
+        host.mount();
         assert!(!kept(&host), "it had no place");
     }
 }
@@ -434,8 +433,7 @@ fn a_mounted_volume_is_not_given_up_by_its_name() {
     let dir = host.mnt().display().to_string();
     assert!(refused.contains(&format!("mounted on {dir}")), "{refused}");
     assert!(is_mounted(&host.mnt()));
-    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
-    assert!(bytes == pattern(5, 0, 2 * MIB));
+    assert!(kept(&host));
 }
 
 #[test]
@@ -447,19 +445,13 @@ fn hangups_discard_nothing() {
     let daemon = rustix::process::Pid::from_raw(pid).expect("a process id");
     succeed(Command::new("umount").arg("-i").arg(host.mnt()));
     // Before the daemon notices the end of the mount, a hangup makes it unmount.
-    at_last("word of writing back", || {
-        let noticed = host.said("still writing back:") > 0;
-        noticed.then_some(()).ok_or("none".into())
-    });
+    host.logs("still writing back:", 1);
     for hangups in 1..4 {
         rustix::process::kill_process(daemon, rustix::process::Signal::HUP).expect("it is there");
-        at_last("word of the hangup", || {
-            let heard = host.said("a hangup does not discard") == hangups;
-            heard.then_some(()).ok_or("none".into())
-        });
+        host.logs("a hangup does not discard", hangups);
     }
     fs::remove_file(host.filler()).expect("rm");
-    host.mount_after_former();
-    let bytes = fs::read(host.mnt().join("kept")).expect("the file");
-    assert!(bytes == pattern(5, 0, 2 * MIB));
+    // The command itself waits for the daemon that still writes back.
+    succeed(&mut host.mounting());
+    assert!(kept(&host));
 }
