@@ -285,6 +285,7 @@ static void name_this_thread(uint64_t instance)
         struct answer answer;
     } argument = {.call = {.protocol = 2, .owner = owner, .instance = instance}};
     NEED(ioctl(descriptors[0], _IOC(_IOC_READ | _IOC_WRITE, 'J', 1, 64), &argument) == 0);
+    NEED(argument.answer.status == 0);
 }
 
 /* Has the daemon read a file for a thread whose wish is nonsense, mostly for another file or with what an earlier one left. */
@@ -293,10 +294,11 @@ static void wish(void)
     struct segment area = segments[AREA];
     int file = below(files);
     uint64_t block = 69632;
-    for (int i = 0; i < 5; i++)
+    /* The words of an answer; those of the wish follow. */
+    for (int i = 2; i < 5; i++)
         if (below(3) == 0) put(word(area, block + 24 + 8 * i), number());
     put(word(area, block + 32), objects[below(4) ? file : (int)below(files)]);
-    put(word(area, block + 24), number() << 32 | below(4));
+    put(word(area, block + 24), number() << 32 | below(8));
     char byte;
     (void)!pread(descriptors[file], &byte, 1, below(1 << 20));
 }
