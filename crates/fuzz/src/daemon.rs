@@ -374,7 +374,7 @@ pub fn admission(data: &[u8]) {
         }
         let kind = input.number(1) % 8;
         if kind == 0 || open.is_empty() {
-            open.truncate(CONNECTIONS_MAX);
+            open.truncate(CONNECTIONS_MAX - 1);
             open.push(bed.connect());
             continue;
         }
