@@ -184,15 +184,16 @@ impl Jericho {
             handle.set_user(asker.uid);
         }
         let may_wish = answers_wish(mode) && self.mounted.may_wish(asker);
-        let wisher = may_wish.then(|| (self.mounted.clone(), handle.clone()));
-        let (end, thread) = (end_of(args, mode, data.len()), std::thread::current().id());
+        let this_thread = || std::thread::current().id();
+        let wisher = may_wish.then(|| (self.mounted.clone(), handle.clone(), this_thread()));
+        let end = end_of(args, mode, data.len());
         let answer = move |written: Result<u32, Error>| {
-            if let (Ok(len), Some((mounted, handle))) = (&written, wisher) {
+            if let (Ok(len), Some((mounted, handle, thread))) = (&written, wisher) {
                 let served = Served::Write {
                     end,
                     len: *len as usize,
                     // A thread of a slice may not.
-                    may_wait: std::thread::current().id() == thread,
+                    may_wait: this_thread() == thread,
                 };
                 mounted.answer_wish(&handle, asker, served);
             }
