@@ -305,6 +305,9 @@ impl Slot {
     /// afterwards, that it still holds the lock. After it was taken away, bytes of a write that did not happen may be beyond the end of
     /// file.
     pub fn seize(&self, owner: u16, mut lends: impl FnMut(Holding) -> bool) -> (Holding, Seized) {
+        if let Some(held) = self.extend.try_lock(owner) {
+            return (held, Seized::Free);
+        }
         let mut patience = Patience::new(&self.extend);
         let taken = self.extend.lock_or_borrow(owner, &mut patience, &mut lends);
         match taken {
@@ -389,20 +392,15 @@ impl Slot {
     #[inline]
     pub fn lock_range(&self, segments: Segments, owner: u16) -> Option<RangeHeld> {
         let mut held = RangeHeld::none();
-        for word in segments.words() {
-            match self.words[word].try_lock(owner) {
-                Some(holding) => held.add(word, holding),
-                None => {
-                    let (none, give_up) = (|_, _| false, |_| Kept::GiveUp);
-                    let rest = self.lock_rest(held, segments, owner, none, give_up, |_| ());
-                    if !rest.all {
-                        self.unlock_range(&rest.held);
-                    }
-                    return rest.all.then_some(rest.held);
-                }
-            }
+        if self.lock_while_free(&mut held, segments, owner, |_| ()) {
+            return Some(held);
         }
-        Some(held)
+        let (none, give_up) = (|_, _| false, |_| Kept::GiveUp);
+        let rest = self.lock_rest(held, segments, owner, none, give_up, |_| ());
+        if !rest.all {
+            self.unlock_range(&rest.held);
+        }
+        rest.all.then_some(rest.held)
     }
 
     /// Does the same, but borrows each word of which `lends` says that its holder lends it, and asks `kept` what to do about a word that
@@ -424,9 +422,35 @@ impl Slot {
         owner: u16,
         lends: impl FnMut(usize, Holding) -> bool,
         kept: impl FnMut(usize) -> Kept,
-        took: impl FnMut(usize),
+        mut took: impl FnMut(usize),
     ) -> RangeTaken {
-        self.lock_rest(RangeHeld::none(), segments, owner, lends, kept, took)
+        let mut held = RangeHeld::none();
+        if !self.lock_while_free(&mut held, segments, owner, &mut took) {
+            return self.lock_rest(held, segments, owner, lends, kept, took);
+        }
+        RangeTaken {
+            held,
+            ..RangeTaken::none()
+        }
+    }
+
+    /// Takes the words in their order, up to the first that another holder has. Calls `took` for each. Returns whether it has taken all.
+    #[inline]
+    fn lock_while_free(
+        &self,
+        held: &mut RangeHeld,
+        segments: Segments,
+        owner: u16,
+        mut took: impl FnMut(usize),
+    ) -> bool {
+        for word in segments.words() {
+            let Some(holding) = self.words[word].try_lock(owner) else {
+                return false;
+            };
+            held.add(word, holding);
+            took(word);
+        }
+        true
     }
 
     /// Goes on to take the words, in their order, without waiting. Asks `kept` about the first word that another holder has, and stops at that
