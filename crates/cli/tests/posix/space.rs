@@ -167,7 +167,7 @@ fn the_space_of_a_removed_file_is_free_when_remove_returns() {
 
 #[test]
 fn the_space_of_a_removed_file_is_free_for_many_writers_at_once() {
-    // As many may wait over the ring of a machine with many CPUs.
+    // As many of one user may wait over the ring; half as many with many CPUs, and the others have turns.
     const WRITERS: usize = 8;
     let v = Volume::of_size("128M");
     v.mount();
