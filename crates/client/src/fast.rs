@@ -101,7 +101,6 @@ pub struct Kept<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     at: u64,
-    len: usize,
     done: usize,
     /// The slot's count before the first byte was written.
     removals: u64,
@@ -113,16 +112,24 @@ impl Kept<'_> {
         self.begun.done
     }
 
-    /// Returns whether the first part and what a request may write of the rest make one write, or whether others may have written over
-    /// both or removed the first. `ended`: the request has ended.
-    pub fn is_one_write(&self, ended: bool) -> bool {
-        let begun = &self.begun;
-        let rest = begun.at + begun.done as u64;
-        // Others that write over both parts borrow the word of the rest's first byte, as the own request does.
-        let own = ended && !is_in_page(rest, begun.len - begun.done);
+    /// Returns the offset of the first byte that is not there.
+    fn rest(&self) -> u64 {
+        self.begun.at + self.begun.done as u64
+    }
+
+    /// Returns how often the word of the rest's first byte is borrowed for a request that writes `len` bytes from there on. Returns `None`
+    /// if that is unknown: the kernel splits a long request, and more than one part may need the word.
+    pub fn own_borrows(&self, len: usize) -> Option<u32> {
+        let is_split = Segments::is_wrapped(self.rest(), len as u64);
+        (!is_split).then(|| u32::from(!is_in_page(self.rest(), len)))
+    }
+
+    /// Returns false if others may have written over the first part and the rest, or removed the first part. `own`: how often the word of
+    /// the rest's first byte was borrowed for own requests. Others that write over both parts borrow that word, too.
+    pub fn is_one_write(&self, own: u32) -> bool {
         self.info.word().generation() == self.generation
-            && self.slot.removals() == begun.removals
-            && (self.lent).was_borrowed_at_most(self.slot, Segments::word_of(rest), u32::from(own))
+            && self.slot.removals() == self.begun.removals
+            && (self.lent).was_borrowed_at_most(self.slot, Segments::word_of(self.rest()), own)
     }
 }
 
@@ -660,12 +667,7 @@ impl<'a> File<'a> {
             }
             Err((0, why)) => Err(why.into()),
             Err((done, why)) => {
-                let begun = Begun {
-                    at,
-                    len,
-                    done,
-                    removals,
-                };
+                let begun = Begun { at, done, removals };
                 Err(self.keep(why, range, None, begun))
             }
         }
@@ -733,7 +735,6 @@ impl<'a> File<'a> {
             }
             let begun = Begun {
                 at,
-                len,
                 done: done.min((old - at) as usize),
                 removals,
             };

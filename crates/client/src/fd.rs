@@ -1313,8 +1313,9 @@ fn end_by_kernel(open: &Open, data: Data<'_, '_>, at: u64, kept: &Kept<'_>) -> R
     let done = kept.done();
     let mut room = [IoSlice::new(&[]); REST_PARTS_MAX];
     // A limit of the file's size stops the rest otherwise than the whole: with a signal.
-    let Some(rest) = rest_of(data.parts, done, &mut room)
-        .filter(|_| !SIZE_LIMITED.load(Relaxed) && kept.is_one_write(false))
+    let Some((rest, own)) = rest_of(data.parts, done, &mut room)
+        .zip(kept.own_borrows(data.len - done))
+        .filter(|_| !SIZE_LIMITED.load(Relaxed) && kept.is_one_write(0))
     else {
         return whole();
     };
@@ -1322,7 +1323,7 @@ fn end_by_kernel(open: &Open, data: Data<'_, '_>, at: u64, kept: &Kept<'_>) -> R
         // The memory that has the first part is gone, too.
         Err(errno::ENOTCONN) => Err(errno::ENOTCONN),
         Err(_) => Ok(done),
-        Ok(n) if done + n < data.len || kept.is_one_write(true) => Ok(done + n),
+        Ok(n) if done + n < data.len || kept.is_one_write(own) => Ok(done + n),
         Ok(_) => whole(),
     }
 }

@@ -99,6 +99,11 @@ impl Segments {
         ((offset >> SEGMENT_SHIFT) % WORDS as u64) as usize
     }
 
+    /// Returns whether a word covers more than one segment of bytes `[offset, offset + len)`. `len` > 0.
+    pub fn is_wrapped(offset: u64, len: u64) -> bool {
+        ((offset + len - 1) >> SEGMENT_SHIFT) - (offset >> SEGMENT_SHIFT) >= WORDS as u64
+    }
+
     /// Returns the words, in the order in which they are taken.
     #[inline]
     pub fn words(self) -> impl Iterator<Item = usize> {

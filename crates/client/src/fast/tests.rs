@@ -620,12 +620,12 @@ fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
             slot.give_range_back(&taken, lends);
         };
         assert_eq!(kept.done(), PAGE);
-        assert!(kept.is_one_write(false));
+        assert!(kept.is_one_write(0));
         borrow();
-        assert!(!kept.is_one_write(false), "somebody was there before");
-        assert!(kept.is_one_write(true), "that was the lender's request");
+        assert!(!kept.is_one_write(0), "somebody was there before");
+        assert!(kept.is_one_write(1), "that was the lender's request");
         borrow();
-        assert!(!kept.is_one_write(true), "another write came in between");
+        assert!(!kept.is_one_write(1), "another write came in between");
         assert!(volume.slot().turns(all).is_none());
         drop(kept);
         assert!(volume.slot().turns(all).is_some() && !volume.slot().is_extended_by(client.owner));
@@ -636,6 +636,23 @@ fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
     assert_eq!(append(file(&client), &[9; 4097]), Err(Why::Absent));
     assert!(volume.slot().turns(Segments::of(0, 1 << 20)).is_some());
     assert!(!volume.slot().is_extended_by(client.owner));
+}
+
+#[test]
+fn a_request_that_writes_more_than_the_rest_borrows_as_it_does_it_itself() {
+    let (volume, client) = first_page_writable(2 * PAGE);
+    let parts = [IoSlice::new(&[9; 2 * PAGE])];
+    let failed = file(&client).write(0, 2 * PAGE, Source::new(&parts));
+    let kept = failed.unwrap_err().kept.expect("half of it is there");
+    assert_eq!(kept.own_borrows(PAGE), Some(0), "one page takes no word");
+    // A long write is made of several. The request also writes those after the one that ended in its middle.
+    assert_eq!(kept.own_borrows(PAGE + 1), Some(1));
+    // From the second page on, up to where its word covers another segment.
+    let words = (jericho_shm::WORDS << 16) - PAGE;
+    assert_eq!(kept.own_borrows(words), Some(1));
+    assert_eq!(kept.own_borrows(words + 1), None);
+    drop(kept);
+    assert!(volume.slot().turns(Segments::of(0, 1)).is_some());
 }
 
 #[test]
@@ -654,7 +671,6 @@ fn a_child_does_not_end_its_parents_loan() {
             lent: client.area.lent(block),
             begun: Begun {
                 at: 0,
-                len: 3 * PAGE,
                 done: PAGE,
                 removals: 0,
             },
@@ -683,9 +699,9 @@ fn what_was_written_after_half_of_a_write_was_seen_is_not_lost() {
     let answer = [IoSlice::new(&[5; 8])];
     file(&other).write(0, 8, Source::new(&answer)).unwrap();
     // The lender's request, as the daemon serves it.
-    assert!(kept.is_one_write(false));
+    assert!(kept.is_one_write(0));
     volume.write_as_daemon(kept.done() as u64, &bytes[kept.done()..]);
-    assert!(kept.is_one_write(true));
+    assert!(kept.is_one_write(1));
     drop(kept);
     assert_eq!(volume.bytes(0)[..8], [5; 8], "the answer");
     assert_eq!(
@@ -704,9 +720,9 @@ fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
     };
     let kept = half();
     volume.slot().cut();
-    assert!(kept.is_one_write(false), "nothing of it was removed");
+    assert!(kept.is_one_write(0), "nothing of it was removed");
     volume.slot().note_removal();
-    assert!(!kept.is_one_write(false) && !kept.is_one_write(true));
+    assert!(!kept.is_one_write(0) && !kept.is_one_write(1));
     drop(kept);
     // Its word was taken away, and others may have written over both halves.
     let kept = half();
@@ -716,9 +732,9 @@ fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
         |_, _| false,
         |_| jericho_shm::Kept::TakeAway,
     );
-    assert!(!kept.is_one_write(false));
+    assert!(!kept.is_one_write(0));
     volume.slot().give_range_back(&taken, |_, _| false);
-    assert!(!kept.is_one_write(true));
+    assert!(!kept.is_one_write(1));
 }
 
 #[test]
