@@ -1,9 +1,12 @@
-//! What the kernel says of a mount whose daemon has died, and what programs hear: always ENOTCONN.
+//! Finds out whether a kernel error means that the mount's daemon has died. Programs then get ENOTCONN.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 
 use jericho_sys::errno::{ECANCELED, ECONNABORTED, EIO, ENOENT, ENOTCONN};
 use jericho_sys::files;
+
+/// Most bytes of a path that the kernel reads, with the 0 at its end.
+const PATH_BYTES: usize = 4096;
 
 /// Returns whether a call may have failed with this because a daemon has died. ENOTCONN: before the call began. ECONNABORTED: while it
 /// waited. ECANCELED: the kernel had given the request to a ring of the daemon. EIO: it waited for a page of the page cache.
@@ -25,7 +28,10 @@ pub fn errno_after_path(dir: i32, path: &CStr, errno: i32) -> i32 {
     }
     let asked = match files::ask_path(dir, path) {
         // The kernel may remember that there is no such file. Its directory exists.
-        Err(ENOENT) => files::ask_path(dir, &parent(path)),
+        Err(ENOENT) => match parent(path, &mut [0; PATH_BYTES]) {
+            Some(parent) => files::ask_path(dir, parent),
+            None => Err(ENOENT),
+        },
         asked => asked,
     };
     match is_sure(asked) {
@@ -34,8 +40,9 @@ pub fn errno_after_path(dir: i32, path: &CStr, errno: i32) -> i32 {
     }
 }
 
-/// Returns the directory that a path is in.
-fn parent(path: &CStr) -> CString {
+/// Returns the directory that a path is in, in `room`. Returns `None` for a path that is too long. Allocates nothing: the caller may be a
+/// signal handler that has interrupted malloc.
+fn parent<'a>(path: &CStr, room: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr> {
     let path = path.to_bytes();
     let end = path.iter().rposition(|byte| *byte != b'/');
     let path = &path[..end.map_or(0, |last| last + 1)];
@@ -43,11 +50,16 @@ fn parent(path: &CStr) -> CString {
         Some(slash) => &path[..slash + 1],
         None => b".",
     };
-    CString::new(dir).unwrap_or_default()
+    let (out, rest) = room.split_at_mut_checked(dir.len())?;
+    out.copy_from_slice(dir);
+    *rest.first_mut()? = 0;
+    CStr::from_bytes_until_nul(room).ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+
     use super::*;
 
     #[test]
@@ -59,7 +71,14 @@ mod tests {
             (c"/a", c"/"),
             (c"", c"."),
         ] {
-            assert_eq!(parent(path).as_c_str(), dir, "{path:?}");
+            let mut room = [b'x'; PATH_BYTES];
+            assert_eq!(parent(path, &mut room), Some(dir), "{path:?}");
+        }
+        let long = |bytes| CString::new([vec![b'a'; bytes], b"/b".to_vec()].concat()).unwrap();
+        for (bytes, fits) in [(PATH_BYTES - 2, true), (PATH_BYTES - 1, false)] {
+            let mut room = [b'x'; PATH_BYTES];
+            let parent = parent(&long(bytes), &mut room);
+            assert_eq!(parent.map(CStr::count_bytes), fits.then_some(bytes + 1));
         }
     }
 
