@@ -129,8 +129,6 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
     if !stat.is_regular {
         return kernel(Some(Reason::NotRegular));
     }
-    // Another process may have set it.
-    size_limit_changed();
     let mode = files::mode(fd).ok()?;
     if mode.direct || mode.path {
         return kernel(Some(Reason::Direct));
@@ -180,6 +178,8 @@ pub(crate) fn describe(
     mode: &files::Mode,
     identity: Identity,
 ) -> Option<Open> {
+    // Another process may have set it.
+    size_limit_changed();
     let facts = Facts {
         session: session.number,
         slot: slot.slot,

@@ -886,6 +886,39 @@ fn a_wish_that_was_answered_makes_the_number_fast_without_a_request() {
 }
 
 #[test]
+fn a_limit_that_another_process_sets_is_seen_however_the_next_number_becomes_fast() {
+    let _apart = APART.write();
+    let set_limit = |limit: &str| {
+        let pid = std::process::id().to_string();
+        let mut command = std::process::Command::new("prlimit");
+        let done = command.args(["--pid", &pid, &format!("--fsize={limit}:")]);
+        assert!(done.status().unwrap().success(), "prlimit(1)");
+    };
+    for by_wish in [false, true] {
+        let f = match by_wish {
+            false => Opened::new(2, 8192),
+            true => wishing(),
+        };
+        assert!(!SIZE_LIMITED.load(Relaxed));
+        // More than any test writes.
+        set_limit("1099511627776");
+        if by_wish {
+            let call = begin_with_wish(&f, true);
+            grant(&f);
+            drop(call);
+        } else {
+            f.read(10).unwrap().unwrap();
+        }
+        let is_seen = SIZE_LIMITED.load(Relaxed);
+        set_limit("unlimited");
+        size_limit_changed();
+        let number = description::number(f.fd());
+        assert!(matches!(number, Some(Number::Described(_))));
+        assert!(is_seen, "by a wish: {by_wish}");
+    }
+}
+
+#[test]
 fn a_wish_without_an_answer_is_followed_by_a_request() {
     let _apart = APART.write();
     let f = wishing();
