@@ -133,21 +133,9 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
     if mode.direct || mode.path {
         return kernel(Some(Reason::Direct));
     }
-    let write = mode.write && !mode.sync;
-    let thread = client_thread(session::of_device(stat.device));
-    let answer = ask(fd, Call::Fast { write, thread }).ok();
-    let Some(answer) = answer.filter(|answer| answer.status == 0) else {
-        return kernel(Some(Reason::Refused));
-    };
-    // Write access to the segments is asked for when something is written.
-    let Ok(session) = session::attach(answer.instance) else {
-        return kernel(Some(Reason::Attach));
-    };
-    session.serves(stat.device);
-    let slot = Slot {
-        slot: answer.slot,
-        generation: answer.generation,
-        object: answer.object,
+    let (session, slot) = match ask_for_slot(fd, stat.device, flags_of(&mode)) {
+        Ok(granted) => granted,
+        Err(why) => return kernel(Some(why)),
     };
     let identity = Identity {
         device: stat.device,
@@ -158,6 +146,29 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
         kernel(Some(Reason::Table))?;
     }
     Some(())
+}
+
+/// Asks the daemon of a mount for a slot for an open file, and attaches to that daemon. `flags`: the file's, as in its description. Fails
+/// with the reason why the file takes the kernel path.
+fn ask_for_slot(
+    fd: i32,
+    device: u64,
+    flags: u32,
+) -> std::result::Result<(&'static Session, Slot), Reason> {
+    let write = flags & (WRITE | SYNC) == WRITE;
+    let thread = client_thread(session::of_device(device));
+    let answer = ask(fd, Call::Fast { write, thread }).ok();
+    let answer = answer.filter(|answer| answer.status == 0);
+    let answer = answer.ok_or(Reason::Refused)?;
+    // Write access to the segments is asked for when something is written.
+    let session = session::attach(answer.instance).map_err(|_| Reason::Attach)?;
+    session.serves(device);
+    let slot = Slot {
+        slot: answer.slot,
+        generation: answer.generation,
+        object: answer.object,
+    };
+    Ok((session, slot))
 }
 
 /// A slot that the daemon has granted for a file.
@@ -284,38 +295,31 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
         }
     }
     // Is it the same file at all?
-    let identity = files::fstat(open.fd).map(|stat| Identity {
+    let now = files::fstat(open.fd).ok().map(|stat| Identity {
         device: stat.device,
         inode: stat.inode,
     });
-    match (identity, open.identity()) {
-        (Ok(now), Some(then)) if now == then => {}
-        _ => {
-            description::disown(open);
-            return Way::Ordinary;
-        }
-    }
-    let write = facts.flags & WRITE != 0 && facts.flags & SYNC == 0;
-    let thread = client_thread(open.identity().and_then(|i| session::of_device(i.device)));
-    let answer = ask(open.fd, Call::Fast { write, thread });
-    let Some(answer) = answer.ok().filter(|answer| answer.status == 0) else {
-        give_up(open, Reason::Refused);
+    let Some(now) = now.filter(|now| open.identity() == Some(*now)) else {
+        description::disown(open);
         return Way::Ordinary;
     };
-    let Ok(session) = session::attach(answer.instance) else {
-        give_up(open, Reason::Attach);
-        return Way::Ordinary;
+    let granted = match ask_for_slot(open.fd, now.device, facts.flags) {
+        Ok((_, slot)) if slot.object != facts.object => Err(Reason::Refused),
+        granted => granted,
+    };
+    let (session, slot) = match granted {
+        Ok(granted) => granted,
+        Err(why) => {
+            give_up(open, why);
+            return Way::Ordinary;
+        }
     };
     let facts = Facts {
         session: session.number,
-        slot: answer.slot,
-        slot_generation: answer.generation,
+        slot: slot.slot,
+        slot_generation: slot.generation,
         ..*facts
     };
-    if answer.object != facts.object {
-        give_up(open, Reason::Refused);
-        return Way::Ordinary;
-    }
     open.set_slot(&facts);
     match file(session, &facts) {
         Ok(file) => Way::Inline(session, file),

@@ -503,6 +503,24 @@ fn a_slot_that_was_taken_back_is_asked_for_anew() {
 }
 
 #[test]
+fn a_session_that_a_known_descriptor_brings_serves_wishes() {
+    let _apart = APART.write();
+    let f = Opened::new(2, 8192);
+    f.read(10).unwrap().unwrap();
+    let device = files::fstat(f.fd()).unwrap().device;
+    let instance = || session::of_device(device).map(|session| session.instance);
+    assert_eq!(instance(), Some(f.daemon.instance));
+    // As a new session is, before a file of the mount is found to be its daemon's.
+    session::of_device(device).unwrap().serves(0);
+    assert_ne!(instance(), Some(f.daemon.instance));
+    let info = f.daemon.control.slot(0).unwrap();
+    info.set(0, 0, 0);
+    info.set(f.object, 0, 0);
+    assert_eq!(f.read(4), Some(Ok(b"mmmm".to_vec())));
+    assert_eq!(instance(), Some(f.daemon.instance));
+}
+
+#[test]
 fn a_writer_whose_slot_is_not_given_again_hands_its_offset_over() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
