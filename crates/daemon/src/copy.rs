@@ -10,7 +10,7 @@ use jericho_fs::{Error, Result};
 
 use crate::handle::Handle;
 use crate::mounted::Mounted;
-use crate::write::{WriteMode, WriteSync};
+use crate::write::WriteSync;
 
 /// Limits of one request: bytes it covers, holes included, and bytes of data after which it ends. A short reply lets the
 /// program continue with its next call, and lets a signal interrupt the copy.
@@ -33,8 +33,8 @@ struct Copy<'a> {
 
 impl Mounted {
     /// Copies up to `len` bytes from one open file's offset to another's. Calls `reply` once with how many: fewer than asked for
-    /// at the end of the source, after an error, and beyond what one request copies. Waits for devices. Waits for space that is
-    /// being freed in another thread.
+    /// at the end of the source, after an error, and beyond what one request copies. Waits for devices. If the volume is full,
+    /// another thread waits for space.
     pub fn copy_range<R>(
         self: &Arc<Self>,
         from: (&Arc<Handle>, u64),
@@ -44,10 +44,11 @@ impl Mounted {
     ) where
         R: FnOnce(Result<u64>) + Send + 'static,
     {
-        let (own, at) = ((from.0.clone(), to.0.clone()), (from.1, to.1));
+        let (source, target) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
         // Begins with all checks again: while it waits, a program may map the file.
-        let attempt =
-            move |mounted: &Arc<Self>| mounted.copy_once((&own.0, at.0), (&own.1, at.1), len);
+        let attempt = move |mounted: &Arc<Self>| {
+            mounted.copy_once((&source.0, source.1), (&target.0, target.1), len)
+        };
         // Holes of the source take no space, so one page at least may be enough.
         self.answer_with_space(to.0, (to.1, 1), attempt, reply);
     }
@@ -93,23 +94,20 @@ impl Mounted {
         }
         Ok(copy.done)
     }
-}
 
-impl Mounted {
-    /// Returns how much of a copy leaves everything beside its bytes as it is. After the call, the kernel drops its copies of all pages that the
-    /// copy touches, also what was stored meanwhile to the rest of the first page and of the last one. So a file of which the kernel may have pages is
-    /// copied to page by page. Fails with EOPNOTSUPP for less than a page: the kernel then copies by itself, with ordinary reads and writes.
+    /// Returns how many bytes a copy may write. After the call, the kernel drops its copies of all pages that the copy touches, including a
+    /// program's stores to the rest of the first and last page. So if the kernel may have pages of the file, only whole pages are copied. Fails
+    /// with EOPNOTSUPP for less than a page; the kernel then copies with ordinary reads and writes.
     fn beside_mappings(&self, (to, at): (&Arc<Handle>, u64), len: u64) -> Result<u64> {
-        let is_mapped = self.mapped.file(to.file.ino()).is_some();
+        if len == 0 || self.mapped.file(to.file.ino()).is_none() {
+            return Ok(len);
+        }
         let end = at + len;
         let whole_end = match end < to.file.size() {
             true => end - end % PAGE_BYTES,
             // Nothing of the last page lies behind the copy.
             false => end,
         };
-        if !is_mapped || len == 0 {
-            return Ok(len);
-        }
         match whole_end.checked_sub(at) {
             Some(whole) if whole > 0 && at.is_multiple_of(PAGE_BYTES) => Ok(whole),
             _ => Err(Error::Errno(libc::EOPNOTSUPP)),
@@ -188,23 +186,8 @@ impl Copy<'_> {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<u32> {
-        self.write_at(self.to.1 + self.done, bytes)
-    }
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<u32> {
-        let mode = WriteMode {
-            append: false,
-            sync: WriteSync::No,
-            strip_suid: false,
-            of_mapping: false,
-        };
-        let (tx, rx) = mpsc::channel();
-        let reply = move |written| drop(tx.send(written));
-        let unused = (self.mounted).write_if_room(self.to.0, at, bytes, mode, reply);
-        if unused.is_err() {
-            return Err(Error::Errno(libc::ENOSPC));
-        }
-        answer(&rx)
+        let at = self.to.1 + self.done;
+        self.mounted.write_now(self.to.0, at, bytes)
     }
 
     /// Zeroes the next `len` bytes of the destination, up to its end of file.
@@ -226,7 +209,7 @@ impl Copy<'_> {
         if self.done == 0 || size >= end {
             return Ok(());
         }
-        let reached = self.write_at(end - 1, &[0]).map(drop);
+        let reached = self.mounted.write_now(self.to.0, end - 1, &[0]).map(drop);
         if reached.is_err() {
             self.done = size.saturating_sub(self.to.1);
         }

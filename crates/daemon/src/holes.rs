@@ -5,14 +5,13 @@
 //! writes: it first writes zeros there, which makes records (`mapped`).
 
 use std::ops::Range;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
-use jericho_fs::{Error, Result};
+use jericho_fs::Result;
 
 use crate::handle::Handle;
 use crate::mounted::Mounted;
-use crate::write::{WriteMode, WriteSync};
 
 const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
@@ -52,25 +51,12 @@ impl Mounted {
         if !data.is_ok_and(|data| data < page + PAGE_BYTES) {
             return Ok(());
         }
-        let mode = WriteMode {
-            append: false,
-            sync: WriteSync::No,
-            strip_suid: false,
-            of_mapping: false,
-        };
         let zeros = &ZEROS[..(bytes.end - bytes.start) as usize];
-        let (tx, rx) = mpsc::channel();
-        let reply = move |written| drop(tx.send(written));
-        if (self.write_if_room(handle, bytes.start, zeros, mode, reply)).is_err() {
-            return Err(Error::Errno(libc::ENOSPC));
-        }
-        // The channel closes without a reply when the volume is being closed.
-        let written = rx.recv().unwrap_or(Err(Error::Errno(libc::EIO)));
-        written.map(drop)
+        self.write_now(handle, bytes.start, zeros).map(drop)
     }
 }
 
-/// Returns the parts of the first and the last page of a range of bytes, of those that it does not cover.
+/// Returns the ranges at both ends that cover only a part of a page.
 fn parts(bytes: Range<u64>) -> [Option<Range<u64>>; 2] {
     let first_end = bytes.start.next_multiple_of(PAGE_BYTES).min(bytes.end);
     let last_start = (bytes.end - bytes.end % PAGE_BYTES).max(first_end);

@@ -13,6 +13,7 @@ use crate::fast::{Alone, ReadGuard, SlotFile, Waited};
 use crate::handle::Handle;
 use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
+use crate::write::is_over_several_pages;
 
 /// Number of times a read that waits for pages restarts because a write over several pages interfered, before it locks writers out.
 const READ_TRIES: u32 = 3;
@@ -184,7 +185,7 @@ impl Mounted {
             Some(_) => 0,
             None => jericho_client::read(slice.memory(), ino, offset, out, slice.epoch()),
         };
-        let several = offset / PAGE_BYTES != (offset + len as u64 - 1) / PAGE_BYTES;
+        let several = is_over_several_pages(offset, len as u64);
         let segments = Segments::of(offset, len as u64);
         let may_block = !matches!(may, May::GoOn);
         let mut found = match may {

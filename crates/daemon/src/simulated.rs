@@ -10,7 +10,7 @@ use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_topology::Topology;
 
-use crate::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
+use crate::{Handle, Mounted, OpenOptions, WriteMode};
 
 /// Longest wait for an event that must happen.
 const LONG: Duration = Duration::from_secs(60);
@@ -19,14 +19,6 @@ pub(crate) const CALLER: Caller = Caller {
     uid: 0,
     gid: 0,
     umask: 0o022,
-};
-
-/// A write through the mount, of no mapping.
-pub(crate) const PLAIN: WriteMode = WriteMode {
-    append: false,
-    sync: WriteSync::No,
-    strip_suid: false,
-    of_mapping: false,
 };
 
 /// Returns a formatted device of 64 MiB with one slice.

@@ -1,7 +1,7 @@
 //! Writes: inline as far as pages are in the cache and backed; new pages through the slice; only where a
 //! page has to be fetched first, or too much is dirty, the data is kept and the write goes on later.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use jericho_cache::{Grant, Intent, Latched, OWNER_DAEMON, PAGES_PER_GET_MAX};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
@@ -37,6 +37,16 @@ pub struct WriteMode {
     pub strip_suid: bool,
     /// The kernel writes back pages of its page cache.
     pub of_mapping: bool,
+}
+
+impl WriteMode {
+    /// A write at its offset, of no mapping, that clears no set-id bits and is not synced.
+    pub const PLAIN: WriteMode = WriteMode {
+        append: false,
+        sync: WriteSync::No,
+        strip_suid: false,
+        of_mapping: false,
+    };
 }
 
 /// Where a write is.
@@ -97,8 +107,9 @@ fn place(file: &File, offset: u64, mode: WriteMode) -> u64 {
     }
 }
 
-fn is_over_several_pages(offset: u64, len: usize) -> bool {
-    let last = offset.saturating_add((len as u64).saturating_sub(1));
+/// Returns whether a range of bytes touches more than one page.
+pub(crate) fn is_over_several_pages(offset: u64, len: u64) -> bool {
+    let last = offset.saturating_add(len.saturating_sub(1));
     offset / PAGE_BYTES != last / PAGE_BYTES
 }
 
@@ -118,7 +129,7 @@ impl Mounted {
         }
         let offset = place(file, offset, mode);
         let end = offset.checked_add(data.len() as u64);
-        let several = is_over_several_pages(offset, data.len());
+        let several = is_over_several_pages(offset, data.len() as u64);
         // Makes an append whole or not at all: a client could append inline between its two parts. An append within one
         // page is always whole.
         if self.read_only()
@@ -205,6 +216,23 @@ impl Mounted {
         Ok(())
     }
 
+    /// Writes bytes and waits for devices, not for space. Returns the number of bytes written. Fails with ENOSPC when there is no space now.
+    pub(crate) fn write_now(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<u32> {
+        let (tx, rx) = mpsc::channel();
+        let reply = move |written| drop(tx.send(written));
+        let unused = self.write_if_room(handle, offset, data, WriteMode::PLAIN, reply);
+        if unused.is_err() {
+            return Err(Error::Errno(libc::ENOSPC));
+        }
+        // The channel closes without a reply when the volume is being closed.
+        rx.recv().unwrap_or(Err(Error::Errno(libc::EIO)))
+    }
+
     /// Takes the locks of a write.
     fn begin(
         self: &Arc<Self>,
@@ -289,7 +317,7 @@ impl Progress {
                 .map_or_else(Step::Failed, |()| Step::Wait);
         }
         // If not all of it has room, writes nothing: a write that waits for space begins again.
-        if is_over_several_pages(self.offset, data.len())
+        if is_over_several_pages(self.offset, data.len() as u64)
             && !self.mounted.fs().has_room_for(data.len() as u64)
             && let Err(error) = self.reserve(data.len())
         {

@@ -247,10 +247,8 @@ impl Bed {
                 let (tx, rx) = mpsc::channel();
                 let sync = if sync { WriteSync::Full } else { WriteSync::No };
                 let mode = WriteMode {
-                    append: false,
                     sync,
-                    strip_suid: false,
-                    of_mapping: false,
+                    ..WriteMode::PLAIN
                 };
                 let reply = move |n: jericho_fs::Result<u32>| tx.send(n).unwrap();
                 let data = vec![byte; len];

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
-use jericho_daemon::{Asker, Handle, Mounted, OpenOptions, WriteMode, WriteSync};
+use jericho_daemon::{Asker, Handle, Mounted, OpenOptions, WriteMode};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{Ino, ROOT};
 use jericho_fs::volume::{OpenMode, Volume};
@@ -177,12 +177,7 @@ impl Opened<'_> {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        let mode = WriteMode {
-            append: false,
-            of_mapping: false,
-            strip_suid: false,
-            sync: WriteSync::No,
-        };
+        let mode = WriteMode::PLAIN;
         let (send, written) = mpsc::channel();
         let reply = move |written| send.send(written).expect("the fuzzer waits");
         let mounted = &self.bed.mounted;

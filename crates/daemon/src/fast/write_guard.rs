@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use jericho_format::PAGE_BYTES;
 use jericho_shm::{RangeTaken, Segments};
 
 use super::SlotFile;
 use crate::mounted::Mounted;
+use crate::write::is_over_several_pages;
 
 /// Locks held for a write; given back on drop, in any thread.
 pub(crate) struct WriteGuard {
@@ -19,7 +19,7 @@ pub(crate) struct WriteGuard {
 impl WriteGuard {
     /// Takes the locks for a write of `len` bytes at `offset` (`None`: at the end) if clients write the file inline. Takes
     /// a lock away from a client that has held it for a second, because a stopped client must not stop others. Borrows the locks of a client
-    /// that has written half of something: that client makes its whole write again, by this request or after it.
+    /// that has made half of a write: this request, or a later one, repeats or ends that write.
     pub fn take(
         mounted: &Arc<Mounted>,
         file: Arc<SlotFile>,
@@ -29,8 +29,7 @@ impl WriteGuard {
         let slot = mounted.fast.slot(&file);
         let beyond = offset.is_none_or(|offset| offset + len > slot.size().bytes());
         let seized = beyond && mounted.fast.hold_extend(&file);
-        let several = offset
-            .filter(|offset| len > 0 && offset / PAGE_BYTES != (offset + len - 1) / PAGE_BYTES);
+        let several = offset.filter(|offset| is_over_several_pages(*offset, len));
         let range = several.map_or_else(RangeTaken::none, |offset| {
             mounted.fast.lock_range(&file, Segments::of(offset, len))
         });

@@ -42,7 +42,7 @@ impl Bed {
     fn put(&self, at: usize, bytes: &[u8], of_mapping: bool) {
         let mode = WriteMode {
             of_mapping,
-            ..simulated::PLAIN
+            ..WriteMode::PLAIN
         };
         let done = simulated::write(&self.mounted, &self.handle, at as u64, bytes, mode);
         assert_eq!(done.recv().unwrap() as usize, bytes.len());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jericho_shm::{Flags, Key};
 
-use crate::{Handle, Mounted, simulated};
+use crate::{Handle, Mounted, WriteMode, simulated};
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 64;
@@ -36,7 +36,7 @@ fn write(
     at: u64,
     data: &[u8],
 ) -> mpsc::Receiver<u32> {
-    simulated::write(mounted, handle, at, data, simulated::PLAIN)
+    simulated::write(mounted, handle, at, data, WriteMode::PLAIN)
 }
 
 #[test]

@@ -6,8 +6,8 @@ use jericho_fs::types::{ROOT, SetAttr};
 use jericho_shm::{Answer, Call, Segments};
 
 use super::*;
-use crate::Asker;
-use crate::simulated::{self, PLAIN};
+use crate::simulated;
+use crate::{Asker, WriteMode};
 
 const PAGE: usize = PAGE_BYTES as usize;
 /// Longest wait for an event that must happen.
@@ -50,7 +50,7 @@ impl Full {
     fn write(&self, at: usize, data: &[u8]) -> Told<u32> {
         let (tx, rx) = mpsc::channel();
         let reply = move |written| tx.send(written).unwrap();
-        (self.mounted).write(&self.file, at as u64, data, PLAIN, reply);
+        (self.mounted).write(&self.file, at as u64, data, WriteMode::PLAIN, reply);
         rx
     }
 

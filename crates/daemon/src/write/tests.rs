@@ -3,7 +3,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
-use crate::simulated::{self, PLAIN};
+use crate::simulated;
 
 #[test]
 fn a_write_that_fails_is_over_before_its_reply() {
@@ -11,14 +11,14 @@ fn a_write_that_fails_is_over_before_its_reply() {
     let mounted = simulated::mount(&device);
     let handle = simulated::create(&mounted, b"f");
     let long = Duration::from_secs(60);
-    let written = simulated::write(&mounted, &handle, 0, &[1; PAGE], PLAIN);
+    let written = simulated::write(&mounted, &handle, 0, &[1; PAGE], WriteMode::PLAIN);
     assert_eq!(written.recv_timeout(long), Ok(PAGE as u32));
     simulated::evict(&mounted, &handle);
     simulated::fail_reads(&device);
     let (tx, rx) = mpsc::channel();
     let file = handle.file.clone();
     // A part of a page, so the page is read first.
-    mounted.write(&handle, 0, b"part", PLAIN, move |written| {
+    mounted.write(&handle, 0, b"part", WriteMode::PLAIN, move |written| {
         let is_over = Arc::new(AtomicBool::new(false));
         let seen = is_over.clone();
         file.after_writings(move || seen.store(true, Ordering::Relaxed));

@@ -15,7 +15,7 @@ use crate::fast::clients::Client;
 use crate::fast::slots::tests::{Bed, asker};
 use crate::handle::Handle;
 use crate::simulated;
-use crate::write::{WriteMode, WriteSync};
+use crate::write::WriteMode;
 
 const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: usize = 16;
@@ -26,12 +26,7 @@ const STOPPED: u16 = 700;
 
 fn write(bed: &Bed, handle: &Arc<Handle>, at: usize, data: &[u8]) -> Receiver<u32> {
     let (tx, rx) = channel();
-    let mode = WriteMode {
-        append: false,
-        sync: WriteSync::No,
-        strip_suid: false,
-        of_mapping: false,
-    };
+    let mode = WriteMode::PLAIN;
     (bed.mounted).write(handle, at as u64, data, mode, move |written| {
         let _ = tx.send(written.unwrap());
     });

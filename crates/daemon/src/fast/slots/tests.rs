@@ -192,7 +192,7 @@ impl Bed {
     fn append(&self, handle: &Arc<Handle>, data: &[u8]) -> mpsc::Receiver<u32> {
         let mode = WriteMode {
             append: true,
-            ..simulated::PLAIN
+            ..WriteMode::PLAIN
         };
         simulated::write(&self.mounted, handle, 0, data, mode)
     }

@@ -8,7 +8,7 @@ use jericho_sys::process::uid;
 use super::*;
 use crate::fast::clients::Client;
 use crate::fast::slots::tests::{Bed, asker};
-use crate::write::{WriteMode, WriteSync};
+use crate::write::WriteMode;
 
 /// A client that is this process.
 struct Program {
@@ -136,15 +136,9 @@ fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
     };
     program.area.wishing(0).leave(wish);
     let mounted = &program.bed.mounted;
-    let mode = WriteMode {
-        append: false,
-        sync: WriteSync::No,
-        strip_suid: false,
-        of_mapping: false,
-    };
     let (tx, rx) = mpsc::channel();
     let (strong, handle, asker) = (mounted.clone(), plain.clone(), here());
-    mounted.write(&plain, 0, b"data", mode, move |written| {
+    mounted.write(&plain, 0, b"data", WriteMode::PLAIN, move |written| {
         let served = Served::Write {
             end: Some(4),
             len: 4,
