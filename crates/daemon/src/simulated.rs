@@ -2,24 +2,54 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
+use jericho_shm::Call;
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_topology::Topology;
 
-use crate::{Handle, Mounted, OpenOptions, WriteMode};
+use crate::{Asker, Handle, Mounted, OpenOptions, WriteMode};
 
 /// Longest wait for an event that must happen.
-const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) const CALLER: Caller = Caller {
     uid: 0,
     gid: 0,
     umask: 0o022,
 };
+
+/// Ioctls that ask for inline reads, and for inline writes.
+pub(crate) const READ: Call = Call::Fast {
+    write: false,
+    thread: None,
+};
+pub(crate) const WRITE: Call = Call::Fast {
+    write: true,
+    thread: None,
+};
+
+/// Returns a user whose processes are served.
+pub(crate) fn asker() -> Asker {
+    Asker {
+        uid: jericho_sys::process::effective_uid(),
+        gid: 0,
+        thread: 0,
+    }
+}
+
+/// Waits for an event that must happen.
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONG, "{what}");
+        std::thread::yield_now();
+    }
+}
 
 /// Returns a formatted device of 64 MiB with one slice.
 pub(crate) fn device() -> Arc<SimDevice> {
@@ -105,4 +135,16 @@ pub(crate) fn fail_reads(device: &SimDevice) {
     let mut plan = FaultPlan::fail_nth(Some(Operation::Read), 1, libc::EIO);
     plan.faults[0].is_lasting = true;
     device.set_plan(plan);
+}
+
+/// Reserves space for a file until the volume is full. Returns the number of bytes.
+pub(crate) fn fill(mounted: &Arc<Mounted>, handle: &Arc<Handle>) -> u64 {
+    let (mut at, mut len) = (0, 64 << 20);
+    while len >= PAGE_BYTES {
+        match mounted.try_fallocate(handle, 0, at, len) {
+            Ok(()) => at += len,
+            Err(_) => len /= 2,
+        }
+    }
+    at
 }

@@ -41,6 +41,24 @@ pub(super) struct Client {
     pub writes: bool,
 }
 
+#[cfg(test)]
+impl Client {
+    /// Returns a client that need not be a process.
+    pub fn for_test(serial: u64, area: Arc<Area>, pid: u32, writes: bool) -> Client {
+        let peer = Peer {
+            pid,
+            uid: jericho_sys::process::uid(),
+            pidfd: std::fs::File::open("/dev/null").unwrap().into(),
+        };
+        Client {
+            serial,
+            area,
+            peer,
+            writes,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Clients {
     pub(super) by_owner: BTreeMap<u16, Client>,

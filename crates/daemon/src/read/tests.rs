@@ -1,18 +1,17 @@
 //! A program that is stopped in the middle of a write holds up only the threads that want that page.
 
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use jericho_shm::{Flags, Key};
 
-use crate::{Handle, Mounted, WriteMode, simulated};
+use crate::simulated::{self, LONG};
+use crate::{Handle, Mounted, WriteMode};
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 64;
 /// An owner number that no client has.
 const STOPPED: u16 = 700;
-/// Longest wait for an event that must happen.
-const LONG: Duration = Duration::from_secs(60);
 
 fn mounted() -> (Arc<Mounted>, Arc<Handle>) {
     let mounted = simulated::mount(&simulated::device());

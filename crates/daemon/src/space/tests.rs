@@ -1,17 +1,15 @@
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{ROOT, SetAttr};
-use jericho_shm::{Answer, Call, Segments};
+use jericho_shm::{Answer, Segments};
 
 use super::*;
-use crate::simulated;
-use crate::{Asker, WriteMode};
+use crate::WriteMode;
+use crate::simulated::{self, LONG};
 
 const PAGE: usize = PAGE_BYTES as usize;
-/// Longest wait for an event that must happen.
-const LONG: Duration = Duration::from_secs(60);
 const NEVER: Duration = Duration::from_secs(3600);
 /// A full volume with a file of one page. Its space belongs to a file that was removed and is still open.
 struct Full {
@@ -36,13 +34,7 @@ impl Full {
         };
         let written = full.write(0, &[1; PAGE]);
         assert_eq!(written.recv_timeout(LONG).unwrap().unwrap(), PAGE as u32);
-        let (mut at, mut len) = (0, 64 << 20);
-        while len >= PAGE_BYTES {
-            match full.mounted.try_fallocate(&full.removed, 0, at, len) {
-                Ok(()) => at += len,
-                Err(_) => len /= 2,
-            }
-        }
+        simulated::fill(&full.mounted, &full.removed);
         full.mounted.fs().unlink(ROOT, b"removed").unwrap();
         full
     }
@@ -77,30 +69,13 @@ impl Full {
     /// Makes a program an inline writer of the file.
     fn grant(&self) -> mpsc::Receiver<Answer> {
         let (tx, rx) = mpsc::channel();
-        let asker = Asker {
-            uid: jericho_sys::process::effective_uid(),
-            gid: 0,
-            thread: 0,
-        };
         let reply = move |answer| tx.send(answer).unwrap();
-        (self.mounted).call(
-            &self.file,
-            Call::Fast {
-                write: true,
-                thread: None,
-            },
-            asker,
-            reply,
-        );
+        (self.mounted).call(&self.file, simulated::WRITE, simulated::asker(), reply);
         rx
     }
 
     fn wait_for_waits(&self, count: usize) {
-        let begun = Instant::now();
-        while self.mounted.fs().space_waits() < count {
-            assert!(begun.elapsed() < LONG, "{count} requests do not wait");
-            std::thread::yield_now();
-        }
+        simulated::wait_until("requests wait", || self.mounted.fs().space_waits() >= count);
     }
 
     /// Closes the removed file: its space becomes free.
@@ -232,13 +207,7 @@ fn full_with_other(patience: Duration) -> (Full, Arc<Handle>) {
     mounted.try_fallocate(removed, punch, 0, 1 << 20).unwrap();
     mounted.fs().commit().unwrap();
     let other = simulated::create(mounted, b"other");
-    let (mut at, mut len) = (0, 1 << 20);
-    while len >= PAGE_BYTES {
-        match mounted.try_fallocate(&other, 0, at, len) {
-            Ok(()) => at += len,
-            Err(_) => len /= 2,
-        }
-    }
+    let at = simulated::fill(mounted, &other);
     assert!(at >= 1 << 19, "{at}");
     (full, other)
 }

@@ -1,18 +1,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use super::*;
-use crate::simulated;
+use crate::simulated::{self, LONG};
 
 #[test]
 fn a_write_that_fails_is_over_before_its_reply() {
     let device = simulated::device();
     let mounted = simulated::mount(&device);
     let handle = simulated::create(&mounted, b"f");
-    let long = Duration::from_secs(60);
     let written = simulated::write(&mounted, &handle, 0, &[1; PAGE], WriteMode::PLAIN);
-    assert_eq!(written.recv_timeout(long), Ok(PAGE as u32));
+    assert_eq!(written.recv_timeout(LONG), Ok(PAGE as u32));
     simulated::evict(&mounted, &handle);
     simulated::fail_reads(&device);
     let (tx, rx) = mpsc::channel();
@@ -24,5 +22,5 @@ fn a_write_that_fails_is_over_before_its_reply() {
         file.after_writings(move || seen.store(true, Ordering::Relaxed));
         let _ = tx.send((written.is_err(), is_over.load(Ordering::Relaxed)));
     });
-    assert_eq!(rx.recv_timeout(long), Ok((true, true)), "failed, and over");
+    assert_eq!(rx.recv_timeout(LONG), Ok((true, true)), "failed, and over");
 }

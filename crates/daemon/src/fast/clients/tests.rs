@@ -4,11 +4,10 @@ use std::time::Duration;
 use jericho_cache::{Intent, Slice};
 use jericho_fs::types::SetAttr;
 use jericho_shm::{Flags, Key, SlotInfo, State};
-use jericho_sys::process::uid;
 
 use super::*;
-use crate::fast::slots::tests::{Bed, wait_until};
-use crate::simulated::{CALLER, create};
+use crate::fast::slots::tests::Bed;
+use crate::simulated::{CALLER, create, wait_until};
 
 /// Progress of a client's write when the client dies or its file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,16 +53,7 @@ impl Programs {
     }
 
     fn admit(&self, owner: u16, area: Arc<Area>, writes: bool) {
-        let client = Client {
-            serial: self.number,
-            area,
-            peer: Peer {
-                pid: 0,
-                uid: uid(),
-                pidfd: std::fs::File::open("/dev/null").unwrap().into(),
-            },
-            writes,
-        };
+        let client = Client::for_test(self.number, area, 0, writes);
         self.fast().clients.lock().by_owner.insert(owner, client);
     }
 
@@ -431,12 +421,8 @@ fn a_process_without_a_number_here_gets_no_area_of_another() {
     let programs = Programs::new();
     let area = Arc::new(Area::create("test", 5).unwrap());
     // The number of every process of another pid namespace.
-    programs.admit(5, area, false);
-    let peer = Peer {
-        pid: 0,
-        uid: uid(),
-        pidfd: std::fs::File::open("/dev/null").unwrap().into(),
-    };
+    programs.admit(5, area.clone(), false);
+    let peer = Client::for_test(1, area, 0, false).peer;
     let request = jericho_shm::Request { owner: 5, token: 0 };
     let refused = programs.fast().enter(request, peer, 1);
     assert_eq!(refused, Err(libc::ESRCH));

@@ -1,46 +1,33 @@
 //! Clients that lend the locks of a write of which half is there; and reads that begin before a file has an inline writer.
 
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Area, Call, Flags, HELD_MAX, Key};
+use jericho_shm::{Area, Flags, HELD_MAX, Key};
 use jericho_sim::FaultPlan;
 use jericho_sys::files;
-use jericho_sys::handover::Peer;
 
 use super::*;
 use crate::fast::Waited;
 use crate::fast::clients::Client;
-use crate::fast::slots::tests::{Bed, asker};
+use crate::fast::slots::tests::Bed;
 use crate::handle::Handle;
-use crate::simulated;
+use crate::simulated::{self, LONG, WRITE, asker};
 use crate::write::WriteMode;
 
 const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: usize = 16;
-/// Longest wait for an event that must happen.
-const LONG: Duration = Duration::from_secs(60);
 /// An owner number that no client has.
 const STOPPED: u16 = 700;
 
 fn write(bed: &Bed, handle: &Arc<Handle>, at: usize, data: &[u8]) -> Receiver<u32> {
-    let (tx, rx) = channel();
-    let mode = WriteMode::PLAIN;
-    (bed.mounted).write(handle, at as u64, data, mode, move |written| {
-        let _ = tx.send(written.unwrap());
-    });
-    rx
+    simulated::write(&bed.mounted, handle, at as u64, data, WriteMode::PLAIN)
 }
 
 fn read(bed: &Bed, handle: &Arc<Handle>) -> Receiver<Vec<u8>> {
-    let (tx, rx) = channel();
-    let reply = move |read: jericho_fs::Result<usize>, buffer: Vec<u8>| {
-        let _ = tx.send(buffer[..read.unwrap()].to_vec());
-    };
-    let len = (PAGES * PAGE) as u32;
-    bed.mounted.read(handle, 0, len, false, vec![], reply);
-    rx
+    let bytes = (0, (PAGES * PAGE) as u32);
+    simulated::read(&bed.mounted, handle, bytes, false)
 }
 
 fn put(bed: &Bed, handle: &Handle, page: usize, byte: u8) {
@@ -72,16 +59,7 @@ impl Lender {
         let area = Arc::new(Area::create("test", owner).unwrap());
         fast.rings.add(owner, area.clone());
         let (block, _) = area.take_block(1, |_| false);
-        let client = Client {
-            serial: 1,
-            area: area.clone(),
-            peer: Peer {
-                pid: 0,
-                uid: jericho_sys::process::uid(),
-                pidfd: std::fs::File::open("/dev/null").unwrap().into(),
-            },
-            writes: true,
-        };
+        let client = Client::for_test(1, area.clone(), 0, true);
         fast.clients.lock().by_owner.insert(owner, client);
         Lender {
             bed,
@@ -215,11 +193,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
         // Copies the first pages, and waits for the latch.
         let seen = read(&bed, &handle);
         let (tx, rx) = channel();
-        let call = Call::Fast {
-            write: true,
-            thread: None,
-        };
-        (bed.mounted).call(&handle, call, asker(), move |answer| {
+        (bed.mounted).call(&handle, WRITE, asker(), move |answer| {
             tx.send(answer.status).unwrap();
         });
         assert_eq!(rx.recv_timeout(LONG), Ok(0));
@@ -275,11 +249,7 @@ fn a_read_that_waits_for_a_lent_word_keeps_no_other_word() {
         let second = Segments::of(1 << 16, 1 << 16);
         let held = slot.lock_range(second, lender.owner).unwrap();
         let reader = wait_alone(&lender, Segments::of(0, 1 << 17));
-        let begun = Instant::now();
-        while !keeps() {
-            assert!(begun.elapsed() < LONG, "it takes what is free");
-            std::thread::yield_now();
-        }
+        simulated::wait_until("it takes what is free", keeps);
         let since = files::coarse_realtime_ns();
         (lender.area.lent(lender.block)).lend(lender.bed.file.slot, &held, None, since);
         let begun = Instant::now();

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jericho_cache::Intent;
 use jericho_fs::types::{Kind, ROOT, SetAttr};
@@ -9,17 +9,8 @@ use jericho_sim::SimDevice;
 
 use super::*;
 use crate::fast::KernelCache;
-use crate::simulated::{self, CALLER, create, mount};
+use crate::simulated::{self, CALLER, READ, WRITE, asker, create, mount, wait_until};
 use crate::write::WriteMode;
-
-/// Longest wait for an event that must happen.
-pub(in crate::fast) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::yield_now();
-    }
-}
 
 /// A kernel whose `drop_pages` blocks once the test asks for it.
 #[derive(Default)]
@@ -46,14 +37,6 @@ pub(in crate::fast) struct Bed {
     pub file: Arc<SlotFile>,
 }
 
-pub(in crate::fast) fn asker() -> crate::Asker {
-    crate::Asker {
-        uid: jericho_sys::process::effective_uid(),
-        gid: 0,
-        thread: 0,
-    }
-}
-
 impl Bed {
     pub fn new() -> Bed {
         Bed::beside(Arc::new(()))
@@ -74,10 +57,7 @@ impl Bed {
             assert_eq!(answer.status, 0);
             answer
         };
-        call(Call::Fast {
-            write: true,
-            thread: None,
-        });
+        call(WRITE);
         let reserved = call(Call::Reserve {
             first: 0,
             pages: 16,
@@ -198,11 +178,7 @@ impl Bed {
     }
 
     fn grant(&self, handle: &Arc<Handle>) -> Arc<SlotFile> {
-        let call = Call::Fast {
-            write: false,
-            thread: None,
-        };
-        assert_eq!(self.ask(handle, call).status, 0);
+        assert_eq!(self.ask(handle, READ).status, 0);
         self.mounted.fast.slot_file(handle.file.ino()).unwrap()
     }
 
@@ -408,11 +384,7 @@ fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_oft
         let key = Key::new(bed.handle.file.ino(), page);
         memory.lookup(key).is_some()
     };
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while !(16..40).all(is_there) {
-        assert!(std::time::Instant::now() < deadline, "never reserved");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("they are reserved", || (16..40).all(is_there));
     assert!(!is_there(40) && !is_there(90));
     bed.mounted.close_file(&reading);
 }
@@ -471,10 +443,6 @@ const SET_ID: SetAttr = SetAttr {
     mtime: None,
     ctime: None,
     drop_set_id: false,
-};
-const WRITE: Call = Call::Fast {
-    write: true,
-    thread: None,
 };
 
 #[test]
@@ -677,11 +645,7 @@ fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
     let written = bed.append(&handle, b"record");
     assert!(written.try_recv().is_err());
     let (tx, answer) = mpsc::channel();
-    let call = Call::Fast {
-        write: true,
-        thread: None,
-    };
-    (bed.mounted).call(&handle, call, asker(), move |answer: Answer| {
+    (bed.mounted).call(&handle, WRITE, asker(), move |answer: Answer| {
         tx.send(answer).unwrap();
     });
     let slot_file = fast.slot_file(handle.file.ino()).unwrap();
@@ -751,11 +715,7 @@ fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
     let limit = Duration::from_secs(60);
     let ask = |handle: &Arc<Handle>| {
         let (tx, answer) = mpsc::channel();
-        let call = Call::Fast {
-            write: true,
-            thread: None,
-        };
-        (bed.mounted).call(handle, call, asker(), move |answer: Answer| {
+        (bed.mounted).call(handle, WRITE, asker(), move |answer: Answer| {
             tx.send(answer).unwrap();
         });
         answer
@@ -794,11 +754,7 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
     let bed = Bed::beside(kernel.clone());
     let (fast, limit) = (&bed.mounted.fast, Duration::from_secs(60));
     let first = bed.plain();
-    let write = Call::Fast {
-        write: true,
-        thread: None,
-    };
-    assert_eq!(bed.ask(&first, write).status, 0);
+    assert_eq!(bed.ask(&first, WRITE).status, 0);
     let (tx, rx) = mpsc::channel();
     let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read).unwrap();
     (bed.mounted).read(&first, 0, 4096, true, vec![], reply);
@@ -818,7 +774,7 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
         .open_file(first.file.ino(), false, true)
         .unwrap();
     let (tx, answer) = mpsc::channel();
-    (bed.mounted).call(&next, write, asker(), move |answer: Answer| {
+    (bed.mounted).call(&next, WRITE, asker(), move |answer: Answer| {
         tx.send(answer).unwrap();
     });
     let slot_file = fast.slot_file(next.file.ino()).unwrap();
@@ -841,17 +797,7 @@ fn what_a_new_writer_appends_is_kept_when_the_space_of_the_last_writer_is_taken_
     let (work, over) = mpsc::channel::<()>();
     fast.later(move || assert!(over.recv().is_err(), "the end of the work"));
     fast.release(&bed.mounted, &bed.handle);
-    assert_eq!(
-        bed.ask(
-            &next,
-            Call::Fast {
-                write: true,
-                thread: None
-            }
-        )
-        .status,
-        0
-    );
+    assert_eq!(bed.ask(&next, WRITE).status, 0);
     let reserve = Call::Reserve {
         first: 0,
         pages: 16,
@@ -881,13 +827,7 @@ fn a_file_may_get_a_slot_while_somebody_waits_for_space_for_it() {
     let bed = Bed::new();
     let (fs, handle) = (bed.mounted.fs(), bed.plain());
     let other = bed.plain_named(b"other");
-    let (mut at, mut len) = (0, 64 << 20);
-    while len >= PAGE_BYTES {
-        match fs.fallocate(&other.file, 0, at, len) {
-            Ok(()) => at += len,
-            Err(_) => len /= 2,
-        }
-    }
+    simulated::fill(&bed.mounted, &other);
     // The file's space may return, because the file is not closed.
     fs.unlink(ROOT, b"other").unwrap();
     fs.set_space_patience(Duration::from_secs(3600));

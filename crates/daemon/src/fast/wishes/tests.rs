@@ -2,12 +2,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use jericho_shm::{Call, SlotInfo};
-use jericho_sys::handover::Peer;
-use jericho_sys::process::uid;
 
 use super::*;
 use crate::fast::clients::Client;
-use crate::fast::slots::tests::{Bed, asker};
+use crate::fast::slots::tests::Bed;
+use crate::simulated::asker;
 use crate::write::WriteMode;
 
 /// A client that is this process.
@@ -36,16 +35,7 @@ impl Program {
         let fast = &bed.mounted.fast;
         let owner = fast.clients.lock().free_owner().unwrap();
         let area = Arc::new(Area::create("test", owner).unwrap());
-        let client = Client {
-            serial: 1,
-            area: area.clone(),
-            peer: Peer {
-                pid: std::process::id(),
-                uid: uid(),
-                pidfd: std::fs::File::open("/dev/null").unwrap().into(),
-            },
-            writes: true,
-        };
+        let client = Client::for_test(1, area.clone(), std::process::id(), true);
         fast.clients.lock().by_owner.insert(owner, client);
         Program { bed, owner, area }
     }
