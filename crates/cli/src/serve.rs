@@ -236,9 +236,7 @@ fn close(mounted: &Mounted) -> Result<(), Failure> {
 fn listen_for_signals(events: Sender<Event>) -> Result<(), Failure> {
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
-    std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || service::run(|| pass_signals_on(&mut signals, &events)))
+    service::spawn("signals", move || pass_signals_on(&mut signals, &events))
         .context("cannot start the thread that listens for signals")?;
     Ok(())
 }

@@ -35,7 +35,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
 use jericho_cache::Slice;
@@ -114,6 +114,7 @@ pub(crate) struct Fast {
     /// Lock order: taken after a slice's lock, which may be held while a client is revoked; never before one.
     clients: Mutex<Clients>,
     /// Number of times that the evictor or a close has looked into a client's area.
+    #[cfg(test)]
     visited: AtomicU64,
     rings: Rings,
     wishers: Wishers,
@@ -174,6 +175,7 @@ impl Fast {
             writes_withheld: 0.into(),
             writes_granted: 0.into(),
             clients: Mutex::new(Clients::default()),
+            #[cfg(test)]
             visited: 0.into(),
             rings: Rings::default(),
             wishers: Wishers::default(),
@@ -221,10 +223,6 @@ impl Fast {
     }
 }
 
-fn do_jobs(jobs: &Receiver<Job>) {
-    jobs.iter().for_each(|job| job());
-}
-
 impl Mounted {
     /// Opens the fast path: from now on programs may ask for inline access. `kernel`: who else caches what
     /// clients change.
@@ -264,44 +262,31 @@ impl Mounted {
             }));
         }
         let mut threads = fast.threads.lock();
-        let (sender, jobs) = channel();
+        let (sender, jobs) = channel::<Job>();
         *fast.jobs.lock() = Some(sender);
-        let thread = std::thread::Builder::new().name("fast-jobs".into());
-        threads.push(thread.spawn(move || service::run(|| do_jobs(&jobs)))?);
+        let body = move || jobs.iter().for_each(|job| job());
+        threads.push(service::spawn("fast-jobs", body)?);
         let (sender, reads) = channel();
         *fast.waits.lock() = Some(sender);
-        let thread = std::thread::Builder::new().name("fast-waits".into());
-        threads.push(thread.spawn(move || service::run(|| waits::serve(&reads)))?);
+        threads.push(service::spawn("fast-waits", move || waits::serve(&reads))?);
         let listener = jericho_sys::handover::Listener::bind(&jericho_shm::socket_name(
             fast.control.instance(),
         ))?;
         let mut admission = admission::Admission::new(fast, listener)?;
         let mounted = Arc::downgrade(self);
-        threads.push(
-            std::thread::Builder::new()
-                .name("fast-clients".into())
-                .spawn(move || service::run(|| admission.serve(&mounted)))?,
-        );
+        let body = move || admission.serve(&mounted);
+        threads.push(service::spawn("fast-clients", body)?);
         if fast.keeping.is_wanted() {
             let mounted = Arc::downgrade(self);
-            threads.push(
-                std::thread::Builder::new()
-                    .name("fast-keeper".into())
-                    .spawn(move || service::run(|| keeping::serve(&mounted)))?,
-            );
+            let body = move || keeping::serve(&mounted);
+            threads.push(service::spawn("fast-keeper", body)?);
         }
         let mounted = Arc::downgrade(self);
-        threads.push(
-            std::thread::Builder::new()
-                .name("mapped-pages".into())
-                .spawn(move || service::run(|| mapped::serve(&mounted, &*kernel)))?,
-        );
+        let body = move || mapped::serve(&mounted, &*kernel);
+        threads.push(service::spawn("mapped-pages", body)?);
         let mounted = Arc::downgrade(self);
-        threads.push(
-            std::thread::Builder::new()
-                .name("fast-rings".into())
-                .spawn(move || service::run(|| rings::serve(&mounted)))?,
-        );
+        let body = move || rings::serve(&mounted);
+        threads.push(service::spawn("fast-rings", body)?);
         drop(threads);
         fast.closing.store(false, Ordering::SeqCst);
         Ok(())
@@ -325,8 +310,8 @@ impl Mounted {
         fast.cut_all_off();
         // The slot's words cannot decide this, because clients can write them.
         fast.drain_all_rings();
-        for slot_file in fast.files.all(|_| true) {
-            self.settle(slot_file.file.ino());
+        for slot_file in fast.written_files() {
+            self.settle_file(&slot_file);
         }
         fast.hear();
     }

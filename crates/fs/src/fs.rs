@@ -135,9 +135,7 @@ impl Fs {
         });
         let start = |name: &str, run: fn(&Core)| {
             let core = core.clone();
-            std::thread::Builder::new()
-                .name(name.into())
-                .spawn(move || jericho_sys::service::run(|| run(&core)))
+            jericho_sys::service::spawn(name, move || run(&core))
                 .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))
         };
         let discarder = if core.discards.is_on() {

@@ -94,14 +94,11 @@ impl PoolQueue {
         };
         for index in 0..depth.clamp(1, THREADS_MAX) {
             let shared = Arc::clone(&queue.shared);
-            let thread = std::thread::Builder::new()
-                .name(format!("io-{index}"))
-                .spawn(move || service::run(|| shared.work()))
-                .map_err(|source| QueueError {
-                    action: "start threads",
-                    source,
-                })?;
-            queue.threads.push(thread);
+            let thread = service::spawn(format!("io-{index}"), move || shared.work());
+            queue.threads.push(thread.map_err(|source| QueueError {
+                action: "start threads",
+                source,
+            })?);
         }
         Ok(queue)
     }

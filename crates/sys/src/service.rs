@@ -1,8 +1,9 @@
 //! Threads that other threads depend on.
 
 use std::any::Any;
-use std::io::Write;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::JoinHandle;
 
 /// Runs the body of a thread that other threads depend on. A panic in it ends the process with a message. Without the
 /// thread the others would wait for ever, and its half-done work must not be used.
@@ -24,6 +25,15 @@ pub fn run<T>(body: impl FnOnce() -> T) -> T {
     }
 }
 
+/// Starts a thread that other threads depend on; see `run`.
+pub fn spawn(
+    name: impl Into<String>,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.into());
+    thread.spawn(|| run(body))
+}
+
 /// Returns the message of a panic.
 fn cause_of(cause: &(dyn Any + Send)) -> &str {
     let text = cause.downcast_ref::<&str>().copied();
@@ -38,6 +48,17 @@ mod tests {
     #[test]
     fn a_body_that_ends_well_gives_its_value() {
         assert_eq!(run(|| 7), 7);
+    }
+
+    #[test]
+    fn a_thread_runs_its_body_under_its_name() {
+        let (send, name) = std::sync::mpsc::channel();
+        let body = move || {
+            let name = std::thread::current().name().map(str::to_owned);
+            send.send(name).unwrap();
+        };
+        spawn("named", body).unwrap().join().unwrap();
+        assert_eq!(name.recv().unwrap().as_deref(), Some("named"));
     }
 
     #[test]

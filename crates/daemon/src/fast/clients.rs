@@ -138,6 +138,7 @@ impl Fast {
         let mut entries = vec![vec![]; self.slices.len()];
         let owners = self.slot(file).writers().owners();
         for area in owners.filter_map(|owner| self.rings.area(owner)) {
+            #[cfg(test)]
             self.visited.fetch_add(1, Relaxed);
             collect_intents(&area, &mut entries);
         }
@@ -151,6 +152,7 @@ impl Fast {
         let mut looked_at = Vec::with_capacity(clients.len());
         for (owner, area) in clients {
             let mut had_marks = false;
+            #[cfg(test)]
             self.visited.fetch_add(1, Relaxed);
             area.take_touched(|slice, entry| {
                 had_marks = true;
