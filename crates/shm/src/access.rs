@@ -52,20 +52,26 @@ pub(crate) fn try_read(
     Ok(same.then_some(()))
 }
 
-/// `copy` copies into the frame of `seen`, which a lookup found, under the page's latch; its error leaves the page
-/// as it was. `Some`: it is written, and was clean before, or not. `None`: another had the latch.
-#[inline]
+/// Writes a page under its latch. `seen` is the state that a lookup found, and `copy` copies into its frame; if `copy` fails, the page
+/// stays as it was. Returns whether the page was clean before, or `None` if another writer holds the latch. Fails with `NoRoom` if
+/// the page is clean and `has_room` returns false: the writer could not report that the page becomes dirty.
+#[inline(always)]
 pub(crate) fn try_write(
     entry: &Entry,
     seen: State,
     owner: u16,
+    has_room: impl FnOnce() -> bool,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {
-    // One comparison for a page that is as most pages that are written are.
+    // Most pages that are written are dirty already: one comparison for these.
     if !seen.is_ready_to_write() {
         check_writable(seen)?;
         if seen.has(Flags::LATCH) {
             return Ok(None);
+        }
+        // Before the latch, which is taken in the state `seen` only.
+        if !seen.has(Flags::DIRTY) && !has_room() {
+            return Err(Miss::NoRoom);
         }
     }
     write_free(entry, seen, owner, copy)

@@ -16,7 +16,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_sys::memory::Mapping;
 
 use crate::access::{before_fill, check_writable, try_read, try_write, try_write_own};
-use crate::entry::{Entry, Flags, Key, State};
+use crate::entry::{Entry, Key, State};
 use crate::intent::Writer;
 use crate::prefetch;
 
@@ -539,17 +539,15 @@ impl SliceMemory {
         still: impl Fn() -> bool,
     ) -> Result<Option<bool>, Miss> {
         let seen = found.state;
-        // Reads this before the latch, which is taken in this state only. A page that was dirty needs no report.
-        if !seen.is_ready_to_write() && !seen.has(Flags::DIRTY) && !writer.can_report() {
-            return Err(Miss::NoRoom);
-        }
         writer.about_to_latch(found.index);
         // Before the latch: its locked instruction lets no access of the copy pass it.
         self.fetch(seen.frame(), offset, data.len());
-        let written = try_write(entry, seen, writer.owner(), |frame| match still() {
+        let has_room = || writer.can_report();
+        let copy = |frame| match still() {
             true => self.overwrite(frame, offset, data),
             false => Err(Miss::Changed),
-        });
+        };
+        let written = try_write(entry, seen, writer.owner(), has_room, copy);
         if written == Err(Miss::Broken) {
             self.put_copied(seen.frame());
         }

@@ -187,15 +187,21 @@ impl Slice {
         still: impl Fn() -> bool,
     ) -> Result<Option<bool>, Miss> {
         let seen = self.entry().find(key(1)).ok_or(Miss::Absent)?;
-        try_write(self.entry(), seen, owner, |frame| {
-            if !still() {
-                return Err(Miss::Changed);
-            }
-            for (at, word) in words {
-                self.put_word(frame, *at, *word);
-            }
-            Ok(())
-        })
+        try_write(
+            self.entry(),
+            seen,
+            owner,
+            || true,
+            |frame| {
+                if !still() {
+                    return Err(Miss::Changed);
+                }
+                for (at, word) in words {
+                    self.put_word(frame, *at, *word);
+                }
+                Ok(())
+            },
+        )
     }
 
     /// Writes, however often that takes.

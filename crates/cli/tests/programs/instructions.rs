@@ -15,7 +15,7 @@ const PAGE: u32 = 4096;
 const TIMES: u64 = 40_000;
 /// Instructions that a read and a write of a cached page may cost beside the copy of its bytes.
 const READ_MOST: u64 = 250;
-const WRITE_MOST: u64 = 420;
+const WRITE_MOST: u64 = 340;
 /// Locked instructions of a write: its page's latch is taken and given back.
 const LATCH: f64 = 2.0;
 /// Locked instructions of each round that may come from what happens now and then: the page was written back and is clean, the thread
