@@ -55,7 +55,7 @@ use clients::Clients;
 use files::Files;
 pub use keeping::KeeperCommand;
 use keeping::Keeping;
-pub(crate) use range::{Alone, ReadGuard};
+pub(crate) use range::{LockedOut, ReadGuard};
 use rings::{Rings, Unreported};
 pub(crate) use slots::{Grants, SlotFile};
 use tokens::Tokens;

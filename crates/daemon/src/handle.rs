@@ -21,7 +21,7 @@ pub struct Handle {
     sync: AtomicU8,
     /// Reads change no access time (O_NOATIME).
     no_access_time: AtomicBool,
-    /// User whose program last asked for something that takes space.
+    /// User of the last request that needs space.
     user: AtomicU32,
     /// Inline access. Its lock comes before those of the fast path.
     pub(crate) grants: Mutex<Grants>,
@@ -50,7 +50,7 @@ impl Handle {
         grants.is_none_or(|grants| grants.write)
     }
 
-    /// Sets the user whose requests through this handle count as theirs if they wait for space.
+    /// Sets the user to whom waits for space through this handle are charged.
     #[inline]
     pub fn set_user(&self, user: u32) {
         if self.user() != user {

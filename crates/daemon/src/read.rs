@@ -9,7 +9,7 @@ use jericho_fs::fs::File;
 use jericho_fs::types::Ino;
 use jericho_shm::{Segments, Turns};
 
-use crate::fast::{Alone, ReadGuard, SlotFile, Waited};
+use crate::fast::{LockedOut, ReadGuard, SlotFile, Waited};
 use crate::handle::Handle;
 use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
@@ -22,10 +22,10 @@ const FIRST_WRITER_TRIES: u32 = 100;
 /// Furthest that is read ahead of a reader: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
 
-/// What the calling thread may do for a read over several pages that writers interfere with.
+/// What to do when writers interfere with a read over several pages.
 enum May {
-    /// Nothing but leave it to another thread.
-    GoOn,
+    /// Return the read to the caller.
+    Leave,
     /// Wait for an inline writer, but for no other request: it serves requests itself.
     Block,
     /// Read at once: it has waited already, and relies on this.
@@ -65,7 +65,7 @@ struct Waiting<B, R> {
 
 /// How a read knows that it has seen no half of an inline write over several pages.
 enum Whole {
-    /// It does not: it is of one page, or nothing more is promised.
+    /// No promise: the read is of one page, or it gave up.
     Unknown,
     /// The file had no inline writer when `File::first_writers` gave this number.
     Unwritten(u64),
@@ -142,13 +142,13 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         if !fills_page_cache {
-            return self.read_or_leave(handle, offset, len, None, May::GoOn, buffer, reply);
+            return self.read_or_leave(handle, offset, len, None, May::Leave, buffer, reply);
         }
         let (mapped, may_go_on) = self.mapped.try_begin_fill(&handle.file);
         if !may_go_on || !self.try_begin_fill(handle) {
             return Some((buffer, reply));
         }
-        self.read_or_leave(handle, offset, len, Some(mapped), May::GoOn, buffer, reply)
+        self.read_or_leave(handle, offset, len, Some(mapped), May::Leave, buffer, reply)
     }
 
     /// Reads as both callers above do. `mapped`: set when the bytes are for the page cache.
@@ -187,7 +187,7 @@ impl Mounted {
         };
         let several = is_over_several_pages(offset, len as u64);
         let segments = Segments::of(offset, len as u64);
-        let may_block = !matches!(may, May::GoOn);
+        let may_block = !matches!(may, May::Leave);
         let mut found = match may {
             May::Now(whole) => Some((read(), whole)),
             _ if several => self.read_whole(file, segments, &mut read),
@@ -196,21 +196,23 @@ impl Mounted {
         if found.is_none() && !may_block {
             return Some((buffer, reply));
         }
-        while found.is_none() {
+        let (done, whole) = loop {
+            if let Some(found) = found {
+                break found;
+            }
             found = match self.lock_out(ino, segments) {
-                Some(Alone::Yes(guard)) if mapped.is_none() => {
+                Some(LockedOut::Locked(guard)) if mapped.is_none() => {
                     Some((read(), Whole::Alone { _guard: guard }))
                 }
                 // The kernel may wait for a read into its page cache before it sends the write that ends what a client has begun.
-                Some(Alone::Later) if mapped.is_none() => {
+                Some(LockedOut::Lent) if mapped.is_none() => {
                     self.read_apart(handle, offset, len, buffer, reply);
                     return None;
                 }
                 Some(_) => Some((read(), Whole::Unknown)),
                 None => self.read_whole(file, segments, &mut read),
             };
-        }
-        let (done, whole) = found.expect("the loop ends with one");
+        };
         self.accessed(home, offset, len);
         if mapped.is_none() {
             count(slice, offset, done, len);
@@ -267,7 +269,7 @@ impl Mounted {
     }
 
     /// Locks the inline writers of a file out. Returns `None` when it has none any more.
-    fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments) -> Option<Alone> {
+    fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments) -> Option<LockedOut> {
         let written = self.fast.written_file(ino)?;
         Some(ReadGuard::take(self, &written, segments))
     }
@@ -290,7 +292,7 @@ impl Mounted {
             let may = match waited {
                 Waited::Alone(guard) => May::Now(Whole::Alone { _guard: guard }),
                 Waited::GaveUp => May::Now(Whole::Unknown),
-                Waited::Unwritten => May::GoOn,
+                Waited::Unwritten => May::Leave,
             };
             let left = mounted.read_or_leave(&handle, offset, len as u32, None, may, buffer, reply);
             if let Some((buffer, reply)) = left {
@@ -396,8 +398,8 @@ where
         });
     }
 
-    /// Begins anew, after the bytes were found to be of more than one instant.
-    fn begin_anew(mut self) {
+    /// Restarts the read, because its bytes mix states before and after a write.
+    fn restart(mut self) {
         self.done = 0;
         let (ino, segments) = (
             self.handle.file.ino(),
@@ -445,7 +447,7 @@ where
         // The kernel may wait for what it reads into its page cache before it sends the writes that this would wait for.
         let may_restart = self.mapped.is_none() || self.tries > 0;
         if may_restart && !self.whole.is_so(&self.mounted, &self.handle.file) {
-            return self.begin_anew();
+            return self.restart();
         }
         drop(self.whole);
         let len = finish(&self.mounted, &self.handle, self.offset, self.len);

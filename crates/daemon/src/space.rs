@@ -97,9 +97,8 @@ impl SpaceWaits {
         self.ended.wait_while(&mut state, is_busy);
     }
 
-    /// Has the job run in its turn. Waits while too much data waits. Returns the job when the mount ends or no thread can be
-    /// started.
-    fn take_turn(mounted: &Arc<Mounted>, bytes: usize, job: Job) -> std::result::Result<(), Job> {
+    /// Has the job run in its turn. Waits while too much data waits. Returns false when the mount ends or no thread can be started.
+    fn take_turn(mounted: &Arc<Mounted>, bytes: usize, job: Job) -> bool {
         let waits = &mounted.space_waits;
         let mut state = waits.state.lock();
         let is_much = |state: &mut State| {
@@ -108,19 +107,19 @@ impl SpaceWaits {
         };
         waits.ended.wait_while(&mut state, is_much);
         if state.closed {
-            return Err(job);
+            return false;
         }
         if !state.turns.is_running {
             let own = mounted.clone();
             let thread = std::thread::Builder::new().name("space-turns".into());
             if thread.spawn(move || own.space_waits.run_turns()).is_err() {
-                return Err(job);
+                return false;
             }
             state.turns.is_running = true;
         }
         state.turns.waiting.push_back((bytes, job));
         state.turns.bytes += bytes;
-        Ok(())
+        true
     }
 
     fn run_turns(&self) {
@@ -296,7 +295,7 @@ impl Mounted {
                 let thread = std::thread::Builder::new().name("space-wait".into());
                 thread.spawn(body).is_ok()
             }
-            false => SpaceWaits::take_turn(self, bytes, body).is_ok(),
+            false => SpaceWaits::take_turn(self, bytes, body),
         };
         if !is_running {
             let reply = kept.lock().take();

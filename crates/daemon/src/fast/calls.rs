@@ -205,8 +205,8 @@ impl Mounted {
         }
     }
 
-    /// Grants a handle inline access to its file, without waiting. The answer comes with the file's slot if the handle is its first
-    /// writer: `begin_inline_writes` is to be called with it. Fails as `Fast::grant`.
+    /// Grants a handle inline access without waiting. Returns the slot too if the handle is the file's first writer; the caller then calls
+    /// `begin_inline_writes`. Fails as `Fast::grant`.
     pub(super) fn grant_slot(
         &self,
         handle: &Handle,

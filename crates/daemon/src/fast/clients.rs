@@ -66,7 +66,7 @@ pub(crate) struct Clients {
     next: u16,
     /// Owner number from which the next round looks for reference marks in turn.
     marks_from: u16,
-    /// Clients that had new reference marks lately, with the number of rounds without any until they wait for their turn again.
+    /// Clients with recent reference marks, and the rounds left until they wait for their turn again.
     marked: BTreeMap<u16, u8>,
     /// Pages accessed locally and remotely by clients that have ended, by slice.
     past: HashMap<u16, (u64, u64)>,
@@ -145,8 +145,8 @@ impl Fast {
         entries
     }
 
-    /// Collects the reference marks of clients that may not write reference ages: of those that had new marks lately, and of some
-    /// others in turn. The evictor calls this before it chooses victims.
+    /// Collects the reference marks of clients that may not write reference ages: of clients with recent marks, and of some others in
+    /// turn. The evictor calls this before it chooses victims.
     pub(super) fn take_touched(&self) {
         let clients = self.clients.lock().next_marked();
         let mut looked_at = Vec::with_capacity(clients.len());
@@ -171,8 +171,8 @@ impl Fast {
         }
     }
 
-    /// A client is gone: its latches and locks are opened, its pages and its number taken back. The thread that calls this is also the one that
-    /// admits clients, so no other client has the number before the locks are open.
+    /// Frees the latches, locks, pages and owner number of a dead client. The same thread admits clients, so no new client gets the number
+    /// before the locks are open.
     pub(super) fn bury(&self, owner: u16) {
         // The client may have died before it set its bit in the report words, so its ring is drained in any case.
         self.rings.drain(self, owner);
@@ -259,31 +259,32 @@ impl Fast {
         pid != 0 && thread != 0 && std::path::Path::new(&task()).exists()
     }
 
-    /// Returns whether the client that holds a lock of a file as `held` lends it: it has written half of something, and waits for a write of the
-    /// daemon that ends that.
+    /// Returns whether a client lends the lock that it holds as `held`: the client has made half of a write and waits for the daemon to write
+    /// the rest.
     pub(super) fn lends(&self, file: &SlotFile, lock: SlotLock, held: Holding) -> bool {
         let now = files::coarse_realtime_ns();
         self.with_area(held.owner(), |area| area.lends(file.slot, lock, held, now))
+            .unwrap_or(false)
     }
 
-    /// Returns whether the client has the lock on loan, however long.
+    /// Returns whether the client has lent the lock, regardless of how long ago.
     pub(super) fn has_lent(&self, file: &SlotFile, lock: SlotLock, held: Holding) -> bool {
         self.with_area(held.owner(), |area| area.has_lent(file.slot, lock, held))
+            .unwrap_or(false)
     }
 
-    /// Counts that a word of a file was borrowed, which a client holds as `held`, before it is given back.
+    /// Records that the daemon borrowed a word that a client holds as `held`. Called before the word is given back.
     pub(super) fn note_borrowed(&self, file: &SlotFile, word: usize, held: Holding) {
         self.with_area(held.owner(), |area| {
-            area.note_borrowed(file.slot, word, held);
-            true
+            area.note_borrowed(file.slot, word, held)
         });
     }
 
-    /// Asks the area of a client that writes. Returns false when there is no such client.
-    fn with_area(&self, owner: u16, ask: impl FnOnce(&Area) -> bool) -> bool {
+    /// Returns what `ask` returns for the area of a client that writes, or `None` when there is no such client.
+    fn with_area<T>(&self, owner: u16, ask: impl FnOnce(&Area) -> T) -> Option<T> {
         let clients = self.clients.lock();
-        let client = clients.by_owner.get(&owner);
-        client.is_some_and(|client| client.writes && ask(&client.area))
+        let client = clients.by_owner.get(&owner)?;
+        client.writes.then(|| ask(&client.area))
     }
 
     /// Whether a process is on the fast path.

@@ -43,7 +43,7 @@ impl Files {
         self.part(ino).read().get(&ino).cloned()
     }
 
-    /// Returns those of the files that `is_wanted`, of one instant in each part only.
+    /// Returns the files for which `is_wanted` returns true. Each part is read at a different moment.
     pub fn all(&self, is_wanted: impl Fn(&SlotFile) -> bool) -> Vec<Arc<SlotFile>> {
         let mut found = Vec::new();
         for Locked(part) in &self.0 {

@@ -45,31 +45,20 @@ impl RangeHolders {
         slot.take_range_noted(segments, OWNER_DAEMON, lends, kept, |word| self.note(word))
     }
 
-    /// Takes the words for a read, to lock writers out. May wait one second for a writer that was stopped.
+    /// Takes the words for a read, to lock writers out. May wait one second for a writer that was stopped. Takes only some of them when a
+    /// write of the daemon keeps one for that long.
     pub fn lock_out(
         &self,
         slot: &Slot,
         segments: Segments,
         lends: impl FnMut(usize, Holding) -> bool,
-        is_lent: impl FnMut(usize, Holding) -> bool,
-    ) -> LockedOut {
+    ) -> RangeTaken {
         // A daemon thread that holds a word this long is waiting for a device, and perhaps for this thread.
         let kept = |word| match self.has(word) {
             true => Kept::GiveUp,
             false => Kept::TakeAway,
         };
-        let note = |word| self.note(word);
-        let taken = slot.take_range_noted(segments, OWNER_DAEMON, lends, kept, note);
-        let borrowed = taken.has_borrowed();
-        if taken.is_all() && !borrowed {
-            return LockedOut::Locked(Box::new(taken));
-        }
-        self.unlock(slot, &taken, is_lent);
-        match borrowed {
-            // Half of a write is there, so this is no time to read.
-            true => LockedOut::Lent,
-            false => LockedOut::GaveUp,
-        }
+        slot.take_range_noted(segments, OWNER_DAEMON, lends, kept, |word| self.note(word))
     }
 
     /// Records a word as soon as it is taken: another thread of the daemon that waits for the word must not take it away while its holder
@@ -114,17 +103,6 @@ impl RangeHolders {
     }
 }
 
-/// What came of locking writers out.
-#[derive(Debug)]
-pub(crate) enum LockedOut {
-    /// Nobody writes over several pages until these words are released.
-    Locked(Box<RangeTaken>),
-    /// A client lends a word: nobody must read until a write of the daemon has ended what the client has begun.
-    Lent,
-    /// A write of the daemon keeps a word, and waits for a device.
-    GaveUp,
-}
-
 impl Fast {
     /// Takes the words of a file that a write of the daemon covers; see `RangeHolders::lock`.
     pub(super) fn lock_range(&self, file: &SlotFile, segments: Segments) -> RangeTaken {
@@ -136,7 +114,13 @@ impl Fast {
         taken
     }
 
-    /// Releases what `lock_range` took, in any thread.
+    /// Takes the words of a file for a read; see `RangeHolders::lock_out`.
+    fn lock_out(&self, file: &SlotFile, segments: Segments) -> RangeTaken {
+        let lends = |word, held| self.lends(file, SlotLock::Word(word), held);
+        file.range.lock_out(self.slot(file), segments, lends)
+    }
+
+    /// Releases what `lock_range` or `lock_out` took, in any thread.
     pub(super) fn unlock_range(&self, file: &SlotFile, taken: &RangeTaken) {
         let is_lent = |word, held| self.has_lent(file, SlotLock::Word(word), held);
         file.range.unlock(self.slot(file), taken, is_lent);
@@ -150,30 +134,33 @@ pub(crate) struct ReadGuard {
     range: Box<RangeTaken>,
 }
 
-/// What came of a read that wants to be alone.
-pub(crate) enum Alone {
-    /// It is.
-    Yes(ReadGuard),
-    /// It has to wait for another request, which a thread that serves requests must not do.
-    Later,
-    /// It reads beside a write of the daemon that waits for a device.
-    No,
+/// The result of `ReadGuard::take`.
+pub(crate) enum LockedOut {
+    /// Writers are locked out.
+    Locked(ReadGuard),
+    /// A client lends a word: a read has to wait for the request that ends what the client has begun. A thread that serves requests must not.
+    Lent,
+    /// A write of the daemon keeps a word, and waits for a device.
+    GaveUp,
 }
 
 impl ReadGuard {
     /// Locks writers out of a range.
-    pub fn take(mounted: &Arc<Mounted>, file: &Arc<SlotFile>, segments: Segments) -> Alone {
-        let fast = &mounted.fast;
-        let lends = |word, held| fast.lends(file, SlotLock::Word(word), held);
-        let is_lent = |word, held| fast.has_lent(file, SlotLock::Word(word), held);
-        match (file.range).lock_out(fast.slot(file), segments, lends, is_lent) {
-            LockedOut::Locked(range) => Alone::Yes(ReadGuard {
-                mounted: mounted.clone(),
-                file: file.clone(),
-                range,
-            }),
-            LockedOut::Lent => Alone::Later,
-            LockedOut::GaveUp => Alone::No,
+    pub fn take(mounted: &Arc<Mounted>, file: &Arc<SlotFile>, segments: Segments) -> LockedOut {
+        let taken = mounted.fast.lock_out(file, segments);
+        let (is_all, is_lent) = (taken.is_all(), taken.has_borrowed());
+        let guard = ReadGuard {
+            mounted: mounted.clone(),
+            file: file.clone(),
+            range: Box::new(taken),
+        };
+        // Otherwise the guard gives back the words that were taken.
+        if is_lent {
+            LockedOut::Lent
+        } else if is_all {
+            LockedOut::Locked(guard)
+        } else {
+            LockedOut::GaveUp
         }
     }
 }
@@ -184,22 +171,22 @@ impl Drop for ReadGuard {
     }
 }
 
-/// The words of a range, of which a read takes more at each look and waits for none. It keeps no word while a client lends one of the others:
-/// the lender's request may come after the request of somebody who waits for that word.
+/// Takes the words of a range over several polls, without blocking. Holds no word while a client lends another one: the kernel may serve a
+/// request that waits for the word before the lender's request.
 pub(super) struct Gathering {
     mounted: Arc<Mounted>,
     file: Arc<SlotFile>,
     segments: Segments,
     taken: Box<RangeTaken>,
-    /// How each word was held at the last look, and since when.
+    /// How each word was held at the last poll, and since when.
     seen: [Option<(Holding, Instant)>; WORDS],
 }
 
-/// What came of a look.
+/// The result of one poll.
 pub(super) enum Gathered {
     /// All words are held.
     All(ReadGuard),
-    /// Others hold some.
+    /// Other threads hold some words.
     Some,
     /// A write of the daemon keeps a word, and waits for a device.
     GaveUp,
@@ -222,7 +209,7 @@ impl Gathering {
     }
 
     /// Takes more words. Takes a word away from a client that has kept it too long and does not lend it.
-    pub fn look(&mut self) -> Gathered {
+    pub fn poll(&mut self) -> Gathered {
         let (mounted, file) = (self.mounted.clone(), self.file.clone());
         let slot = mounted.fast.slot(&file);
         let (now, mut is_lent) = (Instant::now(), false);
@@ -251,16 +238,20 @@ impl Gathering {
         match slot.try_range(&mut self.taken, self.segments, OWNER_DAEMON, kept, note) {
             Ok(()) => Gathered::All(ReadGuard {
                 mounted,
-                file: file.clone(),
-                range: std::mem::replace(&mut self.taken, Box::new(RangeTaken::none())),
+                file,
+                range: self.take(),
             }),
             Err(Kept::GiveUp) => Gathered::GaveUp,
             Err(_) => Gathered::Some,
         }
     }
 
+    fn take(&mut self) -> Box<RangeTaken> {
+        std::mem::replace(&mut self.taken, Box::new(RangeTaken::none()))
+    }
+
     fn give_back(&mut self) {
-        let taken = std::mem::replace(&mut *self.taken, RangeTaken::none());
+        let taken = self.take();
         self.mounted.fast.unlock_range(&self.file, &taken);
     }
 }
@@ -356,10 +347,11 @@ mod tests {
                 let seen = holders.try_read_whole(slot, segments, read);
                 let alone = || {
                     let none = |_, _| false;
-                    let LockedOut::Locked(taken) = holders.lock_out(slot, segments, none, none)
-                    else {
-                        panic!("no other thread of the daemon is there, and nobody lends");
-                    };
+                    let taken = holders.lock_out(slot, segments, none);
+                    assert!(
+                        taken.is_all() && !taken.has_borrowed(),
+                        "no other thread of the daemon is there, and nobody lends"
+                    );
                     let seen = read();
                     holders.unlock(slot, &taken, none);
                     seen

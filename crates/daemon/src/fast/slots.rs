@@ -40,8 +40,8 @@ pub(crate) struct SlotFile {
     pub extend: Extend,
     /// The daemon's hold on the words of the range lock.
     pub range: RangeHolders,
-    /// The log has been told that a client claims a size that it cannot have written.
-    told: AtomicBool,
+    /// The daemon has logged that a client claims a size beyond the reserved space.
+    size_warned: AtomicBool,
     /// Held while a writable handle is released.
     closing: Mutex<()>,
     free: Arc<Mutex<FreeSlots>>,
@@ -152,7 +152,8 @@ impl Fast {
     /// Grants a handle inline access to its file. Returns the slot and whether the handle is the file's first writer. Fails
     /// with `Slots` when no slot is free, with `SetId` when the handle wants to write and the file may have set-id bits or
     /// capabilities, with `Mapped` while there is another reason against inline access, and with `Busy` when the file has no slot and gets
-    /// none during a change; see `await_changes`. Who is refused counts nowhere, so the file's next writer is its first one.
+    /// none during a change; see `await_changes`. A refused handle is not counted, so the file's next writer is its
+    /// first one.
     pub fn grant(
         &self,
         file: &Arc<File>,
@@ -176,7 +177,7 @@ impl Fast {
                 let slot = slot.ok_or(Refusal::Slots)?;
                 let made = Arc::new(SlotFile {
                     slot,
-                    told: AtomicBool::new(false),
+                    size_warned: AtomicBool::new(false),
                     closing: Mutex::default(),
                     free: self.free.clone(),
                     file: file.clone(),
@@ -422,7 +423,7 @@ impl Mounted {
             let promised = file.promised_end_page() * PAGE_BYTES;
             let end = size.min(promised);
             if size > promised {
-                self.tell_of_size(slot_file, changes.size, promised);
+                self.warn_of_size(slot_file, changes.size, promised);
             }
             if end > file.size() {
                 // A truncation increments the truncation count before it changes the size. Both happen under the lock
@@ -444,11 +445,11 @@ impl Mounted {
         true
     }
 
-    /// Tells the log that a client claims a size beyond the space that is reserved, once for each slot of a file. The size may be any
-    /// of its writers'. Not when the file was truncated in between: the reserved space is newer than the size then.
-    fn tell_of_size(&self, slot_file: &SlotFile, claimed: SizeWord, promised: u64) {
+    /// Logs, once per slot, that a client claims a size beyond the reserved space. Any of the file's writers may have claimed it. Logs nothing
+    /// if the file was truncated since: the reserved space is then newer than the size.
+    fn warn_of_size(&self, slot_file: &SlotFile, claimed: SizeWord, promised: u64) {
         let now = self.fast.slot(slot_file).size();
-        if now.same_cuts(claimed) && !slot_file.told.swap(true, Ordering::Relaxed) {
+        if now.same_cuts(claimed) && !slot_file.size_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 ino = slot_file.file.ino(),
                 claimed = claimed.bytes(),

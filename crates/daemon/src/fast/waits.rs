@@ -1,6 +1,6 @@
-//! Reads that wait for the end of a loan: a client has written half of something, and waits for a request that ends it.
+//! Reads that wait for the end of a loan: a client has made half of a write, and a later request ends it.
 //!
-//! One thread, which serves no requests, looks at all of them from time to time and blocks for none.
+//! One thread, which serves no requests, polls all of them and blocks for none.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -12,10 +12,10 @@ use jericho_shm::{Segments, WAIT_MAX};
 use super::range::{Gathered, Gathering, ReadGuard};
 use crate::mounted::Mounted;
 
-/// Time between two looks at the reads that wait.
-const LOOK: Duration = Duration::from_millis(10);
+/// Time between two polls of the reads that wait.
+const POLL: Duration = Duration::from_millis(10);
 
-/// What came of waiting.
+/// The result of the wait.
 pub(crate) enum Waited {
     /// Writers over several pages are locked out.
     Alone(ReadGuard),
@@ -36,8 +36,8 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Looks once. Returns `None` if the read has to wait on.
-    fn look(&mut self) -> Option<Waited> {
+    /// Polls once. Returns `None` if the read has to wait on.
+    fn poll(&mut self) -> Option<Waited> {
         let fast = &self.mounted.fast;
         let Some(file) = fast.written_file(self.ino) else {
             return Some(Waited::Unwritten);
@@ -46,7 +46,7 @@ impl Waiting {
             Some(gathering) if gathering.is_of(&file) => gathering,
             other => other.insert(Gathering::new(&self.mounted, file, self.segments)),
         };
-        match gathering.look() {
+        match gathering.poll() {
             Gathered::All(guard) => Some(Waited::Alone(guard)),
             Gathered::GaveUp => Some(Waited::GaveUp),
             Gathered::Some if Instant::now() >= self.until => Some(Waited::GaveUp),
@@ -56,7 +56,7 @@ impl Waiting {
 
     /// Returns the read if it has to wait on.
     fn go_on(mut self: Box<Self>) -> Option<Box<Self>> {
-        let Some(waited) = self.look() else {
+        let Some(waited) = self.poll() else {
             return Some(self);
         };
         self.end(waited);
@@ -69,7 +69,7 @@ impl Waiting {
     }
 
     fn end_now(mut self: Box<Self>) {
-        let waited = self.look().unwrap_or(Waited::GaveUp);
+        let waited = self.poll().unwrap_or(Waited::GaveUp);
         self.end(waited);
     }
 }
@@ -103,7 +103,7 @@ impl Mounted {
     }
 }
 
-/// Looks at the reads until the volume closes, which ends those that wait.
+/// Polls the reads until the volume closes, which ends those that wait.
 pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
     let mut all: Vec<Box<Waiting>> = vec![];
     let mut next = Instant::now();
@@ -115,7 +115,7 @@ pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
         match received {
             Ok(waiting) => {
                 if all.is_empty() {
-                    next = Instant::now() + LOOK;
+                    next = Instant::now() + POLL;
                 }
                 all.extend(waiting.go_on());
             }
@@ -124,7 +124,7 @@ pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
         }
         if Instant::now() >= next {
             all = all.into_iter().filter_map(Waiting::go_on).collect();
-            next = Instant::now() + LOOK;
+            next = Instant::now() + POLL;
         }
     }
     all.into_iter().for_each(Waiting::end_now);

@@ -155,8 +155,8 @@ impl Mounted {
         self.fast.wishers.entry(asker.thread).is_some()
     }
 
-    /// Grants the handle a slot if the calling thread has left a wish for its file. To be called before the reply. The grant never waits: the
-    /// thread asks by an ioctl later when it would have to.
+    /// Grants the handle a slot if the calling thread has left a wish for its file. Call it before the reply. Never waits: if the grant
+    /// would have to wait, the thread asks by an ioctl later.
     #[inline]
     pub fn answer_wish(self: &Arc<Self>, handle: &Arc<Handle>, asker: Asker, served: Served) {
         if let Some(entry) = self.fast.wishers.entry(asker.thread)

@@ -230,7 +230,7 @@ fn a_size_that_was_seen_before_a_truncation_does_not_make_the_file_longer_after_
 #[test]
 fn a_size_that_no_client_can_have_written_is_told_of_once_and_not_believed() {
     let bed = Bed::new();
-    let told = || bed.file.told.load(Ordering::Relaxed);
+    let told = || bed.file.size_warned.load(Ordering::Relaxed);
     bed.extend(16 * PAGE_BYTES);
     bed.mounted.settle(bed.handle.file.ino());
     assert!(!told());
