@@ -2,8 +2,8 @@
 //! description's own.
 
 use std::ffi::{c_int, c_uint};
-use std::mem::MaybeUninit;
 
+use jericho_client::fd;
 use libc::{off_t, size_t, ssize_t};
 
 use crate::death::checked_both;
@@ -27,18 +27,10 @@ fn share_unless_given(fd: c_int, offset: *mut off_t) {
     }
 }
 
-/// Makes the kernel refresh the size of the source file. The kernel copies nothing beyond the size that it knows. That size may be older
-/// than the latest inline writes of this program or another: the copy would then end too early, without an error.
-fn refresh_size(fd: c_int) {
-    let mut out = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the kernel fills `out`, and no code reads it.
-    errno::kept(|| unsafe { real::fstat(fd, out.as_mut_ptr()) });
-}
-
 pub unsafe fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     share(out);
     share_unless_given(from, offset);
-    refresh_size(from);
+    errno::kept(|| fd::refresh_size(from));
     // SAFETY: the caller's arguments.
     checked_both(from, out, unsafe {
         real::sendfile(out, from, offset, count)
@@ -55,7 +47,7 @@ pub unsafe fn copy_file_range(
 ) -> ssize_t {
     share_unless_given(from, from_offset);
     share_unless_given(to, to_offset);
-    refresh_size(from);
+    errno::kept(|| fd::refresh_size(from));
     // SAFETY: the caller's arguments.
     checked_both(from, to, unsafe {
         real::copy_file_range(from, from_offset, to, to_offset, count, flags)
@@ -72,7 +64,7 @@ pub unsafe fn splice(
 ) -> ssize_t {
     share_unless_given(from, from_offset);
     share_unless_given(to, to_offset);
-    refresh_size(from);
+    errno::kept(|| fd::refresh_size(from));
     // SAFETY: the caller's arguments.
     checked_both(from, to, unsafe {
         real::splice(from, from_offset, to, to_offset, count, flags)

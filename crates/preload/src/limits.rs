@@ -1,4 +1,4 @@
-//! How large the program's files may become: a limit that comes later concerns the files that are open already.
+//! RLIMIT_FSIZE: a new limit also applies to files that are open.
 
 use std::ffi::{c_int, c_uint};
 
@@ -13,7 +13,7 @@ exports! {
         (pid: pid_t, resource: c_uint, limit: *const rlimit, old: *mut rlimit) -> c_int;
 }
 
-/// Passes on the answer of a call that may have set a limit.
+/// Checks the limit again after a call that may have changed it. Returns `answer`.
 fn changed(resource: c_uint, answer: c_int) -> c_int {
     if resource == libc::RLIMIT_FSIZE {
         errno::kept(fd::size_limit_changed);
@@ -26,7 +26,7 @@ pub unsafe fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
     changed(resource, unsafe { real::setrlimit(resource, limit) })
 }
 
-/// Also for a process that may be another one: looking costs little.
+/// Also checks when `pid` is another process, because the check is cheap.
 pub unsafe fn prlimit(
     pid: pid_t,
     resource: c_uint,

@@ -52,38 +52,58 @@ pub fn opened(fd: c_int, flags: c_int) -> c_int {
     fd
 }
 
-pub unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+/// Opens a path, which is relative to `dir`, by `call`.
+///
+/// # Safety
+/// The kernel reads `path` in `call`, unless that fails with EFAULT.
+#[inline]
+unsafe fn open_path(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     about_to_open(flags);
-    // SAFETY: the caller's arguments. `mode` may be whatever was in the register, when the caller gave
-    // none; then nobody looks at it.
-    let fd = unsafe { checked_path(libc::AT_FDCWD, path, real::open(path, flags, mode)) };
+    // SAFETY: as the caller says.
+    let fd = unsafe { checked_path(dir, path, call()) };
     opened(fd, flags)
+}
+
+/// `mode` is whatever was in the register if the caller gave none; no code uses it then.
+pub unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller's arguments, throughout.
+    unsafe {
+        open_path(libc::AT_FDCWD, path, flags, || {
+            real::open(path, flags, mode)
+        })
+    }
 }
 
 unsafe fn open_checked(path: *const c_char, flags: c_int) -> c_int {
-    about_to_open(flags);
-    // SAFETY: the caller's arguments.
-    let fd = unsafe { checked_path(libc::AT_FDCWD, path, real::__open_2(path, flags)) };
-    opened(fd, flags)
+    // SAFETY: the caller's arguments, throughout.
+    unsafe { open_path(libc::AT_FDCWD, path, flags, || real::__open_2(path, flags)) }
 }
 
+/// For `mode` see `open`.
 pub unsafe fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    about_to_open(flags);
-    // SAFETY: the caller's arguments; for `mode` see `open`.
-    let fd = unsafe { checked_path(dir, path, real::openat(dir, path, flags, mode)) };
-    opened(fd, flags)
+    // SAFETY: the caller's arguments, throughout.
+    unsafe { open_path(dir, path, flags, || real::openat(dir, path, flags, mode)) }
 }
 
 unsafe fn openat_checked(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
-    about_to_open(flags);
-    // SAFETY: the caller's arguments.
-    let fd = unsafe { checked_path(dir, path, real::__openat_2(dir, path, flags)) };
-    opened(fd, flags)
+    // SAFETY: the caller's arguments, throughout.
+    unsafe { open_path(dir, path, flags, || real::__openat_2(dir, path, flags)) }
+}
+
+pub unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+    // SAFETY: the caller's arguments, throughout.
+    unsafe { open_path(libc::AT_FDCWD, path, flags, || real::creat(path, mode)) }
 }
 
 /// Few C libraries have it, but a program may find out by looking for the name, and finds ours.
 pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size: size_t) -> c_int {
-    // What it asks for is the kernel's to read first.
+    // The kernel has not validated `how` yet, so assume O_TRUNC.
     about_to_open(libc::O_TRUNC);
     let fd = if real::symbol::openat2.address().is_null() {
         let arguments = (dir as usize, path as usize, how as usize, size);
@@ -101,14 +121,6 @@ pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size:
     // SAFETY: the call succeeded, so `how` is a struct open_how, which begins with the flags.
     let flags = unsafe { how.cast::<u64>().read_unaligned() };
     opened(fd, flags as c_int)
-}
-
-pub unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
-    about_to_open(flags);
-    // SAFETY: the caller's arguments.
-    let fd = unsafe { checked_path(libc::AT_FDCWD, path, real::creat(path, mode)) };
-    opened(fd, flags)
 }
 
 unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use jericho_client::{fd, hit};
 use libc::{off_t, size_t, ssize_t};
 
+use crate::death::checked;
 use crate::{errno, real};
 
 exports! {
@@ -46,16 +47,6 @@ pub fn answer(outcome: Result<usize, i32>) -> ssize_t {
             -1
         }
     }
-}
-
-/// Returns the result of a kernel call on `fd`. When the daemon has died, errno is the same for every such call.
-#[inline]
-pub fn from_kernel(fd: c_int, result: ssize_t) -> ssize_t {
-    if result < 0 {
-        let errno = errno::get();
-        errno::set(fd::errno_after(fd, errno));
-    }
-    result
 }
 
 /// A buffer and length that the kernel is to judge (EFAULT, EINVAL), not we.
@@ -115,7 +106,7 @@ unsafe fn read_long(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { from_kernel(fd, real::read(fd, buffer, count)) }
+    unsafe { checked(fd, real::read(fd, buffer, count)) }
 }
 
 unsafe fn read_checked(fd: c_int, buffer: *mut c_void, count: size_t, room: size_t) -> ssize_t {
@@ -147,7 +138,7 @@ unsafe fn pread_long(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { from_kernel(fd, real::pread(fd, buffer, count, offset)) }
+    unsafe { checked(fd, real::pread(fd, buffer, count, offset)) }
 }
 
 unsafe fn pread_checked(
@@ -187,7 +178,7 @@ unsafe fn write_long(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { from_kernel(fd, real::write(fd, data, count)) }
+    unsafe { checked(fd, real::write(fd, data, count)) }
 }
 
 pub unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t {
@@ -210,5 +201,5 @@ unsafe fn pwrite_long(fd: c_int, data: *const c_void, count: size_t, offset: off
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe { from_kernel(fd, real::pwrite(fd, data, count, offset)) }
+    unsafe { checked(fd, real::pwrite(fd, data, count, offset)) }
 }

@@ -8,7 +8,8 @@ use jericho_client::fd;
 use jericho_client::hit::LOWEST_ADDRESS;
 use libc::{iovec, off_t, size_t, ssize_t};
 
-use crate::transfer::{self, MOST, answer, from_kernel, share};
+use crate::death::checked;
+use crate::transfer::{self, MOST, answer, share};
 use crate::{errno, memory, real};
 
 exports! {
@@ -115,7 +116,7 @@ pub unsafe fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     unsafe {
         match read(fd, parts, count, None) {
             Some(outcome) => answer(outcome),
-            None => from_kernel(fd, real::readv(fd, parts, count)),
+            None => checked(fd, real::readv(fd, parts, count)),
         }
     }
 }
@@ -129,7 +130,7 @@ pub unsafe fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t
         {
             return answer(outcome);
         }
-        from_kernel(fd, real::preadv(fd, parts, count, offset))
+        checked(fd, real::preadv(fd, parts, count, offset))
     }
 }
 
@@ -150,7 +151,7 @@ pub unsafe fn preadv2(
                 if offset == -1 {
                     share(fd);
                 }
-                from_kernel(fd, real::preadv2(fd, parts, count, offset, flags))
+                checked(fd, real::preadv2(fd, parts, count, offset, flags))
             }
         }
     }
@@ -162,7 +163,7 @@ pub unsafe fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     unsafe {
         match write(fd, parts, count, None) {
             Some(outcome) => answer(outcome),
-            None => from_kernel(fd, real::writev(fd, parts, count)),
+            None => checked(fd, real::writev(fd, parts, count)),
         }
     }
 }
@@ -176,7 +177,7 @@ pub unsafe fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off_
         {
             return answer(outcome);
         }
-        from_kernel(fd, real::pwritev(fd, parts, count, offset))
+        checked(fd, real::pwritev(fd, parts, count, offset))
     }
 }
 
@@ -200,7 +201,7 @@ pub unsafe fn pwritev2(
                 if flags & libc::RWF_APPEND != 0 {
                     errno::kept(|| fd::refresh_size(fd));
                 }
-                from_kernel(fd, real::pwritev2(fd, parts, count, offset, flags))
+                checked(fd, real::pwritev2(fd, parts, count, offset, flags))
             }
         }
     }
