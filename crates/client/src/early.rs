@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use jericho_sys::files;
 
 use crate::description::{self, Number};
-use crate::fd::Result;
+use crate::fd::{self, Result};
 use crate::wish::{Wish, WrittenTo};
 use crate::{devices, session};
 
@@ -36,7 +36,7 @@ static UNITS: AtomicU32 = AtomicU32::new(0);
 pub(crate) enum Access {
     /// Reads.
     Read,
-    /// Writes so many bytes.
+    /// Writes this number of bytes.
     Write(usize),
     /// Moves the offset only.
     Seek,
@@ -74,21 +74,28 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// Adds the bytes that a read returned. The size of its buffer does not tell them in advance.
+    /// Adds the bytes that a read returned. The size of its buffer does not tell them in advance. Returns the read's result as the program
+    /// sees it.
     pub fn has_read(mut self, result: Result<usize>) -> Result<usize> {
         self.more = units_of(result.unwrap_or(0));
         UNITS.fetch_add(self.more.min(UNITS_OF_PROCESS), Ordering::Relaxed);
-        result
+        self.has_ended(result)
     }
 
-    /// Notes where a write ended. `at`: where it began, unless that was the fd's offset.
+    /// Notes where a write ended. `at`: where it began, unless that was the fd's offset. Returns its result as the program sees it.
     pub fn has_written(mut self, result: Result<usize>, at: Option<u64>) -> Result<usize> {
         self.written = match (result, at) {
             (Err(_), _) => WrittenTo::Nothing,
             (Ok(_), None) => WrittenTo::Here,
             (Ok(n), Some(at)) => WrittenTo::Offset(at + n as u64),
         };
-        result
+        self.has_ended(result)
+    }
+
+    fn has_ended(self, result: Result<usize>) -> Result<usize> {
+        let fd = self.fd;
+        drop(self);
+        result.map_err(|errno| fd::errno_after(fd, errno))
     }
 }
 
@@ -136,20 +143,19 @@ fn begin_anew(fd: i32, access: Access, moves: bool) -> First {
         let counted = moves && opened;
         let mut wish = None;
         if is_worth(seen.saturating_add(units)) && !description::is_in_use(word) {
-            // Without an offset of its own in the library, a call that moves the offset never goes inline.
-            // Many files are written once.
+            // Many files are written once, so the first write reserves nothing.
             let goes_on = seen > 0 && matches!(access, Access::Write(_));
+            // A call that moves the kernel's offset never goes inline, so no wish is left for it.
             let may_wish = (counted || !moves) && !description::is_wished(word);
-            wish = may_wish.then(|| Wish::new(fd, goes_on)).flatten();
-            if wish.is_none() {
-                return First::Inline;
-            }
-            if matches!(access, Access::Seek) {
-                // Makes no request that could answer a wish. The read or write that follows, mostly, does.
-                if seen > SEEK_UNITS_MAX {
+            // A seek makes no request, so the daemon cannot answer its wish. The next read or write leaves one.
+            let is_seek = matches!(access, Access::Seek);
+            if !(is_seek && may_wish && seen <= SEEK_UNITS_MAX) {
+                wish = (may_wish && !is_seek)
+                    .then(|| Wish::new(fd, goes_on))
+                    .flatten();
+                if wish.is_none() {
                     return First::Inline;
                 }
-                wish = None;
             }
         }
         if description::count_call(fd, word, units, counted, wish.is_some()) {

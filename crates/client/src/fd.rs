@@ -805,8 +805,7 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
             First::Ordinary => return by_kernel(fd, None, len, false),
             First::Counted(call) => {
                 let _: Option<()> = by_kernel(fd, None, len, false);
-                let result = call.has_read(files::read(fd, out));
-                return Some(result.map_err(|errno| errno_after(fd, errno)));
+                return Some(call.has_read(files::read(fd, out)));
             }
         }
         let result = read_here(fd, len, |thread, open, facts, at| {
@@ -830,8 +829,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
         }
         if let Some(call) = ordinary(fd, Access::Read)? {
             let _: Option<()> = by_kernel(fd, Some(at), len, false);
-            let result = call.has_read(files::pread(fd, out, offset));
-            return Some(result.map_err(|errno| errno_after(fd, errno)));
+            return Some(call.has_read(files::pread(fd, out, offset)));
         }
         inside::enter(Doing::Reading, |thread| {
             let open = described(fd, number)?;
@@ -852,8 +850,7 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
                 let number = fast_number(fd).filter(|_| fits)?;
                 if let Some(call) = ordinary(fd, Access::Read)? {
                     let _: Option<()> = by_kernel(fd, Some(at), len, false);
-                    let result = call.has_read(files::preadv(fd, parts, offset));
-                    return Some(result.map_err(|errno| errno_after(fd, errno)));
+                    return Some(call.has_read(files::preadv(fd, parts, offset)));
                 }
                 inside::enter(Doing::Reading, |thread| {
                     let open = described(fd, number)?;
@@ -879,8 +876,7 @@ fn readv_here(
             First::Ordinary => return by_kernel(fd, None, len, false),
             First::Counted(call) => {
                 let _: Option<()> = by_kernel(fd, None, len, false);
-                let result = call.has_read(files::readv(fd, parts));
-                return Some(result.map_err(|errno| errno_after(fd, errno)));
+                return Some(call.has_read(files::readv(fd, parts)));
             }
         }
         let result = read_here(fd, len, |thread, open, facts, at| match fits {
@@ -1369,8 +1365,7 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
                     [part] => files::pwrite(fd, part, offset),
                     parts => files::pwritev(fd, parts, offset),
                 };
-                let result = call.has_written(result, Some(at));
-                return Some(result.map_err(|errno| errno_after(fd, errno)));
+                return Some(call.has_written(result, Some(at)));
             }
             inside::enter(Doing::Writing, |thread| {
                 let open = described(fd, number)?;
@@ -1390,8 +1385,7 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
                     [part] => files::write(fd, part),
                     parts => files::writev(fd, parts),
                 };
-                let result = call.has_written(result, None);
-                return Some(result.map_err(|errno| errno_after(fd, errno)));
+                return Some(call.has_written(result, None));
             }
         }
         let result = write_here(fd, data);
