@@ -120,6 +120,15 @@ pub struct Identity {
     pub inode: u64,
 }
 
+impl From<&files::Stat> for Identity {
+    fn from(stat: &files::Stat) -> Identity {
+        Identity {
+            device: stat.device,
+            inode: stat.inode,
+        }
+    }
+}
+
 /// An open file description.
 /// The first cache line identifies the file; every thread that uses it reads that line. Each sequential call changes
 /// the second.
@@ -350,18 +359,14 @@ pub fn number(fd: i32) -> Option<Number> {
     })
 }
 
-/// Returns what a number means that another thread is closing: only the kernel knows whether it has done so, and whether the number means
-/// another file by now.
+/// Returns the meaning of an fd that another thread is closing. Asks the kernel, because the fd may be closed or reused already.
 #[cold]
 fn being_closed(fd: i32, word: u64) -> Number {
     let open = Open::of_word(fd, word);
-    let now = files::fstat(fd).map(|stat| Identity {
-        device: stat.device,
-        inode: stat.inode,
-    });
-    match (now, open.identity()) {
-        (Ok(now), Some(then)) if now == then => Number::Described(open),
-        _ => Number::Kernel,
+    let now = files::identify(fd).ok().map(|stat| Identity::from(&stat));
+    match now.is_some() && now == open.identity() {
+        true => Number::Described(open),
+        false => Number::Kernel,
     }
 }
 
@@ -462,9 +467,9 @@ pub fn forget(fd: i32) {
     replace(fd, UNKNOWN << KIND_SHIFT | u64::from(turn));
 }
 
-/// The number is about to be closed, and its description has others. Until `has_closed` it means the description for as long as the kernel says that it
-/// means the file: the description's offset is here, so an ordinary call would be made at a wrong one. Returns the word for `has_closed`; `None`
-/// when the number has no description, or its description no other number.
+/// Marks an fd whose description has other fds as about to be closed. Until `has_closed`, a call uses the description if the kernel says
+/// that the fd still refers to the file; the library keeps the offset, so an ordinary call would use a wrong one. Returns the word for
+/// `has_closed`. Returns `None` when the fd has no description, or is its only fd.
 pub fn begin_close(fd: i32) -> Option<u64> {
     let word = word_of(fd)?;
     let seen = word.load(Ordering::Acquire);

@@ -137,10 +137,7 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
         Ok(granted) => granted,
         Err(why) => return kernel(Some(why)),
     };
-    let identity = Identity {
-        device: stat.device,
-        inode: stat.inode,
-    };
+    let identity = Identity::from(&stat);
     if describe(fd, opened, word, session, &slot, &mode, identity).is_none() {
         // Either the number changed its meaning, and this does nothing, or the table is full.
         kernel(Some(Reason::Table))?;
@@ -295,11 +292,8 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
         }
     }
     // Is it the same file at all?
-    let now = files::fstat(open.fd).ok().map(|stat| Identity {
-        device: stat.device,
-        inode: stat.inode,
-    });
-    let Some(now) = now.filter(|now| open.identity() == Some(*now)) else {
+    let now = files::fstat(open.fd).map(|stat| Identity::from(&stat));
+    let Some(now) = now.ok().filter(|now| open.identity() == Some(*now)) else {
         description::disown(open);
         return Way::Ordinary;
     };
@@ -487,17 +481,17 @@ fn read_ahead(
     let _ = ask(open.fd, call);
 }
 
-/// Reads into several parts at an offset, as into one: all inline, or all through the kernel.
+/// Reads into parts of `len` bytes in all at an offset, as into one: all inline, or all through the kernel.
 fn read_parts_at(
     thread: &Thread,
     open: &Open,
     facts: &Facts,
     parts: &mut [IoSliceMut<'_>],
+    len: usize,
     at: u64,
 ) -> Option<Result<usize>> {
     let fits = |part: &IoSliceMut<'_>| part.is_empty() || is_fit(part);
     if facts.flags & READ != 0 && parts.iter().all(fits) {
-        let len = total(parts.iter().map(|part| part.len())).unwrap_or(0);
         let why = match way(open, facts) {
             Way::Ordinary => return None,
             Way::Kernel(why) => why,
@@ -854,7 +848,7 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
                 }
                 inside::enter(Doing::Reading, |thread| {
                     let open = described(fd, number)?;
-                    read_parts_at(thread, &open, &facts(&open)?, parts, at)
+                    read_parts_at(thread, &open, &facts(&open)?, parts, len, at)
                 })?
             };
             inline().or_else(|| by_kernel(fd, Some(at), len, false))
@@ -880,7 +874,7 @@ fn readv_here(
             }
         }
         let result = read_here(fd, len, |thread, open, facts, at| match fits {
-            true => read_parts_at(thread, open, facts, parts, at),
+            true => read_parts_at(thread, open, facts, parts, len, at),
             // The kernel reports what is wrong with the buffers; it moves no bytes.
             false => Some(from_kernel(open, files::preadv(open.fd, parts, at as i64))),
         });
@@ -1549,14 +1543,17 @@ pub fn has_threads() {
 /// they find the offset in the kernel. If its description has other numbers, with which the offset stays here, the number is forgotten by
 /// `Closing::has_closed`.
 pub fn closing(fd: i32) -> Closing {
-    let closing = THREADS.load(Relaxed).then(|| description::begin_close(fd));
-    if let Some(word @ Some(_)) = closing {
+    let word = match THREADS.load(Relaxed) {
+        true => description::begin_close(fd),
+        false => None,
+    };
+    if word.is_some() {
         crate::placement::tick();
-        return Closing { fd, word };
+    } else {
+        leave_offset(fd);
+        forget(fd);
     }
-    leave_offset(fd);
-    forget(fd);
-    Closing { fd, word: None }
+    Closing { fd, word }
 }
 
 /// A number that is being closed. Dropping it does nothing, as where its thread is cancelled in close(2): what the number means then is found out at

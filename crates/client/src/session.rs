@@ -146,6 +146,7 @@ impl Session {
     }
 
     /// Returns the number of this thread's block. Returns `None` when the thread has none for itself.
+    #[inline]
     pub fn own_block(&self, thread: &Thread) -> Option<u32> {
         let (block, alone) = self.block(thread);
         alone.then_some(block)
@@ -160,15 +161,14 @@ impl Session {
     /// writes through the kernel.
     #[inline]
     pub fn writer(&self, thread: &Thread, slice: u16) -> Option<Writer<'_>> {
-        let (block, alone) = self.block(thread);
-        alone.then(|| self.area.writer(self.owner, block, slice))
+        let block = self.own_block(thread)?;
+        Some(self.area.writer(self.owner, block, slice))
     }
 
     /// Returns where this thread notes which locks it lends, if it has a block of its own.
     #[cold]
     pub fn lent(&self, thread: &Thread) -> Option<Lent<'_>> {
-        let (block, alone) = self.block(thread);
-        alone.then(|| self.area.lent(block))
+        Some(self.area.lent(self.own_block(thread)?))
     }
 
     /// Reports a page that became dirty. Returns true if the caller must ring the doorbell.
@@ -256,8 +256,8 @@ fn attach_with(instance: u64, token: u64) -> io::Result<&'static Session> {
     if !may_attach() {
         return Err(io::ErrorKind::WouldBlock.into());
     }
-    // Without signals: one would end a wait for the daemon, with an error (also where its handler has SA_RESTART, since the wait has a
-    // limit), and a handler that leaves by a jump would leave the word of those who attach as it is.
+    // Blocks signals. A signal would end the wait for the daemon with an error, even with SA_RESTART. A handler that leaves by longjmp would
+    // leave `ATTACHING` set.
     signals::blocked(|| attach_in_turn(instance, token))
 }
 

@@ -29,9 +29,9 @@ pub(crate) struct Wish {
 pub(crate) enum WrittenTo {
     /// The call has written nothing.
     Nothing,
-    /// At the offset of the fd.
+    /// The call wrote at the fd's offset.
     Here,
-    /// There.
+    /// The call wrote up to this offset.
     Offset(u64),
 }
 
@@ -60,10 +60,7 @@ impl Wish {
                 reserve: reserve && session::find(session.instance, true).is_some(),
             },
             mode,
-            identity: Identity {
-                device: stat.device,
-                inode: stat.inode,
-            },
+            identity: Identity::from(&stat),
         })
     }
 
