@@ -229,7 +229,7 @@ impl<'a> File<'a> {
         self.may_write
     }
 
-    /// Decides once for all writes what each would find again: the word does not change without the file being looked up anew.
+    /// Decides once whether the file may be written. The slot's word cannot change without a new lookup of the file.
     #[inline]
     fn if_named(self, named: bool) -> File<'a> {
         let may_write = named && self.word.flags() & SlotInfo::NO_WRITE == 0;
@@ -673,7 +673,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Keeps the locks of a write that some readers would see half of.
+    /// Keeps and lends the locks of a half-done write, so that nobody reads the first part alone.
     #[cold]
     fn keep(
         &self,
@@ -730,7 +730,7 @@ impl<'a> File<'a> {
         if let Err((done, why)) = self.put(at, len, source, still) {
             self.wipe(seen, old.max(at), at + done as u64);
             if done == 0 || at >= old {
-                // What is behind the end, nobody sees.
+                // Readers see no bytes beyond the end.
                 return Err(why.into());
             }
             let begun = Begun {

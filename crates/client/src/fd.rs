@@ -41,7 +41,7 @@ pub type Result<T> = std::result::Result<T, i32>;
 const BYTES_MAX: usize = 0x7fff_f000;
 /// Parts of a vectored call at most.
 const PARTS_MAX: usize = 1024;
-/// Parts at most of what is left of a write that ended in its middle; of one with more, all is written anew.
+/// Most parts of a rest that is written alone. With more parts, the whole write is made again.
 const REST_PARTS_MAX: usize = 64;
 /// Furthest that is read ahead: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
@@ -1299,8 +1299,8 @@ fn write_by_kernel(
     Written { result, end }
 }
 
-/// Ends a write of which a part is there: writes the rest, so that nothing is covered which others wrote since over that part. If others
-/// may have written over both parts, or removed the first one, writes all of it once more.
+/// Ends a write whose first part is written: writes the rest only, so that newer bytes of other writers in the first part stay. Writes
+/// all of it again if others may have written over both parts or removed the first part.
 #[cold]
 fn end_by_kernel(open: &Open, data: Data<'_, '_>, at: u64, kept: &Kept<'_>) -> Result<usize> {
     let whole = || write_parts(open, data.parts, at);
@@ -1389,8 +1389,8 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     }
 }
 
-/// Makes the kernel ask for the size of a file before it appends by itself. Until it asks, it knows the size from before the inline writes:
-/// it moves the offset to where that ends, and begins there with RWF_APPEND.
+/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Otherwise the kernel uses the size from before
+/// the inline writes of this program or another: for the new offset, for RWF_APPEND, and as the end of the copy, without an error.
 pub fn refresh_size(fd: i32) {
     let _ = files::fstat(fd);
 }
@@ -1556,8 +1556,8 @@ pub fn closing(fd: i32) -> Closing {
     Closing { fd, word }
 }
 
-/// A number that is being closed. Dropping it does nothing, as where its thread is cancelled in close(2): what the number means then is found out at
-/// each call.
+/// An fd that is being closed. A thread that is cancelled in close(2) drops it without `has_closed`; later calls on the fd then ask the
+/// kernel for its meaning.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub struct Closing {
@@ -1575,7 +1575,7 @@ impl Closing {
     }
 }
 
-/// Forgets all numbers from `first` to `last`, as `closing`.
+/// Forgets all fds from `first` to `last`. With threads, first hands their offsets to the kernel, also offsets that other fds share.
 pub fn closing_range(first: u32, last: u32) {
     if THREADS.load(Relaxed) {
         let closed = |fd: &i32| (first..=last).contains(&(*fd as u32));

@@ -62,7 +62,7 @@ impl<'a, 'b> Source<'a, 'b> {
     }
 }
 
-/// Where bytes are read to.
+/// The buffers of a read, filled piece by piece.
 pub struct Target<'a, 'b> {
     parts: &'a mut [IoSliceMut<'b>],
     /// Part that the next bytes belong to, and how many of its bytes are filled.
@@ -80,8 +80,7 @@ impl<'a, 'b> Target<'a, 'b> {
         }
     }
 
-    /// Calls `get` with room for the next `len` bytes, at most a page and no more than there is. They are scattered afterwards where they
-    /// lie in several parts.
+    /// Calls `get` with a buffer for the next `len` bytes, at most a page. If the bytes belong to several parts, copies them there afterwards.
     pub fn next<T, E>(
         &mut self,
         len: usize,
