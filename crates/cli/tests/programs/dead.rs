@@ -50,6 +50,16 @@ fn waiting(pids: &[u64]) -> (usize, Vec<String>) {
     (count, at)
 }
 
+/// Returns whether no thread of a process runs any more after SIGSTOP. The threads stop only when one of them has got the CPU to take the
+/// signal; until then the others go on.
+fn is_stopped(pid: u64) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process exists");
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    // The state follows the name, which is in brackets.
+    let state = |stat: String| stat.rsplit_once(") ")?.1.chars().next();
+    stats.into_iter().all(|stat| state(stat) == Some('T'))
+}
+
 /// The numbers of the calls that the program makes, and those that the library makes for them.
 const ASKING: &[i64] = &[
     libc::SYS_pread64,
@@ -110,6 +120,11 @@ fn calls_in_progress_when_the_daemon_is_killed_all_say_enotconn() {
         succeed(kill.args(["-s", signal, &daemon.to_string()]));
     };
     kill("STOP");
+    let deadline = Instant::now() + LONG;
+    // If it never stops, not all calls wait for it below.
+    while !is_stopped(daemon) && Instant::now() < deadline {
+        std::thread::sleep(PAUSE);
+    }
     fs::write(marks.join("stopped"), "").expect("a mark");
     // Until all calls wait for the daemon. It is killed whatever happens, because processes that look at the mount would wait, too.
     let pids = processes(&marks.display().to_string());
