@@ -9,6 +9,8 @@ SOAK_SECONDS ?= 1800
 FUZZ_SECONDS ?= 60
 # The longest that the guest of make lab may take.
 LAB_SECONDS ?= 900
+# The longest that the container of make systemd may take.
+SYSTEMD_SECONDS ?= 900
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 BIN    := $(TARGET)/release/jericho
@@ -19,7 +21,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants programs lab fuzz conformance soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab
+.PHONY: help build demo test model model-mutants programs lab systemd fuzz conformance soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -28,6 +30,7 @@ help:
 	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
 	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
+	@echo 'make systemd   the systemd unit, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
@@ -38,7 +41,7 @@ help:
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-programs setup-bench setup-lab: setup-%:
+setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd: setup-%:
 	@scripts/setup $*
 
 build:
@@ -78,6 +81,12 @@ programs: setup-programs
 lab: setup-lab
 	$(CARGO) build --release -p jericho-cli -p jericho-preload
 	@CARGO='$(CARGO)' LAB_SECONDS=$(LAB_SECONDS) scripts/lab $(TARGET)/lab $(BIN) $(ONLY)
+
+# Installed as by a user, but below the build directory. The container sees it as /usr/local.
+systemd: setup-systemd man
+	@rm -rf $(TARGET)/systemd/installed
+	@$(MAKE) --no-print-directory --silent install DESTDIR=$(abspath $(TARGET))/systemd/installed PREFIX=/usr/local UNITDIR=/usr/local/lib/systemd/system
+	@CARGO='$(CARGO)' SYSTEMD_SECONDS=$(SYSTEMD_SECONDS) scripts/systemd $(TARGET)/systemd $(ONLY)
 
 fuzz: setup-demo
 	@CARGO='$(CARGO)' scripts/fuzz $(abspath $(TARGET)) $(FUZZ_SECONDS) $(ONLY)

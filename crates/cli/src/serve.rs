@@ -20,7 +20,7 @@ use std::time::Duration;
 use jericho_daemon::{Mounted, OpenOptions, Trusted};
 use jericho_fuse::attach::Connection;
 use jericho_fuse::{MountConfig, MountError, Running};
-use jericho_sys::service;
+use jericho_sys::{limits, service};
 use jericho_topology::Topology;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -105,6 +105,8 @@ fn serve(
     let (events, inbox) = channel();
     // Before the volume is touched, so that a signal never ends us half way.
     listen_for_signals(events.clone())?;
+    // Each program takes two, and what starts daemons often allows 1024 of 500,000.
+    limits::raise_open_files();
     let topology =
         Topology::from_spec(&options.topology).map_err(|e| Failure::new(e.to_string()))?;
     let mounted = Mounted::open(OpenOptions {
