@@ -161,7 +161,8 @@ impl Fast {
         write: bool,
     ) -> Result<(Arc<SlotFile>, bool), Refusal> {
         let mut files = self.files.part(file.ino()).write();
-        if !files.contains_key(&file.ino()) && self.changing.contains(file.ino()) {
+        let is_new = !files.contains_key(&file.ino());
+        if is_new && self.changing.contains(file.ino()) {
             return Err(Refusal::Busy);
         }
         // Checks under the lock: a chmod that looks for a slot after this finds this one.
@@ -200,12 +201,15 @@ impl Fast {
                 // A write that found no slot has extended the file earlier; see `size_grew`.
                 fence(Ordering::SeqCst);
                 self.slot(&made).grow(|| file.size());
-                self.set_growth(&made);
                 made
             }
         };
-        if std::mem::take(&mut grants.kernel_user) {
+        let was_kernel_user = std::mem::take(&mut grants.kernel_user);
+        if was_kernel_user {
             file.count_kernel_user(false);
+        }
+        // After the fence: see `tell_growth`.
+        if is_new || was_kernel_user {
             self.set_growth(&slot_file);
         }
         if grants.file.is_none() {
