@@ -95,8 +95,8 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         .args(["--foreground", "--report-to-parent"])
         .args(["--topology", &options.topology])
         .args(["--transport", options.transport.name()]);
-    if let Some(policy) = options.placement {
-        command.args(["--placement", policy.name()]);
+    if let Some(policy) = options.threads {
+        command.args(["--threads", policy.name()]);
     }
     if let Some(bytes) = options.cache {
         command.args(["--cache", &bytes.to_string()]);

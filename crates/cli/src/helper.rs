@@ -20,7 +20,7 @@ const OF_OTHERS: [&str; 21] = [
 const WITH_VALUE: [&str; 7] = [
     "cache",
     "topology",
-    "placement",
+    "threads",
     "transport",
     "fast-path",
     "device",

@@ -13,11 +13,11 @@ use crate::{control, size};
 
 pub fn run(args: &PlaceArgs) -> Outcome {
     let place = wanted(args)?;
-    if let Some(policy) = args.placement {
+    if let Some(policy) = args.threads {
         control::set_threads(&args.path, &policy.to_string())?;
     }
     let Some(place) = place else {
-        return match args.placement {
+        return match args.threads {
             Some(_) if !args.json => Ok(ExitCode::SUCCESS),
             _ => show(args),
         };

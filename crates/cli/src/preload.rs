@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use jericho_daemon::{PLACEMENT_VARIABLE, ThreadPolicy};
+use jericho_daemon::{THREADS_VARIABLE, ThreadPolicy};
 
 use crate::failure::{Context, Failure};
 use crate::mounts;
@@ -57,7 +57,7 @@ pub fn find() -> Result<PathBuf, Failure> {
 pub fn set(
     command: &mut Command,
     library: &Path,
-    placement: Option<ThreadPolicy>,
+    threads: Option<ThreadPolicy>,
 ) -> Result<(), Failure> {
     let devices = devices()?;
     if devices.is_empty() {
@@ -77,8 +77,8 @@ pub fn set(
         list.push(&others);
     }
     command.env(LD_PRELOAD, list);
-    if let Some(placement) = placement {
-        command.env(PLACEMENT_VARIABLE, placement.name());
+    if let Some(policy) = threads {
+        command.env(THREADS_VARIABLE, policy.name());
     }
     Ok(())
 }

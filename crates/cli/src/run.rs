@@ -27,7 +27,7 @@ pub fn run(args: &RunArgs) -> Outcome {
     let mut command = Command::new(program);
     command.args(arguments);
     let prepare = |command: &mut Command| match &library {
-        Some(library) => preload::set(command, library, args.options.placement),
+        Some(library) => preload::set(command, library, args.options.threads),
         None => {
             preload::unset(command);
             Ok(())
@@ -37,7 +37,7 @@ pub fn run(args: &RunArgs) -> Outcome {
         (Some(volume), Some(dir)) => on_mount(volume, dir, &args.options, command, prepare),
         _ => {
             refuse_mount_options(&args.options)?;
-            refuse_policy_of_nobody(args)?;
+            refuse_unused_policy(args)?;
             prepare(&mut command)?;
             // Nothing is left to do afterwards, so it takes our place.
             let error = command.exec();
@@ -62,13 +62,13 @@ fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
     }
 }
 
-/// With neither a library nor a mount of ours nobody would read it.
-fn refuse_policy_of_nobody(args: &RunArgs) -> Result<(), Failure> {
-    match args.no_preload && args.options.placement.is_some() {
+/// Fails if a policy is given that neither the library nor a mount of this command would read.
+fn refuse_unused_policy(args: &RunArgs) -> Result<(), Failure> {
+    match args.no_preload && args.options.threads.is_some() {
         false => Ok(()),
         true => Err(Failure::new(
-            "--placement is for the library, and --no-preload is to run without it; leave one of them \
-             out, or set the policy of a directory with: jericho place DIR --placement POLICY",
+            "--threads has no effect with --no-preload, because only the library reads it; leave one of \
+             them out, or set the policy of a directory with: jericho place DIR --threads POLICY",
         )),
     }
 }

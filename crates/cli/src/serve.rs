@@ -115,7 +115,7 @@ fn serve(
         devices: options.device.clone(),
         force: options.force,
         cache_bytes: options.cache,
-        threads: options.placement.unwrap_or_default(),
+        threads: options.threads.unwrap_or_default(),
         fast_path: trusted(options)?,
         keeper: Some(keeper::command),
         topology,

@@ -33,7 +33,7 @@ const ACCESS_BYTES: u32 = 256;
 const ACCESS_BYTES_MAX: usize = 16 << 20;
 
 /// Environment variable with the policy of a run.
-pub const VARIABLE: &str = "JERICHO_PLACEMENT";
+pub const VARIABLE: &str = "JERICHO_THREADS";
 
 /// The policy of this run, read once. A word that is none counts as not there: `jericho run` has checked it.
 pub fn policy_of_run() -> Option<ThreadPolicy> {

@@ -311,12 +311,12 @@ fn a_word_that_is_no_policy_for_threads_is_refused_with_those_there_are() {
     let volume = Volume::mounted();
     let words = ["never", "always", "adaptive"];
     let message = fail(
-        jericho(["place", "--placement", "sometimes"]).arg(volume.mnt()),
+        jericho(["place", "--threads", "sometimes"]).arg(volume.mnt()),
         2,
     );
     says(&message, &["sometimes", "inherit"]);
     says(&message, &words);
-    let message = fail(volume.mount_command().args(["--placement", "inherit"]), 2);
+    let message = fail(volume.mount_command().args(["--threads", "inherit"]), 2);
     says(&message, &words);
     // What reaches the daemon past the command is checked too.
     let set = |value: &[u8]| {

@@ -212,11 +212,11 @@ fn run_tells_the_command_how_its_threads_follow_only_when_asked_to() {
         command.arg(volume.log()).arg("--volume").arg(volume.file());
         command.arg("--at").arg(volume.mnt());
         command.args(["--cache", "32M"]).args(options);
-        command.args(["--", "sh", "-c", "echo ${JERICHO_PLACEMENT-nothing}"]);
-        succeed(command.env_remove("JERICHO_PLACEMENT"))
+        command.args(["--", "sh", "-c", "echo ${JERICHO_THREADS-nothing}"]);
+        succeed(command.env_remove("JERICHO_THREADS"))
     };
     assert_eq!(told(&[]), "nothing\n");
-    assert_eq!(told(&["--placement", "never"]), "never\n");
+    assert_eq!(told(&["--threads", "never"]), "never\n");
 }
 
 #[test]

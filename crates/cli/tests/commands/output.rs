@@ -125,7 +125,7 @@ fn place_sets_where_new_files_go_and_move_takes_along_what_is_there() {
 #[test]
 fn how_threads_follow_is_set_for_a_volume_a_directory_and_a_file() {
     let volume = Volume::formatted();
-    succeed(volume.mount_command().args(["--placement", "never"]));
+    succeed(volume.mount_command().args(["--threads", "never"]));
     let of = |path: &str| {
         let json = succeed(jericho(["place", "--json"]).arg(volume.at(path)));
         let place: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -134,7 +134,7 @@ fn how_threads_follow_is_set_for_a_volume_a_directory_and_a_file() {
     };
     let is = |policy: &str, from: &str| (policy.to_owned(), from.to_owned());
     let set = |path: &str, policy: &str| {
-        succeed(jericho(["place", "--placement", policy]).arg(volume.at(path)));
+        succeed(jericho(["place", "--threads", policy]).arg(volume.at(path)));
     };
     std::fs::create_dir(volume.at("dir")).unwrap();
     assert_eq!(of("dir"), is("never", "the volume"));

@@ -13,8 +13,8 @@ fn run(options: &[&str], script: &str) -> std::process::Command {
 fn a_command_gets_the_library_the_mounts_and_the_policy() {
     let volume = Volume::mounted();
     let script =
-        "echo $LD_PRELOAD; echo $JERICHO_DEVICES; echo $JERICHO_PLACEMENT; stat -c %Hd:%Ld .";
-    let mut command = run(&["--placement", "always"], script);
+        "echo $LD_PRELOAD; echo $JERICHO_DEVICES; echo $JERICHO_THREADS; stat -c %Hd:%Ld .";
+    let mut command = run(&["--threads", "always"], script);
     let said = succeed(command.current_dir(volume.mnt()).env("LD_PRELOAD", ""));
     let lines: Vec<_> = said.lines().collect();
     let [library, devices, placement, device] = lines[..] else {
@@ -44,9 +44,9 @@ fn a_library_that_was_preloaded_before_stays_behind_ours() {
 fn without_the_library_a_command_runs_as_it_is() {
     let said = succeed(&mut run(&["--no-preload"], "echo \"<$LD_PRELOAD>\""));
     assert_eq!(said.trim(), "<>");
-    let mut command = run(&["--no-preload", "--placement", "never"], "true");
+    let mut command = run(&["--no-preload", "--threads", "never"], "true");
     let message = fail(&mut command, 1);
-    assert!(message.contains("--placement"), "{message}");
+    assert!(message.contains("--threads"), "{message}");
 }
 
 #[test]
@@ -121,14 +121,14 @@ fn a_program_reads_near_its_data_unless_it_was_placed_elsewhere() {
         succeed(jericho(["place", "--node", node]).arg(&dir));
         std::fs::write(dir.join("file"), vec![7; BYTES as usize]).unwrap();
         let script = format!("cat {node}/file > /dev/null");
-        let (local, remote) = local_and_remote(&volume, &["--placement", "always"], &script);
+        let (local, remote) = local_and_remote(&volume, &["--threads", "always"], &script);
         assert!(local + remote >= BYTES / 10 * 9, "inline: {local} {remote}");
         // The first access may find it elsewhere.
         assert!(remote <= BYTES / 10, "node {node}: {local} {remote}");
     }
     // The first CPU is node 0's, and the program says that it wants to be there.
     let script = format!("taskset -c {first} cat 1/file > /dev/null");
-    let (local, remote) = local_and_remote(&volume, &["--placement", "always"], &script);
+    let (local, remote) = local_and_remote(&volume, &["--threads", "always"], &script);
     assert_eq!(local, 0, "moved against its affinity; {remote}");
     assert!(remote >= BYTES / 10 * 9, "inline: {remote}");
 }

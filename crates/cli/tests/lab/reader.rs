@@ -46,7 +46,7 @@ pub fn read(policy: Option<&str>, tasks: &[Task]) -> Vec<Thread> {
     let mut command = match policy {
         Some(policy) => {
             let mut command = Command::new("/usr/bin/jericho");
-            command.args(["run", "--placement", policy, "--", "/usr/bin/reader"]);
+            command.args(["run", "--threads", policy, "--", "/usr/bin/reader"]);
             command
         }
         None => Command::new("/usr/bin/reader"),

@@ -95,7 +95,7 @@ fn a_thread_that_its_program_has_placed_is_never_moved() {
 fn a_thread_that_reads_through_the_kernel_is_taken_there_by_the_daemon() {
     let volume = Volume::new();
     let files = volume.file_on_each_node(4);
-    jericho(&format!("place {} --placement always", files[2].display()));
+    jericho(&format!("place {} --threads always", files[2].display()));
     let thread = one(None, &files[2]);
     // It sleeps for each answer, and where it wakes up is the scheduler's choice: nothing holds it there.
     assert_ne!(volume.stat()["threads_moved"], 0);
@@ -115,7 +115,7 @@ fn data_on_a_node_without_cpus_attracts_threads_to_the_nearest_that_has_some() {
     let share = share_since(&volume, before);
     assert!(share >= 0.9, "{share} were local");
     jericho(&format!(
-        "place {} --placement always",
+        "place {} --threads always",
         files[MEMORY_ONLY].display()
     ));
     one(None, &files[MEMORY_ONLY]);

@@ -25,7 +25,7 @@ fn volume() -> (Volume, [File; 2]) {
             jericho()
                 .arg("place")
                 .arg(&dir)
-                .args(["--node", node, "--placement", "always"]),
+                .args(["--node", node, "--threads", "always"]),
         );
         let file = dir.join("file");
         std::fs::write(&file, vec![7; 1 << 20]).expect("write");
@@ -107,7 +107,7 @@ fn nobody_is_moved_where_nobody_is_to_be() {
     let (volume, files) = volume();
     for node in 0..2 {
         let file = volume.at(&format!("on-{node}/file"));
-        succeed(jericho().args(["place", "--placement", "never"]).arg(file));
+        succeed(jericho().args(["place", "--threads", "never"]).arg(file));
     }
     let mut page = [0; 4096];
     for turn in 0..4000 {
