@@ -207,7 +207,11 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         self.mounted.close_file(&self.handle);
-        self.mounted.close().unwrap();
+        let closed = self.mounted.close();
+        // A thread that unwinds ends all changes of the volume. A second panic would end the process, and a case that is tried again with it.
+        if !std::thread::panicking() {
+            closed.unwrap();
+        }
     }
 }
 
