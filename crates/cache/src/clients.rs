@@ -257,7 +257,7 @@ impl Slice {
         let mut opened = 0;
         shared
             .counts
-            .searched
+            .dead_client_entries
             .fetch_add(entries.len() as u64, Relaxed);
         let there = |index: &&u32| **index < shared.memory.geometry().entries();
         for index in entries.iter().filter(there) {
@@ -438,7 +438,7 @@ impl Slice {
 
     /// Returns the number of entries that were checked because a client died: those that its threads latched last.
     pub fn searched(&self) -> u64 {
-        self.shared.counts.searched.load(Relaxed)
+        self.counters().dead_client_entries
     }
 
     /// Frames that are kept from use because a client may still write into them.

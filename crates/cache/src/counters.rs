@@ -1,5 +1,4 @@
-//! Counters of a slice. Those that hits touch are spread over cache lines by thread, so that counting
-//! shares nothing between cores.
+//! Counters: each is declared once, with its name, unit and help, and feeds `jericho stat`, its JSON and `jericho top`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -9,67 +8,168 @@ const SHARDS: usize = 32;
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// A counter that many threads add to and few read.
+/// A counter that many threads add to and few read. Spread over cache lines by thread, so that threads that count share none.
 #[derive(Default)]
 pub(crate) struct Sharded([Line; SHARDS]);
 
 impl Sharded {
+    /// Adds to the counter.
     pub fn add(&self, n: u64) {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         thread_local!(static SHARD: usize = NEXT.fetch_add(1, Relaxed) % SHARDS);
         SHARD.with(|shard| self.0[*shard].0.fetch_add(n, Relaxed));
     }
+}
 
-    pub fn sum(&self) -> u64 {
+/// A cell that a counter's value is read from.
+pub trait Cell {
+    /// Returns the value.
+    fn value(&self) -> u64;
+}
+
+impl Cell for AtomicU64 {
+    fn value(&self) -> u64 {
+        self.load(Relaxed)
+    }
+}
+
+impl Cell for Sharded {
+    fn value(&self) -> u64 {
         self.0.iter().map(|line| line.0.load(Relaxed)).sum()
     }
 }
 
-#[derive(Default)]
-pub(crate) struct Counts {
-    pub hits: Sharded,
-    pub misses: Sharded,
-    pub evictions: AtomicU64,
-    pub read_bytes: AtomicU64,
-    pub read_ahead_bytes: AtomicU64,
-    pub written_back_bytes: AtomicU64,
-    pub write_backs: AtomicU64,
-    pub stalled: AtomicU64,
-    pub clashed: AtomicU64,
-    pub throttled: AtomicU64,
-    pub write_errors: AtomicU64,
-    pub searched: AtomicU64,
+/// Unit of a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Pages of 4 KiB.
+    Pages,
+    /// Bytes.
+    Bytes,
+    /// Events.
+    Events,
 }
 
-/// Counters of a slice since it was started, and its state.
+/// Declaration of a counter.
+#[derive(Clone, Copy, Debug)]
+pub struct Declared {
+    /// Name in JSON.
+    pub name: &'static str,
+    /// Unit.
+    pub unit: Unit,
+    /// What the counter counts.
+    pub help: &'static str,
+}
+
+/// Declares counters: a struct of the cells that threads add to, and a struct of their values with the same fields. The values are added
+/// and subtracted with saturation, because programs count some of them and may count anything.
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$cells_doc:meta])* cells $cells:ident;
+        $(#[$values_doc:meta])* values $values:ident;
+        $($name:ident: $cell:ty, $unit:ident, $help:literal;)*
+    ) => {
+        $(#[$cells_doc])*
+        #[derive(Default)]
+        pub(crate) struct $cells {
+            $(#[doc = $help] pub $name: $cell,)*
+        }
+
+        impl $cells {
+            /// Reads all cells.
+            pub fn values(&self) -> $values {
+                $values { $($name: $crate::counters::Cell::value(&self.$name),)* }
+            }
+        }
+
+        $(#[$values_doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(default)]
+        pub struct $values {
+            $(#[doc = $help] pub $name: u64,)*
+        }
+
+        impl $values {
+            /// Declarations of all counters.
+            pub const DECLARED: &'static [$crate::counters::Declared] = &[
+                $($crate::counters::Declared {
+                    name: stringify!($name),
+                    unit: $crate::counters::Unit::$unit,
+                    help: $help,
+                },)*
+            ];
+
+            /// Returns the sums of both.
+            #[must_use]
+            pub fn and(self, other: Self) -> Self {
+                Self { $($name: self.$name.saturating_add(other.$name),)* }
+            }
+
+            /// Returns how much each counter grew since `earlier`.
+            #[must_use]
+            pub fn since(self, earlier: Self) -> Self {
+                Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Cells of a slice's counters.
+    cells Counts;
+    /// Counters of a slice since it was started.
+    values Counters;
+
+    hits: Sharded, Pages, "Page lookups that found their page in the cache.";
+    misses: Sharded, Pages, "Page lookups that did not find their page in the cache.";
+    evictions: AtomicU64, Pages, "Pages that the evictor dropped to make room.";
+    read_bytes: AtomicU64, Bytes, "Bytes read from devices.";
+    read_ahead_bytes: AtomicU64, Bytes, "Bytes read from devices ahead of a request; part of read_bytes.";
+    written_back_bytes: AtomicU64, Bytes, "Bytes written back to devices.";
+    write_backs: AtomicU64, Events, "Write transfers; written_back_bytes / write_backs is their mean size.";
+    stalled: AtomicU64, Events, "Requests that waited for a free frame.";
+    clashed: AtomicU64, Events, "Requests that waited for I/O of another request on the same page.";
+    throttled: AtomicU64, Events, "Writers that waited at the limit of dirty pages.";
+    write_errors: AtomicU64, Events, "Write-backs that failed.";
+    dead_client_entries: AtomicU64, Pages, "Page table entries that were checked because a client died.";
+}
+
+/// Use of a slice's frames now.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counters {
+pub struct Usage {
     /// Frames of the slice.
     pub frames: u64,
     /// Frames that hold a page.
     pub resident: u64,
     /// Pages that are newer than the device.
     pub dirty: u64,
-    /// Pages that were found.
-    pub hits: u64,
-    /// Pages that were not.
-    pub misses: u64,
-    /// Pages dropped to make room.
-    pub evictions: u64,
-    /// Bytes read from devices.
-    pub read_bytes: u64,
-    /// Of those, bytes read ahead of a request.
-    pub read_ahead_bytes: u64,
-    /// Bytes written to devices.
-    pub written_back_bytes: u64,
-    /// Write transfers; `written_back_bytes / write_backs` tells how well they coalesce.
-    pub write_backs: u64,
-    /// Gets that waited for a frame.
-    pub stalled: u64,
-    /// Gets that waited for I/O of another.
-    pub clashed: u64,
-    /// Writers that waited at the dirty limit.
-    pub throttled: u64,
-    /// Write-backs that failed.
-    pub write_errors: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_those_of_the_cells_and_have_declarations() {
+        let counts = Counts::default();
+        counts.hits.add(3);
+        counts.read_bytes.fetch_add(4096, Relaxed);
+        let first = counts.values();
+        assert_eq!((first.hits, first.read_bytes, first.misses), (3, 4096, 0));
+        counts.hits.add(2);
+        let grown = counts.values().since(first);
+        assert_eq!((grown.hits, grown.read_bytes), (2, 0));
+        let most = Counters {
+            hits: u64::MAX,
+            ..first
+        };
+        assert_eq!(first.and(most).hits, u64::MAX);
+        let names = Counters::DECLARED.iter().map(|counter| counter.name);
+        assert_eq!(names.clone().next(), Some("hits"));
+        for counter in Counters::DECLARED {
+            let is_bytes = counter.name.ends_with("_bytes");
+            assert_eq!(counter.unit == Unit::Bytes, is_bytes, "{}", counter.name);
+        }
+    }
 }

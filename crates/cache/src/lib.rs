@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod clients;
-mod counters;
+pub mod counters;
 mod dirty;
 mod evictor;
 mod frames;
@@ -18,7 +18,7 @@ mod repair;
 mod slice;
 mod state;
 
-pub use counters::Counters;
+pub use counters::{Counters, Usage};
 pub use get::Grant;
 pub use latched::Latched;
 pub use object::{Error, Object, Place, Run};

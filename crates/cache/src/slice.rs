@@ -19,7 +19,7 @@ use crate::get::{self, GetDone, Grant};
 use crate::latched::{self, Rounds};
 use crate::object::{Error, Object};
 use crate::state::{After, Shared, State, run};
-use crate::{Counters, Done, Intent, Limits, PAGES_PER_GET_MAX, invalidate};
+use crate::{Counters, Done, Intent, Limits, PAGES_PER_GET_MAX, Usage, invalidate};
 
 /// Smallest slice: 4 MiB. Fewer frames could be taken by a handful of large requests.
 pub const FRAMES_MIN: u32 = 1024;
@@ -380,25 +380,19 @@ impl Slice {
         found.into_iter().zip(nodes).map(resident).collect()
     }
 
-    /// Counters and state.
+    /// Returns the counters since the slice was started.
     pub fn counters(&self) -> Counters {
-        let (shared, c) = (&self.shared, &self.shared.counts);
+        self.shared.counts.values()
+    }
+
+    /// Returns how many frames are used now.
+    pub fn usage(&self) -> Usage {
+        let shared = &self.shared;
         let frames = u64::from(shared.limits.frames);
-        Counters {
+        Usage {
             frames,
             resident: frames - u64::from(shared.lock().frames.free()),
             dirty: shared.dirty(),
-            hits: c.hits.sum(),
-            misses: c.misses.sum(),
-            evictions: c.evictions.load(Relaxed),
-            read_bytes: c.read_bytes.load(Relaxed),
-            read_ahead_bytes: c.read_ahead_bytes.load(Relaxed),
-            written_back_bytes: c.written_back_bytes.load(Relaxed),
-            write_backs: c.write_backs.load(Relaxed),
-            stalled: c.stalled.load(Relaxed),
-            clashed: c.clashed.load(Relaxed),
-            throttled: c.throttled.load(Relaxed),
-            write_errors: c.write_errors.load(Relaxed),
         }
     }
 

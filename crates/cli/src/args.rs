@@ -270,14 +270,7 @@ pub struct RunArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = "\
-Examples:
-  jericho stat /mnt/jericho
-  jericho stat --json /mnt/jericho
-
-Counters start at 0 with each mount. HITS counts the page lookups that found their page in the cache. LOCAL is the \
-share of pages that were accessed by a thread on the pages' home node. For programs that come through the kernel, that \
-thread is the daemon's worker.")]
+#[command(after_help = crate::stat::help())]
 pub struct StatArgs {
     /// The directory of a mount, or any path in it
     pub dir: PathBuf,

@@ -3,13 +3,34 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use jericho_daemon::{SliceStat, Stat};
+use jericho_daemon::{Counters, SliceStat, Stat};
 
 use crate::args::StatArgs;
 use crate::failure::{Context, Outcome, print, print_json};
 use crate::{control, size};
 
 const PAGE_BYTES: u64 = 4096;
+
+const HELP: &str = "\
+Examples:
+  jericho stat /mnt/jericho
+  jericho stat --json /mnt/jericho
+
+Counters start at 0 with each mount. RATIO is the share of page lookups that found their page in the cache (HITS). LOCAL is \
+the share of pages that were accessed by a thread on the pages' home node. For programs that come through the kernel, that \
+thread is the daemon's worker.
+
+Counters of each slice and node in --json:
+";
+
+/// Returns the text after the options in the command's help.
+pub fn help() -> String {
+    let mut help = String::from(HELP);
+    for counter in Counters::DECLARED {
+        help.push_str(&format!("  {:<20} {}\n", counter.name, counter.help));
+    }
+    help
+}
 
 pub fn run(args: &StatArgs) -> Outcome {
     let stat = control::stat(&args.dir)?;
@@ -84,7 +105,7 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
             client.remote
         )?;
     }
-    let troubles: u64 = stat.slices.iter().map(|s| s.write_errors).sum();
+    let troubles: u64 = stat.slices.iter().map(|s| s.counters.write_errors).sum();
     if troubles > 0 {
         writeln!(
             out,
@@ -95,8 +116,10 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
 }
 
 fn row(name: String, node: String, s: &SliceStat) -> [String; 13] {
-    let lookups = s.hits.saturating_add(s.misses);
-    let ratio = percent((lookups > 0).then(|| s.hits as f64 / lookups as f64));
+    let counters = &s.counters;
+    let (hits, misses) = (counters.hits, counters.misses);
+    let lookups = hits.saturating_add(misses);
+    let ratio = percent((lookups > 0).then(|| hits as f64 / lookups as f64));
     [
         name,
         node,
@@ -105,12 +128,12 @@ fn row(name: String, node: String, s: &SliceStat) -> [String; 13] {
         size::human(s.resident * PAGE_BYTES),
         size::human(s.frames * PAGE_BYTES),
         size::human(s.dirty * PAGE_BYTES),
-        s.hits.to_string(),
-        s.misses.to_string(),
+        hits.to_string(),
+        misses.to_string(),
         ratio,
         percent(s.locality.share_local),
-        s.evictions.to_string(),
-        size::human(s.written_back_bytes),
+        counters.evictions.to_string(),
+        size::human(counters.written_back_bytes),
     ]
 }
 
@@ -130,11 +153,7 @@ impl Total {
         self.0.frames += s.frames;
         self.0.resident += s.resident;
         self.0.dirty += s.dirty;
-        // What programs have counted may be any number.
-        self.0.hits = self.0.hits.saturating_add(s.hits);
-        self.0.misses += s.misses;
-        self.0.evictions += s.evictions;
-        self.0.written_back_bytes += s.written_back_bytes;
+        self.0.counters = self.0.counters.and(s.counters);
         self.0.locality = self.0.locality.and(s.locality);
     }
 }
@@ -149,8 +168,11 @@ mod tests {
         SliceStat {
             id,
             node: id,
-            hits,
-            misses,
+            counters: Counters {
+                hits,
+                misses,
+                ..Counters::default()
+            },
             capacity_bytes: 1 << 30,
             ..SliceStat::default()
         }

@@ -162,14 +162,14 @@ impl View {
         let row = |node: &jericho_daemon::NodeStat| {
             let old = last.and_then(|l| l.nodes.iter().find(|n| n.node == node.node));
             let locality = locality_since(node.locality, old.map(|n| n.locality));
-            let hits = node.hits.saturating_sub(old.map_or(0, |n| n.hits));
-            let misses = node.misses.saturating_sub(old.map_or(0, |n| n.misses));
+            let old = old.map_or_else(Default::default, |n| n.counters);
+            let grown = node.counters.since(old);
             vec![
                 node.node.to_string(),
                 size::human(node.resident * PAGE_BYTES),
                 size::human(node.frames * PAGE_BYTES),
                 size::human(node.dirty * PAGE_BYTES),
-                share(hits, misses),
+                share(grown.hits, grown.misses),
                 percent(locality.share_local),
             ]
         };
@@ -183,9 +183,10 @@ impl View {
     fn slices(stat: &Stat, before: Option<(&Stat, Duration)>) -> Part {
         let row = |slice: &SliceStat| {
             let old = before.and_then(|(l, _)| l.slices.iter().find(|s| s.id == slice.id));
-            let since = |of: fn(&SliceStat) -> u64| of(slice).saturating_sub(old.map_or(0, of));
-            let (hits, misses) = (since(|s| s.hits), since(|s| s.misses));
             let locality = locality_since(slice.locality, old.map(|s| s.locality));
+            let old = old.map_or_else(Default::default, |s| s.counters);
+            let grown = slice.counters.since(old);
+            let (hits, misses) = (grown.hits, grown.misses);
             let rate = |n: u64| before.map_or("-".into(), |(_, t)| per_second(n, t).to_string());
             let bytes = |n: u64| before.map_or("-".into(), |(_, t)| size::human(per_second(n, t)));
             vec![
@@ -196,8 +197,8 @@ impl View {
                 rate(hits.saturating_add(misses)),
                 share(hits, misses),
                 percent(locality.share_local),
-                bytes(since(|s| s.read_bytes)),
-                bytes(since(|s| s.written_back_bytes)),
+                bytes(grown.read_bytes),
+                bytes(grown.written_back_bytes),
             ]
         };
         Part {
@@ -340,21 +341,24 @@ mod tests {
     /// Counters of a volume of two slices with one client; they grow with `n`.
     fn stat(n: u64) -> Stat {
         let locality = Locality::new(3 * n, n);
+        let counters = jericho_daemon::Counters {
+            hits: 90 * n,
+            misses: 10 * n,
+            read_bytes: n << 20,
+            ..Default::default()
+        };
         let slice = |id: u16| SliceStat {
             id,
             node: id,
-            hits: 90 * n,
-            misses: 10 * n,
+            counters,
             resident: 256,
             frames: 1024,
-            read_bytes: n << 20,
             locality,
             ..SliceStat::default()
         };
         let node = |node| jericho_daemon::NodeStat {
             node,
-            hits: 90 * n,
-            misses: 10 * n,
+            counters,
             resident: 256,
             frames: 1024,
             dirty: 1,

@@ -25,6 +25,7 @@ mod write;
 
 pub use fast::{Asker, ClientStat, KeeperCommand, KernelCache, Served, Trusted, TrustedError};
 pub use handle::Handle;
+pub use jericho_cache::Counters;
 pub use jericho_cache::Reader;
 pub use jericho_client::placement::VARIABLE as THREADS_VARIABLE;
 pub use jericho_format::threads::ThreadPolicy;

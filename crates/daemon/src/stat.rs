@@ -73,17 +73,8 @@ pub struct SliceStat {
     pub frames: u64,
     pub resident: u64,
     pub dirty: u64,
-    pub hits: u64,
-    pub misses: u64,
-    pub evictions: u64,
-    pub read_bytes: u64,
-    pub read_ahead_bytes: u64,
-    pub written_back_bytes: u64,
-    pub write_backs: u64,
-    pub stalled: u64,
-    pub clashed: u64,
-    pub throttled: u64,
-    pub write_errors: u64,
+    #[serde(flatten)]
+    pub counters: Counters,
     pub locality: Locality,
 }
 
@@ -95,8 +86,8 @@ pub struct NodeStat {
     pub frames: u64,
     pub resident: u64,
     pub dirty: u64,
-    pub hits: u64,
-    pub misses: u64,
+    #[serde(flatten)]
+    pub counters: Counters,
     pub locality: Locality,
 }
 
@@ -126,12 +117,13 @@ impl Mounted {
         let mut slices = vec![];
         let mut all = Locality::default();
         for slice in &self.slices {
-            let (id, mut c) = (slice.id(), slice.counters());
+            let (id, usage) = (slice.id(), slice.usage());
             let node = self.node_of_slice(id).0;
             let inline = self.client_pages(id);
-            // A program that found its page asked nobody.
-            // What programs count themselves may be any number.
-            c.hits = c.hits.saturating_add(inline.0.saturating_add(inline.1));
+            // The slice does not see the hits of programs. They count these themselves, and may count anything.
+            let mut counters = slice.counters();
+            let inline_hits = inline.0.saturating_add(inline.1);
+            counters.hits = counters.hits.saturating_add(inline_hits);
             let mount = self.locality.of(id);
             let locality = Locality::new(mount.0, mount.1).and(Locality::new(inline.0, inline.1));
             all = all.and(locality);
@@ -139,7 +131,10 @@ impl Mounted {
                 node,
                 ..NodeStat::default()
             });
-            add(of_node, &c);
+            of_node.frames += usage.frames;
+            of_node.resident += usage.resident;
+            of_node.dirty += usage.dirty;
+            of_node.counters = of_node.counters.and(counters);
             of_node.locality = of_node.locality.and(locality);
             let (capacity, free) = self.fs().space_of(id);
             slices.push(SliceStat {
@@ -147,20 +142,10 @@ impl Mounted {
                 node,
                 capacity_bytes: capacity * PAGE_BYTES,
                 used_bytes: (capacity - free) * PAGE_BYTES,
-                frames: c.frames,
-                resident: c.resident,
-                dirty: c.dirty,
-                hits: c.hits,
-                misses: c.misses,
-                evictions: c.evictions,
-                read_bytes: c.read_bytes,
-                read_ahead_bytes: c.read_ahead_bytes,
-                written_back_bytes: c.written_back_bytes,
-                write_backs: c.write_backs,
-                stalled: c.stalled,
-                clashed: c.clashed,
-                throttled: c.throttled,
-                write_errors: c.write_errors,
+                frames: usage.frames,
+                resident: usage.resident,
+                dirty: usage.dirty,
+                counters,
                 locality,
             });
         }
@@ -228,12 +213,4 @@ impl Mounted {
             .for_each(|(_, blocks)| *blocks *= PAGE_BYTES);
         Ok(answer)
     }
-}
-
-fn add(node: &mut NodeStat, c: &Counters) {
-    node.frames += c.frames;
-    node.resident += c.resident;
-    node.dirty += c.dirty;
-    node.hits = node.hits.saturating_add(c.hits);
-    node.misses += c.misses;
 }
