@@ -11,7 +11,7 @@ use crate::convert::errno;
 use crate::filesystem::{Jericho, Outcome, caller};
 use crate::protocol::InHeader;
 use crate::protocol::answer::{CreateOut, OpenOut};
-use crate::protocol::request::{CreateIn, OPEN_KILL_SUIDGID, OpenIn};
+use crate::protocol::request::{CreateIn, OpenIn};
 use crate::reply::Reply;
 
 /// Reads and writes go to the slices, and the kernel caches nothing. Writers of one file do not exclude each other in
@@ -20,7 +20,7 @@ const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES;
 
 impl Jericho {
     pub(crate) fn open(&self, ino: Ino, args: &OpenIn, reply: Reply) {
-        match self.open_inode(ino, args.flags as i32, args.open_flags) {
+        match self.open_inode(ino, args.flags as i32) {
             Ok(fh) => reply.with(&OpenOut::new(fh, FILE_FLAGS)),
             Err(e) => reply.error(e),
         }
@@ -39,8 +39,8 @@ impl Jericho {
         let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let (fs, flags) = (self.mounted.fs(), args.flags as i32);
         let made = match fs.mknod(parent, name, Kind::File, perm, 0, who) {
-            // Created since the kernel's lookup. A truncation waits for inline writers, which this thread may not. The kernel looks the
-            // name up anew after this errno, opens the file that it finds, and requests the truncation by itself.
+            // Created since the kernel's lookup. A truncation waits for inline writers, which this thread may not do. After this errno the
+            // kernel repeats its lookup, opens the file that it finds, and requests the truncation by itself.
             Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => {
                 match flags & libc::O_TRUNC {
                     0 => fs.lookup(parent, name),
@@ -49,26 +49,18 @@ impl Jericho {
             }
             made => made,
         };
-        // A new file is empty.
-        self.reply_created(made, flags & !libc::O_TRUNC, args.open_flags, reply);
+        self.reply_created(made, flags, reply);
     }
 
     /// Creates a file without a name (O_TMPFILE), with one reference for the kernel.
     pub(crate) fn tmpfile(&self, req: &InHeader, dir: Ino, args: &CreateIn, reply: Reply) {
         let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let made = self.mounted.fs().tmpfile(dir, perm, who);
-        let flags = args.flags as i32 & !libc::O_TRUNC;
-        self.reply_created(made, flags, args.open_flags, reply);
+        self.reply_created(made, args.flags as i32, reply);
     }
 
-    fn reply_created(
-        &self,
-        made: jericho_fs::Result<Attr>,
-        flags: i32,
-        open_flags: u32,
-        reply: Reply,
-    ) {
-        match self.open_made(made, flags, open_flags) {
+    fn reply_created(&self, made: jericho_fs::Result<Attr>, flags: i32, reply: Reply) {
+        match self.open_made(made, flags) {
             Ok((attr, fh)) => reply.with(&CreateOut {
                 entry: self.entry(&attr),
                 open: OpenOut::new(fh, FILE_FLAGS),
@@ -77,14 +69,9 @@ impl Jericho {
         }
     }
 
-    fn open_made(
-        &self,
-        made: jericho_fs::Result<Attr>,
-        flags: i32,
-        open_flags: u32,
-    ) -> Outcome<(Attr, u64)> {
+    fn open_made(&self, made: jericho_fs::Result<Attr>, flags: i32) -> Outcome<(Attr, u64)> {
         let attr = made.map_err(|e| errno("create", &e))?;
-        match self.open_inode(attr.ino, flags, open_flags) {
+        match self.open_inode(attr.ino, flags) {
             Ok(fh) => Ok((attr, fh)),
             Err(e) => {
                 self.mounted.fs().forget(attr.ino, 1);
@@ -93,15 +80,10 @@ impl Jericho {
         }
     }
 
-    /// Opens a file. Returns the handle's number.
-    fn open_inode(&self, ino: Ino, flags: i32, open_flags: u32) -> Outcome<u64> {
-        let truncate = flags & libc::O_TRUNC != 0;
-        if truncate {
-            let set_id = open_flags & OPEN_KILL_SUIDGID != 0;
-            let stripped = self.mounted.fs().drop_privileges(ino, set_id);
-            stripped.map_err(|e| errno("open", &e))?;
-        }
-        let handle = self.mounted.open_file(ino, truncate, may_write(flags));
+    /// Opens a file. Returns the handle's number. Ignores O_TRUNC: the kernel sends the truncation as a request of its own, because
+    /// `FUSE_ATOMIC_O_TRUNC` was not agreed on, and a file that was just created is empty.
+    fn open_inode(&self, ino: Ino, flags: i32) -> Outcome<u64> {
+        let handle = self.mounted.open_file(ino, false, may_write(flags));
         let handle = handle.map_err(|e| errno("open", &e))?;
         self.mounted.opened(&handle);
         handle.set_sync(write_sync(flags));

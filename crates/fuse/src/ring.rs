@@ -251,12 +251,9 @@ impl Service {
     fn comes_back(&self, opcode: u32, received: &Received) -> bool {
         match opcode {
             op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE => true,
+            // Truncates nothing: that is a request of its own.
+            op::OPEN => true,
             op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
-            // A truncation waits for inline writers. The kernel requests it by itself, as was agreed.
-            op::OPEN => {
-                let [a, b, c, d, ..] = received.arguments;
-                i32::from_ne_bytes([a, b, c, d]) & libc::O_TRUNC == 0
-            }
             // The file's last inline writer may have stopped in the middle of a write that extends the file.
             op::RELEASE => {
                 let [a, b, c, d, e, f, g, h, ..] = received.arguments;

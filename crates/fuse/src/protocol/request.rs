@@ -104,9 +104,6 @@ pub(crate) struct OpenIn {
     pub(crate) open_flags: u32,
 }
 
-/// `FUSE_OPEN_KILL_SUIDGID`, in `open_flags`: truncation clears the set-id bits.
-pub(crate) const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-
 /// `struct fuse_create_in`, also of TMPFILE.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
