@@ -1,10 +1,10 @@
 //! Operations on open files: reads, writes, space, and the ioctls of the fast path.
 
 use std::cell::Cell;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use crossbeam_queue::ArrayQueue;
-use jericho_daemon::{Asker, ReadBuffer, Served, WriteMode, WriteSync};
+use jericho_daemon::{Asker, Handle, ReadBuffer, Served, WriteMode, WriteSync};
 use jericho_fs::Error;
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Call};
@@ -125,6 +125,24 @@ impl Jericho {
         self.write_bytes(asker(req), args, data, answer);
     }
 
+    /// Prepares a read. Returns the number of bytes that it may return, and whether they are for the kernel's page cache.
+    #[inline]
+    fn begin_read(
+        &self,
+        handle: &Arc<Handle>,
+        asker: Asker,
+        args: &Transfer,
+        room: &mut Room,
+    ) -> (usize, bool) {
+        // The program may have changed the flag with fcntl since the open.
+        handle.set_no_access_time(no_access_time(args.open_flags as i32));
+        let fills = args.fills_page_cache();
+        if !fills {
+            self.mounted.answer_wish(handle, asker, Served::Read);
+        }
+        (room_for(args, room), fills)
+    }
+
     /// Reads from an open file; see `Mounted::read`.
     #[inline]
     pub(crate) fn read_into(&self, asker: Asker, args: &Transfer, mut room: Room) {
@@ -132,13 +150,8 @@ impl Jericho {
         let Some(handle) = open.as_ref() else {
             return room.error(libc::EBADF);
         };
-        // The program may have changed the flag with fcntl since the open.
-        handle.set_no_access_time(no_access_time(args.open_flags as i32));
-        let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
+        let (size, fills) = self.begin_read(handle, asker, args, &mut room);
         self.mounted.requested(handle, asker.thread, size);
-        if !fills {
-            self.mounted.answer_wish(handle, asker, Served::Read);
-        }
         self.mounted
             .read(handle, args.offset, size as u32, fills, room, answer_read);
     }
@@ -152,12 +165,7 @@ impl Jericho {
             room.error(libc::EBADF);
             return None;
         };
-        // The program may have changed the flag with fcntl since the open.
-        handle.set_no_access_time(no_access_time(args.open_flags as i32));
-        let (size, fills) = (room_for(args, &mut room), args.fills_page_cache());
-        if !fills {
-            self.mounted.answer_wish(handle, asker, Served::Read);
-        }
+        let (size, fills) = self.begin_read(handle, asker, args, &mut room);
         let left =
             (self.mounted).try_read(handle, args.offset, size as u32, fills, room, answer_read);
         if left.is_none() {
