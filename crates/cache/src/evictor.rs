@@ -233,20 +233,19 @@ impl Evictor {
     /// Starts the write-back of all pages in the range that are dirty now, for a sync.
     fn write_all(&mut self, object: u64, pages: Range<u64>, sync: u64) {
         let shared = self.shared.clone();
-        let again = shared.lock().dirty.retry(object);
+        let attempt = match shared.lock().dirty.retry(object) {
+            true => Attempt::Trial,
+            false => Attempt::First,
+        };
         let mut from = pages.start;
         while from < pages.end {
-            let (mut chosen, skipped, next) = {
+            let (chosen, skipped, next) = {
                 let mut state = shared.lock();
-                choose(&mut state, &shared, object, from..pages.end, Some(sync))
+                let range = from..pages.end;
+                choose(&mut state, &shared, object, range, Some(sync), attempt)
             };
             if let Some(s) = self.syncs.get_mut(&sync) {
                 s.deferred.extend(skipped);
-            }
-            if let Some(chosen) = &mut chosen
-                && again
-            {
-                chosen.attempt = Attempt::Trial;
             }
             self.write(chosen.into_iter().collect());
             let Some(next) = next else { break };
@@ -533,7 +532,7 @@ impl Evictor {
         if state.is_probe_due(now) {
             // Failed pages that were dropped meanwhile need no trial.
             while let (None, Some((id, pages))) = (&chosen, state.dirty.probe(TRANSFER_PAGES_MAX)) {
-                chosen = choose(&mut state, &shared, id, pages, None).0;
+                chosen = choose(&mut state, &shared, id, pages, None, Attempt::Trial).0;
             }
         }
         // A trial in flight tells at its end whether the outage goes on.
@@ -542,15 +541,7 @@ impl Evictor {
         }
         drop(state);
         run(&shared, after);
-        self.write(
-            chosen
-                .into_iter()
-                .map(|c| Chosen {
-                    attempt: Attempt::Trial,
-                    ..c
-                })
-                .collect(),
-        );
+        self.write(chosen.into_iter().collect());
     }
 
     /// Background write-back and eviction. Returns how long to sleep if nothing happens.
@@ -623,7 +614,8 @@ impl Evictor {
                             _ => break,
                         },
                     };
-                    let (c, skipped, next) = choose(&mut state, &shared, id, 0..u64::MAX, None);
+                    let (c, skipped, next) =
+                        choose(&mut state, &shared, id, 0..u64::MAX, None, attempt);
                     if next.is_some() || !skipped.is_empty() {
                         // The rest waits for its turn behind the others, or for what it is busy with.
                         state.dirty.requeue(id, now);
@@ -633,7 +625,7 @@ impl Evictor {
                     }
                     let Some(c) = c else { continue };
                     pages += c.pages.len();
-                    chosen.push(Chosen { attempt, ..c });
+                    chosen.push(c);
                 }
             }
             if chosen.is_empty() {
@@ -740,6 +732,7 @@ fn choose(
     id: u64,
     range: Range<u64>,
     sync: Option<u64>,
+    attempt: Attempt,
 ) -> (Option<Chosen>, Vec<u64>, Option<u64>) {
     let Some(object) = state.dirty.object(id).cloned() else {
         return (None, vec![], None);
@@ -783,7 +776,7 @@ fn choose(
         object,
         pages,
         sync,
-        attempt: Attempt::First,
+        attempt,
     });
     (chosen, skipped, next)
 }

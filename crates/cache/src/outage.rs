@@ -33,7 +33,7 @@ pub(crate) enum Attempt {
     First,
     /// They have failed before.
     Again,
-    /// They have failed before, and others are retried if they succeed now.
+    /// They have failed before. If they succeed now, the other failed pages are retried.
     Trial,
 }
 
