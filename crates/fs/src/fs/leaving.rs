@@ -21,7 +21,7 @@ use crate::types::Ino;
 /// Longest wait of a write: many times what the kernel needs on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often who waits looks for space that was given back without a commit: promises, blocks that the store never heard of.
+/// How often a write that waits checks for space that became free without a commit: promises, blocks that the store never heard of.
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
@@ -67,8 +67,14 @@ enum End {
 
 impl State {
     fn awaits(&self, own: Ino) -> bool {
-        let mut files = self.files.iter();
-        !self.closed && files.any(|(ino, file)| *ino != own && !file.in_vain)
+        !self.closed && self.awaited(own).next().is_some()
+    }
+
+    fn awaited(&self, own: Ino) -> impl Iterator<Item = Ino> {
+        let files = self.files.iter();
+        files
+            .filter(move |(ino, file)| **ino != own && !file.in_vain)
+            .map(|(ino, _)| *ino)
     }
 }
 
@@ -104,7 +110,7 @@ impl Leaving {
         self.changed.notify_all();
     }
 
-    /// Wakes who waits, after blocks have become free.
+    /// Wakes the writes that wait, after blocks have become free.
     pub fn freed(&self) {
         self.state.lock().freed += 1;
         self.changed.notify_all();
@@ -112,12 +118,7 @@ impl Leaving {
 
     /// Returns the files that a write to `own` may wait for.
     fn awaited(&self, own: Ino) -> Vec<Ino> {
-        let state = self.state.lock();
-        let files = state.files.iter();
-        files
-            .filter(|(ino, file)| **ino != own && !file.in_vain)
-            .map(|(ino, _)| *ino)
-            .collect()
+        self.state.lock().awaited(own).collect()
     }
 
     /// Returns how many writes wait. If any does, removals should be committed without delay.

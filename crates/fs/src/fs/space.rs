@@ -16,9 +16,14 @@ const PUNCH_HOLE: i32 = 0x02;
 const ZERO_RANGE: i32 = 0x10;
 
 /// What fallocate(2) does to a range's bytes.
-struct Change {
-    zero: bool,
-    punch: bool,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// They get space and stay what they are.
+    Nothing,
+    /// They get space and become zeros.
+    Zero,
+    /// They become a hole.
+    Punch,
 }
 
 /// Checks the arguments of fallocate(2). Returns the end of the range.
@@ -30,13 +35,13 @@ fn check(mode: i32, offset: u64, len: u64) -> Result<(u64, Change)> {
         .checked_add(len)
         .filter(|end| *end <= FILE_BYTES_MAX)
         .ok_or(EFBIG)?;
-    let (zero, punch) = match mode & !KEEP_SIZE {
-        0 => (false, false),
-        PUNCH_HOLE if mode & KEEP_SIZE != 0 => (false, true),
-        ZERO_RANGE => (true, false),
+    let change = match mode & !KEEP_SIZE {
+        0 => Change::Nothing,
+        PUNCH_HOLE if mode & KEEP_SIZE != 0 => Change::Punch,
+        ZERO_RANGE => Change::Zero,
         _ => return Err(EOPNOTSUPP),
     };
-    Ok((end, Change { zero, punch }))
+    Ok((end, change))
 }
 
 impl Fs {
@@ -82,7 +87,7 @@ impl Fs {
         self.core.leaving.close();
     }
 
-    /// Returns whether the volume has space for this many bytes that have none.
+    /// Returns whether the volume has space for this many more bytes.
     pub fn has_room_for(&self, bytes: u64) -> bool {
         bytes.div_ceil(PAGE_BYTES) < self.core.allocator.available()
     }
@@ -93,11 +98,11 @@ impl Fs {
     pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
-        let (end, Change { zero, punch }) = check(mode, offset, len)?;
+        let (end, change) = check(mode, offset, len)?;
         let keep_size = mode & KEEP_SIZE != 0;
         let _alone = file.exclusive.write();
         let size = file.size();
-        if !punch {
+        if change != Change::Punch {
             let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
             if end > size && !keep_size {
                 self.clear_tail(file)?;
@@ -107,12 +112,11 @@ impl Fs {
             map.preallocate(pages, file.slice(), &core.allocator)?;
             file.count_blocks(&map);
         }
-        if zero {
-            self.zero(file, offset..end)?;
-        }
-        if punch {
+        match change {
+            Change::Nothing => {}
+            Change::Zero => self.zero(file, offset..end)?,
             // Beyond the end there are zeros already, in whole pages that may be given back.
-            self.punch(file, offset..end)?;
+            Change::Punch => self.punch(file, offset..end)?,
         }
         let mut meta = file.inode.meta.write();
         if !keep_size && end > meta.rec.size {

@@ -25,8 +25,9 @@ use jericho_format::PAGE_BYTES;
 
 use super::Fs;
 use super::core::wait;
-use super::extents::{State, Was};
+use super::extents::{Map, State, Was};
 use super::file::File;
+use super::runs::Run;
 use super::times::now_ns;
 use crate::error::Result;
 
@@ -176,79 +177,79 @@ impl Fs {
 
     /// Makes a range read as zeros and gives its whole pages' space back. `exclusive` is held.
     pub(super) fn punch(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
+        self.zero_ends(file, bytes, |whole| {
+            self.take_out(file, whole.start..whole.end.min(file.end_page()))
+        })
+    }
+
+    /// Makes a range without holes read as zeros. Its pages keep their space. `exclusive` is held.
+    pub(super) fn zero(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
+        self.zero_ends(file, bytes, |whole| self.unwrite(file, whole))
+    }
+
+    /// Zeroes the parts of pages at both ends of a range, and calls `rest` for the whole pages between them.
+    fn zero_ends(
+        &self,
+        file: &Arc<File>,
+        bytes: Range<u64>,
+        rest: impl FnOnce(Range<u64>) -> Result<()>,
+    ) -> Result<()> {
         let _hold = Hold::new(file);
         let whole = bytes.start.div_ceil(PAGE_BYTES)..bytes.end / PAGE_BYTES;
         if whole.start > whole.end {
             return self.zero_bytes(file, bytes); // within one page
         }
         self.zero_bytes(file, bytes.start..whole.start * PAGE_BYTES)?;
-        self.take_out(file, whole.start..whole.end.min(file.end_page()))?;
+        rest(whole.clone())?;
         self.zero_bytes(file, whole.end * PAGE_BYTES..bytes.end)
     }
 
     /// Steps 2, 3 and 5 for whole pages. A `Hold` is there.
     fn take_out(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
-        if pages.is_empty() {
-            return Ok(());
-        }
         let allocator = &self.core.allocator;
-        let take = || {
-            let mut map = file.map.write();
+        let removed = self.change_whole(file, &pages, |map| {
             let removed = map.take_out(pages.clone(), allocator);
-            file.count_blocks(&map);
-            removed
-        };
-        let mut removed = take();
-        if let Some(cache) = file.cache() {
-            loop {
-                // An error means that the cache is shutting down. Blocks that only memory knows are lost with it.
-                wait(|done| cache.invalidate(file.ino(), pages.clone(), done))?;
-                let placed = take();
-                if placed.is_empty() {
-                    break;
-                }
-                removed.extend(placed);
-            }
-        }
+            file.count_blocks(map);
+            Ok(removed)
+        })?;
         file.map.write().release(removed, allocator);
         Ok(())
     }
 
-    /// Makes a range without holes read as zeros. Its pages keep their space. `exclusive` is held.
-    pub(super) fn zero(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
-        let _hold = Hold::new(file);
-        let whole = bytes.start.div_ceil(PAGE_BYTES)..bytes.end / PAGE_BYTES;
-        if whole.start > whole.end {
-            return self.zero_bytes(file, bytes); // within one page
-        }
-        self.zero_bytes(file, bytes.start..whole.start * PAGE_BYTES)?;
-        self.unwrite(file, whole.clone())?;
-        self.zero_bytes(file, whole.end * PAGE_BYTES..bytes.end)
-    }
-
     /// Does steps 2, 3 and 5 for whole pages that keep their blocks. A `Hold` is there.
     fn unwrite(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
-        if pages.is_empty() {
-            return Ok(());
-        }
         let allocator = &self.core.allocator;
-        let unwrite = || {
-            let mut map = file.map.write();
+        let before = self.change_whole(file, &pages, |map| {
             map.unwrite(pages.clone(), file.slice(), allocator)
-        };
-        let mut before = unwrite()?;
+        })?;
+        file.map.write().release_earlier(before, allocator);
+        Ok(())
+    }
+
+    /// Steps 2 and 3: has `change` change the map, and the cache drop the pages, until no transfer has changed the map meanwhile. Returns
+    /// the runs that `change` has returned.
+    fn change_whole(
+        &self,
+        file: &Arc<File>,
+        pages: &Range<u64>,
+        change: impl Fn(&mut Map) -> Result<Vec<Run<State>>>,
+    ) -> Result<Vec<Run<State>>> {
+        if pages.is_empty() {
+            return Ok(vec![]);
+        }
+        let mut before = change(&mut file.map.write())?;
         if let Some(cache) = file.cache() {
             loop {
+                // An error means that the cache is shutting down. Blocks that only memory knows are lost with it.
                 wait(|done| cache.invalidate(file.ino(), pages.clone(), done))?;
-                let placed = unwrite()?;
+                let placed = change(&mut file.map.write())?;
                 if placed.is_empty() {
                     break;
                 }
                 before.extend(placed);
             }
         }
-        file.map.write().release_earlier(before, allocator);
-        Ok(())
+        Ok(before)
     }
 
     /// Zeroes bytes within one page, if it holds anything but zeros.
