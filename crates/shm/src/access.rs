@@ -6,9 +6,9 @@ use crate::entry::{Entry, Flags, State};
 use crate::memory::Miss;
 use crate::sync::{Ordering, fence};
 
-/// Before a frame that is the slice's own is filled, by whichever thread: it was another page's before, and a reader
-/// of that page that sees bytes of the new one must also see that the old one has gone. `Entry::insert` says so of the
-/// thread that inserts; it orders nothing that another thread does. Pairs with the fence of `state_after_copy`.
+/// Fences before the calling thread fills a frame of the slice. The frame was another page's before, and a reader of that page that sees
+/// bytes of the new one must also see that the old one has gone. The fence of `Entry::insert` orders only the thread that inserts, and
+/// another one may fill. Pairs with the fence of `state_after_copy`.
 #[inline]
 pub(crate) fn before_fill() {
     fence(Ordering::Release);
@@ -35,8 +35,8 @@ pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
     }
 }
 
-/// `copy` copies out of the frame of `seen`, which a lookup found. `Some`: what it copied was the page's at one
-/// instant. `None`: somebody was, or is, changing it.
+/// Calls `copy`, which copies out of the frame of `seen`, the state that a lookup found. Returns `Some` when the copied bytes were the page's
+/// at one instant, and `None` when another thread changes or changed them.
 #[inline]
 pub(crate) fn try_read(
     entry: &Entry,

@@ -411,7 +411,7 @@ impl Area {
         }
     }
 
-    /// Returns what the threads lend of a slot. A loan's words lie on a page of their own, which is not touched for nothing.
+    /// Returns what the threads lend of a slot. Reads the words of a loan, which lie on another page, of lenders only.
     fn loans(&self, slot: u32) -> impl Iterator<Item = Lent<'_>> {
         let lenders = self
             .blocks()

@@ -1,8 +1,8 @@
-//! What a client's thread lends: the locks that it keeps while it makes an inline write again through the kernel.
+//! What a client's thread lends: the locks that it keeps while it ends an inline write through the kernel.
 //!
-//! Some pages of that write are changed already, so nobody may read the range yet. But the thread does not write inline any more. So each
-//! write of the daemon may borrow the locks, the thread's own request and others that the kernel may serve before it, and gives them back to
-//! the thread afterwards.
+//! Some pages of that write are changed already, so nobody may read the range yet. But the thread writes nothing inline until the kernel's
+//! call has ended. So each write of the daemon may borrow the locks, and gives them back: the thread's own request, and others that the
+//! kernel may serve before it.
 
 use crate::lock::{HELD_MAX, Holding};
 use crate::slots::{RangeHeld, Slot, WORDS};
@@ -12,12 +12,12 @@ const SLOT: u32 = (1 << 17) - 1;
 const LOAN_ONE: u32 = 1 << 17;
 
 /// The loan of a thread, in its block: slot + 1 in the low 17 bits (0: there is none), and a count of its loans above. It lies apart
-/// from `Loan`, because the daemon reads it of each thread.
+/// from `Loan`, because the daemon reads this word of every thread and the rest only of lenders.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct LoanWord(AtomicU32);
 
-/// The words of the locks, as they are while the thread holds them; 0: it does not hold that one.
+/// When the loan began, and the words of the lent locks as they are while the thread holds them; 0: it does not hold that one.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Loan {
@@ -25,7 +25,7 @@ pub(crate) struct Loan {
     since: AtomicU64,
     extend: AtomicU32,
     words: [AtomicU32; WORDS],
-    /// How often each word was borrowed during this loan, by who changes the file.
+    /// How often each word was borrowed during this loan.
     borrowed: [AtomicU32; WORDS],
 }
 

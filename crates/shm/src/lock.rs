@@ -114,7 +114,7 @@ impl Holding {
         (self.0 & OWNER) as u16
     }
 
-    /// The next after a word, whoever had it.
+    /// Returns the holding of `owner` that comes after a word.
     #[inline]
     fn after(word: u32, owner: u16) -> Holding {
         Holding(word.wrapping_add(TURN_ONE) & !(SLEEPERS | OWNER) | u32::from(owner))
@@ -154,8 +154,8 @@ impl Lock {
             .or_else(|| self.lock_slowly(owner, &mut Patience::new(self)))
     }
 
-    /// Takes the lock for `owner`, or borrows it from a holder of whom `lends` says that it lends the lock. Returns what was borrowed, too.
-    /// Returns `None` when one holder has kept the lock for `HELD_MAX`, or after `WAIT_MAX`.
+    /// Takes the lock for `owner`, or borrows it from a holder that lends it, according to `lends`. Returns the holding, and the lender's if
+    /// the lock is borrowed. Returns `None` when one holder has kept the lock for `HELD_MAX`, or after `WAIT_MAX`.
     pub(crate) fn lock_or_borrow(
         &self,
         owner: u16,
@@ -193,17 +193,15 @@ impl Lock {
     /// Does the same as `lock` when the lock is held. The waiter may have waited for other locks before.
     #[cold]
     pub(crate) fn lock_slowly(&self, owner: u16, waiter: &mut impl Wait) -> Option<Holding> {
-        for turn in 0..SPINS + YIELDS {
-            if turn < SPINS {
-                spin_loop();
-            } else {
+        let yielding = || {
+            (0..YIELDS).find_map(|_| {
                 yield_now();
-            }
-            if let Some(held) = self.try_lock(owner) {
-                return Some(held);
-            }
-        }
-        self.lock_asleep(owner, waiter)
+                self.try_lock(owner)
+            })
+        };
+        self.lock_briefly(owner)
+            .or_else(yielding)
+            .or_else(|| self.lock_asleep(owner, waiter))
     }
 
     /// Does the same as `lock`, for work that takes so long that a waiter does better to sleep at once.

@@ -8,7 +8,7 @@
 //! The latch is a full barrier. So the daemon finds the client in the set, or the client finds the flag.
 
 use crate::entry::State;
-use crate::reports::place;
+use crate::reports::{bits, place};
 use crate::sync::{AtomicU64, Ordering};
 
 const WORDS: usize = 4;
@@ -23,7 +23,7 @@ pub struct Owners {
 }
 
 impl Owners {
-    #[cfg(all(test, loom))]
+    #[cfg(test)]
     pub(crate) fn new() -> Owners {
         Owners {
             words: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -56,8 +56,7 @@ impl Owners {
     /// Returns the owners. The caller has withheld writes before, and fences in between.
     pub fn owners(&self) -> impl Iterator<Item = u16> {
         let bits = self.words.iter().enumerate().flat_map(|(at, word)| {
-            let word = word.load(Ordering::Relaxed);
-            (0..64u16).filter_map(move |bit| (word >> bit & 1 != 0).then_some(64 * at as u16 + bit))
+            bits(word.load(Ordering::Relaxed)).map(move |bit| 64 * at as u16 + bit)
         });
         bits.flat_map(|first| (first..=State::OWNER_MAX).step_by(BITS))
     }
@@ -69,9 +68,7 @@ mod tests {
 
     #[test]
     fn a_set_has_the_owners_that_were_added_and_few_others() {
-        let owners = Owners {
-            words: std::array::from_fn(|_| AtomicU64::new(0)),
-        };
+        let owners = Owners::new();
         assert_eq!(owners.owners().count(), 0);
         for owner in [2, 63, 64, 300, State::OWNER_MAX] {
             assert!(!owners.contains(owner));

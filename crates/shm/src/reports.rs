@@ -47,12 +47,8 @@ impl<'a, const W: usize> Reports<'a, W> {
         (0..W).flat_map(move |word| {
             // Loads in this order: a thread that sees the bit cleared also sees the note, unless the drain is over.
             let reported = self.words[word].load(Ordering::Acquire);
-            let mut left = reported | draining.words[word].load(Ordering::Acquire);
-            std::iter::from_fn(move || {
-                let bit = left.trailing_zeros() as u16;
-                left &= left.wrapping_sub(1);
-                (bit < 64).then_some(word as u16 * 64 + bit)
-            })
+            let left = reported | draining.words[word].load(Ordering::Acquire);
+            bits(left).map(move |bit| word as u16 * 64 + bit)
         })
     }
 
@@ -83,6 +79,15 @@ impl<const W: usize> Default for Draining<W> {
         let words = std::array::from_fn(|_| AtomicU64::new(0));
         Draining { words }
     }
+}
+
+/// Returns the numbers of the bits that are set.
+pub(crate) fn bits(mut left: u64) -> impl Iterator<Item = u16> {
+    std::iter::from_fn(move || {
+        let bit = left.trailing_zeros() as u16;
+        left &= left.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
 }
 
 /// Returns the word and bit of an owner.

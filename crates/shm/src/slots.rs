@@ -194,12 +194,12 @@ impl RangeTaken {
     }
 }
 
-/// How the daemon has got the extend lock.
+/// How the daemon got the extend lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seized {
     /// It was free in the end.
     Free,
-    /// A client lends it, which held it as this.
+    /// A client that lends it held it as this.
     Lent(Holding),
     /// It was taken away from a client.
     TakenAway,
@@ -299,13 +299,13 @@ impl Slot {
         self.removals.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns how many there were: whoever has begun to write finds out whether what it wrote first may be gone.
+    /// Returns how many were counted. A writer that compares this with an earlier count learns whether its first bytes may be gone.
     #[inline]
     pub fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
     }
 
-    /// Takes the extend lock for `owner` (the daemon): borrows it from a client of which `lends` says that it lends the lock, and takes it
+    /// Takes the extend lock for `owner` (the daemon): borrows it from a client that lends it, according to `lends`, and takes it
     /// away from a client that holds it too long. That client fails when it checks that the size is unchanged or, if it read the size only
     /// afterwards, that it still holds the lock. After it was taken away, bytes of a write that did not happen may be beyond the end of
     /// file.
@@ -369,13 +369,13 @@ impl Slot {
         self.modified.swap(0, Ordering::AcqRel)
     }
 
-    /// Held by who makes the file longer, or appends.
+    /// Returns the lock that a writer holds while it makes the file longer or appends.
     #[inline]
     pub fn extend_lock(&self) -> &Lock {
         &self.extend
     }
 
-    /// What writers have had reserved behind the end.
+    /// Returns which pages behind the end writers have had reserved.
     #[inline]
     pub fn ahead(&self) -> &Ahead {
         &self.ahead
@@ -408,7 +408,7 @@ impl Slot {
         rest.all.then_some(rest.held)
     }
 
-    /// Does the same, but borrows each word of which `lends` says that its holder lends it, and asks `kept` what to do about a word that
+    /// Does the same, but borrows the words that their holders lend, according to `lends`, and asks `kept` what to do about a word that
     /// one holder has kept that long. A waiter that gives up gets those that it has by then.
     pub fn take_range(
         &self,
@@ -529,8 +529,8 @@ impl Slot {
         taken
     }
 
-    /// Releases the words of `take_range`, and gives those that were borrowed back to who lends them. `is_lent` tells whether the holder
-    /// still has a word on loan: if not, the word is opened for it.
+    /// Releases the words of `take_range`, and gives those that were borrowed back to their lenders. `is_lent` tells whether a lender
+    /// still has a word on loan. If not, the word is opened.
     pub fn give_range_back(
         &self,
         taken: &RangeTaken,
