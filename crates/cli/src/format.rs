@@ -41,11 +41,14 @@ pub fn run(args: &FormatArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The host cannot allocate without writing, which takes time.
+/// Shows how much has its space. The host cannot allocate without writing, which takes time.
 fn show_progress(done: u64, all: u64) {
     let percent = done * 100 / all.max(1);
     let end = if done == all { "\n" } else { "" };
-    eprint!("\rwriting zeros: {percent}% of {}{end}", size::human(all));
+    eprint!(
+        "\rallocating space: {percent}% of {}{end}",
+        size::human(all)
+    );
 }
 
 fn text(volume: &std::path::Path, summary: &Summary) -> Result<String, std::fmt::Error> {

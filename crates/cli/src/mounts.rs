@@ -87,8 +87,8 @@ pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns whether this is what the kernel says of a mount whose daemon has died: ENOTCONN, and ECONNABORTED or ECANCELED for a
-/// moment when the daemon served it through the kernel's ring.
+/// Returns whether an error means that a mount's daemon has died: ENOTCONN; for a moment also ECONNABORTED or ECANCELED, when the daemon
+/// served the mount through the kernel's ring.
 pub fn says_dead(error: &std::io::Error) -> bool {
     matches!(
         error.raw_os_error(),

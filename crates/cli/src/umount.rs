@@ -22,7 +22,7 @@ use crate::{busy, control, mounts};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Time between two looks at what the daemon of the previous mount is doing.
 const FORMER_LOOK: Duration = Duration::from_secs(1);
-/// Pause between two signals to a daemon that is told to discard what it cannot write.
+/// Pause between two signals to a daemon that is to discard what it cannot write.
 const SIGNALS_EVERY: Duration = Duration::from_millis(300);
 
 pub fn run(args: &UmountArgs) -> Outcome {

@@ -35,8 +35,9 @@ pub(super) struct Loans {
 struct State {
     lent: usize,
     recalls: usize,
-    /// Those of `recall_in_turn` among them, and threads in it that let a lender go first.
+    /// Recalls that `recall_in_turn` made, which are among `recalls`.
     in_turn: usize,
+    /// Threads in `recall_in_turn` that let a lender go first.
     aside: usize,
     /// Threads in `lend` that wait for the end of a recall, and how many have waited so far.
     waiting: usize,

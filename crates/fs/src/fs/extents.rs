@@ -458,8 +458,8 @@ impl Map {
         !pending.is_empty()
     }
 
-    /// Makes the pages of a range that are no holes unwritten, in the blocks that they have. Returns what they were;
-    /// `release_earlier` takes it once no transfer can be in flight.
+    /// Makes the pages of a range that are no holes unwritten. They keep their blocks. Returns the runs that changed, as they were before, for
+    /// `release_earlier`, which the caller calls once no transfer can be in flight.
     pub fn unwrite(
         &mut self,
         pages: Range<u64>,

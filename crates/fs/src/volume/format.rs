@@ -40,7 +40,7 @@ pub struct FormatOptions {
     /// Allocates the whole space of regular files now. Otherwise they are sparse, and the volume may meet a full host
     /// later.
     pub preallocate: bool,
-    /// Reports progress, as bytes written and bytes in total, where space can only be allocated by writing.
+    /// Reports progress, as bytes that have space and bytes in total, where the host can allocate only by writing.
     pub progress: Option<fn(u64, u64)>,
     /// Owner of the root directory: uid and gid.
     pub owner: (u32, u32),
