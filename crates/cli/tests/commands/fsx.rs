@@ -6,19 +6,14 @@
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::support::{Volume, jericho, output, tool};
+use super::support::{Volume, jericho, number, output, tool_command};
 
 /// Operations and seeds of a short run.
 const OPERATIONS: u64 = 4000;
 const SEEDS: u64 = 1;
-
-fn number(name: &str, default: u64) -> u64 {
-    let value = std::env::var(name);
-    value.map_or(default, |text| text.parse().expect("a number"))
-}
 
 /// Frequencies of the operations. fsx reopens the file once per `close_open`.
 fn settings(volume: &Volume, mapped: bool) -> PathBuf {
@@ -39,16 +34,9 @@ fn exercise(volume: &Volume, mapped: bool, run: bool) {
     let settings = settings(volume, mapped);
     let operations = number("JERICHO_FSX_OPERATIONS", OPERATIONS);
     for seed in 1..=number("JERICHO_FSX_SEEDS", SEEDS) {
-        let mut command = match run {
-            true => jericho(["run", "--"]),
-            false => Command::new("env"),
-        };
-        command
-            .arg(tool("fsx"))
-            .arg("-f")
-            .arg(&settings)
-            .arg("-P")
-            .arg(volume.beside(""));
+        let mut command = tool_command("fsx", run);
+        command.arg("-f").arg(&settings);
+        command.arg("-P").arg(volume.beside(""));
         command.args(["-N", &operations.to_string(), "-S", &seed.to_string()]);
         command.arg(volume.at("exercised"));
         let output = output(command.stdin(Stdio::null()));

@@ -6,7 +6,7 @@ use super::support::{Volume, succeed};
 
 /// Runs in a mount namespace where /sbin has the helpers, as `make install` puts them there.
 const WITH_HELPERS: &str = r#"
-    # Other tests' mounts are not held by this namespace, or their daemons would live on after they are unmounted.
+    # Unmounts other tests' mounts in this namespace: a daemon lives on as long as a namespace has its mount.
     awk '$3 == "fuse.jericho" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -il || true
     mkdir sbin
     ln -s "$JERICHO" sbin/mount.fuse.jericho

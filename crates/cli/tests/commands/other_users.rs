@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::support::{fail, jericho, open_to_all, succeed};
+use super::support::{fail, jericho, number, open_to_all, succeed};
 
 /// Users and a group that no account database knows.
 const NAMED: u32 = 54321;
@@ -135,8 +135,7 @@ impl Drop for Shared {
 }
 
 fn attack_seconds() -> u64 {
-    let seconds = std::env::var("JERICHO_SOAK_SECONDS");
-    seconds.map_or(ATTACK_SECONDS, |text| text.parse().expect("a number"))
+    number("JERICHO_SOAK_SECONDS", ATTACK_SECONDS)
 }
 
 /// Another user who attacks the socket.
@@ -203,7 +202,10 @@ fn programs_get_the_fast_path_while_another_user_attacks_the_socket() {
     for attack in &mut attacks {
         println!("{}", attack.end());
     }
-    assert_eq!(inline, programs, "so many of {programs} got the fast path");
+    assert_eq!(
+        inline, programs,
+        "only {inline} of {programs} programs got the fast path"
+    );
 }
 
 #[test]

@@ -5,9 +5,8 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
 
-use super::support::{Volume, jericho, open_to_all, output, tool};
+use super::support::{Volume, open_to_all, output, tool_command};
 
 const SETTINGS: &str = include_str!("pjdfstest.toml");
 /// Tests that do not apply. No filesystem over FUSE can tell the kernel how many links a file may have.
@@ -40,11 +39,7 @@ impl Results {
     fn of(volume: &Volume, settings: &str, pattern: &str, run: bool) -> Results {
         let file = volume.beside("pjdfstest.toml");
         std::fs::write(&file, settings).expect("settings");
-        let mut command = match run {
-            true => jericho(["run", "--"]),
-            false => Command::new("env"),
-        };
-        command.arg(tool("pjdfstest"));
+        let mut command = tool_command("pjdfstest", run);
         command.arg("-c").arg(file).arg("-p").arg(volume.mnt());
         command.arg(pattern).env("PATH", path(volume));
         let output = output(command.env("RUST_BACKTRACE", "0"));

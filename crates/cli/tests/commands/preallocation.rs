@@ -1,5 +1,5 @@
-//! The space of a new volume on its host: all of it is allocated, also where the host cannot allocate without writing, and nothing of
-//! it stays behind when it does not suffice.
+//! Space that format allocates on the host: all that the volume needs, also where the host can allocate only by writing. If the host has
+//! too little, format fails and keeps none of it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;

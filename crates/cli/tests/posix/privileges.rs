@@ -33,7 +33,7 @@ fn python(script: &str) -> String {
     format!("python3 -c \"import os; {script}\"")
 }
 
-/// Files that `changes` copies from.
+/// Makes the files that `changes` copies from.
 fn make_sources(v: &Volume) {
     fs::write(v.at("data"), [2; 4096]).unwrap();
     let hole = fs::File::create(v.at("hole")).unwrap();

@@ -1,6 +1,6 @@
 //! A program attaches to a volume while signals interrupt whatever waits.
 
-use crate::program::{command, succeed, under_run};
+use crate::program::{succeed, under_run};
 use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("attaching.c");
@@ -10,11 +10,7 @@ const PROGRAMS: usize = 20;
 #[test]
 fn a_program_that_is_interrupted_all_the_time_attaches_all_the_same() {
     let volume = Volume::mounted("256M", 1, "32M");
-    let (source, program) = (volume.outside("attaching.c"), volume.outside("attaching"));
-    std::fs::write(&source, SOURCE).expect("the source");
-    let mut compiler = command("cc");
-    compiler.args(["-O1", "-Wall", "-Werror", "-o"]);
-    succeed(compiler.arg(&program).arg(&source));
+    let program = volume.compile("attaching", SOURCE, &["-O1", "-Wall", "-Werror"]);
     let file = volume.at("file");
     std::fs::write(&file, [0; 4096]).expect("a file");
     for number in 0..PROGRAMS {

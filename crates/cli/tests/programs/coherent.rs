@@ -257,13 +257,9 @@ fn a_program_sees_what_makes_a_file_longer_that_it_had_open_before_the_writer() 
 /// Two programs of one size that print different words.
 fn programs(volume: &Volume) -> [PathBuf; 2] {
     ["one", "two"].map(|word| {
-        let (source, program) = (volume.outside("word.c"), volume.outside(word));
         let text =
             format!("#include <stdio.h>\nint main(void) {{ puts(\"{word}\"); return 0; }}\n");
-        std::fs::write(&source, text).expect("write");
-        let mut compiler = within_limit("cc");
-        succeed(compiler.args(["-O1", "-o"]).args([&program, &source]));
-        program
+        volume.compile(word, &text, &["-O1"])
     })
 }
 

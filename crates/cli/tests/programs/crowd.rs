@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jericho_sim::Random;
 
@@ -22,6 +22,7 @@ use crate::killing::{
     self, Entry, Ledger, Plan, Play, Stage, Writing, assert_record, assert_record_or_next,
     number_at, record,
 };
+use crate::roles::wait_until;
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;
@@ -324,7 +325,6 @@ fn role() {
 
 /// Asserts that the counters of `jericho stat` agree with each other, once the daemon has seen the end of all programs.
 fn assert_counters(volume: &Volume) {
-    let deadline = Instant::now() + HANG;
     // This process is one of them when it runs under `jericho run` itself.
     let is_another = |client: &serde_json::Value| client["pid"] != std::process::id();
     let programs_left = || {
@@ -332,10 +332,7 @@ fn assert_counters(volume: &Volume) {
         let clients = stat["clients"].as_array().expect("a list");
         clients.iter().any(is_another)
     };
-    while programs_left() {
-        assert!(Instant::now() < deadline, "a dead program stays a client");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_until("no dead program is a client", || !programs_left());
     let stat = volume.stat();
     let mut inline = 0;
     for slice in stat["slices"].as_array().expect("a list") {

@@ -1,5 +1,5 @@
-//! What calls under `jericho run` say that were in progress when the daemon was killed: each one the same, over both transports. The
-//! kernel says different things, by what the request was waiting for.
+//! Calls under `jericho run` that are in progress when the daemon is killed: all fail with ENOTCONN, over both transports. The kernel's own
+//! error depends on what the request was waiting for.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -7,11 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::program::{command, succeed, under_run};
-use crate::roles::{self, said_by};
+use crate::roles::{self, LONG, kill, said_by, wait_until};
 use crate::volume::Volume;
 
-/// Only a hang takes this long.
-const LONG: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 
 fn script() -> PathBuf {
@@ -115,11 +113,7 @@ fn calls_in_progress_when_the_daemon_is_killed_all_say_enotconn() {
         );
         std::thread::sleep(PAUSE);
     }
-    let kill = |signal: &str| {
-        let mut kill = std::process::Command::new("kill");
-        succeed(kill.args(["-s", signal, &daemon.to_string()]));
-    };
-    kill("STOP");
+    kill("STOP", daemon);
     let deadline = Instant::now() + LONG;
     // If it never stops, not all calls wait for it below.
     while !is_stopped(daemon) && Instant::now() < deadline {
@@ -139,15 +133,11 @@ fn calls_in_progress_when_the_daemon_is_killed_all_say_enotconn() {
         }
         std::thread::sleep(PAUSE);
     };
-    kill("KILL");
+    kill("KILL", daemon);
     all_wait.expect("all wait");
     let status = roles::wait_for_end(&mut child, "the program", LONG);
     let ended = Path::new("/proc").join(daemon.to_string());
-    let deadline = Instant::now() + LONG;
-    while ended.exists() {
-        assert!(Instant::now() < deadline, "the daemon does not end");
-        std::thread::sleep(PAUSE);
-    }
+    wait_until("the daemon's end", || !ended.exists());
     volume.detach();
     assert!(status.success(), "{}", said_by(&mut child));
     volume.check();

@@ -9,16 +9,12 @@ use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("halves.c");
 const PAIRS: u32 = 3_000;
-/// Of the slower ones. Of copies one in three lost a store when the daemon copied to a part of a mapped page.
+/// Pairs of the slower tests. If the daemon copied to a part of a mapped page, one copy in three would lose a store.
 const FEW: u32 = 1_000;
 
 /// The program, and a file of one page.
 fn program_and_file(volume: &Volume) -> [PathBuf; 2] {
-    let (source, program) = (volume.outside("halves.c"), volume.outside("halves"));
-    std::fs::write(&source, SOURCE).expect("the source");
-    let mut compiler = command("cc");
-    compiler.args(["-O2", "-Wall", "-Werror", "-o"]);
-    succeed(compiler.arg(&program).arg(&source));
+    let program = volume.compile("halves", SOURCE, &["-O2", "-Wall", "-Werror"]);
     let file = volume.at("file");
     std::fs::write(&file, [0; 4096]).expect("a page");
     std::fs::write(&file, [0; 4096]).expect("a page that is there");
@@ -70,7 +66,8 @@ fn an_asynchronous_write_survives_it_too_and_the_mapping_shows_it_at_last() {
     assert_eq!(lost("aio", PAIRS), (0, 0));
 }
 
-/// The program that maps has no library, so the page is stored to while the other one's inline writes are withheld and granted again.
+/// The program that maps the file runs without the library. So its stores come while the other program's inline writes are withheld and
+/// granted in turn.
 #[test]
 fn an_inline_write_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
     let volume = Volume::mounted("256M", 2, "16M");

@@ -277,7 +277,7 @@ static void lie_about_a_file(void)
     }
 }
 
-/* Says that the wishes of this thread are in the first block. */
+/* Tells the daemon that this thread's wishes are in the first block. */
 static void name_this_thread(uint64_t instance)
 {
     union {
@@ -288,7 +288,7 @@ static void name_this_thread(uint64_t instance)
     NEED(argument.answer.status == 0);
 }
 
-/* Has the daemon read a file for a thread whose wish is nonsense, mostly for another file or with what an earlier one left. */
+/* Leaves a false wish, sometimes for another file, and makes the daemon serve a read of this thread, which may answer it. */
 static void wish(void)
 {
     struct segment area = segments[AREA];

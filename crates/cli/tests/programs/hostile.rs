@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use jericho_sim::Random;
 
 use crate::idle::cpu_ticks;
-use crate::program::{outcome, succeed, within_limit};
+use crate::program::{outcome, within_limit};
 use crate::roles::{self, from_environment};
 use crate::volume::{Volume, jericho};
 
@@ -148,12 +148,7 @@ fn in_time(command: &mut Command) -> std::process::Output {
 }
 
 fn compiled(volume: &Volume) -> PathBuf {
-    let (source, program) = (volume.outside("hostile.c"), volume.outside("hostile"));
-    std::fs::write(&source, SOURCE).expect("write");
-    let mut compiler = within_limit("cc");
-    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
-    succeed(compiler.args([&program, &source]));
-    program
+    volume.compile("hostile", SOURCE, &["-O1", "-Wall", "-Wextra", "-Werror"])
 }
 
 #[test]

@@ -1,6 +1,6 @@
 /*
- * hot call|put|copy TIMES BYTES FILE: takes the start of a file again and again, by pread, gives it by pwrite, or does a bare
- * memcpy of as much. Prints how many reads and writes the kernel saw meanwhile.
+ * hot call|put|copy TIMES BYTES FILE: reads the start of a file by pread (call), writes it by pwrite (put), or copies as many bytes by
+ * memcpy (copy), TIMES times. Prints how many reads and writes the kernel saw meanwhile.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 //! What a program reads repeatedly stays in the cache while another reads much data once.
 
-use crate::program::{succeed, within_limit, within_run};
+use crate::program::{succeed, within_run};
 use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("hot_set.c");
@@ -21,10 +21,7 @@ fn reads_and_misses(hot_mib: u64) -> (u64, u64) {
     file.set_len((10 * CACHE_MIB) << 20).expect("set_len");
     file.sync_all().expect("sync");
     drop(file);
-    let (source, program) = (volume.outside("hot_set.c"), volume.outside("hot_set"));
-    std::fs::write(&source, SOURCE).expect("write");
-    let mut cc = within_limit("cc");
-    succeed(cc.args(["-O2", "-o"]).args([&program, &source]));
+    let program = volume.compile("hot_set", SOURCE, &["-O2"]);
     let evicted = volume.total("evictions");
     let mut run = within_run(&program);
     let said = succeed(run.args([&hot, &scanned]).arg(READS.to_string()));

@@ -10,16 +10,16 @@ use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("hot.c");
 const PAGE: u32 = 4096;
-/// So many that what happens once in a run, such as the move of a thread (50,000 instructions), is no more than one or two to
-/// a round.
+/// Rounds of a run. An event that happens once in it, such as the move of a thread (50,000 instructions), adds one or two instructions to
+/// the average round.
 const TIMES: u64 = 40_000;
 /// Instructions that a read and a write of a cached page may cost beside the copy of its bytes.
 const READ_MOST: u64 = 250;
 const WRITE_MOST: u64 = 340;
 /// Locked instructions of a write: its page's latch is taken and given back.
 const LATCH: f64 = 2.0;
-/// Locked instructions of each round that may come from what happens now and then: the page was written back and is clean, the thread
-/// is moved.
+/// Locked instructions per round, on average, that are not the hit's: some rounds find the page clean because it was written back, or the
+/// thread is moved.
 const NOW_AND_THEN: f64 = 0.02;
 
 /// The command and its library as users have them: without optimization nothing could be said about their cost.
@@ -49,7 +49,7 @@ struct Counted<'a> {
 }
 
 impl Counted<'_> {
-    /// Instructions and locked instructions of one run, and how many calls the kernel saw in its loop.
+    /// Returns the instructions and locked instructions of one run, and how many calls of its loop the kernel saw.
     fn run(&self, way: &str, times: u64) -> ([u64; 2], u64) {
         let mut command = within_limit(self.jericho);
         command.args(["run", "--", "valgrind", "--tool=callgrind"]);
@@ -67,10 +67,11 @@ impl Counted<'_> {
         ([(); 2].map(|()| sums.next().expect("two sums")), calls)
     }
 
-    /// Instructions and locked instructions of one round of the loop: of twice as many less those of so many, so that all else falls out.
+    /// Returns the instructions and locked instructions of one round of the loop: the difference between a run of `TIMES` rounds and one of
+    /// twice as many, in which the costs of start and end cancel out.
     fn each(&self, way: &str) -> [f64; 2] {
         let ((once, calls), (twice, more_calls)) = (self.run(way, TIMES), self.run(way, 2 * TIMES));
-        // Valgrind itself reads now and then, and so does who looks at the counter.
+        // Valgrind and the program's look at the counter make a few calls.
         assert!(
             calls < TIMES / 20 && more_calls < TIMES / 20,
             "the kernel saw {calls} and {more_calls} calls: no hits in the program's own thread"
@@ -85,13 +86,7 @@ fn a_hit_of_a_page_takes_few_instructions_beside_the_copy() {
     let volume = Volume::mounted("256M", 2, "32M");
     let file = volume.make_dir("dir").join("hot");
     std::fs::write(&file, [7; 4 * PAGE as usize]).expect("write");
-    let (source, program) = (volume.outside("hot.c"), volume.outside("hot"));
-    std::fs::write(&source, SOURCE).expect("write");
-    succeed(
-        within_limit("cc")
-            .args(["-O2", "-o"])
-            .args([&program, &source]),
-    );
+    let program = volume.compile("hot", SOURCE, &["-O2"]);
     let counted = Counted {
         jericho: &jericho,
         program,

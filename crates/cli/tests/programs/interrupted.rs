@@ -9,18 +9,8 @@ const ROUNDS: &str = "40";
 #[test]
 fn a_handler_that_uses_the_file_it_interrupted_a_write_of_costs_nobody_anything() {
     let volume = Volume::mounted("256M", 2, "32M");
-    let (source, program) = (
-        volume.outside("interrupted.c"),
-        volume.outside("interrupted"),
-    );
-    std::fs::write(&source, SOURCE).expect("the source");
-    let mut compiler = std::process::Command::new("cc");
-    succeed(
-        compiler
-            .args(["-O1", "-Wall", "-Werror", "-Wno-unused-result", "-o"])
-            .arg(&program)
-            .arg(&source),
-    );
+    let options = ["-O1", "-Wall", "-Werror", "-Wno-unused-result"];
+    let program = volume.compile("interrupted", SOURCE, &options);
     let dir = volume.make_dir("interrupted");
     let report = volume.outside("report");
     let said = succeed(

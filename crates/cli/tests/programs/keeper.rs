@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::program::{command, succeed};
-use crate::roles::{self, said_by};
+use crate::roles::{self, LONG, kill, said_by, wait_until};
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;
@@ -20,17 +19,6 @@ const HOLE_AT: u64 = 512 << 20;
 const ACCESSES: u64 = 2000;
 /// Memory of emptied segments that a program may still have: pages of zeros that its calls in progress touched afterwards.
 const LEFT_KIB_MAX: u64 = 64;
-/// Only a hang takes this long.
-const LONG: Duration = Duration::from_secs(60);
-
-/// Waits until a condition holds; panics when that takes too long.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// A program with a file open on the mount.
 struct Program {
@@ -248,10 +236,6 @@ fn keeper_of(daemon: u64) -> Option<u64> {
         let is_keeper = args.split(|byte| *byte == 0).nth(1) == Some(b"keeper");
         is_keeper && process(*pid).is_some_and(|(state, parent)| parent == daemon && state != 'Z')
     })
-}
-
-fn kill(signal: &str, pid: u64) {
-    succeed(command("kill").args(["-s", signal, &pid.to_string()]));
 }
 
 #[test]

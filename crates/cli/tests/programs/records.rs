@@ -1,15 +1,16 @@
-//! Writes over many pages are whole to every reader, also when the library has to end a write through the kernel because the file
-//! changed, or a page was evicted, in the middle of it.
+//! Readers see all of a write over many pages or none of it, also when the file changes or a page is evicted in the middle of the write, so
+//! that the library ends it through the kernel.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::program::{succeed, under_run, within_limit};
+use crate::program::{under_run, within_limit};
+use crate::roles::wait_until;
 use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("records.c");
-/// A request of the kernel carries as many bytes.
+/// Bytes of a record: as many as one request of the kernel carries.
 const BYTES: usize = 1 << 20;
 const SECONDS: u64 = 6;
 
@@ -23,11 +24,7 @@ struct Records {
 impl Records {
     fn new(cache: &'static str, count: usize, bytes: usize) -> Records {
         let volume = Volume::mounted("256M", 2, cache);
-        let (source, program) = (volume.outside("records.c"), volume.outside("records"));
-        std::fs::write(&source, SOURCE).expect("the source");
-        let mut compiler = within_limit("cc");
-        compiler.args(["-O2", "-Wall", "-Werror", "-o"]);
-        succeed(compiler.arg(&program).arg(&source));
+        let program = volume.compile("records", SOURCE, &["-O2", "-Wall", "-Werror"]);
         // A page behind the records.
         std::fs::write(volume.at("f"), vec![1; count * bytes + 4096]).expect("write");
         Records {
@@ -57,11 +54,9 @@ impl Records {
                 false => within_limit(&self.program),
             };
             running.push(self.start(number, command, what));
-            let deadline = Instant::now() + Duration::from_secs(60);
-            while self.volume.stat()["writes_granted"] == 0 {
-                assert!(Instant::now() < deadline, "nobody writes inline");
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            wait_until("a program writes inline", || {
+                self.volume.stat()["writes_granted"] != 0
+            });
         }
         std::thread::sleep(Duration::from_secs(SECONDS));
         let mut said = Vec::new();

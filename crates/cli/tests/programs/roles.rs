@@ -7,6 +7,8 @@ use crate::again;
 
 /// What a process is told of its part; none, and a test that is a part does nothing.
 const ROLE: &str = "JERICHO_TEST_ROLE";
+/// Only a hang takes this long.
+pub const LONG: Duration = Duration::from_secs(90);
 
 /// A number from the environment.
 pub fn from_environment(name: &str) -> Option<u64> {
@@ -58,6 +60,22 @@ pub fn said_by(child: &mut Child) -> String {
         said += &pipe.and_then(Result::ok).unwrap_or_default();
     }
     said
+}
+
+/// Sends a process a signal.
+pub fn kill(signal: &str, pid: u64) {
+    let mut kill = Command::new("kill");
+    let status = kill.args(["-s", signal, &pid.to_string()]).status();
+    assert!(status.expect("kill runs").success(), "{signal} to {pid}");
+}
+
+/// Waits until a condition holds. Panics when that takes as long as only a hang does.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Waits until it ends; panics when it takes longer than `most`.

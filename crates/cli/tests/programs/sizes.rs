@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, fallocate};
 
-use crate::program::{outcome, succeed, under_run, within_limit};
+use crate::program::{outcome, succeed, under_run};
 use crate::roles;
 use crate::volume::Volume;
 
@@ -114,11 +114,11 @@ fn what_is_appended_by_the_mount_comes_behind_what_a_program_that_has_ended_appe
 #[test]
 fn a_program_that_dies_in_a_write_leaves_zeros_behind_the_end_of_the_file() {
     let volume = Volume::mounted("256M", 1, "16M");
-    let (source, program) = (volume.outside("broken.c"), volume.outside("broken"));
-    std::fs::write(&source, include_str!("broken_write.c")).expect("write");
-    let mut compiler = within_limit("cc");
-    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
-    succeed(compiler.args([&program, &source]));
+    let (source, options) = (
+        include_str!("broken_write.c"),
+        ["-O1", "-Wall", "-Wextra", "-Werror"],
+    );
+    let program = volume.compile("broken", source, &options);
     for round in 0..4 {
         let path = volume.at(&format!("file{round}"));
         let ended = outcome(under_run(&program).arg(&path));

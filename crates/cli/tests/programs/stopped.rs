@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -95,11 +95,8 @@ fn overtakes(volume: &Volume, program: &Path, turn: u32) -> bool {
 #[test]
 fn a_stopped_writer_delays_reads_of_its_file_and_no_other_request_of_the_same_cpu() {
     let volume = Volume::mounted("256M", 2, "32M");
-    let (source, program) = (volume.outside("stopped.c"), volume.outside("stopped"));
-    std::fs::write(&source, SOURCE).expect("the source");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-Wall", "-Werror", "-Wno-unused-result", "-o"]);
-    succeed(compiler.arg(&program).arg(&source));
+    let options = ["-O1", "-Wall", "-Werror", "-Wno-unused-result"];
+    let program = volume.compile("stopped", SOURCE, &options);
     std::fs::write(volume.at("f"), vec![b'o'; 100_000]).expect("write");
     let overtaken = (0..TRIES).any(|turn| overtakes(&volume, &program, turn));
     assert!(overtaken, "all waited for the stopped writer");

@@ -68,6 +68,15 @@ impl Volume {
         self.dir.path().join(name)
     }
 
+    /// Compiles a program in C beside the volume.
+    pub fn compile(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
+        let (file, program) = (self.outside(&format!("{name}.c")), self.outside(name));
+        std::fs::write(&file, source).expect("the source");
+        let mut compiler = within_limit("cc");
+        succeed(compiler.args(options).arg("-o").args([&program, &file]));
+        program
+    }
+
     /// Mounts it.
     pub fn mount(&self) {
         succeed(

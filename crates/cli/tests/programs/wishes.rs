@@ -6,8 +6,8 @@ use crate::program::{succeed, under_run};
 use crate::volume::Volume;
 
 const FILES: u64 = 200;
-/// Files whose fast path a thread asks for by a request of its own: the one by which it attaches, and the one that names its block. As
-/// many again for a thread that was in the way in the daemon's table.
+/// Most files of a thread that get the fast path by a request of their own: the first, by which its process attaches, and the second, which
+/// names the thread's block. Twice as many, because another thread may take its place in the daemon's table.
 const REQUESTS_OF_THREAD: u64 = 4;
 
 /// Defines `each(do)`, which calls `do` for the number of each file, and `write_six(n)`, which returns the descriptor that it has
@@ -24,8 +24,8 @@ def write_six(n, flags=os.O_WRONLY):
     return fd
 ";
 
-/// Runs a script in the volume's directory under `jericho run`. Returns by how much each counter grew: slots asked for by a request, and
-/// those granted with a read or write.
+/// Runs a script in the volume's directory under `jericho run`. Returns how many slots were asked for by a request meanwhile, and how many
+/// were granted with a read or write.
 fn run(volume: &Volume, script: &str) -> (u64, u64) {
     run_as(volume, under_run("python3"), script)
 }

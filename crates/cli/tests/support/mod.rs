@@ -59,7 +59,7 @@ pub fn fail(command: &mut Command, status: i32) -> String {
 }
 
 /// Returns where `scripts/setup test` puts a program that it installs with cargo.
-pub fn tool(name: &str) -> PathBuf {
+fn tool(name: &str) -> PathBuf {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .parent()
         .expect("the build directory");
@@ -70,6 +70,22 @@ pub fn tool(name: &str) -> PathBuf {
         path.display()
     );
     path
+}
+
+/// Returns a command that runs such a program, under `jericho run` when `run` is true.
+pub fn tool_command(name: &str, run: bool) -> Command {
+    let mut command = match run {
+        true => jericho(["run", "--"]),
+        false => Command::new("env"),
+    };
+    command.arg(tool(name));
+    command
+}
+
+/// Returns a number from the environment.
+pub fn number(name: &str, default: u64) -> u64 {
+    let value = std::env::var(name);
+    value.map_or(default, |text| text.parse().expect("a number"))
 }
 
 /// A volume, perhaps mounted.
