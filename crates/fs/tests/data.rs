@@ -24,6 +24,8 @@ const CALLER: Caller = Caller {
 };
 const PAGE: u64 = 4096;
 const SLICES: u16 = 2;
+/// So many that some truncation ends while a batch is made.
+const SYNCS_BESIDE_TRUNCATIONS: u64 = 60;
 /// Returns the options of a busy mount.
 const DIRTY_AGE: Duration = Duration::from_millis(1);
 
@@ -530,6 +532,44 @@ fn an_fsync_says_nothing_of_what_was_written_after_a_truncation_that_came_meanwh
     let file = mount.open("f");
     assert_eq!(file.size(), 4 * PAGE);
     assert_eq!(mount.read(&file), data[..4 * PAGE as usize]);
+}
+
+#[test]
+fn what_was_synced_beside_truncations_survives_a_power_cut() {
+    let mut mount = Mount::new(64 << 20);
+    mount.create("f");
+    mount.commit();
+    let bytes = pattern(3, PAGE as usize);
+    for page in 0..SYNCS_BESIDE_TRUNCATIONS {
+        let file = mount.open("f");
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for pages in (1000..1002).cycle() {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    mount.truncate(&file, pages * PAGE);
+                }
+            });
+            mount.write(&file, page * PAGE, &bytes);
+            let (sender, synced) = channel();
+            let done = move |result| sender.send(result).unwrap();
+            mount.fs().fsync(&file, false, Box::new(done));
+            let synced = synced.recv_timeout(Duration::from_secs(60));
+            mount.device.cut_power();
+            is_over.store(true, Ordering::Relaxed);
+            synced.expect("an answer").unwrap();
+        });
+        drop(file);
+        mount.power_cut(page);
+        let read = mount.read(&mount.open("f"));
+        let start = (page * PAGE) as usize;
+        assert!(
+            read[start..start + PAGE as usize] == bytes,
+            "page {page} was synced and is lost"
+        );
+    }
 }
 
 #[test]

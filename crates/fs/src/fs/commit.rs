@@ -291,10 +291,7 @@ impl Commits {
             }
             let due = control.urgent || control.deadline.is_some_and(|at| at <= Instant::now());
             if due || !control.waiters.is_empty() {
-                let mut waiters = std::mem::take(&mut control.waiters);
-                if due {
-                    waiters.append(&mut control.postponed);
-                }
+                let waiters = std::mem::take(&mut control.waiters);
                 let commit = due || waiters.iter().any(|w| w.commit);
                 if commit {
                     control.urgent = false;
@@ -396,22 +393,30 @@ fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) {
     for inode in &held {
         core.mark_dirty(inode);
     }
-    let in_truncation = |w: &Waiter| {
-        w.inode.as_ref().is_some_and(|inode| {
-            inode
-                .file
-                .lock()
-                .as_ref()
-                .is_some_and(|f| f.hold.load(Ordering::Acquire) > 0)
-        })
-    };
-    let (later, now): (Vec<_>, Vec<_>) =
-        std::mem::take(waiters).into_iter().partition(in_truncation);
-    *waiters = now;
-    let mut control = commits.control.lock();
-    // Served when the truncation ends; should it have ended just now, after an interval.
-    control.postponed.extend(later);
+    postpone(commits, &held, waiters);
     commits.room.notify_all();
+}
+
+/// Takes out the waiters for whom this batch is not enough, because a truncation held their files' extents back.
+fn postpone(commits: &Commits, held: &[Arc<Inode>], waiters: &mut Vec<Waiter>) {
+    // Dropped after the lock is released.
+    let files: Vec<_> = waiters
+        .iter()
+        .map(|waiter| waiter.inode.as_ref()?.file.lock().clone())
+        .collect();
+    let mut control = commits.control.lock();
+    for (waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
+        let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(held, inode));
+        if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
+            // Under the lock: when the truncation ends, it finds the waiter there (`released`).
+            control.postponed.push(waiter);
+        } else if waiter.inode.as_ref().is_some_and(is) {
+            // The truncation ended after the batch was cut. The next batch has the file.
+            control.waiters.push(waiter);
+        } else {
+            waiters.push(waiter);
+        }
+    }
 }
 
 /// Writes an inode's state into the cut. False: a truncation is in progress, its size and extents are
@@ -431,7 +436,7 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
     if let Some(file) = &file {
         if meta.dead {
             size = meta.committed_size;
-        } else if file.hold.load(Ordering::Acquire) > 0 {
+        } else if file.is_in_truncation() {
             size = meta.committed_size;
             whole = false;
         } else {

@@ -53,6 +53,13 @@ impl Drop for Hold<'_> {
     }
 }
 
+impl File {
+    /// Returns whether batches have to leave out the file's size and extents.
+    pub(super) fn is_in_truncation(&self) -> bool {
+        self.hold.load(Ordering::Acquire) > 0
+    }
+}
+
 impl Fs {
     /// Sets a file's size. The times change even when the size does not.
     pub(super) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
