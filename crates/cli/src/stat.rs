@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use jericho_daemon::{Counters, SliceStat, Stat};
+use jericho_daemon::{Counters, Declared, MountCounters, SliceStat, Stat};
 
 use crate::args::StatArgs;
 use crate::failure::{Context, Outcome, print, print_json};
@@ -26,10 +26,19 @@ Counters of each slice and node in --json:
 /// Returns the text after the options in the command's help.
 pub fn help() -> String {
     let mut help = String::from(HELP);
-    for counter in Counters::DECLARED {
-        help.push_str(&format!("  {:<20} {}\n", counter.name, counter.help));
-    }
+    list(Counters::DECLARED, &mut help);
+    help.push_str("\nCounters of the mount in --json:\n");
+    list(MountCounters::DECLARED, &mut help);
     help
+}
+
+fn list(counters: &[Declared], help: &mut String) {
+    for Declared {
+        name, help: text, ..
+    } in counters
+    {
+        help.push_str(&format!("  {name:<20} {text}\n"));
+    }
 }
 
 pub fn run(args: &StatArgs) -> Outcome {
@@ -192,13 +201,7 @@ mod tests {
             devices: vec!["file".into()],
             locality: Locality::default(),
             threads: "adaptive".into(),
-            threads_moved: 0,
-            writes_withheld: 0,
-            writes_granted: 0,
-            slots_by_request: 0,
-            slots_by_wish: 0,
-            mapped_kept: 0,
-            mapped_forgotten: 0,
+            counters: Default::default(),
             clients: Vec::new(),
         };
         let text = table(&stat).unwrap();

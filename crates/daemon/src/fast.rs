@@ -34,7 +34,9 @@ use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -47,6 +49,7 @@ use jericho_sys::service;
 use jericho_topology::{NodeId, Topology};
 use parking_lot::Mutex;
 
+use crate::counters::MountCounts;
 use crate::mapped;
 use crate::mounted::Mounted;
 pub use calls::Asker;
@@ -107,19 +110,15 @@ pub(crate) struct Fast {
     /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
     in_use: AtomicUsize,
     written: AtomicUsize,
-    /// Number of times that inline writes of a file were withheld because the kernel may have pages of it, and
-    /// granted.
-    writes_withheld: AtomicU64,
-    writes_granted: AtomicU64,
     /// Lock order: taken after a slice's lock, which may be held while a client is revoked; never before one.
     clients: Mutex<Clients>,
     /// Number of times that the evictor or a close has looked into a client's area.
     #[cfg(test)]
     visited: AtomicU64,
     rings: Rings,
+    /// Counters of the mount.
+    pub(crate) counts: Arc<MountCounts>,
     wishers: Wishers,
-    /// Number of requests by ioctl for a slot.
-    slot_requests: AtomicU64,
     /// Slices have dirty pages that no client reports.
     unreported: Unreported,
     kernel: OnceLock<Arc<dyn KernelCache>>,
@@ -172,14 +171,12 @@ impl Fast {
             changing: changing::Changing::default(),
             in_use: 0.into(),
             written: 0.into(),
-            writes_withheld: 0.into(),
-            writes_granted: 0.into(),
             clients: Mutex::new(Clients::default()),
             #[cfg(test)]
             visited: 0.into(),
             rings: Rings::default(),
             wishers: Wishers::default(),
-            slot_requests: 0.into(),
+            counts: Arc::default(),
             unreported: Unreported::default(),
             kernel: OnceLock::new(),
             closing: AtomicBool::new(true),
@@ -199,19 +196,6 @@ impl Fast {
 
     fn mounted(&self) -> Option<Arc<Mounted>> {
         self.mounted.get()?.upgrade()
-    }
-
-    /// Returns how often inline writes of a file were withheld because the kernel has read pages of it, and how often
-    /// they were granted.
-    pub(crate) fn writes_withheld_and_granted(&self) -> (u64, u64) {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (of(&self.writes_withheld), of(&self.writes_granted))
-    }
-
-    /// Returns how often programs asked for a slot by an ioctl, and how often they were granted one with a read or write.
-    pub(crate) fn slots_by_request_and_wish(&self) -> (u64, u64) {
-        let requests = self.slot_requests.load(Ordering::Relaxed);
-        (requests, self.wishers.granted())
     }
 
     /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.

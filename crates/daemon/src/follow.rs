@@ -15,7 +15,7 @@
 //! - Threads of programs that are on the fast path place themselves: they are left alone here.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -28,6 +28,7 @@ use jericho_sys::affinity::{self, CpuMask};
 use jericho_topology::Topology;
 use parking_lot::Mutex;
 
+use crate::counters::MountCounts;
 use crate::mounted::Mounted;
 use crate::tasks::{self, Task};
 
@@ -140,7 +141,7 @@ struct Shared {
     idle: Idle,
     /// Whose threads place themselves.
     is_left_out: OnceLock<LeftOut>,
-    moved: AtomicU64,
+    counts: Arc<MountCounts>,
     start: Instant,
 }
 
@@ -157,7 +158,7 @@ pub(crate) struct Follow {
 }
 
 impl Follow {
-    pub fn new(topology: &Topology) -> Follow {
+    pub fn new(topology: &Topology, counts: Arc<MountCounts>) -> Follow {
         let node_of = |cpu| topology.node_of_cpu(cpu).map_or(u16::MAX, |node| node.0);
         let nodes = Nodes::new(node_of);
         let with_cpus = (0..NODES).filter(|n| !nodes.cpus_of(*n).is_empty());
@@ -171,7 +172,7 @@ impl Follow {
                 node_of_cpu: (0..=CpuMask::CPU_MAX).map(node_of).collect(),
                 idle: Idle::new(),
                 is_left_out: OnceLock::new(),
-                moved: AtomicU64::new(0),
+                counts,
                 start: Instant::now(),
             }),
             placer: Mutex::new(None),
@@ -231,11 +232,6 @@ impl Follow {
     /// Processes of which this is true are left alone: their threads place themselves. Said once.
     pub fn leave_out(&self, is_left_out: LeftOut) {
         let _ = self.shared.is_left_out.set(is_left_out);
-    }
-
-    /// Threads moved since the mount.
-    pub fn moved(&self) -> u64 {
-        self.shared.moved.load(Relaxed)
     }
 
     /// Puts all masks back and ends the placer.
@@ -355,7 +351,7 @@ impl Placer {
         if set.is_empty() || set == found || affinity::set_mask(Some(task.tid), &set).is_err() {
             return;
         }
-        self.shared.moved.fetch_add(1, Relaxed);
+        self.shared.counts.threads_moved.fetch_add(1, Relaxed);
         tracing::debug!(tid = task.tid, node, "a thread was moved to its data");
         if let Some(at) = known {
             self.placed.swap_remove(at);

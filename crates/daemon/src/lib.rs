@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod copy;
+mod counters;
 mod fast;
 mod follow;
 mod handle;
@@ -23,10 +24,11 @@ mod stat;
 mod tasks;
 mod write;
 
+pub use counters::MountCounters;
 pub use fast::{Asker, ClientStat, KeeperCommand, KernelCache, Served, Trusted, TrustedError};
 pub use handle::Handle;
-pub use jericho_cache::Counters;
 pub use jericho_cache::Reader;
+pub use jericho_cache::{Counters, counters::Declared};
 pub use jericho_client::placement::VARIABLE as THREADS_VARIABLE;
 pub use jericho_format::threads::ThreadPolicy;
 pub use locality::Locality;

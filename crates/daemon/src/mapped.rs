@@ -22,7 +22,7 @@ mod model;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ use jericho_fs::fs::File;
 use jericho_fs::types::Ino;
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::counters::MountCounts;
 use crate::fast::KernelCache;
 use crate::mounted::Mounted;
 use crate::write::put_new;
@@ -49,7 +50,6 @@ const WRITES_MIN: u32 = 1 << 10;
 const WRITES_MAX: u32 = 1 << 20;
 
 /// The files of which the kernel may have pages.
-#[derive(Default)]
 pub(crate) struct Mapped {
     files: RwLock<HashMap<Ino, Arc<MappedFile>>>,
     /// Number of files in `files`; checked before the lock is taken.
@@ -57,12 +57,10 @@ pub(crate) struct Mapped {
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
 struct Shared {
-    /// Counters of records: present, made, and discarded to make room.
+    counts: Arc<MountCounts>,
+    /// Number of records now.
     records: AtomicUsize,
-    made: AtomicU64,
-    given_up: AtomicU64,
     work: Mutex<Work>,
     changed: Condvar,
 }
@@ -110,6 +108,20 @@ impl From<Latched> for NotPut {
 }
 
 impl Mapped {
+    /// Creates an empty table that counts in `counts`.
+    pub fn new(counts: Arc<MountCounts>) -> Mapped {
+        Mapped {
+            files: RwLock::default(),
+            count: AtomicUsize::new(0),
+            shared: Arc::new(Shared {
+                counts,
+                records: AtomicUsize::new(0),
+                work: Mutex::default(),
+                changed: Condvar::default(),
+            }),
+        }
+    }
+
     /// Records that the kernel is about to be given pages of a file. Waits for writes that began before the file was
     /// watched.
     pub fn begin_fill(&self, file: &Arc<File>) -> Arc<MappedFile> {
@@ -183,12 +195,6 @@ impl Mapped {
             mapped.with(|state| state.changes = Changes::default());
             mapped.file.unwatch_writers();
         }
-    }
-
-    /// Returns how many records were made, and how many of them were discarded to make room.
-    pub fn counts(&self) -> (u64, u64) {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (of(&self.shared.made), of(&self.shared.given_up))
     }
 
     /// Stops `serve`.
@@ -277,10 +283,13 @@ impl MappedFile {
         let (shared, before) = (&self.shared, state.changes.len());
         state.changes.change(page, at, old, new);
         if state.changes.len() > before {
-            shared.made.fetch_add(1, Ordering::Relaxed);
+            shared.counts.mapped_kept.fetch_add(1, Ordering::Relaxed);
             if shared.records.load(Ordering::Relaxed) >= RECORDS_MAX {
                 state.changes.forget_oldest();
-                shared.given_up.fetch_add(1, Ordering::Relaxed);
+                shared
+                    .counts
+                    .mapped_forgotten
+                    .fetch_add(1, Ordering::Relaxed);
             }
         }
         state.writes = state.writes.saturating_add(1);

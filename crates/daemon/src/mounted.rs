@@ -56,6 +56,7 @@ impl Mounted {
         fast: Fast,
         lock: Option<VolumeLock>,
     ) -> Arc<Mounted> {
+        let counts = fast.counts.clone();
         let frames_per_slice = slices.first().map_or(0, |s| s.memory().geometry().frames);
         Arc::new(Mounted {
             path,
@@ -63,14 +64,14 @@ impl Mounted {
             threads,
             volume,
             locality: Counters::new(&homes, &topology),
-            follow: Follow::new(&topology),
+            follow: Follow::new(&topology, counts.clone()),
             homes,
             slices,
             topology,
             frames_per_slice,
             fs,
             fast,
-            mapped: Mapped::default(),
+            mapped: Mapped::new(counts),
             space_waits: SpaceWaits::default(),
             _lock: lock,
         })

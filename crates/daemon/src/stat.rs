@@ -8,6 +8,7 @@ use jericho_fs::Result;
 use jericho_fs::types::{Ino, SliceId};
 use serde::{Deserialize, Serialize};
 
+use crate::counters::MountCounters;
 use crate::fast::ClientStat;
 use crate::locality::Locality;
 use crate::mounted::Mounted;
@@ -38,26 +39,9 @@ pub struct Stat {
     pub locality: Locality,
     /// When threads are moved to the data, where no directory says otherwise.
     pub threads: String,
-    /// Threads that came through the kernel and were moved to their data.
-    pub threads_moved: u64,
-    /// Times that inline writes of a file were withheld because the kernel has read pages of it.
-    #[serde(default)]
-    pub writes_withheld: u64,
-    /// Times that inline writes of a file were granted.
-    #[serde(default)]
-    pub writes_granted: u64,
-    /// Times that a program asked for a file's fast path by a request of its own.
-    #[serde(default)]
-    pub slots_by_request: u64,
-    /// Times that a program got a file's fast path with a read or write that it made anyway.
-    #[serde(default)]
-    pub slots_by_wish: u64,
-    /// Records of pages that a write changed while the kernel may have had them for a mapping.
-    #[serde(default)]
-    pub mapped_kept: u64,
-    /// Of these, records that were discarded early because there were too many.
-    #[serde(default)]
-    pub mapped_forgotten: u64,
+    /// Counters that belong to no slice.
+    #[serde(flatten)]
+    pub counters: MountCounters,
     /// Programs that read and write without the kernel.
     pub clients: Vec<ClientStat>,
 }
@@ -149,9 +133,6 @@ impl Mounted {
                 locality,
             });
         }
-        let (writes_withheld, writes_granted) = self.fast.writes_withheld_and_granted();
-        let (slots_by_request, slots_by_wish) = self.fast.slots_by_request_and_wish();
-        let (mapped_kept, mapped_forgotten) = self.mapped.counts();
         Stat {
             volume: self.path.display().to_string(),
             uuid: self
@@ -169,13 +150,7 @@ impl Mounted {
             devices: self.volume.devices().iter().map(|d| d.describe()).collect(),
             locality: all,
             threads: self.threads().to_string(),
-            threads_moved: self.follow.moved(),
-            writes_withheld,
-            writes_granted,
-            slots_by_request,
-            slots_by_wish,
-            mapped_kept,
-            mapped_forgotten,
+            counters: self.fast.counts.values(),
             clients: self.client_counters(),
         }
     }

@@ -57,7 +57,7 @@ impl Mounted {
                 write,
                 thread: block,
             } => {
-                fast.slot_requests.fetch_add(1, Ordering::Relaxed);
+                fast.counts.slots_by_request.fetch_add(1, Ordering::Relaxed);
                 if let Some(block) = block {
                     fast.knows_thread(block, thread);
                 }

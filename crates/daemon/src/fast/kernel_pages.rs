@@ -123,7 +123,7 @@ impl Fast {
             pages.withheld = false;
             pages.granted_at = Some(Instant::now());
             self.info(file).set_flags(0, SlotInfo::NO_WRITE);
-            self.writes_granted.fetch_add(1, Ordering::Relaxed);
+            self.counts.writes_granted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -151,7 +151,7 @@ impl Fast {
             true => (pages.writes_wanted * 4).min(WRITES_MAX),
             false => WRITES_MIN,
         };
-        self.writes_withheld.fetch_add(1, Ordering::Relaxed);
+        self.counts.writes_withheld.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Tells clients that they may not write the file: those that read its size from now on, and those that have not latched their page

@@ -4,7 +4,7 @@
 //! replies. Protocol: docs/formats/shm.md, *Wishes*.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Area, ClientThread, Granted, Refusal, Wish};
@@ -40,7 +40,6 @@ pub enum Served {
 /// Threads of clients that may leave wishes, by thread id in the daemon's pid namespace.
 pub(super) struct Wishers {
     entries: Box<[Entry]>,
-    granted: AtomicU64,
 }
 
 #[derive(Default)]
@@ -73,7 +72,6 @@ impl Default for Wishers {
         let entries = (0..ENTRIES).map(|_| Entry::default());
         Wishers {
             entries: entries.collect(),
-            granted: AtomicU64::new(0),
         }
     }
 }
@@ -116,11 +114,6 @@ impl Wishers {
                 *wisher = None;
             }
         }
-    }
-
-    /// Returns how many wishes were granted.
-    pub fn granted(&self) -> u64 {
-        self.granted.load(Ordering::Relaxed)
     }
 }
 
@@ -184,7 +177,7 @@ impl Mounted {
         }
         if let Ok(granted) = self.grant_wish(handle, wish, served) {
             wishing.grant(wish, granted);
-            fast.wishers.granted.fetch_add(1, Ordering::Relaxed);
+            fast.counts.slots_by_wish.fetch_add(1, Ordering::Relaxed);
         }
     }
 

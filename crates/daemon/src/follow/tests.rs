@@ -100,7 +100,7 @@ fn placer(program: &Program) -> Option<(Placer, u32, Vec<u32>)> {
         node_of_cpu: (0..=CpuMask::CPU_MAX).map(|cpu| cpu as u16).collect(),
         idle: Idle::new(),
         is_left_out: OnceLock::new(),
-        moved: AtomicU64::new(0),
+        counts: Arc::default(),
         start: Instant::now(),
     };
     let (_, on) = Task::find(program.tid()).unwrap();
@@ -144,7 +144,7 @@ fn a_thread_of_another_process_is_placed_and_gets_its_mask_back() {
     assert_eq!(program.cpus(), [other]);
     placer.put_back(|_| true);
     assert_eq!(program.cpus(), all);
-    assert_eq!(placer.shared.moved.load(Relaxed), 2);
+    assert_eq!(placer.shared.counts.values().threads_moved, 2);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn threads_of_a_program_on_the_fast_path_place_themselves() {
 fn the_placer_ends_with_the_mount_and_leaves_nothing_narrow() {
     let program = Program::start();
     let topology = Topology::from_spec("virtual:2").unwrap();
-    let follow = Follow::new(&topology);
+    let follow = Follow::new(&topology, Arc::default());
     let all = program.cpus();
     for node in [0, 1] {
         follow.order(Order {

@@ -57,7 +57,8 @@ impl Bed {
     }
 
     fn kept(&self) -> (u64, u64) {
-        self.mounted.mapped.counts()
+        let counters = self.mounted.fast.counts.values();
+        (counters.mapped_kept, counters.mapped_forgotten)
     }
 
     fn fallocate(&self, mode: i32, at: usize, len: usize) {
