@@ -422,7 +422,7 @@ impl Slice {
                 }
                 // A fill that began before the object refused may still publish its page with BACKED, so check the
                 // entry again.
-                entry.withdraw(clear).is_some_and(|word| {
+                entry.revoke(clear).is_some_and(|word| {
                     word.has(Flags::FILL) || !shared.lock().want_latched(shared, *index, word)
                 })
             });

@@ -20,7 +20,7 @@ use crate::fd::NEVER;
 use crate::offset::Offset;
 
 /// Numbers that are known here; larger ones take the kernel path.
-const NUMBERS: usize = 65_536;
+const FDS: usize = 65_536;
 /// Divides 2^16, so that an index comes out of a word by the remainder.
 const DESCRIPTIONS: usize = 16_384;
 /// Descriptions that are tried for a new one.
@@ -49,12 +49,12 @@ const WISHED: u64 = 1 << 58;
 /// others.
 const CLOSING: u64 = 1 << 61;
 
-static NUMBER_WORDS: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
+static FD_WORDS: [AtomicU64; FDS] = [const { AtomicU64::new(0) }; FDS];
 static TABLE: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
 /// Changes with every forgetting, so that what was found out about a number before is not stored after.
 static TURN: AtomicU32 = AtomicU32::new(1);
 /// One more than the largest number that was ever seen.
-static NUMBERS_END: AtomicU32 = AtomicU32::new(0);
+static FDS_END: AtomicU32 = AtomicU32::new(0);
 
 /// May be read.
 pub const READ: u32 = 1;
@@ -71,7 +71,7 @@ pub const TO_KERNEL: u32 = 64;
 
 /// What is known of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
+pub enum FdState {
     /// Nothing yet.
     Unknown {
         /// This process has opened it, and nobody else has it.
@@ -224,7 +224,7 @@ impl Description {
     }
 
     /// Whether one number means it.
-    pub fn has_one_number(&self) -> bool {
+    pub fn has_one_fd(&self) -> bool {
         self.references.load(Ordering::Relaxed) == 1
     }
 
@@ -333,7 +333,7 @@ impl Open {
 
 #[inline]
 fn word_of(fd: i32) -> Option<&'static AtomicU64> {
-    NUMBER_WORDS.get(usize::try_from(fd).ok()?)
+    FD_WORDS.get(usize::try_from(fd).ok()?)
 }
 
 /// The word of a number that has a description: never 0, and another one whenever the number means something else.
@@ -346,13 +346,13 @@ pub fn described(fd: i32) -> Option<u64> {
 
 /// What is known of a number; `None` for one that is not in the table.
 #[inline]
-pub fn number(fd: i32) -> Option<Number> {
+pub fn state(fd: i32) -> Option<FdState> {
     let word = word_of(fd)?.load(Ordering::Acquire);
     Some(match word >> KIND_SHIFT {
         KERNEL if word & CLOSING != 0 => being_closed(fd, word),
-        KERNEL => Number::Kernel,
-        DESCRIBED => Number::Described(Open::of_word(fd, word)),
-        _ => Number::Unknown {
+        KERNEL => FdState::Kernel,
+        DESCRIBED => FdState::Described(Open::of_word(fd, word)),
+        _ => FdState::Unknown {
             opened: word & OPENED != 0,
             word,
         },
@@ -361,12 +361,12 @@ pub fn number(fd: i32) -> Option<Number> {
 
 /// Returns the meaning of an fd that another thread is closing. Asks the kernel, because the fd may be closed or reused already.
 #[cold]
-fn being_closed(fd: i32, word: u64) -> Number {
+fn being_closed(fd: i32, word: u64) -> FdState {
     let open = Open::of_word(fd, word);
     let now = files::identify(fd).ok().map(|stat| Identity::from(&stat));
     match now.is_some() && now == open.identity() {
-        true => Number::Described(open),
-        false => Number::Kernel,
+        true => FdState::Described(open),
+        false => FdState::Kernel,
     }
 }
 
@@ -407,7 +407,7 @@ pub fn is_in_use(word: u64) -> bool {
 /// Marks an unknown fd as a regular file of a mount, if its word is still `seen`.
 pub fn note_ours(fd: i32, seen: u64) {
     if let Some(word) = word_of(fd) {
-        NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        FDS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
         let _ = word.compare_exchange(seen, seen | OURS, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
@@ -454,7 +454,7 @@ pub fn call_ended(fd: i32, then: u64, more: u32) {
 
 fn replace(fd: i32, new: u64) {
     let Some(word) = word_of(fd) else { return };
-    NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+    FDS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
     let old = word.swap(new, Ordering::AcqRel);
     if has_description(old) {
         TABLE[(old >> 32) as usize % DESCRIPTIONS].release();
@@ -473,7 +473,7 @@ pub fn forget(fd: i32) {
 pub fn begin_close(fd: i32) -> Option<u64> {
     let word = word_of(fd)?;
     let seen = word.load(Ordering::Acquire);
-    let is_shared = || !Open::of_word(fd, seen).description().has_one_number();
+    let is_shared = || !Open::of_word(fd, seen).description().has_one_fd();
     if seen >> KIND_SHIFT != DESCRIBED || !is_shared() {
         return None;
     }
@@ -504,11 +504,7 @@ pub fn opened(fd: i32) {
 
 /// As `forget`, for all from `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
-    for fd in first
-        ..NUMBERS_END
-            .load(Ordering::Relaxed)
-            .min(last.saturating_add(1))
-    {
+    for fd in first..FDS_END.load(Ordering::Relaxed).min(last.saturating_add(1)) {
         forget(fd as i32);
     }
 }
@@ -516,7 +512,7 @@ pub fn forget_range(first: u32, last: u32) {
 /// The number takes the kernel path, if it is still what it was when `seen` was loaded.
 pub fn set_kernel(fd: i32, seen: u64) {
     if let Some(word) = word_of(fd) {
-        NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        FDS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
         let new = KERNEL << KIND_SHIFT | seen & u64::from(u32::MAX);
         let _ = word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed);
     }
@@ -558,7 +554,7 @@ pub fn describe(
             index: index as u32,
             generation,
         };
-        NUMBERS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        FDS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
         if word
             .compare_exchange(seen, open.word(), Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
@@ -577,11 +573,11 @@ pub fn duplicated(old: i32, new: i32) {
     if old == new {
         return;
     }
-    match number(old) {
-        Some(Number::Described(open)) if open.description().retain(open.generation) => {
+    match state(old) {
+        Some(FdState::Described(open)) if open.description().retain(open.generation) => {
             replace(new, open.word());
         }
-        Some(Number::Kernel) => replace(new, KERNEL << KIND_SHIFT),
+        Some(FdState::Kernel) => replace(new, KERNEL << KIND_SHIFT),
         _ => forget(new),
     }
 }
@@ -610,6 +606,6 @@ pub fn unopened(fd: i32) {
 }
 
 /// All numbers that were ever used.
-pub fn numbers() -> impl Iterator<Item = i32> {
-    0..NUMBERS_END.load(Ordering::Relaxed) as i32
+pub fn fds() -> impl Iterator<Item = i32> {
+    0..FDS_END.load(Ordering::Relaxed) as i32
 }

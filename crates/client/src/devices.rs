@@ -24,7 +24,7 @@ pub fn is_ours(device: u64) -> bool {
 
 fn find() -> Vec<u64> {
     match std::env::var(VARIABLE) {
-        Ok(list) => list.split(',').filter_map(number).collect(),
+        Ok(list) => list.split(',').filter_map(device_number).collect(),
         Err(_) => {
             let text = files::read_file(MOUNTINFO).unwrap_or_default();
             in_mountinfo(&String::from_utf8_lossy(&text))
@@ -42,7 +42,7 @@ fn directories_in(mountinfo: &[u8], is_ours: impl Fn(u64) -> bool) -> Vec<Vec<u8
     let lines = mountinfo.split(|byte| *byte == b'\n');
     let directory = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ').skip(2);
-        let device = number(std::str::from_utf8(fields.next()?).ok()?)?;
+        let device = device_number(std::str::from_utf8(fields.next()?).ok()?)?;
         is_ours(device).then(|| fields.nth(1).map(unescaped))?
     };
     lines.filter_map(directory).collect()
@@ -63,7 +63,7 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
     out
 }
 
-fn number(text: &str) -> Option<u64> {
+fn device_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(files::device(major.parse().ok()?, minor.parse().ok()?))
 }
@@ -73,7 +73,7 @@ fn in_mountinfo(text: &str) -> Vec<u64> {
         let kind = line.split_once(" - ").map(|(_, rest)| rest);
         kind.is_some_and(|rest| rest.split(' ').next() == Some(KIND))
     });
-    ours.filter_map(|line| number(line.split(' ').nth(2)?))
+    ours.filter_map(|line| device_number(line.split(' ').nth(2)?))
         .collect()
 }
 
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(in_mountinfo(text), wanted);
         let directories = directories_in(text.as_bytes(), |device| wanted.contains(&device));
         assert_eq!(directories, [b"/mnt/a b".to_vec(), b"/mnt/d".to_vec()]);
-        assert_eq!(number(" 0:55"), Some(wanted[0]));
-        assert_eq!(number("0"), None);
+        assert_eq!(device_number(" 0:55"), Some(wanted[0]));
+        assert_eq!(device_number("0"), None);
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_sys::files;
 
-use crate::description::{self, Number};
+use crate::description::{self, FdState};
 use crate::fd::{self, Result};
 use crate::wish::{Wish, WrittenTo};
 use crate::{devices, session};
@@ -20,11 +20,11 @@ use crate::{devices, session};
 /// A call costs one unit, and one more for each of these bytes that it writes or has read.
 const BYTES_OF_UNIT: usize = 64 << 10;
 /// An fd gets a slot when its calls cost more units than this.
-const UNITS_OF_NUMBER: u32 = 4;
+const UNITS_OF_FD: u32 = 4;
 /// A process attaches to the daemon when its calls on all mounts cost more units than this.
 const UNITS_OF_PROCESS: u32 = 16;
 /// A seek does not give an fd a slot before its calls have cost more units than this.
-const SEEK_UNITS_MAX: u32 = 2 * UNITS_OF_NUMBER;
+const SEEK_UNITS_MAX: u32 = 2 * UNITS_OF_FD;
 /// Number of attempts to describe an fd before its offset stays in the kernel.
 const TRIES: u32 = 3;
 
@@ -117,8 +117,8 @@ fn units_of(bytes: usize) -> u32 {
 /// Decides how to make a call. `moves`: the call uses and moves the offset.
 #[inline]
 pub(crate) fn begin(fd: i32, access: Access, moves: bool) -> First {
-    match description::number(fd) {
-        Some(Number::Unknown { .. }) => begin_anew(fd, access, moves),
+    match description::state(fd) {
+        Some(FdState::Unknown { .. }) => begin_anew(fd, access, moves),
         _ => First::Inline,
     }
 }
@@ -127,7 +127,7 @@ pub(crate) fn begin(fd: i32, access: Access, moves: bool) -> First {
 fn begin_anew(fd: i32, access: Access, moves: bool) -> First {
     let units = access.units();
     loop {
-        let Some(Number::Unknown { opened, word }) = description::number(fd) else {
+        let Some(FdState::Unknown { opened, word }) = description::state(fd) else {
             return First::Inline;
         };
         if !description::is_ours(word) {
@@ -183,7 +183,7 @@ fn is_worth(units: u32) -> bool {
     if !tests::ARE_COUNTED.get() {
         return true;
     }
-    units > UNITS_OF_NUMBER
+    units > UNITS_OF_FD
         && (session::all().next().is_some()
             || UNITS.load(Ordering::Relaxed).saturating_add(units) > UNITS_OF_PROCESS)
 }
@@ -192,8 +192,8 @@ fn is_worth(units: u32) -> bool {
 /// offset stays in the kernel.
 pub(crate) fn is_undecided(fd: i32, tries: &mut u32) -> bool {
     if !matches!(
-        description::number(fd),
-        Some(Number::Unknown { opened: true, .. })
+        description::state(fd),
+        Some(FdState::Unknown { opened: true, .. })
     ) {
         return false;
     }

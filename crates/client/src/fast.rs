@@ -17,8 +17,8 @@ use jericho_shm::{
 use jericho_sys::files;
 
 use crate::inline::pieces;
-use crate::inside::{self, Thread};
-use crate::lately::Place;
+use crate::recent_hits::Place;
+use crate::reentrancy::{self, Thread};
 use crate::session::Session;
 use crate::source::{Source, Target};
 
@@ -333,7 +333,7 @@ impl<'a> File<'a> {
     #[inline(always)]
     pub fn read_page(&self, thread: &Thread, at: u64, out: &mut [u8]) -> Option<usize> {
         let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
-        let guess = thread.lately.frame(page);
+        let guess = thread.recent_hits.frame(page);
         self.memory.fetch(guess, within, 1);
         let seen = self.size_word().ok()?;
         let left = seen.bytes().checked_sub(at)?;
@@ -342,12 +342,12 @@ impl<'a> File<'a> {
             return None;
         }
         let key = self.key.with_page(page);
-        let line = thread.lately.line(key, || self.memory.home_line(key));
+        let line = thread.recent_hits.line(key, || self.memory.home_line(key));
         let out = &mut out[..len];
-        let learn = |frame| thread.lately.was_in(page, frame);
+        let learn = |frame| thread.recent_hits.was_in(page, frame);
         let hit = self.memory.try_read(line, key, guess, learn, within, out)?;
         if !hit.marked {
-            thread.lately.mark(hit.index);
+            thread.recent_hits.mark(hit.index);
         }
         // As in `read_as_of`.
         fence(Ordering::Acquire);
@@ -506,7 +506,7 @@ impl<'a> File<'a> {
         if self.memory.is_writable() {
             self.memory.touch(index, self.memory.epoch());
         } else {
-            inside::thread(|thread| self.session.touch(thread, self.home(), index));
+            reentrancy::thread(|thread| self.session.touch(thread, self.home(), index));
         }
     }
 
@@ -558,7 +558,7 @@ impl<'a> File<'a> {
 
     /// Returns how the calling thread writes. Returns `None` when it cannot write inline.
     fn writer(&self) -> Option<Writer<'a>> {
-        inside::thread(|thread| self.session.writer(thread, self.home()))
+        reentrancy::thread(|thread| self.session.writer(thread, self.home()))
     }
 
     /// What most writes are: to one page, within the file, that is there, of a file that `is_for_writing`. `None`: it is not as simple as that, and the
@@ -566,7 +566,7 @@ impl<'a> File<'a> {
     #[inline(always)]
     pub fn write_page(&self, thread: &Thread, at: u64, data: &[u8]) -> Option<()> {
         let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
-        self.memory.fetch(thread.lately.frame(page), within, 1);
+        self.memory.fetch(thread.recent_hits.frame(page), within, 1);
         debug_assert!(self.may_write);
         if self.memory.is_throttled() {
             return None;
@@ -579,11 +579,11 @@ impl<'a> File<'a> {
         let key = self.key.with_page(page);
         let still = || self.is_still() && self.slot.size().same_cuts(seen);
         let writer = self.session.writer(thread, self.home())?;
-        let line = thread.lately.line(key, || self.memory.home_line(key));
+        let line = thread.recent_hits.line(key, || self.memory.home_line(key));
         let written = self
             .memory
             .try_write(line, key, within, data, writer, still)?;
-        thread.lately.was_in(page, written.frame);
+        thread.recent_hits.was_in(page, written.frame);
         if written.was_clean {
             report(self.session, key);
         }
@@ -683,7 +683,7 @@ impl<'a> File<'a> {
         begun: Begun,
     ) -> Failed<'a> {
         self.wrote();
-        let lent = inside::thread(|thread| self.session.lent(thread));
+        let lent = reentrancy::thread(|thread| self.session.lent(thread));
         let Some(lent) = lent else {
             return why.into();
         };

@@ -20,14 +20,14 @@ use jericho_sys::{errno, files, signals};
 use crate::ask::ask;
 use crate::death;
 use crate::description::{
-    self, APPEND, Facts, Identity, NO_INLINE_WRITE, Number, Open, READ, SYNC, TO_KERNEL, WRITE,
+    self, APPEND, Facts, FdState, Identity, NO_INLINE_WRITE, Open, READ, SYNC, TO_KERNEL, WRITE,
 };
 use crate::devices;
 use crate::early::{self, Access, First};
 use crate::fast::{Failed, File, Kept, WRITE_MAX, Why};
 use crate::hit::LOWEST_ADDRESS;
-use crate::inside::{self, Doing, Thread};
 use crate::offset::{OFFSET_MAX, Position};
+use crate::reentrancy::{self, Doing, Thread};
 use crate::report;
 pub use crate::report::Reason;
 use crate::session::{self, Session};
@@ -83,17 +83,17 @@ const SEEK_END: i32 = 2;
 
 /// What is known of a number, if it may go the fast way.
 #[inline]
-fn fast_number(fd: i32) -> Option<Number> {
-    description::number(fd).filter(|number| *number != Number::Kernel)
+fn fast_state(fd: i32) -> Option<FdState> {
+    description::state(fd).filter(|state| *state != FdState::Kernel)
 }
 
 /// The description of a number that goes the fast way; finds out about a number at its first I/O.
 #[inline]
-fn described(fd: i32, number: Number) -> Option<Open> {
-    match number {
-        Number::Described(open) => Some(open),
-        Number::Kernel => None,
-        Number::Unknown { opened, word } => described_anew(fd, opened, word),
+fn described(fd: i32, state: FdState) -> Option<Open> {
+    match state {
+        FdState::Described(open) => Some(open),
+        FdState::Kernel => None,
+        FdState::Unknown { opened, word } => described_anew(fd, opened, word),
     }
 }
 
@@ -102,10 +102,10 @@ fn described_anew(fd: i32, opened: bool, word: u64) -> Option<Open> {
     let (mut opened, mut word) = (opened, word);
     for _ in 0..LOOKUPS {
         classify(fd, opened, word)?;
-        match description::number(fd)? {
-            Number::Kernel => return None,
-            Number::Described(open) => return Some(open),
-            Number::Unknown { opened: o, word: w } => (opened, word) = (o, w),
+        match description::state(fd)? {
+            FdState::Kernel => return None,
+            FdState::Described(open) => return Some(open),
+            FdState::Unknown { opened: o, word: w } => (opened, word) = (o, w),
         }
     }
     None
@@ -189,7 +189,7 @@ pub(crate) fn describe(
     // Another process may have set it.
     size_limit_changed();
     let facts = Facts {
-        session: session.number,
+        session: session.index,
         slot: slot.slot,
         slot_generation: slot.generation,
         object: slot.object,
@@ -207,7 +207,7 @@ pub(crate) fn describe(
 /// Returns how the daemon may find the wishes of the calling thread, which is in an inline call.
 fn client_thread(session: Option<&Session>) -> Option<ClientThread> {
     let session = session?;
-    let block = inside::thread(|thread| session.own_block(thread))?;
+    let block = reentrancy::thread(|thread| session.own_block(thread))?;
     Some(ClientThread {
         owner: session.owner,
         block,
@@ -309,7 +309,7 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
         }
     };
     let facts = Facts {
-        session: session.number,
+        session: session.index,
         slot: slot.slot,
         slot_generation: slot.generation,
         ..*facts
@@ -327,7 +327,7 @@ fn give_up(open: &Open, why: Reason) {
         open.add_flags(TO_KERNEL);
         report::to_kernel(why);
     }
-    hand_over(open);
+    move_offset_to_kernel(open);
 }
 
 #[inline]
@@ -337,10 +337,10 @@ fn is_given_up(open: &Open) -> bool {
 
 /// The description's offset goes to the kernel, if it is here. When this thread has it locked, `with_offset` sees to
 /// it that it goes there afterwards.
-fn hand_over(open: &Open) {
+fn move_offset_to_kernel(open: &Open) {
     let offset = &open.description().offset;
     if offset.is_in_kernel(open.tag())
-        || inside::thread(|thread| thread.has_offset(open.index, offset))
+        || reentrancy::thread(|thread| thread.has_offset(open.index, offset))
     {
         return;
     }
@@ -361,8 +361,8 @@ pub fn errno_after(fd: i32, errno: i32) -> i32 {
     if !death::may_be(errno) {
         return errno;
     }
-    let open = match description::number(fd) {
-        Some(Number::Described(open)) => Some(open),
+    let open = match description::state(fd) {
+        Some(FdState::Described(open)) => Some(open),
         _ => None,
     };
     // An empty request, which a living daemon answers.
@@ -523,11 +523,11 @@ fn read_here(
     len: usize,
     mut read: impl FnMut(&Thread, &Open, &Facts, u64) -> Option<Result<usize>>,
 ) -> Option<Result<usize>> {
-    let Some(number) = fast_number(fd) else {
+    let Some(state) = fast_state(fd) else {
         return by_kernel(fd, None, len, false);
     };
-    let result = inside::enter(Doing::Reading, |thread| {
-        let open = described(fd, number)?;
+    let result = reentrancy::enter(Doing::Reading, |thread| {
+        let open = described(fd, state)?;
         let (offset, tag) = (&open.description().offset, open.tag());
         if offset.is_in_kernel(tag) {
             return None;
@@ -591,7 +591,7 @@ pub(crate) fn with_offset<T>(
     }
     thread.unlocked();
     if is_given_up(open) {
-        hand_over(open);
+        move_offset_to_kernel(open);
     }
     Some(result)
 }
@@ -599,7 +599,7 @@ pub(crate) fn with_offset<T>(
 /// Prepares the ordinary call.
 #[inline]
 fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) -> Option<T> {
-    if inside::is_writing() {
+    if reentrancy::is_writing() {
         make_way(fd, at, len, write);
     }
     None
@@ -638,7 +638,7 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
 /// inline write that it has interrupted. See `make_way`.
 #[inline]
 pub fn make_way_everywhere(fd: i32) {
-    if inside::is_writing() {
+    if reentrancy::is_writing() {
         ask_for_way_everywhere(fd);
     }
 }
@@ -647,15 +647,15 @@ pub fn make_way_everywhere(fd: i32) {
 /// truncate.
 #[inline]
 pub fn make_way_in_all_files() {
-    if inside::is_writing() {
+    if reentrancy::is_writing() {
         ask_for_way_in_all_files();
     }
 }
 
 #[cold]
 fn ask_for_way_in_all_files() {
-    let is_inline = |fd: &i32| matches!(description::number(*fd), Some(Number::Described(_)));
-    description::numbers()
+    let is_inline = |fd: &i32| matches!(description::state(*fd), Some(FdState::Described(_)));
+    description::fds()
         .filter(is_inline)
         .for_each(ask_for_way_everywhere);
 }
@@ -699,7 +699,7 @@ fn ask_for_way(fd: i32, first: u64, pages: u32) {
 
 /// Returns the file of a descriptor that is used inline.
 fn described_file(fd: i32) -> Option<File<'static>> {
-    let Some(Number::Described(open)) = description::number(fd) else {
+    let Some(FdState::Described(open)) = description::state(fd) else {
         return None;
     };
     let facts = open.facts()?;
@@ -752,7 +752,7 @@ fn interrupted(
     write: bool,
     mut io: impl FnMut(&Thread, &Open, &Facts, u64) -> Option<Result<usize>>,
 ) -> Option<Result<usize>> {
-    let Some(Number::Described(open)) = description::number(fd) else {
+    let Some(FdState::Described(open)) = description::state(fd) else {
         return by_kernel(fd, None, len, write);
     };
     let (offset, tag) = (&open.description().offset, open.tag());
@@ -763,11 +763,11 @@ fn interrupted(
     };
     let mut io_at = |at| {
         let _: Option<()> = by_kernel(fd, Some(at), len, write);
-        inside::thread(|thread| io(thread, &open, &facts, at))
+        reentrancy::thread(|thread| io(thread, &open, &facts, at))
     };
     // Without signals: another handler would come between where this one's bytes go and what it says of them, or wait for the offset.
     let result = signals::blocked(|| {
-        inside::thread(|thread| {
+        reentrancy::thread(|thread| {
             if thread.has_offset(open.index, offset) {
                 let at = thread.behind(offset);
                 let result = io_at(at)?;
@@ -817,7 +817,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
     let at = u64::try_from(offset).ok()?;
     let len = out.len();
     let mut inline = || {
-        let number = fast_number(fd)?;
+        let state = fast_state(fd)?;
         if !is_fit(out) {
             return None;
         }
@@ -825,8 +825,8 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
             let _: Option<()> = by_kernel(fd, Some(at), len, false);
             return Some(call.has_read(files::pread(fd, out, offset)));
         }
-        inside::enter(Doing::Reading, |thread| {
-            let open = described(fd, number)?;
+        reentrancy::enter(Doing::Reading, |thread| {
+            let open = described(fd, state)?;
             read_at(thread, &open, &facts(&open)?, out, at)
         })?
     };
@@ -841,13 +841,13 @@ pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<R
         Some(offset) => {
             let at = u64::try_from(offset).ok()?;
             let mut inline = || {
-                let number = fast_number(fd).filter(|_| fits)?;
+                let state = fast_state(fd).filter(|_| fits)?;
                 if let Some(call) = ordinary(fd, Access::Read)? {
                     let _: Option<()> = by_kernel(fd, Some(at), len, false);
                     return Some(call.has_read(files::preadv(fd, parts, offset)));
                 }
-                inside::enter(Doing::Reading, |thread| {
-                    let open = described(fd, number)?;
+                reentrancy::enter(Doing::Reading, |thread| {
+                    let open = described(fd, state)?;
                     read_parts_at(thread, &open, &facts(&open)?, parts, len, at)
                 })?
             };
@@ -965,7 +965,7 @@ fn writable_anew(
     };
     // Only the session: the slot may have been found anew since `facts`.
     let facts = Facts {
-        session: session.number,
+        session: session.index,
         ..open.facts().unwrap_or(*facts)
     };
     open.set_slot(&facts);
@@ -1352,7 +1352,7 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     if let Some(offset) = offset {
         let at = u64::try_from(offset).ok()?;
         let inline = || {
-            let number = fast_number(fd).filter(|_| data.is_fit)?;
+            let state = fast_state(fd).filter(|_| data.is_fit)?;
             if let Some(call) = ordinary(fd, Access::Write(data.len))? {
                 let _: Option<()> = by_kernel(fd, Some(at), data.len, true);
                 let result = match data.parts {
@@ -1361,8 +1361,8 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
                 };
                 return Some(call.has_written(result, Some(at)));
             }
-            inside::enter(Doing::Writing, |thread| {
-                let open = described(fd, number)?;
+            reentrancy::enter(Doing::Writing, |thread| {
+                let open = described(fd, state)?;
                 Some(write_at(thread, &open, &facts(&open)?, data, at)?.result)
             })?
         };
@@ -1398,11 +1398,11 @@ pub fn refresh_size(fd: i32) {
 /// Writes at the description's offset and advances it.
 #[inline]
 fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
-    let Some(number) = fast_number(fd) else {
+    let Some(state) = fast_state(fd) else {
         return by_kernel(fd, None, data.len, true);
     };
-    let result = inside::enter(Doing::Writing, |thread| {
-        let open = described(fd, number)?;
+    let result = reentrancy::enter(Doing::Writing, |thread| {
+        let open = described(fd, state)?;
         if open.description().offset.is_in_kernel(open.tag()) {
             if facts(&open).is_some_and(|facts| facts.flags & APPEND != 0) {
                 refresh_size(fd);
@@ -1469,9 +1469,9 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
 }
 
 fn lseek_here(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
-    let number = fast_number(fd)?;
-    inside::enter(Doing::Reading, |thread| {
-        let open = described(fd, number)?;
+    let state = fast_state(fd)?;
+    reentrancy::enter(Doing::Reading, |thread| {
+        let open = described(fd, state)?;
         if open.description().offset.is_in_kernel(open.tag()) {
             return None;
         }
@@ -1526,10 +1526,10 @@ fn inline_size(open: &Open) -> Option<u64> {
 
 /// The size of a file that goes the fast way, newer than what the kernel may remember of it; for fstat(2).
 pub fn size(fd: i32) -> Option<u64> {
-    let Some(Number::Described(open)) = description::number(fd) else {
+    let Some(FdState::Described(open)) = description::state(fd) else {
         return None;
     };
-    inside::enter(Doing::Reading, |_| inline_size(&open))?
+    reentrancy::enter(Doing::Reading, |_| inline_size(&open))?
 }
 
 // ---- what happens to numbers ----
@@ -1548,7 +1548,7 @@ pub fn closing(fd: i32) -> Closing {
         false => None,
     };
     if word.is_some() {
-        crate::placement::tick();
+        crate::migration::tick();
     } else {
         leave_offset(fd);
         forget(fd);
@@ -1579,28 +1579,28 @@ impl Closing {
 pub fn closing_range(first: u32, last: u32) {
     if THREADS.load(Relaxed) {
         let closed = |fd: &i32| (first..=last).contains(&(*fd as u32));
-        description::numbers().filter(closed).for_each(leave_offset);
+        description::fds().filter(closed).for_each(leave_offset);
     }
     forget_range(first, last);
 }
 
 fn leave_offset(fd: i32) {
     if THREADS.load(Relaxed)
-        && let Some(Number::Described(open)) = description::number(fd)
+        && let Some(FdState::Described(open)) = description::state(fd)
     {
-        hand_over(&open);
+        move_offset_to_kernel(&open);
     }
 }
 
 /// The number was given by an open(2) of this process that succeeded, with these flags.
 pub fn opened(fd: i32, _flags: i32) {
-    crate::placement::tick();
+    crate::migration::tick();
     description::opened(fd);
 }
 
 /// The number means something else now, or is about to be closed.
 pub fn forget(fd: i32) {
-    crate::placement::tick();
+    crate::migration::tick();
     description::forget(fd);
 }
 
@@ -1611,9 +1611,9 @@ pub fn forget_range(first: u32, last: u32) {
 
 /// `new` is another number of the open file of `old`: after dup(2), dup2(2), dup3(2), F_DUPFD.
 pub fn duplicated(old: i32, new: i32) {
-    if let Some(number @ Number::Unknown { opened: true, .. }) = description::number(old) {
+    if let Some(state @ FdState::Unknown { opened: true, .. }) = description::state(old) {
         // Found out about now, so that both share one offset; what cannot be found out stays in the kernel.
-        let known = inside::enter(Doing::Reading, |_| described(old, number));
+        let known = reentrancy::enter(Doing::Reading, |_| described(old, state));
         if known.flatten().is_none() {
             description::unopened(old);
         }
@@ -1623,9 +1623,9 @@ pub fn duplicated(old: i32, new: i32) {
 
 /// F_SETFL was done on the number: its flags are read anew.
 pub fn flags_changed(fd: i32) {
-    let Some(Number::Described(open)) = description::number(fd) else {
+    let Some(FdState::Described(open)) = description::state(fd) else {
         // Taken out of O_DIRECT, for one.
-        if fast_number(fd).is_none() {
+        if fast_state(fd).is_none() {
             description::forget(fd);
         }
         return;
@@ -1642,9 +1642,9 @@ pub fn flags_changed(fd: i32) {
 
 /// The open file of the number takes the kernel path from now on, and its offset is the kernel's.
 pub fn to_kernel(fd: i32, why: Reason) {
-    match description::number(fd) {
-        Some(Number::Described(open)) => give_up(&open, why),
-        Some(Number::Unknown { word, .. }) => description::set_kernel(fd, word),
+    match description::state(fd) {
+        Some(FdState::Described(open)) => give_up(&open, why),
+        Some(FdState::Unknown { word, .. }) => description::set_kernel(fd, word),
         _ => {}
     }
 }
@@ -1676,7 +1676,7 @@ pub fn size_limit_changed() {
 /// Before main, while there is one thread: reads what the environment says.
 pub fn prepare() {
     devices::prepare();
-    crate::placement::policy_of_run();
+    crate::migration::policy_of_run();
 }
 
 /// Keeps other threads from attaching while this one forks: the child would have no thread to end what they began.
@@ -1709,7 +1709,7 @@ pub fn before_bare_fork() {
 
 /// Before fork(2), exec and posix_spawn: all offsets go to the kernel.
 pub fn share_all() {
-    description::numbers().for_each(share_offset);
+    description::fds().for_each(share_offset);
 }
 
 /// Before somebody else gets the open file of the number (SCM_RIGHTS), or the kernel uses its offset (sendfile(2) ...):
@@ -1721,9 +1721,9 @@ pub fn share(fd: i32) {
 }
 
 fn share_offset(fd: i32) {
-    match description::number(fd) {
-        Some(Number::Described(open)) => hand_over(&open),
-        Some(Number::Unknown { opened: true, .. }) => description::unopened(fd),
+    match description::state(fd) {
+        Some(FdState::Described(open)) => move_offset_to_kernel(&open),
+        Some(FdState::Unknown { opened: true, .. }) => description::unopened(fd),
         _ => {}
     }
 }

@@ -12,8 +12,8 @@ use crate::description::{
 };
 use crate::fast::File;
 use crate::fd::with_offset;
-use crate::inside::{self, Doing, Thread};
 use crate::offset::Position;
+use crate::reentrancy::{self, Doing, Thread};
 use crate::session;
 
 /// Lowest address that a buffer of a program can have; what is below, the kernel calls EFAULT.
@@ -32,7 +32,7 @@ fn file(
     flags: u32,
 ) -> Option<(&'static Description, File<'static>)> {
     let write = flags & WRITE != 0;
-    let (description, file) = match thread.lately.file(word, write) {
+    let (description, file) = match thread.recent_hits.file(word, write) {
         Some(found) => found,
         None => find(thread, Open::of_word(fd, word), word, write)?,
     };
@@ -50,7 +50,7 @@ fn find(
     write: bool,
 ) -> Option<(&'static Description, File<'static>)> {
     // What is due is done by the long way.
-    if thread.placement.is_due() {
+    if thread.migration.is_due() {
         return None;
     }
     let facts = open.facts()?;
@@ -61,9 +61,9 @@ fn find(
         false => file.for_reading(),
     };
     thread
-        .lately
-        .set(&thread.placement, word, open.description(), file);
-    thread.lately.file(word, write)
+        .recent_hits
+        .set(&thread.migration, word, open.description(), file);
+    thread.recent_hits.file(word, write)
 }
 
 /// Reads at `at`, and counts it if `moved` agrees with where that ends.
@@ -83,7 +83,7 @@ fn read_page(
     if !moved(at + len as u64) {
         return None;
     }
-    thread.lately.count(thread, false, len);
+    thread.recent_hits.count(thread, false, len);
     Some(len)
 }
 
@@ -93,7 +93,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
     let word = description::described(fd)?;
     // A negative one is beyond the end of any file.
     let at = offset as u64;
-    inside::enter_briefly(Doing::Reading, |thread| {
+    reentrancy::enter_briefly(Doing::Reading, |thread| {
         let found = file(thread, fd, word, READ, READ)?;
         read_page(thread, found, out, at, |_| true)
     })
@@ -103,7 +103,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
     let word = description::described(fd)?;
-    inside::enter_briefly(Doing::Reading, |thread| {
+    reentrancy::enter_briefly(Doing::Reading, |thread| {
         let found = file(thread, fd, word, READ, READ)?;
         let (offset, tag) = (&found.0.offset, Open::of_word(fd, word).tag());
         let Position::At(at) = offset.get_free(tag)? else {
@@ -122,10 +122,10 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     if data.is_empty() {
         return None;
     }
-    inside::enter_briefly(Doing::Writing, |thread| {
+    reentrancy::enter_briefly(Doing::Writing, |thread| {
         let (_, file) = file(thread, fd, word, WRITE_FLAGS, WRITE)?;
         file.write_page(thread, at, data)?;
-        thread.lately.count(thread, true, data.len());
+        thread.recent_hits.count(thread, true, data.len());
         Some(data.len())
     })
 }
@@ -137,7 +137,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
     if data.is_empty() {
         return None;
     }
-    inside::enter_briefly(Doing::Writing, |thread| {
+    reentrancy::enter_briefly(Doing::Writing, |thread| {
         let (description, file) = file(thread, fd, word, WRITE_FLAGS, WRITE)?;
         let open = Open::of_word(fd, word);
         // Looked at before the offset is locked for nothing, as by whoever makes a file longer.
@@ -153,7 +153,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
             data.len(),
             |at| {
                 file.write_page(thread, at, data)?;
-                thread.lately.count(thread, true, data.len());
+                thread.recent_hits.count(thread, true, data.len());
                 Some(Ok(data.len()))
             },
             |result, at, behind| {

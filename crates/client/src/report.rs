@@ -96,7 +96,7 @@ fn sums() -> Sums {
     for session in session::all() {
         // One that was followed by a writable one has its area in common with that.
         let followed = |later: &session::Session| {
-            later.number > session.number && later.instance == session.instance
+            later.index > session.index && later.instance == session.instance
         };
         if session::all().any(followed) {
             continue;

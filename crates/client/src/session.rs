@@ -13,20 +13,20 @@ use std::time::Duration;
 
 use jericho_format::threads::ThreadPolicy;
 use jericho_shm::{
-    Access, Area, Control, HANDOVER_BYTES, Key, Lent, Reply, Request, SliceMemory, Slots, Writer,
+    Access, Area, Control, HANDSHAKE_BYTES, Key, Lent, Reply, Request, SliceMemory, Slots, Writer,
     socket_name,
 };
 use jericho_sys::files::ForkMark;
-use jericho_sys::handover::Connection;
+use jericho_sys::handshake::Connection;
 use jericho_sys::signals;
 
-use crate::inside::{SESSIONS_MAX, Thread};
-use crate::lately::Place;
-use crate::placement;
-use crate::placement::nodes::Nodes;
+use crate::migration;
+use crate::migration::nodes::Nodes;
+use crate::recent_hits::Place;
+use crate::reentrancy::{SESSIONS_MAX, Thread};
 
 /// How long the daemon may take to hand its segments over, message by message.
-const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a thread waits for another that attaches: that one's business may be a moment or a timeout.
 const ATTACHING_POLLS: u32 = 2000;
 const ATTACHING_POLL: Duration = Duration::from_millis(1);
@@ -48,7 +48,7 @@ static BARE: AtomicBool = AtomicBool::new(false);
 #[derive(Debug)]
 pub struct Session {
     /// Number among this process's sessions.
-    pub number: usize,
+    pub index: usize,
     /// The life of the daemon.
     pub instance: u64,
     /// What the daemon tells.
@@ -74,7 +74,7 @@ pub struct Session {
 impl Session {
     /// Of what was handed over.
     pub fn new(
-        number: usize,
+        index: usize,
         mark: &'static ForkMark,
         control: Control,
         slots: Slots,
@@ -85,11 +85,11 @@ impl Session {
         jericho_sys::rseq::current_cpu();
         let nodes = Nodes::new(|cpu| control.node_of_cpu(cpu));
         Session {
-            follows: placement::learn(nodes),
-            policy_of_run: placement::policy_of_run(),
+            follows: migration::learn(nodes),
+            policy_of_run: migration::policy_of_run(),
             first: mark.word(FIRST),
             device: AtomicU64::new(0),
-            number,
+            index,
             instance: control.instance(),
             owner: area.owner(),
             control,
@@ -104,7 +104,7 @@ impl Session {
     pub fn is_own(&self) -> bool {
         let first = self.first.load(Ordering::Acquire);
         // One more than the number of the first; without any, what is one less is larger than all numbers.
-        self.number as u64 >= first.wrapping_sub(1)
+        self.index as u64 >= first.wrapping_sub(1)
     }
 
     /// Makes it this process's own, or its parent's.
@@ -126,7 +126,7 @@ impl Session {
     pub fn account(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>, access: Access) {
         let place = self.place(thread, slice, file);
         if let Some(cell) = place.used {
-            thread.placement.add(cell, 1, access.bytes as usize);
+            thread.migration.add(cell, 1, access.bytes as usize);
         }
         let access = Access {
             local: place.local,
@@ -142,7 +142,7 @@ impl Session {
             let tid = jericho_sys::affinity::current_tid();
             self.area.take_block(tid, jericho_sys::affinity::has_ended)
         };
-        thread.block(self.number, take)
+        thread.block(self.index, take)
     }
 
     /// Returns the number of this thread's block. Returns `None` when the thread has none for itself.
@@ -189,7 +189,7 @@ impl Session {
         let used = self.follows.then(|| {
             let policy = self.policy_of_run.or(file);
             let policy = policy.unwrap_or_else(|| self.control.policy());
-            thread.placement.cell(policy, home, node)
+            thread.migration.cell(policy, home, node)
         });
         let (block, alone) = self.block(thread);
         Place {
@@ -203,8 +203,8 @@ impl Session {
 
 /// A session by its number, if it is this process's own: `None` in a child for one that its parent had.
 #[inline]
-pub fn get(number: usize) -> Option<&'static Session> {
-    let session = SESSIONS.get(number)?.get()?;
+pub fn get(index: usize) -> Option<&'static Session> {
+    let session = SESSIONS.get(index)?.get()?;
     session.is_own().then_some(session)
 }
 
@@ -338,38 +338,38 @@ fn attach_alone(
     instance: u64,
     token: u64,
 ) -> io::Result<&'static Session> {
-    let number = COUNT.load(Ordering::Acquire);
+    let index = COUNT.load(Ordering::Acquire);
     if mark.word(FIRST).load(Ordering::Acquire) == 0 {
-        mark.word(FIRST).store(number as u64 + 1, Ordering::Release);
+        mark.word(FIRST).store(index as u64 + 1, Ordering::Release);
     }
     if let Some(session) = find(instance, token != 0) {
         return Ok(session);
     }
     let room = SESSIONS
-        .get(number)
+        .get(index)
         .ok_or(io::Error::from(io::ErrorKind::StorageFull))?;
     let owner = find(instance, false).map_or(0, |session| session.owner);
-    let session = receive(number, mark, instance, Request { token, owner })?;
+    let session = receive(index, mark, instance, Request { token, owner })?;
     // Nobody else sets it: the number is taken under the lock.
     let session = room.get_or_init(|| session);
-    COUNT.store(number + 1, Ordering::Release);
+    COUNT.store(index + 1, Ordering::Release);
     Ok(session)
 }
 
 /// Asks the daemon for its segments and maps them.
 fn receive(
-    number: usize,
+    index: usize,
     mark: &'static ForkMark,
     instance: u64,
     request: Request,
 ) -> io::Result<Session> {
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let connection = Connection::connect(&socket_name(instance), HANDOVER_TIMEOUT)?;
+    let connection = Connection::connect(&socket_name(instance), HANDSHAKE_TIMEOUT)?;
     connection.send(&request.encode(), &[])?;
     let write = request.token != 0;
     let mut fds = VecDeque::new();
     let next = || -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let mut bytes = [0; HANDOVER_BYTES];
+        let mut bytes = [0; HANDSHAKE_BYTES];
         let (len, fds) = connection.receive(&mut bytes)?;
         let reply = Reply::decode(&bytes[..len]);
         let reply = reply.ok_or_else(|| bad("the daemon's answer is not of this version"))?;
@@ -406,5 +406,5 @@ fn receive(
         let frames = control.frames_of(slice);
         slices.push(SliceMemory::attach(frames, segments, write)?);
     }
-    Ok(Session::new(number, mark, control, slots, area, slices))
+    Ok(Session::new(index, mark, control, slots, area, slices))
 }

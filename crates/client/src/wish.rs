@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_sys::files;
 
-use crate::description::{self, Identity, Number};
+use crate::description::{self, FdState, Identity};
 use crate::fd::{self, Slot};
-use crate::inside::{self, Doing};
+use crate::reentrancy::{self, Doing};
 use crate::session::{self, Session};
 
 /// Number of the last wish of this process.
@@ -49,7 +49,7 @@ impl Wish {
             return None;
         }
         // Not in a signal handler that has interrupted an inline call: that may be about to take a block.
-        let block = inside::enter(Doing::Reading, |thread| session.own_block(thread))??;
+        let block = reentrancy::enter(Doing::Reading, |thread| session.own_block(thread))??;
         Some(Wish {
             session,
             block,
@@ -73,8 +73,8 @@ impl Wish {
     /// when its word was `word`.
     pub fn end(&self, fd: i32, word: u64, written: WrittenTo) {
         let granted = self.session.area.wishing(self.block).end(self.wish);
-        let (Some(granted), Some(Number::Unknown { opened, word: now })) =
-            (granted, description::number(fd))
+        let (Some(granted), Some(FdState::Unknown { opened, word: now })) =
+            (granted, description::state(fd))
         else {
             return;
         };
@@ -87,7 +87,7 @@ impl Wish {
             object: self.wish.object,
         };
         let session = session::find(self.session.instance, self.wish.write).unwrap_or(self.session);
-        inside::enter(Doing::Reading, |_| {
+        reentrancy::enter(Doing::Reading, |_| {
             let open = fd::describe(fd, opened, now, session, &slot, &self.mode, self.identity);
             if let Some(open) = open {
                 fd::described_with_write(&open, written, granted.reserved_to);

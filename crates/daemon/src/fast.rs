@@ -253,7 +253,7 @@ impl Mounted {
         let (sender, reads) = channel();
         *fast.waits.lock() = Some(sender);
         threads.push(service::spawn("fast-waits", move || waits::serve(&reads))?);
-        let listener = jericho_sys::handover::Listener::bind(&jericho_shm::socket_name(
+        let listener = jericho_sys::handshake::Listener::bind(&jericho_shm::socket_name(
             fast.control.instance(),
         ))?;
         let mut admission = admission::Admission::new(fast, listener)?;

@@ -21,8 +21,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use jericho_client::placement::mover::NODES;
-use jericho_client::placement::nodes::{Idle, Nodes};
+use jericho_client::migration::migrator::NODES;
+use jericho_client::migration::nodes::{Idle, Nodes};
 use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
 use jericho_topology::Topology;

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use jericho_shm::keep::{self, KEEPER_BYTES, KeeperMessage, Segment};
-use jericho_sys::handover::Connection;
+use jericho_sys::handshake::Connection;
 use jericho_sys::limits;
 use jericho_sys::memory;
 use jericho_sys::poller::Poller;

@@ -29,7 +29,7 @@ pub use fast::{Asker, ClientStat, KeeperCommand, KernelCache, Served, Trusted, T
 pub use handle::Handle;
 pub use jericho_cache::Reader;
 pub use jericho_cache::{Counters, counters::Declared};
-pub use jericho_client::placement::VARIABLE as THREADS_VARIABLE;
+pub use jericho_client::migration::VARIABLE as THREADS_VARIABLE;
 pub use jericho_format::threads::ThreadPolicy;
 pub use locality::Locality;
 pub use mounted::Mounted;

@@ -7,10 +7,10 @@ use std::time::Duration;
 use jericho_daemon::{Asker, Handle, Mounted, OpenOptions};
 use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
-use jericho_shm::{Answer, Call, HANDOVER_BYTES, Refusal, Reply, Request, socket_name};
+use jericho_shm::{Answer, Call, HANDSHAKE_BYTES, Refusal, Reply, Request, socket_name};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
-use jericho_sys::handover::Connection;
+use jericho_sys::handshake::Connection;
 use jericho_sys::process::{effective_uid, gid};
 use jericho_topology::Topology;
 
@@ -124,7 +124,7 @@ impl Bed {
         connection
             .send(&Request { token, owner }.encode(), &[])
             .unwrap();
-        let mut bytes = [0; HANDOVER_BYTES];
+        let mut bytes = [0; HANDSHAKE_BYTES];
         let (len, fds) = connection.receive(&mut bytes).unwrap();
         let reply = Reply::decode(&bytes[..len]).expect("a reply");
         if reply.error != 0 {

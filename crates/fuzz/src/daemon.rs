@@ -16,9 +16,9 @@ use jericho_fs::types::{Ino, ROOT};
 use jericho_fs::volume::{OpenMode, Volume};
 use jericho_fuse::control::{Control, Target};
 use jericho_shm::{
-    Answer, CALL_BYTES, Call, ClientThread, HANDOVER_BYTES, Refusal, Reply, Request, socket_name,
+    Answer, CALL_BYTES, Call, ClientThread, HANDSHAKE_BYTES, Refusal, Reply, Request, socket_name,
 };
-use jericho_sys::handover::Connection;
+use jericho_sys::handshake::Connection;
 use jericho_sys::process::{effective_uid, gid};
 use jericho_topology::Topology;
 
@@ -142,7 +142,7 @@ impl Bed {
 
 /// Receives all messages of a reply. Returns the reply and the number of descriptors; `None` when the daemon has closed.
 fn received(connection: &Connection) -> Option<(Reply, usize)> {
-    let mut bytes = [0; HANDOVER_BYTES];
+    let mut bytes = [0; HANDSHAKE_BYTES];
     let (len, fds) = match connection.receive(&mut bytes) {
         Ok((0, _)) => return None,
         Ok(received) => received,
@@ -379,8 +379,8 @@ pub fn admission(data: &[u8]) {
                 count("admission", "closed");
                 continue;
             }
-            2 => connection.send(input.take(HANDOVER_BYTES + 8), &[]),
-            3 => connection.send(input.take(HANDOVER_BYTES), &[connection.as_fd()]),
+            2 => connection.send(input.take(HANDSHAKE_BYTES + 8), &[]),
+            3 => connection.send(input.take(HANDSHAKE_BYTES), &[connection.as_fd()]),
             _ => {
                 if kind == 4 {
                     token = opened.token();

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_long, c_uint};
 
 use crate::{
-    copy, exec, fork, limits, map, memory, messages, numbers, offset, open, real, sync, transfer,
+    copy, exec, fds, fork, limits, map, memory, messages, offset, open, real, sync, transfer,
     vectors,
 };
 
@@ -54,16 +54,16 @@ unsafe fn syscall(
             #[cfg(target_arch = "x86_64")]
             libc::SYS_creat => open::creat(a as _, b as _).into(),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_dup2 => numbers::dup2(fd, b as _).into(),
+            libc::SYS_dup2 => fds::dup2(fd, b as _).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_fork | libc::SYS_vfork => fork::fork().into(),
             libc::SYS_openat => open::openat(fd, b as _, c as _, d as _).into(),
             libc::SYS_openat2 => open::openat2(fd, b as _, c as _, d).into(),
             libc::SYS_close => open::close(fd).into(),
             libc::SYS_close_range => open::close_range(a as c_uint, b as _, c as _).into(),
-            libc::SYS_dup => numbers::dup(fd).into(),
-            libc::SYS_dup3 => numbers::dup3(fd, b as _, c as _).into(),
-            libc::SYS_fcntl => numbers::fcntl(fd, b as _, c).into(),
+            libc::SYS_dup => fds::dup(fd).into(),
+            libc::SYS_dup3 => fds::dup3(fd, b as _, c as _).into(),
+            libc::SYS_fcntl => fds::fcntl(fd, b as _, c).into(),
             libc::SYS_sendmsg => messages::sendmsg(fd, b as _, c as _) as c_long,
             libc::SYS_recvmsg => messages::recvmsg(fd, b as _, c as _) as c_long,
             libc::SYS_setrlimit => limits::setrlimit(a as _, b as _).into(),

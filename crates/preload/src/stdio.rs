@@ -30,7 +30,7 @@ exports! {
 ///
 /// # Safety
 /// `file` is null or a stream.
-unsafe fn number(file: *mut FILE) -> c_int {
+unsafe fn fd_of(file: *mut FILE) -> c_int {
     if file.is_null() {
         return -1;
     }
@@ -44,7 +44,7 @@ unsafe fn number(file: *mut FILE) -> c_int {
 /// `file` is null or a stream.
 unsafe fn opened(file: *mut FILE) -> *mut FILE {
     // SAFETY: as the caller says.
-    let fd = unsafe { number(file) };
+    let fd = unsafe { fd_of(file) };
     if fd >= 0 {
         errno::kept(|| {
             streams::add(fd);
@@ -62,7 +62,7 @@ unsafe fn opened(file: *mut FILE) -> *mut FILE {
 /// `file` is null or a stream.
 unsafe fn closing(file: *mut FILE) {
     // SAFETY: as the caller says.
-    let fd = unsafe { number(file) };
+    let fd = unsafe { fd_of(file) };
     if fd >= 0 {
         errno::kept(|| {
             fd::forget(fd);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use jericho_client::{fd, placement};
+use jericho_client::{fd, migration};
 use libc::{cpu_set_t, pid_t, pthread_attr_t, pthread_t, size_t};
 
 use crate::{errno, real};
@@ -26,7 +26,7 @@ exports! {
 /// Gives the calling thread the CPUs back that it had.
 #[inline]
 pub fn release() {
-    errno::kept(placement::release);
+    errno::kept(migration::release);
 }
 
 unsafe fn pthread_create(

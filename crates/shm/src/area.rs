@@ -549,10 +549,10 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_is_wanted_once() {
+    fn an_armed_doorbell_rings_once() {
         let (area, slots) = (Area::create("test", 5).unwrap(), slots());
         area.report(Key::new(1, 0), &slots); // position 0 rings anyway
-        slots.want_bell(true);
+        slots.arm_doorbell(true);
         assert!(area.report(Key::new(1, 1), &slots));
         assert!(!area.report(Key::new(1, 2), &slots));
     }

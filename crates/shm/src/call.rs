@@ -6,9 +6,9 @@ pub const PROTOCOL: u32 = 2;
 /// Bytes of the ioctl's argument, in and out.
 pub const CALL_BYTES: usize = 64;
 /// Bytes of a request and of a reply of the hand-over.
-pub const HANDOVER_BYTES: usize = 32;
+pub const HANDSHAKE_BYTES: usize = 32;
 
-const HANDOVER_MAGIC: u64 = u64::from_ne_bytes(*b"JRCHhand");
+const HANDSHAKE_MAGIC: u64 = u64::from_ne_bytes(*b"JRCHhand");
 const NR_FAST: u32 = 1;
 /// Flags of a call.
 const WRITE: u32 = 1;
@@ -289,9 +289,9 @@ pub struct Reply {
     pub slices: u16,
 }
 
-fn message(words: [u32; 4], token: u64) -> [u8; HANDOVER_BYTES] {
-    let mut bytes = [0; HANDOVER_BYTES];
-    bytes[0..8].copy_from_slice(&HANDOVER_MAGIC.to_ne_bytes());
+fn message(words: [u32; 4], token: u64) -> [u8; HANDSHAKE_BYTES] {
+    let mut bytes = [0; HANDSHAKE_BYTES];
+    bytes[0..8].copy_from_slice(&HANDSHAKE_MAGIC.to_ne_bytes());
     for (at, word) in words.iter().enumerate() {
         bytes[8 + 4 * at..12 + 4 * at].copy_from_slice(&word.to_ne_bytes());
     }
@@ -300,8 +300,8 @@ fn message(words: [u32; 4], token: u64) -> [u8; HANDOVER_BYTES] {
 }
 
 fn words(bytes: &[u8]) -> Option<([u32; 4], u64)> {
-    let bytes = <&[u8; HANDOVER_BYTES]>::try_from(bytes).ok()?;
-    if bytes[0..8] != HANDOVER_MAGIC.to_ne_bytes() {
+    let bytes = <&[u8; HANDSHAKE_BYTES]>::try_from(bytes).ok()?;
+    if bytes[0..8] != HANDSHAKE_MAGIC.to_ne_bytes() {
         return None;
     }
     let mut words = [0; 4];
@@ -316,7 +316,7 @@ fn words(bytes: &[u8]) -> Option<([u32; 4], u64)> {
 
 impl Request {
     /// The bytes.
-    pub fn encode(self) -> [u8; HANDOVER_BYTES] {
+    pub fn encode(self) -> [u8; HANDSHAKE_BYTES] {
         message([PROTOCOL, 0, u32::from(self.owner), 0], self.token)
     }
 
@@ -332,7 +332,7 @@ impl Request {
 
 impl Reply {
     /// The bytes.
-    pub fn encode(self) -> [u8; HANDOVER_BYTES] {
+    pub fn encode(self) -> [u8; HANDSHAKE_BYTES] {
         let (owner, slices) = (u32::from(self.owner), u32::from(self.slices));
         message([PROTOCOL, self.error, owner, slices], 0)
     }
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_over_messages_survive_and_junk_is_refused() {
+    fn handshake_messages_survive_and_junk_is_refused() {
         let request = Request {
             token: 1 << 63,
             owner: 1023,
@@ -426,7 +426,7 @@ mod tests {
             slices: 1024,
         };
         assert_eq!(Reply::decode(&reply.encode()), Some(reply));
-        assert_eq!(Request::decode(&[0; HANDOVER_BYTES]), None);
+        assert_eq!(Request::decode(&[0; HANDSHAKE_BYTES]), None);
         assert_eq!(Request::decode(&request.encode()[..31]), None);
         let mut newer = request.encode();
         newer[8] += 1;

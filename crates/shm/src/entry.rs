@@ -330,7 +330,7 @@ impl Entry {
     /// Removes the right to write inline from a page. `clear` is BACKED, or no flag when writers check another word under the
     /// latch. Returns `None` when no writer holds the page from here on. Otherwise returns the new state: a writer holds the
     /// latch, or the page is being filled and may be published with the right; the caller then calls again later.
-    pub fn withdraw(&self, clear: Flags) -> Option<State> {
+    pub fn revoke(&self, clear: Flags) -> Option<State> {
         let before = self.unmark(clear);
         let after = State(before.0 & !clear.0);
         after.any(Flags::LATCH.with(Flags::FILL)).then_some(after)

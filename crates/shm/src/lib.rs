@@ -28,7 +28,7 @@ mod wish;
 pub use ahead::Ahead;
 pub use area::{Access, Area, BLOCKS, Counter, MARKS, RING_KEYS};
 pub use call::{
-    Answer, CALL_BYTES, Call, ClientThread, HANDOVER_BYTES, PROTOCOL, Refusal, Reply, Request,
+    Answer, CALL_BYTES, Call, ClientThread, HANDSHAKE_BYTES, PROTOCOL, Refusal, Reply, Request,
     socket_name,
 };
 pub use control::{Control, SlotInfo, SlotWord};

@@ -18,7 +18,7 @@ pub(crate) const OWNER_WORDS: usize = (State::OWNER_MAX as usize + 1) / 64;
 #[derive(Clone, Copy)]
 pub(crate) struct Reports<'a, const W: usize> {
     pub words: &'a [AtomicU64; W],
-    pub wanted: &'a AtomicU32,
+    pub armed: &'a AtomicU32,
 }
 
 impl<'a, const W: usize> Reports<'a, W> {
@@ -31,12 +31,12 @@ impl<'a, const W: usize> Reports<'a, W> {
         if self.words[word].load(Ordering::SeqCst) & bit == 0 {
             self.words[word].fetch_or(bit, Ordering::SeqCst);
         }
-        self.wanted.load(Ordering::SeqCst) != 0 && self.wanted.swap(0, Ordering::SeqCst) != 0
+        self.armed.load(Ordering::SeqCst) != 0 && self.armed.swap(0, Ordering::SeqCst) != 0
     }
 
     /// Arms or disarms the doorbell. The daemon must check for reports once more afterwards.
-    pub fn want_bell(&self, wanted: bool) {
-        self.wanted.store(u32::from(wanted), Ordering::SeqCst);
+    pub fn arm_doorbell(&self, armed: bool) {
+        self.armed.store(u32::from(armed), Ordering::SeqCst);
         // That check uses no SeqCst access. It must not move before the store: the daemon could then miss the report of a client
         // that saw the doorbell disarmed.
         fence(Ordering::SeqCst);

@@ -644,8 +644,8 @@ impl Slot {
 /// The part of the slots segment that clients and the daemon share besides the files.
 #[repr(C)]
 struct Header {
-    bell: AtomicU32,
-    wanted: AtomicU32,
+    doorbell: AtomicU32,
+    armed: AtomicU32,
     _unused: [u32; 14],
     reports: [AtomicU64; OWNER_WORDS],
 }
@@ -712,8 +712,8 @@ impl Slots {
         unsafe { &*self.mapping.as_ptr().cast::<Header>() }
     }
 
-    fn bell(&self) -> &AtomicU32 {
-        &self.header().bell
+    fn doorbell(&self) -> &AtomicU32 {
+        &self.header().doorbell
     }
 
     #[inline]
@@ -721,14 +721,14 @@ impl Slots {
         let header = self.header();
         Reports {
             words: &header.reports,
-            wanted: &header.wanted,
+            armed: &header.armed,
         }
     }
 
     /// Arms or disarms the doorbell; the daemon arms it before it sleeps. It must check for reports once more
     /// afterwards.
-    pub fn want_bell(&self, wanted: bool) {
-        self.reports().want_bell(wanted);
+    pub fn arm_doorbell(&self, armed: bool) {
+        self.reports().arm_doorbell(armed);
     }
 
     /// Returns the clients whose reports may not be absorbed yet.
@@ -748,20 +748,20 @@ impl Slots {
 
     /// A writing client wakes the daemon.
     pub fn ring(&self) {
-        self.bell().fetch_add(1, Ordering::SeqCst);
-        futex::wake_all(self.bell());
+        self.doorbell().fetch_add(1, Ordering::SeqCst);
+        futex::wake_all(self.doorbell());
     }
 
     /// The daemon: what the bell says now, for `sleep`.
     pub fn rung(&self) -> u32 {
-        self.bell().load(Ordering::SeqCst)
+        self.doorbell().load(Ordering::SeqCst)
     }
 
     /// The daemon: sleeps until the bell rings, unless it has since `seen`, or for `timeout`.
     pub fn sleep(&self, seen: u32, timeout: Option<std::time::Duration>) {
         match timeout {
-            Some(timeout) => futex::wait(self.bell(), seen, timeout),
-            None => futex::wait_forever(self.bell(), seen),
+            Some(timeout) => futex::wait(self.doorbell(), seen, timeout),
+            None => futex::wait_forever(self.doorbell(), seen),
         }
     }
 }

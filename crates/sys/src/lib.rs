@@ -11,7 +11,7 @@ pub mod files;
 pub mod fuse_device;
 pub mod fuse_ring;
 pub mod futex;
-pub mod handover;
+pub mod handshake;
 pub mod errno {
     //! The error numbers that callers name; the rest they only pass on.
     pub use libc::{

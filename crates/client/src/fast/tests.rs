@@ -506,7 +506,7 @@ fn pages_and_bytes_are_counted_for_the_node_of_the_slice() {
     volume.reserve(0..2);
     volume.slot().set_size(8000, false);
     let client = volume.client(true);
-    crate::inside::enter(crate::inside::Doing::Writing, |thread| {
+    crate::reentrancy::enter(crate::reentrancy::Doing::Writing, |thread| {
         file(&client).account(thread, false, 4000..4200, 1);
         file(&client).account(thread, true, 10..30, 1);
         file(&client).account(thread, true, 10..10, 1);
@@ -551,7 +551,7 @@ fn a_thread_counts_alone_however_many_ended_before_it() {
     for n in 0..10_000 {
         let counted = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                inside::enter(inside::Doing::Reading, |thread| {
+                reentrancy::enter(reentrancy::Doing::Reading, |thread| {
                     let place = client.place(thread, 0, None);
                     (std::ptr::from_ref(place.counter) as usize, place.alone)
                 })

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use jericho_shm::{
-    Answer, Area, Control, Flags, Granted, HANDOVER_BYTES, Key, Reply, Request, SliceMemory,
+    Answer, Area, Control, Flags, Granted, HANDSHAKE_BYTES, Key, Reply, Request, SliceMemory,
     SlotInfo, Slots, socket_name,
 };
-use jericho_sys::handover::Listener;
+use jericho_sys::handshake::Listener;
 use jericho_sys::process::wait_readable;
 
 use super::*;
@@ -58,17 +58,17 @@ impl Daemon {
                 while let Ok(true) = wait_readable(listener.as_fd(), None) {
                     let connection = listener.accept().unwrap().unwrap();
                     wait_readable(connection.as_fd(), None).unwrap();
-                    let mut bytes = [0; HANDOVER_BYTES];
+                    let mut bytes = [0; HANDSHAKE_BYTES];
                     let len = connection.receive_bytes(&mut bytes).unwrap().unwrap();
                     let request = Request::decode(&bytes[..len]).unwrap();
-                    daemon.hand_over(&connection, request);
+                    daemon.send_segments(&connection, request);
                 }
             }
         });
         daemon
     }
 
-    fn hand_over(&self, connection: &jericho_sys::handover::Connection, request: Request) {
+    fn send_segments(&self, connection: &jericho_sys::handshake::Connection, request: Request) {
         let own = |mapping: &jericho_sys::memory::Mapping| {
             if request.token != 0 {
                 mapping.fd().try_clone_to_owned().unwrap()
@@ -302,7 +302,7 @@ fn duplicates_share_their_offset_until_the_last_is_closed() {
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(100)));
     forget(f.fd());
     assert_eq!(read(other.as_raw_fd(), &mut out), Some(Ok(100)));
-    let Some(Number::Described(open)) = description::number(other.as_raw_fd()) else {
+    let Some(FdState::Described(open)) = description::state(other.as_raw_fd()) else {
         panic!("it is still there");
     };
     forget_range(other.as_raw_fd() as u32, other.as_raw_fd() as u32);
@@ -468,9 +468,9 @@ fn files_of_others_are_left_alone_after_one_look() {
     let fd = reader.as_raw_fd();
     opened(fd, 0);
     assert_eq!(read(fd, &mut [0; 4]), None);
-    assert_eq!(description::number(fd), Some(Number::Kernel));
+    assert_eq!(description::state(fd), Some(FdState::Kernel));
     duplicated(fd, 60_000);
-    assert_eq!(description::number(60_000), Some(Number::Kernel));
+    assert_eq!(description::state(60_000), Some(FdState::Kernel));
     forget(60_000);
     forget(fd);
 }
@@ -552,7 +552,7 @@ fn a_number_that_was_closed_and_opened_behind_our_back_is_not_taken_for_the_old_
     let f = Opened::new(2, 8192);
     f.read(10).unwrap().unwrap();
     // A description of another file comes to have this file's number.
-    let Some(Number::Described(open)) = description::number(f.fd()) else {
+    let Some(FdState::Described(open)) = description::state(f.fd()) else {
         panic!("it is described");
     };
     let other = Facts {
@@ -562,14 +562,14 @@ fn a_number_that_was_closed_and_opened_behind_our_back_is_not_taken_for_the_old_
     let mut identity = open.identity().unwrap();
     identity.inode += 1;
     opened(f.fd(), 0);
-    let Some(Number::Unknown { word, .. }) = description::number(f.fd()) else {
+    let Some(FdState::Unknown { word, .. }) = description::state(f.fd()) else {
         panic!("nothing is known of it");
     };
     description::describe(f.fd(), word, &other, identity, Some(5000)).unwrap();
     assert_eq!(write(f.fd(), b"x"), None);
     assert!(matches!(
-        description::number(f.fd()),
-        Some(Number::Unknown { opened: false, .. })
+        description::state(f.fd()),
+        Some(FdState::Unknown { opened: false, .. })
     ));
     // What it was, it is: a file with its offset in the kernel.
     assert_eq!(f.read(4), None);
@@ -581,11 +581,11 @@ fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
-    inside::enter(inside::Doing::Writing, |thread| {
+    reentrancy::enter(reentrancy::Doing::Writing, |thread| {
         assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])), "the offset moves on");
         assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
         // It interrupts a write: what it writes comes after that.
-        let Some(Number::Described(open)) = description::number(f.fd()) else {
+        let Some(FdState::Described(open)) = description::state(f.fd()) else {
             panic!("it is described");
         };
         let act = |at| {
@@ -642,10 +642,10 @@ fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_of_its
     assert_eq!(write(fd, b"after"), None);
     closing.has_closed();
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(17)));
-    let Some(Number::Described(open)) = description::number(f.fd()) else {
+    let Some(FdState::Described(open)) = description::state(f.fd()) else {
         panic!("it is described");
     };
-    assert!(open.description().has_one_number());
+    assert!(open.description().has_one_fd());
 }
 
 #[test]
@@ -659,15 +659,15 @@ fn a_number_that_another_thread_has_got_while_it_was_closed_is_that_threads() {
         duplicated(f.fd(), fd);
         closing.has_closed();
         assert!(matches!(
-            description::number(fd),
-            Some(Number::Described(_))
+            description::state(fd),
+            Some(FdState::Described(_))
         ));
     }
     forget(fd);
-    let Some(Number::Described(open)) = description::number(f.fd()) else {
+    let Some(FdState::Described(open)) = description::state(f.fd()) else {
         panic!("it is described");
     };
-    assert!(open.description().has_one_number());
+    assert!(open.description().has_one_fd());
 }
 
 #[test]
@@ -808,7 +808,7 @@ fn calls_never_bring_an_earlier_word_of_a_number_back() {
     description::opened(FD);
     let mut words = std::collections::HashSet::new();
     for _ in 0..10_000 {
-        let Some(Number::Unknown { opened: true, word }) = description::number(FD) else {
+        let Some(FdState::Unknown { opened: true, word }) = description::state(FD) else {
             break;
         };
         assert!(
@@ -818,8 +818,8 @@ fn calls_never_bring_an_earlier_word_of_a_number_back() {
         assert!(description::count_call(FD, word, 1, true, false));
         description::call_ended(FD, word, 0);
     }
-    let now = description::number(FD);
-    assert!(matches!(now, Some(Number::Unknown { opened: false, .. })));
+    let now = description::state(FD);
+    assert!(matches!(now, Some(FdState::Unknown { opened: false, .. })));
     description::forget(FD);
 }
 
@@ -847,7 +847,7 @@ fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
         panic!("the first call is made in the ordinary way");
     };
     drop(old);
-    let Some(Number::Unknown { word, .. }) = description::number(f.fd()) else {
+    let Some(FdState::Unknown { word, .. }) = description::state(f.fd()) else {
         panic!("nothing is known of it");
     };
     assert!(description::is_in_use(word));
@@ -930,8 +930,8 @@ fn a_limit_that_another_process_sets_is_seen_however_the_next_number_becomes_fas
         let is_seen = SIZE_LIMITED.load(Relaxed);
         set_limit("unlimited");
         size_limit_changed();
-        let number = description::number(f.fd());
-        assert!(matches!(number, Some(Number::Described(_))));
+        let number = description::state(f.fd());
+        assert!(matches!(number, Some(FdState::Described(_))));
         assert!(is_seen, "by a wish: {by_wish}");
     }
 }
@@ -966,8 +966,8 @@ fn an_answer_is_not_used_for_a_number_that_was_reused_or_is_in_use() {
     opened(f.fd(), 0);
     drop(call);
     assert!(matches!(
-        description::number(f.fd()),
-        Some(Number::Unknown { .. })
+        description::state(f.fd()),
+        Some(FdState::Unknown { .. })
     ));
     let call = begin_with_wish(&f, true);
     grant(&f);
@@ -976,8 +976,8 @@ fn an_answer_is_not_used_for_a_number_that_was_reused_or_is_in_use() {
     };
     drop(call);
     assert!(matches!(
-        description::number(f.fd()),
-        Some(Number::Unknown { .. })
+        description::state(f.fd()),
+        Some(FdState::Unknown { .. })
     ));
     drop(other);
 }

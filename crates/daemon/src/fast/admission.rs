@@ -18,8 +18,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use jericho_shm::{Area, HANDOVER_BYTES, Reply, Request};
-use jericho_sys::handover::{Connection, DESCRIPTORS_MAX, Listener, Peer};
+use jericho_shm::{Area, HANDSHAKE_BYTES, Reply, Request};
+use jericho_sys::handshake::{Connection, DESCRIPTORS_MAX, Listener, Peer};
 use jericho_sys::memory::Mapping;
 use jericho_sys::poller::Poller;
 
@@ -178,7 +178,7 @@ impl Admission {
         let Some(handshake) = self.handshakes.get(&serial) else {
             return;
         };
-        let mut bytes = [0; HANDOVER_BYTES];
+        let mut bytes = [0; HANDSHAKE_BYTES];
         let asked = match handshake.connection.receive_bytes(&mut bytes) {
             Ok(None) => return,
             Ok(Some(len)) => self.admit(fast, serial, &bytes[..len]),
@@ -210,7 +210,7 @@ impl Admission {
             0 => fast.watch(&self.poller, owner),
             _ => Ok(()),
         };
-        let sent = watched.and_then(|()| fast.hand_over(connection, owner, request.token != 0));
+        let sent = watched.and_then(|()| fast.send_segments(connection, owner, request.token != 0));
         if sent.is_err() {
             fast.bury(owner);
         }
@@ -292,7 +292,7 @@ impl Fast {
         Ok(owner)
     }
 
-    fn hand_over(&self, connection: &Connection, owner: u16, write: bool) -> io::Result<()> {
+    fn send_segments(&self, connection: &Connection, owner: u16, write: bool) -> io::Result<()> {
         let mut fds: Vec<OwnedFd> = vec![
             self.control.mapping().read_only_fd()?,
             segment(self.slots.mapping(), write)?,

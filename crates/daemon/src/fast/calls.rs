@@ -411,7 +411,7 @@ impl Mounted {
         // this job begins.
         fast.later(move || {
             if let (Some(slot_file), Some(mounted)) = (slot_file, mounted.upgrade()) {
-                mounted.withdraw_from_writers(&slot_file.file);
+                mounted.revoke_inline_writes(&slot_file.file);
                 mounted.fast.drop_kernel_pages(&slot_file.file);
             }
             reply(Answer::default());
@@ -433,11 +433,11 @@ impl Mounted {
     fn end_inline_writes(&self, slot_file: &SlotFile) {
         // The daemon refuses grants with the reason that the file is mapped.
         self.fast.end_inline(slot_file);
-        self.withdraw_from_writers(&slot_file.file);
+        self.revoke_inline_writes(&slot_file.file);
     }
 
     /// Takes the right to write a file's pages away from the clients, and then takes in what they have written.
-    fn withdraw_from_writers(&self, file: &Arc<File>) {
+    fn revoke_inline_writes(&self, file: &Arc<File>) {
         if !self.slice(file.slice()).withdraw(&file.object()) {
             tracing::warn!(ino = file.ino(), "an inline writer does not finish");
         }

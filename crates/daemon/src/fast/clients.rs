@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use jericho_fs::fs::File;
 use jericho_shm::{Area, Holding, SlotLock, State};
 use jericho_sys::files;
-use jericho_sys::handover::Peer;
+use jericho_sys::handshake::Peer;
 use serde::{Deserialize, Serialize};
 
 use super::{Fast, SlotFile};

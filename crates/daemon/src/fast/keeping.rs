@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use jericho_shm::keep::{KEEPER_BYTES, KeeperMessage, Segment};
-use jericho_sys::handover::{Connection, DESCRIPTORS_MAX};
+use jericho_sys::handshake::{Connection, DESCRIPTORS_MAX};
 use jericho_sys::poller::Poller;
 use jericho_sys::process::{self, Process, Signal};
 use parking_lot::Mutex;

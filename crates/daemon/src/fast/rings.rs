@@ -222,7 +222,7 @@ pub(super) fn serve(mounted: &Weak<Mounted>) {
         if !busy {
             // Nothing was reported for a whole period: sleep until the next report rings the doorbell. Check once
             // more first, for a report from a client that did not yet see the doorbell armed.
-            fast.slots.want_bell(true);
+            fast.slots.arm_doorbell(true);
             busy = fast.hear();
         }
         if fast.closing.load(Ordering::SeqCst) {

@@ -19,8 +19,8 @@ struct Volume<const N: usize> {
     taken: AtomicU64,
     words: [AtomicU64; N],
     reported: [AtomicU64; 1],
-    wanted: AtomicU32,
-    bell: AtomicU32,
+    armed: AtomicU32,
+    doorbell: AtomicU32,
     dirty: [AtomicU32; 4],
     reader: Mutex<RingReader>,
     draining: Draining<1>,
@@ -35,8 +35,8 @@ impl<const N: usize> Volume<N> {
             taken: AtomicU64::new(given_out),
             words: std::array::from_fn(|_| AtomicU64::new(0)),
             reported: [AtomicU64::new(0)],
-            wanted: AtomicU32::new(0),
-            bell: AtomicU32::new(0),
+            armed: AtomicU32::new(0),
+            doorbell: AtomicU32::new(0),
             dirty: std::array::from_fn(|_| AtomicU32::new(0)),
             reader: Mutex::new(RingReader::from(given_out)),
             draining: Draining::default(),
@@ -57,7 +57,7 @@ impl<const N: usize> Volume<N> {
     fn reports(&self) -> Reports<'_, 1> {
         Reports {
             words: &self.reported,
-            wanted: &self.wanted,
+            armed: &self.armed,
         }
     }
 
@@ -68,7 +68,7 @@ impl<const N: usize> Volume<N> {
         if room {
             self.dirty[page as usize].store(1, Ordering::Release);
             if self.ring().report(key(page), OWNER, self.reports()) {
-                self.bell.fetch_add(1, Ordering::SeqCst);
+                self.doorbell.fetch_add(1, Ordering::SeqCst);
             }
         }
         room
@@ -193,10 +193,10 @@ fn the_daemon_never_sleeps_over_a_key() {
             thread::spawn(move || assert!(volume.write(page)))
         });
         let seen = loop {
-            let seen = volume.bell.load(Ordering::SeqCst);
+            let seen = volume.doorbell.load(Ordering::SeqCst);
             let mut busy = volume.drain();
             if !busy {
-                volume.reports().want_bell(true);
+                volume.reports().arm_doorbell(true);
                 busy = volume.drain();
             }
             if !busy {
@@ -206,7 +206,7 @@ fn the_daemon_never_sleeps_over_a_key() {
         join(writers);
         // The kernel compares the word with `seen` when the daemon goes to sleep and whoever changes it later wakes
         // it: so it sleeps on exactly if the word is the same in the end.
-        let rung = volume.bell.load(Ordering::SeqCst) != seen;
+        let rung = volume.doorbell.load(Ordering::SeqCst) != seen;
         let known = volume.knows(0) && volume.knows(1);
         assert!(rung || known, "the daemon sleeps and a key is unread");
         notes.add(Word(if rung { "rung" } else { "asleep" }));

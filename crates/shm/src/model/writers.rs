@@ -116,9 +116,9 @@ fn a_page_is_evicted_or_written_and_never_both() {
 
 /// As the slice withdraws the right to write a page: gives the page's words at the return. `patient`: it waits for
 /// a writer; else it takes the latch away, as from one that holds it for long.
-fn withdraw(slice: &Slice, patient: bool) -> Words {
+fn revoke(slice: &Slice, patient: bool) -> Words {
     loop {
-        let Some(seen) = slice.entry().withdraw(Flags::BACKED) else {
+        let Some(seen) = slice.entry().revoke(Flags::BACKED) else {
             return slice.get(slice.entry().state().frame());
         };
         if patient {
@@ -134,7 +134,7 @@ fn withdraw(slice: &Slice, patient: bool) -> Words {
 }
 
 #[test]
-fn nobody_writes_after_the_right_was_withdrawn() {
+fn nobody_writes_after_the_right_was_revoked() {
     let outcomes = ["Err(Unbacked)", "Ok(None)", "Ok(Some(true))"];
     explore(outcomes, |notes| {
         let slice = Slice::with_page(Flags::BACKED);
@@ -142,7 +142,7 @@ fn nobody_writes_after_the_right_was_withdrawn() {
             let slice = slice.clone();
             move || slice.write(2, &[(0, 2), (1, 2)])
         });
-        let then = withdraw(&slice, true);
+        let then = revoke(&slice, true);
         let done = writer.join().unwrap();
         notes.add(done);
         assert_eq!(slice.read(0, key(1)), Some(then));
@@ -151,7 +151,7 @@ fn nobody_writes_after_the_right_was_withdrawn() {
 }
 
 #[test]
-fn nobody_writes_after_the_right_was_withdrawn_from_under_a_latch() {
+fn nobody_writes_after_the_right_was_revoked_from_under_a_latch() {
     let outcomes = [
         "Err(Broken)",
         "Err(Unbacked)",
@@ -165,7 +165,7 @@ fn nobody_writes_after_the_right_was_withdrawn_from_under_a_latch() {
             let slice = slice.clone();
             thread::spawn(move || slice.write(owner, &[(0, owner.into())]))
         });
-        let then = withdraw(&slice, false);
+        let then = revoke(&slice, false);
         for done in join(writers) {
             notes.add(done);
         }
@@ -174,7 +174,7 @@ fn nobody_writes_after_the_right_was_withdrawn_from_under_a_latch() {
 }
 
 #[test]
-fn nobody_writes_a_page_that_was_being_filled_after_the_right_was_withdrawn() {
+fn nobody_writes_a_page_that_was_being_filled_after_the_right_was_revoked() {
     let outcomes = [
         "(false, Err(Absent))",
         "(false, Err(Unbacked))",
@@ -209,7 +209,7 @@ fn nobody_writes_a_page_that_was_being_filled_after_the_right_was_withdrawn() {
         }
         let found = slice.entry().key().is_some();
         let then = if found {
-            withdraw(&slice, true)
+            revoke(&slice, true)
         } else {
             [1; WORDS]
         };
@@ -245,7 +245,7 @@ fn nobody_writes_after_the_slot_said_no_even_if_the_page_is_backed_again() {
             }
         });
         slice.slot.store(1, Ordering::SeqCst);
-        let then = withdraw(&slice, true);
+        let then = revoke(&slice, true);
         let done = writer.join().unwrap();
         other.join().unwrap();
         notes.add(done);

@@ -9,9 +9,9 @@ use std::cell::Cell;
 use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::Duration;
 
-use crate::lately::Lately;
+use crate::migration;
 use crate::offset::Offset;
-use crate::placement;
+use crate::recent_hits::RecentHits;
 
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
@@ -34,11 +34,11 @@ pub enum Doing {
 /// The library's state of a thread. A call gets it once, from `enter`, and passes it on, because each access to
 /// thread-local storage calls the dynamic linker in a preloaded library.
 pub struct Thread {
-    inside: Cell<Doing>,
+    doing: Cell<Doing>,
     /// What it has used, and where it runs.
-    pub placement: placement::Thread,
+    pub migration: migration::Thread,
     /// What its last hit found out.
-    pub lately: Lately,
+    pub recent_hits: RecentHits,
     /// Description whose offset this thread has locked, or is about to; `u32::MAX`: none.
     locking: Cell<u32>,
     /// The offset's word while this thread has it locked, or as it is about to lock it; 0: it waits.
@@ -57,9 +57,9 @@ thread_local! {
     // the thread ends.
     static THREAD: Thread = const {
         Thread {
-            inside: Cell::new(Doing::Nothing),
-            placement: placement::Thread::new(),
-            lately: Lately::new(),
+            doing: Cell::new(Doing::Nothing),
+            migration: migration::Thread::new(),
+            recent_hits: RecentHits::new(),
             locking: Cell::new(u32::MAX),
             locked: Cell::new(0),
             end: Cell::new(0),
@@ -84,12 +84,12 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         // Everything that the call has held is given back by now. Before the mark goes, so that a handler that
         // comes into the middle of a move makes none.
-        if self.0.placement.is_due() {
-            self.0.placement.settle();
-            self.0.lately.forget(&self.0.placement);
+        if self.0.migration.is_due() {
+            self.0.migration.migrate_if_due();
+            self.0.recent_hits.forget(&self.0.migration);
         }
         compiler_fence(Ordering::SeqCst);
-        self.0.inside.set(Doing::Nothing);
+        self.0.doing.set(Doing::Nothing);
     }
 }
 
@@ -97,10 +97,10 @@ impl Drop for Inside<'_> {
 #[inline]
 pub fn enter<T>(doing: Doing, call: impl FnOnce(&Thread) -> T) -> Option<T> {
     THREAD.with(|thread| {
-        if thread.inside.get() != Doing::Nothing {
+        if thread.doing.get() != Doing::Nothing {
             return None;
         }
-        thread.inside.set(doing);
+        thread.doing.set(doing);
         let _inside = Inside(thread);
         // A handler of this thread sees the mark before anything of the call, and as long as there is any.
         compiler_fence(Ordering::SeqCst);
@@ -112,17 +112,17 @@ pub fn enter<T>(doing: Doing, call: impl FnOnce(&Thread) -> T) -> Option<T> {
 #[inline(always)]
 pub fn enter_briefly<T>(doing: Doing, call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
     THREAD.with(|thread| {
-        if thread.inside.get() != Doing::Nothing {
+        if thread.doing.get() != Doing::Nothing {
             return None;
         }
-        thread.inside.set(doing);
+        thread.doing.set(doing);
         compiler_fence(Ordering::SeqCst);
         let result = call(thread);
         if result.is_none() {
-            thread.lately.forget(&thread.placement);
+            thread.recent_hits.forget(&thread.migration);
         }
         compiler_fence(Ordering::SeqCst);
-        thread.inside.set(Doing::Nothing);
+        thread.doing.set(Doing::Nothing);
         result
     })
 }
@@ -130,7 +130,7 @@ pub fn enter_briefly<T>(doing: Doing, call: impl FnOnce(&Thread) -> Option<T>) -
 /// Returns whether this thread is in a signal handler that has interrupted an inline write of the same thread.
 #[inline]
 pub fn is_writing() -> bool {
-    THREAD.with(|thread| thread.inside.get() == Doing::Writing)
+    THREAD.with(|thread| thread.doing.get() == Doing::Writing)
 }
 
 impl Thread {

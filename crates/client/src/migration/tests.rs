@@ -1,5 +1,5 @@
 use super::*;
-use mover::{BACK_OFF, HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, NUDGES};
+use migrator::{BACK_OFF, HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, NUDGES};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -63,14 +63,14 @@ impl Machine {
     }
 
     /// Uses `bytes` at `node` over `time`, then decides.
-    fn uses(&mut self, mover: &mut Mover, node: usize, bytes: u64, time: u64) {
+    fn uses(&mut self, migrator: &mut Migrator, node: usize, bytes: u64, time: u64) {
         self.now += time;
-        mover.advance(self.now, self);
+        migrator.advance(self.now, self);
         match node == self.node() {
-            true => mover.used(node, bytes, 0),
-            false => mover.used(node, 0, bytes),
+            true => migrator.used(node, bytes, 0),
+            false => migrator.used(node, 0, bytes),
         }
-        mover.decide(self.now, self);
+        migrator.decide(self.now, self);
     }
 
     /// Times that it was brought to another node.
@@ -114,59 +114,59 @@ impl World for Machine {
 
 #[test]
 fn a_thread_that_uses_one_other_node_is_brought_there_and_keeps_its_mask() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     for _ in 0..100 {
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!((m.node(), m.mask, m.moves()), (2, m.own, 1));
 }
 
 #[test]
 fn what_does_not_outweigh_a_move_moves_nothing() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     // The window holds what is used in 1/ln 2 of a half-life: a little less than a move costs.
     let each = (MOVE_COST * 0.6) as u64 / 10;
     for _ in 0..10_000 {
-        m.uses(&mut mover, 2, each, HALF_LIFE / 10);
+        m.uses(&mut migrator, 2, each, HALF_LIFE / 10);
     }
     assert_eq!(m.sets, []);
 }
 
 #[test]
 fn a_thread_that_is_local_already_is_not_touched() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     for _ in 0..10_000 {
-        m.uses(&mut mover, 0, 4 * MIB, MS);
+        m.uses(&mut migrator, 0, 4 * MIB, MS);
     }
     assert_eq!(m.sets, []);
 }
 
 #[test]
 fn a_thread_that_the_scheduler_keeps_taking_away_is_held_and_let_go_when_it_uses_something_else() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     for _ in 0..(NUDGES + 1) * 3000 {
-        m.uses(&mut mover, 2, MIB, MS);
-        if mover.held_on().is_none() {
+        m.uses(&mut migrator, 2, MIB, MS);
+        if migrator.held_on().is_none() {
             m.cpu = 0;
         }
     }
-    assert_eq!(mover.held_on(), Some(2));
+    assert_eq!(migrator.held_on(), Some(2));
     assert_eq!(m.mask, mask(8..12));
     assert_eq!(m.moves(), NUDGES as usize + 1);
     // Its data moves to node 1.
     for _ in 0..3000 {
-        m.uses(&mut mover, 1, MIB, MS);
+        m.uses(&mut migrator, 1, MIB, MS);
     }
-    assert_eq!((mover.held_on(), m.node(), m.mask), (None, 1, m.own));
+    assert_eq!((migrator.held_on(), m.node(), m.mask), (None, 1, m.own));
 }
 
 /// Held on node 2.
-fn held(m: &mut Machine) -> Mover {
-    let mut mover = Mover::new();
+fn held(m: &mut Machine) -> Migrator {
+    let mut migrator = Migrator::new();
     for _ in 0..20_000 {
-        m.uses(&mut mover, 2, MIB, MS);
-        if mover.held_on().is_some() {
-            return mover;
+        m.uses(&mut migrator, 2, MIB, MS);
+        if migrator.held_on().is_some() {
+            return migrator;
         }
         m.cpu = 0;
     }
@@ -176,77 +176,81 @@ fn held(m: &mut Machine) -> Mover {
 #[test]
 fn a_held_thread_is_let_go_when_it_uses_nothing_any_more() {
     let mut m = Machine::new();
-    let mut mover = held(&mut m);
-    mover.let_go_if_idle(m.now + IDLE, &mut m);
-    assert_eq!(mover.held_on(), Some(2));
-    mover.let_go_if_idle(m.now + IDLE + 1, &mut m);
-    assert_eq!((mover.held_on(), m.mask), (None, m.own));
+    let mut migrator = held(&mut m);
+    migrator.let_go_if_idle(m.now + IDLE, &mut m);
+    assert_eq!(migrator.held_on(), Some(2));
+    migrator.let_go_if_idle(m.now + IDLE + 1, &mut m);
+    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
 }
 
 #[test]
 fn a_held_thread_is_let_go_when_its_files_are_never_to_be_followed() {
     let mut m = Machine::new();
-    let mut mover = held(&mut m);
+    let mut migrator = held(&mut m);
     for _ in 0..3000 {
-        m.uses(&mut mover, NOWHERE, MIB, MS);
+        m.uses(&mut migrator, NOWHERE, MIB, MS);
     }
-    assert_eq!((mover.held_on(), m.mask), (None, m.own));
+    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
 }
 
 #[test]
 fn a_held_thread_that_waits_while_there_are_idle_cpus_is_let_go_and_not_brought_back_soon() {
     let mut m = Machine::new();
-    let mut mover = held(&mut m);
+    let mut migrator = held(&mut m);
     let began = m.now;
     for _ in 0..1000 {
         m.waited += MS / 2;
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
-    assert_eq!(mover.held_on(), Some(2), "nowhere is known to be idle");
+    assert_eq!(migrator.held_on(), Some(2), "nowhere is known to be idle");
     m.idle[0] = Some(0.9);
     for _ in 0..1000 {
         m.waited += MS / 2;
-        m.uses(&mut mover, 2, MIB, MS);
-        m.cpu = if mover.held_on().is_none() { 0 } else { m.cpu };
+        m.uses(&mut migrator, 2, MIB, MS);
+        m.cpu = if migrator.held_on().is_none() {
+            0
+        } else {
+            m.cpu
+        };
     }
-    assert_eq!((mover.held_on(), m.mask), (None, m.own));
+    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
     let last = m.sets[m.sets.len() - 1].0;
     assert!(last > began);
     // Its waiting is over, and it may be brought there again, but not before the time is.
     let before = m.sets.len();
     while m.sets.len() == before {
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
     assert!(m.now >= last + BACK_OFF);
 }
 
 #[test]
 fn nobody_is_moved_to_a_full_node() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.idle[2] = Some(0.01);
     for _ in 0..10_000 {
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!(m.sets, []);
     m.idle[2] = Some(0.5);
     for _ in 0..2 * BACK_OFF / MS {
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!((m.node(), m.moves()), (2, 1));
 }
 
 #[test]
 fn a_program_that_keeps_a_thread_off_the_node_is_obeyed() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.program_sets(mask(0..4), false);
     for _ in 0..10_000 {
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!(m.sets, []);
     // As far as it lets us.
     m.program_sets(mask(0..10), false);
     for _ in 0..1000 {
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!((m.node(), m.sets[0].1), (2, mask(8..10)));
 }
@@ -254,65 +258,65 @@ fn a_program_that_keeps_a_thread_off_the_node_is_obeyed() {
 #[test]
 fn a_thread_that_its_program_places_is_left_alone_from_then_on() {
     let mut m = Machine::new();
-    let mut mover = held(&mut m);
+    let mut migrator = held(&mut m);
     m.program_sets(mask(0..8), true);
     for _ in 0..10_000 {
-        m.uses(&mut mover, 2, MIB, MS);
+        m.uses(&mut migrator, 2, MIB, MS);
     }
-    mover.place(m.now, 2, &mut m);
-    mover.release(&mut m);
-    assert!(mover.is_hands_off());
-    assert_eq!((mover.held_on(), m.mask), (None, mask(0..8)));
+    migrator.hold_on(m.now, 2, &mut m);
+    migrator.release(&mut m);
+    assert!(migrator.is_hands_off());
+    assert_eq!((migrator.held_on(), m.mask), (None, mask(0..8)));
 }
 
 #[test]
 fn always_moves_at_the_first_remote_access_and_back_at_the_next() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
-    mover.place(1, 3, &mut m);
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
+    migrator.hold_on(1, 3, &mut m);
     assert_eq!(
-        (mover.held_on(), m.node(), m.mask),
+        (migrator.held_on(), m.node(), m.mask),
         (Some(3), 3, mask(12..16))
     );
-    mover.place(2, 1, &mut m);
+    migrator.hold_on(2, 1, &mut m);
     assert_eq!(
-        (mover.held_on(), m.node(), m.mask),
+        (migrator.held_on(), m.node(), m.mask),
         (Some(1), 1, mask(4..8))
     );
     // On a node without CPUs there is nothing to run on.
-    mover.place(3, 9, &mut m);
-    mover.place(4, NOWHERE, &mut m);
-    mover.release(&mut m);
-    assert_eq!((mover.held_on(), m.mask), (None, m.own));
+    migrator.hold_on(3, 9, &mut m);
+    migrator.hold_on(4, NOWHERE, &mut m);
+    migrator.release(&mut m);
+    assert_eq!((migrator.held_on(), m.mask), (None, m.own));
 }
 
 #[test]
 fn always_does_not_look_at_the_mask_with_each_access_that_may_not_be_local() {
-    let (mut m, mut mover) = (Machine::new(), Mover::new());
+    let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.program_sets(mask(0..4), false);
     for now in 1..1000 {
-        mover.place(now, 2, &mut m);
+        migrator.hold_on(now, 2, &mut m);
     }
-    assert_eq!((m.looks, mover.held_on()), (1, None));
+    assert_eq!((m.looks, migrator.held_on()), (1, None));
     // The program lets it go there.
     m.program_sets(mask(0..16), false);
-    mover.place(1000 * MS, 2, &mut m);
-    assert_eq!(mover.held_on(), Some(2));
+    migrator.hold_on(1000 * MS, 2, &mut m);
+    assert_eq!(migrator.held_on(), Some(2));
 }
 
 proptest! {
     /// Two nodes in turn, whatever the amounts, faster than the window forgets: nothing happens.
     #[test]
     fn no_ping_pong(bytes in 1..64 * MIB, time in 1..HALF_LIFE / 4, first in 0..4usize, second in 0..4usize) {
-        let (mut m, mut mover) = (Machine::new(), Mover::new());
+        let (mut m, mut migrator) = (Machine::new(), Migrator::new());
         let second = if first == second { (first + 1) % 4 } else { second };
         // Both are in the window before the first decision that could move.
         for node in [first, second] {
             m.now += time;
-            mover.advance(m.now, &mut m);
-            mover.used(node, 0, bytes);
+            migrator.advance(m.now, &mut m);
+            migrator.used(node, 0, bytes);
         }
         for turn in 0..2000 {
-            m.uses(&mut mover, [first, second][turn % 2], bytes, time);
+            m.uses(&mut migrator, [first, second][turn % 2], bytes, time);
         }
         prop_assert_eq!(m.sets, []);
     }
@@ -324,36 +328,36 @@ proptest! {
     fn the_program_has_the_last_word(
         steps in prop::collection::vec((0..6usize, 0..16 * MIB, 0..2 * HOLD_MIN, 0..40u32, 0..4usize), 1..400)
     ) {
-        let (mut m, mut mover) = (Machine::new(), Mover::new());
+        let (mut m, mut migrator) = (Machine::new(), Migrator::new());
         for (node, bytes, time, event, arg) in steps {
             match event {
-                0 => m.program_sets(mask(arg as u32 * 4..16), mover.held_on().is_some()),
-                1 => m.program_sets(mask(0..1 + arg as u32), mover.held_on().is_some()),
-                2 => mover.release(&mut m),
-                3 => mover.place(m.now, node, &mut m),
+                0 => m.program_sets(mask(arg as u32 * 4..16), migrator.held_on().is_some()),
+                1 => m.program_sets(mask(0..1 + arg as u32), migrator.held_on().is_some()),
+                2 => migrator.release(&mut m),
+                3 => migrator.hold_on(m.now, node, &mut m),
                 4 => m.idle[arg] = [None, Some(0.0), Some(0.5), Some(1.0)][arg],
                 5..20 => m.cpu = (0..16).filter(|c| m.mask.contains(*c)).nth(arg).unwrap_or(m.cpu),
                 20..30 => m.waited += time,
                 _ => {}
             }
             let node = if node < 4 { node } else { NOWHERE };
-            m.uses(&mut mover, node, bytes, time);
+            m.uses(&mut migrator, node, bytes, time);
             if m.interfered {
-                mover.release(&mut m);
+                migrator.release(&mut m);
                 // What its program set is there, and stays.
-                prop_assert!(mover.is_hands_off() || m.mask == m.own);
+                prop_assert!(migrator.is_hands_off() || m.mask == m.own);
             }
         }
-        mover.release(&mut m);
+        migrator.release(&mut m);
         prop_assert_eq!(m.mask, m.own);
     }
 
     /// However a thread wanders between nodes: decisions by the window leave it in peace for a while after each.
     #[test]
     fn moves_are_rare(steps in prop::collection::vec((0..4usize, 0..64 * MIB, 0..HOLD_MIN / 4), 1..500)) {
-        let (mut m, mut mover) = (Machine::new(), Mover::new());
+        let (mut m, mut migrator) = (Machine::new(), Migrator::new());
         for (node, bytes, time) in steps {
-            m.uses(&mut mover, node, bytes, time);
+            m.uses(&mut migrator, node, bytes, time);
         }
         let moves: Vec<u64> = m.sets.iter().filter(|(_, s)| *s != m.own).map(|(at, _)| *at).collect();
         prop_assert!(moves.windows(2).all(|pair| pair[1] - pair[0] >= HOLD_MIN), "{moves:?}");

@@ -6,8 +6,8 @@ use jericho_shm::{Access, Counter, Key};
 
 use crate::description::Description;
 use crate::fast::File;
-use crate::inside::Thread;
-use crate::placement;
+use crate::migration;
+use crate::reentrancy::Thread;
 
 /// Hits for which it is good where they count. A thread that the kernel moves counts so many, of a page at most, for the
 /// node that it left.
@@ -27,12 +27,12 @@ pub struct Place<'a> {
     pub alone: bool,
     /// Whether the thread is on the node of the data.
     pub local: bool,
-    /// Cell of `placement::Thread`; `None`: not followed.
+    /// Cell of `migration::Thread`; `None`: not followed.
     pub used: Option<u8>,
 }
 
 /// See the module.
-pub struct Lately {
+pub struct RecentHits {
     /// Word of its number; 0: none.
     word: Cell<u64>,
     /// The same if the file may be written inline; 0: it may not.
@@ -50,10 +50,10 @@ pub struct Lately {
     frames: [Cell<u32>; REGIONS],
 }
 
-impl Lately {
+impl RecentHits {
     /// Of a thread that had no hit.
-    pub const fn new() -> Lately {
-        Lately {
+    pub const fn new() -> RecentHits {
+        RecentHits {
             word: Cell::new(0),
             word_to_write: Cell::new(0),
             file: Cell::new(None),
@@ -83,12 +83,12 @@ impl Lately {
     /// This hit is of another.
     pub fn set(
         &self,
-        placement: &placement::Thread,
+        migration: &migration::Thread,
         word: u64,
         description: &'static Description,
         file: File<'static>,
     ) {
-        self.forget(placement);
+        self.forget(migration);
         self.file.set(Some((description, file)));
         self.word.set(word);
         let may_write = file.is_for_writing();
@@ -139,12 +139,12 @@ impl Lately {
     #[cold]
     fn renew(&self, thread: &Thread) {
         self.hits.set(0);
-        self.flush(&thread.placement);
+        self.flush(&thread.migration);
         self.hits.set(HITS - 1);
         if let Some((_, file)) = self.file.get() {
             self.place.set(Some(file.place(thread)));
         }
-        if thread.placement.is_due() {
+        if thread.migration.is_due() {
             // Whoever looks for the file anew sees to it.
             self.word.set(0);
             self.word_to_write.set(0);
@@ -160,21 +160,21 @@ impl Lately {
     }
 
     /// What was used is told to who decides where the thread runs.
-    fn flush(&self, placement: &placement::Thread) {
+    fn flush(&self, migration: &migration::Thread) {
         let bytes = self.bytes.take();
         if bytes == 0 {
             return;
         }
         if let Some(cell) = self.place.get().and_then(|place| place.used) {
             let hits = u32::from(HITS - self.hits.get().min(HITS));
-            placement.add(cell, hits, bytes as usize);
+            migration.add(cell, hits, bytes as usize);
         }
     }
 
     /// Things are different now.
     #[cold]
-    pub fn forget(&self, placement: &placement::Thread) {
-        self.flush(placement);
+    pub fn forget(&self, migration: &migration::Thread) {
+        self.flush(migration);
         self.word.set(0);
         self.word_to_write.set(0);
         self.group.set(0);
@@ -203,16 +203,19 @@ mod tests {
 
     #[test]
     fn a_page_is_where_its_neighbours_say() {
-        let lately = Lately::new();
-        lately.was_in(1000, 5000);
-        assert_eq!((lately.frame(1000), lately.frame(1001)), (5000, 5001));
-        assert_eq!(lately.frame(770), 4770);
+        let recent_hits = RecentHits::new();
+        recent_hits.was_in(1000, 5000);
+        assert_eq!(
+            (recent_hits.frame(1000), recent_hits.frame(1001)),
+            (5000, 5001)
+        );
+        assert_eq!(recent_hits.frame(770), 4770);
         // Neighbours that lie before the first frame, and pages beyond what 32 bits say, are as good as any guess.
-        lately.was_in(3, 1);
-        assert_eq!((lately.frame(4), lately.frame(2)), (2, 0));
+        recent_hits.was_in(3, 1);
+        assert_eq!((recent_hits.frame(4), recent_hits.frame(2)), (2, 0));
         let far = 1 << 33 | 5;
-        lately.was_in(far, 9);
-        assert_eq!(lately.frame(far + 1), 10);
-        assert_eq!(lately.frame(1000), 5000, "another region");
+        recent_hits.was_in(far, 9);
+        assert_eq!(recent_hits.frame(far + 1), 10);
+        assert_eq!(recent_hits.frame(1000), 5000, "another region");
     }
 }

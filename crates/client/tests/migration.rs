@@ -1,9 +1,9 @@
 //! A real thread is placed. A process of its own, as the nodes of a process are said once.
 #![forbid(unsafe_code)]
 
-use jericho_client::placement::mover::NODES;
-use jericho_client::placement::nodes::Nodes;
-use jericho_client::placement::{account, held_on, learn, release, settle, tick};
+use jericho_client::migration::migrator::NODES;
+use jericho_client::migration::nodes::Nodes;
+use jericho_client::migration::{account, held_on, learn, migrate_if_due, release, tick};
 use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
 
@@ -18,7 +18,7 @@ fn a_real_thread_goes_where_its_data_is_and_gets_its_mask_back() {
         std::thread::spawn(move || {
             account(ThreadPolicy::Always, cpu as u16, cpu as u16 + 1, 4096);
             assert_eq!(held_on(), None, "not in the middle of an access");
-            settle();
+            migrate_if_due();
             let only: CpuMask = [cpu].into_iter().collect();
             // With one CPU there is nothing to narrow.
             let narrowed = only != own;

@@ -1,14 +1,14 @@
 //! Which CPUs a thread runs on: near the data that it uses, where that helps, and never against its program.
 //!
-//! [`account`] is called with each inline access and adds to a few cells of the thread. [`settle`] is called when the
-//! thread holds nothing that others wait for; once for each [`DECIDE_BYTES`] it looks at the clock and asks the [`mover`]
+//! [`account`] is called with each inline access and adds to a few cells of the thread. [`migrate_if_due`] is called when the
+//! thread holds nothing that others wait for; once for each [`DECIDE_BYTES`] it looks at the clock and asks the [`migrator`]
 //! what to do. Nothing here allocates.
 //!
 //! What programs do must not go wrong by it: whoever forks, executes, starts a thread or asks for its own affinity calls
 //! [`release`] first, as the new thread inherits the mask. Whoever is called for other reasons calls [`tick`], so that a
 //! thread that went on to other things is let go.
 
-pub mod mover;
+pub mod migrator;
 pub mod nodes;
 
 use std::cell::{Cell, RefCell};
@@ -19,8 +19,8 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
 use jericho_sys::load;
 
-use crate::inside;
-use mover::{Mover, NODES, NOWHERE, World};
+use crate::reentrancy;
+use migrator::{Migrator, NODES, NOWHERE, World};
 use nodes::{Idle, Nodes};
 
 pub use nodes::learn;
@@ -52,31 +52,31 @@ pub(crate) struct Thread {
     /// For each node, and `NOWHERE`: local bytes, remote bytes.
     used: [Cell<u32>; CELLS],
     sum: Cell<u32>,
-    /// What `settle` has to do: `NOTHING`, `LOOK`, or the home of an access under *always* that was remote.
+    /// What `migrate_if_due` has to do: `NOTHING`, `LOOK`, or the home of an access under *always* that was remote.
     due: Cell<u32>,
     is_held: Cell<bool>,
-    mover: RefCell<Mover>,
+    migrator: RefCell<Migrator>,
 }
 
 /// Accounts an access of the calling thread to `bytes` bytes whose home is node `home`, made on a CPU of node
 /// `cpu_node`, under `policy`. Only for volumes whose nodes are this process's ([`learn`]).
 pub fn account(policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
-    inside::thread(|thread| thread.placement.account(policy, home, cpu_node, bytes));
+    reentrancy::thread(|thread| thread.migration.account(policy, home, cpu_node, bytes));
 }
 
 /// Does what accesses have made due; may move the thread. Not while it holds anything that others wait for: a move takes
 /// as long as the scheduler likes.
-pub fn settle() {
-    inside::thread(|thread| thread.placement.settle());
+pub fn migrate_if_due() {
+    reentrancy::thread(|thread| thread.migration.migrate_if_due());
 }
 
 /// Puts back the calling thread's own mask. Before a fork, an exec, a spawn, a new thread, and before the program
 /// asks for its affinity.
 #[inline]
 pub fn release() {
-    inside::thread(|thread| {
-        if thread.placement.is_held.get() {
-            thread.placement.release();
+    reentrancy::thread(|thread| {
+        if thread.migration.is_held.get() {
+            thread.migration.release();
         }
     });
 }
@@ -85,16 +85,17 @@ pub fn release() {
 /// something else; costs one load for a thread that is not held.
 #[inline]
 pub fn tick() {
-    inside::thread(|thread| {
-        if thread.placement.is_held.get() {
-            thread.placement.tick();
+    reentrancy::thread(|thread| {
+        if thread.migration.is_held.get() {
+            thread.migration.tick();
         }
     });
 }
 
 /// The node that the calling thread is held on.
 pub fn held_on() -> Option<u16> {
-    let held = inside::thread(|thread| Some(thread.placement.mover.try_borrow().ok()?.held_on()));
+    let held =
+        reentrancy::thread(|thread| Some(thread.migration.migrator.try_borrow().ok()?.held_on()));
     held.flatten().map(|node| node as u16)
 }
 
@@ -106,7 +107,7 @@ impl Thread {
             sum: Cell::new(0),
             due: Cell::new(NOTHING),
             is_held: Cell::new(false),
-            mover: RefCell::new(Mover::new()),
+            migrator: RefCell::new(Migrator::new()),
         }
     }
 
@@ -147,15 +148,15 @@ impl Thread {
         }
     }
 
-    /// Whether there is something for `settle` to do.
+    /// Whether there is something for `migrate_if_due` to do.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         self.due.get() != NOTHING
     }
 
-    /// See [`settle`].
+    /// See [`migrate_if_due`].
     #[inline]
-    pub(crate) fn settle(&self) {
+    pub(crate) fn migrate_if_due(&self) {
         if self.is_due() {
             self.decide(self.due.replace(NOTHING));
         }
@@ -164,40 +165,44 @@ impl Thread {
     #[cold]
     fn decide(&self, due: u32) {
         // Borrowed: a signal handler that came into the middle of a decision.
-        let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut())
+        let (Some(nodes), Ok(mut migrator)) = (nodes::of_process(), self.migrator.try_borrow_mut())
         else {
             return self.sum.set(0);
         };
         let (now, mut world) = (now(), Myself { nodes });
         if self.sum.get() >= DECIDE_BYTES {
             self.sum.set(0);
-            mover.advance(now, &mut world);
+            migrator.advance(now, &mut world);
             let (nodes, _) = self.used.as_chunks();
             for (node, [local, remote]) in nodes.iter().enumerate() {
-                mover.used(node, local.take().into(), remote.take().into());
+                migrator.used(node, local.take().into(), remote.take().into());
             }
             // Held by an access under *always* it stays, until its use says otherwise.
-            mover.decide(now, &mut world);
+            migrator.decide(now, &mut world);
         }
         if due != LOOK {
-            mover.place(now, due as usize, &mut world);
+            migrator.hold_on(now, due as usize, &mut world);
         }
-        self.is_held.set(mover.held_on().is_some());
+        self.is_held.set(migrator.held_on().is_some());
     }
 
     #[cold]
     fn release(&self) {
-        if let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut()) {
-            mover.release(&mut Myself { nodes });
+        if let (Some(nodes), Ok(mut migrator)) =
+            (nodes::of_process(), self.migrator.try_borrow_mut())
+        {
+            migrator.release(&mut Myself { nodes });
             self.is_held.set(false);
         }
     }
 
     #[cold]
     fn tick(&self) {
-        if let (Some(nodes), Ok(mut mover)) = (nodes::of_process(), self.mover.try_borrow_mut()) {
-            mover.let_go_if_idle(now(), &mut Myself { nodes });
-            self.is_held.set(mover.held_on().is_some());
+        if let (Some(nodes), Ok(mut migrator)) =
+            (nodes::of_process(), self.migrator.try_borrow_mut())
+        {
+            migrator.let_go_if_idle(now(), &mut Myself { nodes });
+            self.is_held.set(migrator.held_on().is_some());
         }
     }
 }

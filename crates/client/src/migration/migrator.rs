@@ -99,7 +99,7 @@ struct Held {
 
 /// What is known of one thread, and how it was placed.
 #[derive(Debug)]
-pub struct Mover {
+pub struct Migrator {
     window: [Use; NODES + 1],
     /// When the window was last brought up to date; 0: never.
     updated: u64,
@@ -116,20 +116,20 @@ pub struct Mover {
     nudged: (usize, u32),
 }
 
-impl Default for Mover {
-    fn default() -> Mover {
-        Mover::new()
+impl Default for Migrator {
+    fn default() -> Migrator {
+        Migrator::new()
     }
 }
 
-impl Mover {
+impl Migrator {
     /// A thread that nobody has seen.
-    pub const fn new() -> Mover {
+    pub const fn new() -> Migrator {
         const NOTHING: Use = Use {
             all: 0.0,
             remote: 0.0,
         };
-        Mover {
+        Migrator {
             window: [NOTHING; NODES + 1],
             updated: 0,
             held: None,
@@ -152,8 +152,8 @@ impl Mover {
         self.hands_off
     }
 
-    /// Brings the window to `now` (nanoseconds of a monotonic clock). First thing, then [`Mover::used`] and
-    /// [`Mover::decide`].
+    /// Brings the window to `now` (nanoseconds of a monotonic clock). First thing, then [`Migrator::used`] and
+    /// [`Migrator::decide`].
     pub fn advance(&mut self, now: u64, world: &mut impl World) {
         let passed = now.saturating_sub(self.updated);
         self.updated = now;
@@ -284,7 +284,7 @@ impl Mover {
     }
 
     /// An access to data of `home` whose policy is *always* found the thread on another node.
-    pub fn place(&mut self, now: u64, home: usize, world: &mut impl World) {
+    pub fn hold_on(&mut self, now: u64, home: usize, world: &mut impl World) {
         // Each access asks for it: one that cannot be had must not cost each a look at the mask.
         let is_refused = self.refused.0 == home && now < self.refused.1;
         if self.hands_off || home >= NODES || is_refused {

@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock};
 use jericho_sys::affinity::CpuMask;
 use jericho_sys::load::{self, CpuTime};
 
-use super::mover::NODES;
+use super::migrator::NODES;
 
 /// /proc/stat is read at most this often in a process, in nanoseconds.
 const READ_EVERY: u64 = 1_000_000_000;
