@@ -1,7 +1,7 @@
-//! What clients in other processes need of a slice, and what protects it from them.
+//! The part of a slice that serves clients in other processes, and its protection against them.
 //!
-//! A client may die, or be stopped, while it holds a page's latch, and it may know of dirty pages that the
-//! slice does not. Nothing here or in the rest of the slice waits for one without bound.
+//! A client may die or be stopped while it holds a page's latch. It may have made pages dirty that the slice does not know of. No
+//! thread of the slice waits for a client without bound.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,40 +16,40 @@ use crate::object::Object;
 use crate::state::{Shared, State};
 use crate::{OWNER_DAEMON, Slice};
 
-/// A latch that was held for this long is taken away: a copy of 4 KiB takes less than a microsecond, and the
-/// longest that a running program is kept from its CPU is far below it.
+/// A latch that was held for this long is taken away. A copy of 4 KiB takes less than a microsecond, and a running program is
+/// kept from its CPU for far less than this.
 const LATCH_MAX: Duration = Duration::from_secs(1);
-/// An owner of so many latches that were held for too long says so of pages that it does not write.
-const LATCHES_OF_A_LIAR: usize = 256;
-/// Entries looked at with the lock held once.
+/// An owner that holds this many latches for too long has latched pages that it does not write.
+const LATCHES_OF_A_MALICIOUS_OWNER: usize = 256;
+/// Entries checked in one critical section.
 const CHUNK: usize = 2048;
 /// Attempts to open the latch of a dead client.
 const OPEN_TRIES: u32 = 16;
 
-/// Latches that clients hold for long.
+/// Latches that clients hold for a long time.
 #[derive(Default)]
 pub(crate) struct Latches {
-    /// By entry: the state seen, and since when.
+    /// The latched state that was seen, and since when, by entry.
     seen: HashMap<u32, (Word, Instant)>,
-    /// Frames into which a client whose latch was taken away may still copy.
+    /// Frames into which a client whose latch was taken away may still copy, each with the client's owner id.
     quarantine: Vec<(u16, u32)>,
-    /// Frames that their pages have left on their way to the device, by entry: the device reads from them still.
-    left: HashMap<u32, u32>,
+    /// Frames that a page left while the device reads from them, by the entry of the page.
+    in_transfer: HashMap<u32, u32>,
     /// Dirty pages that no client will report: their latch was taken away, or their client died.
     unreported: Vec<Key>,
 }
 
 impl State {
-    /// Somebody wants a page that is latched. Takes the latch away if a client has held it for too long: true
-    /// then. The page goes on in another frame, since the client may still write into the old one.
+    /// Takes the latch of a wanted page away if its owner has held it for too long. Returns whether it did. The page moves to
+    /// another frame, since the owner may still write into the old one.
     pub fn want_latched(&mut self, shared: &Shared, index: u32, word: Word) -> bool {
-        // The daemon's own are no exception: a client can latch a page in its name, and a thread of the daemon whose latch is
-        // gone writes the page anew.
+        // Includes latches of the daemon. A client can latch a page in the daemon's name, and a thread of the daemon that has
+        // lost its latch repeats the write.
         if !word.has(Flags::LATCH) {
             return false;
         }
         let now = Instant::now();
-        // Those of pages that nobody wanted again.
+        // Forgets latches of pages that no thread has wanted again.
         if self.latches.seen.len() > 1024 {
             self.latches
                 .seen
@@ -65,12 +65,13 @@ impl State {
         if self.frames.free() == 0 {
             return self.break_in_place(shared, index, word, now);
         }
-        let Some(copied) = self.go_on_elsewhere(shared, index, word) else {
+        let Some(copied) = self.move_latched(shared, index, word) else {
             return false;
         };
         self.add_unreported(shared.memory.entry(index).key());
-        // Who is no client has no copy that may still go on. Nor does the daemon: that was a lie, or the page is
-        // written anew by a thread that has not run for a second, which may spoil the frame's next page: the frame waits.
+        // An unknown owner cannot be copying. A latch in the daemon's name is either forged, or belongs to a daemon thread that
+        // has not run for a second. That thread repeats its write, but its old copy could corrupt the frame's next page, so the
+        // frame goes into quarantine.
         let known = shared.on_broken.get().is_some_and(|b| b(word.owner()));
         if !copied {
             return true;
@@ -85,7 +86,7 @@ impl State {
 
     /// Takes a latch away and moves the page to another frame; the caller has checked that one is free. Returns `None` when
     /// the latch has changed hands. Otherwise returns whether the old frame number was valid.
-    fn go_on_elsewhere(&mut self, shared: &Shared, index: u32, word: Word) -> Option<bool> {
+    fn move_latched(&mut self, shared: &Shared, index: u32, word: Word) -> Option<bool> {
         let frame = self.frames.take();
         let mut bytes = [0; PAGE_BYTES as usize];
         // An invalid frame number means that a client corrupted the entry; the page then reads as zeros.
@@ -96,9 +97,12 @@ impl State {
             return None;
         }
         self.latches.seen.remove(&index);
-        // Not the next one, if this happens again meanwhile: the device knows the first.
+        // Keeps the first frame if this happens again during the transfer: the device reads from the first one.
         if copied.is_ok() && self.on_the_way.contains(&index) {
-            self.latches.left.entry(index).or_insert(word.frame());
+            self.latches
+                .in_transfer
+                .entry(index)
+                .or_insert(word.frame());
         }
         Some(copied.is_ok())
     }
@@ -109,7 +113,7 @@ impl State {
         if self.frames.free() == 0 || self.on_the_way.contains(&index) {
             return false;
         }
-        match self.go_on_elsewhere(shared, index, word) {
+        match self.move_latched(shared, index, word) {
             Some(true) => self.latches.quarantine.push((word.owner(), word.frame())),
             Some(false) => {}
             None => return false,
@@ -117,14 +121,16 @@ impl State {
         true
     }
 
-    /// Without a frame to go on in, for an owner that holds more latches than programs have threads that run: it does not
-    /// copy into all of these frames.
+    /// Takes a latch away without a free frame: the page keeps its frame. Does so only for an owner that holds more latches than
+    /// programs have running threads, so it cannot be copying into all of these frames.
     fn break_in_place(&mut self, shared: &Shared, index: u32, word: Word, now: Instant) -> bool {
         let held = self.latches.seen.values();
         let held = held
             .filter(|(seen, since)| seen.owner() == word.owner() && now - *since >= LATCH_MAX)
             .count();
-        if held < LATCHES_OF_A_LIAR || !shared.memory.entry(index).break_latch(word, word.frame()) {
+        if held < LATCHES_OF_A_MALICIOUS_OWNER
+            || !shared.memory.entry(index).break_latch(word, word.frame())
+        {
             return false;
         }
         self.add_unreported(shared.memory.entry(index).key());
@@ -149,17 +155,17 @@ impl State {
         unknown.then_some(key)
     }
 
-    /// Takes a frame back that its page has left, unless the device still reads from it.
+    /// Takes back a frame that its page has left, unless the device still reads from it.
     fn give_kept_frame(&mut self, frame: u32) {
-        if !self.latches.left.values().any(|left| *left == frame) {
+        if !self.latches.in_transfer.values().any(|left| *left == frame) {
             self.give_frame(frame);
         }
     }
 
-    /// The page of an entry is not on its way to the device any more.
+    /// Records that the page of an entry is no longer in a write transfer.
     pub fn transfer_ended(&mut self, index: u32) {
         self.on_the_way.remove(&index);
-        let Some(frame) = self.latches.left.remove(&index) else {
+        let Some(frame) = self.latches.in_transfer.remove(&index) else {
             return;
         };
         if !self.quarantined().any(|kept| kept == frame) {
@@ -167,12 +173,12 @@ impl State {
         }
     }
 
-    /// Frames of which nobody knows whether a client still copies into them.
+    /// Returns the frames that clients may still copy into.
     pub fn quarantined(&self) -> impl Iterator<Item = u32> {
         self.latches.quarantine.iter().map(|(_, frame)| *frame)
     }
 
-    /// Ends the quarantine after a latch that was the daemon's, or said so.
+    /// Ends the quarantine of frames whose latch was, or claimed to be, the daemon's.
     pub fn end_own_quarantine(&mut self) {
         self.latches
             .quarantine
@@ -181,25 +187,25 @@ impl State {
 }
 
 impl Slice {
-    /// `announcer` takes in what clients have announced (with `dirtied_by_client`); it is called before each
-    /// question about dirty pages, without a lock of the slice. Set once.
+    /// Sets the callback that takes in what clients have reported (it calls `dirtied_by_client`). The slice calls it before each
+    /// query of the dirty pages, without a lock of the slice. Set once.
     pub fn set_announcer(&self, announcer: Box<dyn Fn() + Send + Sync>) {
         let _ = self.shared.announcer.set(announcer);
     }
 
-    /// Sets the callback that collects what clients have used (with `SliceMemory::touch`), a bounded number of clients in each call. The
-    /// evictor calls it before it chooses victims, without a lock of the slice. Set once.
+    /// Sets the callback that collects which pages clients have used (with `SliceMemory::touch`). It visits a bounded number of
+    /// clients in each call. The evictor calls it before it chooses victims, without a lock of the slice. Set once.
     pub fn set_collector(&self, collector: Box<dyn Fn() + Send + Sync>) {
         let _ = self.shared.collector.set(collector);
     }
 
-    /// Sets the callback that learns of owners whose latch was taken away, and returns whether there is such a client. It must
+    /// Sets the callback that learns of owners whose latch was taken away, and returns whether the owner is a client. It must
     /// arrange a call of `adopt_unreported` soon. It runs with the slice's lock held, so it must not call the slice. Set once.
     pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) -> bool + Send + Sync>) {
         let _ = self.shared.on_broken.set(broken);
     }
 
-    /// A client says that it has made pages dirty. Those that are not, are not counted.
+    /// Takes a client's report that it made pages dirty. Ignores pages that are not dirty.
     pub fn dirtied_by_client(&self, object: &Arc<dyn Object>, first: u64, count: u32) {
         let memory = &self.shared.memory;
         let is_dirty = |page: &u64| {
@@ -279,7 +285,7 @@ impl Slice {
         // The client may have died after it made a page dirty and before it reported the page.
         let mut unknown = vec![];
         let mut state = shared.lock();
-        state.drain_announced(shared);
+        state.drain_reports(shared);
         for index in entries.iter().filter(there) {
             unknown.extend(state.unknown_dirty(shared, *index));
         }
@@ -299,9 +305,9 @@ impl Slice {
         opened
     }
 
-    /// Absorbs unreported dirty pages of an object that living clients no longer may write. The clients can see that they may not.
-    /// `entries`: those that their threads were about to latch last. Waits for the latches among them, at most until a latch is taken away.
-    /// Returns how many pages it absorbed.
+    /// Absorbs unreported dirty pages of an object that living clients no longer may write. The clients can see that they may
+    /// not. `entries` are those that their threads were about to latch last. Waits for latches on these entries, at most until a
+    /// latch is taken away. Returns how many pages it absorbed.
     pub fn take_unreported(&self, object: &Arc<dyn Object>, entries: &[u32]) -> usize {
         let shared = &self.shared;
         let page_of = |index: &u32| {
@@ -322,8 +328,7 @@ impl Slice {
         self.take_unknown(object, &named)
     }
 
-    /// Absorbs those of the named pages, given as (page, entry), that are dirty and that the index does not have. Returns how many
-    /// there were.
+    /// Absorbs those of the given pages (page, entry) that are dirty but not in the index. Returns how many there were.
     fn take_unknown(&self, object: &Arc<dyn Object>, pages: &[(u64, u32)]) -> usize {
         let shared = &self.shared;
         let is_dirty = |index: &u32| shared.memory.entry(*index).state().has(Flags::DIRTY);
@@ -332,11 +337,11 @@ impl Slice {
         if dirty.is_empty() {
             return 0;
         }
-        shared.hear_clients();
+        shared.drain_clients();
         let mut unknown = vec![];
         for some in dirty.chunks(CHUNK) {
             let mut state = shared.lock();
-            state.drain_announced(shared);
+            state.drain_reports(shared);
             for index in some {
                 unknown.extend(state.unknown_dirty(shared, *index));
             }
@@ -384,9 +389,9 @@ impl Slice {
         shared.evict_waker.wake();
     }
 
-    /// Stops inline writes of an object. When this returns, no client changes its pages inline, and the slice knows every page that clients
-    /// have changed, also unreported ones. `may_write_inline` of the object must return false already. Waits for writers, at most until a
-    /// latch is taken away. Returns false if a writer outlasts that.
+    /// Stops inline writes of an object. When this returns, no client changes its pages inline, and the slice knows every page
+    /// that clients have changed, also unreported ones. `may_write_inline` of the object must return false already. Waits for
+    /// writers, at most until a latch is taken away. Returns false if a writer outlasts that.
     pub fn withdraw(&self, object: &Arc<dyn Object>) -> bool {
         // Pages inserted after this point learn from the object that they must not be written inline. Pages inserted
         // before it are found below.
@@ -441,30 +446,29 @@ impl Slice {
         self.counters().dead_client_entries
     }
 
-    /// Frames that are kept from use because a client may still write into them.
+    /// Returns the number of frames that are not used because a client may still write into them.
     pub fn quarantined(&self) -> usize {
         self.shared.lock().latches.quarantine.len()
     }
 }
 
 impl Shared {
-    /// Takes in what clients have announced. Not with the lock held.
-    pub fn hear_clients(&self) {
+    /// Takes in what clients have reported. Must not be called with the lock held.
+    pub fn drain_clients(&self) {
         if let Some(announcer) = self.announcer.get() {
             announcer();
         }
     }
 
-    /// When the index knows of no dirty page, nothing is on its way and nobody is writing, the count of dirty
-    /// pages is none: what clients announced twice or not at all is put right.
-    /// True when it was not.
-    pub fn put_count_right(&self, state: &State) -> bool {
+    /// Resets the count of dirty pages to 0 when the index is empty, nothing is in flight and no thread is writing. The count is
+    /// wrong after a client reported pages twice or not at all. Returns whether it was not 0.
+    pub fn correct_dirty_count(&self, state: &State) -> bool {
         let count = self.dirty_pages.load(Relaxed);
         let nothing = state.dirty.is_empty()
             && state.writing.is_empty()
             && state.chosen.is_empty()
             && state.pins.is_empty()
-            && self.announced.is_empty();
+            && self.reports.is_empty();
         if count == 0 || !nothing {
             return false;
         }

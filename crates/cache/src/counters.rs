@@ -8,7 +8,8 @@ const SHARDS: usize = 32;
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// A counter that many threads add to and few read. Spread over cache lines by thread, so that threads that count share none.
+/// A counter that many threads add to and few read. Each thread adds to one of several cache lines, so that threads rarely share
+/// a line.
 #[derive(Default)]
 pub(crate) struct Sharded([Line; SHARDS]);
 

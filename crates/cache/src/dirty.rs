@@ -1,14 +1,13 @@
-//! Which pages are dirty, by object, in the order in which objects became dirty.
+//! The dirty pages, by object, in the order in which the objects became dirty.
 //!
-//! The table's state words are the truth; this index finds the pages again without scanning the table. It
-//! may name pages that are clean or gone by now (they are skipped when looked up), and it misses no
-//! page that is dirty once the announcements are drained. Pages are kept in groups of sixteen, so
-//! that a sequential writer costs a tree entry per 64 KiB and a random one no more than a plain set.
+//! The table's state words are the truth. This index finds the dirty pages without a scan of the table. It may name pages that
+//! are clean or gone by now; a lookup skips them. It misses no dirty page once the reports are drained. It keeps pages in groups
+//! of sixteen, so that a sequential writer costs one tree entry per 64 KiB and a random writer costs no more than a plain set.
 //!
-//! Pages whose write-back failed are kept apart (`failed`). Background write-back skips them, so a device that
-//! accepts nothing is not asked in a busy loop. Three functions return them to write-back: `retry` (a sync needs them
-//! now), `probe` (one piece, to test whether the device accepts writes) and `retry_all` (it does). They are also in
-//! `retried` until they are chosen: they are due whatever their age, and the outage is not over before.
+//! Pages whose write-back failed are kept apart (`failed`). Background write-back skips them, so it does not ask a device that
+//! accepts nothing in a busy loop. Three functions return them to write-back: `retry` (a sync needs them now), `probe` (one
+//! piece, to test whether the device accepts writes) and `retry_all` (the device accepts writes). They are also in `retried`
+//! until they are chosen: they are due at any age, and the outage does not end before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -90,20 +89,20 @@ struct FailedObject {
 #[derive(Default)]
 pub(crate) struct DirtyIndex {
     objects: HashMap<u64, DirtyObject>,
-    /// Ids in the order of `since`; ids that left `objects` are skipped.
+    /// Ids in the order of `since`. Ids that are no longer in `objects` are skipped.
     order: VecDeque<(u64, Instant)>,
     /// Ordered by object id, so that probes go round.
     failed: BTreeMap<u64, FailedObject>,
     /// Number of pages in `failed`.
     failed_pages: u64,
-    /// Pages in `objects` that have failed and were not tried since, by object.
+    /// Pages in `objects` that have failed and were not retried yet, by object.
     retried: BTreeMap<u64, Pages>,
     /// Object and page where the next probe begins.
     probe_from: (u64, u64),
 }
 
 impl DirtyIndex {
-    /// Pages became dirty.
+    /// Adds pages that became dirty.
     pub fn add(&mut self, object: &Arc<dyn Object>, first: u64, count: u64, now: Instant) {
         let id = object.id();
         let order = &mut self.order;
@@ -115,7 +114,7 @@ impl DirtyIndex {
                 since: now,
             }
         });
-        // The number may have been given to a new file since: its pages must not be placed by the old one.
+        // A new file may have the same id by now. Its pages must not be placed by the old one.
         if !Arc::ptr_eq(&entry.object, object) {
             entry.object = object.clone();
         }
@@ -124,7 +123,7 @@ impl DirtyIndex {
         }
     }
 
-    /// Removes pages that are clean, gone, or about to be written.
+    /// Removes a page that is clean, gone, or about to be written.
     pub fn remove(&mut self, id: u64, page: u64) {
         if let Some(object) = self.objects.get_mut(&id) {
             object.pages.remove(page);
@@ -245,7 +244,7 @@ impl DirtyIndex {
         Some((id, pages))
     }
 
-    /// Whether the index names a page.
+    /// Returns whether the index names a page.
     pub fn contains(&self, id: u64, page: u64) -> bool {
         let waits = self
             .objects
@@ -254,7 +253,7 @@ impl DirtyIndex {
         waits || self.failed.get(&id).is_some_and(|o| o.pages.contains(page))
     }
 
-    /// Whether it names none.
+    /// Returns whether the index is empty.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.failed.is_empty()
     }
@@ -317,7 +316,7 @@ impl DirtyIndex {
             .copied()
     }
 
-    /// An object whose pages were partly written goes to the end of the queue.
+    /// Moves an object whose pages were written in part to the end of the queue.
     pub fn requeue(&mut self, id: u64, now: Instant) {
         if let Some(object) = self.objects.get_mut(&id) {
             object.since = now;

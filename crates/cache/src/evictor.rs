@@ -1,10 +1,11 @@
 //! The evictor thread: write-back, and eviction between two watermarks.
 //!
-//! It sleeps until somebody needs frames, pages became dirty, a sync was asked for, or write-backs ended.
-//! Dirty pages are written when they are older than `Limits::dirty_age`, when they are more than the
-//! background limit, or when a sync asks; neighbours go out in one transfer, also across objects where
-//! their blocks are neighbours. Replacement is LRU by coarse timestamps: ages are sampled, and a
-//! sweep drops clean pages at least as old as the threshold that the sample gives.
+//! The evictor sleeps until another thread needs frames, pages became dirty, a sync was requested, or a write-back ended. It
+//! writes a dirty page when the page is older than `Limits::dirty_age`, when more pages are dirty than the background limit, or
+//! for a sync. Neighbouring blocks go out in one transfer, even if they belong to different objects.
+//!
+//! Replacement is LRU with coarse ages: the evictor samples ages, derives a threshold from the sample, and drops clean pages of
+//! at least that age in a sweep.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,15 +23,15 @@ use crate::object::{Error, Object, Place};
 use crate::outage::{self, Attempt};
 use crate::state::{After, Shared, State, run};
 
-/// Pages of one transfer at most: 1 MiB.
+/// Maximum number of pages of one transfer: 1 MiB.
 const TRANSFER_PAGES_MAX: usize = 256;
-/// Pages taken from the index in one go, so that the lock is not held for long.
+/// Pages taken from the index in one critical section, so that the lock is not held for long.
 const BATCH_PAGES: usize = 1024;
-/// Background write-backs in flight; syncs are not held back.
+/// Maximum number of background write-backs in flight. Syncs are not limited.
 const BACKGROUND_TRANSFERS_MAX: usize = 16;
-/// Entries looked at for one sample of ages, and in one turn of the sweep.
+/// Entries visited for one sample of ages, and in one step of the sweep.
 const SAMPLE: u32 = 512;
-/// Pages taken out while the lock is held once.
+/// Maximum number of pages evicted in one critical section.
 const EVICTED_AT_ONCE: usize = 32;
 
 pub(crate) enum Job {
@@ -44,12 +45,12 @@ pub(crate) enum Job {
     },
 }
 
-/// A write transfer on its way.
+/// A write transfer in flight.
 pub(crate) struct WriteBack {
-    /// Shared, so that its end can be told to the objects without the lock.
+    /// Shared, so that the end of the transfer can be reported to the objects without the lock.
     parts: Arc<Vec<Part>>,
     syncs: Vec<u64>,
-    /// Of the page that was tried most often.
+    /// The highest attempt among its pages.
     attempt: Attempt,
 }
 
@@ -61,7 +62,7 @@ struct Part {
 }
 
 impl WriteBack {
-    /// The first page of the object from `from` on that is in this transfer.
+    /// Returns the first page >= `from` of the object that is in this transfer.
     pub fn first_of(&self, object: u64, from: u64) -> Option<u64> {
         let parts = self.parts.iter().filter(|p| p.object.id() == object);
         parts
@@ -76,14 +77,13 @@ impl WriteBack {
     }
 }
 
-/// A sync in progress: waits for transfers, then writes once more what was being written when it began and had
-/// become dirty again.
+/// A sync in progress. It waits for transfers, then writes pages that were in flight when it began and are dirty again.
 struct Sync {
     object: u64,
     remaining: usize,
     deferred: Vec<u64>,
     error: Option<Error>,
-    /// Key in `Evictor::groups`, when it is part of a SyncAll.
+    /// Key in `Evictor::groups`, if the sync is part of a SyncAll.
     group: Option<u64>,
     done: Option<Done>,
 }
@@ -94,10 +94,10 @@ struct Group {
     done: Done,
 }
 
-/// Pages chosen for write-back, marked WRITE_BACK, with their frames.
+/// Pages chosen for write-back and marked WRITE_BACK, with their frames.
 struct Chosen {
     object: Arc<dyn Object>,
-    /// (page, entry, frame) in order.
+    /// (page, entry, frame), in page order.
     pages: Vec<(u64, u32, u32)>,
     sync: Option<u64>,
     attempt: Attempt,
@@ -108,13 +108,13 @@ pub(crate) struct Evictor {
     queue: Box<dyn Queue>,
     syncs: HashMap<u64, Sync>,
     groups: HashMap<u64, Group>,
-    /// Syncs that wait for a latch.
+    /// Syncs that wait for a latched page.
     latched: Vec<u64>,
     hand: u32,
-    /// Where the next sample is taken.
+    /// Entry where the next sample begins.
     sample: u32,
     /// Time of the last failed write-back, from the report of an outage to the report of its end.
-    told: Option<Instant>,
+    outage_reported: Option<Instant>,
 }
 
 impl Evictor {
@@ -128,11 +128,11 @@ impl Evictor {
             latched,
             hand: 0,
             sample: 0,
-            told: None,
+            outage_reported: None,
         }
     }
 
-    /// Runs until the slice closes and nothing is on its way.
+    /// Runs until the slice closes and nothing is in flight.
     pub fn run(mut self) {
         let mut completions = vec![];
         let mut timeout = None;
@@ -168,10 +168,10 @@ impl Evictor {
                 done,
             } => self.sync(object, pages, None, Some(done)),
             Job::SyncAll { done } => {
-                self.shared.hear_clients();
+                self.shared.drain_clients();
                 let (ids, group) = {
                     let mut state = self.shared.lock();
-                    state.drain_announced(&self.shared);
+                    state.drain_reports(&self.shared);
                     let mut ids = state.dirty.ids();
                     ids.extend(
                         state
@@ -202,10 +202,10 @@ impl Evictor {
     fn sync(&mut self, object: u64, pages: Range<u64>, group: Option<u64>, done: Option<Done>) {
         let shared = self.shared.clone();
         if group.is_none() {
-            shared.hear_clients();
+            shared.drain_clients();
         }
         let mut state = shared.lock();
-        state.drain_announced(&shared);
+        state.drain_reports(&shared);
         let id = state.new_id();
         let mut sync = Sync {
             object,
@@ -215,7 +215,7 @@ impl Evictor {
             group,
             done,
         };
-        // In flight: wait for it; what of it is dirty again follows in the second round.
+        // Waits for transfers in flight. Pages of them that are dirty again are written in the second round.
         for write in state
             .writing
             .values_mut()
@@ -262,7 +262,7 @@ impl Evictor {
         if sync.remaining > 0 {
             return;
         }
-        // Second round: pages that were in flight or latched when we looked.
+        // Second round: pages that were in flight or latched in the first round.
         if sync.error.is_none() && !sync.deferred.is_empty() {
             let deferred = std::mem::take(&mut sync.deferred);
             let (object, first, last) = (sync.object, deferred[0], deferred[deferred.len() - 1]);
@@ -281,8 +281,8 @@ impl Evictor {
                 }
             }
             self.write_all(object, pages, id);
-            // Those that are on their way yet again were taken after the sync began: it has joined the transfer
-            // that carries them. Only a latched page needs another look; its writer tells nobody.
+            // Pages that are in flight again were taken after the sync began, and the sync has joined their transfer. Only a
+            // latched page needs another round, because its writer wakes no thread.
             if let Some(sync) = self.syncs.get_mut(&id) {
                 sync.deferred.retain(|page| {
                     let found = shared.memory.lookup(Key::new(object, *page));
@@ -321,7 +321,7 @@ impl Evictor {
         }
     }
 
-    /// Places chosen pages and starts their transfers. Without the lock: the object may have to think.
+    /// Places chosen pages and starts their transfers. Called without the lock, because the object may take its time.
     fn write(&mut self, chosen: Vec<Chosen>) {
         struct Piece {
             device: u16,
@@ -381,7 +381,7 @@ impl Evictor {
                 assert_eq!(
                     at,
                     pages.len(),
-                    "an object placed fewer pages than were asked for"
+                    "an object placed fewer pages than requested"
                 );
             }
         }
@@ -447,8 +447,7 @@ impl Evictor {
         for part in parts.iter() {
             match &error {
                 None => {
-                    // Told before the pages may be evicted: whoever fetches them again must be sent to where they
-                    // now are.
+                    // The object must know before the pages can be evicted. A later fetch must go to their new place.
                     part.object.written(part.first, part.entries.len() as u32);
                     for index in part.entries.iter() {
                         shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
@@ -458,8 +457,8 @@ impl Evictor {
                 Some(error) => self.failed(part, error),
             }
         }
-        // Only now: until the object knows, or the pages are in the index again, `first_dirty` must find
-        // them here.
+        // Removed only now: `first_dirty` must find the pages here until the object knows of the write, or the index has the
+        // pages again.
         let write = {
             let mut state = shared.lock();
             for part in parts.iter() {
@@ -482,7 +481,7 @@ impl Evictor {
         run(&shared, after);
     }
 
-    /// Pages could not be written: they are dirty again, and their object knows why.
+    /// Handles a failed write-back: reports the error to the object and makes the pages dirty again.
     fn failed(&mut self, part: &Part, error: &Error) {
         let shared = self.shared.clone();
         shared.counts.write_errors.fetch_add(1, Relaxed);
@@ -498,7 +497,7 @@ impl Evictor {
             let before = shared.memory.entry(*index).mark(Flags::DIRTY);
             shared.memory.entry(*index).unmark(Flags::WRITE_BACK);
             if before.has(Flags::DIRTY) {
-                shared.cleaned(1); // counted twice: as in flight and as dirty again
+                shared.cleaned(1); // counted as in flight and as dirty again
             }
         }
         state
@@ -507,7 +506,7 @@ impl Evictor {
         state.write_back_failed(&shared, error, now);
         state.end_vain_waits(&shared, now, &mut after);
         drop(state);
-        if self.told.replace(now).is_none() {
+        if self.outage_reported.replace(now).is_none() {
             outage::tell(&shared, Some(error));
         }
         run(&shared, after);
@@ -521,8 +520,11 @@ impl Evictor {
         let mut state = shared.lock();
         if state.outage.is_none() {
             drop(state);
-            if self.told.is_some_and(|failed| now - failed >= outage::CALM) {
-                self.told = None;
+            if self
+                .outage_reported
+                .is_some_and(|failed| now - failed >= outage::CALM)
+            {
+                self.outage_reported = None;
                 outage::tell(&shared, None);
             }
             return;
@@ -530,12 +532,12 @@ impl Evictor {
         state.end_vain_waits(&shared, now, &mut after);
         let mut chosen = None;
         if state.is_probe_due(now) {
-            // Failed pages that were dropped meanwhile need no trial.
+            // Failed pages that are no longer dirty need no trial.
             while let (None, Some((id, pages))) = (&chosen, state.dirty.probe(TRANSFER_PAGES_MAX)) {
                 chosen = choose(&mut state, &shared, id, pages, None, Attempt::Trial).0;
             }
         }
-        // A trial in flight tells at its end whether the outage goes on.
+        // A trial in flight decides at its end whether the outage goes on.
         if chosen.is_none() && state.writing.values().all(|w| w.attempt == Attempt::First) {
             state.end_outage(&shared, now);
         }
@@ -544,14 +546,14 @@ impl Evictor {
         self.write(chosen.into_iter().collect());
     }
 
-    /// Background write-back and eviction. Returns how long to sleep if nothing happens.
+    /// Does background write-back and eviction. Returns how long the evictor may sleep.
     fn work(&mut self) -> Option<Duration> {
         let shared = self.shared.clone();
         let short = {
             let mut state = shared.lock();
-            state.drain_announced(&shared);
-            if shared.put_count_right(&state) && !state.throttled.is_empty() {
-                // Nothing is on its way whose end would let them go on.
+            state.drain_reports(&shared);
+            if shared.correct_dirty_count(&state) && !state.throttled.is_empty() {
+                // No transfer is in flight whose end would resume the throttled writers.
                 let mut after = After::default();
                 state.retry_waiting(&shared, &mut after);
                 after.wake_evictor = false;
@@ -563,7 +565,7 @@ impl Evictor {
             if !state.invalidations.is_empty() {
                 let mut after = After::default();
                 state.retry_waiting(&shared, &mut after);
-                after.wake_evictor = false; // the timeout below looks again
+                after.wake_evictor = false; // the timeout below retries
                 drop(state);
                 run(&shared, after);
             }
@@ -577,23 +579,24 @@ impl Evictor {
         if !state.invalidations.is_empty() {
             return Some(Duration::from_millis(1));
         }
-        // Frames are needed and none could be had, or dirty pages could not be taken: they are pinned, latched
-        // or on their way. What ends that wakes us, except for a latch.
+        // Frames are missing, or dirty pages could not be chosen, because pages are pinned, latched or in flight. The end of each
+        // of these wakes the evictor, except for a latch.
         if (starved || skipped) && state.writing.is_empty() {
             return Some(Duration::from_millis(1));
         }
         if state.damage.is_suspected() || state.outage.is_some() {
             return Some(Duration::from_millis(250));
         }
-        let some = shared.dirty() > 0 || !shared.announced.is_empty() || self.told.is_some();
+        let some =
+            shared.dirty() > 0 || !shared.reports.is_empty() || self.outage_reported.is_some();
         some.then_some(Duration::from_millis(500))
     }
 
-    /// Starts background write-backs: of old pages, and of any while there are too many or frames are wanted.
-    /// True when pages had to be left out because somebody is writing to them.
+    /// Starts background write-backs: of old pages, and of any pages while too many are dirty or frames are missing. Returns
+    /// whether pages were skipped because a thread writes to them.
     fn write_back(&mut self, starved: bool) -> bool {
         let shared = self.shared.clone();
-        // Objects of which only pages were left that can't be taken now.
+        // Objects whose remaining pages cannot be chosen now.
         let mut busy = HashSet::new();
         while self.queue.in_flight() < BACKGROUND_TRANSFERS_MAX {
             let mut chosen = vec![];
@@ -617,7 +620,7 @@ impl Evictor {
                     let (c, skipped, next) =
                         choose(&mut state, &shared, id, 0..u64::MAX, None, attempt);
                     if next.is_some() || !skipped.is_empty() {
-                        // The rest waits for its turn behind the others, or for what it is busy with.
+                        // The object's other pages wait behind the other objects, or for their writers.
                         state.dirty.requeue(id, now);
                         if c.is_none() {
                             busy.insert(id);
@@ -636,7 +639,7 @@ impl Evictor {
         !busy.is_empty()
     }
 
-    /// Frees frames up to the high watermark. False if it could not reach even the low one.
+    /// Frees frames up to the high watermark. Returns false if it could not reach even the low one.
     fn evict(&mut self) -> bool {
         let shared = self.shared.clone();
         let entries = shared.memory.geometry().entries();
@@ -648,14 +651,14 @@ impl Evictor {
             let need = shared.limits.free_high.saturating_sub(state.frames.free());
             let resident = (shared.limits.frames - state.frames.free()).max(1);
             drop(state);
-            // Old enough is what a sweep of a quarter of the table would find enough of.
+            // Chooses the threshold so that a sweep of a quarter of the table finds enough pages.
             self.sampled_age((u64::from(need) * 4 * 256 / u64::from(resident)).min(256) as u32)
         };
         let mut looked = 0;
         let mut old = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
             let epoch = shared.epoch();
-            // Looked for without the lock, which who reads from the device takes again and again.
+            // Scans without the lock, because threads that read from the device take it often.
             for _ in 0..SAMPLE {
                 let index = self.hand;
                 self.hand = if self.hand + 1 == entries {
@@ -681,7 +684,7 @@ impl Evictor {
             let mut after = After::default();
             let mut state = shared.lock();
             for (index, word) in old.drain(..) {
-                // Not if anything of it has changed since.
+                // Removes a page only if its state is unchanged.
                 if !state.is_held(index) && state.remove(&shared, index, word) {
                     shared.counts.evictions.fetch_add(1, Relaxed);
                 }
@@ -706,12 +709,12 @@ impl Evictor {
         }
     }
 
-    /// The age that `of_256` of every 256 clean pages have at least, by a sample.
+    /// Returns the minimum age of the oldest `of_256` of every 256 clean pages, estimated from a sample.
     fn sampled_age(&mut self, of_256: u32) -> u8 {
         let shared = &self.shared;
         let (entries, epoch) = (shared.memory.geometry().entries(), shared.epoch());
         let mut ages = Vec::with_capacity(SAMPLE as usize);
-        // A stride that is odd and large visits distant lines; entries are many times the sample.
+        // A large odd stride visits distant lines. The table has many times more entries than the sample.
         for _ in 0..SAMPLE {
             self.sample = ((u64::from(self.sample) + 10_007) % u64::from(entries)) as u32;
             if Shared::is_idle(shared.memory.entry(self.sample).state()) {
@@ -724,8 +727,8 @@ impl Evictor {
     }
 }
 
-/// Marks dirty pages of an object in a range for write-back. Returns them, those that could not be taken now
-/// (latched, or still on their way from last time), and where to go on if there are more.
+/// Marks dirty pages of an object in a range for write-back. Returns these pages, the pages that could not be taken now (latched,
+/// or still in flight from the last write-back), and where to continue if there are more.
 fn choose(
     state: &mut State,
     shared: &Arc<Shared>,
@@ -747,13 +750,14 @@ fn choose(
                 continue 'page;
             };
             if !found.state.has(Flags::DIRTY) || found.state.frame() >= shared.limits.frames {
-                // Clean or on its way; who makes it dirty again announces it again.
+                // The page is clean or in flight. A writer that makes it dirty again reports it again.
                 state.dirty.remove(id, page);
                 continue 'page;
             }
             if found.state.any(Flags::LATCH.with(Flags::WRITE_BACK)) {
                 if !found.state.has(Flags::LATCH) && !state.on_the_way.contains(&found.index) {
-                    // A client says so. Skipped this time, since it may say so again at once.
+                    // The slice does not write the page back, so a client set the flag. Skips the page this time, since the
+                    // client may set it again at once.
                     shared.memory.entry(found.index).unmark(Flags::WRITE_BACK);
                 }
                 if state.want_latched(shared, found.index, found.state) {

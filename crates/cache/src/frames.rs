@@ -1,5 +1,5 @@
-//! Which frames are free: a bitmap, searched from where the last search ended, so that frames taken
-//! together tend to be neighbours and their I/O needs few segments.
+//! The free frames, in a bitmap. Each search starts where the last search ended, so that frames taken together tend to be
+//! neighbours and their I/O needs few segments.
 
 pub(crate) struct Frames {
     /// A set bit is a free frame.
@@ -25,7 +25,7 @@ impl Frames {
         self.free
     }
 
-    /// Takes a frame; the caller has seen that one is free.
+    /// Takes a frame. The caller has checked that one is free.
     pub fn take(&mut self) -> u32 {
         assert!(self.free > 0, "no free frame");
         while self.words[self.cursor] == 0 {
@@ -37,7 +37,7 @@ impl Frames {
         self.cursor as u32 * 64 + bit
     }
 
-    /// All but the `used` ones are free, whatever was said of them before.
+    /// Marks all frames but the `used` ones as free.
     pub fn rebuild(&mut self, frames: u32, used: impl IntoIterator<Item = u32>) {
         *self = Frames::new(frames);
         for frame in used {
@@ -49,8 +49,8 @@ impl Frames {
         }
     }
 
-    /// Takes a frame back. One that is none, or free already, comes from a table that a client has spoilt:
-    /// it is left as it is; false then.
+    /// Takes a frame back. Returns false, without effect, if the number is invalid or the frame is free already: a client has
+    /// corrupted the table.
     pub fn give(&mut self, frame: u32) -> bool {
         let bit = 1 << (frame % 64);
         match self.words.get_mut(frame as usize / 64) {

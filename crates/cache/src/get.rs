@@ -1,16 +1,17 @@
 //! Get and Put: the stages of a request for pages (the Jericho paper, section II.D.2).
 //!
 //! ```text
-//!             all there or free frames             fills and clashes over
+//!              all there or free frames             fills and clashes over
 //!   new ─────────────────────────────▶ (filling) ─────────────────────────▶ execute: Grant
 //!    │ ▲                                  ▲
-//!    │ └── clashed: another fills a page ─┘   (looked at anew when that fill has ended)
-//!    └──── stalled: too few free frames       (looked at anew, in order, when the evictor has freed some)
+//!    │ └── clashed: another fills a page ─┘   (enters again when that fill has ended)
+//!    └──── stalled: too few free frames       (enters again, in order, when the evictor has freed some)
 //! ```
 //!
-//! *new* (`enter`) runs inline in the caller's thread; fills end in the pipeline thread. No circle of
-//! waiting: a Get takes all frames it misses at once or none; one that is to overwrite takes none while
-//! it clashes, so what others wait for is always I/O, which ends, or a granted writer, who does not wait.
+//! *new* (`enter`) runs inline in the caller's thread. Fills end in the pipeline thread, or in the thread of a `Reader`.
+//!
+//! Gets cannot deadlock. A Get takes all frames that it misses at once, or none. An overwriting Get takes none while it clashes.
+//! A Get therefore waits only for I/O, which ends, or for a writer that holds a grant and does not wait.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,14 +23,14 @@ use jericho_storage::{Completion, Direction, Segment, Transfer};
 use crate::latched::Latched;
 use crate::object::{Error, Object, Place, Run};
 use crate::reader;
-use crate::state::{After, Announcement, Shared, State, run};
+use crate::state::{After, Report, Shared, State, run};
 use crate::{Intent, PAGES_PER_GET_MAX};
 
 pub(crate) type GetDone = Box<dyn FnOnce(Result<Grant, Error>) + Send>;
 
-/// What a Get asks for.
+/// The pages and the intent of a Get.
 #[derive(Clone)]
-struct Wanted {
+struct Request {
     object: Arc<dyn Object>,
     first: u64,
     count: u32,
@@ -38,20 +39,20 @@ struct Wanted {
 
 /// A Get that waits.
 pub(crate) struct Pending {
-    wanted: Wanted,
+    request: Request,
     done: Option<GetDone>,
-    /// Entries pinned for it so far.
+    /// Entries pinned for this Get so far.
     held: Vec<u32>,
-    /// Fills, clashes and the turn of `start_fill` that it waits for.
+    /// Number of fills, clashes and unfinished `start_fill` calls that this Get waits for.
     remaining: u32,
     error: Option<Error>,
-    /// What it waits for was another's: look at all pages anew.
-    again: bool,
-    /// It has waited in the queue for frames and need not go behind the others again.
-    turn: bool,
+    /// Another Get fills some of the pages, so check all pages again at the end.
+    reenter: bool,
+    /// The Get has already waited in the queue for frames, so it does not queue again.
+    has_queued: bool,
 }
 
-/// Pages that a Get has inserted and that are to be filled.
+/// Pages that a Get has inserted and that must be filled.
 pub(crate) struct Fill {
     get: u64,
     object: Arc<dyn Object>,
@@ -60,7 +61,7 @@ pub(crate) struct Fill {
     read_ahead: bool,
 }
 
-/// A read transfer on its way.
+/// A read transfer in flight.
 pub(crate) struct Reading {
     get: u64,
     entries: Vec<u32>,
@@ -68,28 +69,32 @@ pub(crate) struct Reading {
     backed: bool,
 }
 
-/// In place of the entry of a page that is not in the table.
+/// Stands for the entry of a page that is not in the table.
 const ABSENT: u32 = u32::MAX;
 
 enum Entered {
-    /// All pages are there (or taken, for Overwrite): their entries.
+    /// All pages are in the table, for Overwrite perhaps still unfilled. Holds their entries.
     Ready(Vec<u32>),
-    /// Waits under this id; perhaps with a fill to start.
+    /// The Get waits under its id, perhaps with a fill to start; or it has ended, and its result is in `After`.
     Waits,
-    /// Would wait, and was told not to.
+    /// The Get would have to wait, but must not.
     WouldWait,
 }
 
-/// The *new* stage. `pending`: what waits, if it may; it then also gets what goes wrong.
+/// Runs the *new* stage. `pending` is the Get that may wait; it also receives errors. `None` for a Get that must not wait.
 fn enter(
     state: &mut State,
     shared: &Arc<Shared>,
-    wanted: &Wanted,
+    request: &Request,
     pending: Option<Box<Pending>>,
     after: &mut After,
 ) -> Result<Entered, Error> {
-    let (object, first, count, intent) =
-        (&wanted.object, wanted.first, wanted.count, wanted.intent);
+    let (object, first, count, intent) = (
+        &request.object,
+        request.first,
+        request.count,
+        request.intent,
+    );
     debug_assert!(count > 0 && count <= PAGES_PER_GET_MAX);
     let refused = if shared.closing.load(Relaxed) {
         Some(Error::Closed)
@@ -114,7 +119,7 @@ fn enter(
                 if !found.state.has(Flags::VALID) {
                     if state.filling.contains_key(&found.index) {
                         clashes.push(found.index);
-                    } else if state.expel_unfilled(shared, found) {
+                    } else if state.evict_unfilled(shared, found) {
                         missing.push(entries.len());
                         entries.push(ABSENT);
                         continue;
@@ -129,7 +134,7 @@ fn enter(
             || (!state.stalled.is_empty()
                 && pending
                     .as_ref()
-                    .is_some_and(|p| !p.turn && p.held.is_empty())));
+                    .is_some_and(|p| !p.has_queued && p.held.is_empty())));
     let fills = !missing.is_empty() && intent != Intent::Overwrite;
     if pending.is_none() && (short_of_frames || fills || !clashes.is_empty()) {
         return Ok(Entered::WouldWait);
@@ -141,7 +146,7 @@ fn enter(
             return Ok(Entered::WouldWait);
         };
         if p.done.is_none() {
-            // Read-ahead is not worth waiting for.
+            // Read-ahead does not wait for frames.
             p.held.iter().for_each(|index| state.unpin(*index));
             return Ok(Entered::Waits);
         }
@@ -167,13 +172,13 @@ fn enter(
         }
     }
     if !fills && clashes.is_empty() {
-        // What an earlier look held stays pinned by the pins of this one.
+        // Pages pinned by an earlier round stay pinned, because this round has pinned them too.
         let Some(p) = pending else {
             return Ok(Entered::Ready(entries));
         };
         p.held.iter().for_each(|index| state.unpin(*index));
         if let Some(done) = p.done {
-            let grant = Grant::new(shared, p.wanted.object, first, entries);
+            let grant = Grant::new(shared, p.request.object, first, entries);
             after.granted.push((done, Ok(grant)));
         } else {
             entries.iter().for_each(|index| state.unpin(*index));
@@ -185,7 +190,7 @@ fn enter(
     };
     p.held.iter().for_each(|index| state.unpin(*index));
     p.held = if overwrite_clash { vec![] } else { entries };
-    p.again = !clashes.is_empty();
+    p.reenter = !clashes.is_empty();
     p.remaining = clashes.len() as u32 + u32::from(fills);
     let get = state.new_id();
     if !clashes.is_empty() {
@@ -207,11 +212,11 @@ fn enter(
     Ok(Entered::Waits)
 }
 
-/// Enters or re-enters a Get that may wait.
+/// Enters a Get that may wait, for the first time or again.
 fn enter_waiting(state: &mut State, shared: &Arc<Shared>, pending: Pending, after: &mut After) {
-    let wanted = pending.wanted.clone();
-    // Errors go to who waits.
-    let _ = enter(state, shared, &wanted, Some(Box::new(pending)), after);
+    let request = pending.request.clone();
+    // `enter` passes errors to the Get's callback.
+    let _ = enter(state, shared, &request, Some(Box::new(pending)), after);
 }
 
 fn fail(state: &mut State, shared: &Arc<Shared>, p: Pending, error: Error, after: &mut After) {
@@ -222,7 +227,7 @@ fn fail(state: &mut State, shared: &Arc<Shared>, p: Pending, error: Error, after
     state.retry_waiting(shared, after);
 }
 
-/// One thing that a Get waited for is over.
+/// Records that one thing that a Get waited for has ended.
 pub(crate) fn step(
     state: &mut State,
     shared: &Arc<Shared>,
@@ -243,36 +248,41 @@ pub(crate) fn step(
     };
     if let Some(error) = p.error.take() {
         fail(state, shared, p, error, after);
-    } else if p.again {
+    } else if p.reenter {
         enter_waiting(state, shared, p, after);
     } else if let Some(done) = p.done.take() {
         let entries = std::mem::take(&mut p.held);
         after.granted.push((
             done,
-            Ok(Grant::new(shared, p.wanted.object, p.wanted.first, entries)),
+            Ok(Grant::new(
+                shared,
+                p.request.object,
+                p.request.first,
+                entries,
+            )),
         ));
     } else {
         p.held.iter().for_each(|index| state.unpin(*index));
     }
 }
 
-/// Looks at stalled Gets anew, in order, as long as there are frames.
+/// Lets stalled Gets enter again, in order, as long as there are frames.
 pub(crate) fn retry_stalled(state: &mut State, shared: &Arc<Shared>, after: &mut After) {
     while let Some(get) = state.stalled.front().copied() {
-        let need = state.pending.get(&get).map_or(0, |p| p.wanted.count);
+        let need = state.pending.get(&get).map_or(0, |p| p.request.count);
         if need > state.frames.free() && !shared.closing.load(Relaxed) {
             after.wake_evictor = true;
             return;
         }
         state.stalled.pop_front();
         if let Some(mut p) = state.pending.remove(&get) {
-            p.turn = true;
+            p.has_queued = true;
             enter_waiting(state, shared, p, after);
         }
     }
 }
 
-/// Asks the object where pages are, zeroes holes, and hands reads to the pipeline. Without the lock.
+/// Asks the object where pages are, zeroes holes, and queues the reads. Called without the lock.
 pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
     let mut holes: Vec<u32> = vec![];
     let mut transfers: Vec<(Transfer, Vec<u32>)> = vec![];
@@ -341,7 +351,7 @@ pub(crate) fn start_fill(shared: &Arc<Shared>, fill: Fill, after: &mut After) {
     }
 }
 
-/// Turns runs into zeroed frames and read transfers.
+/// Splits runs into zeroed frames and read transfers.
 fn plan(
     shared: &Shared,
     pages: &[(u64, u32, u32)],
@@ -378,11 +388,11 @@ fn plan(
     assert_eq!(
         at,
         pages.len(),
-        "an object placed fewer pages than were asked for"
+        "an object placed fewer pages than requested"
     );
 }
 
-/// Segments of frames, neighbours merged.
+/// Returns the segments of frames, with neighbours merged.
 pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) -> Vec<Segment> {
     let page = PAGE_BYTES as usize;
     let mut out: Vec<Segment> = vec![];
@@ -400,8 +410,7 @@ pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) 
     out
 }
 
-/// Takes an entry out whose fill failed or was given up. Its pins stay with who holds them: an entry that
-/// is not in the table any more can't be found, and pins are by index, so they are taken back first.
+/// Removes an entry whose fill failed or was given up. Holders of its pins keep them, because a pin names the entry by its index.
 fn drop_fill(state: &mut State, shared: &Arc<Shared>, index: u32, after: &mut After) {
     let entry = shared.memory.entry(index);
     let word = entry.state();
@@ -412,8 +421,8 @@ fn drop_fill(state: &mut State, shared: &Arc<Shared>, index: u32, after: &mut Af
     state.fill_ended(shared, index, after);
 }
 
-/// A read transfer has ended. In the thread that made it, where the callbacks of its Gets run: the pipeline, or one with a
-/// reader.
+/// Ends a read transfer. Runs in the thread that submitted the transfer: the pipeline, or a thread with a reader. The callbacks
+/// of its Gets run there too.
 pub(crate) fn read_ended(shared: &Arc<Shared>, completion: Completion) {
     let mut after = After::default();
     let mut state = shared.lock();
@@ -442,7 +451,7 @@ pub(crate) fn read_ended(shared: &Arc<Shared>, completion: Completion) {
     run(shared, after);
 }
 
-/// Tries without waiting. `None`: it would have to.
+/// Gets pages without waiting. Returns `None` if it would have to wait.
 pub(crate) fn try_get(
     shared: &Arc<Shared>,
     object: &Arc<dyn Object>,
@@ -451,21 +460,21 @@ pub(crate) fn try_get(
     intent: Intent,
 ) -> Result<Option<Grant>, Error> {
     let mut after = After::default();
-    let wanted = Wanted {
+    let request = Request {
         object: object.clone(),
         first,
         count,
         intent,
     };
-    let entered = enter(&mut shared.lock(), shared, &wanted, None, &mut after);
+    let entered = enter(&mut shared.lock(), shared, &request, None, &mut after);
     run(shared, after);
     match entered? {
-        Entered::Ready(entries) => Ok(Some(Grant::new(shared, wanted.object, first, entries))),
+        Entered::Ready(entries) => Ok(Some(Grant::new(shared, request.object, first, entries))),
         Entered::WouldWait | Entered::Waits => Ok(None),
     }
 }
 
-/// Gets pages; `done` (none for read-ahead) runs when they are there.
+/// Gets pages. `done` runs when they are in the cache; it is `None` for read-ahead.
 pub(crate) fn get(
     shared: &Arc<Shared>,
     object: &Arc<dyn Object>,
@@ -475,26 +484,26 @@ pub(crate) fn get(
     done: Option<GetDone>,
 ) {
     let mut after = After::default();
-    let wanted = Wanted {
+    let request = Request {
         object: object.clone(),
         first,
         count,
         intent,
     };
     let pending = Pending {
-        wanted,
+        request,
         done,
         held: vec![],
         remaining: 0,
         error: None,
-        again: false,
-        turn: false,
+        reenter: false,
+        has_queued: false,
     };
     enter_waiting(&mut shared.lock(), shared, pending, &mut after);
     run(shared, after);
 }
 
-/// Pages that stay in the cache until the grant is dropped (the Put).
+/// Pinned pages: they stay in the cache until the grant is dropped (the Put).
 pub struct Grant {
     shared: Arc<Shared>,
     object: Arc<dyn Object>,
@@ -515,12 +524,12 @@ impl Grant {
         }
     }
 
-    /// First page.
+    /// Returns the first page.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn count(&self) -> u32 {
         self.entries.len() as u32
     }
@@ -529,8 +538,8 @@ impl Grant {
         self.entries[(page - self.first) as usize]
     }
 
-    /// Whether a page of the grant has contents: false for one got with `Intent::Overwrite` that was not in
-    /// the cache and has not been written yet.
+    /// Returns whether a page of the grant has contents. A page got with `Intent::Overwrite` has none if it was not in the cache
+    /// and has not been written yet.
     pub fn is_filled(&self, page: u64) -> bool {
         !self
             .shared
@@ -540,9 +549,9 @@ impl Grant {
             .has(Flags::FILL)
     }
 
-    /// Reads bytes of a page of the grant, all of one instant. Panics outside of the grant. Not for pages
-    /// got with `Intent::Overwrite` and not yet written. Fails when a writer holds the page for longer than a reader
-    /// spins: then drop the grant, and get the page again with `Slice::when_unlatched`.
+    /// Reads bytes of a page of the grant, as of one instant. Panics outside of the grant. Must not be called for a page without
+    /// contents. Fails when a writer latches the page for longer than a reader spins. The caller then drops the grant, and gets
+    /// the page again with `Slice::when_unlatched`.
     pub fn read(&self, page: u64, offset: usize, out: &mut [u8]) -> Result<(), Latched> {
         let memory = &self.shared.memory;
         let key = Key::new(self.object.id(), page);
@@ -550,21 +559,21 @@ impl Grant {
             Ok(()) => Ok(()),
             Err(Miss::Busy) => Err(Latched::new(memory, key)),
             Err(_) => {
-                // A client has spoilt the table. Its volume, its loss; but nobody else's bytes.
+                // A client has corrupted the table. Zeros reveal no other file's bytes; only the client's volume is affected.
                 out.fill(0);
                 Ok(())
             }
         }
     }
 
-    /// Writes bytes of a page of the grant; space must have been reserved for it. A page got with
-    /// `Intent::Overwrite` is written whole. Fails as `read` does, and then leaves the page unchanged.
+    /// Writes bytes of a page of the grant. The caller has reserved space for the page. A page without contents is written whole.
+    /// Fails as `read` does, and then leaves the page unchanged.
     pub fn write(&mut self, page: u64, offset: usize, data: &[u8]) -> Result<(), Latched> {
         let memory = &self.shared.memory;
         let index = self.entry(page);
         let entry = memory.entry(index);
         let word = entry.state();
-        // Otherwise a client has spoilt the entry of a page that has its bytes, or the frame's number.
+        // If any of these does not hold, a client has corrupted the entry: its flags or its frame number.
         let is_new = data.len() as u64 == PAGE_BYTES;
         if word.has(Flags::FILL) && is_new && memory.copy_in(word.frame(), 0, data).is_ok() {
             entry.publish(Flags::DIRTY.with(self.backed()));
@@ -590,8 +599,8 @@ impl Grant {
         }
     }
 
-    /// Returns BACKED for a page that is published now, if the object may be written inline. The page was inserted
-    /// before this check. `Slice::withdraw` therefore either runs before the check or finds the page in its fill.
+    /// Returns BACKED for a page that is published now, if clients may write the object inline. The page was inserted before this
+    /// check. `Slice::withdraw` therefore either runs before the check or finds the page in its fill.
     fn backed(&self) -> Flags {
         match self.object.may_write_inline() {
             true => Flags::BACKED,
@@ -599,7 +608,7 @@ impl Grant {
         }
     }
 
-    /// Allows inline writes to a page that has space reserved, if its object may be written inline.
+    /// Allows inline writes to a page that has space reserved, if clients may write its object inline.
     fn back(&self, index: u32) {
         let entry = self.shared.memory.entry(index);
         if entry.state().has(Flags::BACKED) {
@@ -612,15 +621,15 @@ impl Grant {
         }
     }
 
-    /// Puts pages that were got with `Intent::Overwrite` and not written into the cache as zeros, and lets
-    /// all pages of the grant be written inline if the object may be; space was promised for them.
+    /// Publishes pages without contents as zeros. Lets clients write all pages of the grant inline, if they may write the object
+    /// inline. The caller has reserved space for the pages.
     pub fn offer(&mut self) {
         let memory = &self.shared.memory;
         for index in &self.entries {
             let entry = memory.entry(*index);
             let word = entry.state();
             if word.has(Flags::FILL) {
-                // No such frame: a client has spoilt the entry.
+                // Fails if the frame number is invalid: a client has corrupted the entry.
                 let _ = memory.copy_in(word.frame(), 0, &[0; PAGE_BYTES as usize]);
                 entry.publish(self.backed());
             } else {
@@ -649,7 +658,7 @@ impl Drop for Grant {
             state.unpin(*index);
             let word = shared.memory.entry(*index).state();
             if word.has(Flags::FILL) {
-                // Never written: the writer gave up.
+                // The writer gave up before it wrote the page.
                 drop_fill(&mut state, &shared, *index, &mut after);
             } else {
                 state.fill_ended(&shared, *index, &mut after);
@@ -663,9 +672,9 @@ impl Drop for Grant {
     }
 }
 
-/// Tells the slice that pages were made dirty inline.
-pub(crate) fn announce(shared: &Shared, object: &Arc<dyn Object>, first: u64, count: u32) {
-    shared.announced.push(Announcement {
+/// Reports to the slice that pages were made dirty inline.
+pub(crate) fn report(shared: &Shared, object: &Arc<dyn Object>, first: u64, count: u32) {
+    shared.reports.push(Report {
         object: object.clone(),
         first,
         count,

@@ -1,4 +1,4 @@
-//! Dropping pages of an object, dirty or not, once no I/O and nobody holds them.
+//! Drops pages of an object, dirty or not, once no I/O, Get or latch holds them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::Done;
 use crate::object::Error;
 use crate::state::{After, Shared, State, run};
 
-/// Pages looked at while the lock is held once: short enough for others to come in between.
+/// Pages checked in one critical section, short enough for other threads to take the lock in between.
 const CHUNK: u64 = 2048;
 
 /// An invalidation that waits for pages that are busy.
@@ -22,7 +22,7 @@ pub(crate) struct Invalidation {
 
 pub(crate) fn invalidate(shared: &Arc<Shared>, object: u64, pages: Range<u64>, done: Done) {
     let mut busy = vec![];
-    // Whatever is fewer to look at: the pages of the range or the whole table.
+    // Visits the pages of the range or the whole table, whichever is smaller.
     let entries = u64::from(shared.memory.geometry().entries());
     let by_table = pages.end.saturating_sub(pages.start) > entries;
     let (mut at, end) = if by_table {
@@ -30,8 +30,8 @@ pub(crate) fn invalidate(shared: &Arc<Shared>, object: u64, pages: Range<u64>, d
     } else {
         (pages.start, pages.end)
     };
-    shared.hear_clients();
-    shared.lock().drain_announced(shared);
+    shared.drain_clients();
+    shared.lock().drain_reports(shared);
     while at < end {
         let mut state = shared.lock();
         let stop = end.min(at + CHUNK);
@@ -65,7 +65,7 @@ pub(crate) fn invalidate(shared: &Arc<Shared>, object: u64, pages: Range<u64>, d
     run(shared, after);
 }
 
-/// Looks at busy pages again. Called whenever I/O ended or a grant was put.
+/// Retries busy pages. Called when I/O ended or a grant was dropped.
 pub(crate) fn retry(state: &mut State, shared: &Arc<Shared>, after: &mut After) {
     for mut invalidation in std::mem::take(&mut state.invalidations) {
         invalidation
@@ -77,19 +77,19 @@ pub(crate) fn retry(state: &mut State, shared: &Arc<Shared>, after: &mut After) 
             after.done.push((invalidation.done, Err(Error::Closed)));
         } else {
             state.invalidations.push(invalidation);
-            // A latch ends without telling anybody: the evictor looks again after a while.
+            // The end of a latch wakes no thread, so the evictor retries after a while.
             after.wake_evictor = true;
         }
     }
 }
 
-/// Whether the page is gone.
+/// Drops a page. Returns whether it is gone.
 fn drop_page(state: &mut State, shared: &Arc<Shared>, object: u64, page: u64) -> bool {
     let key = Key::new(object, page);
     let Some(found) = shared.memory.lookup(key) else {
         return true;
     };
-    // Of FILL and WRITE_BACK the table's word is not taken: who waited for a lie would wait for ever.
+    // Uses the slice's own record of FILL and WRITE_BACK. A client can set these flags in the table for ever.
     if found.state.has(Flags::LATCH) || state.is_held(found.index) {
         state.want_latched(shared, found.index, found.state);
         return false;
@@ -104,7 +104,7 @@ fn drop_page(state: &mut State, shared: &Arc<Shared>, object: u64, page: u64) ->
     true
 }
 
-/// Pages of an object that are in the cache: (page, entry).
+/// Returns the pages of an object that are in the cache, as (page, entry).
 pub(crate) fn resident(shared: &Shared, object: u64, pages: &Range<u64>) -> Vec<(u64, u32)> {
     let lines = shared.memory.geometry().lines;
     let mut out = vec![];

@@ -1,4 +1,4 @@
-//! Gets that met a page latched by a writer that makes no progress, and wait for it without a thread.
+//! Gets that met a page latched by a writer that makes no progress. They wait for it without a thread.
 //!
 //! A client that is stopped, or gets no CPU time, may hold a latch for as long as `want_latched` allows. The thread that met the
 //! latch continues with other work: its request is parked here, and the pipeline checks the latch periodically.
@@ -75,7 +75,7 @@ impl Rounds {
     }
 
     /// Resumes the Gets whose latch has changed hands, if a check is due.
-    pub fn look(&mut self, shared: &Arc<Shared>) {
+    pub fn check(&mut self, shared: &Arc<Shared>) {
         if shared.parked.load(SeqCst) > 0 && self.0.elapsed() >= ROUND {
             retry(shared);
             self.0 = Instant::now();

@@ -1,6 +1,6 @@
-//! Slices: the page cache of one home node, its pipeline, evictor and write-back.
+//! Slices. A slice is the page cache of one home node, with its pipeline, evictor and write-back.
 //!
-//! Knows pages of numbered objects, not files. `docs/internals/cache.md` has the protocol.
+//! A slice caches pages of numbered objects. It knows nothing of files. `docs/internals/cache.md` specifies the protocol.
 #![forbid(unsafe_code)]
 
 mod clients;
@@ -26,36 +26,36 @@ pub use outage::Observer;
 pub use reader::Reader;
 pub use slice::{Config, FRAMES_MIN, Resident, Slice, StartError};
 
-/// Pages of one Get at most: 1 MiB.
+/// Maximum number of pages of one Get: 1 MiB.
 pub const PAGES_PER_GET_MAX: u32 = 256;
 
-/// The owner of latches that the daemon itself takes.
+/// Owner of the latches that the daemon itself takes.
 pub const OWNER_DAEMON: u16 = 1;
 
-/// What a Get is for.
+/// Purpose of a Get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// The pages will be read.
+    /// The caller reads the pages.
     Read,
-    /// Parts of the pages will be changed: contents are fetched first. The caller has reserved space.
+    /// The caller changes parts of the pages, so their contents are fetched first. It has reserved space.
     Modify,
-    /// The pages will be replaced as a whole: nothing is fetched. The caller has reserved space.
+    /// The caller replaces whole pages, so nothing is fetched. It has reserved space.
     Overwrite,
 }
 
-/// Called once, when the operation is over; in the caller's thread or in a thread of the slice.
+/// Callback that runs once, at the end of the operation, in the caller's thread or in a thread of the slice.
 pub type Done = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// When the slice's threads begin and stop working.
+/// Thresholds at which the slice's threads start and stop working.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     frames: u32,
-    /// Eviction begins below `low` free frames and goes on to `high`.
+    /// Eviction starts below `free_low` free frames and stops at `free_high`.
     free_low: u32,
     free_high: u32,
-    /// Write-back begins here; writers wait at `dirty_max`.
+    /// Write-back starts at this number of dirty pages; writers wait at `dirty_max`.
     dirty_background: u32,
     dirty_max: u32,
-    /// Write-back of pages that have been dirty this long.
+    /// Age at which a dirty page is written back.
     dirty_age: std::time::Duration,
 }

@@ -1,24 +1,24 @@
-//! What the cache asks of whoever owns the pages.
+//! The interface between the cache and the owner of the pages.
 
 use std::sync::Arc;
 
 use jericho_storage::IoError;
 
-/// Why a page could not be had, kept or written.
+/// Why a page could not be fetched, kept or written.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A device failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The object could not say where its pages are, or had no space for them.
+    /// The object could not tell where its pages are, or had no space for them.
     #[error("{message}")]
     Object {
         /// errno that a program should see.
         errno: i32,
-        /// What went wrong, in full.
+        /// The full message.
         message: Arc<str>,
     },
-    /// The object's home is another slice now: look it up and ask that one.
+    /// The object now belongs to another slice. The caller looks it up again and asks that slice.
     #[error("the file was re-homed to another slice meanwhile")]
     Moved,
     /// The slice is shutting down.
@@ -27,7 +27,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The errno that a program should see.
+    /// Returns the errno that a program should see.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Io(e) => e.errno(),
@@ -38,58 +38,57 @@ impl Error {
     }
 }
 
-/// A run of pages and where they are.
+/// A run of pages and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// How many pages.
+    /// Number of pages.
     pub pages: u32,
-    /// Where.
+    /// Place of the first page.
     pub place: Place,
 }
 
-/// Where a run of pages is.
+/// Place of a run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Nowhere: reads as zeros.
+    /// No place: the pages read as zeros.
     Hole,
     /// Contiguous on a device.
     Device {
         /// Index in the volume's list of devices.
         device: u16,
-        /// Byte offset there.
+        /// Byte offset on the device.
         offset_bytes: u64,
     },
 }
 
-/// Something with pages: a file, to the filesystem. Its calls are made by slice threads and by
-/// whoever calls the slice. They may take short locks of the object's own, and must never wait
-/// for the cache: a slice's lock may be held.
+/// An owner of pages, for example a file of the filesystem. Slice threads and the callers of the slice call it. Its functions may
+/// take short locks of the object's own. They must never wait for the cache, because the caller may hold a slice's lock.
 pub trait Object: Send + Sync + 'static {
-    /// The object's part of a page key: 1..=`jericho_format::INO_MAX`. Whoever reuses a number first
-    /// makes sure that `Slice::invalidate` of the old object's pages has completed.
+    /// Returns the object's part of a page key: 1..=`jericho_format::INO_MAX`. Before an owner uses an id again, it makes sure
+    /// that `Slice::invalidate` of the old object's pages has completed.
     fn id(&self) -> u64;
 
-    /// Index of the slice that may cache the object's pages now. Asked under that slice's lock.
+    /// Returns the index of the slice that may cache the object's pages now. Called under that slice's lock.
     fn slice(&self) -> u16;
 
-    /// Whether clients may write the object's pages in the cache without asking.
+    /// Returns whether clients may write the object's cached pages without a request.
     fn may_write_inline(&self) -> bool {
         true
     }
 
-    /// Appends runs that cover exactly the pages `[first, first + count)`, for reading.
+    /// Appends the runs of exactly the pages `[first, first + count)`, for reading.
     fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error>;
 
-    /// As `resolve`, for write-back: places what has no place yet (delayed allocation), so that every
-    /// run is `Place::Device`. The pages are written there next, then `written` is called.
-    /// Never called for pages that nobody reserved (`Intent::Modify`/`Overwrite` promise that).
+    /// Appends runs like `resolve`, for write-back. Allocates places for pages that have none (delayed allocation), so that every
+    /// run is `Place::Device`. The slice then writes the pages there and calls `written`. Never called for pages without reserved
+    /// space: callers of a Get with `Intent::Modify` or `Overwrite` reserve it.
     fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error>;
 
-    /// The pages `[first, first + count)` given by the last `allocate` are on the device (not yet flushed
-    /// there).
+    /// Reports that the pages `[first, first + count)` are on the device, where the last `allocate` placed them. The device is
+    /// not flushed yet.
     fn written(&self, first: u64, count: u32);
 
-    /// The write-back of pages failed. They stay dirty and are tried again; the object remembers the
-    /// error for the next fsync.
+    /// Reports that the write-back of pages failed. They stay dirty and are retried; the object keeps the error for the next
+    /// fsync.
     fn write_failed(&self, first: u64, count: u32, error: &Error);
 }

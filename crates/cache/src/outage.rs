@@ -1,14 +1,16 @@
-//! Outages: times in which pages cannot be written back.
+//! Outages: periods in which pages cannot be written back.
 //!
 //! ```text
 //!   none ── a write-back fails ──▶ outage ── no page has failed for RETRY, and none waits or is being tried again ──▶ none
 //! ```
 //!
-//! Pages whose write-back failed stay dirty, and none is lost. Only the evictor changes the outage. It writes one of
-//! their pieces every `RETRY`; once a piece succeeds, it retries all at once, and the outage lasts until all were tried. Meanwhile no caller waits in vain. A sync tries
-//! its pages at once and returns the error. So do writers that are held back because too much is dirty, unless
-//! write-back of other pages still makes room for them. When the cause is a lack of space, `Slice::no_room` reports
-//! it to callers that are about to write new pages, before the cache fills with pages that cannot be stored.
+//! Pages whose write-back failed stay dirty; none is lost. Only the evictor changes the outage. It writes one piece of the failed
+//! pages every `RETRY`. Once a piece succeeds, it retries all others, and the outage lasts until all were tried.
+//!
+//! No caller waits in vain during an outage. A sync tries its pages at once and returns the error. Writers that wait because too
+//! many pages are dirty also get the error, unless write-back of other pages still makes room for them. When the cause is a lack
+//! of space, `Slice::no_room` reports it to callers that are about to write new pages, before the cache fills with pages that
+//! cannot be stored.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};

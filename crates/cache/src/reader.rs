@@ -1,12 +1,13 @@
-//! Reads that a thread makes itself, instead of the slice's pipeline.
+//! Reads that a thread performs itself, instead of the slice's pipeline.
 //!
-//! A thread that serves requests and has to wait for the next one anyway may as well wait for the device: that spares waking
-//! the pipeline for each miss, and being woken by it. It owns a `Reader` of the slice. What its Gets have to read goes into
-//! a list of the thread, which `poll` submits; completions take the same way through the slice as in the pipeline.
-//! Read-ahead and long reads stay with the pipeline: there, two threads at work are worth more than a wake-up.
+//! A thread that serves requests sleeps until the next request. It can wait for the device in the same sleep, which saves waking
+//! the pipeline for each miss and being woken by it. Such a thread owns a `Reader` of the slice. The transfers of its Gets go
+//! into a list of the thread, which `poll` submits. Completions pass through the slice as in the pipeline. The pipeline still
+//! does read-ahead and long reads: there, two threads gain more than the wake-up costs.
 //!
-//! Others may wait for a fill that this thread has begun (an invalidation does), and hold locks meanwhile. So a thread whose
-//! reader is not idle must not wait for anything but what the slice's own threads wait for, or both wait for ever.
+//! Other threads may wait for a fill that this thread has started, and hold locks meanwhile. An invalidation does. While a
+//! thread's reader is not idle, the thread must therefore wait only for things that the slice's own threads may wait for.
+//! Otherwise both wait for ever.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,27 +21,27 @@ use crate::get;
 use crate::slice::Slice;
 use crate::state::Shared;
 
-/// Transfers under way of one thread; what is beyond waits.
+/// Maximum number of transfers of one thread in flight; further ones wait.
 const DEPTH: u32 = 64;
 
-/// Pages that are read so at once at most.
+/// Maximum number of pages of a fill that a reader performs.
 pub(crate) const PAGES_MAX: usize = 16;
 
-/// What the Gets of a thread want to read.
-type Wanted = Rc<RefCell<Vec<Transfer>>>;
+/// Transfers that the Gets of a thread have requested.
+type Requested = Rc<RefCell<Vec<Transfer>>>;
 
 thread_local! {
     /// The lists of this thread's readers, by slice.
-    static READERS: RefCell<Vec<(*const Shared, Wanted)>> = const { RefCell::new(Vec::new()) };
+    static READERS: RefCell<Vec<(*const Shared, Requested)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes `transfer` for this thread's reader of the slice, or gives it back when it has none.
+/// Queues `transfer` at this thread's reader of the slice. Returns the transfer if the thread has none.
 pub(crate) fn keep(shared: &Arc<Shared>, transfer: Transfer) -> Option<Transfer> {
     READERS.with_borrow(|readers| {
         let slice = Arc::as_ptr(shared);
         match readers.iter().find(|(of, _)| *of == slice) {
-            Some((_, wanted)) => {
-                wanted.borrow_mut().push(transfer);
+            Some((_, requested)) => {
+                requested.borrow_mut().push(transfer);
                 None
             }
             None => Some(transfer),
@@ -48,27 +49,27 @@ pub(crate) fn keep(shared: &Arc<Shared>, transfer: Transfer) -> Option<Transfer>
     })
 }
 
-/// The reads of the thread that made it.
+/// Performs the reads of the thread that created it.
 pub struct Reader {
     shared: Arc<Shared>,
     /// Shared with `READERS`, so a reader stays in its thread.
-    wanted: Wanted,
+    requested: Requested,
     queue: Box<dyn Queue>,
     completions: Vec<Completion>,
 }
 
 impl Slice {
-    /// A reader for the calling thread, which has none of this slice. Completions ring `doorbell` in the thread's sleep.
-    /// Errors: io_uring is refused.
+    /// Creates a reader for the calling thread, which must not have one of this slice. Completions ring `doorbell` when the
+    /// thread sleeps. Fails if io_uring is refused.
     pub fn reader(&self, doorbell: &Doorbell) -> Result<Reader, QueueError> {
         let queue = jericho_storage::open_signalling_queue(&self.devices, DEPTH, doorbell)?;
-        let wanted = Wanted::default();
+        let requested = Requested::default();
         READERS.with_borrow_mut(|readers| {
-            readers.push((Arc::as_ptr(&self.shared), wanted.clone()));
+            readers.push((Arc::as_ptr(&self.shared), requested.clone()));
         });
         Ok(Reader {
             shared: self.shared.clone(),
-            wanted,
+            requested,
             queue,
             completions: vec![],
         })
@@ -76,7 +77,7 @@ impl Slice {
 }
 
 impl Reader {
-    /// Starts what was asked for, and looks for what has ended: true when there is something for `run`.
+    /// Submits requested transfers and polls for completions. Returns whether `run` has work.
     pub fn poll(&mut self) -> bool {
         self.submit();
         if self.completions.is_empty() && self.queue.in_flight() > 0 {
@@ -85,14 +86,14 @@ impl Reader {
         !self.completions.is_empty()
     }
 
-    /// Whether no read is under way or asked for.
+    /// Returns whether no read is in flight or requested.
     pub fn is_idle(&self) -> bool {
         self.queue.in_flight() == 0
             && self.completions.is_empty()
-            && self.wanted.borrow().is_empty()
+            && self.requested.borrow().is_empty()
     }
 
-    /// Ends the reads that have come: the callbacks of their Gets run here.
+    /// Ends the completed reads, and runs the callbacks of their Gets.
     pub fn run(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
@@ -103,14 +104,14 @@ impl Reader {
     }
 
     fn submit(&mut self) {
-        for transfer in self.wanted.borrow_mut().drain(..) {
+        for transfer in self.requested.borrow_mut().drain(..) {
             self.queue.submit(transfer);
         }
     }
 }
 
 impl Drop for Reader {
-    /// Ends what is under way: programs, or the slice's other Gets, wait for it.
+    /// Ends the reads in flight, because programs or other Gets wait for them.
     fn drop(&mut self) {
         while !self.is_idle() {
             self.submit();

@@ -1,9 +1,9 @@
-//! Puts a table right that a client has spoilt.
+//! Repairs a table that a client has corrupted.
 //!
-//! What the slice itself knows (what it fills, what it writes, who pinned what, the dirty index) is compared with what the table
-//! says. Nothing here runs while all is well: only when frames are wanted and none comes free for a while, which is what
-//! entries come to that nobody can evict, and frames that no entry names any more; or when something impossible was
-//! met. What it costs is cached pages, and what clients wrote and did not announce.
+//! The repair compares the table with the slice's own records: fills, write-backs, pins, quarantine and the dirty index. It runs
+//! only on suspicion. Entries that no thread can evict, and frames that no entry names, lead to a lack of frames, so a lack that
+//! lasts is suspicious. An impossible state is suspicious too. A repair costs cached pages, and pages that clients wrote but did
+//! not report.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use jericho_shm::{Flags, Found, State as Word};
 use crate::OWNER_DAEMON;
 use crate::state::{Shared, State};
 
-/// Suspicions are looked at so long after they arose. A writer announces a page that it made dirty within it.
+/// Time between a suspicion and the repair. A correct writer reports a page that it made dirty within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// After a look that found nothing, while frames are wanted still: a device that fails has the same effect.
+/// The same after a repair that found nothing while frames are still missing. A failing device has the same effect.
 const PATIENCE_IN_VAIN: Duration = Duration::from_secs(30);
 
-/// What speaks for a spoilt table.
+/// Evidence of a corrupted table.
 #[derive(Default)]
 pub(crate) struct Damage {
     since: Option<Instant>,
-    /// It is no mere lack of frames.
+    /// An impossible state was seen; it is not only a lack of frames.
     certain: bool,
-    /// The last look found nothing.
+    /// The last repair found nothing.
     in_vain: bool,
-    /// Pages that are dirty without being in the index, as of the last look.
+    /// Pages that were dirty at the last repair and not in the index.
     unknown: HashMap<u32, Word>,
 }
 
@@ -51,12 +51,12 @@ impl Damage {
 }
 
 impl State {
-    /// An entry says that its page is not filled, and nobody fills it: takes it out, true then, or if somebody holds
-    /// it, lets it count as filled.
-    pub fn expel_unfilled(&mut self, shared: &Shared, found: Found) -> bool {
+    /// Handles an entry whose state says that its page is not filled, although no Get fills it. Removes the entry and returns
+    /// true. If the slice holds the entry, marks it as filled and returns false.
+    pub fn evict_unfilled(&mut self, shared: &Shared, found: Found) -> bool {
         self.damage.suspect(true);
         let entry = shared.memory.entry(found.index);
-        // Its frame may be another page's: who that is, is found out by the repair.
+        // The frame may also belong to another page. The repair finds that out.
         if self.is_held(found.index) || !shared.memory.remove(found.index, found.state) {
             entry.restore();
             return false;
@@ -64,18 +64,18 @@ impl State {
         true
     }
 
-    /// Takes out what can't be, frees the frames of no page. Gives how many entries and frames were wrong.
+    /// Removes impossible entries and frees the frames that belong to no page. Returns how many entries and frames were wrong.
     fn repair(&mut self, shared: &Shared) -> (usize, usize) {
         let memory = &shared.memory;
-        let mut expelled = 0;
-        let mut expel = |index: u32| {
+        let mut evicted = 0;
+        let mut evict = |index: u32| {
             let entry = memory.entry(index);
-            // A client that goes on may be quicker: the next time, then.
-            expelled += usize::from(memory.remove(index, entry.state()));
+            // A malicious client may change the entry first. The next repair removes it then.
+            evicted += usize::from(memory.remove(index, entry.state()));
         };
         for index in memory.recount() {
             if !self.is_held(index) {
-                expel(index);
+                evict(index);
             }
         }
         let mut used = vec![false; shared.limits.frames as usize];
@@ -103,7 +103,7 @@ impl State {
             let own_frame = frame.filter(|used| !**used);
             let filled = word.has(Flags::VALID) && !word.has(Flags::FILL);
             let (Some(own_frame), true, true) = (own_frame, filled, found_there) else {
-                expel(index);
+                evict(index);
                 continue;
             };
             if word.has(Flags::WRITE_BACK) {
@@ -113,7 +113,7 @@ impl State {
                 self.want_latched(shared, index, word);
             } else if word.has(Flags::DIRTY) && !self.dirty.contains(key.object(), key.page()) {
                 if self.damage.unknown.get(&index) == Some(&word) {
-                    expel(index);
+                    evict(index);
                     continue;
                 }
                 unknown.insert(index, word);
@@ -122,11 +122,11 @@ impl State {
             *own_frame = true;
         }
         if let (false, Some(broken)) = (unknown.is_empty(), shared.on_broken.get()) {
-            // In no client's name: dirty pages of files that there are get into the index before the next look.
+            // Names no client. Dirty pages of existing files get into the index before the next repair.
             broken(OWNER_DAEMON);
         }
         self.damage.unknown = unknown;
-        // A latch that was broken has taken its page to another frame.
+        // A latch that was broken above moved its page to another frame.
         for index in 0..memory.geometry().entries() {
             let entry = memory.entry(index);
             if let (Some(_), Some(used)) =
@@ -144,13 +144,13 @@ impl State {
         if self.pins.is_empty() {
             self.end_own_quarantine();
         }
-        (expelled, self.frames.free().abs_diff(free_before) as usize)
+        (evicted, self.frames.free().abs_diff(free_before) as usize)
     }
 }
 
 impl Shared {
-    /// The evictor: repairs the table if it was short of frames for a while with nothing on its way, or has seen something
-    /// impossible.
+    /// Repairs the table if frames were missing for a while, or after an impossible state. Does nothing while write-backs are in
+    /// flight. The evictor calls it.
     pub fn repair_if_needed(&self, starved: bool) {
         let due = {
             let mut state = self.lock();
@@ -165,26 +165,26 @@ impl Shared {
         if !due || self.closing.load(Relaxed) {
             return;
         }
-        self.hear_clients();
+        self.drain_clients();
         let mut state = self.lock();
-        state.drain_announced(self);
-        // What is on its way uses frames that the table may not name; it ends.
+        state.drain_reports(self);
+        // Pages in flight use frames that the table may not name. Their transfers end soon.
         if !state.on_the_way.is_empty() {
             return;
         }
-        let (expelled, frames) = state.repair(self);
-        // Until a look finds nothing to do.
-        let again = expelled + frames > 0 || !state.damage.unknown.is_empty();
+        let (evicted, frames) = state.repair(self);
+        // Repairs are repeated until one finds nothing.
+        let again = evicted + frames > 0 || !state.damage.unknown.is_empty();
         state.damage.since = (again || starved).then(Instant::now);
         state.damage.certain = again;
         state.damage.in_vain = !again;
         drop(state);
-        if expelled + frames > 0 {
+        if evicted + frames > 0 {
             tracing::warn!(
                 slice = self.id,
-                expelled,
+                evicted,
                 frames,
-                "the table of the cache was put right: a program has written into it what can't be"
+                "repaired the table of the cache, which a program had corrupted"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! A slice as others see it: started, asked, stopped.
+//! The interface of a slice: start, requests, stop.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -21,56 +21,56 @@ use crate::object::{Error, Object};
 use crate::state::{After, Shared, State, run};
 use crate::{Counters, Done, Intent, Limits, PAGES_PER_GET_MAX, Usage, invalidate};
 
-/// Smallest slice: 4 MiB. Fewer frames could be taken by a handful of large requests.
+/// Frames of the smallest slice: 4 MiB. A few large requests could take all frames of a smaller one.
 pub const FRAMES_MIN: u32 = 1024;
-/// Transfers that a queue keeps at its device.
+/// Maximum number of transfers that a queue keeps in flight.
 const QUEUE_DEPTH: u32 = 128;
 
-/// How a slice is made.
+/// Settings of a slice.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Index of the slice in the volume; names its threads and segments.
     pub id: u16,
     /// Frames of 4096 bytes: `FRAMES_MIN`..=`jericho_shm::State::FRAMES_MAX`.
     pub frames: u32,
-    /// The kernel's node that all of its memory is bound to; `None` where the kernel has no nodes.
+    /// The kernel's node that all memory of the slice is bound to; `None` if the kernel has no nodes.
     pub kernel_node: Option<u32>,
-    /// CPUs of the home node, for its threads; none: anywhere.
+    /// CPUs of the home node, where the slice's threads run; empty means any CPU.
     pub cpus: Vec<u32>,
-    /// Write-back of pages that have been dirty this long.
+    /// Age at which a dirty page is written back.
     pub dirty_age: Duration,
 }
 
 /// Why a slice could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Memory could not be had on the node.
+    /// The node could not provide the memory.
     #[error(
         "slice {slice}: cannot get {bytes} bytes of cache on node {node:?}: {cause}; \
          give a smaller --cache or free memory on that node"
     )]
     Memory {
-        /// Slice.
+        /// The slice.
         slice: u16,
-        /// What was asked for.
+        /// Requested size.
         bytes: u64,
-        /// Where.
+        /// Requested node.
         node: Option<u32>,
         /// The kernel's answer.
         cause: std::io::Error,
     },
-    /// No way to transfer to the devices.
+    /// The devices' transfer queues could not be opened.
     #[error("slice {slice}: cannot start I/O: {cause}")]
     Queue {
-        /// Slice.
+        /// The slice.
         slice: u16,
-        /// What refused.
+        /// The cause.
         cause: jericho_storage::QueueError,
     },
-    /// No thread.
+    /// A thread could not be started.
     #[error("slice {slice}: cannot start a thread: {cause}")]
     Thread {
-        /// Slice.
+        /// The slice.
         slice: u16,
         /// The kernel's answer.
         cause: std::io::Error,
@@ -82,13 +82,13 @@ pub enum StartError {
 pub struct Resident {
     /// Page number in the object.
     pub page: u64,
-    /// Newer than the device.
+    /// The page is newer than the device.
     pub dirty: bool,
-    /// The kernel's node that holds the frame, as the kernel reports it.
+    /// The kernel's node that holds the frame, as reported by the kernel.
     pub kernel_node: Option<u32>,
 }
 
-/// One slice. All calls are thread-safe.
+/// A slice of the cache. All calls are thread-safe.
 pub struct Slice {
     pub(crate) shared: Arc<Shared>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
@@ -96,7 +96,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Makes the memory, bound and populated, and starts the two threads.
+    /// Creates the memory, bound to its node and populated, and starts the two threads.
     pub fn start(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Arc<Slice>, StartError> {
         let slice = config.id;
         let memory =
@@ -128,7 +128,7 @@ impl Slice {
             limits,
             state: Mutex::new(State::new(frames)),
             dirty_pages: 0.into(),
-            announced: SegQueue::new(),
+            reports: SegQueue::new(),
             reads: SegQueue::new(),
             read_waker: read_queue.waker(),
             jobs: SegQueue::new(),
@@ -180,22 +180,22 @@ impl Slice {
         Ok(())
     }
 
-    /// Index of the slice.
+    /// Returns the index of the slice.
     pub fn id(&self) -> u16 {
         self.shared.id
     }
 
-    /// The memory, for inline hits.
+    /// Returns the memory, for inline hits.
     pub fn memory(&self) -> &SliceMemory {
         &self.shared.memory
     }
 
-    /// The present epoch, for reference marks.
+    /// Returns the current epoch, for reference marks.
     pub fn epoch(&self) -> u8 {
         self.shared.epoch()
     }
 
-    /// Counts pages that were found and not found inline.
+    /// Counts pages that inline lookups found and did not find.
     pub fn count(&self, hits: u64, misses: u64) {
         if hits > 0 {
             self.shared.counts.hits.add(hits);
@@ -205,8 +205,7 @@ impl Slice {
         }
     }
 
-    /// Gets pages if that needs no waiting; `None` if it does (then nothing has happened).
-    /// `count` is 1..=`PAGES_PER_GET_MAX`.
+    /// Gets pages. Returns `None`, without any effect, when that needs waiting. `count` is 1..=`PAGES_PER_GET_MAX`.
     pub fn try_get(
         &self,
         object: &Arc<dyn Object>,
@@ -217,8 +216,8 @@ impl Slice {
         get::try_get(&self.shared, object, first, count, intent)
     }
 
-    /// Gets pages; `done` runs when they are there, in this thread or in one of the slice's. It may copy
-    /// and call the slice again, but not wait.
+    /// Gets pages. `done` runs when the pages are in the cache, in this thread or in a thread of the slice. It may copy and call
+    /// the slice, but must not wait.
     pub fn get(
         &self,
         object: &Arc<dyn Object>,
@@ -237,24 +236,23 @@ impl Slice {
         );
     }
 
-    /// Reads pages ahead of their use. Nothing is said when it can't be done.
+    /// Reads pages ahead of their use. Reports no failure.
     pub fn prefetch(&self, object: &Arc<dyn Object>, first: u64, count: u32) {
         get::get(&self.shared, object, first, count, Intent::Read, None);
     }
 
-    /// Pages were made dirty inline (`SliceMemory::write` said so for each).
+    /// Reports pages that were made dirty inline. `SliceMemory::write` returned for each page that it was clean.
     pub fn dirtied(&self, object: &Arc<dyn Object>, first: u64, count: u32) {
-        get::announce(&self.shared, object, first, count);
+        get::report(&self.shared, object, first, count);
     }
 
-    /// Whether writers should wait: too many pages are dirty.
+    /// Returns whether writers should wait because too many pages are dirty.
     #[inline]
     pub fn is_throttling(&self) -> bool {
         self.shared.dirty() >= u64::from(self.shared.limits.dirty_max)
     }
 
-    /// Runs `resume` once there are fewer dirty pages than the limit. Runs it with an error when failed pages make
-    /// that hopeless.
+    /// Runs `resume` once there are fewer dirty pages than the limit. Passes it an error when failed pages prevent that.
     pub fn when_not_throttling(&self, resume: impl FnOnce(Result<(), Error>) + Send + 'static) {
         self.shared.counts.throttled.fetch_add(1, Relaxed);
         let mut after = After {
@@ -267,27 +265,27 @@ impl Slice {
             state.throttled_since = now;
         }
         state.throttled.push_back(Box::new(resume));
-        // Again, under the lock: the last write-back may have ended just before.
+        // Checks again under the lock, because the last write-back may have ended just before.
         state.retry_waiting(&self.shared, &mut after);
         state.end_vain_waits(&self.shared, now, &mut after);
         drop(state);
         run(&self.shared, after);
     }
 
-    /// Returns the objects with pages that are newer than the device.
+    /// Returns the objects that have pages newer than the device.
     pub fn dirty_objects(&self) -> Vec<u64> {
         let mut state = self.shared.lock();
-        state.drain_announced(&self.shared);
+        state.drain_reports(&self.shared);
         state.dirty.ids()
     }
 
-    /// Returns how many bytes are newer than the device.
+    /// Returns the number of bytes that are newer than the device.
     pub fn dirty_bytes(&self) -> u64 {
         self.shared.dirty() * PAGE_BYTES
     }
 
-    /// Writes back the dirty pages of an object in the range; `done` when they are on the device (written, not
-    /// flushed). Pages dirtied after the call are not waited for.
+    /// Writes back the dirty pages of an object in the range. `done` runs when they are written to the device, which is not
+    /// flushed. It does not wait for pages that became dirty after the call.
     pub fn sync(&self, object: &Arc<dyn Object>, pages: Range<u64>, done: Done) {
         self.job(Job::Sync {
             object: object.id(),
@@ -296,7 +294,7 @@ impl Slice {
         });
     }
 
-    /// Writes back everything that is dirty now.
+    /// Writes back all pages that are dirty at the time of the call.
     pub fn sync_all(&self, done: Done) {
         self.job(Job::SyncAll { done });
     }
@@ -310,36 +308,37 @@ impl Slice {
         self.shared.evict_waker.wake();
     }
 
-    /// Drops the object's pages in the range, dirty or not, after any I/O on them has ended. A page
-    /// that is fetched after `done` sees what `Object::resolve` says then.
+    /// Drops the object's pages in the range, dirty or not, after any I/O on them has ended. A page that is fetched after `done`
+    /// comes from the place that `Object::resolve` returns then.
     pub fn invalidate(&self, object: u64, pages: Range<u64>, done: Done) {
         invalidate::invalidate(&self.shared, object, pages, done);
     }
 
-    /// Zeroes bytes `range` (within the page) of a page and makes it dirty, fetching it first;
-    /// the caller has reserved space (or the page is on the device).
+    /// Fetches a page, zeroes the bytes `range` within it and makes it dirty. The caller has reserved space, or the page is on
+    /// the device.
     pub fn zero_part(&self, object: &Arc<dyn Object>, page: u64, range: Range<usize>, done: Done) {
         zero_part(&self.shared, object, page, range, done);
     }
 
-    /// Fetches the object's pages in the range and makes them dirty, so that write-back places them
-    /// anew. Space is reserved by the caller; at most `PAGES_PER_GET_MAX` pages.
+    /// Fetches the object's pages in the range and makes them dirty, so that write-back allocates new places for them. The caller
+    /// has reserved space. Takes at most `PAGES_PER_GET_MAX` pages.
     pub fn touch(&self, object: &Arc<dyn Object>, pages: Range<u64>, done: Done) {
         touch(&self.shared, object, pages, done);
     }
 
-    /// The first page >= `from` of the object that is dirty or being written back.
+    /// Returns the first page >= `from` of the object that is dirty or being written back.
     pub fn first_dirty(&self, object: u64, from: u64) -> Option<u64> {
         let shared = &self.shared;
-        shared.hear_clients();
+        shared.drain_clients();
         let mut state = shared.lock();
-        state.drain_announced(shared);
+        state.drain_reports(shared);
         let flight = state
             .writing
             .values()
             .filter_map(|w| w.first_of(object, from))
             .min();
-        // Chosen but not yet in flight: only its state word tells. Dirty: the index, if it is true.
+        // A page that is chosen but not yet in flight shows only in its state word, so check that too. The index may also name
+        // clean pages.
         let index = state
             .dirty
             .pages(object, from..u64::MAX)
@@ -354,7 +353,7 @@ impl Slice {
             .min()
     }
 
-    /// The object's resident pages and the kernel's node of each: move_pages(2).
+    /// Returns the object's resident pages with the kernel's node of each, from move_pages(2).
     pub fn resident_of(&self, object: u64, pages: Range<u64>) -> Vec<Resident> {
         let memory = &self.shared.memory;
         let found: Vec<(u64, jericho_shm::State)> =
@@ -368,7 +367,7 @@ impl Slice {
             .map(|(_, word)| word.frame() as usize * PAGE_BYTES as usize)
             .collect();
         let nodes = memory.frames().nodes_of(&offsets).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the kernel does not tell where pages are");
+            tracing::warn!(%error, "cannot ask the kernel for the nodes of pages");
             vec![None; offsets.len()]
         });
         let newer = Flags::DIRTY.with(Flags::WRITE_BACK);
@@ -396,20 +395,20 @@ impl Slice {
         }
     }
 
-    /// Stops the threads once what is on its way has ended. What is dirty then is lost: `sync_all` first.
-    /// Everything that is asked afterwards fails with `Closed`.
+    /// Stops the threads after all transfers in flight have ended. Pages that are dirty then are lost, so call `sync_all` first.
+    /// Later requests fail with `Closed`.
     pub fn close(&self) {
         self.shared.closing.store(true, SeqCst);
         self.shared.read_waker.wake();
         self.shared.evict_waker.wake();
         for thread in std::mem::take(&mut *self.threads.lock()) {
-            // The last reference may go in a callback that a thread of the slice itself runs.
+            // A callback in a thread of the slice may drop the last reference. A thread must not join itself.
             let own = thread.thread().id() == std::thread::current().id();
             if !own && thread.join().is_err() {
-                tracing::error!(slice = self.shared.id, "a thread of the slice had panicked");
+                tracing::error!(slice = self.shared.id, "a thread of the slice panicked");
             }
         }
-        // Nobody is left to run what still waits.
+        // The threads have ended, so the remaining callbacks run here.
         let mut after = After::default();
         let mut state = self.shared.lock();
         state.retry_waiting(&self.shared, &mut after);
@@ -483,16 +482,16 @@ fn touch(shared: &Arc<Shared>, object: &Arc<dyn Object>, pages: Range<u64>, done
     get::get(shared, object, first, count, Intent::Modify, Some(got));
 }
 
-/// How long the pipeline looks for more to do before it sleeps, while reads are on their way: a sleep and the
-/// wake-up from it cost more than what a fast device takes for a block.
-const LOOK: Duration = Duration::from_micros(50);
+/// How long the pipeline polls for more work before it sleeps, while reads are in flight. A sleep and the wake-up from it cost
+/// more than a fast device needs for a block.
+const POLL: Duration = Duration::from_micros(50);
 
-/// The pipeline thread: starts reads and ends them; the callbacks of finished Gets run here.
+/// Runs the pipeline thread: starts reads, ends them, and runs the callbacks of finished Gets.
 fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
     let mut completions = vec![];
     let mut rounds = Rounds::new();
     loop {
-        rounds.look(shared);
+        rounds.check(shared);
         while let Some(transfer) = shared.reads.pop() {
             queue.submit(transfer);
         }
@@ -501,14 +500,14 @@ fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
             return;
         }
         if !idle {
-            look(shared, queue.as_mut(), &mut completions);
+            poll(shared, queue.as_mut(), &mut completions);
         }
         if completions.is_empty() && shared.reads.is_empty() {
             queue.wait(&mut completions, rounds.sleep(shared));
         }
         for completion in completions.drain(..) {
             get::read_ended(shared, completion);
-            // What the callback has asked for goes out while the other completions are dealt with.
+            // Reads that the callback requested start before the other completions are handled.
             while let Some(transfer) = shared.reads.pop() {
                 queue.submit(transfer);
             }
@@ -516,13 +515,12 @@ fn pipeline(shared: &Arc<Shared>, mut queue: Box<dyn Queue>) {
     }
 }
 
-/// Starts what was submitted and looks for completions and new reads for a short while, letting others have the
-/// CPU in between.
-fn look(shared: &Shared, queue: &mut dyn Queue, completions: &mut Vec<Completion>) {
+/// Starts submitted reads and polls briefly for completions and new reads. Yields the CPU between polls.
+fn poll(shared: &Shared, queue: &mut dyn Queue, completions: &mut Vec<Completion>) {
     let begun = Instant::now();
     loop {
         queue.wait(completions, Some(Duration::ZERO));
-        if !completions.is_empty() || !shared.reads.is_empty() || begun.elapsed() > LOOK {
+        if !completions.is_empty() || !shared.reads.is_empty() || begun.elapsed() > POLL {
             return;
         }
         std::thread::yield_now();

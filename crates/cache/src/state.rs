@@ -1,9 +1,8 @@
-//! What the threads of a slice share, under which lock.
+//! State that the threads of a slice share, and its lock.
 //!
-//! `Shared.state` is the slice's lock: every change of which page is where is made under it, by the slice's
-//! own threads or by a caller of the slice that runs a stage inline. Hits take no lock. Nothing
-//! waits while it holds the lock; object calls that may be slow and callbacks are made without it,
-//! from an `After` that the locked part has filled.
+//! `Shared.state` is the slice's lock. The table of pages changes only under it: in the slice's own threads, or in a caller of
+//! the slice that runs a stage inline. Hits take no lock. No thread waits while it holds the lock. Callbacks, and object calls
+//! that may be slow, run after it is released: the locked part collects them in an `After`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -36,8 +35,8 @@ pub(crate) struct Shared {
     pub state: Mutex<State>,
     /// Pages that are dirty or being written back.
     pub dirty_pages: AtomicU64,
-    /// Pages that writers made dirty and that the index has not taken in yet.
-    pub announced: SegQueue<Announcement>,
+    /// Reports of dirty pages that the index has not absorbed yet.
+    pub reports: SegQueue<Report>,
     /// Reads for the pipeline to start.
     pub reads: SegQueue<Transfer>,
     pub read_waker: Arc<dyn Wake>,
@@ -45,9 +44,9 @@ pub(crate) struct Shared {
     pub jobs: SegQueue<Job>,
     pub evict_waker: Arc<dyn Wake>,
     pub closing: AtomicBool,
-    /// Length of `State::parked`; briefly, more.
+    /// Length of `State::parked`; for a moment it may be larger.
     pub parked: AtomicUsize,
-    /// See `Slice::set_announcer` and `set_on_broken`.
+    /// See `Slice::set_announcer`.
     pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// See `Slice::set_collector`.
     pub collector: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -59,7 +58,7 @@ pub(crate) struct Shared {
     pub counts: Counts,
 }
 
-pub(crate) struct Announcement {
+pub(crate) struct Report {
     pub object: Arc<dyn Object>,
     pub first: u64,
     pub count: u32,
@@ -67,26 +66,26 @@ pub(crate) struct Announcement {
 
 pub(crate) struct State {
     pub frames: Frames,
-    /// Entries that may not be removed, and by how many Gets they are held.
+    /// Entries that must not be removed, and how many Gets hold each.
     pub pins: HashMap<u32, u32>,
-    /// Entries that are being filled, and their frames: what the table says of that may be a lie.
+    /// Entries that are being filled, and their frames. Clients can corrupt the table, so the slice keeps its own record.
     pub filling: HashMap<u32, u32>,
-    /// Entries whose pages are on their way to the device, or chosen for that: likewise.
+    /// Entries whose pages are in a write transfer or chosen for one. Kept here for the same reason as `filling`.
     pub on_the_way: HashSet<u32>,
     pub dirty: DirtyIndex,
     pub pending: HashMap<u64, Pending>,
     /// Gets that wait for an entry's fill to end.
     pub clashed: HashMap<u32, Vec<u64>>,
-    /// Gets that wait for frames, first come first served.
+    /// Gets that wait for frames, in order of arrival.
     pub stalled: VecDeque<u64>,
     pub reading: HashMap<u64, Reading>,
     pub writing: HashMap<u64, WriteBack>,
-    /// (object, page) of pages that the evictor has chosen and not yet put into `writing`.
+    /// (object, page) of pages that the evictor has chosen but not yet put into `writing`.
     pub chosen: Vec<(u64, u64)>,
     pub invalidations: Vec<Invalidation>,
-    /// Writers that wait until there are fewer dirty pages.
+    /// Writers that wait for fewer dirty pages.
     pub throttled: VecDeque<Done>,
-    /// When the first of the waiting writers began to wait.
+    /// Time at which the first of the waiting writers began to wait.
     pub throttled_since: Instant,
     /// Set while pages cannot be written back.
     pub outage: Option<Outage>,
@@ -98,7 +97,7 @@ pub(crate) struct State {
     pub filled_in_epoch: u32,
 }
 
-/// What is to be done once the lock is released.
+/// Work to do after the lock is released.
 #[derive(Default)]
 pub(crate) struct After {
     pub fills: Vec<Fill>,
@@ -133,7 +132,7 @@ impl State {
         }
     }
 
-    /// The first chosen page of an object from `from` on.
+    /// Returns the first chosen page >= `from` of an object.
     pub fn chosen_first(&self, object: u64, from: u64) -> Option<u64> {
         let chosen = self
             .chosen
@@ -160,22 +159,22 @@ impl State {
         }
     }
 
-    /// Takes in what writers announced. Must precede every question to the dirty index.
-    pub fn drain_announced(&mut self, shared: &Shared) {
-        if shared.announced.is_empty() {
+    /// Absorbs the reports of dirty pages into the index. Every query of the dirty index must be preceded by this call.
+    pub fn drain_reports(&mut self, shared: &Shared) {
+        if shared.reports.is_empty() {
             return;
         }
         let now = Instant::now();
-        // Bounded by what is there now, or busy writers could keep us here.
-        for _ in 0..shared.announced.len() {
-            let Some(a) = shared.announced.pop() else {
+        // Takes only the reports that are there now; busy writers could otherwise keep this thread here.
+        for _ in 0..shared.reports.len() {
+            let Some(a) = shared.reports.pop() else {
                 break;
             };
             self.dirty.add(&a.object, a.first, u64::from(a.count), now);
         }
     }
 
-    /// Takes a frame and enters a page in state FILL, pinned.
+    /// Takes a frame and enters a page in state FILL, pinned. Returns its entry and frame.
     pub fn insert(&mut self, shared: &Shared, key: Key) -> (u32, u32) {
         let frame = self.frames.take();
         let index = shared.memory.insert(key, frame, shared.epoch());
@@ -189,7 +188,7 @@ impl State {
         (index, frame)
     }
 
-    /// Takes a page out of the table and frees its frame, if its state is still `seen`.
+    /// Removes a page from the table and frees its frame, if its state is still `seen`. Returns whether it did.
     pub fn remove(&mut self, shared: &Shared, index: u32, seen: Word) -> bool {
         let removed = shared.memory.remove(index, seen);
         if removed {
@@ -198,21 +197,21 @@ impl State {
         removed
     }
 
-    /// Whether the slice does something with an entry's page, whatever the table says of that.
+    /// Returns whether the slice itself uses an entry's page, even if the table says otherwise.
     pub fn is_held(&self, index: u32) -> bool {
         self.pins.contains_key(&index)
             || self.on_the_way.contains(&index)
             || self.filling.contains_key(&index)
     }
 
-    /// Takes a frame back. That two pages had it, or that there is none such, says that the table is spoilt.
+    /// Takes a frame back. A frame that is free already, or an invalid number, means that a client corrupted the table.
     pub fn give_frame(&mut self, frame: u32) {
         if !self.frames.give(frame) {
             self.damage.suspect(true);
         }
     }
 
-    /// The fill of an entry has ended: whoever waited for it is one step further.
+    /// Ends the fill of an entry. Each Get that waits for it advances a step.
     pub fn fill_ended(&mut self, shared: &Arc<Shared>, index: u32, after: &mut After) {
         self.filling.remove(&index);
         for id in self.clashed.remove(&index).unwrap_or_default() {
@@ -220,7 +219,7 @@ impl State {
         }
     }
 
-    /// After frames were freed, I/O ended or pins went away: everybody who waited for that.
+    /// Retries all requests that wait. Called after frames were freed, I/O ended or pins were released.
     pub fn retry_waiting(&mut self, shared: &Arc<Shared>, after: &mut After) {
         crate::invalidate::retry(self, shared, after);
         crate::get::retry_stalled(self, shared, after);
@@ -232,7 +231,7 @@ impl State {
 }
 
 impl Shared {
-    /// Coarse time of the LRU: moves on each time a sixteenth of the slice was filled anew.
+    /// Returns the LRU's coarse time. It advances each time that pages were filled into a sixteenth of the slice's frames.
     pub fn epoch(&self) -> u8 {
         self.memory.epoch()
     }
@@ -245,7 +244,7 @@ impl Shared {
         self.state.lock()
     }
 
-    /// `n` pages became dirty. Wakes the evictor when there is something to time or to write.
+    /// Counts `n` pages that became dirty. Wakes the evictor when it must start its timer or write.
     pub fn dirtied(&self, n: u64) {
         let before = self.dirty_pages.fetch_add(n, Ordering::AcqRel);
         let background = u64::from(self.limits.dirty_background);
@@ -258,7 +257,7 @@ impl Shared {
     }
 
     pub fn cleaned(&self, n: u64) {
-        // Never below nothing: clients may have announced less than they wrote.
+        // Saturates at 0, because clients may have reported fewer pages than they wrote.
         let less = |count: u64| Some(count.saturating_sub(n));
         let before = self
             .dirty_pages
@@ -269,13 +268,13 @@ impl Shared {
         }
     }
 
-    /// Whether a state is that of a clean page that nobody is changing or moving.
+    /// Returns whether a state is that of a clean page that no thread is changing or moving.
     pub fn is_idle(word: Word) -> bool {
         word.has(Flags::VALID) && !word.any(Flags::DIRTY.with(Flags::LATCH).with(Flags::WRITE_BACK))
     }
 }
 
-/// Does what a locked part left to be done. Callbacks may come back to the slice.
+/// Does the work that a locked part has collected. Callbacks may call the slice.
 pub(crate) fn run(shared: &Arc<Shared>, mut after: After) {
     if after.wake_evictor {
         shared.evict_waker.wake();

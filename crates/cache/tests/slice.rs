@@ -1,4 +1,4 @@
-//! A slice over a real file: many threads, a working set several times the cache, faults.
+//! Tests of a slice over a file: many threads, a working set several times the cache, faults.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use jericho_sys::doorbell::Doorbell;
 
 const PAGE: usize = 4096;
 
-/// An object whose page n is at block `base + n` once it was written, and nowhere before.
+/// An object whose page n is at block `base + n` once it was written, and has no place before.
 struct Linear {
     id: u64,
     base: u64,
@@ -123,7 +123,7 @@ fn wait(ask: impl FnOnce(jericho_cache::Done)) -> Result<(), Error> {
     let (tx, rx) = mpsc::channel();
     ask(Box::new(move |result| tx.send(result).unwrap()));
     rx.recv_timeout(Duration::from_secs(60))
-        .expect("the slice never answered")
+        .expect("the slice did not answer")
 }
 
 fn write(
@@ -155,7 +155,7 @@ fn write(
             .unwrap();
     });
     rx.recv_timeout(Duration::from_secs(60))
-        .expect("the slice never answered")
+        .expect("the slice did not answer")
 }
 
 fn read(slice: &Slice, object: &Arc<dyn Object>, page: u64) -> Result<Vec<u8>, Error> {
@@ -176,7 +176,7 @@ fn read(slice: &Slice, object: &Arc<dyn Object>, page: u64) -> Result<Vec<u8>, E
         tx.send(read).unwrap();
     });
     rx.recv_timeout(Duration::from_secs(60))
-        .expect("the slice never answered")
+        .expect("the slice did not answer")
 }
 
 fn random(state: &mut u64) -> u64 {
@@ -229,7 +229,7 @@ fn a_working_set_many_times_the_cache_stays_correct() {
     );
     assert_eq!(bed.slice.usage().dirty, 0);
     bed.slice.close();
-    // What a new slice reads from the device is what was written.
+    // A new slice reads from the device what was written.
     let again = start(FRAMES_MIN, &bed.device);
     for (object, model) in &results {
         (0..pages)
@@ -255,8 +255,7 @@ fn invalidated_pages_are_gone_dirty_or_not() {
     let bed = bed(FRAMES_MIN, 4096);
     let linear = Linear::new(5, 0);
     let object: Arc<dyn Object> = linear.clone();
-    // Fewer than the background limit, and read at once: by age nothing is written in between but
-    // what this test allows for.
+    // Fewer pages than the background limit. Only age may cause write-back meanwhile, and the test allows for that.
     for page in 0..90 {
         write(&bed.slice, &object, page, 0, &[7; PAGE]).unwrap();
     }
@@ -270,9 +269,9 @@ fn invalidated_pages_are_gone_dirty_or_not() {
     assert_eq!(
         read(&bed.slice, &object, 30).unwrap()[0],
         7,
-        "was written back before"
+        "the page was written back"
     );
-    // Page 60 may have been written back by age; drop what the object knows of it, as truncation does.
+    // Page 60 may have been written back by age. Drops the object's place for it, as truncation does.
     linear.written.lock().unwrap().retain(|page, ()| *page < 45);
     wait(|done| bed.slice.invalidate(5, 20..u64::MAX, done)).unwrap();
     assert_eq!(read(&bed.slice, &object, 60).unwrap()[0], 0);
@@ -300,7 +299,7 @@ fn overlapping_gets_of_all_kinds_end() {
             .get(&object, range.start, count, intent, move |grant| {
                 let sent = grant.map(|mut grant| {
                     if intent == Intent::Overwrite {
-                        // A writer that gives up half-way leaves no garbage behind.
+                        // A writer that gives up midway leaves only zeros behind.
                         range
                             .clone()
                             .take(100)
@@ -315,7 +314,7 @@ fn overlapping_gets_of_all_kinds_end() {
     }
     for _ in &ranges {
         rx.recv_timeout(Duration::from_secs(60))
-            .expect("a Get never ended")
+            .expect("a Get did not end")
             .unwrap();
     }
     wait(|done| bed.slice.sync_all(done)).unwrap();
@@ -325,7 +324,7 @@ fn overlapping_gets_of_all_kinds_end() {
     }
 }
 
-/// An object with `pages` pages on the device and none in the cache: each filled with its number and 1.
+/// Returns an object with `pages` pages on the device and none in the cache. The bytes of each page are its number plus 1.
 fn cold(bed: &Bed, id: u64, pages: u64) -> Arc<dyn Object> {
     let object: Arc<dyn Object> = Linear::new(id, 0);
     for page in 0..pages {
@@ -336,7 +335,7 @@ fn cold(bed: &Bed, id: u64, pages: u64) -> Arc<dyn Object> {
     object
 }
 
-/// Asks for a page; sends its first byte and the thread that got it.
+/// Gets a page. Sends its first byte and the thread that ran the callback.
 fn ask(
     slice: &Slice,
     object: &Arc<dyn Object>,
@@ -353,7 +352,7 @@ fn ask(
 }
 
 #[test]
-fn a_thread_with_a_reader_reads_what_it_misses_itself_and_others_do_not() {
+fn a_thread_with_a_reader_performs_its_own_reads_and_only_these() {
     const PAGES: u64 = 40;
     let bed = bed(FRAMES_MIN, PAGES);
     let object = cold(&bed, 7, PAGES);
@@ -365,11 +364,11 @@ fn a_thread_with_a_reader_reads_what_it_misses_itself_and_others_do_not() {
         ask(&bed.slice, &object, page, &tx);
     }
     assert!(!reader.is_idle());
-    assert!(rx.try_recv().is_err(), "nobody has started the reads");
+    assert!(rx.try_recv().is_err(), "a read ended before the reader started it");
     let mut seen = 0;
     while seen < PAGES - 1 {
         while !reader.poll() {
-            // Their signal is for who sleeps in a ring.
+            // The completions also ring the doorbell.
             doorbell.sleep(Some(Duration::from_millis(10))).unwrap();
         }
         reader.run();
@@ -380,7 +379,7 @@ fn a_thread_with_a_reader_reads_what_it_misses_itself_and_others_do_not() {
         }
     }
     assert!(reader.is_idle());
-    // The pipeline serves threads without one, while there is one elsewhere.
+    // The pipeline still serves threads without a reader.
     std::thread::scope(|scope| {
         scope.spawn(|| ask(&bed.slice, &object, PAGES - 1, &tx));
     });
@@ -397,7 +396,7 @@ fn a_reader_that_is_dropped_ends_its_reads_and_the_pipeline_takes_over() {
     let reader = bed.slice.reader(&doorbell).unwrap();
     let (tx, rx) = mpsc::channel();
     ask(&bed.slice, &object, 0, &tx);
-    // Clashes with the first: it waits for the same fill.
+    // Clashes with the first Get: it waits for the same fill.
     std::thread::scope(|scope| {
         scope.spawn(|| ask(&bed.slice, &object, 0, &tx));
     });
@@ -412,7 +411,7 @@ fn a_reader_that_is_dropped_ends_its_reads_and_the_pipeline_takes_over() {
     assert_ne!(thread, std::thread::current().id());
 }
 
-/// An object with a bug: it returns no place for what is written back.
+/// An object with a bug: it allocates no place for write-back.
 struct Nowhere;
 
 impl Object for Nowhere {
@@ -444,10 +443,10 @@ fn an_evictor_that_panics_ends_the_process_with_its_name_and_cause() {
         let bed = bed(FRAMES_MIN, 8);
         let object: Arc<dyn Object> = Arc::new(Nowhere);
         write(&bed.slice, &object, 0, 0, &[1]).unwrap();
-        // The evictor drops this callback before the process ends. Neither that nor a call of it ends the child.
+        // The evictor drops this callback before the process ends. The drop must not end the child, nor a call of it.
         bed.slice.sync(&object, 0..1, Box::new(|_| {}));
         std::thread::sleep(Duration::from_secs(60));
-        panic!("the process goes on without its evictor");
+        panic!("the process survived its evictor");
     }
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])
@@ -464,7 +463,7 @@ fn an_evictor_that_panics_ends_the_process_with_its_name_and_cause() {
 }
 
 #[test]
-fn no_page_of_an_object_that_must_not_be_written_inline_may_be() {
+fn pages_of_an_object_that_forbids_inline_writes_are_never_open_to_them() {
     let bed = bed(FRAMES_MIN, 100);
     let slice = &bed.slice;
     let linear = Linear::new(1, 0);
@@ -473,7 +472,7 @@ fn no_page_of_an_object_that_must_not_be_written_inline_may_be() {
         let found = slice.memory().lookup(Key::new(1, page)).expect("cached");
         found.state.has(Flags::BACKED)
     };
-    // The daemon writes the page: once when it is not cached, and once when it is cached without the right.
+    // The daemon writes both pages while they are not cached: one while the object allows inline writes, one while it does not.
     for (allowed, page) in [(true, 0), (false, 1)] {
         linear.inline.store(allowed, Ordering::SeqCst);
         write(slice, &object, page, 0, &[1; PAGE]).unwrap();
@@ -487,7 +486,7 @@ fn no_page_of_an_object_that_must_not_be_written_inline_may_be() {
         assert!(!backed(page), "a page that the daemon wrote");
     }
     let grant = slice.try_get(&object, 0, 4, Intent::Overwrite).unwrap();
-    grant.expect("without waiting").offer();
+    grant.expect("no need to wait").offer();
     assert!((0..4).all(|page| !backed(page)), "offered pages");
     linear.inline.store(true, Ordering::SeqCst);
     for page in 0..2 {
@@ -497,16 +496,16 @@ fn no_page_of_an_object_that_must_not_be_written_inline_may_be() {
 }
 
 #[test]
-fn a_latch_that_is_held_for_long_is_waited_for_without_a_thread() {
+fn gets_wait_for_a_latch_without_a_thread() {
     let bed = bed(FRAMES_MIN, 100);
     let (slice, memory) = (&bed.slice, bed.slice.memory());
     let object: Arc<dyn Object> = Linear::new(1, 0);
     write(slice, &object, 0, 0, &[1; PAGE]).unwrap();
     let found = memory.lookup(Key::new(1, 0)).unwrap();
     let entry = memory.entry(found.index);
-    let latched = entry.try_latch(found.state, 7).expect("nobody else writes");
+    let latched = entry.try_latch(found.state, 7).expect("the page is not latched");
     let (tx, rx) = mpsc::channel();
-    // Called in this thread, which must return at once.
+    // Runs in this thread, which must not block.
     for n in 0..3 {
         let (again, tx) = (slice.clone(), tx.clone());
         slice.get(&object, 0, 1, Intent::Read, move |grant| {
@@ -522,7 +521,7 @@ fn a_latch_that_is_held_for_long_is_waited_for_without_a_thread() {
     assert_eq!(resumed, [0, 1, 2]);
 }
 
-/// A device that is full at the first write of the first page, and slow at the second.
+/// A device that is full at the first write of the first page, and slow at later writes of it.
 struct Full {
     device: Arc<dyn Device>,
     tries: AtomicU64,
@@ -574,7 +573,7 @@ impl Device for Full {
 }
 
 #[test]
-fn an_outage_is_not_over_while_the_page_that_failed_is_being_tried_again() {
+fn an_outage_lasts_while_the_failed_page_is_retried() {
     let bed = bed(FRAMES_MIN, 16);
     let ((trial, tried), (go_on, may_go_on)) = (mpsc::sync_channel(1), mpsc::channel());
     let device: Arc<dyn Device> = Arc::new(Full {
@@ -591,32 +590,32 @@ fn an_outage_is_not_over_while_the_page_that_failed_is_being_tried_again() {
     write(&slice, &object, 0, 0, &[1; PAGE]).unwrap();
     tried
         .recv_timeout(Duration::from_secs(60))
-        .expect("never tried again");
-    assert!(slice.no_room().is_some(), "over when the trial began");
+        .expect("the page was not retried");
+    assert!(slice.no_room().is_some(), "the outage ended before the trial");
     // Lets the evictor run in between.
     for byte in 0..2 {
         write(&slice, &other, 0, 0, &[byte; PAGE]).unwrap();
         wait(|done| slice.sync(&other, 0..1, done)).unwrap();
     }
-    assert!(slice.no_room().is_some(), "over during the trial");
+    assert!(slice.no_room().is_some(), "the outage ended during the trial");
     go_on.send(()).unwrap();
     let begun = std::time::Instant::now();
     while slice.no_room().is_some() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "never over");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the outage did not end");
         std::thread::sleep(Duration::from_millis(5));
     }
     slice.close();
 }
 
 #[test]
-fn an_outage_is_not_over_before_each_page_that_failed_was_tried_again() {
+fn an_outage_lasts_until_every_failed_page_was_retried() {
     let device = Arc::new(SimDevice::new("sim", 64 * PAGE as u64));
     let with_room = |blocks| FaultPlan {
         room_blocks: Some(blocks),
         ..FaultPlan::default()
     };
     device.set_plan(with_room(0));
-    // No page is written back because of its age.
+    // Age causes no write-back here.
     let slice = start_with_age(
         FRAMES_MIN,
         &(device.clone() as Arc<dyn Device>),
@@ -628,7 +627,7 @@ fn an_outage_is_not_over_before_each_page_that_failed_was_tried_again() {
         let failed = wait(|done| slice.sync(object, 0..1, done)).unwrap_err();
         assert_eq!(failed.errno(), 28);
     }
-    // Room for one of them: the trial that comes first succeeds.
+    // There is room for one page, so the first trial succeeds.
     device.set_plan(with_room(1));
     let writes = Arc::new(AtomicU64::new(0));
     let counted = writes.clone();
@@ -639,29 +638,29 @@ fn an_outage_is_not_over_before_each_page_that_failed_was_tried_again() {
     });
     let begun = std::time::Instant::now();
     let pause = || {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never comes");
+        assert!(begun.elapsed() < Duration::from_secs(60), "no progress");
         std::thread::sleep(Duration::from_millis(5));
     };
     while writes.load(Ordering::SeqCst) < 3 {
-        assert!(slice.no_room().is_some(), "over before the other was tried");
+        assert!(slice.no_room().is_some(), "the outage ended before the retry of the other page");
         pause();
     }
-    assert!(slice.no_room().is_some(), "over though the other failed");
+    assert!(slice.no_room().is_some(), "the outage ended although the other page failed");
     device.set_plan(FaultPlan::default());
     while slice.no_room().is_some() {
         pause();
     }
-    assert_eq!(slice.dirty_bytes(), 0, "over with a page that waits");
+    assert_eq!(slice.dirty_bytes(), 0, "the outage ended while a page is dirty");
     slice.close();
 }
 
 #[test]
-fn the_device_reads_no_other_page_from_a_frame_that_a_latch_was_taken_away_from() {
+fn a_frame_whose_latch_was_taken_away_is_not_reused_while_the_device_reads_it() {
     let bed = bed(FRAMES_MIN, 16);
     let ((trial, tried), (go_on, may_go_on)) = (mpsc::sync_channel(1), mpsc::channel());
     let device: Arc<dyn Device> = Arc::new(Full {
         device: bed.device.clone(),
-        // It never is, here.
+        // The device has room: the first write is already a slow one.
         tries: AtomicU64::new(1),
         trial,
         go_on: Mutex::new(may_go_on),
@@ -677,9 +676,9 @@ fn the_device_reads_no_other_page_from_a_frame_that_a_latch_was_taken_away_from(
     write(&slice, &object, 0, 0, &[1; PAGE]).unwrap();
     tried
         .recv_timeout(Duration::from_secs(60))
-        .expect("never written back");
+        .expect("the page was not written back");
     let left = frame_of(key).unwrap();
-    // Latched in the name of a client that there is not, while the device reads the page.
+    // Latches the page in the name of an unknown client, while the device reads the page.
     let found = memory.lookup(key).unwrap();
     let latched = memory.entry(found.index).try_latch(found.state, 7);
     assert!(latched.is_some());
@@ -690,17 +689,17 @@ fn the_device_reads_no_other_page_from_a_frame_that_a_latch_was_taken_away_from(
         again.when_unlatched(held, move || tx.send(()).unwrap());
     });
     rx.recv_timeout(Duration::from_secs(60)).expect("resumed");
-    assert_ne!(frame_of(key), Some(left), "the page goes on elsewhere");
-    // Each frame is taken many times.
+    assert_ne!(frame_of(key), Some(left), "the page keeps its frame");
+    // Reads enough pages to use each free frame several times.
     let is_used_again = || {
         (0..4 * u64::from(FRAMES_MIN)).any(|page| {
             read(&slice, &other, page).unwrap();
             frame_of(Key::new(4, page)) == Some(left)
         })
     };
-    assert!(!is_used_again(), "the device writes another page's bytes");
+    assert!(!is_used_again(), "the device would write another page's bytes");
     drop(go_on);
     wait(|done| slice.sync(&object, 0..1, done)).unwrap();
-    assert!(is_used_again(), "the frame is lost");
+    assert!(is_used_again(), "the frame stays unused");
     slice.close();
 }
