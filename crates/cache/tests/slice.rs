@@ -364,7 +364,10 @@ fn a_thread_with_a_reader_performs_its_own_reads_and_only_these() {
         ask(&bed.slice, &object, page, &tx);
     }
     assert!(!reader.is_idle());
-    assert!(rx.try_recv().is_err(), "a read ended before the reader started it");
+    assert!(
+        rx.try_recv().is_err(),
+        "a read ended before the reader started it"
+    );
     let mut seen = 0;
     while seen < PAGES - 1 {
         while !reader.poll() {
@@ -503,7 +506,9 @@ fn gets_wait_for_a_latch_without_a_thread() {
     write(slice, &object, 0, 0, &[1; PAGE]).unwrap();
     let found = memory.lookup(Key::new(1, 0)).unwrap();
     let entry = memory.entry(found.index);
-    let latched = entry.try_latch(found.state, 7).expect("the page is not latched");
+    let latched = entry
+        .try_latch(found.state, 7)
+        .expect("the page is not latched");
     let (tx, rx) = mpsc::channel();
     // Runs in this thread, which must not block.
     for n in 0..3 {
@@ -591,17 +596,26 @@ fn an_outage_lasts_while_the_failed_page_is_retried() {
     tried
         .recv_timeout(Duration::from_secs(60))
         .expect("the page was not retried");
-    assert!(slice.no_room().is_some(), "the outage ended before the trial");
+    assert!(
+        slice.no_room().is_some(),
+        "the outage ended before the trial"
+    );
     // Lets the evictor run in between.
     for byte in 0..2 {
         write(&slice, &other, 0, 0, &[byte; PAGE]).unwrap();
         wait(|done| slice.sync(&other, 0..1, done)).unwrap();
     }
-    assert!(slice.no_room().is_some(), "the outage ended during the trial");
+    assert!(
+        slice.no_room().is_some(),
+        "the outage ended during the trial"
+    );
     go_on.send(()).unwrap();
     let begun = std::time::Instant::now();
     while slice.no_room().is_some() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "the outage did not end");
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "the outage did not end"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     slice.close();
@@ -642,15 +656,25 @@ fn an_outage_lasts_until_every_failed_page_was_retried() {
         std::thread::sleep(Duration::from_millis(5));
     };
     while writes.load(Ordering::SeqCst) < 3 {
-        assert!(slice.no_room().is_some(), "the outage ended before the retry of the other page");
+        assert!(
+            slice.no_room().is_some(),
+            "the outage ended before the retry of the other page"
+        );
         pause();
     }
-    assert!(slice.no_room().is_some(), "the outage ended although the other page failed");
+    assert!(
+        slice.no_room().is_some(),
+        "the outage ended although the other page failed"
+    );
     device.set_plan(FaultPlan::default());
     while slice.no_room().is_some() {
         pause();
     }
-    assert_eq!(slice.dirty_bytes(), 0, "the outage ended while a page is dirty");
+    assert_eq!(
+        slice.dirty_bytes(),
+        0,
+        "the outage ended while a page is dirty"
+    );
     slice.close();
 }
 
@@ -697,7 +721,10 @@ fn a_frame_whose_latch_was_taken_away_is_not_reused_while_the_device_reads_it() 
             frame_of(Key::new(4, page)) == Some(left)
         })
     };
-    assert!(!is_used_again(), "the device would write another page's bytes");
+    assert!(
+        !is_used_again(),
+        "the device would write another page's bytes"
+    );
     drop(go_on);
     wait(|done| slice.sync(&object, 0..1, done)).unwrap();
     assert!(is_used_again(), "the frame stays unused");

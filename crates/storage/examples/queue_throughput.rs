@@ -1,4 +1,4 @@
-//! Random and sequential reads through a queue, to hold against fio on the same file.
+//! Measures random and sequential reads through a queue, for comparison with fio on the same file.
 //!
 //! `queue_throughput FILE [SECONDS]` prints one line per workload; the fio jobs to compare with:
 //! `fio --name=r --filename=FILE --ioengine=io_uring --direct=1 --rw=randread --bs=4k --iodepth=32`
@@ -55,7 +55,7 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Keeps `depth` reads of `length` bytes in flight; `choose` gives the place of each, counted in
-/// lengths, from its number and the places there are.
+/// lengths, from the number of the read and the number of places.
 fn measure(
     label: &str,
     device: &Arc<dyn Device>,

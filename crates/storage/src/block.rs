@@ -14,9 +14,8 @@ use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
 /// A whole disk, a partition, or any other block device, with direct I/O.
 ///
-/// Opened for writing, the device is held exclusively: while it is mounted, swapped on, or held by
-/// another volume, opening fails, and while this is open, those fail. A failed flush is kept, as for
-/// a `FileDevice`.
+/// A device opened for writing is held exclusively. Opening fails while it is mounted, used as swap, or held by another volume;
+/// while it is open, these fail. A failed flush is kept, as for a `FileDevice`.
 #[derive(Debug)]
 pub struct BlockDevice {
     handle: Handle,
@@ -24,7 +23,7 @@ pub struct BlockDevice {
 }
 
 impl BlockDevice {
-    /// Opens the block device at `path`. `create_size` only asks for a minimum.
+    /// Opens the block device at `path`. `create_size` is the required minimum size.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
         let write = !options.read_only;
         let how = Open {
@@ -93,7 +92,7 @@ impl Device for BlockDevice {
         self.handle.flush()
     }
 
-    /// Discards sectors: what is read there afterwards depends on the device.
+    /// Discards sectors. Later reads of them return what the device chooses.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         self.handle
             .give_or_take("discard", offset_bytes, length_bytes, |file| {

@@ -1,15 +1,15 @@
 //! Copies of written data, for devices whose source memory must not change during a write.
 //!
-//! Programs may change a cached page while it is written back; the page is then dirty again and is written again. A device
-//! that computes a checksum or parity of the bytes (btrfs, RAID, data integrity) reads them twice. A change in between makes
-//! the block on the device permanently wrong. Transfers to such a device are made from a copy.
+//! Programs may change a cached page during its write-back; the page is then dirty again and is written again. A device that
+//! computes a checksum or parity of the bytes (btrfs, RAID, data integrity) reads them twice. A change between the two reads
+//! makes the block on the device permanently wrong. Transfers to such a device use a copy.
 
 use std::io;
 use std::sync::Arc;
 
 use jericho_sys::memory::{Mapping, Segment};
 
-/// Most copies at a time. Further transfers wait for one of these to end.
+/// Maximum number of copies. Further transfers wait for a copy to become free.
 const COPIES_MAX: usize = 16;
 
 /// Memory of the copies, kept for reuse.
@@ -19,8 +19,8 @@ pub(crate) struct Bounce {
 }
 
 impl Bounce {
-    /// Replaces the memory of a transfer by a copy of its bytes. Returns false when all copies are in use, so that the
-    /// transfer has to wait for one. Leaves a transfer that is a copy already.
+    /// Replaces the memory of a transfer by a copy of its bytes. Returns false when all copies are in use: the transfer must
+    /// wait. Leaves a transfer that is a copy already.
     pub fn copy(&mut self, segments: &mut Vec<Segment>) -> io::Result<bool> {
         if self.is_copy(segments) {
             return Ok(true);
@@ -60,7 +60,7 @@ impl Bounce {
             return Ok(Some(copy.clone()));
         }
         if self.copies.len() == COPIES_MAX {
-            // Drops one that is too small, to make room for one that is large enough.
+            // Drops a free copy that is too small, to make room for one that is large enough.
             let Some(small) = self.copies.iter().position(is_free) else {
                 return Ok(None);
             };
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_used_again_and_never_more_than_there_may_be() {
+    fn copies_are_reused_and_their_number_is_limited() {
         let memory = Arc::new(Mapping::create("memory", 8 * 4096, false).unwrap());
         let mut bounce = Bounce::default();
         let mut transfers = Vec::new();
@@ -97,8 +97,8 @@ mod tests {
         }
         let mut larger = vec![segment(&memory, 0, 2), segment(&memory, 4, 1)];
         assert!(!bounce.copy(&mut larger).unwrap());
-        assert_eq!(larger.len(), 2, "left as it was");
-        // The rest of a short transfer.
+        assert_eq!(larger.len(), 2, "the transfer is unchanged");
+        // The rest of a short transfer is a copy already.
         assert!(bounce.copy(&mut transfers[0]).unwrap());
         transfers.pop();
         assert!(bounce.copy(&mut larger).unwrap());

@@ -1,8 +1,8 @@
 //! Holds a file or block device against all other processes on this machine.
 //!
 //! A device can be reached under several names: a loop device is another name for a file, a partition for a part of its
-//! disk. So a claim consists of two things that the kernel tracks for the whole machine, whatever the name, the mount
-//! namespace or the container:
+//! disk. So a claim consists of two things that the kernel tracks for the whole machine, independent of name, mount
+//! namespace and container:
 //!
 //! - a lock on a range of bytes (F_OFD_SETLK) of the named inode, and of each file found below it: through partitions,
 //!   loop devices (also stacked ones) and the slaves of stacked devices, as reported by sysfs and LOOP_GET_STATUS64;
@@ -26,28 +26,28 @@ use crate::open::{self, OpenError};
 /// Which other processes may use the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Other readers.
+    /// Other readers may use it.
     Shared,
-    /// None.
+    /// No other process may use it.
     Exclusive,
 }
 
-/// A held device; released when dropped.
+/// A held device. Dropping it releases the device.
 #[derive(Debug)]
 pub struct Claim {
-    /// Closing them ends their locks.
+    /// Closing these files ends their locks.
     held: Vec<File>,
 }
 
 /// Why a device could not be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Another process holds it, under this or another name.
+    /// Another process holds the device, under this or another name.
     #[error("{} is in use by {}", .path.display(), process(*.pid))]
     Held {
-        /// What is held: the given path, or the file or device below it.
+        /// The held file or device: the given path, or one below it.
         path: PathBuf,
-        /// The process that holds it, if it can be seen.
+        /// The process that holds it, if visible.
         pid: Option<u32>,
     },
     /// The device cannot be opened. `OpenError::Busy` when the kernel reports that it is held (mounted, swap, part of
@@ -62,31 +62,31 @@ pub enum ClaimError {
     Hidden {
         /// The device.
         path: PathBuf,
-        /// The file, as the kernel names it.
+        /// The file's path as the kernel reports it.
         below: PathBuf,
-        /// Why not.
+        /// The cause.
         why: String,
     },
-    /// Anything else.
+    /// Another error.
     #[error("cannot lock {}: {cause}", .path.display())]
     Io {
-        /// What.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         cause: io::Error,
     },
 }
 
-/// Returns "process 7", or that the process cannot be seen.
+/// Returns "process 7", or a text for an invisible process.
 fn process(pid: Option<u32>) -> String {
     pid.map_or("a process that cannot be seen from here".into(), |pid| {
         format!("process {pid}")
     })
 }
 
-/// Longest time that readers which check a device at the same moment may disturb each other.
+/// Maximum time for which readers that check a device at the same moment may disturb each other.
 const PROBE: Duration = Duration::from_secs(2);
-/// Most devices stacked on each other; the kernel allows fewer.
+/// Maximum number of devices stacked on each other; the kernel allows fewer.
 const DEPTH_MAX: usize = 32;
 
 impl Claim {
@@ -152,8 +152,8 @@ impl Claim {
         Ok(())
     }
 
-    /// Claims what is below block device number `rdev`. Only `range` (start and length in bytes) of the device is
-    /// used.
+    /// Claims the devices and files below block device number `rdev`. Only `range` (start and length in bytes) of the
+    /// device is used.
     fn below(
         &mut self,
         shown: &Path,
@@ -166,7 +166,7 @@ impl Claim {
         let (major, minor) = block::device_parts(rdev);
         let sysfs = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
         let Ok(sysfs) = std::fs::canonicalize(sysfs) else {
-            return Ok(()); // No sysfs: nothing more can be known.
+            return Ok(()); // Without sysfs, the devices below are unknown.
         };
         let Some(depth) = depth.checked_sub(1) else {
             return Err(ClaimError::Io {
@@ -217,7 +217,7 @@ impl Claim {
                 other => other,
             };
         }
-        // Stacked devices hold their slaves with O_EXCL. But a slave may be a loop device, whose file no process holds. Claims
+        // A stacked device holds its slaves with O_EXCL. But a slave may be a loop device, whose file no process holds. Claims
         // all of each slave, because the used part is unknown.
         for slave in std::fs::read_dir(sysfs.join("slaves"))
             .into_iter()
@@ -328,7 +328,7 @@ fn node_of(sysfs: &Path, rdev: u64) -> Option<PathBuf> {
     })
 }
 
-/// Returns where a path of another mount namespace may be in this one: below each mount, with fewer and fewer of its
+/// Returns where a path of another mount namespace may be in this one: below each mount, with ever fewer of its
 /// first components.
 fn elsewhere(named: &Path) -> impl Iterator<Item = PathBuf> {
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_share_a_file_and_a_writer_shares_with_nobody() {
+    fn readers_share_a_file_and_a_writer_is_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("volume");
         std::fs::write(&path, [0; 4096]).unwrap();

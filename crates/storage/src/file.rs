@@ -14,18 +14,16 @@ use crate::handle::Handle;
 use crate::open::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
-/// A regular file as a device: direct I/O where its filesystem has it, else through the page cache.
+/// A regular file as a device. Uses direct I/O if the filesystem supports it, else the page cache.
 ///
-/// After a failed flush every later one fails with the same cause: the kernel has forgotten by then
-/// which data was lost.
+/// After a failed flush every later one fails with the same cause, because the kernel no longer knows which data was lost.
 #[derive(Debug)]
 pub struct FileDevice {
     handle: Handle,
 }
 
 impl FileDevice {
-    /// Opens, and with `create_size` creates or resizes, the file at `path`. A file that was
-    /// created here is removed when something fails after that.
+    /// Opens the file at `path`. With `create_size`, creates or resizes it. Removes a file that it created if a later step fails.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
         let write = !options.read_only;
         if write && options.create_size.is_some_and(|size| size >= BLOCK_BYTES) && create(path)? {
@@ -74,7 +72,7 @@ impl FileDevice {
     }
 }
 
-/// Creates an empty file durably. False when there is something already.
+/// Creates an empty file durably. Returns false when the path exists already.
 fn create(path: &Path) -> Result<bool, OpenError> {
     let how = Open {
         write: true,
@@ -86,7 +84,7 @@ fn create(path: &Path) -> Result<bool, OpenError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
         Err(error) => return Err(open::failed(path, "create it")(error)),
     }
-    // The name must survive a power cut, or everything flushed later is lost with it.
+    // The name must survive a power failure. Otherwise all data flushed later is lost with it.
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -130,7 +128,7 @@ impl Device for FileDevice {
         self.handle.flush()
     }
 
-    /// Punches a hole: the range reads as zeros afterwards, and writing to it may need space again.
+    /// Punches a hole. The range reads as zeros afterwards, and writes to it may need space again.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         self.handle
             .give_or_take("discard", offset_bytes, length_bytes, |file| {

@@ -1,8 +1,8 @@
-//! Flushes that many threads ask for, and that never forget a failure.
+//! Flushes requested by many threads. A failure is never forgotten.
 //!
-//! The kernel reports a failed write-back once per open file, and then considers the pages clean: a
-//! second fdatasync succeeds although the data is gone. So the first failure is kept and given to
-//! everybody who flushes from then on; only opening the device anew clears it.
+//! The kernel reports a failed write-back once per open file and then considers the pages clean: a second fdatasync succeeds
+//! although the data is gone. So the `Flusher` keeps the first failure and returns it to every later flush. Only opening the
+//! device again clears it.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,15 +21,14 @@ pub(crate) struct Flusher {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Every flush with a smaller ticket is done: a sync began after its ticket was drawn.
+    /// All flushes with a smaller ticket are done: a sync began after they drew their tickets.
     covered: u64,
     failed: Option<Cause>,
 }
 
 impl Flusher {
-    /// Makes durable what was written before the call, by `sync` or by another thread's sync that
-    /// begins after the call. Syncs run one at a time, because the kernel would report the failure
-    /// of two concurrent ones to only one of them.
+    /// Makes durable what was written before the call, with `sync` or with another thread's sync that begins after the call.
+    /// Syncs run one at a time, because the kernel would report a failure of two concurrent ones to only one of them.
     pub(crate) fn flush(&self, sync: impl Fn() -> io::Result<()>) -> Result<(), Cause> {
         let ticket = self.next_ticket.fetch_add(1, Ordering::SeqCst);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +113,7 @@ mod tests {
             }
             finish.send(()).unwrap();
         });
-        // The first does not cover them, since it began before; the second covers them all.
+        // The first sync began before the others asked, so it does not cover them. The second covers them all.
         assert_eq!(syncs.into_inner(), 2);
     }
 }

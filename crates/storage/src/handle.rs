@@ -1,4 +1,4 @@
-//! An open file or block device: what both kinds of devices share.
+//! An open file or block device: the code that both kinds of devices share.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use crate::{BLOCK_BYTES, Cause, IoError};
 /// Transfers from unaligned memory go through a bounce buffer of at most this size.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
 
-/// The smallest sector. A transfer that ends elsewhere met the end of the file.
+/// Smallest sector. A transfer that ends inside a sector met the end of the file.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
 #[derive(Debug)]
@@ -28,13 +28,13 @@ pub(crate) struct Handle {
     pub(crate) size_bytes: u64,
     pub(crate) is_direct: bool,
     pub(crate) is_read_only: bool,
-    /// Buffered I/O writes from the kernel's own copy.
+    /// False with buffered I/O: the kernel then writes from its own copy.
     pub(crate) needs_stable_writes: bool,
     pub(crate) home_node: Option<u32>,
     pub(crate) flusher: Flusher,
 }
 
-/// A blocking transfer that did not end well: how far it came, and why not further.
+/// A blocking transfer that stopped early: the bytes done, and the cause.
 type Stopped = (usize, Cause);
 
 impl Handle {
@@ -101,7 +101,7 @@ impl Handle {
             .map_err(|error| self.error(operation, offset_bytes, length_bytes, cause_of(&error)))
     }
 
-    /// The common part of `Device::describe`.
+    /// Returns the part of `Device::describe` that both kinds share.
     pub(crate) fn describe(&self, kind: &str) -> String {
         let access = match (self.is_direct, self.is_read_only) {
             (true, false) => "direct I/O",
@@ -135,8 +135,7 @@ impl Handle {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err((done, cause_of(&error))),
             }
-            // Continuing from inside a sector would be EINVAL for direct I/O, which hides that the
-            // file simply ends here.
+            // Direct I/O answers EINVAL for an offset inside a sector. That would hide the real cause: the file ends here.
             if done < buf.len() && !(done as u64).is_multiple_of(SECTOR_BYTES) {
                 return Err((done, Cause::Short { done_bytes: 0 }));
             }
@@ -225,8 +224,8 @@ impl Handle {
     }
 }
 
-/// The error of a transfer that stopped after `done_bytes`. An errno belongs to the part that was
-/// not done, so it names that part; a short transfer names the whole and how much of it was done.
+/// Returns the error of a transfer that stopped after `done_bytes`. The error of an errno names the remaining range. The error of
+/// a short transfer names the whole range and the number of bytes done.
 pub(crate) fn stopped_error(
     operation: &'static str,
     device: &Arc<str>,
@@ -257,7 +256,7 @@ pub(crate) fn stopped_error(
     }
 }
 
-/// Whether a range consists of whole blocks of a device.
+/// Returns whether a range consists of whole blocks of a device.
 pub(crate) fn is_in_range(offset_bytes: u64, length_bytes: u64, size_bytes: u64) -> bool {
     offset_bytes.is_multiple_of(BLOCK_BYTES)
         && length_bytes.is_multiple_of(BLOCK_BYTES)
@@ -270,7 +269,7 @@ fn cause_of(error: &io::Error) -> Cause {
     Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO))
 }
 
-/// Why the kernel refuses io_uring to this process, asked once.
+/// Returns why the kernel refuses io_uring to this process. Asks the kernel once.
 fn ring_refusal() -> Option<&'static str> {
     static REFUSAL: OnceLock<Option<String>> = OnceLock::new();
     let ask = || {

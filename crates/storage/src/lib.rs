@@ -1,19 +1,18 @@
 //! Devices that hold a volume, and queues of asynchronous transfers to them.
 //!
-//! A `Device` moves whole blocks between memory and storage and says truthfully what happened: a
-//! short transfer, EIO or ENOSPC is the error of the operation that met it. It knows nothing of
-//! slices, pages or files.
+//! A `Device` moves whole blocks between memory and storage. It reports exactly what happened: a short transfer, EIO or ENOSPC is
+//! the error of the operation that met it. It knows nothing of slices, pages or files.
 //!
-//! # What is assumed of the medium
-//! - A block (`BLOCK_BYTES`) that is being written when the power fails may hold any mix of its old
-//!   and new sectors of 512 bytes afterwards. Nothing outside the written range changes.
+//! # Assumptions about the medium
+//! - After a power failure during the write of a block (`BLOCK_BYTES`), the block may hold any mix of its old
+//!   and new sectors of 512 bytes. Nothing outside the written range changes.
 //! - A write that completed may be lost until a `flush` that began after its completion succeeds.
 //! - After a failed flush nothing is known about any write since the last good one.
 //!
 //! # Where to read on
-//! [`Claim`] holds a device against everybody else; [`open_device`] opens by path; `file` and `block` are the kinds of devices and share `handle`,
-//! the blocking calls. [`open_queue`] picks between `ring_queue` (io_uring) and `pool_queue`
-//! (threads that make blocking calls). `bounce` copies what must not change while it is written.
+//! [`Claim`] holds a device against all other processes. [`open_device`] opens a device by path. `file` and `block` are the two
+//! kinds of devices and share the blocking calls in `handle`. [`open_queue`] chooses between `ring_queue` (io_uring) and
+//! `pool_queue` (threads that make blocking calls). `bounce` copies memory that must not change during its write.
 
 #![forbid(unsafe_code)]
 
@@ -43,10 +42,10 @@ pub use jericho_sys::memory::Segment;
 pub use open::{OpenError, OpenOptions, open_device};
 pub use queue::{QueueError, open_pool_queue, open_queue, open_signalling_queue};
 
-/// Unit of every offset and length: bytes must be multiples of it.
+/// Unit of offsets and lengths: each is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// What a transfer or flush met. `Clone` because one failed write concerns many pages.
+/// The error of a transfer, flush or discard. `Clone`, because one failed write concerns many pages.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{operation} of {length_bytes} bytes at offset {offset_bytes} of {device}: {cause}")]
 pub struct IoError {
@@ -54,11 +53,11 @@ pub struct IoError {
     pub operation: &'static str,
     /// The device as the user named it.
     pub device: Arc<str>,
-    /// Where.
+    /// Offset of the failed range.
     pub offset_bytes: u64,
-    /// How much was asked for.
+    /// Requested length.
     pub length_bytes: u64,
-    /// Why.
+    /// The cause.
     pub cause: Cause,
 }
 
@@ -67,7 +66,7 @@ pub struct IoError {
 pub enum Cause {
     /// The kernel's errno.
     Errno(i32),
-    /// Fewer bytes than asked for were transferred and no error was given (end of device).
+    /// Fewer bytes than requested were transferred, without an error (end of the device).
     Short {
         /// Bytes that were transferred.
         done_bytes: u64,
@@ -94,7 +93,7 @@ impl IoError {
         self.cause == Cause::Errno(errno::EOPNOTSUPP)
     }
 
-    /// The errno that a program should see.
+    /// Returns the errno that a program should see.
     pub fn errno(&self) -> i32 {
         match self.cause {
             Cause::Errno(e) => e,
@@ -119,32 +118,32 @@ pub enum TakesBack {
 /// The blocking calls take any buffer whose length is a multiple of `BLOCK_BYTES`, may be made from
 /// any thread, and either transfer everything or fail.
 pub trait Device: Send + Sync {
-    /// The name by which the user knows it (its path).
+    /// Returns the name by which the user knows the device (its path).
     fn name(&self) -> Arc<str>;
-    /// Usable size, a multiple of `BLOCK_BYTES`.
+    /// Returns the usable size, a multiple of `BLOCK_BYTES`.
     fn size_bytes(&self) -> u64;
-    /// The kernel's NUMA node of the hardware, where the kernel knows it.
+    /// Returns the kernel's NUMA node of the hardware, if the kernel knows it.
     fn home_node(&self) -> Option<u32>;
     /// Reads `buf.len()` bytes.
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError>;
-    /// Writes `buf.len()` bytes. Not durable before `flush`.
+    /// Writes `buf.len()` bytes. They are not durable before `flush`.
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError>;
-    /// Makes every write that completed before the call durable.
+    /// Makes all writes durable that completed before the call.
     fn flush(&self) -> Result<(), IoError>;
-    /// Discards a range: its contents become unspecified. Fails with EOPNOTSUPP when the device cannot discard it.
-    /// Then nothing has changed, and another attempt is useless.
+    /// Discards a range: its contents become unspecified. Fails with EOPNOTSUPP, without effect, when the device can never
+    /// discard it.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
     /// Returns the effect of `discard`, as far as it is known before the first one.
     fn takes_back(&self) -> TakesBack {
         TakesBack::Nothing
     }
-    /// Ensures that a range can be written even if its host becomes full: a sparse file allocates space for it.
-    /// Contents stay. Does nothing on devices that own all their space. Fails with EOPNOTSUPP when the host can
-    /// allocate only by writing.
+    /// Ensures that a range can be written even if its host becomes full: a sparse file allocates space for it. Keeps the
+    /// contents. Does nothing on devices that own all their space. Fails with EOPNOTSUPP when the host can allocate only by
+    /// writing.
     fn provision(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<(), IoError> {
         Ok(())
     }
-    /// Whether writes are refused (EROFS).
+    /// Returns whether the device refuses writes (EROFS).
     fn is_read_only(&self) -> bool {
         false
     }
@@ -154,10 +153,10 @@ pub trait Device: Send + Sync {
     fn needs_stable_writes(&self) -> bool {
         false
     }
-    /// How transfers queued for this device are made: a descriptor that io_uring can use, or
-    /// `None` for a device that only knows the blocking calls (a simulated one).
+    /// Returns the descriptor that io_uring uses for transfers, or `None` for a device that has only the blocking calls (a
+    /// simulated one).
     fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>>;
-    /// One line for logs and `jericho stat`: kind, direct or buffered, io_uring or not and why.
+    /// Returns one line for logs and `jericho stat`: the kind, direct or buffered, and whether and why io_uring is not used.
     fn describe(&self) -> String;
 }
 
@@ -173,49 +172,47 @@ pub enum Direction {
 /// One asynchronous transfer between a contiguous range of a device and memory.
 #[derive(Clone, Debug)]
 pub struct Transfer {
-    /// Comes back in the completion.
+    /// Identifies the transfer in its completion.
     pub tag: u64,
     /// Index of the device in the list that the queue was opened with.
     pub device: u16,
     /// Direction.
     pub direction: Direction,
-    /// Where on the device.
+    /// Offset on the device.
     pub offset_bytes: u64,
-    /// Memory, in order; adjacent segments should be merged by the caller. Offsets and lengths are
-    /// multiples of `BLOCK_BYTES`.
+    /// Memory, in order. The caller should merge adjacent segments. Offsets and lengths are multiples of `BLOCK_BYTES`.
     pub segments: Vec<Segment>,
 }
 
 /// The end of a transfer.
 #[derive(Debug)]
 pub struct Completion {
-    /// Of the transfer.
+    /// Tag of the transfer.
     pub tag: u64,
-    /// Everything was transferred, or why not.
+    /// `Ok` if everything was transferred.
     pub result: Result<(), IoError>,
 }
 
-/// Wakes a thread that waits in `Queue::wait`. Cheap when it is not asleep.
+/// Wakes a thread that waits in `Queue::wait`. Cheap when the thread is awake.
 pub trait Wake: Send + Sync {
     /// Makes the current or the next `Queue::wait` return.
     fn wake(&self);
 }
 
-/// Asynchronous transfers of one thread. A queue may move to another thread while nothing is in
-/// flight (`in_flight() == 0`), as between opening it and its first use.
+/// Asynchronous transfers of one thread. A queue may move to another thread while nothing is in flight (`in_flight() == 0`), for
+/// example between its opening and its first use.
 ///
-/// Dropping a queue waits for the transfers that the device has begun; those that it has not begun
-/// are dropped, and no completion of either kind is delivered.
+/// Dropping a queue waits for the transfers that the device has begun and cancels the others. It delivers no completions.
 pub trait Queue: Send {
-    /// Queues a transfer; never blocks and never fails: errors come as its completion.
+    /// Queues a transfer. Never blocks and never fails: errors come in the completion.
     fn submit(&mut self, transfer: Transfer);
-    /// Starts what was submitted, then appends completions. Returns when there is at least one,
-    /// when woken, or after `timeout` (`None`: no limit; zero: only look).
+    /// Starts the submitted transfers, then appends completions. Returns when there is at least one, when woken, or after
+    /// `timeout` (`None`: no limit; zero: does not sleep).
     fn wait(&mut self, completions: &mut Vec<Completion>, timeout: Option<Duration>);
-    /// The handle with which others wake the owner of this queue.
+    /// Returns the handle with which other threads wake the owner of this queue.
     fn waker(&self) -> Arc<dyn Wake>;
-    /// Transfers submitted whose completion was not yet delivered.
+    /// Returns the number of submitted transfers whose completion was not delivered yet.
     fn in_flight(&self) -> usize;
-    /// One line for logs: io_uring or threads, registered buffers or not, and why not.
+    /// Returns one line for logs: io_uring or threads and why, with registered buffers or not and why.
     fn describe(&self) -> String;
 }

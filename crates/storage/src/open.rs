@@ -1,4 +1,4 @@
-//! Opening a device by its path, and what to tell the user when that fails.
+//! Opens a device by its path. Errors tell the user what to do.
 
 use std::fs::File;
 use std::io;
@@ -15,12 +15,12 @@ use crate::{BLOCK_BYTES, BlockDevice, Device, FileDevice};
 /// How to open a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Refuse writes. Nothing on the device changes.
+    /// Refuses writes. Nothing on the device changes.
     pub read_only: bool,
-    /// Create a missing regular file, and make a file exactly this long (longer or shorter). New
-    /// space is sparse; `Device::provision` takes it from the host. A block device keeps its size and must have at least this much.
+    /// Creates a missing regular file, and makes a file exactly this long (longer or shorter). New space is sparse;
+    /// `Device::provision` takes it from the host. A block device keeps its size and must have at least this size.
     pub create_size: Option<u64>,
-    /// The kernel's NUMA node of the hardware, instead of asking sysfs.
+    /// The kernel's NUMA node of the hardware. `None`: sysfs tells.
     pub home_node: Option<u32>,
 }
 
@@ -30,71 +30,71 @@ pub enum OpenError {
     /// There is nothing at the path.
     #[error("{}: no such file or device; check the path, or give a size to create it", .path.display())]
     Missing {
-        /// As given.
+        /// The given path.
         path: PathBuf,
     },
-    /// The user may not.
+    /// The user has no permission.
     #[error("{}: no permission to open it for {access}; check its owner and mode, or run as its owner", .path.display())]
     Denied {
-        /// As given.
+        /// The given path.
         path: PathBuf,
         /// "reading" or "reading and writing".
         access: &'static str,
     },
-    /// Neither a file nor a block device.
+    /// The path is neither a file nor a block device.
     #[error("{}: is a {found}; a volume lives on a regular file or a block device", .path.display())]
     Kind {
-        /// As given.
+        /// The given path.
         path: PathBuf,
-        /// "directory", ...
+        /// For example "directory".
         found: &'static str,
     },
     /// The device is held exclusively: mounted, swap, part of a RAID, another volume.
     #[error("{}: is in use (mounted, or held by another program); unmount or release it first", .path.display())]
     Busy {
-        /// As given.
+        /// The given path.
         path: PathBuf,
     },
-    /// Less than one block, or less than asked for.
+    /// The device has less than one block, or less than required.
     #[error("{}: has {size_bytes} bytes where at least {wanted_bytes} are needed", .path.display())]
     TooSmall {
-        /// As given.
+        /// The given path.
         path: PathBuf,
-        /// What it has.
+        /// Size of the device.
         size_bytes: u64,
-        /// What it should have.
+        /// Required size.
         wanted_bytes: u64,
     },
-    /// Its sectors are larger than our blocks.
+    /// The device's sectors are larger than `BLOCK_BYTES`.
     #[error("{}: has sectors of {sector_bytes} bytes; at most {BLOCK_BYTES} are supported", .path.display())]
     Sectors {
-        /// As given.
+        /// The given path.
         path: PathBuf,
-        /// What it has.
+        /// Size of the device's sectors.
         sector_bytes: u32,
     },
-    /// Anything else.
+    /// Another error.
     #[error("{}: cannot {action}: {source}", .path.display())]
     Io {
-        /// As given.
+        /// The given path.
         path: PathBuf,
-        /// "open it", ...
+        /// For example "open it".
         action: &'static str,
         /// The kernel's reason.
         source: io::Error,
     },
 }
 
-/// Opens a regular file or a block device, whichever is at `path`. A symbolic link is followed.
+/// Opens the regular file or block device at `path`. Follows symbolic links.
 pub fn open_device(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.file_type().is_block_device() => BlockDevice::open(path, options),
-        // Also for what is missing or of another kind: it says so, or creates it.
+        // Also for missing paths and other kinds: `FileDevice::open` creates the file or returns the error.
         _ => FileDevice::open(path, options),
     }
 }
 
-/// Opens with O_DIRECT where that works, else buffered; tells which.
+/// Opens with O_DIRECT if possible, else buffered. Returns whether it is direct.
 pub(crate) fn open_direct(path: &Path, how: Open) -> Result<(File, bool), OpenError> {
     let direct = Open {
         direct: true,
@@ -111,8 +111,8 @@ pub(crate) fn open_direct(path: &Path, how: Open) -> Result<(File, bool), OpenEr
     }
 }
 
-/// EINVAL when direct I/O is accepted by open(2) but refused by transfers (sectors larger than a
-/// block, some stacked filesystems). Other errors of the device belong to its later users.
+/// Fails with EINVAL when open(2) accepts direct I/O but transfers refuse it (sectors larger than a block, some stacked
+/// filesystems). Ignores other errors: the device's later users meet them.
 fn probe_direct(file: &File) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     let mut buffer = AlignedBuffer::new(BLOCK_BYTES as usize);
@@ -122,7 +122,7 @@ fn probe_direct(file: &File) -> io::Result<()> {
     }
 }
 
-/// The refusal that a failed open(2) of `path` deserves.
+/// Converts the error of a failed open(2) of `path`.
 pub(crate) fn failed_open(path: &Path, how: Open, source: io::Error) -> OpenError {
     let path = path.to_path_buf();
     match source.kind() {
@@ -148,7 +148,7 @@ pub(crate) fn failed_open(path: &Path, how: Open, source: io::Error) -> OpenErro
     }
 }
 
-/// Why what was opened is not of the expected kind.
+/// Returns the error for a path of the wrong kind.
 pub(crate) fn wrong_kind(path: &Path, file_type: std::fs::FileType) -> OpenError {
     let found = if file_type.is_dir() {
         "directory"
@@ -178,7 +178,7 @@ pub(crate) fn failed(path: &Path, action: &'static str) -> impl FnOnce(io::Error
     }
 }
 
-/// The usable part of `size_bytes`.
+/// Returns the usable part of `size_bytes`. Fails if it is less than `wanted_bytes`.
 pub(crate) fn usable_size(
     path: &Path,
     size_bytes: u64,

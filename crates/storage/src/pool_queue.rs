@@ -1,10 +1,10 @@
 //! The fallback queue: a few threads that make blocking calls.
 //!
-//! For devices without a descriptor, and where io_uring is forbidden (`kernel.io_uring_disabled`,
-//! seccomp) or missing. Every transfer is copied once more than with io_uring.
+//! Used for devices without a descriptor, and where io_uring is missing or forbidden (`kernel.io_uring_disabled`, seccomp). Each
+//! transfer is copied once more than with io_uring.
 //!
-//! `Shared::jobs` is what the threads have not begun; a thread that has finished one puts its
-//! completion into `Shared::done` and rings the owner's doorbell.
+//! `Shared::jobs` holds the transfers that no thread has begun. A thread that has finished a transfer puts its completion into
+//! `Shared::done` and rings the owner's doorbell.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -20,10 +20,10 @@ use crate::aligned::AlignedBuffer;
 use crate::queue::{QueueError, check, length_bytes, operation};
 use crate::{Cause, Completion, Device, Direction, IoError, Queue, Segment, Transfer, Wake};
 
-/// More threads would only wait for the same devices.
+/// Maximum number of threads. More threads would only wait for the same devices.
 const THREADS_MAX: u32 = 8;
 
-/// A transfer is made in pieces of this size.
+/// Maximum size of one blocking call.
 const PIECE_BYTES: usize = 1 << 20;
 
 pub(crate) struct PoolQueue {
@@ -47,7 +47,7 @@ struct Jobs {
     is_closed: bool,
 }
 
-/// Completions ring the bell too, so that others called is noted apart.
+/// Wakes the owner. Completions ring the same doorbell, so a separate flag records calls of `wake`.
 struct Waker {
     was_called: AtomicBool,
     doorbell: Doorbell,
@@ -55,13 +55,13 @@ struct Waker {
 
 impl Wake for Waker {
     fn wake(&self) {
-        // Before the ring: whoever sees the ring looks here afterwards.
+        // Stored before the ring, because the owner checks the flag after the ring woke it.
         self.was_called.store(true, Ordering::Release);
         self.doorbell.ring();
     }
 }
 
-/// No user of these locks can leave them in a bad state, so a panic elsewhere does not matter.
+/// Ignores poisoning: no user of these locks can leave them in a bad state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -113,14 +113,14 @@ impl Drop for PoolQueue {
         }
         self.shared.jobs_changed.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic in it was reported when it happened.
+            // The panic hook has reported a panic of the thread already.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    /// A thread's life.
+    /// Runs a thread of the pool.
     fn work(&self) {
         let mut buffer = None;
         loop {
@@ -163,7 +163,7 @@ impl Shared {
     }
 }
 
-/// Makes a checked transfer with blocking calls, in pieces as large as `buffer`.
+/// Performs a checked transfer with blocking calls, in pieces of the size of `buffer`.
 fn run(device: &dyn Device, transfer: &Transfer, buffer: &mut [u8]) -> Result<(), IoError> {
     let total = length_bytes(transfer);
     let mut done = 0u64;
@@ -197,12 +197,12 @@ fn run(device: &dyn Device, transfer: &Transfer, buffer: &mut [u8]) -> Result<()
 /// A position in a list of segments.
 struct Cursor<'a> {
     segments: &'a [Segment],
-    /// In the first of `segments`.
+    /// Offset in the first of `segments`.
     offset: usize,
 }
 
 impl Cursor<'_> {
-    /// Visits the next `length` bytes: segment, offset in its mapping, range of the `length`.
+    /// Visits the next `length` bytes. Passes the segment, the offset in its mapping and the range within the `length` bytes.
     fn advance(
         &mut self,
         length: usize,
@@ -250,7 +250,7 @@ impl Queue for PoolQueue {
             if waker.was_called.swap(false, Ordering::AcqRel) || left == Some(Duration::ZERO) {
                 return;
             }
-            // A ring between the looks above and this keeps it from sleeping.
+            // A ring after the checks above makes this return at once.
             if let Err(error) = waker.doorbell.sleep(left) {
                 // The kernel lacks memory to put the thread to sleep.
                 tracing::warn!(%error, "cannot wait for I/O; trying again");

@@ -1,4 +1,4 @@
-//! Opening a queue of transfers, and what both kinds of queues share.
+//! Opens queues of transfers. Holds the code that both kinds of queues share.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::{BLOCK_BYTES, Cause, Device, Direction, IoError, Queue, Transfer, Wak
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} for the I/O queue: {source}")]
 pub struct QueueError {
-    /// "start threads", ...
+    /// For example "start threads".
     pub action: &'static str,
     /// The kernel's reason.
     #[source]
@@ -29,14 +29,13 @@ impl Wake for Doorbell {
     }
 }
 
-/// Opens a queue to `devices` with at most `depth` transfers (at least 1) under way at a time; what
-/// is submitted beyond that waits inside the queue.
+/// Opens a queue to `devices` with at most `depth` transfers (at least 1) in flight. Further transfers wait inside the queue.
 ///
-/// With io_uring when every device has a descriptor and the kernel allows it; otherwise with a few
-/// threads that make blocking calls, which does the same with more CPU. `buffers` are registered
-/// with the ring, which spares the kernel pinning their pages for each transfer: give the segments
-/// that most transfers use, populated, and never punch them while the queue is open. Where that is
-/// refused (RLIMIT_MEMLOCK), transfers work without. Which it became is logged and described.
+/// Uses io_uring when every device has a descriptor and the kernel allows it. Otherwise uses a few threads that make blocking
+/// calls, which costs more CPU. Registers `buffers` with the io_uring instance, so that the kernel need not pin their pages for
+/// each transfer. Give the segments that most transfers use, populated, and never punch them while the queue is open. If the
+/// kernel refuses the registration (RLIMIT_MEMLOCK), transfers work without it. The choice is logged, and `Queue::describe`
+/// returns it.
 pub fn open_queue(
     devices: &[Arc<dyn Device>],
     buffers: &[Arc<Mapping>],
@@ -58,8 +57,8 @@ pub fn open_queue(
     }
 }
 
-/// Opens a queue whose owner sleeps elsewhere: completions ring `doorbell` in its sleep, and `Queue::wait` is only used to
-/// look. With io_uring; errors: where that is refused, or a device has no descriptor (EOPNOTSUPP).
+/// Opens a queue for an owner that sleeps elsewhere. Completions ring `doorbell` while the owner sleeps, and the owner calls
+/// `Queue::wait` only with a timeout of zero. Fails if io_uring is refused, or a device has no descriptor (EOPNOTSUPP).
 pub fn open_signalling_queue(
     devices: &[Arc<dyn Device>],
     depth: u32,
@@ -78,7 +77,7 @@ pub fn open_signalling_queue(
     }
 }
 
-/// Opens the fallback queue, threads that make blocking calls, whatever the devices could do.
+/// Opens the fallback queue with threads that make blocking calls, even if io_uring is possible.
 pub fn open_pool_queue(
     devices: &[Arc<dyn Device>],
     depth: u32,
@@ -94,7 +93,7 @@ fn open_threads(
     Ok(Box::new(PoolQueue::open(devices, depth, why)?))
 }
 
-/// The name of an operation in errors.
+/// Returns the name of an operation in errors.
 pub(crate) fn operation(direction: Direction) -> &'static str {
     match direction {
         Direction::Read => "read",
@@ -102,7 +101,7 @@ pub(crate) fn operation(direction: Direction) -> &'static str {
     }
 }
 
-/// Bytes that a transfer moves; saturates, which no check lets pass.
+/// Returns the number of bytes that a transfer moves. Saturates; `check` refuses a length that large.
 pub(crate) fn length_bytes(transfer: &Transfer) -> u64 {
     transfer
         .segments
@@ -110,8 +109,8 @@ pub(crate) fn length_bytes(transfer: &Transfer) -> u64 {
         .fold(0, |sum, segment| sum.saturating_add(segment.len as u64))
 }
 
-/// Refuses a transfer that no device should see: EINVAL for blocks that the device does not have or
-/// that are not whole, EFAULT for memory outside its mapping or that must not be written, EROFS.
+/// Refuses invalid transfers. Fails with EINVAL for blocks that the device does not have or that are not whole, with EFAULT for
+/// memory that is outside of its mapping or must not be written, and with EROFS.
 pub(crate) fn check(transfer: &Transfer, devices: &[Arc<dyn Device>]) -> Result<(), IoError> {
     let length_bytes = length_bytes(transfer);
     let device = devices.get(usize::from(transfer.device));

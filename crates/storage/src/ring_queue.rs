@@ -1,9 +1,9 @@
 //! A queue on io_uring.
 //!
-//! A transfer's way: `submit` checks it and puts it into the backlog; `wait`, or `submit` for every
-//! fourth, moves as many as the ring has room for into the ring (from a
-//! copy, where a device needs that) and enters the kernel; `settle` looks at what comes back, and
-//! either makes a completion of it or puts the rest of a short transfer back in front.
+//! The way of a transfer: `submit` checks it and puts it into the backlog. `wait`, or `submit` for every fourth transfer, moves
+//! transfers from the backlog into the ring, as many as fit (from a copy, if the device needs stable writes), and enters the
+//! kernel. `complete` handles each result: it makes a completion, or puts the rest of a short transfer back at the front of the
+//! backlog.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,14 +22,13 @@ use crate::handle::{SECTOR_BYTES, stopped_error};
 use crate::queue::{check, length_bytes};
 use crate::{Cause, Completion, Device, Direction, Queue, Transfer, Wake};
 
-/// Transfers that `submit` collects before it starts them. One at a time costs a system call each;
-/// leaving them all to `wait` lets the device run dry while the owner works through completions
-/// (a tenth of the random reads at depth 32).
+/// Number of transfers that `submit` collects before it starts them. Starting each alone costs a system call each. Leaving all to
+/// `wait` lets the device run dry while the owner handles completions (a tenth of the random reads at depth 32).
 const START_BATCH: u32 = 4;
 
 pub(crate) struct RingQueue {
     ring: Ring,
-    /// The thread that has entered the ring, which the ring may insist on.
+    /// The thread that has entered the ring. The kernel may allow no other.
     owner: Option<ThreadId>,
     devices: Vec<Arc<dyn Device>>,
     names: Vec<Arc<str>>,
@@ -39,17 +38,17 @@ pub(crate) struct RingQueue {
     doorbell: Arc<Doorbell>,
     bounce: Bounce,
     backlog: VecDeque<Request>,
-    /// Completions of transfers that never reached the kernel.
-    settled: Vec<Completion>,
+    /// Completions of transfers that did not reach the kernel.
+    completed_early: Vec<Completion>,
     in_flight: usize,
-    /// Submitted since the ring was last entered.
+    /// Number of transfers submitted since the ring was last entered.
     unstarted: u32,
-    /// Kept for its allocation; empty between calls.
+    /// Empty between calls; kept for its allocation.
     completed: Vec<Completed>,
 }
 
 impl RingQueue {
-    /// Errors: those of `Ring::new`.
+    /// Fails as `Ring::new` does.
     pub(crate) fn open(
         devices: &[Arc<dyn Device>],
         buffers: &[Arc<Mapping>],
@@ -75,7 +74,7 @@ impl RingQueue {
             doorbell,
             bounce: Bounce::default(),
             backlog: VecDeque::new(),
-            settled: Vec::new(),
+            completed_early: Vec::new(),
             in_flight: 0,
             unstarted: 0,
             completed: Vec::new(),
@@ -93,8 +92,8 @@ impl RingQueue {
         Ok(queue)
     }
 
-    /// Makes the calling thread the owner of the ring. A ring that another thread has entered
-    /// cannot change hands, so it is replaced, which is possible while it is empty.
+    /// Makes the calling thread the owner of the ring. A ring that another thread has entered cannot change hands, so it is
+    /// replaced. That is possible while nothing is in flight.
     fn adopt(&mut self) -> io::Result<()> {
         let this = std::thread::current().id();
         if self.owner == Some(this) {
@@ -115,8 +114,7 @@ impl RingQueue {
         Ok(())
     }
 
-    /// Starts what was submitted, if that is possible now. A failure shows in `wait`, which tries
-    /// again.
+    /// Starts the submitted transfers if that is possible now. After a failure, `wait` tries again and reports it.
     fn start_early(&mut self) {
         self.unstarted = 0;
         if self.adopt().is_ok() {
@@ -127,7 +125,7 @@ impl RingQueue {
         }
     }
 
-    /// Moves from the backlog into the ring what fits.
+    /// Moves transfers from the backlog into the ring, as many as fit.
     fn refill(&mut self) {
         while let Some(mut request) = self.backlog.pop_front() {
             if request.operation == Operation::Write
@@ -142,7 +140,7 @@ impl RingQueue {
                     Err(error) => {
                         let cause = Cause::Errno(error.raw_os_error().unwrap_or(errno::ENOMEM));
                         let completion = self.stopped(&request, cause);
-                        self.settled.push(completion);
+                        self.completed_early.push(completion);
                         continue;
                     }
                 }
@@ -155,14 +153,14 @@ impl RingQueue {
                 }
                 Err(PushError::Invalid(request)) => {
                     let completion = self.stopped(&request, Cause::Errno(errno::EINVAL));
-                    self.settled.push(completion);
+                    self.completed_early.push(completion);
                 }
             }
         }
     }
 
-    /// The completion of a request, or `None` when the rest of it goes back to the backlog.
-    fn settle(&mut self, completed: Completed) -> Option<Completion> {
+    /// Returns the completion of a request, or `None` when the rest of it goes back to the backlog.
+    fn complete(&mut self, completed: Completed) -> Option<Completion> {
         let Completed {
             mut request,
             result,
@@ -183,8 +181,8 @@ impl RingQueue {
                 result: Ok(()),
             });
         }
-        // As in the blocking calls: a read that ends inside a sector met the end of the file, and
-        // direct I/O would answer EINVAL when asked for the rest.
+        // As in the blocking calls: a read that ends inside a sector met the end of the file, and direct I/O would answer EINVAL
+        // to a request for the rest.
         let ends = request.operation == Operation::Read
             && !(request.done_bytes as u64).is_multiple_of(SECTOR_BYTES);
         if moved == 0 || ends {
@@ -219,12 +217,12 @@ impl RingQueue {
         }
     }
 
-    /// Gives every transfer of the backlog the error that keeps the queue from working.
+    /// Fails all transfers of the backlog with the error that stopped the queue.
     fn fail_backlog(&mut self, error: &io::Error) {
         let cause = Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO));
         while let Some(request) = self.backlog.pop_front() {
             let completion = self.stopped(&request, cause);
-            self.settled.push(completion);
+            self.completed_early.push(completion);
         }
     }
 }
@@ -254,12 +252,12 @@ impl Queue for RingQueue {
         self.in_flight += 1;
         let tag = transfer.tag;
         if let Err(error) = check(&transfer, &self.devices) {
-            self.settled.push(Completion {
+            self.completed_early.push(Completion {
                 tag,
                 result: Err(error),
             });
         } else if length_bytes(&transfer) == 0 {
-            self.settled.push(Completion {
+            self.completed_early.push(Completion {
                 tag,
                 result: Ok(()),
             });
@@ -292,7 +290,7 @@ impl Queue for RingQueue {
         }
         loop {
             self.refill();
-            completions.append(&mut self.settled);
+            completions.append(&mut self.completed_early);
             let left = if completions.len() > before {
                 Some(Duration::ZERO)
             } else {
@@ -302,7 +300,7 @@ impl Queue for RingQueue {
                 let mut completed = std::mem::take(&mut self.completed);
                 let rung = self.ring.wait(&mut completed, left);
                 for completed in completed.drain(..) {
-                    completions.extend(self.settle(completed));
+                    completions.extend(self.complete(completed));
                 }
                 self.completed = completed;
                 rung
@@ -314,8 +312,8 @@ impl Queue for RingQueue {
                 })
             };
             let rung = rung.unwrap_or_else(|error| {
-                // Every cause that can pass is dealt with below this; continuing would spin, and
-                // giving up would hand memory back that the kernel still writes to.
+                // All causes that can pass are handled below this call. Continuing would spin. Returning would give back memory
+                // that the kernel still writes to.
                 panic!("an I/O queue cannot enter the kernel: {error}")
             });
             if completions.len() > before || rung || left == Some(Duration::ZERO) {

@@ -1,4 +1,4 @@
-//! What a device promises, on ordinary files, tmpfs and a loop device.
+//! Tests of devices on ordinary files, tmpfs and a loop device.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn writes_survive_reopening(path: &Path) {
     let data = pattern(1, 300);
     {
         let device = open_device(path, OpenOptions::default()).unwrap();
-        // From unaligned memory, longer than the bounce buffer.
+        // The memory is unaligned and longer than the bounce buffer.
         let mut unaligned = vec![0];
         unaligned.extend_from_slice(&data);
         device.write_at(2 * BLOCK_BYTES, &unaligned[1..]).unwrap();
@@ -38,7 +38,7 @@ fn writes_survive_reopening(path: &Path) {
 }
 
 #[test]
-fn what_is_written_to_a_file_is_read_again_after_reopening() {
+fn bytes_written_to_a_file_are_read_after_reopening() {
     for directory in directories() {
         let device = file_device(directory.path(), 400);
         assert_eq!(device.size_bytes(), 400 * BLOCK_BYTES);
@@ -48,7 +48,7 @@ fn what_is_written_to_a_file_is_read_again_after_reopening() {
 }
 
 #[test]
-fn what_is_written_to_a_block_device_is_read_again_after_reopening() {
+fn bytes_written_to_a_block_device_are_read_after_reopening() {
     let Some(device) = LoopDevice::new(400) else {
         return;
     };
@@ -81,7 +81,7 @@ fn a_block_device_is_held_exclusively_by_its_writer() {
 }
 
 #[test]
-fn a_block_device_smaller_than_asked_for_is_refused() {
+fn a_block_device_smaller_than_required_is_refused() {
     let Some(device) = LoopDevice::new(16) else {
         return;
     };
@@ -122,7 +122,7 @@ fn a_discarded_range_can_be_written_and_read_again() {
         let mut read = vec![0; 8 * BLOCK];
         device.read_at(4 * BLOCK_BYTES, &mut read).unwrap();
         assert!(read == data);
-        // What lies around the range is untouched.
+        // The blocks around the range are unchanged.
         device.read_at(33 * BLOCK_BYTES, &mut read).unwrap();
         assert!(read == pattern(2, 64)[33 * BLOCK..41 * BLOCK]);
     }
@@ -177,7 +177,7 @@ fn a_read_only_device_refuses_writes_and_stays_as_it_was() {
 }
 
 #[test]
-fn a_device_that_was_truncated_behind_our_back_reads_short() {
+fn a_device_that_another_process_truncated_reads_short() {
     for directory in directories() {
         let device = file_device(directory.path(), 8);
         let path = directory.path().join("volume");
@@ -199,7 +199,7 @@ fn a_device_that_was_truncated_behind_our_back_reads_short() {
 }
 
 #[test]
-fn a_full_filesystem_is_enospc_at_the_offset_where_it_was_met() {
+fn a_full_filesystem_is_enospc_at_the_first_offset_without_space() {
     let Some(filesystem) = SmallFilesystem::new(16) else {
         return;
     };
@@ -208,7 +208,7 @@ fn a_full_filesystem_is_enospc_at_the_offset_where_it_was_met() {
     assert_eq!(error.cause, Cause::Errno(ENOSPC), "{error}");
     assert_eq!(error.offset_bytes + error.length_bytes, 64 * BLOCK_BYTES);
     assert!(error.offset_bytes <= 16 * BLOCK_BYTES);
-    // What was written before it is there.
+    // The blocks before that offset are written.
     let done = error.offset_bytes as usize / BLOCK * BLOCK;
     let mut read = vec![0; done];
     device.read_at(0, &mut read).unwrap();
@@ -216,7 +216,7 @@ fn a_full_filesystem_is_enospc_at_the_offset_where_it_was_met() {
 }
 
 #[test]
-fn space_is_taken_when_it_is_asked_for_or_refused() {
+fn provision_takes_space_or_fails() {
     let Some(filesystem) = SmallFilesystem::new(16) else {
         return;
     };

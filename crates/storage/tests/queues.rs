@@ -1,4 +1,4 @@
-//! What a queue promises, for io_uring and for the threads that stand in for it.
+//! Tests of queues, on io_uring and on threads.
 
 mod support;
 
@@ -17,7 +17,7 @@ use support::{
     segment,
 };
 
-/// A ring with registered buffers, one without, and threads.
+/// Returns an io_uring queue with registered buffers, one without, and a queue on threads.
 fn queues(
     devices: &[Arc<dyn Device>],
     buffers: &[Arc<Mapping>],
@@ -44,7 +44,7 @@ fn transfer(tag: u64, direction: Direction, block: u64, segments: Vec<Segment>) 
     }
 }
 
-/// Waits for everything; completions in the order of their tags.
+/// Waits for all transfers. Returns their completions in the order of their tags.
 fn finish(queue: &mut dyn Queue) -> Vec<Completion> {
     let mut completions = Vec::new();
     while queue.in_flight() > 0 {
@@ -161,7 +161,7 @@ fn more_transfers_than_the_depth_wait_inside_and_all_complete_once() {
 }
 
 #[test]
-fn what_no_device_should_see_completes_with_its_error() {
+fn an_invalid_transfer_completes_with_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let device = file_device(directory.path(), 8);
     let mapping = memory(8);
@@ -219,7 +219,7 @@ fn writes_to_a_read_only_device_complete_with_erofs() {
 }
 
 #[test]
-fn a_truncated_device_completes_short_and_says_how_far_it_came() {
+fn a_truncated_device_completes_short_and_reports_the_bytes_done() {
     for directory in directories() {
         let device = file_device(directory.path(), 8);
         let path = directory.path().join("volume");
@@ -242,7 +242,7 @@ fn a_truncated_device_completes_short_and_says_how_far_it_came() {
 }
 
 #[test]
-fn a_full_filesystem_completes_with_enospc_where_it_was_met() {
+fn a_full_filesystem_completes_with_enospc_at_the_first_offset_without_space() {
     let Some(filesystem) = SmallFilesystem::new(16) else {
         return;
     };
@@ -330,7 +330,7 @@ fn cpu_ticks_of_this_thread() -> u64 {
 }
 
 #[test]
-fn an_idle_queue_may_move_between_threads_and_its_waker_stays_good() {
+fn an_idle_queue_may_move_between_threads_and_keeps_its_waker() {
     let directory = tempfile::tempdir().unwrap();
     let mapping = memory(8);
     let device = file_device(directory.path(), 8);
@@ -350,7 +350,7 @@ fn an_idle_queue_may_move_between_threads_and_its_waker_stays_good() {
 }
 
 #[test]
-fn dropping_a_queue_waits_for_what_the_device_has_begun() {
+fn dropping_a_queue_waits_for_transfers_that_the_device_has_begun() {
     let directory = tempfile::tempdir().unwrap();
     let mapping = memory(64);
     let device = file_device(directory.path(), 64);
@@ -364,7 +364,7 @@ fn dropping_a_queue_waits_for_what_the_device_has_begun() {
     assert_eq!(Arc::strong_count(&mapping), 1);
 }
 
-/// A device that only knows the blocking calls, and panics.
+/// A device that has only the blocking calls, and panics.
 struct Broken;
 
 impl Device for Broken {
@@ -453,8 +453,8 @@ impl Device for Delayed {
     }
 }
 
-/// Changes memory while writes of it wait in the kernel. Returns the bytes of each write that reached the device.
-fn change_under_way(needs_stable_writes: bool, writes: usize) -> Option<Vec<Vec<u8>>> {
+/// Changes memory while writes from it wait in the kernel. Returns the bytes of each write that reached the device.
+fn change_in_flight(needs_stable_writes: bool, writes: usize) -> Option<Vec<Vec<u8>>> {
     let (mut reader, mut pipe) = std::io::pipe().unwrap();
     // Fills the pipe so that nothing more goes in until the test reads.
     let full = [0xff; 64 << 10];
@@ -494,14 +494,14 @@ fn change_under_way(needs_stable_writes: bool, writes: usize) -> Option<Vec<Vec<
 }
 
 #[test]
-fn a_device_that_needs_stable_writes_never_sees_bytes_change_while_a_write_is_under_way() {
+fn a_device_that_needs_stable_writes_never_sees_bytes_change_during_a_write() {
     const WRITES: usize = 4;
-    let Some(stable) = change_under_way(true, WRITES) else {
+    let Some(stable) = change_in_flight(true, WRITES) else {
         return;
     };
     assert_eq!(stable, vec![vec![1; BLOCK]; WRITES]);
     // Shows that the test detects a changed byte.
-    let others = change_under_way(false, WRITES).unwrap();
+    let others = change_in_flight(false, WRITES).unwrap();
     assert!(others.contains(&vec![2; BLOCK]));
 }
 
@@ -543,7 +543,7 @@ fn more_writes_than_there_are_copies_reach_a_device_that_needs_stable_writes() {
 }
 
 #[test]
-fn a_disk_that_says_so_needs_stable_writes() {
+fn a_disk_that_reports_it_needs_stable_writes() {
     let Some(device) = LoopDevice::new(64) else {
         return;
     };

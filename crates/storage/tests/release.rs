@@ -1,5 +1,5 @@
-//! Alone in its file: tests of the same process that start programs would hold a copy of every
-//! descriptor between fork and exec.
+//! The only test of its file. Other tests of the same process start programs, which hold a copy of every descriptor between fork
+//! and exec.
 
 mod support;
 
@@ -15,7 +15,7 @@ fn a_device_is_free_again_once_its_queue_and_handle_are_dropped() {
     };
     let mapping = memory(1);
     for _ in 0..20 {
-        // Exclusive: opening fails if the ring of the last round still holds the device.
+        // The open is exclusive, so it fails if the io_uring of the last round still holds the device.
         let opened = open_device(&device.path, OpenOptions::default()).unwrap();
         let mut queue = open_queue(&[opened], &[Arc::clone(&mapping)], 4).unwrap();
         queue.submit(Transfer {

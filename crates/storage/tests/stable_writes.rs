@@ -1,4 +1,4 @@
-//! On which filesystems the memory of a direct write must stay unchanged.
+//! Filesystems on which the memory of a direct write must stay unchanged.
 
 use std::fs::File;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn needs_stable_writes(dir: &Path) -> bool {
 #[test]
 fn a_filesystem_that_checksums_data_and_one_that_may_hide_it_need_stable_writes() {
     if jericho_sys::process::effective_uid() != 0 || !Path::new("/dev/loop-control").exists() {
-        eprintln!("LEFT OUT: filesystems cannot be mounted here (root, /dev/loop-control)");
+        eprintln!("SKIPPED: filesystems cannot be mounted here (root, /dev/loop-control)");
         return;
     }
     for (make, needs) in [("mkfs.ext4", false), ("mkfs.btrfs", true)] {

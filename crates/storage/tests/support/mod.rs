@@ -1,4 +1,4 @@
-//! Places to test on: the usual temporary directory, tmpfs, a full filesystem, a loop device.
+//! Places for tests: the usual temporary directory, tmpfs, a full filesystem, a loop device.
 
 #![allow(dead_code)] // each test file uses its own part
 
@@ -31,7 +31,7 @@ pub fn file_device(directory: &Path, blocks: usize) -> Arc<dyn Device> {
     open_device(&directory.join("volume"), options).unwrap()
 }
 
-/// Runs a command; on failure says loudly what is skipped, and gives `None`.
+/// Runs a command and returns its output. After a failure, prints that the test is skipped and returns `None`.
 fn run(what: &str, command: &mut Command) -> Option<String> {
     match command.output() {
         Ok(output) if output.status.success() => {
@@ -49,7 +49,7 @@ fn run(what: &str, command: &mut Command) -> Option<String> {
     }
 }
 
-/// A loop device on a file of its own, gone at the end.
+/// A loop device on a file of its own. Dropping it removes both.
 pub struct LoopDevice {
     pub path: PathBuf,
     _directory: tempfile::TempDir,
@@ -82,7 +82,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A tmpfs with very little room, gone at the end.
+/// A tmpfs with very little space. Dropping it unmounts it.
 pub struct SmallFilesystem {
     directory: tempfile::TempDir,
 }
@@ -128,7 +128,7 @@ pub fn bytes_of(mapping: &Mapping, block: usize, blocks: usize) -> Vec<u8> {
     out
 }
 
-/// Contents that differ from block to block and from seed to seed.
+/// Returns contents that differ between blocks and between seeds.
 pub fn pattern(seed: u64, blocks: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
