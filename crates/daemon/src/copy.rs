@@ -62,7 +62,7 @@ impl Mounted {
         if self.read_only() {
             return Err(Error::Errno(libc::EROFS));
         }
-        self.settle(from.0.file.ino());
+        self.absorb(from.0.file.ino());
         let left = from.0.file.size().saturating_sub(from.1);
         let len = len.min(left).min(REQUEST_MAX);
         let end = to.1.checked_add(len);
@@ -193,7 +193,7 @@ impl Copy<'_> {
     /// Zeroes the next `len` bytes of the destination, up to its end of file.
     fn make_hole(&self, len: u64) -> Result<()> {
         let (handle, begin) = (self.to.0, self.to.1 + self.done);
-        self.mounted.settle(handle.file.ino());
+        self.mounted.absorb(handle.file.ino());
         let size = handle.file.size();
         if begin < size {
             let within = len.min(size - begin);

@@ -1,6 +1,7 @@
 //! The daemon's end of the fast path: the files that clients read and write inline, and the clients themselves.
 //!
-//! - `files`: the files that have a slot. `slots`: how they get one, who writes them, and absorbing what clients did to size and times (`settle`)
+//! - `files`: the files that have a slot. `slots`: how they get one, their writers, and absorbing changes of size and times
+//!   (`absorb`)
 //! - `admission`: the socket. `clients`: the areas, the deaths of clients. `rings`: the pages that clients report
 //! - `calls`: the ioctls on a file's descriptor. `wishes`: the grants that need none
 //! - `range`: the words of the range lock, as threads of the daemon take them. `waits`: reads that wait for a client's loan to end
@@ -9,8 +10,8 @@
 //!
 //! The bytes and the protocol: `docs/formats/shm.md`.
 //!
-//! Rule: code that answers the kernel about a file, or changes the file, settles it first. Code that changes its size updates the slot.
-//! Nothing here waits for a client without a bound.
+//! Rule: code that answers the kernel about a file, or changes the file, first absorbs the clients' changes to it. Code that
+//! changes its size updates the slot. Nothing here waits for a client without a bound.
 
 mod admission;
 mod calls;
@@ -69,15 +70,14 @@ pub use wishes::Served;
 use wishes::Wishers;
 pub(crate) use write_guard::WriteGuard;
 
-/// Files that can be open inline at once. The segments take memory as slots are used.
+/// Most files that can be open inline at once. The segments use memory only for slots that were used.
 const SLOTS: u32 = 65_536;
 
-/// What the front end knows of the kernel's caches.
+/// The kernel's caches, as the front end can change them.
 pub trait KernelCache: Send + Sync {
-    /// The kernel must ask anew for the attributes of an inode. Does not wait.
+    /// Makes the kernel ask again for the attributes of an inode. Does not wait.
     fn drop_attributes(&self, ino: Ino);
-    /// The kernel must drop the pages that it has of an inode, and its attributes. May wait for requests that
-    /// it makes for it.
+    /// Makes the kernel drop its pages and attributes of an inode. May wait for requests that the kernel makes meanwhile.
     fn drop_pages(&self, ino: Ino);
     /// Does the same as `drop_pages` for the pages of a byte range.
     fn drop_some_pages(&self, ino: Ino, bytes: Range<u64>);
@@ -92,7 +92,7 @@ impl KernelCache for () {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// See the module.
+/// The daemon's end of the fast path; see the module.
 pub(crate) struct Fast {
     control: Control,
     slots: Slots,
@@ -107,7 +107,7 @@ pub(crate) struct Fast {
     mappings: Mutex<HashMap<Ino, u32>>,
     free: Arc<Mutex<slots::FreeSlots>>,
     changing: changing::Changing,
-    /// Files in `files`, and how many of them are written inline: looked at before any lock is taken.
+    /// Number of files in `files`, and how many of them are written inline. Read before any lock is taken.
     in_use: AtomicUsize,
     written: AtomicUsize,
     /// Lock order: taken after a slice's lock, which may be held while a client is revoked; never before one.
@@ -123,9 +123,9 @@ pub(crate) struct Fast {
     unreported: Unreported,
     kernel: OnceLock<Arc<dyn KernelCache>>,
     closing: AtomicBool,
-    /// Work that may wait: a thread of its own.
+    /// Queue of jobs that may wait. They run in a thread of their own.
     jobs: Mutex<Option<Sender<Job>>>,
-    /// Reads that wait for other requests, in a thread that serves none.
+    /// Queue of reads that wait for other requests. A thread that serves no requests polls them.
     waits: Mutex<Option<Sender<Box<Waiting>>>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     mounted: OnceLock<Weak<Mounted>>,
@@ -152,11 +152,10 @@ impl Fast {
                 (frames, topology.thread_node(*home).0)
             })
             .collect();
-        // Also of CPUs where only others may run: programs are among those.
+        // Also covers CPUs that the daemon may not run on, because programs may run there.
         let node_of = |cpu| topology.node_of_cpu(cpu).map_or(u16::MAX, |node| node.0);
         let cpu_nodes: Vec<u16> = (0..=CpuMask::CPU_MAX).map(node_of).collect();
-        // Need not be unguessable, because the kernel vouches for the peer of the socket. It must differ for each
-        // daemon.
+        // The number may be guessable, because the kernel vouches for the socket's peer. It must differ for each daemon.
         let instance = std::hash::RandomState::new().build_hasher().finish();
         Ok(Fast {
             control: Control::create(name, &geometry, SLOTS, &cpu_nodes, instance)?,
@@ -189,7 +188,7 @@ impl Fast {
         })
     }
 
-    /// Thread policy of the volume for clients.
+    /// Sets the volume's thread policy for clients.
     pub fn set_thread_policy(&self, policy: ThreadPolicy) {
         self.control.set_policy(policy);
     }
@@ -198,23 +197,23 @@ impl Fast {
         self.mounted.get()?.upgrade()
     }
 
-    /// Runs `job` in the thread for work that may wait. Dropped when the volume closes.
+    /// Runs `job` in the thread for jobs that may wait. Drops the job when the volume closes.
     fn later(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(jobs) = &*self.jobs.lock() {
-            // The thread ends with the sender only.
+            // The thread ends only when the sender is dropped.
             let _ = jobs.send(Box::new(job));
         }
     }
 }
 
 impl Mounted {
-    /// Opens the fast path: from now on programs may ask for inline access. `kernel`: who else caches what
-    /// clients change.
+    /// Opens the fast path: from now on programs may ask for inline access. `kernel`: drops what the kernel has cached of a file
+    /// that clients change.
     pub fn serve_clients(self: &Arc<Self>, kernel: Arc<dyn KernelCache>) -> io::Result<()> {
         let fast = &self.fast;
         let _ = fast.mounted.set(Arc::downgrade(self));
         let weak = Arc::downgrade(self);
-        self.follow.leave_out(Box::new(move |pid| {
+        self.migrator.leave_out(Box::new(move |pid| {
             weak.upgrade().is_some_and(|m| m.fast.is_client(pid))
         }));
         if fast.kernel.set(kernel.clone()).is_err() {
@@ -238,7 +237,7 @@ impl Mounted {
                 let Some(mounted) = weak.upgrade() else {
                     return false;
                 };
-                let known = mounted.fast.cut_off(owner);
+                let known = mounted.fast.revoke_client(owner);
                 // The revoked client does not report the page.
                 mounted.fast.unreported.note();
                 mounted.fast.slots.ring();
@@ -276,7 +275,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Ends the fast path: clients are cut off and take the kernel path, what they have done is taken in.
+    /// Ends the fast path: revokes all clients, which then use the kernel, and absorbs their changes.
     pub(crate) fn close_clients(&self) {
         let fast = &self.fast;
         fast.closing.store(true, Ordering::SeqCst);
@@ -288,15 +287,15 @@ impl Mounted {
         for thread in std::mem::take(&mut *fast.threads.lock()) {
             let own = thread.thread().id() == std::thread::current().id();
             if !own && thread.join().is_err() {
-                tracing::error!("a thread of the fast path had panicked");
+                tracing::error!("a thread of the fast path has panicked");
             }
         }
-        fast.cut_all_off();
-        // The slot's words cannot decide this, because clients can write them.
+        fast.revoke_all_clients();
+        // Drains every ring. The words of the slots segment name the clients with reports, but clients can write those words.
         fast.drain_all_rings();
         for slot_file in fast.written_files() {
-            self.settle_file(&slot_file);
+            self.absorb_file(&slot_file);
         }
-        fast.hear();
+        fast.drain_reports();
     }
 }

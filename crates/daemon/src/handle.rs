@@ -1,4 +1,4 @@
-//! An open file with its reader's position.
+//! An open file with the state of its reader.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::fast::Grants;
 use crate::write::WriteSync;
 
-/// An open file with the state of its reader (read-ahead) and what its program was granted.
+/// An open file with the state of its reader (read-ahead) and the inline access that its program was granted.
 pub struct Handle {
     pub(crate) file: Arc<File>,
     pub(crate) read_ahead: ReadAhead,

@@ -1,8 +1,8 @@
-//! Zeroed ranges of a file of which the kernel may have pages.
+//! Zeroed ranges of a file whose pages the kernel may have.
 //!
-//! The kernel zeroes its own copies only after the call that zeroes a range (fallocate). A copy that it writes back before that
-//! still has the old bytes. In a page of which only a part is zeroed, the daemon tells them from stores of a program as it does for
-//! writes: it first writes zeros there, which makes records (`mapped`).
+//! The kernel zeroes its own copies of pages only after the call that zeroes a range (fallocate). A copy that it writes back
+//! before that still has the old bytes. If only a part of a page is zeroed, the daemon must tell these old bytes from stores of a
+//! program. It does so as for writes: it first writes zeros to that part, which creates records (`mapped`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::mounted::Mounted;
 const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 impl Mounted {
-    /// Space and holes; see `Fs::fallocate`. Fails with ENOSPC at once when there is no space now. Waits for devices.
+    /// Reserves space or makes holes; see `Fs::fallocate`. Fails with ENOSPC at once when there is no space now. Waits for
+    /// devices.
     pub(crate) fn try_fallocate(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -27,14 +28,14 @@ impl Mounted {
         let file = &handle.file;
         let zeroes = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
         if zeroes && self.mapped.file(file.ino()).is_some() {
-            // A call that fails zeroes nothing, nor does one that begins again when there is space.
+            // A call that fails zeroes nothing. Nor does a call that starts again later because there is no space.
             self.fs().check_fallocate(mode, offset, len)?;
             if mode & libc::FALLOC_FL_ZERO_RANGE != 0 {
                 let keep_size = libc::FALLOC_FL_KEEP_SIZE;
                 let take_space = || self.fs().fallocate(file, keep_size, offset, len);
                 self.resize(file.ino(), None, take_space)?;
             }
-            self.settle(file.ino());
+            self.absorb(file.ino());
             let end = offset.saturating_add(len).min(file.size());
             for part in parts(offset..end).into_iter().flatten() {
                 self.write_zeros(handle, part)?;
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_has_a_part_of_a_page_at_each_end() {
+    fn a_range_covers_a_part_of_a_page_at_each_end() {
         assert_eq!(parts(4096..12288), [None, None]);
         assert_eq!(parts(4090..12290), [Some(4090..4096), Some(12288..12290)]);
         assert_eq!(parts(5..10), [Some(5..10), None]);

@@ -33,8 +33,8 @@ struct Kept {
     areas: HashMap<u16, File>,
 }
 
-/// Runs the keeper of the daemon at the other end of standard input, until that daemon has ended. Fails when standard input
-/// is no such socket, or when the kernel refuses what a keeper needs.
+/// Runs the keeper of the daemon at the other end of standard input, until that daemon has ended. Fails when standard input is
+/// not such a socket, or when the kernel refuses a call of the keeper.
 pub fn run() -> io::Result<()> {
     // A signal to the daemon's process group must not stop the keeper before the daemon has ended.
     let _blocked = Signals::block(&[Signal::Terminate, Signal::Interrupt, Signal::HangUp])?;
@@ -73,7 +73,7 @@ impl Kept {
             poller.wait(&mut ready, None)?;
             if ready.contains(&SOCKET) {
                 let knew = self.daemon.is_some();
-                if !self.hear(connection)? {
+                if !self.receive_message(connection)? {
                     return Ok(());
                 }
                 if let Some(daemon) = self.daemon.as_ref().filter(|_| !knew) {
@@ -84,14 +84,16 @@ impl Kept {
                 // Messages that the daemon sent before it ended are still readable. Another process may still hold the daemon's
                 // end of the socket, so this does not wait for the connection to close.
                 let now = Some(Duration::ZERO);
-                while process::wait_readable(connection.as_fd(), now)? && self.hear(connection)? {}
+                while process::wait_readable(connection.as_fd(), now)?
+                    && self.receive_message(connection)?
+                {}
                 return Ok(());
             }
         }
     }
 
-    /// Handles one pending message; ignores a message of another version. Returns false when no more can come.
-    fn hear(&mut self, connection: &Connection) -> io::Result<bool> {
+    /// Handles one pending message; ignores a message of another version. Returns false when no more messages can come.
+    fn receive_message(&mut self, connection: &Connection) -> io::Result<bool> {
         let mut bytes = [0; KEEPER_BYTES];
         let (len, fds) = loop {
             match connection.receive(&mut bytes) {

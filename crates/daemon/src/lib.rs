@@ -1,18 +1,18 @@
 //! A mounted volume in a process: devices, slices, filesystem, and the data path that joins them.
 //!
-//! `fs` knows no client and `client` no filesystem; here reads and writes go inline as far as pages
-//! hit, and through filesystem and slice for the rest.
+//! `fs` knows no client and `client` knows no filesystem. Here, a read or write first accesses cached pages inline, and then uses
+//! the filesystem and the slice for the rest.
 #![forbid(unsafe_code)]
 
 mod copy;
 mod counters;
 mod fast;
-mod follow;
 mod handle;
 mod holes;
 pub mod keeper;
 mod locality;
 mod mapped;
+mod migration;
 mod mounted;
 mod open;
 mod outage;

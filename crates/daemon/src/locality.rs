@@ -1,7 +1,7 @@
-//! Local and remote accesses, counted all the time: was the thread that copied on the node of the data?
+//! Counts local and remote accesses: whether the thread that copied ran on the node of the data.
 //!
-//! For requests that come through the mount that thread is the worker. Each thread adds to cache lines of its own, so
-//! that counting shares nothing between cores.
+//! For requests that come through the mount, that thread is the worker. Each thread adds to cache lines of its own, so cores
+//! share no counters.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -12,22 +12,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::mounted::Mounted;
 
-/// Threads beyond this number share lines with others.
+/// Number of lines. Further threads share lines.
 const LINES: usize = 32;
 
-/// Pages accessed by threads on the node of the data, and by others.
+/// Pages that threads accessed on the node of the data (`local`) and elsewhere (`remote`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Locality {
     /// Pages.
     pub local: u64,
     /// Pages.
     pub remote: u64,
-    /// `local` of all, 0 to 1; `None` while there was no access.
+    /// Share of `local` in all accesses, 0 to 1. `None` without accesses.
     pub share_local: Option<f64>,
 }
 
 impl Locality {
-    /// From the two sums.
+    /// Creates it from the two sums.
     pub fn new(local: u64, remote: u64) -> Locality {
         let all = local.saturating_add(remote);
         Locality {
@@ -37,7 +37,7 @@ impl Locality {
         }
     }
 
-    /// Both together. What programs have counted themselves may be any number.
+    /// Returns the sum of both. Counts of programs may be any number.
     pub fn and(self, other: Locality) -> Locality {
         Locality::new(
             self.local.saturating_add(other.local),
@@ -53,25 +53,25 @@ struct Line {
     remote: AtomicU64,
 }
 
-struct OfSlice {
-    /// CPUs that are local to it: those of its home, or the nearest ones of a home without CPUs.
+struct SliceCounters {
+    /// CPUs that are local to the slice: those of its home, or the nearest ones if the home has no CPUs.
     cpus: CpuMask,
     lines: [Line; LINES],
 }
 
-/// The counters, by slice.
-pub(crate) struct Counters(Vec<OfSlice>);
+/// The counters of all slices.
+pub(crate) struct Counters(Vec<SliceCounters>);
 
 impl Counters {
     pub fn new(homes: &[NodeId], topology: &Topology) -> Counters {
-        let of_slice = |home: &NodeId| OfSlice {
+        let of_slice = |home: &NodeId| SliceCounters {
             cpus: topology.cpus_of(*home).iter().copied().collect(),
             lines: Default::default(),
         };
         Counters(homes.iter().map(of_slice).collect())
     }
 
-    /// Counts `pages` pages of a slice that the calling thread accesses.
+    /// Counts an access of the calling thread to `pages` pages of a slice.
     #[inline]
     pub fn count(&self, slice: u16, pages: u64) {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -88,7 +88,7 @@ impl Counters {
         });
     }
 
-    /// Pages of a slice: local, remote.
+    /// Returns the local and remote pages of a slice.
     pub fn of(&self, slice: u16) -> (u64, u64) {
         let lines = self.0.get(usize::from(slice)).map_or(&[][..], |s| &s.lines);
         lines.iter().fold((0, 0), |(local, remote), line| {
@@ -124,7 +124,7 @@ mod tests {
             counters.count(0, 5);
             counters.count(1, 7);
             counters.count(9, 1);
-            // With one CPU both nodes have it.
+            // On a machine with one CPU, both nodes have it.
             let shared = topology.cpus_of(NodeId(0)) == cpus;
             assert_eq!(counters.of(0), if shared { (5, 0) } else { (0, 5) });
             assert_eq!(counters.of(1), (7, 0));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_at_once_lose_no_count() {
+    fn concurrent_threads_lose_no_count() {
         let topology = Topology::from_spec("virtual:1").unwrap();
         let counters = Counters::new(&[NodeId(0)], &topology);
         std::thread::scope(|scope| {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_nothing_is_not_a_number_of_pages() {
+    fn the_share_is_none_without_accesses() {
         assert_eq!(Locality::new(0, 0).share_local, None);
         assert_eq!(Locality::new(3, 1).share_local, Some(0.75));
         let json = serde_json::to_string(&Locality::new(0, 0)).unwrap();

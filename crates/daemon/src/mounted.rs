@@ -1,4 +1,4 @@
-//! A volume that is up.
+//! A mounted volume.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -16,13 +16,13 @@ use jericho_sys::doorbell::Doorbell;
 use jericho_topology::{NodeId, Topology};
 
 use crate::fast::Fast;
-use crate::follow::Follow;
 use crate::handle::Handle;
 use crate::locality::Counters;
 use crate::mapped::Mapped;
+use crate::migration::Migrator;
 use crate::space::SpaceWaits;
 
-/// A volume that is up.
+/// A mounted volume.
 pub struct Mounted {
     pub(crate) path: PathBuf,
     read_only: bool,
@@ -31,14 +31,14 @@ pub struct Mounted {
     pub(crate) volume: Arc<Volume>,
     homes: Vec<NodeId>,
     pub(crate) locality: Counters,
-    pub(crate) follow: Follow,
+    pub(crate) migrator: Migrator,
     pub(crate) slices: Vec<Arc<Slice>>,
     frames_per_slice: u32,
     fs: Arc<Fs>,
     pub(crate) fast: Fast,
     pub(crate) mapped: Mapped,
     pub(crate) space_waits: SpaceWaits,
-    /// Held until the last user is gone.
+    /// Keeps the volume locked until the last reference is dropped.
     _lock: Option<VolumeLock>,
 }
 
@@ -64,7 +64,7 @@ impl Mounted {
             threads,
             volume,
             locality: Counters::new(&homes, &topology),
-            follow: Follow::new(&topology, counts.clone()),
+            migrator: Migrator::new(&topology, counts.clone()),
             homes,
             slices,
             topology,
@@ -77,27 +77,27 @@ impl Mounted {
         })
     }
 
-    /// The filesystem.
+    /// Returns the filesystem.
     pub fn fs(&self) -> &Arc<Fs> {
         &self.fs
     }
 
-    /// Whether nothing is changed.
+    /// Returns whether the volume is mounted read-only.
     pub fn read_only(&self) -> bool {
         self.read_only
     }
 
-    /// When threads are moved to the data, where no directory says otherwise.
+    /// Returns the policy for migrating threads, for files and directories without their own.
     pub fn threads(&self) -> ThreadPolicy {
         self.threads
     }
 
-    /// Nodes in use.
+    /// Returns the nodes in use.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Home node of a slice.
+    /// Returns the home node of a slice.
     pub fn node_of_slice(&self, slice: SliceId) -> NodeId {
         self.homes
             .get(usize::from(slice))
@@ -105,8 +105,9 @@ impl Mounted {
             .unwrap_or(NodeId(0))
     }
 
-    /// Readers for the calling thread, which runs on `cpu`, of the slices whose home that is: what it misses there it reads
-    /// itself. Others, and those whose devices do not allow it, are read by their slice. See `Slice::reader`.
+    /// Returns readers for the calling thread, which runs on `cpu`: one for each slice whose home node has this CPU. The thread
+    /// itself reads the pages that it misses in these slices. The slice reads the pages of other slices, and of slices whose
+    /// devices do not support readers. See `Slice::reader`.
     pub fn readers(&self, cpu: u32, doorbell: &Doorbell) -> Vec<Reader> {
         let at_home = |slice: &&Arc<Slice>| {
             let home = self.node_of_slice(slice.id());
@@ -123,7 +124,7 @@ impl Mounted {
         readers
     }
 
-    /// Number of slices.
+    /// Returns the number of slices.
     pub fn slice_count(&self) -> u16 {
         self.slices.len() as u16
     }
@@ -136,7 +137,7 @@ impl Mounted {
         self.frames_per_slice
     }
 
-    /// Opens a file for the data path. `truncate`: O_TRUNC. `writable`: bytes will be written through it.
+    /// Opens a file for the data path. `truncate`: O_TRUNC. `writable`: the program may write through the handle.
     pub fn open_file(&self, ino: Ino, truncate: bool, writable: bool) -> Result<Arc<Handle>> {
         let open = || self.fs.open_file(ino, truncate);
         let file = if truncate {
@@ -149,14 +150,14 @@ impl Mounted {
         Ok(Handle::new(file, writable))
     }
 
-    /// Records that a program has opened the handle, and may use it through the kernel.
+    /// Records that a program has opened the handle and may use it through the kernel.
     pub fn opened(&self, handle: &Handle) {
         self.fast.uses_kernel(handle);
     }
 
     /// Changes attributes; see `Fs::setattr`.
     pub fn setattr(&self, ino: Ino, set: SetAttr, who: Caller) -> Result<Attr> {
-        self.settle(ino);
+        self.absorb(ino);
         let gives_privileges = set.perm.is_some_and(|perm| perm & 0o6000 != 0);
         let size = set.size;
         let set = || self.fs.setattr(ino, set, who);
@@ -177,7 +178,7 @@ impl Mounted {
     /// Renames; see `Fs::rename`. If the file replaces another, first absorbs what clients have written to it inline.
     pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<()> {
         self.fs
-            .rename_absorbing(from, to, flags, |ino| self.settle(ino))
+            .rename_absorbing(from, to, flags, |ino| self.absorb(ino))
     }
 
     /// Space and holes; see `Fs::fallocate`. Calls `reply` once: at once, or from another thread after a wait for space that is
@@ -201,7 +202,7 @@ impl Mounted {
 
     /// Attributes; see `Fs::getattr`.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.settle(ino);
+        self.absorb(ino);
         self.fs.getattr(ino)
     }
 
@@ -216,25 +217,25 @@ impl Mounted {
             .inspect_err(|_| self.fs.forget(attr.ino, 1))
     }
 
-    /// Makes what was written to a file durable; see `Fs::fsync`.
+    /// Makes the file's data durable; see `Fs::fsync`.
     pub fn fsync(&self, handle: &Handle, datasync: bool, done: jericho_fs::fs::Done) {
-        self.settle(handle.file.ino());
+        self.absorb(handle.file.ino());
         // Includes reports of writes that were still in progress when the last writable descriptor was closed.
-        self.fast.hear();
+        self.fast.drain_reports();
         self.fs.fsync(&handle.file, datasync, done);
     }
 
-    /// Makes everything written to the volume so far durable, including inline writes.
+    /// Makes all data written to the volume so far durable, including inline writes.
     pub fn sync(&self) -> Result<()> {
         for slot_file in self.fast.written_files() {
-            self.settle_file(&slot_file);
+            self.absorb_file(&slot_file);
         }
-        self.fast.hear();
+        self.fast.drain_reports();
         self.fs.sync_all()
     }
 
-    /// Discards free space; see `Fs::trim`, but in bytes. Returns how many bytes the devices discarded, and where to continue.
-    /// Blocks that were freed before a trim that starts at 0 are discarded too.
+    /// Discards free space; see `Fs::trim`, but in bytes. Returns the number of bytes that the devices discarded, and the offset
+    /// at which to continue. A trim that starts at 0 also discards blocks freed before it.
     pub fn trim(
         &self,
         range: Range<u64>,
@@ -250,12 +251,13 @@ impl Mounted {
         Ok((blocks * PAGE_BYTES, next.map(|block| block * PAGE_BYTES)))
     }
 
-    /// Ends all inline access for good and absorbs what clients have done.
+    /// Ends all inline access permanently, and absorbs what clients have changed.
     pub fn end_clients(&self) {
         self.close_clients();
     }
 
-    /// Returns the files with data that is not on a device yet, by path, and the number of those without a name.
+    /// Returns the paths of the files with data that is not on a device yet. Files without a name are one entry that gives their
+    /// number.
     pub fn unwritten(&self) -> Vec<String> {
         let objects = self.slices.iter().flat_map(|slice| slice.dirty_objects());
         let files: std::collections::HashSet<Ino> = objects.collect();
@@ -267,7 +269,7 @@ impl Mounted {
         names
     }
 
-    /// Closes it.
+    /// Closes a handle.
     pub fn close_file(&self, handle: &Arc<Handle>) {
         self.fast.release(self, handle);
         if handle.writable {
@@ -277,17 +279,17 @@ impl Mounted {
         self.mapped.closed(&handle.file);
     }
 
-    /// The file behind a handle.
+    /// Returns the file behind a handle.
     pub fn file<'a>(&self, handle: &'a Handle) -> &'a Arc<File> {
         &handle.file
     }
 
-    /// Writes everything back, commits, marks the volume clean, stops all threads. Reports what could not be
-    /// written. The volume stays locked until the last reference is gone.
+    /// Writes everything back, commits, marks the volume clean, and stops all threads. Fails when data could not be written. The
+    /// volume stays locked until the last reference is dropped.
     pub fn close(&self) -> Result<()> {
         self.space_waits.close(&self.fs);
         self.close_clients();
-        self.follow.close();
+        self.migrator.close();
         let result = self.fs.close();
         for slice in &self.slices {
             slice.close();

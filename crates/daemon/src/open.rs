@@ -1,4 +1,4 @@
-//! Bringing a volume up: lock, devices, homes of the slices, their memory, the filesystem.
+//! Opens a volume: takes the lock, opens the devices, assigns homes to the slices, allocates their memory, opens the filesystem.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ use crate::fast::{Fast, KeeperCommand, Trusted};
 use crate::mounted::Mounted;
 use crate::outage;
 
-/// Pages that were dirty this long are written back.
+/// Age at which dirty pages are written back.
 const DIRTY_AGE: Duration = Duration::from_secs(5);
-/// A change of the namespace is durable after this time at the latest.
+/// Longest time until a change of the namespace is durable.
 const COMMIT_INTERVAL_MS: u64 = 2000;
 /// Most inodes kept in memory beyond those in use, and the memory budgeted for each.
 const INODE_CACHE_MAX: u64 = 65_536;
@@ -29,26 +29,26 @@ const STORE_CACHE_BYTES_MAX: u64 = 64 << 20;
 /// Memory kept free for the rest of the daemon: a quarter of what it may use, within these bounds. The lower bound is
 /// twice what a daemon with small inode and store caches was measured to need.
 const REST_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=256 << 20;
-/// Cache when none was asked for, at most.
+/// Most memory for the cache when the user has set no size.
 const CACHE_BYTES_DEFAULT_MAX: u64 = 1 << 30;
 
-/// How a volume is brought up.
+/// How a volume is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The volume (its first device).
+    /// The volume's first device.
     pub volume: PathBuf,
-    /// Where to look for the other devices, if not in the default places.
+    /// Where to look for the other devices, in addition to the default places.
     pub devices: Vec<PathBuf>,
-    /// Nothing is changed.
+    /// The volume is opened read-only.
     pub read_only: bool,
     /// Opens the volume even if another machine has not unmounted it, or if a second use of a loop device's file could not be
     /// detected.
     pub force: bool,
-    /// Bytes of cache frames over all slices; `None`: an eighth of the memory, at most 1 GiB.
+    /// Bytes of cache frames over all slices. `None`: an eighth of the memory, at most 1 GiB.
     pub cache_bytes: Option<u64>,
-    /// Nodes.
+    /// The nodes in use.
     pub topology: Topology,
-    /// When threads are moved to the data, where no directory says otherwise.
+    /// The policy for migrating threads, for files and directories without their own.
     pub threads: ThreadPolicy,
     /// Users that are trusted with the whole cache, in addition to the volume's owner and this process's user.
     pub fast_path: Trusted,
@@ -57,10 +57,10 @@ pub struct OpenOptions {
     pub keeper: Option<KeeperCommand>,
 }
 
-/// Why a volume could not be brought up; the message names the thing and what to do.
+/// Why a volume could not be opened. Each message names the thing and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The volume can't be opened.
+    /// The volume's devices could not be opened.
     #[error(transparent)]
     Volume(#[from] VolumeError),
     /// The cache is smaller than its slices need.
@@ -68,20 +68,20 @@ pub enum OpenError {
         "a cache of {given} bytes is too small for {slices} slices: give at least --cache {needed}"
     )]
     CacheTooSmall {
-        /// Asked for.
+        /// Requested size.
         given: u64,
         /// Slices of the volume.
         slices: usize,
         /// Smallest size.
         needed: u64,
     },
-    /// The cache is larger than what memory can hold.
+    /// The cache is larger than the memory allows.
     #[error(
         "a cache of {} MiB does not fit: {whose} has {} MiB of memory, of which {} are kept for the rest of the daemon; give at most --cache {}M",
         .given >> 20, .memory >> 20, .rest >> 20, .most >> 20
     )]
     CacheTooLarge {
-        /// Asked for.
+        /// Requested size.
         given: u64,
         /// What limits `memory`.
         whose: String,
@@ -92,7 +92,7 @@ pub enum OpenError {
         /// Largest cache.
         most: u64,
     },
-    /// Not even the smallest cache fits.
+    /// The memory is too small even for the smallest cache.
     #[error(
         "{whose} has {} MiB of memory, and a volume of {slices} slices needs at least {}: allow it more",
         .memory >> 20, needed.div_ceil(1 << 20)
@@ -107,13 +107,13 @@ pub enum OpenError {
         /// Smallest sufficient memory.
         needed: u64,
     },
-    /// The kernel does not tell how much memory there is.
+    /// The kernel does not report how much memory there is.
     #[error("cannot read how much memory this machine has: {0}; is /proc mounted?")]
     MemorySize(std::io::Error),
     /// A slice could not be started.
     #[error(transparent)]
     Slice(#[from] StartError),
-    /// The segments that programs on the fast path map could not be made.
+    /// The segments that programs on the fast path map could not be created.
     #[error(
         "cannot make the shared memory for programs: {0}; is the limit of open files high enough?"
     )]
@@ -128,13 +128,13 @@ pub enum OpenError {
     Fs {
         /// The volume.
         volume: PathBuf,
-        /// What went wrong.
+        /// The cause.
         cause: jericho_fs::Error,
     },
 }
 
 impl Mounted {
-    /// Locks the volume, opens its devices, makes the slices' memory, opens the filesystem.
+    /// Locks the volume, opens its devices, allocates the slices' memory, and opens the filesystem.
     pub fn open(options: OpenOptions) -> Result<Arc<Mounted>, OpenError> {
         let path = std::fs::canonicalize(&options.volume).unwrap_or(options.volume.clone());
         let mode = OpenMode {
@@ -147,7 +147,7 @@ impl Mounted {
         Mounted::start(Arc::new(volume), path, Some(lock), &options)
     }
 
-    /// As `open`, of a volume that the caller has opened (and locked, if others could open it too).
+    /// Does the same as `open` for a volume that the caller has opened, and locked if others could open it too.
     pub fn open_volume(volume: Volume, options: &OpenOptions) -> Result<Arc<Mounted>, OpenError> {
         Mounted::start(Arc::new(volume), options.volume.clone(), None, options)
     }
@@ -187,7 +187,7 @@ impl Mounted {
                 cause,
             }
         })?;
-        // Who owns the volume may look into its cache.
+        // The volume's owner may access its cache.
         let owner = std::fs::metadata(&path).map_or_else(
             |_| jericho_sys::process::effective_uid(),
             |metadata| std::os::unix::fs::MetadataExt::uid(&metadata),
@@ -228,7 +228,7 @@ fn rest_bytes(memory: &Memory) -> u64 {
     (memory.usable_bytes() / 4).clamp(*REST_BYTES.start(), *REST_BYTES.end())
 }
 
-/// Frames of each slice.
+/// Returns the number of frames of each slice.
 fn frames_per_slice(
     cache_bytes: Option<u64>,
     slices: usize,
@@ -271,8 +271,8 @@ fn frames_per_slice(
     Ok(frames.min(u64::from(jericho_shm::State::FRAMES_MAX)) as u32)
 }
 
-/// Home node of each slice: that of its device, where the devices of the volume are on several nodes; otherwise
-/// the nodes in turn, so that every node's memory and CPUs have a share.
+/// Returns the home node of each slice. If the volume's devices are on several nodes, a slice is at home on the node of its
+/// device. Otherwise the slices are assigned to the nodes in turn, so that every node's memory and CPUs are used.
 fn homes(volume: &Volume, topology: &Topology) -> Vec<NodeId> {
     let of_device = |device: u16| {
         let name = volume.devices()[usize::from(device)].name();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_messages_ask_for_is_enough() {
+    fn a_size_that_a_message_suggests_is_enough() {
         for slices in [1, 2, 7, 32, 200] {
             for mib in 8..2000 {
                 let limited = |bytes| frames_per_slice(None, slices, &machine(Some(bytes)));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_is_named_and_not_the_size() {
+    fn the_limit_is_named_by_its_file() {
         let error = frames_per_slice(None, 8, &machine(Some(48 << 20))).unwrap_err();
         assert!(error.to_string().contains("/group/memory.max"), "{error}");
         frames_per_slice(None, 8, &machine(None)).unwrap();

@@ -1,5 +1,5 @@
-//! Logs when write-back fails and when it works again: once for each change, however many slices, files and writers
-//! it concerns.
+//! Logs when write-back fails and when it works again: once for each change, independent of the number of slices, files and
+//! writers.
 
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -8,7 +8,7 @@ use jericho_cache::{Error, Slice};
 use jericho_format::PAGE_BYTES;
 use parking_lot::Mutex;
 
-/// Observes the slices of a volume.
+/// Logs outages of write-back to the slices of a volume.
 pub(crate) fn watch(volume: &Path, slices: &[Arc<Slice>]) {
     let failing = Arc::new(Mutex::new(vec![false; slices.len()]));
     let all: Arc<[Weak<Slice>]> = slices.iter().map(Arc::downgrade).collect();

@@ -1,4 +1,4 @@
-//! Reads: inline as far as pages hit, and what is missing through the slice, which calls back.
+//! Reads: cached pages inline, and missing pages through the slice, which calls back.
 
 use std::sync::Arc;
 
@@ -15,26 +15,26 @@ use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
 use crate::write::is_over_several_pages;
 
-/// Number of times a read that waits for pages restarts because a write over several pages interfered, before it locks writers out.
+/// Number of times a read that waits for pages restarts because of writes over several pages, before it locks writers out.
 const READ_TRIES: u32 = 3;
-/// Number of times a read of hits restarts because the file got its first inline writer meanwhile and lost it again.
+/// Number of times a read of cached pages restarts because the file got its first inline writer and lost it again.
 const FIRST_WRITER_TRIES: u32 = 100;
-/// Furthest that is read ahead of a reader: 4 MiB.
+/// Longest distance of read-ahead: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
 
-/// What to do when writers interfere with a read over several pages.
-enum May {
+/// What a read over several pages does when writers interfere.
+enum WaitPolicy {
     /// Return the read to the caller.
     Leave,
-    /// Wait for an inline writer, but for no other request: it serves requests itself.
+    /// Wait for an inline writer, but not for other requests: this thread serves requests itself.
     Block,
-    /// Read at once: it has waited already, and relies on this.
+    /// Read at once: the read has already waited, and holds the result of the wait.
     Now(Whole),
 }
 
-/// Where the bytes of a read are put together. It goes along with a read that has to wait.
+/// The buffer that a read fills. A read that has to wait takes it along.
 pub trait ReadBuffer: Send + 'static {
-    /// The first `len` bytes of it.
+    /// Returns the first `len` bytes of the buffer.
     fn first(&mut self, len: usize) -> &mut [u8];
 }
 
@@ -58,27 +58,27 @@ struct Waiting<B, R> {
     /// Set when the bytes are for the kernel's page cache.
     mapped: Option<Arc<MappedFile>>,
     whole: Whole,
-    /// Remaining restarts because of what `whole` says.
+    /// Restarts that are left when `whole` finds that a write interfered.
     tries: u32,
     reply: R,
 }
 
-/// How a read knows that it has seen no half of an inline write over several pages.
+/// How a read ensures that it has not seen half of an inline write over several pages.
 enum Whole {
-    /// No promise: the read is of one page, or it gave up.
+    /// Not ensured: the read covers one page, or it gave up.
     Unknown,
-    /// The file had no inline writer when `File::first_writers` gave this number.
+    /// The file had no inline writer when `File::first_writers` returned this number.
     Unwritten(u64),
-    /// The words of the range lock had these turns; `None`: they were held.
+    /// The words of the range lock had these turns. `None`: a writer held a word.
     Turns(Arc<SlotFile>, Option<Turns>),
     /// The read keeps writers out.
     Alone { _guard: ReadGuard },
 }
 
 impl Whole {
-    /// For a read that begins now.
+    /// Starts the check for a read that begins now.
     fn begin(mounted: &Mounted, file: &File, segments: Segments) -> Whole {
-        // In this order: see there.
+        // Reads the count before it looks for a writer; see `File::first_writers`.
         let count = file.first_writers();
         match mounted.fast.written_file(file.ino()) {
             None => Whole::Unwritten(count),
@@ -89,8 +89,8 @@ impl Whole {
         }
     }
 
-    /// Returns whether what was read since it began is of one instant.
-    fn is_so(&self, mounted: &Mounted, file: &File) -> bool {
+    /// Returns whether no write interfered with the read, so that its bytes are of one instant.
+    fn is_undisturbed(&self, mounted: &Mounted, file: &File) -> bool {
         match self {
             Whole::Unknown | Whole::Alone { .. } => true,
             Whole::Unwritten(count) => file.first_writers() == *count,
@@ -101,10 +101,10 @@ impl Whole {
 }
 
 impl Mounted {
-    /// Reads up to `len` bytes at `offset` into `buffer` and calls `reply` once with their number (fewer only at the end of
-    /// the file) and the buffer: at once and in this thread when all hit, else later, in a thread of the slice's or one
-    /// with a `Reader`. `fills_page_cache`: the kernel keeps the bytes, so it is told before they change (it may wait for
-    /// clients and for other writes then).
+    /// Reads up to `len` bytes at `offset` into `buffer`. Calls `reply` once with the number of bytes (fewer than `len` only at
+    /// the end of the file) and the buffer. If all pages are cached, calls it at once in this thread; otherwise later, in a
+    /// thread of the slice or one with a `Reader`. `fills_page_cache`: the kernel keeps the bytes, so it must be notified before
+    /// they change. The call may then wait for clients and for other writes.
     pub fn read<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -121,12 +121,20 @@ impl Mounted {
             self.begin_fill(handle, offset, len);
             self.mapped.begin_fill(&handle.file)
         });
-        let left = self.read_or_leave(handle, offset, len, mapped, May::Block, buffer, reply);
+        let left = self.read_or_leave(
+            handle,
+            offset,
+            len,
+            mapped,
+            WaitPolicy::Block,
+            buffer,
+            reply,
+        );
         debug_assert!(left.is_none(), "a thread that may wait reads");
     }
 
-    /// Does the same as `read`, for threads that must never block. Returns the buffer and `reply` when it would have to wait for an
-    /// inline writer or for other writes; the caller then uses `read` in another thread.
+    /// Does the same as `read` in threads that must never block. If it would have to wait for an inline writer or for other
+    /// writes, returns the buffer and `reply`; the caller then uses `read` in another thread.
     #[must_use]
     pub fn try_read<B, R>(
         self: &Arc<Self>,
@@ -142,16 +150,24 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         if !fills_page_cache {
-            return self.read_or_leave(handle, offset, len, None, May::Leave, buffer, reply);
+            return self.read_or_leave(handle, offset, len, None, WaitPolicy::Leave, buffer, reply);
         }
         let (mapped, may_go_on) = self.mapped.try_begin_fill(&handle.file);
         if !may_go_on || !self.try_begin_fill(handle) {
             return Some((buffer, reply));
         }
-        self.read_or_leave(handle, offset, len, Some(mapped), May::Leave, buffer, reply)
+        self.read_or_leave(
+            handle,
+            offset,
+            len,
+            Some(mapped),
+            WaitPolicy::Leave,
+            buffer,
+            reply,
+        )
     }
 
-    /// Reads as both callers above do. `mapped`: set when the bytes are for the page cache.
+    /// Does the work of `read` and `try_read`. `mapped`: set when the bytes are for the page cache.
     #[allow(clippy::too_many_arguments)] // called by the two above
     fn read_or_leave<B, R>(
         self: &Arc<Self>,
@@ -159,7 +175,7 @@ impl Mounted {
         offset: u64,
         len: u32,
         mapped: Option<Arc<MappedFile>>,
-        may: May,
+        policy: WaitPolicy,
         mut buffer: B,
         reply: R,
     ) -> Option<(B, R)>
@@ -168,28 +184,28 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         let file = &handle.file;
-        self.settle(file.ino());
+        self.absorb(file.ino());
         let size = file.size();
         let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
         if len == 0 {
-            // Before the reply: a program that has its answer finds the words free.
-            drop(may);
+            // Drops the guard before the reply: a program that has its answer finds the words free.
+            drop(policy);
             reply(Ok(0), buffer);
             return None;
         }
         let home = file.slice();
         let (slice, out) = (self.slice(home), buffer.first(len));
         let ino = file.ino();
-        // Copies pages for the page cache one by one, under the file's lock.
+        // For the page cache, pages are copied one by one under the file's lock.
         let mut read = || match mapped {
             Some(_) => 0,
             None => jericho_client::read(slice.memory(), ino, offset, out, slice.epoch()),
         };
         let several = is_over_several_pages(offset, len as u64);
         let segments = Segments::of(offset, len as u64);
-        let may_block = !matches!(may, May::Leave);
-        let mut found = match may {
-            May::Now(whole) => Some((read(), whole)),
+        let may_block = !matches!(policy, WaitPolicy::Leave);
+        let mut found = match policy {
+            WaitPolicy::Now(whole) => Some((read(), whole)),
             _ if several => self.read_whole(file, segments, &mut read),
             _ => Some((read(), Whole::Unknown)),
         };
@@ -204,7 +220,8 @@ impl Mounted {
                 Some(LockedOut::Locked(guard)) if mapped.is_none() => {
                     Some((read(), Whole::Alone { _guard: guard }))
                 }
-                // The kernel may wait for a read into its page cache before it sends the write that ends what a client has begun.
+                // The kernel may wait for a read into its page cache before it sends the write that ends a client's half-done
+                // write.
                 Some(LockedOut::Lent) if mapped.is_none() => {
                     self.read_apart(handle, offset, len, buffer, reply);
                     return None;
@@ -218,13 +235,13 @@ impl Mounted {
             count(slice, offset, done, len);
         }
         if done == len {
-            // Before the reply: a program that has its answer finds the words free.
+            // Drops the guard before the reply: a program that has its answer finds the words free.
             drop(whole);
             self.read_ahead(handle, offset, len, size);
             reply(Ok(finish(self, handle, offset, len)), buffer);
             return None;
         }
-        // The reader's own pages are asked for first; what it will want next follows in their wake.
+        // Requests the reader's own pages before the pages that are read ahead.
         let waiting = Waiting {
             mounted: self.clone(),
             handle: handle.clone(),
@@ -239,14 +256,14 @@ impl Mounted {
         };
         match waiting.mapped {
             Some(_) => waiting.begin(),
-            None => waiting.go(),
+            None => waiting.get_next(),
         }
         self.read_ahead(handle, offset, len, size);
         None
     }
 
-    /// Calls `read` until it has seen no half of a write over several pages. Returns `None` when writers interfered every time or hold the
-    /// words. Never waits.
+    /// Calls `read` until it has seen no half of a write over several pages. Returns `None` when writers interfered every time or
+    /// hold the words. Never waits.
     fn read_whole(
         &self,
         file: &File,
@@ -268,13 +285,13 @@ impl Mounted {
         None
     }
 
-    /// Locks the inline writers of a file out. Returns `None` when it has none any more.
+    /// Locks out the inline writers of a file. Returns `None` when it has no inline writer any more.
     fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments) -> Option<LockedOut> {
         let written = self.fast.written_file(ino)?;
         Some(ReadGuard::take(self, &written, segments))
     }
 
-    /// Reads after the request that ends what a client has begun.
+    /// Reads after the request that ends a client's half-done write.
     fn read_apart<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -289,14 +306,15 @@ impl Mounted {
         let (mounted, handle) = (self.clone(), handle.clone());
         let segments = Segments::of(offset, len as u64);
         self.wait_alone(handle.file.ino(), segments, move |waited| {
-            let may = match waited {
-                Waited::Alone(guard) => May::Now(Whole::Alone { _guard: guard }),
-                Waited::GaveUp => May::Now(Whole::Unknown),
-                Waited::Unwritten => May::Leave,
+            let policy = match waited {
+                Waited::Alone(guard) => WaitPolicy::Now(Whole::Alone { _guard: guard }),
+                Waited::GaveUp => WaitPolicy::Now(Whole::Unknown),
+                Waited::Unwritten => WaitPolicy::Leave,
             };
-            let left = mounted.read_or_leave(&handle, offset, len as u32, None, may, buffer, reply);
+            let left =
+                mounted.read_or_leave(&handle, offset, len as u32, None, policy, buffer, reply);
             if let Some((buffer, reply)) = left {
-                // The file has a writer again.
+                // The file has an inline writer again.
                 mounted.read_apart(&handle, offset, len, buffer, reply);
             }
         });
@@ -328,7 +346,7 @@ fn count(slice: &Slice, offset: u64, done: usize, len: usize) {
     slice.count(hits, pages(len) - hits);
 }
 
-/// Ends a read of `len` bytes; how many of them are left of it at an end of file that has moved closer meanwhile.
+/// Ends a read of `len` bytes. Returns how many of them lie within the file, which may have been truncated during the read.
 fn finish(mounted: &Mounted, handle: &Handle, offset: u64, len: usize) -> usize {
     let size = handle.file.size();
     if !handle.no_access_time() {
@@ -373,8 +391,8 @@ where
             self.len,
         );
         match granted {
-            Ok(Some(grant)) => self.got(Ok(grant)),
-            _ => self.go(),
+            Ok(Some(grant)) => self.receive(Ok(grant)),
+            _ => self.get_next(),
         }
     }
 
@@ -389,12 +407,12 @@ where
     }
 
     /// Asks for the next pages.
-    fn go(self) {
+    fn get_next(self) {
         let (first, count) = self.wanted();
         let file = self.handle.file.clone();
         let slice = self.mounted.slice(file.slice()).clone();
         slice.get(&file.object(), first, count, Intent::Read, move |granted| {
-            self.got(granted)
+            self.receive(granted)
         });
     }
 
@@ -409,7 +427,7 @@ where
             self.tries -= 1;
             // Words that are held now make the next check fail.
             self.whole = Whole::begin(&self.mounted, &self.handle.file, segments);
-            return self.go();
+            return self.get_next();
         }
         let mounted = self.mounted.clone();
         mounted.wait_alone(ino, segments, move |waited| {
@@ -418,11 +436,11 @@ where
                 Waited::GaveUp => Whole::Unknown,
                 Waited::Unwritten => Whole::begin(&self.mounted, &self.handle.file, segments),
             };
-            self.go();
+            self.get_next();
         });
     }
 
-    fn got(mut self, granted: std::result::Result<Grant, CacheError>) {
+    fn receive(mut self, granted: std::result::Result<Grant, CacheError>) {
         match granted {
             Ok(grant) => {
                 let copied = self.copy(&grant);
@@ -430,23 +448,23 @@ where
                 if let Err(latched) = copied {
                     let home = self.handle.file.slice();
                     let slice = self.mounted.slice(home).clone();
-                    return slice.when_unlatched(latched, move || self.go());
+                    return slice.when_unlatched(latched, move || self.get_next());
                 }
             }
-            // The file has another home by now.
+            // The file has moved to another slice.
             Err(CacheError::Moved) => {}
             Err(error) => {
-                // Before the reply, as after a read that succeeds.
+                // Drops the guard before the reply, as after a successful read.
                 drop(self.whole);
                 return (self.reply)(Err(error.into()), self.buffer);
             }
         }
         if self.done < self.len {
-            return self.go();
+            return self.get_next();
         }
-        // The kernel may wait for what it reads into its page cache before it sends the writes that this would wait for.
+        // The kernel may wait for a read into its page cache before it sends the writes that this read would wait for.
         let may_restart = self.mapped.is_none() || self.tries > 0;
-        if may_restart && !self.whole.is_so(&self.mounted, &self.handle.file) {
+        if may_restart && !self.whole.is_undisturbed(&self.mounted, &self.handle.file) {
             return self.restart();
         }
         drop(self.whole);

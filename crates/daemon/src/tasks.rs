@@ -2,22 +2,22 @@
 
 use std::fs;
 
-/// Threads that are looked at for what they have started, at most.
+/// Most threads that `started_since` visits.
 const TASKS_MAX: usize = 4096;
 
-/// A thread. Its number is given to another one after its end; number and start together are not.
+/// A thread. The kernel reuses thread ids; id and start time together are unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Task {
     /// The kernel's id of the thread.
     pub tid: u32,
-    /// Its process.
+    /// The id of its process.
     pub pid: u32,
-    /// When it was started, in ticks since boot.
+    /// Start time, in ticks since boot.
     pub start: u64,
 }
 
 impl Task {
-    /// A thread, and the CPU that it ran on last; `None`: there is none of that number (any more).
+    /// Returns the thread with this id, and the CPU that it ran on last. Returns `None` when there is none.
     pub fn find(tid: u32) -> Option<(Task, u32)> {
         let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
         let pid = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
@@ -26,21 +26,21 @@ impl Task {
         Some((Task { tid, pid, start }, cpu))
     }
 
-    /// Whether it has not ended.
+    /// Returns whether the thread has not ended.
     pub fn is_alive(&self) -> bool {
         Task::find(self.tid).is_some_and(|(task, _)| task == *self)
     }
 }
 
-/// Now, in the ticks of [`Task::start`]. /proc/uptime counts hundredths of a second, and so do ticks.
+/// Returns the current time in the ticks of [`Task::start`]. /proc/uptime counts hundredths of a second, as ticks do.
 pub(crate) fn now_ticks() -> Option<u64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let (seconds, hundredths) = uptime.split_ascii_whitespace().next()?.split_once('.')?;
     Some(seconds.parse::<u64>().ok()? * 100 + hundredths.parse::<u64>().ok()?)
 }
 
-/// Threads and processes that `task` has started at `since` or later, and those that they have started: all that can
-/// have inherited something that it has had since then. Not what its process's other threads have started.
+/// Returns the threads and processes that `task` has started at `since` or later, and their descendants: these can have inherited
+/// state that `task` has had since then. Leaves out what other threads of the process have started.
 pub(crate) fn started_since(task: &Task, since: u64) -> Vec<Task> {
     let (mut found, mut ahead, mut looked) = (vec![], vec![task.pid], 0);
     while let Some(pid) = ahead.pop() {
@@ -68,7 +68,7 @@ pub(crate) fn started_since(task: &Task, since: u64) -> Vec<Task> {
             let children = children
                 .split_ascii_whitespace()
                 .filter_map(|n| n.parse().ok());
-            // Those that are older have no younger ones of interest: they did not inherit.
+            // A child that is older did not inherit, and neither did its descendants.
             ahead.extend(
                 children.filter(|child| {
                     Task::find(*child).is_some_and(|(child, _)| child.start >= since)
@@ -79,9 +79,9 @@ pub(crate) fn started_since(task: &Task, since: u64) -> Vec<Task> {
     found
 }
 
-/// From a line of /proc/N/stat. The name in it may have blanks and brackets.
+/// Parses a line of /proc/N/stat. The name in it may contain blanks and brackets.
 fn start_and_cpu(stat: &str) -> Option<(u64, u32)> {
-    // The first field behind the name is number 3.
+    // The first field after the name is number 3.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let start = fields.nth(22 - 3)?.parse().ok()?;
     let cpu = fields.nth(39 - 22 - 1)?.parse().ok()?;
@@ -108,7 +108,7 @@ mod tests {
                     start: task.start - 1,
                     ..task
                 };
-                assert!(!before.is_alive(), "another thread of that number");
+                assert!(!before.is_alive(), "another thread with that id");
             })
             .unwrap()
             .join()
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_starts_is_found_and_what_that_starts() {
+    fn processes_that_a_thread_starts_and_their_children_are_found() {
         let (task, _) = Task::find(affinity::current_tid()).unwrap();
         let since = now_ticks().unwrap();
         assert!(since >= task.start);
@@ -127,7 +127,7 @@ mod tests {
             .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // The child of the child comes when it comes.
+        // The shell's child appears some time later.
         let names = || -> Vec<String> {
             started_since(&task, since)
                 .iter()

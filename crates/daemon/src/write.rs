@@ -1,5 +1,5 @@
-//! Writes: inline as far as pages are in the cache and backed; new pages through the slice; only where a
-//! page has to be fetched first, or too much is dirty, the data is kept and the write goes on later.
+//! Writes: inline if the pages are cached and backed, otherwise through the slice. A write keeps a copy of its data and continues
+//! later only if it has to fetch a page, or if too many pages are dirty.
 
 use std::sync::{Arc, mpsc};
 
@@ -29,9 +29,9 @@ pub enum WriteSync {
 /// How a write is made.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteMode {
-    /// At the end of the file, wherever that is.
+    /// Writes at the end of the file, wherever that is at the time of the write.
     pub append: bool,
-    /// Durability before the reply.
+    /// Durability that the write has before the reply.
     pub sync: WriteSync,
     /// The write clears set-id bits. Every write clears capabilities.
     pub strip_suid: bool,
@@ -49,30 +49,31 @@ impl WriteMode {
     };
 }
 
-/// Where a write is.
+/// The state of a write.
 struct Progress {
     mounted: Arc<Mounted>,
     handle: Arc<Handle>,
     offset: u64,
     done: usize,
     mode: WriteMode,
-    /// Space for all of it is reserved. Asked for once and in the caller's thread: it may have to wait for
-    /// locks that a slice's thread must not wait for.
+    /// Space for the whole write is reserved. This is done once, in the caller's thread: it may have to wait for locks that a
+    /// slice's thread must not wait for.
     reserved: bool,
     /// Set when the kernel may have pages of the file.
     mapped: Option<Arc<MappedFile>>,
-    /// The file's home stays what it is until the write is over.
+    /// The file does not move to another slice until the write is over.
     _writing: Writing,
-    /// Inline writers of the same range wait. Given back before the reply: a client that has lent its locks wants them then.
+    /// Makes inline writers of the same range wait. Released before the reply: a client that has lent its locks wants them back
+    /// then.
     guard: Option<WriteGuard>,
 }
 
-/// What the next piece of a write needs of its pages.
+/// How the next piece of a write gets its pages.
 struct Piece {
     first: u64,
     count: u32,
     intent: Intent,
-    /// The pages are beyond the end of the file: what the write leaves of them is zeros.
+    /// The pages are beyond the end of the file: the bytes that the write does not cover are zeros.
     pad: bool,
 }
 
@@ -93,14 +94,14 @@ pub(crate) fn put_new(
 
 enum Step {
     Done,
-    /// Pages have to be fetched, or too much is dirty.
+    /// Pages have to be fetched, or too many pages are dirty.
     Wait,
     Failed(Error),
 }
 
 /// Returns where a write begins. An append begins at the file's size. Its offset may be stale: the kernel fills in the size
 /// that it last saw and does not ask again before a write, even if the clients that extended the file have long closed it.
-fn place(file: &File, offset: u64, mode: WriteMode) -> u64 {
+fn write_offset(file: &File, offset: u64, mode: WriteMode) -> u64 {
     match mode.append {
         true => file.size(),
         false => offset,
@@ -114,8 +115,8 @@ pub(crate) fn is_over_several_pages(offset: u64, len: u64) -> bool {
 }
 
 impl Mounted {
-    /// Writes `data` at `offset` as far as nothing has to be waited for, also no lock that is held for long: for threads that
-    /// must always come back. Gives the number of bytes written; the rest is for `write`.
+    /// Writes `data` at `offset` until it would have to wait, also for a lock that may be held for long. For threads that must
+    /// never block. Returns the number of bytes written; the caller passes the rest to `write`.
     pub fn try_write(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -127,11 +128,11 @@ impl Mounted {
         if data.is_empty() {
             return 0;
         }
-        let offset = place(file, offset, mode);
+        let offset = write_offset(file, offset, mode);
         let end = offset.checked_add(data.len() as u64);
         let several = is_over_several_pages(offset, data.len() as u64);
-        // Makes an append whole or not at all: a client could append inline between its two parts. An append within one
-        // page is always whole.
+        // Does an append completely or not at all: a client could append inline between its two parts. An append within one page
+        // has no parts.
         if self.read_only()
             || (several && mode.append)
             || (several && !self.fs().has_room_for(data.len() as u64))
@@ -147,7 +148,7 @@ impl Mounted {
         let Some(writing) = writing else {
             return 0;
         };
-        // A program that becomes an inline writer from here on waits until `writing` is dropped.
+        // A program that becomes an inline writer after this waits until `writing` is dropped.
         if self.fast.written_file(file.ino()).is_some() {
             return 0;
         }
@@ -161,9 +162,9 @@ impl Mounted {
         progress.done
     }
 
-    /// Writes `data` at `offset` and calls `reply` once with the number of bytes written: at once, in
-    /// this thread, when no page has to be fetched, else later in a slice's thread; or in another thread, after a wait for space
-    /// that is being freed. An error after the first bytes is a short write, as POSIX has it.
+    /// Writes `data` at `offset` and calls `reply` once with the number of bytes written. Calls it at once, in this thread, when
+    /// no page has to be fetched; otherwise later, in a slice's thread, or in another thread after a wait for space that is being
+    /// freed. An error after the first bytes is a short write, as in POSIX.
     pub fn write<R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -244,12 +245,12 @@ impl Mounted {
         if self.read_only() {
             return Err(Error::Errno(libc::EROFS));
         }
-        // Before anything makes a page key of it.
-        let is_far = |offset: u64| {
+        // Checks this before the offset becomes a page key.
+        let is_beyond_max = |offset: u64| {
             let end = offset.checked_add(len as u64);
             end.is_none_or(|end| end > FILE_BYTES_MAX)
         };
-        if is_far(offset) {
+        if is_beyond_max(offset) {
             return Err(Error::Errno(libc::EFBIG));
         }
         if !handle.file.has_no_privileges() {
@@ -260,19 +261,19 @@ impl Mounted {
         {
             self.wrote_by_kernel(&file);
         }
-        // Appends are serialised by the kernel's inode lock, and with inline writers by theirs, so the size
-        // can't move under us.
+        // The kernel's inode lock serialises appends of the mount, and the extend lock serialises them with inline writers. So
+        // the size does not change here.
         let (guard, offset, writing) = loop {
             let guard = self.fast.written_file(handle.file.ino()).map(|file| {
                 let at = (!mode.append).then_some(offset);
                 WriteGuard::take(self, file, at, len as u64)
             });
-            let offset = place(&handle.file, offset, mode);
-            if is_far(offset) {
+            let offset = write_offset(&handle.file, offset, mode);
+            if is_beyond_max(offset) {
                 return Err(Error::Errno(libc::EFBIG));
             }
             let writing = handle.file.writing();
-            // A program that becomes an inline writer from here on waits until `writing` is dropped.
+            // A program that becomes an inline writer after this waits until `writing` is dropped.
             match self.fast.written_file(handle.file.ino()) {
                 Some(file) if guard.as_ref().is_none_or(|guard| !guard.is_of(&file)) => {}
                 _ => break (guard, offset, writing),
@@ -308,7 +309,7 @@ impl Progress {
         }
     }
 
-    /// Goes as far as possible without waiting.
+    /// Writes as much as possible without waiting.
     fn advance(&mut self, data: &[u8]) -> Step {
         let home = self.handle.file.slice();
         if self.mounted.slice(home).is_throttling() {
@@ -316,7 +317,7 @@ impl Progress {
                 .reserve(data.len())
                 .map_or_else(Step::Failed, |()| Step::Wait);
         }
-        // If not all of it has room, writes nothing: a write that waits for space begins again.
+        // Writes nothing unless there is room for all data: a write that waits for space starts again from the beginning.
         if is_over_several_pages(self.offset, data.len() as u64)
             && !self.mounted.fs().has_room_for(data.len() as u64)
             && let Err(error) = self.reserve(data.len())
@@ -332,7 +333,7 @@ impl Progress {
         self.miss(data)
     }
 
-    /// Writes pages that are in the cache and backed, up to the first that is not. True: that was all.
+    /// Writes pages that are cached and backed, up to the first that is not. Returns true when all data is written.
     fn hit(&mut self, data: &[u8]) -> bool {
         let file = &self.handle.file;
         let slice = self.mounted.slice(file.slice());
@@ -355,19 +356,19 @@ impl Progress {
         self.done == data.len()
     }
 
-    /// Writes what `hit` has left, as far as its pages can be had at once.
+    /// Writes the rest after `hit`, until it would have to wait.
     fn try_miss(&mut self, data: &[u8]) {
         let file = self.handle.file.clone();
         let at = self.offset + self.done as u64;
         let rest = (data.len() - self.done) as u64;
         if self.mounted.fs().try_begin_write(&file, at, rest) {
             self.reserved = true;
-            // What is left, and why, is for who may wait.
+            // `write` handles the rest, and errors: its caller may wait.
             let _ = self.miss(data);
         }
     }
 
-    /// Gets the pages that are left and writes them, as far as they can be had at once. Space is reserved.
+    /// Gets the remaining pages and writes them, until it would have to wait. Space is reserved.
     fn miss(&mut self, data: &[u8]) -> Step {
         let (mounted, object) = (self.mounted.clone(), self.handle.file.object());
         let slice = mounted.slice(self.handle.file.slice());
@@ -387,7 +388,7 @@ impl Progress {
         Step::Done
     }
 
-    /// Reserves space for what is left.
+    /// Reserves space for the remaining data.
     fn reserve(&mut self, len: usize) -> Result<()> {
         if !self.reserved {
             let at = self.offset + self.done as u64;
@@ -398,19 +399,19 @@ impl Progress {
         Ok(())
     }
 
-    /// The pages of the next piece: as many whole ones as there are, or a part of one.
+    /// Returns the next piece: as many whole pages as possible, or a part of one page.
     fn piece(&self, len: usize) -> Piece {
         let at = self.offset + self.done as u64;
         let rest = len - self.done;
         let first = at / PAGE_BYTES;
-        // A page beyond the end of the file has nothing to fetch.
+        // A page beyond the end of the file has no bytes to fetch.
         let is_beyond = first * PAGE_BYTES >= self.handle.file.size();
         let is_whole = at.is_multiple_of(PAGE_BYTES) && rest >= PAGE;
         let count = match is_whole {
             true => (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32,
             false => 1,
         };
-        // Whole pages are fetched only if their old bytes are to be compared.
+        // Whole pages are fetched only to compare their old bytes.
         let compares = |file: &Arc<MappedFile>| file.compares(first, count, self.mode.of_mapping);
         let is_kept = !is_whole || self.mapped.as_ref().is_some_and(compares);
         Piece {
@@ -424,8 +425,8 @@ impl Progress {
         }
     }
 
-    /// Copies a piece into its pages and releases them. Fails at a page that another writer holds or that has to be fetched;
-    /// everything before that page is written.
+    /// Copies a piece into its pages and releases them. Fails at a page that another writer has latched or that has to be
+    /// fetched. All pages before that one are written.
     fn put(
         &mut self,
         mut grant: Grant,
@@ -452,8 +453,8 @@ impl Progress {
             }
             self.done += len;
         }
-        // The slice knows of the dirty pages before the size covers them: a commit in between must not
-        // take the size for one whose data is on the device.
+        // The slice learns of the dirty pages before the size covers them. Otherwise a commit in between would store a size whose
+        // data is not on the device.
         drop(grant);
         if self.done > start {
             self.end(at, self.done - start);
@@ -467,7 +468,7 @@ impl Progress {
         self.mounted.size_grew(&self.handle.file);
     }
 
-    /// Goes on when what `advance` could not have at once is there.
+    /// Continues when the pages are there that `advance` would have had to wait for.
     fn wait<R>(mut self, data: Vec<u8>, reply: R)
     where
         R: FnOnce(Result<u32>) + Send + 'static,
@@ -477,7 +478,7 @@ impl Progress {
         let slice = self.mounted.slice(file.slice()).clone();
         if slice.is_throttling() {
             return slice.when_not_throttling(move |result| match result {
-                Ok(()) => self.go_on(data, reply),
+                Ok(()) => self.resume(data, reply),
                 Err(error) => self.fail(error.into(), data.len(), reply),
             });
         }
@@ -490,16 +491,16 @@ impl Progress {
                     if let Err(NotPut::Latched(latched)) = self.put(grant, &piece, &data) {
                         let home = self.handle.file.slice();
                         let slice = self.mounted.slice(home).clone();
-                        return slice.when_unlatched(latched, move || self.go_on(data, reply));
+                        return slice.when_unlatched(latched, move || self.resume(data, reply));
                     }
                 }
                 Err(error) => return self.fail(error.into(), data.len(), reply),
             }
-            self.go_on(data, reply);
+            self.resume(data, reply);
         });
     }
 
-    fn go_on<R>(mut self, data: Vec<u8>, reply: R)
+    fn resume<R>(mut self, data: Vec<u8>, reply: R)
     where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
@@ -515,7 +516,7 @@ impl Progress {
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         if self.done == 0 {
-            // Before the reply, as in `finish`.
+            // Drops the guard before the reply, as in `finish`.
             drop(self);
             return reply(Err(error));
         }
@@ -524,7 +525,7 @@ impl Progress {
         self.finish(done, reply);
     }
 
-    /// All is in the cache: make it durable if that was asked for, then reply.
+    /// Ends a write whose data is all cached: makes it durable if requested, then replies.
     fn finish<R>(mut self, len: usize, reply: R)
     where
         R: FnOnce(Result<u32>) + Send + 'static,
@@ -534,7 +535,7 @@ impl Progress {
             Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
         match self.mode.sync {
             WriteSync::No => {
-                // Before the reply, which may grant inline writes: these would wait for this write.
+                // Drops the write before the reply: the reply may grant inline writes, which would wait for this write.
                 drop(self);
                 done(Ok(()));
             }

@@ -265,7 +265,7 @@ impl Jericho {
             if i64::try_from(args.offset).is_err() {
                 return reply.error(libc::ENXIO);
             }
-            self.mounted.settle(ino);
+            self.mounted.absorb(ino);
             match self
                 .mounted
                 .fs()

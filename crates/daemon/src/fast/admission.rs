@@ -122,7 +122,7 @@ impl Admission {
         if number == LISTENER {
             self.accept(fast);
         } else if owner == HANDSHAKE {
-            self.hear(fast, serial);
+            self.end_handshake(fast, serial);
         } else if fast.is_serial_of(owner, serial) {
             fast.bury(owner);
         }
@@ -150,11 +150,11 @@ impl Admission {
 
     /// Accepts a program's connection.
     fn begin(&mut self, fast: &Fast, connection: Connection) -> io::Result<()> {
-        let who = connection.credentials()?;
-        if !fast.trusted.includes(who.uid, who.gid) {
+        let peer = connection.credentials()?;
+        if !fast.trusted.includes(peer.uid, peer.gid) {
             return refuse(&connection, libc::EPERM);
         }
-        let same = self.handshakes.iter().filter(|(_, h)| h.uid == who.uid);
+        let same = self.handshakes.iter().filter(|(_, h)| h.uid == peer.uid);
         let (count, oldest) = same.fold((0, u64::MAX), |(count, oldest), (serial, _)| {
             (count + 1, oldest.min(*serial))
         });
@@ -166,15 +166,15 @@ impl Admission {
         self.poller.add(&connection, number)?;
         let handshake = Handshake {
             connection,
-            uid: who.uid,
+            uid: peer.uid,
             until: Instant::now() + HANDSHAKE_MAX,
         };
         self.handshakes.insert(self.serial, handshake);
         Ok(())
     }
 
-    /// Handles a connection that has a request or was closed.
-    fn hear(&mut self, fast: &Fast, serial: u64) {
+    /// Handles a connection that has sent a request or was closed. Ends the handshake unless there is nothing to receive yet.
+    fn end_handshake(&mut self, fast: &Fast, serial: u64) {
         let Some(handshake) = self.handshakes.get(&serial) else {
             return;
         };
@@ -256,7 +256,7 @@ impl Fast {
         if request.owner != 0 {
             let mut clients = self.clients.lock();
             let known = clients.by_owner.get_mut(&request.owner);
-            // All processes of other pid namespaces have the number 0.
+            // The daemon sees all processes of other pid namespaces with id 0.
             let same = |c: &&mut Client| peer.pid != 0 && c.peer.pid == peer.pid;
             let known = known.filter(|c| same(c) && !c.area.is_cut_off());
             let client = known.ok_or(libc::ESRCH)?;

@@ -1,4 +1,4 @@
-//! What a descriptor asks by ioctl.
+//! The ioctls on a file's descriptor.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::{Grants, SlotFile};
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
-/// Pages promised ahead at once, and read ahead at once, at most: 8 MiB.
+/// Most pages that one call reserves or reads ahead: 8 MiB.
 const PAGES_MAX: u32 = 2048;
 /// Most pages that one call of a program can touch: the kernel moves at most 2 GiB.
 const CALL_PAGES_MAX: u64 = (2 << 30) / PAGE_BYTES + 1;
-/// Pages that are reserved before other work for the same thread has its turn.
+/// Pages that a job reserves before other jobs of its thread run.
 const RESERVE_STEP: u32 = 128;
 
 /// The thread that issued the ioctl.
@@ -48,7 +48,7 @@ impl Mounted {
         if fast.closing.load(Ordering::SeqCst) {
             return reply(Answer::refused(Refusal::Off));
         }
-        // A mapping concerns everybody else's access, whoever makes it.
+        // A mapping affects the access of all programs, so any user may report it.
         if call != Call::Mapped && !fast.trusted.includes(uid, gid) {
             return reply(Answer::refused(Refusal::Owner));
         }
@@ -143,12 +143,12 @@ impl Mounted {
     /// Returns how many of the pages the client still has latched.
     fn give_up_latches(&self, handle: &Handle, first: u64, pages: u32, owner: u16) -> u32 {
         let file = &handle.file;
-        self.settle(file.ino());
+        self.absorb(file.ino());
         let slice = self.slice(file.slice());
         let (object, size) = (file.object(), file.size());
         let beyond = size.div_ceil(PAGE_BYTES);
         let end = first.saturating_add(u64::from(pages));
-        let mut left = slice.give_up_latches(&object, looked_at(first, pages, beyond), owner);
+        let mut left = slice.give_up_latches(&object, pages_to_check(first, pages, beyond), owner);
         // A write beyond the end of file must first clear what an interrupted write left there.
         if end > beyond || first.saturating_add(1) >= beyond {
             let from = beyond.saturating_sub(1);
@@ -187,7 +187,7 @@ impl Mounted {
     {
         let file = &handle.file;
         let granted = loop {
-            // Each write has to take them off, which only the kernel path does.
+            // Every write has to clear these bits, which only the kernel path does.
             if write && !matches!(self.fs().has_privileges(file.ino()), Ok(false)) {
                 break Err(Refusal::SetId);
             }
@@ -230,11 +230,11 @@ impl Mounted {
         Ok((answer, first_writer.then_some(slot_file)))
     }
 
-    /// Lets clients write a file that has its first inline writer, as soon as that is possible, and calls `then`.
+    /// Lets clients write a file that has its first inline writer, as soon as possible, and calls `then`.
     ///
-    /// From here on the kernel asks for the attributes each time. Before the first inline write, the job drops the kernel's attributes and
-    /// pages, and writes of the mount that take no locks have ended. The job thread does not wait for those writes, because they may wait
-    /// for a device.
+    /// From here on the kernel asks for the attributes each time. Before the first inline write, the job drops the kernel's
+    /// attributes and pages, and all writes of the mount that take no locks have ended. The job thread does not wait for those
+    /// writes, because they may wait for a device.
     pub(super) fn begin_inline_writes(
         self: &Arc<Self>,
         slot_file: Arc<SlotFile>,
@@ -272,8 +272,8 @@ impl Mounted {
         }
     }
 
-    /// Has pages reserved by another thread, while the writer goes on with those that it has. Returns how many will be, if there
-    /// is room for them.
+    /// Posts the reservation to another thread, while the writer uses the pages that it has. Returns how many pages that thread
+    /// will reserve. Fails with `Space` when there is no room for them.
     fn reserve_soon(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -302,7 +302,7 @@ impl Mounted {
         let from_first = joined(&soon, &pages).ok_or(Refusal::Space)?;
         let end_max = (from_first.start).saturating_add(u64::from(self.reserved_max()));
         *soon = from_first.start..from_first.end.min(end_max);
-        let promised = soon.end.saturating_sub(pages.start);
+        let count = soon.end.saturating_sub(pages.start);
         drop(soon);
         if !is_posted {
             let (weak, open) = (Arc::downgrade(self), Arc::downgrade(handle));
@@ -312,8 +312,8 @@ impl Mounted {
                 }
             });
         }
-        match u32::try_from(promised) {
-            Ok(promised) if promised > 0 => Ok(promised),
+        match u32::try_from(count) {
+            Ok(count) if count > 0 => Ok(count),
             _ => Err(Refusal::Space),
         }
     }
@@ -324,35 +324,35 @@ impl Mounted {
         let step = (pages.end - pages.start).min(u64::from(RESERVE_STEP)) as u32;
         let rest = pages.start + u64::from(step)..pages.end;
         if self.reserve(handle, pages.start, step) == Ok(step) && !rest.is_empty() {
-            // Refused: another request has posted a job for pages elsewhere.
+            // Fails when another request has posted a job for pages elsewhere.
             let _ = self.post_reserve(handle, rest);
         }
     }
 
-    /// Pages that a writer may have reserved at once: most of the cache stays for what has been written.
+    /// Returns the most pages that a writer may have reserved at once. Most of the cache stays available for written pages.
     fn reserved_max(&self) -> u32 {
         (self.frames_per_slice() / 16).max(1)
     }
 
-    /// Promises space for pages and puts zeroed ones into the cache where there are none. Gives how many, from
-    /// the first on.
+    /// Reserves space for pages and caches zeroed ones where there are none. Returns the number of pages reserved, from the first
+    /// on.
     pub(super) fn reserve(&self, handle: &Handle, first: u64, pages: u32) -> Result<u32, Refusal> {
         let (fast, file) = (&self.fast, &handle.file);
-        // Until all is done: what is promised after the handle was released, nobody would take back.
+        // Holds the lock until the end: no thread would release space that is reserved after the release of the handle.
         let grants = handle.grants.lock();
         let slot_file = grants.written()?;
         let end_max = jericho_format::FILE_BYTES_MAX / PAGE_BYTES;
         if pages == 0 || first >= end_max {
             return Err(Refusal::ReadOnly);
         }
-        self.settle(file.ino());
-        // Pages that the file has are not new: others have made it longer since the writer looked.
+        self.absorb(file.ino());
+        // The file already has these pages: another writer has extended it since this writer checked.
         if first < file.size() / PAGE_BYTES {
             return Err(Refusal::Busy);
         }
         let pages = (end_max - first).min(u64::from(pages)) as u32;
         let pages = pages.min(self.reserved_max());
-        // Before the slice is looked up: the file has another one after a move.
+        // Runs before the slice is looked up, because a move changes the file's slice.
         let _writing = file.writing();
         let slice = self.slice(file.slice());
         if slice.is_throttling() {
@@ -370,7 +370,7 @@ impl Mounted {
         let (mut done, mut why) = (0, Refusal::Space);
         while done < pages {
             let at = first + u64::from(done);
-            // The page that the file ends in has bytes, which must be there; what is behind it has none.
+            // The page in which the file ends has bytes, which must be fetched. The pages after it have none.
             let end = fast.slot(slot_file).size().bytes().max(file.size());
             let (count, intent) = if at * PAGE_BYTES < end {
                 (1, Intent::Modify)
@@ -385,8 +385,8 @@ impl Mounted {
                 }
                 Err(_) => break,
             };
-            // Somebody else may have made the file longer since then, through the kernel, and the pages have left the cache.
-            // Now that they are held, what is known of them stays true.
+            // Another program may have extended the file through the kernel since then, and the pages may have left the cache.
+            // The grant holds the pages, so the result of this check stays true.
             if intent == Intent::Overwrite && !is_hole(&*object, at, count) {
                 break;
             }
@@ -399,7 +399,7 @@ impl Mounted {
         }
     }
 
-    /// The file is about to be mapped through this handle.
+    /// Ends inline access of the file, which the program is about to map through this handle.
     fn mapped<R>(self: &Arc<Self>, handle: &Arc<Handle>, reply: R)
     where
         R: FnOnce(Answer) + Send + 'static,
@@ -420,7 +420,7 @@ impl Mounted {
 }
 
 impl Mounted {
-    /// Makes a change that gives a file set-id bits or capabilities. Every write has to clear these, so programs write the file
+    /// Makes a change that gives a file set-id bits or capabilities. Every write has to clear them, so programs write the file
     /// through the kernel from now on, until no program has it open inline.
     pub(crate) fn give_privileges<T>(&self, ino: Ino, change: impl FnOnce() -> T) -> T {
         let (_changing, slot_file) = self.fast.begin_change(ino);
@@ -431,17 +431,17 @@ impl Mounted {
     }
 
     fn end_inline_writes(&self, slot_file: &SlotFile) {
-        // The daemon refuses grants with the reason that the file is mapped.
+        // Grants then fail with the reason that the file is mapped.
         self.fast.end_inline(slot_file);
         self.revoke_inline_writes(&slot_file.file);
     }
 
-    /// Takes the right to write a file's pages away from the clients, and then takes in what they have written.
+    /// Revokes the clients' right to write the file's pages, and then absorbs what they have written.
     fn revoke_inline_writes(&self, file: &Arc<File>) {
         if !self.slice(file.slice()).withdraw(&file.object()) {
             tracing::warn!(ino = file.ino(), "an inline writer does not finish");
         }
-        self.settle(file.ino());
+        self.absorb(file.ino());
     }
 
     /// Sets an extended attribute; see `Fs::setxattr`, and `Fs::setxattr_of_outsider` when `outsider` is true.
@@ -466,7 +466,7 @@ impl Mounted {
 
 /// Returns which of the named pages an interrupted write may hold: none after the page that follows the end of file, and at most as
 /// many as one call can touch, because a thread that answers requests checks each.
-fn looked_at(first: u64, pages: u32, beyond: u64) -> Range<u64> {
+fn pages_to_check(first: u64, pages: u32, beyond: u64) -> Range<u64> {
     let pages = u64::from(pages).min(CALL_PAGES_MAX);
     first..first.saturating_add(pages).min(beyond + 1)
 }
@@ -480,7 +480,7 @@ fn joined(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
     touch.then(|| one.start.min(other.start)..one.end.max(other.end))
 }
 
-/// Whether no page of a range has bytes on a device.
+/// Returns whether no page of a range has bytes on a device.
 fn is_hole(object: &dyn Object, first: u64, count: u32) -> bool {
     let mut runs = Vec::new();
     object.resolve(first, count, &mut runs).is_ok()
@@ -492,11 +492,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_for_all_pages_of_a_large_file_looks_at_those_of_one_call() {
+    fn a_request_for_all_pages_of_a_large_file_checks_those_of_one_call() {
         let beyond = 1 << 40;
-        assert_eq!(looked_at(7, u32::MAX, beyond), 7..7 + CALL_PAGES_MAX);
-        assert_eq!(looked_at(7, 2, beyond), 7..9);
-        assert_eq!(looked_at(7, u32::MAX, 9), 7..10);
-        assert!(looked_at(u64::MAX, u32::MAX, 9).is_empty());
+        assert_eq!(pages_to_check(7, u32::MAX, beyond), 7..7 + CALL_PAGES_MAX);
+        assert_eq!(pages_to_check(7, 2, beyond), 7..9);
+        assert_eq!(pages_to_check(7, u32::MAX, 9), 7..10);
+        assert!(pages_to_check(u64::MAX, u32::MAX, 9).is_empty());
     }
 }

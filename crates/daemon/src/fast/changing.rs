@@ -1,8 +1,8 @@
 //! Files that get no slot for now, because the daemon is changing state that a new slot copies.
 //!
-//! A new slot starts with the file's current size. If a slot appeared in the middle of a truncation, the daemon would tell the
-//! new size to an older slot or to none. If one appeared in the middle of a chmod, the daemon would end inline writes of an
-//! older slot or of none.
+//! A new slot starts with the file's current size. If a slot appeared in the middle of a truncation, the daemon would store the
+//! new size in an older slot or in none. If one appeared in the middle of a chmod, the daemon would end inline writes of an older
+//! slot or of none.
 
 use std::collections::HashMap;
 

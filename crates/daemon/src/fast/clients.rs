@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::{Fast, SlotFile};
 use crate::mounted::Mounted;
 
-/// Rounds of the evictor in which it goes on to look at a client that had new reference marks.
+/// Number of rounds for which the evictor keeps visiting a client after it had new reference marks.
 const ROUNDS_AFTER_MARKS: u8 = 8;
-/// Clients besides these at which a round looks, in turn.
+/// Number of other clients that a round visits, in turn.
 const IDLE_PER_ROUND: usize = 64;
 
 /// A client in `jericho stat`.
@@ -100,7 +100,7 @@ impl Clients {
     }
 
     /// Records whether a client had new reference marks.
-    fn looked_at(&mut self, owner: u16, had_marks: bool) {
+    fn visited(&mut self, owner: u16, had_marks: bool) {
         if had_marks {
             self.marked.insert(owner, ROUNDS_AFTER_MARKS);
         } else if let Entry::Occupied(mut left) = self.marked.entry(owner) {
@@ -121,7 +121,7 @@ fn collect_intents(area: &Area, entries: &mut [Vec<u32>]) {
     });
 }
 
-/// Local and remote pages of a client's area for a slice.
+/// Returns the local and remote pages of a client's area for a slice.
 fn pages_of(area: &Area, slice: u16) -> (u64, u64) {
     area.counters_of(slice).fold((0u64, 0u64), |sum, c| {
         (
@@ -149,7 +149,7 @@ impl Fast {
     /// turn. The evictor calls this before it chooses victims.
     pub(super) fn take_touched(&self) {
         let clients = self.clients.lock().next_marked();
-        let mut looked_at = Vec::with_capacity(clients.len());
+        let mut visited = Vec::with_capacity(clients.len());
         for (owner, area) in clients {
             let mut had_marks = false;
             #[cfg(test)]
@@ -163,11 +163,11 @@ impl Fast {
                     }
                 }
             });
-            looked_at.push((owner, had_marks));
+            visited.push((owner, had_marks));
         }
         let mut clients = self.clients.lock();
-        for (owner, had_marks) in looked_at {
-            clients.looked_at(owner, had_marks);
+        for (owner, had_marks) in visited {
+            clients.visited(owner, had_marks);
         }
     }
 
@@ -222,8 +222,8 @@ impl Fast {
         extended.map(|slot_file| slot_file.file.clone()).collect()
     }
 
-    /// A client that held a latch for too long. False: no such client.
-    pub fn cut_off(&self, owner: u16) -> bool {
+    /// Revokes a client that held a latch for too long. Returns false when there is no client with this number.
+    pub fn revoke_client(&self, owner: u16) -> bool {
         let clients = self.clients.lock();
         let Some(client) = clients.by_owner.get(&owner) else {
             return false;
@@ -287,13 +287,13 @@ impl Fast {
         client.writes.then(|| ask(&client.area))
     }
 
-    /// Whether a process is on the fast path.
+    /// Returns whether a process is on the fast path.
     pub(super) fn is_client(&self, pid: u32) -> bool {
         let clients = self.clients.lock();
         clients.by_owner.values().any(|c| c.peer.pid == pid)
     }
 
-    pub(super) fn cut_all_off(&self) {
+    pub(super) fn revoke_all_clients(&self) {
         for client in self.clients.lock().by_owner.values() {
             client.area.cut_off();
         }
@@ -301,7 +301,7 @@ impl Fast {
 }
 
 impl Mounted {
-    /// The programs on the fast path.
+    /// Returns the counters of the programs on the fast path.
     pub fn client_counters(&self) -> Vec<ClientStat> {
         let clients = self.fast.clients.lock();
         let mut all: Vec<ClientStat> = clients
@@ -337,7 +337,7 @@ impl Mounted {
         all
     }
 
-    /// Pages that clients, living and ended, have accessed inline in a slice: local and remote.
+    /// Returns the local and remote pages that clients, including ended ones, have accessed inline in a slice.
     pub fn client_pages(&self, slice: u16) -> (u64, u64) {
         let clients = self.fast.clients.lock();
         let past = clients.past.get(&slice).copied().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The extend lock of a slot as the daemon holds it: all its threads together, as towards clients they are one.
+//! The extend lock of a slot, as the daemon holds it. All threads of the daemon hold it together, because clients see the daemon
+//! as one owner.
 
 use std::time::Duration;
 
@@ -8,11 +9,11 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Fast, SlotFile};
 
-/// For how long a thread of the daemon lets another finish. Then it goes on beside it: what the two do to the
-/// file is kept apart below, and one that waits for a device must not stop all others.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// Longest time that a thread of the daemon waits for another to release the lock. Then it proceeds without waiting: lower layers
+/// keep the changes of both apart, and a thread that waits for a device must not stop all others.
+const WAIT_MAX: Duration = Duration::from_millis(20);
 
-/// Who of the daemon's threads holds a slot's extend lock.
+/// The threads of the daemon that hold a slot's extend lock.
 #[derive(Default)]
 pub(crate) struct Extend {
     holders: Mutex<Holders>,
@@ -28,15 +29,15 @@ struct Holders {
 }
 
 impl Extend {
-    /// Takes the extend lock, if necessary from a client that does not release it. Borrows it from a client of which `lends` says that it
-    /// lends the lock. Returns true when it was taken from a client in the middle of a write: the caller zeroes what that write left
-    /// beyond the end of file (`Fs::clear_behind_end`).
+    /// Takes the extend lock, if necessary from a client that does not release it. Borrows it when `lends` says that the holding
+    /// client lends it. Returns true when it was taken from a client in the middle of a write: the caller zeroes what that write
+    /// left beyond the end of file (`Fs::clear_behind_end`).
     #[must_use]
     pub fn hold(&self, slot: &Slot, lends: impl FnMut(Holding) -> bool) -> bool {
         let mut holders = self.holders.lock();
         if holders.count > 0 {
             self.given_back
-                .wait_while_for(&mut holders, |h| h.count > 0, PATIENCE);
+                .wait_while_for(&mut holders, |h| h.count > 0, WAIT_MAX);
         }
         let mut taken_away = false;
         if holders.count == 0 {
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_gets_the_lock_only_when_the_last_thread_of_the_daemon_has_given_it_back() {
+    fn a_client_gets_the_lock_only_after_the_last_thread_of_the_daemon_has_released_it() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let extend = Extend::default();

@@ -1,7 +1,7 @@
 //! The files that have a slot.
 //!
-//! Each request of the kernel looks its file up here while any file is written inline. One lock for all would be a line that the
-//! CPUs of all nodes write to, so the table is split by inode number.
+//! Each request of the kernel looks its file up here while any file is written inline. One lock for all files would be a cache
+//! line that the CPUs of all nodes write to, so the table is split by inode number.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::SlotFile;
 /// Number of parts, a power of two.
 const PARTS: usize = 64;
 
-/// By inode number.
+/// The slots of some files, by inode number.
 pub(super) type Part = HashMap<Ino, Arc<SlotFile>>;
 
-/// In cache lines of its own, with the one that the CPU fetches beside it.
+/// Fills two cache lines, because the CPU also fetches the adjacent line.
 #[derive(Default)]
 #[repr(align(128))]
 struct Locked(RwLock<Part>);
@@ -32,9 +32,9 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Returns the part that has the file, or would have it.
+    /// Returns the part to which the file belongs.
     pub fn part(&self, ino: Ino) -> &RwLock<Part> {
-        // Inode numbers that are given out one after the other must not share a part.
+        // Consecutive inode numbers must not share a part.
         &self.0[ino as usize % PARTS].0
     }
 

@@ -1,4 +1,4 @@
-//! The daemon's end of its keeper: starts it, hands it every segment, and starts another when it ends.
+//! The daemon's end of its keeper: starts it, sends it every segment, and starts another one when it ends.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use crate::mounted::Mounted;
 
 /// Longest time a new keeper may take to receive everything.
 const START_MAX: Duration = Duration::from_secs(30);
-/// Pause before the next keeper is started, so that a keeper that cannot run is not restarted in a busy loop.
+/// Pause before the next keeper is started. Without it, a keeper that cannot run would be restarted in a busy loop.
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
 
 const ENDED: u64 = 0;
@@ -53,16 +53,16 @@ impl Keeping {
     /// Sends the area of a new client to the keeper. Called after the client enters the table, where a new keeper finds it, and
     /// before the client receives its area.
     pub fn add_area(&self, owner: u16, area: BorrowedFd<'_>) {
-        self.tell(KeeperMessage::Area(owner), &[area]);
+        self.send(KeeperMessage::Area(owner), &[area]);
     }
 
     /// Tells the keeper that the client with this owner number is gone.
     pub fn forget(&self, owner: u16) {
-        self.tell(KeeperMessage::Forget(owner), &[]);
+        self.send(KeeperMessage::Forget(owner), &[]);
     }
 
-    /// Sends without waiting. Kills a keeper that does not read its socket: the next keeper receives everything.
-    fn tell(&self, message: KeeperMessage, fds: &[BorrowedFd<'_>]) {
+    /// Sends a message without waiting. Kills a keeper that does not read its socket: the next keeper receives everything.
+    fn send(&self, message: KeeperMessage, fds: &[BorrowedFd<'_>]) {
         let running = self.running.lock();
         let Some(running) = running.as_ref() else {
             return;
@@ -109,8 +109,8 @@ impl Fast {
         let mut command = command();
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
         let child = process::spawn_with_standard_streams(&mut command)?;
-        // The command holds the keeper's end of the socket pair; while it lives, the daemon would not see the
-        // keeper's end close.
+        // The command holds the keeper's end of the socket pair. While the command exists, the daemon would not see that end
+        // close.
         drop(command);
         let running = Running {
             process: Process::open(child.id())?,

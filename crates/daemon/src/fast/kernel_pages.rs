@@ -1,4 +1,4 @@
-//! Inline writes against the pages that the kernel has of a file.
+//! Inline writes and the kernel's pages of a file.
 //!
 //! The kernel reads pages into its page cache for mappings, executed programs, sendfile and splice. An inline write bypasses that
 //! cache, so the kernel's copy would become stale. While the kernel may have pages of a file, that file is therefore not written
@@ -180,8 +180,7 @@ impl Fast {
         }
         self.keep_writers_out(mounted, file);
         file.kernel_pages.0.lock().withheld = true;
-        // Sets the flag before it reads the notes: a thread whose note is not visible yet latches later and sees the
-        // flag.
+        // Sets the flag before it reads the intents: a thread whose intent is not visible yet latches later and sees the flag.
         fence(Ordering::SeqCst);
         let (mut taken, object) = (0, file.file.object());
         for (slice, entries) in self.slices.iter().zip(self.intents(file)) {
@@ -199,7 +198,7 @@ impl Fast {
 }
 
 impl Mounted {
-    /// Does the same as `begin_fill` when that need not wait for clients. Otherwise returns false and does nothing.
+    /// Does the same as `begin_fill` when it need not wait for clients. Otherwise returns false and does nothing.
     pub(crate) fn try_begin_fill(&self, handle: &Handle) -> bool {
         self.file_that_is_filled(handle).is_none()
     }

@@ -1,5 +1,5 @@
-//! The range lock of a slot as threads of the daemon take it: for writes over several pages, and for reads that writers keep
-//! interrupting.
+//! The range lock of a slot, as threads of the daemon take it: for writes over several pages, and for reads that writers
+//! interrupt repeatedly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,8 +30,9 @@ impl RangeHolders {
         self.0[word].load(Ordering::Acquire) > 0
     }
 
-    /// Takes the words that a write covers. Waits for words that other writes of the daemon hold. Borrows those of which `lends` says that a
-    /// client lends them. Takes a word away from a client that has kept it too long, because no write may proceed without its words.
+    /// Takes the words that a write covers. Waits for words that other writes of the daemon hold. Borrows a word when `lends`
+    /// says that a client lends it. Takes a word away from a client that has kept it too long, because no write may proceed
+    /// without its words.
     pub fn lock(
         &self,
         slot: &Slot,
@@ -45,8 +46,8 @@ impl RangeHolders {
         slot.take_range_noted(segments, OWNER_DAEMON, lends, kept, |word| self.note(word))
     }
 
-    /// Takes the words for a read, to lock writers out. May wait one second for a writer that was stopped. Takes only some of them when a
-    /// write of the daemon keeps one for that long.
+    /// Takes the words for a read, to lock writers out. May wait one second for a writer that was stopped. Takes only some of the
+    /// words when a write of the daemon keeps one for that long.
     pub fn lock_out(
         &self,
         slot: &Slot,
@@ -61,8 +62,8 @@ impl RangeHolders {
         slot.take_range_noted(segments, OWNER_DAEMON, lends, kept, |word| self.note(word))
     }
 
-    /// Records a word as soon as it is taken: another thread of the daemon that waits for the word must not take it away while its holder
-    /// waits for the next one.
+    /// Records a word as soon as it is taken: another thread of the daemon that waits for the word must not take it away while
+    /// its holder waits for the next one.
     fn note(&self, word: usize) {
         self.0[word].fetch_add(1, Ordering::AcqRel);
     }
@@ -75,14 +76,14 @@ impl RangeHolders {
         is_lent: impl FnMut(usize, Holding) -> bool,
     ) {
         slot.give_range_back(taken, is_lent);
-        // Afterwards: a waiter must not take a word away that is about to be given back to its lender.
+        // Runs last: a waiter must not take away a word that is about to be given back to its lender.
         for word in taken.held().segments().words() {
             self.0[word].fetch_sub(1, Ordering::AcqRel);
         }
     }
 
     /// Calls `read` until it observed no half-done write over several pages. The returned turns tell whether that still holds for
-    /// bytes read later. Returns `None` when writers interfered every time or hold the words. Never waits.
+    /// bytes that are read later. Returns `None` when writers interfered every time or hold the words. Never waits.
     pub fn try_read_whole<T>(
         &self,
         slot: &Slot,
@@ -138,7 +139,8 @@ pub(crate) struct ReadGuard {
 pub(crate) enum LockedOut {
     /// Writers are locked out.
     Locked(ReadGuard),
-    /// A client lends a word: a read has to wait for the request that ends what the client has begun. A thread that serves requests must not.
+    /// A client lends a word. A read has to wait for the request that ends the client's write; a thread that serves requests must
+    /// not wait.
     Lent,
     /// A write of the daemon keeps a word, and waits for a device.
     GaveUp,
@@ -171,8 +173,8 @@ impl Drop for ReadGuard {
     }
 }
 
-/// Takes the words of a range over several polls, without blocking. Holds no word while a client lends another one: the kernel may serve a
-/// request that waits for the word before the lender's request.
+/// Takes the words of a range over several polls, without blocking. Holds no word while a client lends another one: the kernel
+/// may serve a request that waits for the word before the lender's request.
 pub(super) struct Gathering {
     mounted: Arc<Mounted>,
     file: Arc<SlotFile>,
@@ -269,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_daemon_waits_for_its_own_writes_and_not_for_a_client_that_says_it_is_the_daemon() {
+    fn the_daemon_waits_for_its_own_writes_and_not_for_a_client_that_uses_its_owner_number() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let (holders, segments) = (RangeHolders::default(), Segments::of(0, 1 << 17));
@@ -278,15 +280,15 @@ mod tests {
         let other = std::thread::scope(|scope| {
             let waiter = scope.spawn(|| holders.lock(slot, segments, none));
             std::thread::sleep(jericho_shm::HELD_MAX * 3 / 2);
-            assert!(!waiter.is_finished(), "it wrote beside another");
+            assert!(!waiter.is_finished(), "two writes at once");
             assert!(slot.holds(own.held(), 0));
             holders.unlock(slot, &own, none);
             waiter.join().unwrap()
         });
         holders.unlock(slot, &other, none);
-        let lie = slot.lock_range(segments, OWNER_DAEMON).unwrap();
+        let malicious = slot.lock_range(segments, OWNER_DAEMON).unwrap();
         let held = holders.lock(slot, segments, none);
-        assert!(!slot.holds(&lie, 0));
+        assert!(!slot.holds(&malicious, 0));
         holders.unlock(slot, &held, none);
     }
 
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_among_writers_that_never_pause_comes_to_an_end() {
+    fn a_read_among_writers_that_never_pause_ends() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let (holders, segments) = (RangeHolders::default(), Segments::of(0, 1 << 17));

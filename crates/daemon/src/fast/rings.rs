@@ -98,8 +98,8 @@ impl Rings {
         if let Some(Ring { area, reader }) = &mut *ring {
             reader.drain(area, |key| keys.push(key));
         }
-        // Counts before `end`: a thread that finds no report relies on that order.
-        fast.announce(&mut keys);
+        // Reports before `end_drain`: a thread that finds no report relies on that order.
+        fast.report(&mut keys);
         fast.slots.end_drain(&self.draining, owner);
         !keys.is_empty()
     }
@@ -114,7 +114,7 @@ impl Rings {
 impl Fast {
     /// Absorbs all reported dirty pages and those that no client reports. Returns whether there were any. The caller holds no
     /// lock of `fs` or of a slice.
-    pub fn hear(&self) -> bool {
+    pub fn drain_reports(&self) -> bool {
         let any = self.drain_rings();
         self.adopt_unreported() || any
     }
@@ -137,14 +137,14 @@ impl Fast {
         }
     }
 
-    /// Marks the reported pages dirty in their slices. A file without a slot may have been closed in the middle of the write. Its pages
-    /// wait for `adopt_unreported`: this function may run inside `fs`, which it must not call back to look up files.
-    fn announce(&self, keys: &mut [Key]) {
+    /// Reports the pages to their slices as dirty. A file without a slot may have been closed in the middle of the write. Its
+    /// pages wait for `adopt_unreported`: this function may run inside `fs`, which it must not call back to look up files.
+    fn report(&self, keys: &mut [Key]) {
         keys.sort_unstable_by_key(|key| (key.object(), key.page()));
         let neighbours = |a: &Key, b: &Key| a.object() == b.object() && a.page() + 1 == b.page();
         for run in keys.chunk_by(neighbours) {
             match self.slot_file(run[0].object()) {
-                Some(slot_file) => self.announce_pages(&slot_file.file, run),
+                Some(slot_file) => self.report_pages(&slot_file.file, run),
                 None => {
                     self.rings.closed.lock().extend(run);
                     self.unreported.note();
@@ -154,8 +154,8 @@ impl Fast {
         }
     }
 
-    /// Tells a file's slice of adjacent dirty pages.
-    fn announce_pages(&self, file: &Arc<File>, run: &[Key]) {
+    /// Reports adjacent dirty pages to the file's slice.
+    fn report_pages(&self, file: &Arc<File>, run: &[Key]) {
         if let Some(slice) = self.slices.get(usize::from(file.slice())) {
             slice.dirtied_by_client(&file.object(), run[0].page(), run.len() as u32);
         }
@@ -180,7 +180,7 @@ impl Fast {
             if let Some(Ok(file)) = file {
                 pages
                     .chunks(1)
-                    .for_each(|page| self.announce_pages(&file, page));
+                    .for_each(|page| self.report_pages(&file, page));
             }
         }
         for slice in &self.slices {
@@ -207,7 +207,7 @@ impl Fast {
     }
 }
 
-/// Runs the thread that drains the rings even when no request does.
+/// Runs the thread that drains the rings when no request does.
 pub(super) fn serve(mounted: &Weak<Mounted>) {
     loop {
         let Some(strong) = mounted.upgrade() else {
@@ -215,15 +215,15 @@ pub(super) fn serve(mounted: &Weak<Mounted>) {
         };
         let fast = &strong.fast;
         let seen = fast.slots.rung();
-        let mut busy = fast.hear();
+        let mut busy = fast.drain_reports();
         for slot_file in fast.written_files() {
-            strong.settle_file(&slot_file);
+            strong.absorb_file(&slot_file);
         }
         if !busy {
-            // Nothing was reported for a whole period: sleep until the next report rings the doorbell. Check once
-            // more first, for a report from a client that did not yet see the doorbell armed.
+            // No client has reported anything for a whole period: sleep until the next report rings the doorbell. Drain once more
+            // first, for a report of a client that did not yet see the doorbell armed.
             fast.slots.arm_doorbell(true);
-            busy = fast.hear();
+            busy = fast.drain_reports();
         }
         if fast.closing.load(Ordering::SeqCst) {
             return;

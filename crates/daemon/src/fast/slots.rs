@@ -1,4 +1,4 @@
-//! Files with a slot.
+//! Files with a slot: grants of inline access, and absorbing what clients have changed.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use super::range::RangeHolders;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
-/// Number of truncations that may interrupt a settle before it leaves the size to the next request. Bounds what a
-/// malicious client can cost by faking truncations.
-const SETTLE_TRIES: u32 = 8;
+/// Number of truncations that may interrupt a thread that absorbs the size, before it leaves the size to the next request. Bounds
+/// what a malicious client can cost by faking truncations.
+const ABSORB_TRIES: u32 = 8;
 
 /// A file that may be accessed inline.
 pub(crate) struct SlotFile {
     pub slot: u32,
     pub file: Arc<File>,
-    /// Number of handles that were granted inline access, and number of those that may write. Changed with
-    /// `Fast::files` locked for writing.
+    /// Number of handles that were granted inline access, and number of them that may write. Changed with `Fast::files` locked
+    /// for writing.
     pub granted: AtomicU32,
     pub writers: AtomicU32,
     /// Number of reasons against inline access of the file: mapped handles, and changes that gave the file set-id
@@ -47,13 +47,13 @@ pub(crate) struct SlotFile {
     free: Arc<Mutex<FreeSlots>>,
 }
 
-/// What an open handle was granted.
+/// What a handle was granted.
 #[derive(Default)]
 pub(crate) struct Grants {
     pub file: Option<Arc<SlotFile>>,
     pub write: bool,
     pub mapped: bool,
-    /// The handle is counted as one that uses the file through the kernel alone; see `File::count_kernel_user`.
+    /// The handle counts as one that uses the file through the kernel alone; see `File::count_kernel_user`.
     pub kernel_user: bool,
 }
 
@@ -92,7 +92,7 @@ impl Drop for SlotFile {
     }
 }
 
-/// What clients have changed of a file.
+/// The changes that clients have made to a file.
 #[derive(Clone, Copy)]
 struct Changes {
     size: SizeWord,
@@ -107,7 +107,7 @@ impl SlotFile {
 }
 
 impl Fast {
-    /// The file's slot, if it has one.
+    /// Returns the file's slot, if it has one.
     pub fn slot_file(&self, ino: Ino) -> Option<Arc<SlotFile>> {
         if self.in_use.load(Ordering::Acquire) == 0 {
             return None;
@@ -115,7 +115,7 @@ impl Fast {
         self.files.get(ino)
     }
 
-    /// Likewise, if it is written inline.
+    /// Returns the file's slot, if the file is written inline.
     pub fn written_file(&self, ino: Ino) -> Option<Arc<SlotFile>> {
         if self.written.load(Ordering::Acquire) == 0 {
             return None;
@@ -194,7 +194,7 @@ impl Fast {
                 self.slot(&made).take_modified();
                 self.info(&made).set_policy(file.threads().policy());
                 self.info(&made).set(file.ino(), file.slice(), 0);
-                // The file's previous slot may have ended them.
+                // The file's previous slot may have ended inline writes.
                 file.set_inline_writes(true);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
@@ -208,7 +208,7 @@ impl Fast {
         if was_kernel_user {
             file.count_kernel_user(false);
         }
-        // After the fence: see `tell_growth`.
+        // Runs after the fence; see `update_growth`.
         if is_new || was_kernel_user {
             self.set_growth(&slot_file);
         }
@@ -221,7 +221,8 @@ impl Fast {
             grants.write = true;
             first = slot_file.writers.fetch_add(1, Ordering::AcqRel) == 0;
             if first {
-                // Done first: a write of the mount that nobody waits for then sees that it has to take locks.
+                // Counts the file as written first: a write of the mount that `begin_writes` does not wait for then takes the
+                // locks.
                 self.written.fetch_add(1, Ordering::AcqRel);
                 self.begin_writes(&slot_file);
                 file.count_first_writer();
@@ -237,26 +238,27 @@ impl Fast {
         }
     }
 
-    /// Counts a handle as one that uses the file through the kernel alone, until it is granted inline access or released. While there
-    /// is one, the file is not made longer inline: sendfile, splice, copies and mappings of a program without the library go
-    /// as far as the size that the kernel has heard of, and its appends begin there (RWF_APPEND), or move its offset to there.
+    /// Counts a handle as one that uses the file through the kernel alone, until it is granted inline access or released. Such a
+    /// handle keeps clients from extending the file inline, because the kernel uses the size that it last learned: for sendfile,
+    /// splice, copies and mappings of a program without the library, and for appends of that program (RWF_APPEND begins there,
+    /// O_APPEND moves the offset there).
     pub(crate) fn uses_kernel(&self, handle: &Handle) {
         let mut grants = handle.grants.lock();
         if !grants.kernel_user && grants.file.is_none() {
             grants.kernel_user = true;
             handle.file.count_kernel_user(true);
-            self.tell_growth(&handle.file);
+            self.update_growth(&handle.file);
         }
     }
 
-    /// Tells writers of the file whether they may make it longer, after the number of such handles has changed.
-    fn tell_growth(&self, file: &File) {
-        // Pairs with the fence in `grant`: this thread sees the new slot, or its creator sees the new number.
+    /// Tells the file's writers whether they may extend it, after the number of such handles has changed.
+    fn update_growth(&self, file: &File) {
+        // Pairs with the fence in `grant`: either this thread sees the new slot, or the slot's creator sees the new number.
         fence(Ordering::SeqCst);
         if self.slot_file(file.ino()).is_none() {
             return;
         }
-        // Locked for writing: of two threads, the one that sets the flag last has read the last number.
+        // Locks for writing, so that of two threads the one that sets the flag last has also read the number last.
         let files = self.files.part(file.ino()).write();
         if let Some(slot_file) = files.get(&file.ino()) {
             self.set_growth(slot_file);
@@ -275,13 +277,13 @@ impl Fast {
     /// Counts one more reason against inline access of the file. Clients that have latched a page may finish; see
     /// `Slice::withdraw`.
     pub(super) fn end_inline(&self, slot_file: &SlotFile) {
-        // Takes the lock, so that a concurrent release does not decide that it removes the last reason.
+        // Takes the lock, so that a concurrent release does not miss this reason.
         let _files = self.files.part(slot_file.file.ino()).write();
         self.shut(slot_file);
     }
 
-    /// Records that a handle is mapped, until it is released. Returns the file's slot if this ended inline access. A file without
-    /// a slot needs no change: it gets none until then.
+    /// Records that a handle is mapped, until it is released. Returns the file's slot, whose inline access this ends. A file
+    /// without a slot needs no change: it gets none until the release.
     pub(super) fn map(&self, handle: &Handle) -> Option<Arc<SlotFile>> {
         let mut grants = handle.grants.lock();
         if grants.mapped {
@@ -303,7 +305,7 @@ impl Fast {
                 mappings.remove();
             }
         }
-        // A slot that the file has is older than the mapping, and counts it.
+        // If the file has a slot, the slot is older than the mapping and counts it.
         if let Some(slot_file) = files.get(&file.ino())
             && slot_file.mapped.fetch_sub(1, Ordering::AcqRel) == 1
         {
@@ -319,7 +321,7 @@ impl Fast {
         slot_file.file.set_inline_writes(false);
     }
 
-    /// The kernel has released the handle.
+    /// Ends the inline access of a handle that the kernel has released.
     pub fn release(&self, mounted: &Mounted, handle: &Handle) {
         let grants = std::mem::take(&mut *handle.grants.lock());
         if grants.mapped {
@@ -327,25 +329,25 @@ impl Fast {
         }
         if grants.kernel_user {
             handle.file.count_kernel_user(false);
-            self.tell_growth(&handle.file);
+            self.update_growth(&handle.file);
         }
         let Some(slot_file) = grants.file else { return };
         let part = self.files.part(slot_file.file.ino());
         let mut last_writer = false;
         if grants.write {
-            // Serializes closes: of two concurrent ones, one must see that it is the last.
+            // Serializes closes: of two concurrent closes, one must see that it is the last.
             let _closing = slot_file.closing.lock();
             // Runs while the file still counts as written, because a thread that extends the file checks that.
             if slot_file.writers.load(Ordering::Acquire) == 1 {
                 self.end_writes(mounted, &slot_file);
             }
-            mounted.settle_file(&slot_file);
+            mounted.absorb_file(&slot_file);
             let _files = part.write();
             last_writer = slot_file.writers.fetch_sub(1, Ordering::AcqRel) == 1;
             if last_writer {
                 self.written.fetch_sub(1, Ordering::AcqRel);
             } else {
-                // Another writer has opened the file in the meantime.
+                // Another program has opened the file for inline writing in the meantime.
                 self.allow_grants(&slot_file);
             }
         }
@@ -362,9 +364,10 @@ impl Fast {
                 let Some(mounted) = weak.and_then(|m| m.upgrade()) else {
                     return;
                 };
-                // The kernel keeps attributes from now on. Drop those it has, because they may be older.
+                // The kernel keeps attributes from now on. Its present ones may be stale, so they are dropped.
                 mounted.fast.drop_kernel_pages(&file);
-                // The file may have another writer by now. A client that becomes one later waits until this is over; see `begin_writes`.
+                // The file may have another writer by now. A client that becomes a writer later waits until this job is over; see
+                // `begin_writes`.
                 let is_written = || mounted.fast.written_file(file.ino()).is_some();
                 if let Err(error) = mounted.fs().release_promises(&file, is_written) {
                     tracing::warn!(ino = file.ino(), %error, "space reserved ahead stays reserved");
@@ -375,7 +378,7 @@ impl Fast {
 }
 
 impl Mounted {
-    /// Sets when threads are moved to an inode's data (see `Fs::set_threads`), also for programs that have it open.
+    /// Sets the policy for migrating threads to an inode's data (see `Fs::set_threads`), also for programs that have it open.
     pub fn set_threads(&self, ino: Ino, policy: Option<ThreadPolicy>) -> jericho_fs::Result<()> {
         self.fs().set_threads(ino, policy)?;
         if let Some(slot_file) = self.fast.slot_file(ino) {
@@ -385,49 +388,49 @@ impl Mounted {
         Ok(())
     }
 
-    /// Whether the kernel may keep a file's attributes: not while clients change them inline.
+    /// Returns whether the kernel may keep a file's attributes. It may not while clients change them inline.
     pub fn attributes_may_be_kept(&self, ino: Ino) -> bool {
         self.fast.written_file(ino).is_none()
     }
 
-    /// Takes in what clients have done to a file inline so far: dirty pages, size, times. Cheap when
-    /// nobody writes inline.
-    pub fn settle(&self, ino: Ino) {
+    /// Absorbs what clients have changed of a file inline so far: dirty pages, size, times. Costs one load when no file is
+    /// written inline.
+    pub fn absorb(&self, ino: Ino) {
         if let Some(slot_file) = self.fast.written_file(ino) {
-            self.settle_file(&slot_file);
+            self.absorb_file(&slot_file);
         }
     }
 
-    pub(crate) fn settle_file(&self, slot_file: &SlotFile) {
-        for _ in 0..SETTLE_TRIES {
+    pub(crate) fn absorb_file(&self, slot_file: &SlotFile) {
+        for _ in 0..ABSORB_TRIES {
             let changes = self.take_changes(slot_file);
-            if self.absorb(slot_file, changes) {
+            if self.apply(slot_file, changes) {
                 return;
             }
         }
     }
 
-    /// Reads what clients have changed of a file, and absorbs the pages that the size covers.
+    /// Reads the size and times that clients have changed, and absorbs the pages that the size covers.
     fn take_changes(&self, slot_file: &SlotFile) -> Changes {
         let slot = self.fast.slot(slot_file);
-        // The size first: the rings then have every page that it covers.
+        // Reads the size before it drains the rings: the rings then report every page that the size covers.
         let size = slot.size();
         let written = slot.take_modified() != 0;
-        self.fast.hear();
+        self.fast.drain_reports();
         Changes { size, written }
     }
 
     /// Applies the size and times in `changes` to the file. Returns false when the file was truncated after they were
     /// read: that size is stale.
-    fn absorb(&self, slot_file: &SlotFile, changes: Changes) -> bool {
+    fn apply(&self, slot_file: &SlotFile, changes: Changes) -> bool {
         let file = &slot_file.file;
         let size = changes.size.bytes();
         if size > file.size() {
-            // Only as far as there is a promise: a client that says more lies.
-            let promised = file.promised_end_page() * PAGE_BYTES;
-            let end = size.min(promised);
-            if size > promised {
-                self.warn_of_size(slot_file, changes.size, promised);
+            // Applies the size only up to the reserved space: a client that claims more is malicious.
+            let reserved = file.promised_end_page() * PAGE_BYTES;
+            let end = size.min(reserved);
+            if size > reserved {
+                self.warn_of_size(slot_file, changes.size, reserved);
             }
             if end > file.size() {
                 // A truncation increments the truncation count before it changes the size. Both happen under the lock
@@ -451,19 +454,19 @@ impl Mounted {
 
     /// Logs, once per slot, that a client claims a size beyond the reserved space. Any of the file's writers may have claimed it. Logs nothing
     /// if the file was truncated since: the reserved space is then newer than the size.
-    fn warn_of_size(&self, slot_file: &SlotFile, claimed: SizeWord, promised: u64) {
+    fn warn_of_size(&self, slot_file: &SlotFile, claimed: SizeWord, reserved: u64) {
         let now = self.fast.slot(slot_file).size();
         if now.same_cuts(claimed) && !slot_file.size_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 ino = slot_file.file.ino(),
                 claimed = claimed.bytes(),
-                reserved = promised,
+                reserved,
                 "a program claims that a file is longer than the space reserved for it; what is beyond is ignored"
             );
         }
     }
 
-    /// After the daemon has made a file longer, or changed nothing of its size.
+    /// Updates the slot after the daemon may have extended the file.
     pub(crate) fn size_grew(&self, file: &File) {
         // Pairs with the creation of a slot: either its creator sees the new size, or this thread sees the slot.
         fence(Ordering::SeqCst);
@@ -472,8 +475,8 @@ impl Mounted {
         }
     }
 
-    /// Changes a file by `change` with inline writers kept out, and readers told. `to`: the size afterwards, of a
-    /// truncation or O_TRUNC; fallocate has none.
+    /// Changes a file by `change` while inline writers are kept out, and notifies readers. `to`: the size after a truncation or
+    /// O_TRUNC; `None` for fallocate.
     pub(crate) fn resize<T>(
         &self,
         ino: Ino,
@@ -487,9 +490,10 @@ impl Mounted {
         let slot = self.fast.slot(&slot_file);
         let seized = self.fast.hold_extend(&slot_file);
         if slot_file.is_written() {
-            self.settle_file(&slot_file);
+            self.absorb_file(&slot_file);
         }
-        // Before anything is zeroed or taken out: see the reader's rule.
+        // Increments the truncation count before bytes are zeroed or removed: readers and writers compare it
+        // (docs/formats/shm.md).
         match to {
             Some(to) => slot.set_size(to.min(slot_file.file.size()), true),
             None => slot.cut(),
@@ -519,13 +523,13 @@ impl Mounted {
 
     /// Zeroes the same bytes after the extend lock was taken from a client. The caller holds the lock.
     pub(super) fn clear_seized(&self, slot_file: &SlotFile) {
-        self.settle_file(slot_file);
+        self.absorb_file(slot_file);
         if let Err(error) = self.fs().clear_behind_end(&slot_file.file) {
             tracing::warn!(ino = slot_file.file.ino(), %error, "cannot zero what an interrupted write left beyond the end of the file");
         }
     }
 
-    /// Re-homes an inode; see `Fs::move_to`.
+    /// Moves an inode to another slice; see `Fs::move_to`.
     pub fn move_to(&self, ino: Ino, slice: SliceId) -> jericho_fs::Result<()> {
         let result = self.fs().move_to(ino, slice);
         if let Some(slot_file) = self.fast.slot_file(ino) {

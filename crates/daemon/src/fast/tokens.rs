@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Lifetime of a token. A program presents it at once, but may be stopped in between.
-const GOOD_FOR: Duration = Duration::from_secs(60);
-/// Most unused tokens of one uid: as many as there may be clients. A new one replaces the oldest.
+/// Lifetime of a token. A program presents a token at once, but may be stopped in between.
+const LIFETIME: Duration = Duration::from_secs(60);
+/// Most unused tokens of one uid: as many as there may be clients. A new token replaces the oldest.
 const PER_UID_MAX: usize = 1024;
 
 struct Token {
@@ -46,7 +46,7 @@ impl Tokens {
         {
             tokens.remove(oldest);
         }
-        let until = now + GOOD_FOR;
+        let until = now + LIFETIME;
         tokens.push(Token { word, uid, until });
         Some(word)
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_good_once_for_its_uid_and_for_a_minute() {
+    fn a_token_is_valid_once_for_its_uid_and_for_a_minute() {
         let (tokens, now) = (Tokens::default(), Instant::now());
         let token = tokens.give_at(1000, now).unwrap();
         assert!(!tokens.take_at(token, 1001, now), "another uid's");
@@ -75,7 +75,7 @@ mod tests {
         assert!(tokens.take_at(token, 1000, now));
         assert!(!tokens.take_at(token, 1000, now), "presented before");
         let token = tokens.give_at(1000, now).unwrap();
-        assert!(!tokens.take_at(token, 1000, now + GOOD_FOR), "too old");
+        assert!(!tokens.take_at(token, 1000, now + LIFETIME), "too old");
     }
 
     #[test]

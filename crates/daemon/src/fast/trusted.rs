@@ -1,4 +1,4 @@
-//! The users whose processes receive a volume's segments and so access its cache directly.
+//! The users whose processes receive a volume's segments, and so access its cache directly.
 
 use jericho_sys::accounts;
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_nobodys_is_named() {
+    fn an_error_names_the_name_that_does_not_exist() {
         for bad in [
             "no-such-name",
             ":no-such-name",

@@ -1,4 +1,4 @@
-//! Reads that wait for the end of a loan: a client has made half of a write, and a later request ends it.
+//! Reads that wait for the end of a loan: a client has written half of its data, and a later request writes the rest.
 //!
 //! One thread, which serves no requests, polls all of them and blocks for none.
 
@@ -36,7 +36,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Polls once. Returns `None` if the read has to wait on.
+    /// Polls once. Returns `None` if the read has to wait longer.
     fn poll(&mut self) -> Option<Waited> {
         let fast = &self.mounted.fast;
         let Some(file) = fast.written_file(self.ino) else {
@@ -54,8 +54,8 @@ impl Waiting {
         }
     }
 
-    /// Returns the read if it has to wait on.
-    fn go_on(mut self: Box<Self>) -> Option<Box<Self>> {
+    /// Polls once. Returns the read if it has to wait longer.
+    fn poll_or_end(mut self: Box<Self>) -> Option<Box<Self>> {
         let Some(waited) = self.poll() else {
             return Some(self);
         };
@@ -75,8 +75,8 @@ impl Waiting {
 }
 
 impl Mounted {
-    /// Calls `then` once the writers of a range are locked out, or the wait is over for another reason. Never waits itself: `then` runs in the
-    /// thread for such reads, or here when the volume closes.
+    /// Calls `then` once the writers of a range are locked out, or the wait ends for another reason. Never waits itself: `then`
+    /// runs in the thread `fast-waits`, or in this thread when the volume closes.
     pub(crate) fn wait_alone(
         self: &Arc<Self>,
         ino: Ino,
@@ -103,7 +103,7 @@ impl Mounted {
     }
 }
 
-/// Polls the reads until the volume closes, which ends those that wait.
+/// Polls the reads until the volume closes. The close ends the reads that still wait.
 pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
     let mut all: Vec<Box<Waiting>> = vec![];
     let mut next = Instant::now();
@@ -117,13 +117,13 @@ pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
                 if all.is_empty() {
                     next = Instant::now() + POLL;
                 }
-                all.extend(waiting.go_on());
+                all.extend(waiting.poll_or_end());
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if Instant::now() >= next {
-            all = all.into_iter().filter_map(Waiting::go_on).collect();
+            all = all.into_iter().filter_map(Waiting::poll_or_end).collect();
             next = Instant::now() + POLL;
         }
     }

@@ -1,4 +1,4 @@
-//! Grants that come with a read or write that a program makes anyway.
+//! Grants that a program gets together with a read or write that it makes anyway.
 //!
 //! A thread of a client leaves a wish in its block and makes an ordinary call. The thread that serves the request grants the slot before it
 //! replies. Protocol: docs/formats/shm.md, *Wishes*.
@@ -14,10 +14,10 @@ use super::{Asker, Fast};
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
-/// Entries of the table. Two threads whose ids have the same remainder take turns.
+/// Entries of the table. Two threads whose ids have the same remainder replace each other.
 const ENTRIES: usize = 4096;
 
-/// Fewest and most pages that are reserved with a wish. A writer that goes on asks for more.
+/// Fewest and most pages that are reserved with a wish. A writer that continues asks for more.
 const RESERVE_MIN: u64 = 16;
 const RESERVE_MAX: u64 = 64;
 
@@ -58,8 +58,8 @@ struct Wisher {
 }
 
 impl Entry {
-    /// Locks what is known of a thread. Returns `None` if the entry is another thread's by now, or if a wish of this thread is being answered:
-    /// the request is then one part of a call.
+    /// Locks the entry of a thread. Returns `None` if the entry belongs to another thread by now, or if a wish of this thread is
+    /// being answered: the request is then one part of a call.
     fn lock(&self, thread: u32) -> Option<MutexGuard<'_, Option<Wisher>>> {
         let wisher = self.wisher.try_lock()?;
         let is_same = self.thread.load(Ordering::Relaxed) == thread;
@@ -83,7 +83,7 @@ impl Wishers {
         (thread != 0 && entry.thread.load(Ordering::Acquire) == thread).then_some(entry)
     }
 
-    /// Returns true also when a wish of the thread is being answered.
+    /// Returns whether the table has the thread with this block. Also returns true while a wish of the thread is being answered.
     fn is_known(&self, thread: u32, block: ClientThread) -> bool {
         self.entry(thread).is_some_and(|entry| {
             let wisher = entry.wisher.try_lock();
@@ -128,7 +128,7 @@ impl Fast {
         {
             return;
         }
-        // While the clients are locked, the client is not buried, which removes its threads.
+        // While the clients are locked, no thread buries the client, which would remove its threads.
         let clients = self.clients.lock();
         if let Some(client) = clients.by_owner.get(&block.owner) {
             let wisher = Wisher {
@@ -191,7 +191,7 @@ impl Mounted {
         let (answer, first) = self.grant_slot(handle, &mut grants, wish.write)?;
         drop(grants);
         if let Some(slot_file) = first {
-            // Clients learn from the slot's word when they may write.
+            // Clients learn from the slot's word that they may write.
             self.begin_inline_writes(slot_file, || ());
         }
         Ok(Granted {
@@ -206,7 +206,8 @@ impl Mounted {
         })
     }
 
-    /// Reserves pages beyond the end of the file for a program whose write ended there. Returns one more than the last page, 0 for none.
+    /// Reserves pages beyond the end of the file for a program whose write ended there. Returns the page after the last one, 0
+    /// for none.
     fn reserve_behind(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -218,7 +219,7 @@ impl Mounted {
         if end.is_some_and(|end| end < size) {
             return 0;
         }
-        // The page that the file ends in is among them.
+        // The first of these pages is the one in which the file ends.
         let first = size / PAGE_BYTES;
         let pages = (len as u64).div_ceil(PAGE_BYTES) + 1;
         let pages = pages.clamp(RESERVE_MIN, RESERVE_MAX) as u32;

@@ -17,9 +17,9 @@ pub(crate) struct WriteGuard {
 }
 
 impl WriteGuard {
-    /// Takes the locks for a write of `len` bytes at `offset` (`None`: at the end) if clients write the file inline. Takes
-    /// a lock away from a client that has held it for a second, because a stopped client must not stop others. Borrows the locks of a client
-    /// that has made half of a write: this request, or a later one, repeats or ends that write.
+    /// Takes the locks for a write of `len` bytes at `offset` (`None`: at the end) if clients write the file inline. Takes a lock
+    /// away from a client that has held it for a second, because a stopped client must not stop others. Borrows the locks of a
+    /// client that has made half of a write: this request, or a later one, repeats or ends that write.
     pub fn take(
         mounted: &Arc<Mounted>,
         file: Arc<SlotFile>,
@@ -35,7 +35,7 @@ impl WriteGuard {
         });
         match seized {
             true => mounted.clear_seized(&file),
-            false => mounted.settle_file(&file),
+            false => mounted.absorb_file(&file),
         }
         WriteGuard {
             mounted: mounted.clone(),

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_was_given_is_no_store() {
+    fn a_byte_that_the_kernel_was_given_is_no_store() {
         let mut changes = Four::default();
         changes.change(0, 2, &[0, 0], &[5, 6]);
         let page = back(&mut changes, [1, 0, 0, 0], [0, 0, 5, 6]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_that_changes_twice_is_what_the_kernel_was_given_first() {
+    fn a_byte_that_changes_twice_keeps_the_value_that_the_kernel_was_given() {
         let mut changes = Four::default();
         changes.change(0, 0, &[0], &[1]);
         changes.change(0, 0, &[1], &[2]);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_given_again_has_no_record_but_of_what_lay_behind_the_end() {
+    fn a_page_that_is_given_again_has_records_only_beyond_the_end_of_file() {
         let mut changes = Four::default();
         changes.change(0, 0, &[0; 4], &[1; 4]);
         changes.give(0, 4, &[1; 4]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_what_was_given_since_is_kept() {
+    fn a_record_that_is_newer_than_the_drop_is_kept() {
         let mut changes = Four::default();
         changes.change(0, 0, &[0], &[1]);
         let old = changes.all()[0];
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncation_ends_records_behind_it() {
+    fn a_truncation_ends_records_beyond_the_new_end() {
         let mut changes = Four::default();
         for page in 0..3 {
             changes.change(page, 0, &[0; 4], &[1; 4]);

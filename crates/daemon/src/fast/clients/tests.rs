@@ -31,7 +31,7 @@ impl Programs {
     fn new() -> Programs {
         let bed = Bed::new();
         bed.extend(16 * 4096);
-        bed.mounted.settle(bed.handle.file.ino());
+        bed.mounted.absorb(bed.handle.file.ino());
         let programs = Programs { bed, number: 0 };
         programs.sync();
         programs
@@ -275,14 +275,14 @@ fn settling_a_file_costs_what_clients_have_reported_and_not_how_many_there_are()
     let fast = |programs: &Programs| programs.bed.mounted.fast.rings.drained();
     let before = fast(&programs);
     for _ in 0..100 {
-        programs.bed.mounted.settle(ino);
+        programs.bed.mounted.absorb(ino);
         programs.sync();
     }
     assert_eq!(fast(&programs), before, "nobody has reported anything");
     for page in 0..10 {
         programs.write(Key::new(ino, page), AfterTheReport);
     }
-    programs.bed.mounted.settle(ino);
+    programs.bed.mounted.absorb(ino);
     let dirty = (0..10).all(|page| programs.slice().first_dirty(ino, page) == Some(page));
     assert!(dirty);
     // The thread that drains the rings periodically may have seen the first reports, and may drain one ring during a
@@ -302,7 +302,7 @@ fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
     assert!(state(&programs).has(Flags::LATCH));
     // Waits until the latch has been held too long.
     assert!(programs.slice().drain_writers(ino, 3..4));
-    programs.fast().hear();
+    programs.fast().drain_reports();
     assert_eq!(programs.slice().first_dirty(ino, 0), Some(3));
     programs.sync();
     assert!(!state(&programs).has(Flags::DIRTY));
@@ -318,7 +318,7 @@ fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
     let files = programs.fast().files.part(ino).write();
     assert!(programs.slice().drain_writers(ino, 3..4));
     let found = std::thread::scope(|scope| {
-        scope.spawn(|| programs.fast().hear());
+        scope.spawn(|| programs.fast().drain_reports());
         wait_until("a thread takes the page in", || {
             programs.fast().unreported.is_absorbing()
         });
@@ -328,7 +328,7 @@ fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
             move || {
                 tx.send(std::fs::read_link("/proc/thread-self").unwrap())
                     .unwrap();
-                programs.fast().hear();
+                programs.fast().drain_reports();
                 programs.slice().first_dirty(ino, 0)
             }
         });

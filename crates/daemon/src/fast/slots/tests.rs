@@ -223,7 +223,7 @@ fn a_size_that_was_seen_before_a_truncation_does_not_make_the_file_longer_after_
     bed.extend(60_000);
     let changes = bed.mounted.take_changes(&bed.file);
     bed.truncate(100);
-    assert!(!bed.mounted.absorb(&bed.file, changes));
+    assert!(!bed.mounted.apply(&bed.file, changes));
     assert_eq!(bed.handle.file.size(), 100);
     assert_eq!(bed.size(), 100);
     // Counts what a client has written since.
@@ -236,15 +236,15 @@ fn a_size_that_no_client_can_have_written_is_told_of_once_and_not_believed() {
     let bed = Bed::new();
     let told = || bed.file.size_warned.load(Ordering::Relaxed);
     bed.extend(16 * PAGE_BYTES);
-    bed.mounted.settle(bed.handle.file.ino());
+    bed.mounted.absorb(bed.handle.file.ino());
     assert!(!told());
     // Read before a truncation, which takes the space back.
     let changes = bed.mounted.take_changes(&bed.file);
     bed.truncate(PAGE_BYTES);
-    bed.mounted.absorb(&bed.file, changes);
+    bed.mounted.apply(&bed.file, changes);
     assert!(!told());
     bed.extend(1 << 40);
-    bed.mounted.settle(bed.handle.file.ino());
+    bed.mounted.absorb(bed.handle.file.ino());
     assert!(told());
     assert_eq!(bed.size(), PAGE_BYTES);
 }
@@ -300,7 +300,7 @@ fn what_is_done_to_a_file_that_has_lost_its_slot_concerns_no_other_file() {
     });
     truncated.unwrap();
     let (second, granted) = second.unwrap();
-    bed.mounted.settle_file(&stale);
+    bed.mounted.absorb_file(&stale);
     assert_eq!(bed.size_in_slot(&granted), 1 << 20);
     assert_eq!(stale.file.size(), 100);
     // The slot's number is reused once no thread refers to its previous file.
