@@ -1,9 +1,9 @@
-//! Asking the daemon about an open file: the ioctl on its descriptor.
+//! Asks the daemon about an open file, with an ioctl on the file's fd.
 
 use jericho_shm::{Answer, Call};
 use jericho_sys::files;
 
-/// The daemon's answer. Errors: errno; ENOTTY for a file of somebody else.
+/// Returns the daemon's answer. Fails with an errno: ENOTTY for a file of another filesystem.
 pub fn ask(fd: i32, call: Call) -> Result<Answer, i32> {
     #[cfg(test)]
     if let Some(answer) = tests::answer(fd, call) {
@@ -16,7 +16,7 @@ pub fn ask(fd: i32, call: Call) -> Result<Answer, i32> {
 
 #[cfg(test)]
 pub mod tests {
-    //! A daemon for tests: answers for files that are no mount's.
+    //! A daemon for tests: answers for files that are on no mount.
 
     use std::collections::HashMap;
     use std::sync::Mutex;
@@ -26,7 +26,7 @@ pub mod tests {
     type Daemon = Box<dyn Fn(Call) -> Answer + Send>;
     static DAEMONS: Mutex<Option<HashMap<u64, Daemon>>> = Mutex::new(None);
 
-    /// Answers for the file with that inode from now on.
+    /// Answers for the file with this inode from now on.
     pub fn serve(inode: u64, daemon: impl Fn(Call) -> Answer + Send + 'static) {
         let mut daemons = DAEMONS.lock().unwrap();
         daemons

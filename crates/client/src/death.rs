@@ -5,16 +5,17 @@ use std::ffi::CStr;
 use jericho_sys::errno::{ECANCELED, ECONNABORTED, EIO, ENOENT, ENOTCONN};
 use jericho_sys::files;
 
-/// Most bytes of a path that the kernel reads, with the 0 at its end.
+/// Longest path that the kernel reads, in bytes, with the 0 at its end.
 const PATH_BYTES: usize = 4096;
 
-/// Returns whether a call may have failed with this because a daemon has died. ENOTCONN: before the call began. ECONNABORTED: while it
-/// waited. ECANCELED: the kernel had given the request to a ring of the daemon. EIO: it waited for a page of the page cache.
+/// Returns whether a call may have failed with `errno` because a daemon has died. ENOTCONN: the daemon died before the call
+/// began. ECONNABORTED: the call waited. ECANCELED: the kernel had already given the request to a ring of the daemon. EIO: the
+/// call waited for a page of the page cache.
 pub fn may_be(errno: i32) -> bool {
     matches!(errno, ENOTCONN | ECONNABORTED | ECANCELED | EIO)
 }
 
-/// Returns whether the outcome of another request shows that the daemon has died. A living daemon gives none of these.
+/// Returns whether the outcome of another request shows that the daemon has died. A living daemon gives none of these errors.
 pub fn is_sure(asked: files::Result<()>) -> bool {
     matches!(asked, Err(ENOTCONN | ECONNABORTED | ECANCELED))
 }
@@ -27,7 +28,7 @@ pub fn errno_after_path(dir: i32, path: &CStr, errno: i32) -> i32 {
         return errno;
     }
     let asked = match files::ask_path(dir, path) {
-        // The kernel may remember that there is no such file. Its directory exists.
+        // The kernel may have cached that the file does not exist, so this asks for its directory.
         Err(ENOENT) => match parent(path, &mut [0; PATH_BYTES]) {
             Some(parent) => files::ask_path(dir, parent),
             None => Err(ENOENT),
@@ -40,8 +41,8 @@ pub fn errno_after_path(dir: i32, path: &CStr, errno: i32) -> i32 {
     }
 }
 
-/// Returns the directory that a path is in, in `room`. Returns `None` for a path that is too long. Allocates nothing: the caller may be a
-/// signal handler that has interrupted malloc.
+/// Returns the directory that a path is in, in `room`. Returns `None` when the path is too long. Allocates nothing, because the
+/// caller may be a signal handler that has interrupted malloc.
 fn parent<'a>(path: &CStr, room: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr> {
     let path = path.to_bytes();
     let end = path.iter().rposition(|byte| *byte != b'/');

@@ -19,27 +19,27 @@ use crate::ReadAhead;
 use crate::fd::NEVER;
 use crate::offset::Offset;
 
-/// Numbers that are known here; larger ones take the kernel path.
+/// Fds below this number have a word; larger ones take the kernel path.
 const FDS: usize = 65_536;
-/// Divides 2^16, so that an index comes out of a word by the remainder.
+/// Divides 2^16, so that the remainder of a word's upper half is the index.
 const DESCRIPTIONS: usize = 16_384;
-/// Descriptions that are tried for a new one.
+/// Entries that a search for a free description tries.
 const PROBES: usize = 64;
-/// References of a description that is being taken out.
+/// Reference count of a description that is being freed.
 const DYING: u32 = u32::MAX;
 
 const KIND_SHIFT: u32 = 62;
 const UNKNOWN: u64 = 0;
 const KERNEL: u64 = 1;
 const DESCRIBED: u64 = 2;
-/// Of an unknown number: this process has opened it.
+/// In the word of an unknown fd: this process has opened it.
 const OPENED: u64 = 1 << 32;
 /// In the word of an unknown fd: it is a regular file of a mount.
 const OURS: u64 = 1 << 33;
 /// In the word of an unknown fd: the cost of its ordinary calls so far, in units (see `early`).
 const UNITS_SHIFT: u32 = 34;
 const UNITS_MAX: u32 = (1 << 12) - 1;
-/// In the word of an unknown fd: the number of calls in progress that move the kernel's offset.
+/// In the word of an unknown fd: calls in progress that move the kernel's offset.
 const IN_USE_SHIFT: u32 = 46;
 const IN_USE_MAX: u64 = (1 << 12) - 1;
 /// In the word of an unknown fd: a wish was left for it (see `wish`).
@@ -51,55 +51,55 @@ const CLOSING: u64 = 1 << 61;
 
 static FD_WORDS: [AtomicU64; FDS] = [const { AtomicU64::new(0) }; FDS];
 static TABLE: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
-/// Changes with every forgetting, so that what was found out about a number before is not stored after.
-static TURN: AtomicU32 = AtomicU32::new(1);
-/// One more than the largest number that was ever seen.
+/// Changes whenever an fd is forgotten, so that facts found out before are not stored afterwards.
+static SERIAL: AtomicU32 = AtomicU32::new(1);
+/// One more than the largest fd ever seen.
 static FDS_END: AtomicU32 = AtomicU32::new(0);
 
-/// May be read.
+/// The file may be read.
 pub const READ: u32 = 1;
-/// May be written.
+/// The file may be written.
 pub const WRITE: u32 = 2;
-/// Writes go to the end.
+/// Writes append.
 pub const APPEND: u32 = 4;
-/// Writes have to be durable: the kernel's business.
+/// Writes must be durable, so they take the kernel path.
 pub const SYNC: u32 = 8;
-/// No write access to the segments was to be had.
+/// The daemon gave no write access to the segments.
 pub const NO_INLINE_WRITE: u32 = 32;
-/// All of it goes to the kernel.
+/// All calls take the kernel path.
 pub const TO_KERNEL: u32 = 64;
 
-/// What is known of a number.
+/// The library's knowledge of an fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdState {
-    /// Nothing yet.
+    /// The library knows nothing yet.
     Unknown {
-        /// This process has opened it, and nobody else has it.
+        /// This process has opened it, and no other process has it.
         opened: bool,
-        /// For `Seen`.
+        /// The fd's word, for calls that change it only if it is unchanged.
         word: u64,
     },
-    /// Not ours, or ours without a fast way.
+    /// The fd is not on a mount, or takes the kernel path.
     Kernel,
-    /// A description.
+    /// The fd has a description.
     Described(Open),
 }
 
-/// A description by a number.
+/// A description, reached through an fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// The number.
+    /// The fd.
     pub fd: i32,
-    /// In the table.
+    /// Index in the table.
     pub index: u32,
     /// The description's generation.
     pub generation: u32,
 }
 
-/// What is known of a description, of one instant.
+/// Facts of a description at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The session through which its slot is reached.
+    /// Session through which the library reaches the slot.
     pub session: usize,
     /// The slot.
     pub slot: u32,
@@ -107,16 +107,16 @@ pub struct Facts {
     pub slot_generation: u32,
     /// The object.
     pub object: u64,
-    /// `READ` ...
+    /// `READ` and the other flags.
     pub flags: u32,
 }
 
-/// By what the kernel knows a file.
+/// The kernel's identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Device, as fstat(2) tells it.
+    /// Device, as in fstat(2).
     pub device: u64,
-    /// Inode, as fstat(2) tells it.
+    /// Inode, as in fstat(2).
     pub inode: u64,
 }
 
@@ -130,9 +130,8 @@ impl From<&files::Stat> for Identity {
 }
 
 /// An open file description.
-/// The first cache line identifies the file; every thread that uses it reads that line. Each sequential call changes
-/// the second.
-/// The first line says what it is: all threads that use it read that. The second is what each sequential call changes.
+/// The first cache line identifies the file; every thread that uses it reads that line. Each sequential call changes the second
+/// line.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Description {
@@ -145,18 +144,18 @@ pub struct Description {
     object: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
-    /// Number of extending writes to skip before the next reservation request. It changes when a call asks the daemon, or skips asking.
+    /// Extending writes to skip before the next reservation request. A call changes it when it asks the daemon, or skips asking.
     pub reserve_pause: AtomicU32,
     _unused: [u32; 3],
-    /// The offset, when this library keeps it.
+    /// The offset, while this library keeps it.
     pub offset: Offset,
-    /// The reader's position.
+    /// The position of sequential reads.
     pub read_ahead: ReadAhead,
-    /// Where the last write that made the file longer ended, or `fd::NEVER`.
+    /// End of the last write that extended the file, or `fd::NEVER`.
     pub extended_to: AtomicU64,
 }
 
-// As the shift by which it is found.
+// Entries are found by a shift.
 const _: () = assert!(size_of::<Description>() == 128);
 // The two cache lines.
 const _: () = assert!(std::mem::offset_of!(Description, offset) == 64);
@@ -181,7 +180,7 @@ impl Description {
         }
     }
 
-    /// `READ` ..., of the one that it is now.
+    /// Returns the flags of the entry's present description.
     #[inline(always)]
     pub fn flags(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
@@ -198,7 +197,7 @@ impl Description {
         self.flags.store(facts.flags, Ordering::Relaxed);
     }
 
-    /// One reference less; without any the description is over.
+    /// Drops a reference. The last one frees the description.
     fn release(&self) {
         let mut references = self.references.load(Ordering::Relaxed);
         loop {
@@ -218,17 +217,17 @@ impl Description {
                 Err(now) => references = now,
             }
         }
-        // Even: of nobody.
+        // An even generation belongs to no description.
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.references.store(0, Ordering::Release);
     }
 
-    /// Whether one number means it.
+    /// Returns whether exactly one fd refers to it.
     pub fn has_one_fd(&self) -> bool {
         self.references.load(Ordering::Relaxed) == 1
     }
 
-    /// One more, if it is still of that generation.
+    /// Adds a reference if the description still has this generation.
     fn retain(&self, generation: u32) -> bool {
         let more = |n: u32| (n != 0 && n != DYING).then_some(n + 1);
         let counted = self
@@ -244,19 +243,19 @@ impl Description {
 }
 
 impl Open {
-    /// The description.
+    /// Returns the description's entry.
     #[inline]
     pub fn description(&self) -> &'static Description {
         &TABLE[self.index as usize % DESCRIPTIONS]
     }
 
-    /// What tells the description's offset from that of others in its place.
+    /// Returns the tag that tells the description's offset from those of others in the same entry.
     #[inline]
     pub fn tag(&self) -> u16 {
         self.generation as u16
     }
 
-    /// What is known of it; `None` when it is over.
+    /// Returns the facts; `None` when the description is gone.
     #[inline]
     pub fn facts(&self) -> Option<Facts> {
         let d = self.description();
@@ -270,13 +269,13 @@ impl Open {
         self.is_still().then_some(facts)
     }
 
-    /// Its flags; `None` when it is over.
+    /// Returns the flags; `None` when the description is gone.
     pub fn flags(&self) -> Option<u32> {
         let flags = self.description().flags();
         self.is_still().then_some(flags)
     }
 
-    /// The file behind it; `None` when it is over.
+    /// Returns the file's identity; `None` when the description is gone.
     pub fn identity(&self) -> Option<Identity> {
         let d = self.description();
         let identity = Identity {
@@ -286,16 +285,16 @@ impl Open {
         self.is_still().then_some(identity)
     }
 
-    /// Whether what was loaded of the description before was this one's.
+    /// Returns whether the values loaded before belong to this description.
     #[inline]
     fn is_still(&self) -> bool {
-        // The generation moves on before anything of a description that is over is changed.
+        // The generation changes before any other field of a description that is gone.
         fence(Ordering::Acquire);
         self.description().generation.load(Ordering::Relaxed) == self.generation
     }
 
-    /// The slot is another, or reached through another session. Who sees half of it sees a slot that is not the
-    /// object's, and comes here as well.
+    /// Stores another slot, or the same slot reached through another session. A thread that sees half of the change finds a slot
+    /// that is not the object's, and then also calls this.
     pub fn set_slot(&self, facts: &Facts) {
         let d = self.description();
         d.session.store(facts.session as u32, Ordering::Relaxed);
@@ -309,14 +308,14 @@ impl Open {
         self.description().flags.fetch_or(flags, Ordering::AcqRel);
     }
 
-    /// Sets and clears those that fcntl(2) can change.
+    /// Sets and clears the flags that fcntl(2) can change.
     pub fn change_flags(&self, set: u32, clear: u32) {
         let change = |flags: u32| Some(flags & !clear | set);
         let flags = &self.description().flags;
         let _ = flags.fetch_update(Ordering::AcqRel, Ordering::Relaxed, change);
     }
 
-    /// As the word of a number that has a description tells it.
+    /// Decodes the word of an fd that has a description.
     #[inline(always)]
     pub fn of_word(fd: i32, word: u64) -> Open {
         Open {
@@ -336,7 +335,7 @@ fn word_of(fd: i32) -> Option<&'static AtomicU64> {
     FD_WORDS.get(usize::try_from(fd).ok()?)
 }
 
-/// The word of a number that has a description: never 0, and another one whenever the number means something else.
+/// Returns the word of an fd that has a description. It is never 0, and changes whenever the fd changes its meaning.
 #[inline(always)]
 pub fn described(fd: i32) -> Option<u64> {
     const _: () = assert!(DESCRIBED << KIND_SHIFT == 1 << 63 && KERNEL << KIND_SHIFT < 1 << 63);
@@ -344,7 +343,7 @@ pub fn described(fd: i32) -> Option<u64> {
     (word >> 63 != 0).then_some(word)
 }
 
-/// What is known of a number; `None` for one that is not in the table.
+/// Returns the state of an fd; `None` for one beyond the table.
 #[inline]
 pub fn state(fd: i32) -> Option<FdState> {
     let word = word_of(fd)?.load(Ordering::Acquire);
@@ -430,8 +429,8 @@ pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool, wishes: bool) -> b
     counted.is_ok()
 }
 
-/// Returns the word of an unknown fd with `more` units added. Units are only ever added, so that later calls never bring an earlier word
-/// back. Once they are full, the fd counts as known to others: its offset stays in the kernel.
+/// Returns the word of an unknown fd with `more` units added. Units only grow, so a later call never restores an earlier word.
+/// When the units reach their maximum, the fd counts as known to other processes: its offset stays in the kernel.
 fn with_units(word: u64, more: u32) -> u64 {
     let word = match units(word) {
         UNITS_MAX if more > 0 => word & !OPENED,
@@ -441,8 +440,8 @@ fn with_units(word: u64, more: u32) -> u64 {
     word & !(u64::from(UNITS_MAX) << UNITS_SHIFT) | units << UNITS_SHIFT
 }
 
-/// Counts the end of a call that moved the offset. `then` is the fd's word that `count_call` got. The call cost `more`
-/// units than `count_call` added.
+/// Counts the end of a call that moved the offset. `then` is the fd's word that `count_call` got. `more`: units that the call
+/// cost beyond those that `count_call` added.
 pub fn call_ended(fd: i32, then: u64, more: u32) {
     let Some(word) = word_of(fd) else { return };
     let less = |now: u64| {
@@ -461,15 +460,15 @@ fn replace(fd: i32, new: u64) {
     }
 }
 
-/// The number means something that nothing is known of.
+/// Forgets all facts about an fd.
 pub fn forget(fd: i32) {
-    let turn = TURN.fetch_add(1, Ordering::Relaxed);
-    replace(fd, UNKNOWN << KIND_SHIFT | u64::from(turn));
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    replace(fd, UNKNOWN << KIND_SHIFT | u64::from(serial));
 }
 
-/// Marks an fd whose description has other fds as about to be closed. Until `has_closed`, a call uses the description if the kernel says
-/// that the fd still refers to the file; the library keeps the offset, so an ordinary call would use a wrong one. Returns the word for
-/// `has_closed`. Returns `None` when the fd has no description, or is its only fd.
+/// Marks an fd whose description has other fds as about to be closed. Until `has_closed`, a call uses the description if the
+/// kernel says that the fd still refers to the file. An ordinary call would use a wrong offset, because the library keeps it.
+/// Returns the word for `has_closed`. Returns `None` when the fd has no description, or is its only fd.
 pub fn begin_close(fd: i32) -> Option<u64> {
     let word = word_of(fd)?;
     let seen = word.load(Ordering::Acquire);
@@ -483,11 +482,11 @@ pub fn begin_close(fd: i32) -> Option<u64> {
         .map(|_| closing)
 }
 
-/// The number was closed, after `begin_close` gave `closing`. Does nothing if the number has got another meaning since.
+/// Forgets an fd that was closed, after `begin_close` returned `closing`. Does nothing if the fd has a new meaning since.
 pub fn has_closed(fd: i32, closing: u64) {
     let Some(word) = word_of(fd) else { return };
-    let turn = TURN.fetch_add(1, Ordering::Relaxed);
-    let new = UNKNOWN << KIND_SHIFT | u64::from(turn);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let new = UNKNOWN << KIND_SHIFT | u64::from(serial);
     if word
         .compare_exchange(closing, new, Ordering::AcqRel, Ordering::Relaxed)
         .is_ok()
@@ -496,20 +495,20 @@ pub fn has_closed(fd: i32, closing: u64) {
     }
 }
 
-/// The number means what this process has just opened.
+/// Notes that this process has just opened the fd.
 pub fn opened(fd: i32) {
-    let turn = TURN.fetch_add(1, Ordering::Relaxed);
-    replace(fd, UNKNOWN << KIND_SHIFT | OPENED | u64::from(turn));
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    replace(fd, UNKNOWN << KIND_SHIFT | OPENED | u64::from(serial));
 }
 
-/// As `forget`, for all from `first` to `last`.
+/// Forgets all fds from `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
     for fd in first..FDS_END.load(Ordering::Relaxed).min(last.saturating_add(1)) {
         forget(fd as i32);
     }
 }
 
-/// The number takes the kernel path, if it is still what it was when `seen` was loaded.
+/// Puts the fd on the kernel path, if its word is still `seen`.
 pub fn set_kernel(fd: i32, seen: u64) {
     if let Some(word) = word_of(fd) {
         FDS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
@@ -518,8 +517,8 @@ pub fn set_kernel(fd: i32, seen: u64) {
     }
 }
 
-/// The number has a description from now on, if it is still what it was when `seen` was loaded. `offset`: where
-/// its offset is, when not in the kernel. `None` when it is not, or there are too many descriptions.
+/// Gives the fd a description, if its word is still `seen`. `offset`: the file offset, unless it is in the kernel. Returns `None`
+/// when the word has changed, or no description is free.
 pub fn describe(
     fd: i32,
     seen: u64,
@@ -540,7 +539,7 @@ pub fn describe(
         if free.is_err() {
             continue;
         }
-        // Its generation is even, and it is ours alone.
+        // The entry's generation is even, and no other thread uses the entry.
         fence(Ordering::Release);
         d.set(facts, identity);
         d.read_ahead.reset();
@@ -567,8 +566,8 @@ pub fn describe(
     None
 }
 
-/// `new` is another number of what `old` is, after dup(2) and its kin. What is unknown of `old` is to be found
-/// out before: its offset would be two.
+/// Notes that `new` is a duplicate of `old`, made by dup(2) or a similar call. The caller describes an unknown `old` first:
+/// otherwise the two fds would have two offsets.
 pub fn duplicated(old: i32, new: i32) {
     if old == new {
         return;
@@ -582,11 +581,11 @@ pub fn duplicated(old: i32, new: i32) {
     }
 }
 
-/// The number was closed and opened behind our back: nothing is known of it, if it is still `open`.
+/// Forgets an fd that was closed and reused by calls that the library did not see, if the fd still is `open`.
 pub fn disown(open: &Open) {
     let Some(word) = word_of(open.fd) else { return };
-    let turn = TURN.fetch_add(1, Ordering::Relaxed);
-    let new = UNKNOWN << KIND_SHIFT | u64::from(turn);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let new = UNKNOWN << KIND_SHIFT | u64::from(serial);
     if word
         .compare_exchange(open.word(), new, Ordering::AcqRel, Ordering::Relaxed)
         .is_ok()
@@ -595,7 +594,7 @@ pub fn disown(open: &Open) {
     }
 }
 
-/// A number that this process opened is known to others from now on, so its offset stays in the kernel.
+/// Notes that an fd that this process opened is known to other processes now, so its offset stays in the kernel.
 pub fn unopened(fd: i32) {
     if let Some(word) = word_of(fd) {
         let clear = |word: u64| {
@@ -605,7 +604,7 @@ pub fn unopened(fd: i32) {
     }
 }
 
-/// All numbers that were ever used.
+/// Returns all fds that were ever used.
 pub fn fds() -> impl Iterator<Item = i32> {
     0..FDS_END.load(Ordering::Relaxed) as i32
 }

@@ -1,4 +1,4 @@
-//! Which devices are mounts of Jericho: what `jericho run` says, or /proc/self/mountinfo at the first need.
+//! Finds out which devices are mounts of Jericho, from `jericho run` or from /proc/self/mountinfo.
 
 use std::sync::OnceLock;
 
@@ -11,13 +11,13 @@ const KIND: &str = "fuse.jericho";
 
 static DEVICES: OnceLock<Vec<u64>> = OnceLock::new();
 
-/// Finds out now. A process that forks while another of its threads finds out has a child that would wait for that
-/// thread for ever: so this is called before there are threads.
+/// Finds the devices now, before the process has threads. If a process forked while another thread was in this search, the child
+/// would wait for that thread forever.
 pub fn prepare() {
     DEVICES.get_or_init(find);
 }
 
-/// Whether a device (as fstat(2) numbers it) is a mount of Jericho.
+/// Returns whether a device (numbered as by fstat(2)) is a mount of Jericho.
 pub fn is_ours(device: u64) -> bool {
     DEVICES.get_or_init(find).contains(&device)
 }
@@ -32,7 +32,7 @@ fn find() -> Vec<u64> {
     }
 }
 
-/// Returns the mount points of those mounts that this process sees now.
+/// Returns the mount points of the Jericho mounts that this process sees now.
 pub fn directories() -> Vec<Vec<u8>> {
     let text = files::read_file(MOUNTINFO).unwrap_or_default();
     directories_in(&text, is_ours)
@@ -88,17 +88,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_of_ours_are_found_and_no_others() {
+    fn only_mounts_of_jericho_are_found() {
         let text = "22 1 0:21 / /sys rw - sysfs sysfs rw\n\
                     90 1 0:55 / /mnt/a\\040b rw,nosuid shared:7 - fuse.jericho /vol rw,user_id=0\n\
                     91 1 0:56 / /mnt/c rw - fuse.sshfs fuse.jericho rw\n\
                     broken line\n\
                     92 1 259:3 / /mnt/d rw - fuse.jericho other ro\n";
-        let wanted = [files::device(0, 55), files::device(259, 3)];
-        assert_eq!(in_mountinfo(text), wanted);
-        let directories = directories_in(text.as_bytes(), |device| wanted.contains(&device));
+        let ours = [files::device(0, 55), files::device(259, 3)];
+        assert_eq!(in_mountinfo(text), ours);
+        let directories = directories_in(text.as_bytes(), |device| ours.contains(&device));
         assert_eq!(directories, [b"/mnt/a b".to_vec(), b"/mnt/d".to_vec()]);
-        assert_eq!(device_number(" 0:55"), Some(wanted[0]));
+        assert_eq!(device_number(" 0:55"), Some(ours[0]));
         assert_eq!(device_number("0"), None);
     }
 }

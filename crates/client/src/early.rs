@@ -1,12 +1,13 @@
-//! The first calls on an fd, which go through the kernel. A program that makes only these does not pay for what makes later
-//! calls fast: a slot, another step for a file's first writer, and attaching to the daemon, which costs 0.3 ms.
+//! The first calls on an fd, which go through the kernel. A program that makes only these calls does not pay for fast later
+//! calls: for a slot, for the extra step of a file's first writer, and for attaching to the daemon, which costs 0.3 ms.
 //!
-//! The call that makes the fd worth a slot goes through the kernel, too, and asks for the slot at the same time (`wish`). The next call
-//! asks by a request of its own if that brought no answer.
+//! The call that makes the fd worth a slot goes through the kernel, too, and asks for the slot at the same time (`wish`). If the
+//! wish brings no answer, the next call makes a request of its own.
 //!
-//! Ordinary calls move the kernel's offset. When the fd gets a description, the library takes the offset over from the kernel.
-//! A call in progress at that moment would still move the kernel's offset afterwards. So the fd's word counts the calls in
-//! progress. A description replaces only a word with none in progress that has not changed since the offset was read.
+//! Ordinary calls move the kernel's offset. When the fd gets a description, the library takes the offset over from the kernel. A
+//! call in progress at that moment would still move the kernel's offset afterwards. So the fd's word counts the calls in
+//! progress. A description replaces a word only if the word shows no call in progress and has not changed since the library read
+//! the offset.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,13 +18,13 @@ use crate::fd::{self, Result};
 use crate::wish::{Wish, WrittenTo};
 use crate::{devices, session};
 
-/// A call costs one unit, and one more for each of these bytes that it writes or has read.
+/// A call costs one unit, and one more for each 64 KiB that it writes or has read.
 const BYTES_OF_UNIT: usize = 64 << 10;
 /// An fd gets a slot when its calls cost more units than this.
 const UNITS_OF_FD: u32 = 4;
 /// A process attaches to the daemon when its calls on all mounts cost more units than this.
 const UNITS_OF_PROCESS: u32 = 16;
-/// A seek does not give an fd a slot before its calls have cost more units than this.
+/// A seek gives an fd a slot only when the fd's calls have cost more units than this.
 const SEEK_UNITS_MAX: u32 = 2 * UNITS_OF_FD;
 /// Number of attempts to describe an fd before its offset stays in the kernel.
 const TRIES: u32 = 3;
@@ -31,7 +32,7 @@ const TRIES: u32 = 3;
 /// Cost of all ordinary calls of this process, in units.
 static UNITS: AtomicU32 = AtomicU32::new(0);
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Clone, Copy)]
 pub(crate) enum Access {
     /// Reads.
@@ -52,13 +53,13 @@ impl Access {
     }
 }
 
-/// How a call is made.
+/// The way to make a call.
 pub(crate) enum First {
-    /// Inline, as described; looks the fd up first if it is unknown.
+    /// Inline. The call looks the fd up first if it is unknown.
     Inline,
     /// Through the kernel.
     Ordinary,
-    /// Through the kernel, by the library itself; the value must live until the call has ended.
+    /// Through the kernel, by the library itself. The caller keeps the value until the call has ended.
     Counted(Counted),
 }
 
@@ -67,22 +68,23 @@ pub(crate) struct Counted {
     fd: i32,
     word: u64,
     more: u32,
-    /// It moves the kernel's offset.
+    /// The call moves the kernel's offset.
     moves: bool,
     wish: Option<Wish>,
     written: WrittenTo,
 }
 
 impl Counted {
-    /// Adds the bytes that a read returned. The size of its buffer does not tell them in advance. Returns the read's result as the program
-    /// sees it.
+    /// Adds the bytes that a read returned: the size of its buffer does not tell them in advance. Returns the read's result as
+    /// the program sees it.
     pub fn has_read(mut self, result: Result<usize>) -> Result<usize> {
         self.more = units_of(result.unwrap_or(0));
         UNITS.fetch_add(self.more.min(UNITS_OF_PROCESS), Ordering::Relaxed);
         self.has_ended(result)
     }
 
-    /// Notes where a write ended. `at`: where it began, unless that was the fd's offset. Returns its result as the program sees it.
+    /// Notes the end of a write. `at`: its beginning, unless that was the fd's offset. Returns the write's result as the program
+    /// sees it.
     pub fn has_written(mut self, result: Result<usize>, at: Option<u64>) -> Result<usize> {
         self.written = match (result, at) {
             (Err(_), _) => WrittenTo::Nothing,
@@ -118,13 +120,13 @@ fn units_of(bytes: usize) -> u32 {
 #[inline]
 pub(crate) fn begin(fd: i32, access: Access, moves: bool) -> First {
     match description::state(fd) {
-        Some(FdState::Unknown { .. }) => begin_anew(fd, access, moves),
+        Some(FdState::Unknown { .. }) => begin_unknown(fd, access, moves),
         _ => First::Inline,
     }
 }
 
 #[cold]
-fn begin_anew(fd: i32, access: Access, moves: bool) -> First {
+fn begin_unknown(fd: i32, access: Access, moves: bool) -> First {
     let units = access.units();
     loop {
         let Some(FdState::Unknown { opened, word }) = description::state(fd) else {

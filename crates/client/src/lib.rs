@@ -1,8 +1,8 @@
 //! The application side: inline reads and writes of cached pages, in the caller's thread.
 //!
-//! Used by the mount's workers, by the library that stands between a program and libc, and by whatever else has a
-//! slice's segments mapped. Knows pages of numbered objects and never the filesystem or the cache behind
-//! them: what is not there, its caller asks for.
+//! Three kinds of callers use it: the mount's workers, the library between a program and libc, and any other process that has
+//! mapped a slice's segments. This crate knows pages of numbered objects. It knows neither the filesystem nor the cache behind
+//! them: the caller asks the daemon for a page that is not cached.
 #![forbid(unsafe_code)]
 
 mod ask;

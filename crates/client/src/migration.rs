@@ -1,12 +1,12 @@
-//! Which CPUs a thread runs on: near the data that it uses, where that helps, and never against its program.
+//! Moves threads near the data that they use, where that helps, and never against their program's own choice of CPUs.
 //!
 //! [`account`] is called with each inline access and adds to a few cells of the thread. [`migrate_if_due`] is called when the
-//! thread holds nothing that others wait for; once for each [`DECIDE_BYTES`] it looks at the clock and asks the [`migrator`]
-//! what to do. Nothing here allocates.
+//! thread holds nothing that others wait for. Once for each [`DECIDE_BYTES`] it reads the clock and asks the [`migrator`] for a
+//! decision. Nothing here allocates.
 //!
-//! What programs do must not go wrong by it: whoever forks, executes, starts a thread or asks for its own affinity calls
-//! [`release`] first, as the new thread inherits the mask. Whoever is called for other reasons calls [`tick`], so that a
-//! thread that went on to other things is let go.
+//! Migration must not disturb the program. A caller that forks, executes, starts a thread or asks for the thread's affinity calls
+//! [`release`] first, because the new thread inherits the mask. Other calls call [`tick`], which releases a thread that no longer
+//! uses Jericho's data.
 
 pub mod migrator;
 pub mod nodes;
@@ -25,53 +25,53 @@ use nodes::{Idle, Nodes};
 
 pub use nodes::learn;
 
-/// A decision is made each time that a thread has used this much.
+/// Bytes of use after which a thread's migration is decided again.
 const DECIDE_BYTES: u32 = 2 << 20;
-/// What an access costs beside its bytes: the lines of the page table are remote too.
+/// Cost of an access beside its bytes: the lines of the page table are remote too.
 const ACCESS_BYTES: u32 = 256;
-/// One access counts as this much at most, so that sums do not overflow.
+/// The most that one access counts, so that sums do not overflow.
 const ACCESS_BYTES_MAX: usize = 16 << 20;
 
 /// Environment variable with the policy of a run.
 pub const VARIABLE: &str = "JERICHO_THREADS";
 
-/// The policy of this run, read once. A word that is none counts as not there: `jericho run` has checked it.
+/// Returns the policy of this run, which it reads once. Ignores an unknown word: `jericho run` has checked the variable.
 pub fn policy_of_run() -> Option<ThreadPolicy> {
     static OF_RUN: OnceLock<Option<ThreadPolicy>> = OnceLock::new();
     *OF_RUN.get_or_init(|| std::env::var(VARIABLE).ok()?.parse().ok())
 }
 
-/// Of `Thread::due`; homes are 16 bits.
+/// Values of `Thread::due`. Homes have 16 bits, so they differ from both.
 const NOTHING: u32 = u32::MAX;
-const LOOK: u32 = u32::MAX - 1;
+const DECISION: u32 = u32::MAX - 1;
 
 const CELLS: usize = 2 * (NODES + 1);
 
-/// What a thread has used since its last decision, and how it is placed.
+/// A thread's use of data since its last decision, and its migration.
 pub(crate) struct Thread {
-    /// For each node, and `NOWHERE`: local bytes, remote bytes.
+    /// For each node and for `NOWHERE`: local bytes, then remote bytes.
     used: [Cell<u32>; CELLS],
     sum: Cell<u32>,
-    /// What `migrate_if_due` has to do: `NOTHING`, `LOOK`, or the home of an access under *always* that was remote.
+    /// The work of `migrate_if_due`: `NOTHING`, `DECISION`, or the home of a remote access under *always*.
     due: Cell<u32>,
     is_held: Cell<bool>,
     migrator: RefCell<Migrator>,
 }
 
-/// Accounts an access of the calling thread to `bytes` bytes whose home is node `home`, made on a CPU of node
-/// `cpu_node`, under `policy`. Only for volumes whose nodes are this process's ([`learn`]).
+/// Accounts an access of the calling thread under `policy` to `bytes` bytes whose home is node `home`. The thread ran on a CPU of
+/// node `cpu_node`. Only for volumes whose nodes are this process's ([`learn`]).
 pub fn account(policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
     reentrancy::thread(|thread| thread.migration.account(policy, home, cpu_node, bytes));
 }
 
-/// Does what accesses have made due; may move the thread. Not while it holds anything that others wait for: a move takes
-/// as long as the scheduler likes.
+/// Does the migration work that accesses have made due. May move the thread, which takes as long as the scheduler likes, so the
+/// thread must hold nothing that others wait for.
 pub fn migrate_if_due() {
     reentrancy::thread(|thread| thread.migration.migrate_if_due());
 }
 
-/// Puts back the calling thread's own mask. Before a fork, an exec, a spawn, a new thread, and before the program
-/// asks for its affinity.
+/// Restores the calling thread's own mask. Called before a fork, an exec, a spawn or a new thread, and before the program reads
+/// or sets its affinity.
 #[inline]
 pub fn release() {
     reentrancy::thread(|thread| {
@@ -81,8 +81,8 @@ pub fn release() {
     });
 }
 
-/// Lets the calling thread go if it was held and has used nothing of ours for a while. For calls that are about
-/// something else; costs one load for a thread that is not held.
+/// Releases the calling thread if it is held and has not used Jericho's data for a while. For calls on other things. Costs one
+/// load when the thread is not held.
 #[inline]
 pub fn tick() {
     reentrancy::thread(|thread| {
@@ -92,7 +92,7 @@ pub fn tick() {
     });
 }
 
-/// The node that the calling thread is held on.
+/// Returns the node on which the calling thread is held.
 pub fn held_on() -> Option<u16> {
     let held =
         reentrancy::thread(|thread| Some(thread.migration.migrator.try_borrow().ok()?.held_on()));
@@ -100,7 +100,7 @@ pub fn held_on() -> Option<u16> {
 }
 
 impl Thread {
-    /// Of a thread that has used nothing yet.
+    /// Returns the state of a thread that has used nothing yet.
     pub(crate) const fn new() -> Thread {
         Thread {
             used: [const { Cell::new(0) }; CELLS],
@@ -111,16 +111,16 @@ impl Thread {
         }
     }
 
-    /// See [`account`].
+    /// Does the work of the function [`account`].
     pub(crate) fn account(&self, policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
         if let Some(cell) = self.cell(policy, home, cpu_node) {
             self.add(cell, 1, bytes);
         }
     }
 
-    /// The cell that an access adds to: see [`account`]; `None`: it counts nowhere.
+    /// Returns the cell to which an access adds (see [`account`]). Returns `None` when the access does not count.
     pub(crate) fn cell(&self, policy: ThreadPolicy, home: u16, cpu_node: u16) -> Option<u8> {
-        // What is never followed matters only to a thread that is held: it may be what that goes on with.
+        // Data under *never* counts only for a held thread: it shows that the thread has gone on to other data.
         if policy == ThreadPolicy::Never && !self.is_held.get() {
             return None;
         }
@@ -135,7 +135,7 @@ impl Thread {
         Some((2 * node) as u8 + u8::from(remote))
     }
 
-    /// Adds accesses to so many bytes together.
+    /// Adds `accesses` accesses to `bytes` bytes in all.
     pub(crate) fn add(&self, cell: u8, accesses: u32, bytes: usize) {
         let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + accesses * ACCESS_BYTES;
         if let Some(cell) = self.used.get(usize::from(cell)) {
@@ -144,17 +144,17 @@ impl Thread {
         let sum = self.sum.get().saturating_add(weight);
         self.sum.set(sum);
         if sum >= DECIDE_BYTES && !self.is_due() {
-            self.due.set(LOOK);
+            self.due.set(DECISION);
         }
     }
 
-    /// Whether there is something for `migrate_if_due` to do.
+    /// Returns whether `migrate_if_due` has work to do.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         self.due.get() != NOTHING
     }
 
-    /// See [`migrate_if_due`].
+    /// Does the work of the function [`migrate_if_due`].
     #[inline]
     pub(crate) fn migrate_if_due(&self) {
         if self.is_due() {
@@ -164,7 +164,7 @@ impl Thread {
 
     #[cold]
     fn decide(&self, due: u32) {
-        // Borrowed: a signal handler that came into the middle of a decision.
+        // The borrow fails in a signal handler that has interrupted a decision.
         let (Some(nodes), Ok(mut migrator)) = (nodes::of_process(), self.migrator.try_borrow_mut())
         else {
             return self.sum.set(0);
@@ -177,10 +177,10 @@ impl Thread {
             for (node, [local, remote]) in nodes.iter().enumerate() {
                 migrator.used(node, local.take().into(), remote.take().into());
             }
-            // Held by an access under *always* it stays, until its use says otherwise.
+            // A thread that an access under *always* holds stays held until its use changes.
             migrator.decide(now, &mut world);
         }
-        if due != LOOK {
+        if due != DECISION {
             migrator.hold_on(now, due as usize, &mut world);
         }
         self.is_held.set(migrator.held_on().is_some());
@@ -201,13 +201,13 @@ impl Thread {
         if let (Some(nodes), Ok(mut migrator)) =
             (nodes::of_process(), self.migrator.try_borrow_mut())
         {
-            migrator.let_go_if_idle(now(), &mut Myself { nodes });
+            migrator.release_if_idle(now(), &mut Myself { nodes });
             self.is_held.set(migrator.held_on().is_some());
         }
     }
 }
 
-/// Nanoseconds of a monotonic clock, from the first call on; never 0.
+/// Returns nanoseconds of a monotonic clock since the first call. Never 0.
 fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1

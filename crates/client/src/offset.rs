@@ -1,12 +1,11 @@
-//! The offset of an open file description, when it is kept in this process.
+//! The offset of an open file description, while this process keeps it.
 //!
-//! One word: `[tag:16][locked:1][offset:47]`; the offset of all ones says that the kernel has it. The tag
-//! is the description's generation, so that a thread that was held up while its number was closed cannot move
-//! the offset of what took the place in the table.
+//! One word: `[tag:16][locked:1][offset:47]`. An offset of all ones means that the kernel has it. The tag is the description's
+//! generation. A thread may be delayed while its fd is closed; the tag then keeps it from moving the offset of the next
+//! description in that place.
 //!
-//! A reader takes no lock: it reads first and moves the offset afterwards, from where it was, or reads
-//! again elsewhere. So two threads never get the same bytes. A writer locks, since what it did cannot be
-//! taken back.
+//! A reader takes no lock. It reads first and then advances the offset from its earlier value. If another thread moved it, the
+//! reader reads again elsewhere. So two threads never get the same bytes. A writer locks, because a write cannot be undone.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,31 +15,30 @@ use jericho_sys::futex;
 const OFFSET_BITS: u32 = 47;
 const LOCKED: u64 = 1 << OFFSET_BITS;
 const OFFSET_MASK: u64 = LOCKED - 1;
-/// Largest offset that is kept here; who seeks beyond hands it to the kernel.
+/// Largest offset that this process keeps. A seek beyond it moves the offset to the kernel.
 pub const OFFSET_MAX: u64 = OFFSET_MASK - 1;
 const SPINS: u32 = 64;
 const YIELDS: u32 = 32;
 const SLEEP: Duration = Duration::from_millis(20);
-/// Sleeps after which a lock is taken away: its holder has left without giving it back (a signal handler that
-/// jumped out of a write).
+/// Sleeps after which a waiter takes a lock away. Its holder has left without unlocking: a signal handler jumped out of a write.
 const SLEEPS: u32 = 1000;
 
-/// Where the offset is.
+/// The place of the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// Here.
+    /// In this process.
     At(u64),
     /// In the kernel.
     Kernel,
-    /// The word belongs to another description by now.
+    /// The word belongs to another description now.
     Gone,
 }
 
-/// The word, and who waits for it.
+/// The word, and its waiters.
 #[derive(Debug)]
 pub struct Offset {
     word: AtomicU64,
-    turn: AtomicU32,
+    wakes: AtomicU32,
     sleepers: AtomicU32,
 }
 
@@ -49,16 +47,16 @@ fn pack(tag: u16, offset: u64) -> u64 {
 }
 
 impl Offset {
-    /// Of no description: tags are odd.
+    /// Returns an offset of no description: tags are odd.
     pub const fn new() -> Offset {
         Offset {
             word: AtomicU64::new(0),
-            turn: AtomicU32::new(0),
+            wakes: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
         }
     }
 
-    /// A new description begins: with its offset here, or (`None`) in the kernel.
+    /// Begins a new description with its offset here, or (`None`) in the kernel.
     pub fn begin(&self, tag: u16, offset: Option<u64>) {
         let offset = offset.filter(|o| *o <= OFFSET_MAX).unwrap_or(OFFSET_MASK);
         self.word.store(pack(tag, offset), Ordering::Release);
@@ -75,23 +73,23 @@ impl Offset {
         }
     }
 
-    /// Whether the kernel has the offset, without waiting for a writer.
+    /// Returns whether the kernel has the offset, without waiting for a writer.
     #[inline]
     pub fn is_in_kernel(&self, tag: u16) -> bool {
         Offset::decode(self.word.load(Ordering::Acquire), tag) == Position::Kernel
     }
 
     /// Returns the offset, or the value that it had when it was locked. For the thread that holds the lock.
-    pub fn place(&self) -> u64 {
+    pub fn value(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & OFFSET_MASK
     }
 
-    /// Whether the word is this one.
+    /// Returns whether the word equals `word`.
     pub fn is(&self, word: u64) -> bool {
         self.word.load(Ordering::Relaxed) == word
     }
 
-    /// The offset, once no writer has it.
+    /// Returns the offset after any writer has unlocked it.
     #[inline]
     pub fn get(&self, tag: u16) -> Position {
         let word = self.word.load(Ordering::Acquire);
@@ -101,14 +99,14 @@ impl Offset {
         Offset::decode(self.wait(tag), tag)
     }
 
-    /// The offset, if no writer has it.
+    /// Returns the offset; `None` while a writer has it locked.
     #[inline]
     pub fn get_free(&self, tag: u16) -> Option<Position> {
         let word = self.word.load(Ordering::Acquire);
         (word & LOCKED == 0).then(|| Offset::decode(word, tag))
     }
 
-    /// A reader that was at `from` is at `to`. False when somebody else moved it meanwhile.
+    /// Moves the offset of a reader from `from` to `to`. Returns false when another thread has moved it meanwhile.
     #[inline]
     pub fn advance(&self, tag: u16, from: u64, to: u64) -> bool {
         to <= OFFSET_MAX
@@ -123,13 +121,13 @@ impl Offset {
                 .is_ok()
     }
 
-    /// Locks the offset where it is here (`At`), for `unlock`.
+    /// Locks the offset if this process keeps it (`At`), for `unlock`.
     #[inline]
     pub fn lock(&self, tag: u16) -> Position {
         self.lock_as(tag, |_| ())
     }
 
-    /// The same for `release`. Tells `about` what the word will be before each attempt to lock, and 0 before it waits.
+    /// Locks the offset for `release`. Passes the new word to `about` before each attempt to lock, and 0 before it waits.
     #[inline]
     pub fn lock_as(&self, tag: u16, about: impl Fn(u64)) -> Position {
         let mut word = self.word.load(Ordering::Relaxed);
@@ -154,8 +152,8 @@ impl Offset {
         }
     }
 
-    /// Gives the lock back, with the offset at `to`; `None`: in the kernel. Does nothing when it was taken away, or
-    /// the description is over.
+    /// Unlocks the offset and sets it to `to`; `None`: moves it to the kernel. Does nothing when the lock was taken away, or the
+    /// description is gone.
     #[inline]
     pub fn unlock(&self, tag: u16, to: Option<u64>) {
         let to = to.filter(|to| *to <= OFFSET_MAX).unwrap_or(OFFSET_MASK);
@@ -169,7 +167,7 @@ impl Offset {
         self.wake();
     }
 
-    /// As `unlock`, where `mine` is what `lock_as` or `keep` has put there; false when it is something else now.
+    /// Unlocks the offset if its word is `mine`, as `lock_as` or `keep` set it. Returns false otherwise.
     #[inline]
     pub fn release(&self, tag: u16, mine: u64, to: u64) -> bool {
         let to = if to <= OFFSET_MAX { to } else { OFFSET_MASK };
@@ -184,7 +182,7 @@ impl Offset {
         is_mine
     }
 
-    /// The offset stays locked, from another place on: gives the new word. A signal handler tells its thread so that it has
+    /// Keeps the offset locked and moves it to `at`. Returns the new word. A signal handler thereby tells its thread that it has
     /// used the offset.
     pub fn keep(&self, tag: u16, mine: u64, at: u64) -> u64 {
         let new = pack(tag, at.min(OFFSET_MAX)) | LOCKED;
@@ -197,16 +195,16 @@ impl Offset {
     #[inline]
     fn wake(&self) {
         if self.sleepers.load(Ordering::SeqCst) != 0 {
-            self.turn.fetch_add(1, Ordering::SeqCst);
-            futex::wake_all(&self.turn);
+            self.wakes.fetch_add(1, Ordering::SeqCst);
+            futex::wake_all(&self.wakes);
         }
     }
 
-    /// The word once it is not locked.
+    /// Waits until the word is unlocked. Returns it.
     #[cold]
     fn wait(&self, tag: u16) -> u64 {
-        for turn in 0..SPINS + YIELDS {
-            if turn < SPINS {
+        for poll in 0..SPINS + YIELDS {
+            if poll < SPINS {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();
@@ -220,7 +218,7 @@ impl Offset {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut sleeps = 0;
         let word = loop {
-            let turn = self.turn.load(Ordering::SeqCst);
+            let seen = self.wakes.load(Ordering::SeqCst);
             let word = self.word.load(Ordering::SeqCst);
             if word & LOCKED == 0 {
                 break word;
@@ -237,7 +235,7 @@ impl Offset {
                     break open;
                 }
             }
-            futex::wait(&self.turn, turn, SLEEP);
+            futex::wait(&self.wakes, seen, SLEEP);
             sleeps += 1;
         };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -250,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_readers_never_get_the_same_place() {
+    fn two_readers_never_get_the_same_offset() {
         let offset = Offset::new();
         offset.begin(3, Some(0));
         let taken: Vec<u64> = std::thread::scope(|scope| {
@@ -258,7 +256,7 @@ mod tests {
                 let mut taken = vec![];
                 while taken.len() < 10_000 {
                     let Position::At(at) = offset.get(3) else {
-                        panic!("it is here");
+                        panic!("the offset is here");
                     };
                     if offset.advance(3, at, at + 1) {
                         taken.push(at);
@@ -294,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_held_up_moves_nobody_elses_offset() {
+    fn a_delayed_thread_moves_no_other_descriptions_offset() {
         let offset = Offset::new();
         offset.begin(1, Some(5));
         offset.begin(2, Some(5));
@@ -305,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_far_goes_to_the_kernel() {
+    fn a_too_large_offset_moves_to_the_kernel() {
         let offset = Offset::new();
         offset.begin(1, Some(5));
         assert_eq!(offset.lock(1), Position::At(5));

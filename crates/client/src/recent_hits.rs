@@ -1,4 +1,4 @@
-//! What a thread found out for its last hit, which mostly is good for the next one.
+//! What a thread remembers of its last hit. The next hit can usually use it again.
 
 use std::cell::Cell;
 
@@ -9,49 +9,49 @@ use crate::fast::File;
 use crate::migration;
 use crate::reentrancy::Thread;
 
-/// Hits for which it is good where they count. A thread that the kernel moves counts so many, of a page at most, for the
-/// node that it left.
+/// Hits after which a thread checks again where its hits count. After the kernel has moved the thread, at most this number of
+/// hits, of at most a page each, counts for the node that it left.
 const HITS: u8 = 32;
 
-/// Pages that were read or written one behind the other lie in neighbouring frames: so many, mostly.
+/// Pages in a region. Pages that were read or written in sequence usually lie in neighbouring frames.
 const REGION_PAGES: u64 = 256;
-/// Regions of which a thread remembers where they are: of 128 MiB.
+/// Regions whose frames a thread remembers: 128 MiB.
 const REGIONS: usize = 128;
 
-/// Where hits of a file count.
+/// Where the hits of a file are counted.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Counters in the session's area.
     pub counter: &'a Counter,
-    /// Whether they are the thread's alone.
+    /// Whether the counters are the thread's own.
     pub alone: bool,
     /// Whether the thread is on the node of the data.
     pub local: bool,
-    /// Cell of `migration::Thread`; `None`: not followed.
+    /// Cell of `migration::Thread`; `None`: the access does not count for migration.
     pub used: Option<u8>,
 }
 
-/// See the module.
+/// A thread's memory of its last hits.
 pub struct RecentHits {
-    /// Word of its number; 0: none.
+    /// Word of the fd; 0: none.
     word: Cell<u64>,
-    /// The same if the file may be written inline; 0: it may not.
+    /// The same word if the file may be written inline; otherwise 0.
     word_to_write: Cell<u64>,
     file: Cell<Option<(&'static Description, File<'static>)>>,
-    /// Group of pages (0: none), and its line.
+    /// Group of pages (0: none), and its line of the table.
     group: Cell<u64>,
     line: Cell<u32>,
-    /// Hits for which `place` is good, and bytes of those before.
+    /// Hits until `place` is renewed, and the bytes of the hits since the last renewal.
     hits: Cell<u8>,
     bytes: Cell<u32>,
     place: Cell<Option<Place<'static>>>,
-    /// Of each region of a file, the frame of one of its pages less the page: the same for all that lie in neighbouring frames.
-    /// What a file before this one has left is a wrong guess.
+    /// For each region of a file, the frame of one of its pages minus the page number. The difference is equal for all pages that
+    /// lie in neighbouring frames. Entries of an earlier file are harmless: they are hints.
     frames: [Cell<u32>; REGIONS],
 }
 
 impl RecentHits {
-    /// Of a thread that had no hit.
+    /// Returns the memory of a thread without hits.
     pub const fn new() -> RecentHits {
         RecentHits {
             word: Cell::new(0),
@@ -66,7 +66,7 @@ impl RecentHits {
         }
     }
 
-    /// Returns the description and the file of the last hit, if that was by a number with this word, and, with `write`, if the file may be
+    /// Returns the description and the file of the last hit, if its fd had the word `word`, and, with `write`, if the file may be
     /// written inline.
     #[inline(always)]
     pub fn file(&self, word: u64, write: bool) -> Option<(&'static Description, File<'static>)> {
@@ -80,7 +80,7 @@ impl RecentHits {
         }
     }
 
-    /// This hit is of another.
+    /// Remembers a hit of another file.
     pub fn set(
         &self,
         migration: &migration::Thread,
@@ -95,7 +95,8 @@ impl RecentHits {
         self.word_to_write.set(if may_write { word } else { 0 });
     }
 
-    /// The line of the tables to which a page belongs; `find` looks that up. Neighbouring pages share one.
+    /// Returns the line of the table to which a page belongs. Calls `find` when the last hit was in another group: neighbouring
+    /// pages share a line.
     #[inline(always)]
     pub fn line(&self, key: Key, find: impl FnOnce() -> u32) -> u32 {
         if self.group.get() != key.group() {
@@ -105,13 +106,13 @@ impl RecentHits {
         self.line.get()
     }
 
-    /// The frame where a page of the last file probably is.
+    /// Returns the frame where a page of the last file probably is.
     #[inline(always)]
     pub fn frame(&self, page: u64) -> u32 {
         self.region(page).get().wrapping_add(page as u32)
     }
 
-    /// A page of the last file was there.
+    /// Records that `frame` held a page of the last file.
     #[inline(always)]
     pub fn was_in(&self, page: u64, frame: u32) {
         self.region(page).set(frame.wrapping_sub(page as u32));
@@ -122,7 +123,7 @@ impl RecentHits {
         &self.frames[(page / REGION_PAGES) as usize % REGIONS]
     }
 
-    /// Counts a hit of the last file, of that many bytes.
+    /// Counts a hit of the last file, of `bytes` bytes.
     #[inline(always)]
     pub fn count(&self, thread: &Thread, write: bool, bytes: usize) {
         let (left, is_over) = self.hits.get().overflowing_sub(1);
@@ -145,7 +146,7 @@ impl RecentHits {
             self.place.set(Some(file.place(thread)));
         }
         if thread.migration.is_due() {
-            // Whoever looks for the file anew sees to it.
+            // The next call then looks the file up again, and migrates the thread if due.
             self.word.set(0);
             self.word_to_write.set(0);
         }
@@ -159,7 +160,7 @@ impl RecentHits {
         }
     }
 
-    /// What was used is told to who decides where the thread runs.
+    /// Adds the bytes since the last renewal to the thread's use, from which its migration is decided.
     fn flush(&self, migration: &migration::Thread) {
         let bytes = self.bytes.take();
         if bytes == 0 {
@@ -171,7 +172,7 @@ impl RecentHits {
         }
     }
 
-    /// Things are different now.
+    /// Forgets the last hit.
     #[cold]
     pub fn forget(&self, migration: &migration::Thread) {
         self.flush(migration);
@@ -183,7 +184,7 @@ impl RecentHits {
 }
 
 impl Place<'_> {
-    /// Counts a call that was one hit of that many bytes.
+    /// Counts a call that was one hit of `bytes` bytes.
     #[inline(always)]
     fn count(self, write: bool, bytes: usize) {
         let access = Access {
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_where_its_neighbours_say() {
+    fn a_frame_is_guessed_from_neighbouring_pages() {
         let recent_hits = RecentHits::new();
         recent_hits.was_in(1000, 5000);
         assert_eq!(
@@ -210,7 +211,7 @@ mod tests {
             (5000, 5001)
         );
         assert_eq!(recent_hits.frame(770), 4770);
-        // Neighbours that lie before the first frame, and pages beyond what 32 bits say, are as good as any guess.
+        // Neighbours before the first frame and pages beyond 32 bits give a guess, which does no harm.
         recent_hits.was_in(3, 1);
         assert_eq!((recent_hits.frame(4), recent_hits.frame(2)), (2, 0));
         let far = 1 << 33 | 5;

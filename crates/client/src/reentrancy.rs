@@ -16,7 +16,7 @@ use crate::recent_hits::RecentHits;
 /// Sessions that a process can have; see `session`.
 pub const SESSIONS_MAX: usize = 64;
 
-/// For how long a handler looks whether a word that may be another thread's changes.
+/// Polls, and the pause between them, with which a handler waits for a word to change that may be another thread's.
 const LOCK_POLLS: u32 = 20;
 const LOCK_POLL: Duration = Duration::from_millis(1);
 
@@ -31,30 +31,31 @@ pub enum Doing {
     Writing,
 }
 
-/// The library's state of a thread. A call gets it once, from `enter`, and passes it on, because each access to
-/// thread-local storage calls the dynamic linker in a preloaded library.
+/// The library's state of a thread. A call gets it once, from `enter`, and passes it on, because each access to thread-local
+/// storage calls the dynamic linker in a preloaded library.
 pub struct Thread {
     doing: Cell<Doing>,
-    /// What it has used, and where it runs.
+    /// The thread's use of data, and its migration.
     pub migration: migration::Thread,
-    /// What its last hit found out.
+    /// The thread's memory of its last hits.
     pub recent_hits: RecentHits,
-    /// Description whose offset this thread has locked, or is about to; `u32::MAX`: none.
+    /// Description whose offset this thread has locked or is about to lock; `u32::MAX`: none.
     locking: Cell<u32>,
-    /// The offset's word while this thread has it locked, or as it is about to lock it; 0: it waits.
+    /// The offset's word while this thread has it locked, or as the thread is about to lock it; 0: the thread waits for another
+    /// thread.
     locked: Cell<u64>,
-    /// Where the interrupted write ends; `u64::MAX`: whether it is locked is not known yet.
+    /// The end of the interrupted write; `u64::MAX`: the thread does not know yet whether it has the lock.
     end: Cell<u64>,
-    /// What a signal handler has written before that was known, and after the write.
+    /// Bytes that signal handlers have written: `before` the thread knew that it has the lock, and `displaced` after the write.
     before: Cell<u64>,
     displaced: Cell<u64>,
-    /// Block in the area of each session, as `remember` packs it; 0: none yet.
+    /// Block in each session's area, as `remember` packs it; 0: none yet.
     blocks: [Cell<u16>; SESSIONS_MAX],
 }
 
 thread_local! {
-    // Constant and without a destructor: no allocation, no registration, usable in a signal handler and while
-    // the thread ends.
+    // Constant and without a destructor. So its use allocates and registers nothing, and works in a signal handler and while the
+    // thread ends.
     static THREAD: Thread = const {
         Thread {
             doing: Cell::new(Doing::Nothing),
@@ -70,20 +71,20 @@ thread_local! {
     };
 }
 
-/// What is remembered of this thread, for who makes no inline call.
+/// Passes this thread's state to code that makes no inline call.
 #[inline]
 pub fn thread<T>(act: impl FnOnce(&Thread) -> T) -> T {
     THREAD.with(act)
 }
 
-/// Ends the call.
-struct Inside<'a>(&'a Thread);
+/// Ends the inline call.
+struct EndOfCall<'a>(&'a Thread);
 
-impl Drop for Inside<'_> {
+impl Drop for EndOfCall<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Everything that the call has held is given back by now. Before the mark goes, so that a handler that
-        // comes into the middle of a move makes none.
+        // The call holds nothing now. Migrates before it clears `doing`, so that a signal handler that interrupts a migration
+        // begins no other.
         if self.0.migration.is_due() {
             self.0.migration.migrate_if_due();
             self.0.recent_hits.forget(&self.0.migration);
@@ -93,7 +94,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Makes an inline call; `None`: this thread is in one already, and nothing is done.
+/// Makes an inline call. Does nothing and returns `None` when this thread already is in one.
 #[inline]
 pub fn enter<T>(doing: Doing, call: impl FnOnce(&Thread) -> T) -> Option<T> {
     THREAD.with(|thread| {
@@ -101,14 +102,14 @@ pub fn enter<T>(doing: Doing, call: impl FnOnce(&Thread) -> T) -> Option<T> {
             return None;
         }
         thread.doing.set(doing);
-        let _inside = Inside(thread);
-        // A handler of this thread sees the mark before anything of the call, and as long as there is any.
+        let _end = EndOfCall(thread);
+        // A handler of this thread sees `doing` set from before the call's first step until after its last.
         compiler_fence(Ordering::SeqCst);
         Some(call(thread))
     })
 }
 
-/// As `enter`, for a call that is over in a moment, and leaves what is due for the thread to others.
+/// Does as `enter`, for a short call. Leaves the thread's due migration to other calls.
 #[inline(always)]
 pub fn enter_briefly<T>(doing: Doing, call: impl FnOnce(&Thread) -> Option<T>) -> Option<T> {
     THREAD.with(|thread| {
@@ -134,7 +135,7 @@ pub fn is_writing() -> bool {
 }
 
 impl Thread {
-    /// This thread is about to lock the offset of a description.
+    /// Notes that this thread is about to lock the offset of a description.
     #[inline]
     pub fn locking(&self, description: u32) {
         self.locked.set(0);
@@ -146,15 +147,15 @@ impl Thread {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// It is about to make that the word; 0: it waits for another thread.
+    /// Notes that the thread is about to set the offset's word to `word`; 0: it waits for another thread.
     #[inline]
     pub fn about_to_lock(&self, word: u64) {
         self.locked.set(word);
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Records that the thread has locked the offset, which is `at`, to write `len` bytes. Returns where to write them: after the bytes that a
-    /// signal handler has written meanwhile.
+    /// Records that the thread has locked the offset, which is `at`, to write `len` bytes. Returns the offset at which to write
+    /// them: after the bytes that a signal handler has written meanwhile.
     #[inline]
     pub fn has_locked(&self, at: u64, len: u64) -> u64 {
         compiler_fence(Ordering::SeqCst);
@@ -163,8 +164,8 @@ impl Thread {
         at + self.before.get()
     }
 
-    /// It is about to unlock it: the word, and what signal handlers have written after the write, in bytes. When they use the offset
-    /// after that, they change the word.
+    /// Notes that the thread is about to unlock the offset. Returns its word, and the bytes that signal handlers have written
+    /// after the write. Handlers that use the offset later change the word.
     #[inline]
     pub fn unlocking(&self) -> (u64, u64) {
         compiler_fence(Ordering::SeqCst);
@@ -173,7 +174,7 @@ impl Thread {
         (locked, self.displaced.get())
     }
 
-    /// It has unlocked it, or not locked it.
+    /// Notes that the thread has unlocked the offset, or has not locked it.
     #[inline]
     pub fn unlocked(&self) {
         compiler_fence(Ordering::SeqCst);
@@ -181,14 +182,15 @@ impl Thread {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Whether this thread has the offset of that description locked. For its signal handlers, which find it in the middle of that.
+    /// Returns whether this thread has the offset of `description` locked. For its signal handlers, which interrupt the thread
+    /// meanwhile.
     pub fn has_offset(&self, description: u32, offset: &Offset) -> bool {
         let locked = self.locked.get();
         if self.locking.get() != description || locked == 0 {
             return false;
         }
-        // As long as it is not known whether the word is this thread's, it may be another's that looks the same; that one changes
-        // it soon.
+        // Another thread's lock may make the same word while this thread does not know yet whether it has the lock. That thread
+        // changes the word soon.
         for _ in 0..LOCK_POLLS {
             if !offset.is(locked) || self.end.get() != u64::MAX {
                 break;
@@ -198,15 +200,15 @@ impl Thread {
         offset.is(locked)
     }
 
-    /// Where the I/O of a handler goes that has interrupted a call which has the offset locked.
+    /// Returns the offset for the I/O of a handler that has interrupted a call which has the offset locked.
     pub fn behind(&self, offset: &Offset) -> u64 {
         match self.end.get() {
-            u64::MAX => offset.place(),
+            u64::MAX => offset.value(),
             end => end + self.before.get() + self.displaced.get(),
         }
     }
 
-    /// The handler has used the offset for that many bytes at `at`, which `behind` gave.
+    /// Records that the handler has used the offset for `bytes` bytes at `at`, which `behind` returned.
     pub fn displace(&self, offset: &Offset, tag: u16, at: u64, bytes: u64) {
         let displaced = match self.end.get() {
             u64::MAX => &self.before,
@@ -218,7 +220,7 @@ impl Thread {
     }
 
     /// Returns this thread's block of a session (below `SESSIONS_MAX`), and whether the thread has it for itself. Calls `take`
-    /// the first time. A thread that ends releases nothing: a later thread notices that its owner has ended.
+    /// the first time. A thread that ends does not release its block: a later thread notices that the owner has ended.
     #[inline]
     pub fn block(&self, session: usize, take: impl FnOnce() -> (u32, bool)) -> (u32, bool) {
         let cell = &self.blocks[session];
@@ -245,28 +247,28 @@ mod tests {
     use crate::offset::Position;
 
     #[test]
-    fn a_thread_is_inside_once() {
+    fn a_thread_makes_one_inline_call_at_a_time() {
         enter(Doing::Reading, |_| {
             for _ in 0..3 {
                 assert!(enter(Doing::Reading, |_| ()).is_none());
             }
             let other = std::thread::spawn(|| enter(Doing::Reading, |_| ()).is_some());
-            assert!(other.join().unwrap(), "others are not");
+            assert!(other.join().unwrap(), "another thread is in no call");
         })
         .unwrap();
         assert!(enter(Doing::Reading, |_| ()).is_some());
     }
 
-    /// Locks the offset as a write of `len` bytes does; gives where that goes.
+    /// Locks the offset as a write of `len` bytes does. Returns the offset for the write.
     fn lock(thread: &Thread, offset: &Offset, len: u64) -> u64 {
         let Position::At(at) = offset.lock_as(1, |word| thread.about_to_lock(word)) else {
-            panic!("it is here");
+            panic!("the offset is here");
         };
         thread.has_locked(at, len)
     }
 
     #[test]
-    fn what_a_handler_writes_comes_after_the_write_that_it_interrupted() {
+    fn a_handlers_bytes_follow_the_write_that_it_interrupted() {
         let offset = Offset::new();
         offset.begin(1, Some(70));
         enter(Doing::Writing, |thread| {
@@ -278,7 +280,7 @@ mod tests {
             thread.displace(&offset, 1, 100, 10);
             assert!(thread.has_offset(5, &offset));
             assert_eq!(thread.behind(&offset), 110);
-            // A handler comes between the look and the unlocking.
+            // A handler comes between reading the word and unlocking it.
             let (word, displaced) = thread.unlocking();
             assert_eq!(displaced, 10);
             thread.displace(&offset, 1, 110, 5);
@@ -286,7 +288,7 @@ mod tests {
             let (word, displaced) = thread.unlocking();
             assert_eq!(displaced, 15);
             assert!(offset.release(1, word, 115));
-            // Before the thread notes that it has unlocked it, another one locks it.
+            // Another thread locks the offset before this thread notes that it has unlocked it.
             assert!(!thread.has_offset(5, &offset));
             assert!(offset.advance(1, 115, 120));
             assert_eq!(offset.lock(1), Position::At(120));
@@ -297,13 +299,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_handler_writes_before_the_write_has_its_place_comes_before_it() {
+    fn a_handlers_bytes_precede_a_write_that_has_no_offset_yet() {
         let offset = Offset::new();
         offset.begin(1, Some(70));
         enter(Doing::Writing, |thread| {
             thread.locking(5);
             let Position::At(at) = offset.lock_as(1, |word| thread.about_to_lock(word)) else {
-                panic!("it is here");
+                panic!("the offset is here");
             };
             for place in [70, 74] {
                 assert!(thread.has_offset(5, &offset));
@@ -321,14 +323,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_another_thread_is_not_taken_for_this_ones() {
+    fn another_threads_lock_is_not_this_threads() {
         let offset = Offset::new();
         offset.begin(1, Some(70));
         enter(Doing::Writing, |thread| {
             thread.locking(5);
             assert_eq!(offset.lock(1), Position::At(70));
             thread.about_to_lock(0);
-            assert!(!thread.has_offset(5, &offset), "the thread waits for it");
+            assert!(!thread.has_offset(5, &offset), "the thread waits for the offset");
             thread.unlocked();
         })
         .unwrap();

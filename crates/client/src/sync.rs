@@ -1,11 +1,11 @@
-//! sync(2) and syncfs(2): the kernel does not tell a FUSE daemon about them, so the library does.
+//! Passes sync(2) and syncfs(2) on to the daemons, because the kernel does not tell a FUSE daemon about them.
 
 use jericho_sys::{errno, files};
 
 use crate::devices;
 use crate::fd::Result;
 
-/// The attribute whose reading makes the daemon write everything back and commit (`fuse::control`).
+/// Attribute whose reading makes the daemon write everything back and commit (`fuse::control`).
 const SYNC: &str = "jericho.sync";
 
 /// Makes everything written to the volume of an open file durable. Returns `None` when the file is on no mount of

@@ -1,7 +1,8 @@
-//! A wish: the daemon grants a file its slot together with an ordinary read or write, and the library makes no request for it.
+//! A wish: the daemon grants a file its slot together with an ordinary read or write, so that the library makes no request for
+//! the slot.
 //!
-//! The protocol, and what may come between its steps: docs/formats/shm.md, *Wishes*. A wish that the daemon does not answer costs
-//! nothing more: a later call asks by the ioctl.
+//! The protocol and its interleavings: docs/formats/shm.md, *Wishes*. A wish without an answer costs nothing more: a later call
+//! asks with the ioctl.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,7 +13,7 @@ use crate::fd::{self, Slot};
 use crate::reentrancy::{self, Doing};
 use crate::session::{self, Session};
 
-/// Number of the last wish of this process.
+/// Number of this process's last wish.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// A wish for the file of an fd.
@@ -36,7 +37,8 @@ pub(crate) enum WrittenTo {
 }
 
 impl Wish {
-    /// Prepares a wish. `reserve`: the call is a write that others are likely to follow. Returns `None` when the daemon could not answer it, or the fd takes the kernel path for good.
+    /// Prepares a wish. `reserve`: the call is a write, and other writes are likely to follow. Returns `None` when the daemon
+    /// could not answer the wish, or the fd takes the kernel path for good.
     pub fn new(fd: i32, reserve: bool) -> Option<Wish> {
         #[cfg(test)]
         if !tests::ARE_LEFT.get() {
@@ -48,7 +50,7 @@ impl Wish {
         if !stat.is_regular || mode.direct || mode.path {
             return None;
         }
-        // Not in a signal handler that has interrupted an inline call: that may be about to take a block.
+        // Fails in a signal handler that has interrupted an inline call: that call may be about to take a block.
         let block = reentrancy::enter(Doing::Reading, |thread| session.own_block(thread))??;
         Some(Wish {
             session,
@@ -69,8 +71,8 @@ impl Wish {
         self.session.area.wishing(self.block).leave(self.wish);
     }
 
-    /// Ends the wish after the call. Gives the fd a description if the daemon has granted the file a slot, and the fd still is what it was
-    /// when its word was `word`.
+    /// Ends the wish after the call. Gives the fd a description if the daemon has granted the file a slot, and the fd still
+    /// refers to the same open file as when its word was `word`.
     pub fn end(&self, fd: i32, word: u64, written: WrittenTo) {
         let granted = self.session.area.wishing(self.block).end(self.wish);
         let (Some(granted), Some(FdState::Unknown { opened, word: now })) =

@@ -1,77 +1,76 @@
-//! The decision: where should this thread run? A state machine without a clock and without system calls: time,
-//! masks and load come from its [`World`], so that a test can make them up.
+//! Decides where a thread should run. A state machine without a clock and without system calls: time, masks and load come from
+//! its [`World`], so that a test can make them up.
 //!
-//! What a thread uses is kept in a window that decays by half each [`HALF_LIFE`]. *Adaptive*:
+//! A window keeps what the thread uses, and decays by half each [`HALF_LIFE`]. Under *adaptive*:
 //!
-//! 1. One node dominates the window, and what was remote there outweighs what a move costs: the thread is
-//!    *nudged*. Its mask is narrowed to that node's CPUs, which makes the kernel move it, and then put back.
-//!    The scheduler prefers to leave a thread where its caches are, so mostly that is all, and nothing stays
-//!    behind that could do harm once the thread computes, forks or starts threads.
-//! 2. The scheduler has brought it back [`NUDGES`] times in short order: it is *held*, its mask stays narrowed, until
-//!    it uses something else, uses nothing for [`IDLE`], or was measured to wait for a CPU while there were
-//!    idle ones elsewhere.
+//! 1. When one node dominates the window, and the remote bytes there outweigh the cost of a move, the migrator *nudges* the
+//!    thread. It narrows the mask to that node's CPUs, which makes the kernel move the thread, and then restores the mask. The
+//!    scheduler prefers to leave a thread where its caches are, so usually that is enough. No narrow mask stays that could do
+//!    harm when the thread computes, forks or starts threads.
+//! 2. When the scheduler has brought the thread back [`NUDGES`] times in short order, the migrator *holds* it: the mask stays
+//!    narrow. The migrator releases the thread when it uses other data, when it uses nothing for [`IDLE`], or when it waits for a
+//!    CPU while CPUs of other nodes are idle.
 //!
-//! *Always* (what the Jericho paper does): at the first access that finds it elsewhere it is held, and stays so
-//! until it uses another node's data.
+//! Under *always* (as in the Jericho paper), the migrator holds the thread at the first access that finds it on another node,
+//! until the thread uses another node's data.
 //!
 //! Invariants:
-//! - A mask that is set is a part of the one that was found, or the one that was found.
-//! - A thread whose mask is not the one that was left there was placed by its program, and is left alone for
-//!   good.
+//! - Each mask that the migrator sets is the mask that it found or a part of it.
+//! - A mask that differs from the one that the migrator set shows that the program has chosen the thread's CPUs. The migrator
+//!   then leaves the thread alone for good.
 
 use jericho_sys::affinity::CpuMask;
 
-/// Nodes that threads are moved to: 0 to this number, exclusive. Data on higher ones attracts nobody.
+/// Threads are moved to nodes below this number. Data on higher nodes attracts no thread.
 pub const NODES: usize = 32;
-/// Where use counts that attracts nobody: data whose policy is *never*, and that on higher nodes.
+/// Cell for use that attracts no thread: data under *never*, and data on higher nodes.
 pub const NOWHERE: usize = NODES;
 
 const MS: u64 = 1_000_000;
 
-/// The window decays by half in this time (nanoseconds): long enough that threads which go back and forth
-/// between nodes faster than that are seen as using both.
+/// The window decays by half in this time (nanoseconds). Threads that alternate between nodes faster than that count as using
+/// both.
 pub const HALF_LIFE: u64 = 200 * MS;
-/// What must have been remote, in bytes, for a move to be worth it. A move costs 100 to 200 microseconds: the switch
-/// and the filling of the caches anew. A remote byte costs about 0.05 nanoseconds more than a local one (the papers:
-/// 8 to 40 % of throughput). That is 2 to 4 MiB.
+/// Remote bytes that make a move worth its cost. A move costs 100 to 200 microseconds: the switch, and filling the caches again.
+/// A remote byte costs about 0.05 nanoseconds more than a local one (the papers: 8 to 40 % of throughput). That is 2 to 4 MiB.
 pub const MOVE_COST: f32 = (4 << 20) as f32;
 /// Share of the window that one node must have for a move there.
 const DOMINANT: f32 = 0.75;
-/// Share of the window below which a node does not hold a thread any longer. The distance between the two is
-/// what keeps a mixture from moving it to and fro.
+/// Share of the window below which a node no longer holds a thread. The distance between the two shares keeps a thread with mixed
+/// use from moving back and forth.
 const LOST: f32 = 0.25;
-/// A moved thread stays at least this long; twice as long each time that it was moved again soon after.
+/// Shortest delay before the next move. It doubles each time that the thread is moved again soon after.
 pub const HOLD_MIN: u64 = 250 * MS;
-/// The longest that it stays for that reason.
+/// Longest delay before the next move.
 pub const HOLD_MAX: u64 = 16_000 * MS;
-/// Nudges to one node within [`NUDGED_SOON`] of each other that did not last: then it is held.
+/// Nudges to one node, each within [`NUDGED_SOON`] of the one before, after which the next move holds the thread.
 pub const NUDGES: u32 = 3;
 /// See [`NUDGES`].
 const NUDGED_SOON: u64 = 4_000 * MS;
-/// A held thread that has used nothing for this long is let go.
+/// A held thread that has used nothing for this long is released.
 pub const IDLE: u64 = 1_000 * MS;
-/// How often a held thread's mask and waiting are looked at.
-const LOOK: u64 = 250 * MS;
-/// A node of whose CPUs' time less than this was idle is full: nobody is moved there.
+/// Time between two checks of a held thread's mask and waiting.
+const CHECK_EVERY: u64 = 250 * MS;
+/// A node whose CPUs were idle for less than this share of their time is full: no thread is moved there.
 const FULL: f32 = 0.05;
-/// A node of whose CPUs' time more than this was idle has room.
+/// A node whose CPUs were idle for more than this share of their time has room.
 const ROOM: f32 = 0.25;
 /// Share of its time that a held thread may wait for a CPU while there is room elsewhere.
 const WAIT_MAX: f32 = 0.25;
-/// After a node was full, or a held thread waited too long: no move for this long.
+/// Time without moves after a node was full, or after a held thread waited too long.
 pub const BACK_OFF: u64 = 5_000 * MS;
 
-/// What a decision can see and do. Everything is about one thread.
+/// The world that a decision sees and changes, for one thread.
 pub trait World {
-    /// The CPUs it may use now; `None`: cannot be told, or it is gone.
+    /// Returns the CPUs that the thread may use now. Returns `None` when they are unknown or the thread is gone.
     fn mask(&mut self) -> Option<CpuMask>;
-    /// Sets them. False: refused.
+    /// Sets those CPUs. Returns false when the kernel refuses.
     fn set_mask(&mut self, mask: &CpuMask) -> bool;
-    /// The CPUs of a node.
+    /// Returns the CPUs of a node.
     fn cpus_of(&self, node: usize) -> CpuMask;
-    /// Share (0 to 1) of the time of a node's CPUs that was idle lately; `None`: not known.
+    /// Returns the share (0 to 1) of recent time in which a node's CPUs were idle. Returns `None` when it is unknown.
     fn idle_share(&mut self, now: u64, node: usize) -> Option<f32>;
-    /// Nanoseconds that it has waited for a CPU in its life; `None`: not known.
+    /// Returns the nanoseconds that the thread has waited for a CPU in its life. Returns `None` when they are unknown.
     fn waited_ns(&mut self) -> Option<u64>;
 }
 
@@ -82,37 +81,37 @@ struct Use {
     remote: f32,
 }
 
-/// A mask that was narrowed and not put back.
+/// A narrowed mask that has not been restored.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     node: usize,
     found: CpuMask,
     set: CpuMask,
-    /// By policy *always*: waiting for a CPU does not let it go.
+    /// Held by policy *always*: waiting for a CPU does not release the thread.
     always: bool,
-    /// When it was last known to use something.
+    /// Time at which the thread was last known to use something.
     used: u64,
-    /// When mask and waiting were last looked at, and how long it had waited by then.
-    looked: u64,
+    /// Time of the last check of mask and waiting, and the thread's waiting time then.
+    checked: u64,
     waited: Option<u64>,
 }
 
-/// What is known of one thread, and how it was placed.
+/// The migrator's knowledge of one thread, and what it has done to it.
 #[derive(Debug)]
 pub struct Migrator {
     window: [Use; NODES + 1],
-    /// When the window was last brought up to date; 0: never.
+    /// Time of the window's last update; 0: never.
     updated: u64,
     held: Option<Held>,
-    /// The program has placed it.
-    hands_off: bool,
-    /// No move before this.
+    /// The program has chosen the thread's CPUs.
+    is_hands_off: bool,
+    /// No move before this time.
     not_before: u64,
     hold: u64,
     last_move: u64,
-    /// A node where it may not run, as seen when it was to be placed there, and when to look again.
+    /// A node on which the thread could not be held, and the time of the next attempt.
     refused: (usize, u64),
-    /// Where it was nudged to last, and how often in a row.
+    /// The node of the last nudge, and the number of nudges to it in a row.
     nudged: (usize, u32),
 }
 
@@ -123,7 +122,7 @@ impl Default for Migrator {
 }
 
 impl Migrator {
-    /// A thread that nobody has seen.
+    /// Returns the state of an unknown thread.
     pub const fn new() -> Migrator {
         const NOTHING: Use = Use {
             all: 0.0,
@@ -133,7 +132,7 @@ impl Migrator {
             window: [NOTHING; NODES + 1],
             updated: 0,
             held: None,
-            hands_off: false,
+            is_hands_off: false,
             not_before: 0,
             hold: HOLD_MIN,
             last_move: 0,
@@ -142,17 +141,17 @@ impl Migrator {
         }
     }
 
-    /// The node it is held on.
+    /// Returns the node on which the thread is held.
     pub fn held_on(&self) -> Option<usize> {
         self.held.map(|held| held.node)
     }
 
-    /// Whether its program was seen to place it.
+    /// Returns whether the program was seen to choose the thread's CPUs.
     pub fn is_hands_off(&self) -> bool {
-        self.hands_off
+        self.is_hands_off
     }
 
-    /// Brings the window to `now` (nanoseconds of a monotonic clock). First thing, then [`Migrator::used`] and
+    /// Brings the window to `now` (nanoseconds of a monotonic clock). A decision calls this first, then [`Migrator::used`], then
     /// [`Migrator::decide`].
     pub fn advance(&mut self, now: u64, world: &mut impl World) {
         let passed = now.saturating_sub(self.updated);
@@ -162,14 +161,14 @@ impl Migrator {
             used.all *= factor;
             used.remote *= factor;
         }
-        self.let_go_if_idle(now, world);
+        self.release_if_idle(now, world);
         if let Some(held) = &mut self.held {
             held.used = now;
         }
     }
 
-    /// Releases a thread that was held and has used nothing for [`IDLE`].
-    pub fn let_go_if_idle(&mut self, now: u64, world: &mut impl World) {
+    /// Releases a held thread that has used nothing for [`IDLE`].
+    pub fn release_if_idle(&mut self, now: u64, world: &mut impl World) {
         if self
             .held
             .is_some_and(|held| now.saturating_sub(held.used) > IDLE)
@@ -178,23 +177,23 @@ impl Migrator {
         }
     }
 
-    /// Adds to the window: bytes at `node` (`NOWHERE`: data that attracts nobody), used while the thread ran there
-    /// and while it ran elsewhere.
+    /// Adds bytes at `node` to the window: those used while the thread ran on that node (`local`), and elsewhere (`remote`).
+    /// `NOWHERE` stands for data that attracts no thread.
     pub fn used(&mut self, node: usize, local: u64, remote: u64) {
         let used = &mut self.window[node.min(NOWHERE)];
         used.all += (local + remote) as f32;
         used.remote += remote as f32;
     }
 
-    /// Decides by the window, for policy *adaptive*.
+    /// Decides from the window, for policy *adaptive*.
     pub fn decide(&mut self, now: u64, world: &mut impl World) {
-        if self.hands_off {
+        if self.is_hands_off {
             return;
         }
         let total: f32 = self.window.iter().map(|used| used.all).sum();
         match self.held {
             None => self.maybe_move(now, total, world),
-            Some(held) => self.maybe_let_go(now, total, held, world),
+            Some(held) => self.maybe_release(now, total, held, world),
         }
     }
 
@@ -208,7 +207,7 @@ impl Migrator {
         if self.window[node].remote < MOVE_COST {
             return;
         }
-        // A move is not tried again at once, whatever comes of it.
+        // Whether this move succeeds or not, the next attempt waits.
         self.not_before = now + HOLD_MIN;
         if world.idle_share(now, node).is_some_and(|idle| idle < FULL) {
             self.not_before = now + BACK_OFF;
@@ -226,8 +225,8 @@ impl Migrator {
         self.moved(now, again);
     }
 
-    /// The next move has to wait: for long when moves come thick and fast. A thread that is nudged to the same
-    /// node again is not going to and fro.
+    /// Delays the next move, and for longer when moves follow each other fast. Repeated nudges to one node do not lengthen the
+    /// delay.
     fn moved(&mut self, now: u64, to_the_same: bool) {
         let soon = self.last_move > 0 && now - self.last_move < 4 * self.hold;
         self.hold = match (soon, to_the_same) {
@@ -237,14 +236,14 @@ impl Migrator {
         };
         self.last_move = now;
         self.not_before = now + self.hold;
-        // What was remote before is not any more.
+        // Bytes that were remote before the move are not remote now.
         for used in &mut self.window {
             used.remote = 0.0;
         }
     }
 
-    fn maybe_let_go(&mut self, now: u64, total: f32, held: Held, world: &mut impl World) {
-        if now - held.looked >= LOOK {
+    fn maybe_release(&mut self, now: u64, total: f32, held: Held, world: &mut impl World) {
+        if now - held.checked >= CHECK_EVERY {
             if world.mask() != Some(held.set) {
                 return self.leave_alone();
             }
@@ -256,25 +255,25 @@ impl Migrator {
         }
         if self.window[held.node].all < LOST * total {
             self.release(world);
-            // It may have turned out that the program has placed it.
-            if !self.hands_off {
+            // The release may have found that the program has chosen the CPUs.
+            if !self.is_hands_off {
                 self.maybe_move(now, total, world);
             }
         }
     }
 
-    /// Whether a held thread lost much of its time waiting for a CPU while others had nothing to do.
+    /// Returns whether a held thread lost much of its time waiting for a CPU while CPUs of other nodes were idle.
     fn waits_in_vain(&mut self, now: u64, held: Held, world: &mut impl World) -> bool {
         let waited = world.waited_ns();
         self.held = Some(Held {
-            looked: now,
+            checked: now,
             waited,
             ..held
         });
         let (Some(before), Some(waited)) = (held.waited, waited) else {
             return false;
         };
-        let share = waited.saturating_sub(before) as f32 / (now - held.looked) as f32;
+        let share = waited.saturating_sub(before) as f32 / (now - held.checked) as f32;
         let room = |node: usize| {
             node != held.node
                 && !world.cpus_of(node).and(&held.found).is_empty()
@@ -283,30 +282,30 @@ impl Migrator {
         share > WAIT_MAX && (0..NODES).any(room)
     }
 
-    /// An access to data of `home` whose policy is *always* found the thread on another node.
+    /// Holds the thread on `home`, after an access under *always* to data of `home` found the thread on another node.
     pub fn hold_on(&mut self, now: u64, home: usize, world: &mut impl World) {
-        // Each access asks for it: one that cannot be had must not cost each a look at the mask.
+        // Every remote access calls this. A refused node must not cost each call a read of the mask.
         let is_refused = self.refused.0 == home && now < self.refused.1;
-        if self.hands_off || home >= NODES || is_refused {
+        if self.is_hands_off || home >= NODES || is_refused {
             return;
         }
         if let Some(held) = self.held {
-            // It is where it was put and runs elsewhere: somebody else moved it.
+            // The thread is held on `home` and runs elsewhere, so the program has changed the mask.
             if held.node == home {
                 return self.leave_alone_if_changed(held, world);
             }
             self.release(world);
-            if self.hands_off {
+            if self.is_hands_off {
                 return;
             }
         }
         if !self.narrow(now, home, true, world) {
-            self.refused = (home, now + LOOK);
+            self.refused = (home, now + CHECK_EVERY);
         }
     }
 
-    /// Puts back the mask that was found, unless the program has set another one since. Before a fork, an exec or
-    /// a new thread too: they inherit the mask.
+    /// Restores the mask that was found, unless the program has set another one since. A fork, an exec or a new thread inherits
+    /// the mask, so callers release the thread before it.
     pub fn release(&mut self, world: &mut impl World) {
         let Some(held) = self.held else { return };
         self.leave_alone_if_changed(held, world);
@@ -322,17 +321,17 @@ impl Migrator {
     }
 
     fn leave_alone(&mut self) {
-        self.hands_off = true;
+        self.is_hands_off = true;
         self.held = None;
     }
 
-    /// Narrows the mask to a node's CPUs. False when there is nothing to narrow, or it is refused.
+    /// Narrows the mask to a node's CPUs. Returns false when there is nothing to narrow, or the kernel refuses.
     fn narrow(&mut self, now: u64, node: usize, always: bool, world: &mut impl World) -> bool {
         let Some(found) = world.mask() else {
             return false;
         };
         let set = found.and(&world.cpus_of(node));
-        // The program (or its cpuset) keeps it away from the node, or has it on the node anyway.
+        // The program (or its cpuset) keeps the thread off the node, or it is confined to the node already.
         if set.is_empty() || set == found || !world.set_mask(&set) {
             return false;
         }
@@ -342,8 +341,8 @@ impl Migrator {
             set,
             always,
             used: now,
-            looked: now,
-            // From the first look on: most are not held that long.
+            checked: now,
+            // Read at the first check: most threads are not held that long.
             waited: None,
         });
         true

@@ -1,7 +1,7 @@
-//! The nodes of this process: which CPUs each has, and how idle they are.
+//! The nodes of this process: the CPUs of each, and how idle they are.
 //!
-//! A process may have several volumes mounted. Where their daemons were given different topologies, the numbers of their
-//! nodes mean different things: threads follow the data of those that agree with the first.
+//! A process may use several mounted volumes. If their daemons have different topologies, their node numbers mean different
+//! things. Threads then migrate only for volumes that agree with the first.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
@@ -11,9 +11,9 @@ use jericho_sys::load::{self, CpuTime};
 
 use super::migrator::NODES;
 
-/// /proc/stat is read at most this often in a process, in nanoseconds.
+/// Shortest time between two readings of /proc/stat in a process, in nanoseconds.
 const READ_EVERY: u64 = 1_000_000_000;
-/// A reading older than this says nothing any more.
+/// Age at which a reading is of no use.
 const STALE: u64 = 5 * READ_EVERY;
 
 /// The CPUs of each node.
@@ -21,7 +21,7 @@ const STALE: u64 = 5 * READ_EVERY;
 pub struct Nodes([CpuMask; NODES]);
 
 impl Nodes {
-    /// From the node of each CPU; numbers of [`NODES`] or more are left out.
+    /// Makes the table from the node of each CPU. Leaves out nodes from [`NODES`] up.
     pub fn new(node_of_cpu: impl Fn(u32) -> u16) -> Nodes {
         let mut nodes = [CpuMask::EMPTY; NODES];
         for cpu in 0..=CpuMask::CPU_MAX {
@@ -32,7 +32,7 @@ impl Nodes {
         Nodes(nodes)
     }
 
-    /// The CPUs of a node.
+    /// Returns the CPUs of a node.
     pub fn cpus_of(&self, node: usize) -> CpuMask {
         self.0.get(node).copied().unwrap_or_default()
     }
@@ -40,9 +40,9 @@ impl Nodes {
 
 static OF_PROCESS: OnceLock<Nodes> = OnceLock::new();
 
-/// Takes the nodes of a volume for this process's. False when those of another volume came first and differ.
+/// Takes the nodes of a volume as this process's. Returns false when a different table of another volume came first.
 pub fn learn(nodes: Nodes) -> bool {
-    // Compared with what is there, be it ours or another's.
+    // Another thread may have stored its table meanwhile, so this compares with the stored one.
     let known = match OF_PROCESS.get() {
         Some(known) => known,
         None => {
@@ -53,16 +53,16 @@ pub fn learn(nodes: Nodes) -> bool {
     *known == nodes
 }
 
-/// The nodes of this process; `None` before the first volume.
+/// Returns the nodes of this process; `None` before the first volume.
 pub fn of_process() -> Option<&'static Nodes> {
     OF_PROCESS.get()
 }
 
-/// How idle the nodes' CPUs were between the last two readings.
+/// The idle shares of the nodes' CPUs between the last two readings.
 pub struct Idle {
     /// When `share` was written; 0: never.
     read_at: AtomicU64,
-    /// Thousandths and one; 0: not known.
+    /// Thousandths plus one; 0: unknown.
     share: [AtomicU32; NODES],
     /// The last reading.
     times: Mutex<[CpuTime; NODES]>,
@@ -75,7 +75,7 @@ impl Default for Idle {
 }
 
 impl Idle {
-    /// Nothing is known.
+    /// Returns a table in which no share is known.
     pub const fn new() -> Idle {
         const NO_TIME: CpuTime = CpuTime { busy: 0, idle: 0 };
         Idle {
@@ -85,13 +85,13 @@ impl Idle {
         }
     }
 
-    /// Share (0 to 1) of the time of a node's CPUs that was idle between the last two readings; reads anew when the
-    /// last reading is a second old. `None` until there were two, and when the last one is too long ago.
+    /// Returns the share (0 to 1) of the time between the last two readings in which a node's CPUs were idle. Reads again when
+    /// the last reading is a second old. Returns `None` before the second reading, and when the reading before is too old.
     pub fn share(&self, now: u64, nodes: &Nodes, node: usize) -> Option<f32> {
         let at = self.read_at.load(Relaxed);
         let age = now.saturating_sub(at);
         if at == 0 || age >= READ_EVERY {
-            // One thread reads; the others take what is there.
+            // One thread reads; the others use the stored shares.
             let won = self
                 .read_at
                 .compare_exchange(at, now.max(1), Relaxed, Relaxed);
@@ -105,7 +105,7 @@ impl Idle {
         }
     }
 
-    /// Reads; what is the difference to a reading `is_fresh` or not.
+    /// Reads the times. The shares since the last reading are known only if that reading `is_fresh`.
     fn read(&self, nodes: &Nodes, is_fresh: bool) {
         let Ok(mut last) = self.times.try_lock() else {
             return;
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpus_belong_to_the_node_that_the_table_says() {
+    fn each_cpu_belongs_to_its_node_in_the_table() {
         let nodes = Nodes::new(|cpu| match cpu {
             0 | 2 => 0,
             1 => 1,
@@ -148,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn idleness_is_known_from_the_second_reading_on_and_not_from_an_old_one() {
+    fn idle_shares_need_two_readings_and_none_that_is_stale() {
         let nodes = Nodes::new(|_| 0);
         let idle = Idle::new();
         assert_eq!(idle.share(1, &nodes, 0), None);
         assert_eq!(idle.share(READ_EVERY / 2, &nodes, 0), None, "too soon");
-        // Ticks are long: until the kernel has counted one.
+        // Kernel ticks are long: repeats until the kernel has counted one.
         let mut now = READ_EVERY + 1;
         let share = loop {
             if let Some(share) = idle.share(now, &nodes, 0) {

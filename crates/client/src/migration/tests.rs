@@ -177,9 +177,9 @@ fn held(m: &mut Machine) -> Migrator {
 fn a_held_thread_is_let_go_when_it_uses_nothing_any_more() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
-    migrator.let_go_if_idle(m.now + IDLE, &mut m);
+    migrator.release_if_idle(m.now + IDLE, &mut m);
     assert_eq!(migrator.held_on(), Some(2));
-    migrator.let_go_if_idle(m.now + IDLE + 1, &mut m);
+    migrator.release_if_idle(m.now + IDLE + 1, &mut m);
     assert_eq!((migrator.held_on(), m.mask), (None, m.own));
 }
 
