@@ -45,8 +45,8 @@ const IN_USE_MAX: u64 = (1 << 12) - 1;
 /// In the word of an unknown fd: a wish was left for it (see `wish`).
 const WISHED: u64 = 1 << 58;
 
-/// In the word of an fd that takes the kernel path, beside its description as in `DESCRIBED`: the fd is being closed, and the description has
-/// others.
+/// In the word of an fd that takes the kernel path, beside its description as in `DESCRIBED`: the fd is being closed, and the
+/// description has others.
 const CLOSING: u64 = 1 << 61;
 
 static FD_WORDS: [AtomicU64; FDS] = [const { AtomicU64::new(0) }; FDS];

@@ -1,9 +1,10 @@
-//! Reads and writes of a file in shared memory, in the caller's thread: no system call, no allocation, nothing
-//! waited for without bound. What does not go this way, the caller hands to the kernel.
+//! Reads and writes a file in shared memory, in the caller's thread. Makes no system call, allocates nothing, and never waits
+//! without a bound. The caller passes all other accesses on to the kernel.
 //!
-//! When a later page of a write over several pages turns out not to be writable here, the rest goes through the kernel. Until the kernel's
-//! write has ended, the library keeps the write's locks and lends them to the daemon (`Kept`), so that nobody reads the first half alone. If
-//! another write over both halves came in between, or the file was truncated, the whole write is made once more.
+//! A later page of a write over several pages may turn out not to be writable inline. The rest then goes through the kernel.
+//! Until the kernel's write has ended, the library keeps the write's locks and lends them to the daemon (`Kept`), so that no
+//! reader sees the first half alone. If another write over both halves came in between, or the file was truncated, the library
+//! makes the whole write once more.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -23,30 +24,30 @@ use crate::session::Session;
 use crate::source::{Source, Target};
 
 const PAGE: usize = PAGE_BYTES as usize;
-/// Bytes of one inline write; its caller makes several of a longer one, as the kernel does too. It bounds for
-/// how long the locks are held.
+/// Most bytes of one inline write. Its caller makes several writes of a longer one, as the kernel does. Bounds the time for which
+/// the locks are held.
 pub const WRITE_MAX: usize = 8 << 20;
-/// Number of times a read restarts because the file was truncated or a write over several pages interfered.
+/// Times that a read restarts because the file was truncated or a write over several pages interfered.
 const READ_TRIES: u32 = 3;
 
-/// Why something was not done inline.
+/// Why an access was not made inline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The slot is another file's by now.
+    /// The slot belongs to another file now.
     Stale,
-    /// The daemon wants no inline access to the file for now, or to have no more of this process.
+    /// The daemon allows no inline access to the file for now, or has revoked this process.
     Withheld,
     /// The caller must wait for the slice, or for the thread that drains reports.
     Throttled,
     /// A page is not in the cache.
     Absent,
-    /// A page has no promise of space.
+    /// No space is reserved for a page.
     Unbacked,
-    /// Another writer had it, or a lock, for long.
+    /// Another writer held the page or a lock for too long.
     Busy,
-    /// The file was truncated, or extended, at the same time.
+    /// The file was truncated or extended at the same time.
     Changed,
-    /// It would leave a hole, or is beyond what a slot can say.
+    /// The write would leave a hole, or ends beyond the largest offset of a slot.
     Far,
 }
 
@@ -56,7 +57,7 @@ impl From<Miss> for Why {
             Miss::Absent => Why::Absent,
             Miss::Unbacked => Why::Unbacked,
             Miss::Busy => Why::Busy,
-            // The daemon has cut this process off.
+            // The daemon has revoked this process.
             Miss::Broken => Why::Withheld,
             Miss::Changed => Why::Changed,
             Miss::NoRoom => Why::Throttled,
@@ -64,7 +65,7 @@ impl From<Miss> for Why {
     }
 }
 
-/// Why a write was not done inline, and what the library keeps until it is done otherwise.
+/// Why a write was not made inline, and the locks that the library keeps until the kernel has made the rest.
 #[derive(Debug)]
 pub struct Failed<'a> {
     /// The reason.
@@ -85,8 +86,9 @@ impl From<Miss> for Failed<'_> {
     }
 }
 
-/// Locks of a write of which the rest is being made through the kernel: nobody reads its pages, and the daemon borrows the locks for each
-/// write. Released on drop. A thread has at most one, since it makes no inline write meanwhile.
+/// Locks of a write whose rest is being made through the kernel. No thread reads its pages meanwhile, and the daemon borrows the
+/// locks for each of its writes. Dropping the value releases them. A thread has at most one, because it makes no inline write
+/// meanwhile.
 #[derive(Debug)]
 pub struct Kept<'a> {
     session: &'a Session,
@@ -97,35 +99,37 @@ pub struct Kept<'a> {
     generation: u32,
 }
 
-/// How far a write has come that ended in its middle.
+/// The progress of a write that stopped half-way.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     at: u64,
     done: usize,
-    /// The slot's count before the first byte was written.
+    /// The slot's removals before the first byte was written.
     removals: u64,
 }
 
 impl Kept<'_> {
-    /// Returns how many bytes of the write are there.
+    /// Returns the number of bytes of the write that are written.
     pub fn done(&self) -> usize {
         self.begun.done
     }
 
-    /// Returns the offset of the first byte that is not there.
+    /// Returns the offset of the first byte that is not written.
     fn rest(&self) -> u64 {
         self.begun.at + self.begun.done as u64
     }
 
-    /// Returns how often the word of the rest's first byte is borrowed for a request that writes `len` bytes from there on. Returns `None`
-    /// if that is unknown: the kernel splits a long request, and more than one part may need the word.
+    /// Returns the number of times that the daemon borrows the word of the rest's first byte for a request that writes `len`
+    /// bytes from there on. Returns `None` if that is unknown: the kernel splits a long request, and more than one part may need
+    /// the word.
     pub fn own_borrows(&self, len: usize) -> Option<u32> {
         let is_split = Segments::is_wrapped(self.rest(), len as u64);
         (!is_split).then(|| u32::from(!is_in_page(self.rest(), len)))
     }
 
-    /// Returns false if others may have written over the first part and the rest, or removed the first part. `own`: how often the word of
-    /// the rest's first byte was borrowed for own requests. Others that write over both parts borrow that word, too.
+    /// Returns false if other writers may have written over the first part and the rest, or removed the first part. `own`: times
+    /// that the word of the rest's first byte was borrowed for own requests. A writer that writes over both parts borrows that
+    /// word, too.
     pub fn is_one_write(&self, own: u32) -> bool {
         self.info.word().generation() == self.generation
             && self.slot.removals() == self.begun.removals
@@ -135,14 +139,14 @@ impl Kept<'_> {
 
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
-        // A child that was forked meanwhile has its parent's.
+        // After a fork, the child's copy belongs to its parent.
         if self.session.is_own() {
             self.lent.take_back(self.slot);
         }
     }
 }
 
-/// A file, as a slot shows it.
+/// A file, reached through a slot.
 #[derive(Clone, Copy)]
 pub struct File<'a> {
     session: &'a Session,
@@ -150,30 +154,29 @@ pub struct File<'a> {
     index: u32,
     slot: &'a Slot,
     memory: &'a SliceMemory,
-    /// Of its first page.
+    /// Key of the file's first page.
     key: Key,
-    /// What the slot's word has to be.
+    /// The slot's word at the lookup. A different word ends the use of this value.
     word: SlotWord,
     /// The slot names this process among the file's writers, and its word allows writes.
     may_write: bool,
 }
 
-/// How far a read came.
+/// The progress of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// Bytes that are in the caller's buffer.
+    /// Bytes in the caller's buffer.
     pub done: usize,
-    /// The file's size when it was read.
+    /// The file's size at the time of the read.
     pub size: u64,
-    /// Why it is not all of them; `None`: it is all, or all that there is.
+    /// Why bytes are missing; `None`: the read is complete, or ends at the end of the file.
     pub rest: Option<Why>,
-    /// State of a read over several pages: tells whether the bytes still belong to one instant after the rest was read
-    /// elsewhere.
+    /// State of a read over several pages. Tells whether the bytes still belong to one instant after the rest was read elsewhere.
     pub turns: Option<Turns>,
 }
 
 impl<'a> File<'a> {
-    /// Of a slot, if it is still the one that was given out for the object.
+    /// Returns the file of a slot, if the slot still is the one that the daemon gave out for the object.
     #[inline(always)]
     pub fn of(
         session: &'a Session,
@@ -207,8 +210,8 @@ impl<'a> File<'a> {
         })
     }
 
-    /// Names this process among the file's writers, if its session may write. Without that the file cannot be written through
-    /// the result.
+    /// Names this process among the file's writers, if its session may write. Otherwise the result cannot be used to write the
+    /// file.
     #[inline]
     pub fn for_writing(self) -> File<'a> {
         let (named, owner) = (self.memory.is_writable(), self.session.owner);
@@ -218,7 +221,7 @@ impl<'a> File<'a> {
         self.if_named(named)
     }
 
-    /// Does the same if this process is named already. Stores nothing, for a reader.
+    /// Returns a writable file if this process already is among its writers. Stores nothing, because the caller only reads.
     #[inline]
     pub fn for_reading(self) -> File<'a> {
         self.if_named(self.memory.is_writable() && self.slot.writers().contains(self.session.owner))
@@ -236,18 +239,17 @@ impl<'a> File<'a> {
         File { may_write, ..self }
     }
 
-    /// Whether it can still be reached the same way, if the slot is still what it was, which whoever looks at the size is
-    /// told.
+    /// Returns whether this process may still use its session. The caller that reads the size checks that the slot is unchanged.
     #[inline(always)]
     pub fn is_reachable(&self) -> bool {
         self.session.is_own() && !self.session.area.is_cut_off()
     }
 
-    /// The size, which is this file's.
+    /// Returns the size, after checking that the slot is still this file's.
     #[inline(always)]
     fn size_word(&self) -> Result<SizeWord, Why> {
         let size = self.slot.size();
-        // After the size: the daemon moves the generation on before it puts another file's size there.
+        // Loads the word after the size: the daemon changes the generation before it stores another file's size.
         let word = self.info.word();
         if word != self.word {
             return Err(self.why_not(word));
@@ -255,7 +257,7 @@ impl<'a> File<'a> {
         Ok(size)
     }
 
-    /// Why a slot with that word is not reached as this file.
+    /// Returns why a slot with this word is not usable as this file.
     #[cold]
     fn why_not(&self, word: SlotWord) -> Why {
         if word.generation() != self.word.generation() {
@@ -267,30 +269,30 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Bytes of the file.
+    /// Returns the file's size in bytes.
     #[inline]
     pub fn size(&self) -> Result<u64, Why> {
         Ok(self.size_word()?.bytes())
     }
 
-    /// Whether bytes `[at, at + len)` are within the file and one page.
+    /// Returns whether bytes `[at, at + len)` are within the file and one page.
     #[inline]
     pub fn has_in_page(&self, at: u64, len: usize) -> bool {
         let left = self.slot.size().bytes().checked_sub(at);
         left.is_some_and(|left| len as u64 <= left) && len <= PAGE - (at % PAGE_BYTES) as usize
     }
 
-    /// Slice that caches the file.
+    /// Returns the slice that caches the file.
     pub fn home(&self) -> u16 {
         self.word.home()
     }
 
-    /// Whether a page is in the cache.
+    /// Returns whether a page is in the cache.
     pub fn has_page(&self, page: u64) -> bool {
         self.memory.lookup(self.key.with_page(page)).is_some()
     }
 
-    /// Whether bytes may be written as far as their pages are concerned: all are there, with space for them.
+    /// Returns whether the bytes' pages are all cached and have space reserved.
     pub fn is_writable(&self, at: u64, len: usize) -> bool {
         pieces(at, len).all(|(page, _, _)| {
             let key = self.key.with_page(page);
@@ -298,13 +300,13 @@ impl<'a> File<'a> {
         })
     }
 
-    /// What writers have had reserved behind the end of the file.
+    /// Returns the state of pages that the daemon has reserved beyond the end of the file.
     #[inline]
     pub fn ahead(&self) -> &'a Ahead {
         self.slot.ahead()
     }
 
-    /// Keeps others from asking for pages behind the end, until what it gives is dropped.
+    /// Keeps other writers from asking for pages beyond the end until the result is dropped.
     pub fn begin_asking(&self) -> Asking<'a> {
         let ahead = self.ahead();
         let held = ahead.begin_asking(self.session.owner);
@@ -328,8 +330,8 @@ impl<'a> File<'a> {
         })
     }
 
-    /// What most reads are: of bytes of one page that is there and that nobody is changing. Gives how many there are;
-    /// `None`: it is not as simple as that, and `out` holds nothing of use.
+    /// Reads bytes of one page that is cached and that no writer is changing. Most reads are of this kind. Returns the number of
+    /// bytes. Returns `None` otherwise; `out` then holds nothing of use.
     #[inline(always)]
     pub fn read_page(&self, thread: &Thread, at: u64, out: &mut [u8]) -> Option<usize> {
         let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
@@ -354,8 +356,8 @@ impl<'a> File<'a> {
         self.slot.size().same_cuts(seen).then_some(len)
     }
 
-    /// Reads at `at`, as far as pages hit. Each page's bytes are of one instant, and the size was the file's at an
-    /// instant of the call.
+    /// Reads at `at`, as far as pages hit. Each page's bytes are of one instant, and the size was the file's at an instant of the
+    /// call.
     pub fn read(&self, at: u64, out: &mut [u8]) -> Read {
         let none = |why| Read {
             done: 0,
@@ -375,12 +377,12 @@ impl<'a> File<'a> {
         none(Why::Changed)
     }
 
-    /// Reads a file of the size that was seen; `None` when it was truncated meanwhile.
+    /// Reads a file of the size `seen`. Returns `None` when the file was truncated meanwhile.
     fn read_as_of(&self, seen: SizeWord, at: u64, out: &mut [u8]) -> Option<Read> {
         let size = seen.bytes();
         let len = size.saturating_sub(at).min(out.len() as u64) as usize;
         let (done, rest, turns) = self.read_whole(at, &mut out[..len]);
-        // Zeros behind a new end must not be taken for bytes before the old one.
+        // Zeros beyond a new end must not pass for bytes before the old end.
         fence(Ordering::Acquire);
         let same = self.slot.size().same_cuts(seen);
         same.then_some(Read {
@@ -411,8 +413,8 @@ impl<'a> File<'a> {
         (0, Some(Why::Busy), None)
     }
 
-    /// Reads into several parts at `at`, as `read` into one: what it returns of them belongs to one instant. Reads all that the file has, or
-    /// nothing (`rest`).
+    /// Reads into several parts at `at`, as `read` does into one; the bytes that it returns belong to one instant. Reads all
+    /// bytes that the file has, or none (`rest`).
     pub fn read_parts(&self, at: u64, len: usize, parts: &mut [IoSliceMut<'_>]) -> Read {
         let mut why = Why::Changed;
         for _ in 0..READ_TRIES {
@@ -461,7 +463,7 @@ impl<'a> File<'a> {
         let (mut target, epoch) = (Target::new(parts), self.memory.epoch());
         for (page, within, len) in pieces(at, len) {
             let key = self.key.with_page(page);
-            // Once for each page, also where it is of several parts: its bytes belong to one instant.
+            // Reads each page once, also into several parts: its bytes belong to one instant.
             let read = target.next(len, |out| self.memory.read_unmarked(key, within, out));
             self.mark(read?, epoch);
         }
@@ -473,7 +475,7 @@ impl<'a> File<'a> {
         Ok(self.slot.size().same_cuts(seen).then_some((len, size)))
     }
 
-    /// Returns whether bytes that were read inline and others that were read elsewhere since belong to one instant.
+    /// Returns whether the bytes of `read` and bytes read elsewhere since belong to one instant.
     pub fn is_of_one_instant(&self, read: &Read) -> bool {
         read.turns.is_none_or(|turns| self.slot.is_turn(&turns))
     }
@@ -496,13 +498,13 @@ impl<'a> File<'a> {
     #[inline(always)]
     fn mark(&self, index: u32, epoch: u8) {
         if !self.memory.is_marked(index, epoch) {
-            self.mark_anew(index);
+            self.add_mark(index);
         }
     }
 
-    /// As `mark`, when the mark is missing.
+    /// Marks an entry whose mark is missing.
     #[cold]
-    pub fn mark_anew(&self, index: u32) {
+    pub fn add_mark(&self, index: u32) {
         if self.memory.is_writable() {
             self.memory.touch(index, self.memory.epoch());
         } else {
@@ -510,7 +512,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Tells of an inline access, to the bytes `bytes`. `calls`: 0 when a part of the call was done elsewhere, else 1.
+    /// Accounts an inline access to the bytes `bytes`. `calls`: 0 when a part of the call was made elsewhere, else 1.
     pub fn account(&self, thread: &Thread, write: bool, bytes: Range<u64>, calls: u64) {
         if !bytes.is_empty() {
             let access = Access {
@@ -525,7 +527,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Where accesses of the thread to this file count now.
+    /// Returns where the thread's accesses to this file count now.
     pub fn place(&self, thread: &Thread) -> Place<'a> {
         self.session.place(thread, self.home(), self.info.policy())
     }
@@ -556,13 +558,13 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Returns how the calling thread writes. Returns `None` when it cannot write inline.
+    /// Returns the identity under which the calling thread writes. Returns `None` when it cannot write inline.
     fn writer(&self) -> Option<Writer<'a>> {
         reentrancy::thread(|thread| self.session.writer(thread, self.home()))
     }
 
-    /// What most writes are: to one page, within the file, that is there, of a file that `is_for_writing`. `None`: it is not as simple as that, and the
-    /// same bytes are to be written by `write`; some may be there already.
+    /// Writes to one cached page, within the file, if the file `is_for_writing`. Most writes are of this kind. Returns `None`
+    /// otherwise; the caller then makes the write with `write`, and some bytes may be written already.
     #[inline(always)]
     pub fn write_page(&self, thread: &Thread, at: u64, data: &[u8]) -> Option<()> {
         let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
@@ -591,8 +593,8 @@ impl<'a> File<'a> {
         Some(())
     }
 
-    /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`, all of them or (`Err`) not: then some may be there, but
-    /// the file is as long as it was.
+    /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`. When it fails, some bytes may be written, but the file is as
+    /// long as before.
     #[inline]
     pub fn write(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Failed<'a>> {
         self.may_write()?;
@@ -618,7 +620,7 @@ impl<'a> File<'a> {
         self.extend(extend, seen, at, len, source, false)
     }
 
-    /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at the end of the file, all or (`Err`) none; gives the new end.
+    /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at the end of the file, all or none. Returns the new end.
     pub fn append(&self, len: usize, source: Source<'_, '_>) -> Result<u64, Why> {
         self.may_write()?;
         self.may_grow()?;
@@ -627,20 +629,21 @@ impl<'a> File<'a> {
         if end >= FILE_BYTES_MAX {
             return Err(Why::Far);
         }
-        // Nothing is kept of one that fails: all of it would have been behind the end.
+        // A failed append keeps nothing: all its bytes are beyond the end.
         let done = self.extend(extend, seen, seen.bytes(), len, source, true);
         done.map_err(|failed| failed.why)?;
         Ok(end)
     }
 
-    /// Takes the extend lock, and the size that nobody else changes while it is held.
+    /// Takes the extend lock. Returns the size, which no other client changes while the lock is held.
     fn lock_size(&self) -> Result<(Held<'a>, SizeWord), Why> {
         let lock = self.slot.extend_lock();
         let held = lock.lock(self.session.owner).ok_or(Why::Busy)?;
         let held = Held { lock, held };
         let seen = self.size_word()?;
-        // The daemon takes it away from who holds it for long and then counts a cut: a size from before that is found
-        // to be old when the page is written, one from after it is the daemon's to change.
+        // The daemon takes the lock away from a holder that keeps it for long, and then adds one to the truncation count. The
+        // page write notices a size from before that. A size from after it is the daemon's to change, so this checks the lock
+        // again.
         if !lock.is_held(held.held) {
             return Err(Why::Busy);
         }
@@ -655,7 +658,7 @@ impl<'a> File<'a> {
         len: usize,
         source: Source<'_, '_>,
     ) -> Result<(), Failed<'a>> {
-        // Only a truncation matters: others may extend.
+        // Only a truncation matters: other writers may extend the file.
         let removals = self.slot.removals();
         let range = self.lock_range(at, len)?;
         let still = |at| self.is_still() && self.slot.size().same_cuts(seen) && range.is_held(at);
@@ -673,7 +676,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Keeps and lends the locks of a half-done write, so that nobody reads the first part alone.
+    /// Keeps and lends the locks of a half-done write, so that no reader sees the first part alone.
     #[cold]
     fn keep(
         &self,
@@ -706,7 +709,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// With the extend lock held.
+    /// Writes beyond the end of the file. The caller holds the extend lock.
     fn extend(
         &self,
         held: Held<'a>,
@@ -717,15 +720,15 @@ impl<'a> File<'a> {
         append: bool,
     ) -> Result<(), Failed<'a>> {
         let (old, end) = (seen.bytes(), at + len as u64);
-        // A page that nothing is known of lies between: the daemon makes holes.
+        // Only the daemon makes holes: the pages in between may not be cached.
         if at / PAGE_BYTES > old / PAGE_BYTES {
             return Err(Why::Far.into());
         }
         let removals = self.slot.removals();
         let range = self.lock_range(at, len)?;
         self.check_pages(at, len)?;
-        // Nobody else changes the size while the lock is held; if it does change, the daemon has lost its patience
-        // and goes on without us.
+        // No other client changes the size while the lock is held. If the size changes, the daemon has taken the lock away and
+        // goes on without this process.
         let still = |at| self.is_still() && self.slot.size() == seen && range.is_held(at);
         if let Err((done, why)) = self.put(at, len, source, still) {
             self.wipe(seen, old.max(at), at + done as u64);
@@ -754,7 +757,7 @@ impl<'a> File<'a> {
         Ok(())
     }
 
-    /// Behind the end of a file are zeros: puts them back after a write that ended half-way.
+    /// Writes zeros again after a write that stopped half-way: all bytes beyond the end of a file are zeros.
     #[cold]
     fn wipe(&self, seen: SizeWord, from: u64, to: u64) {
         if from < to {
@@ -764,12 +767,12 @@ impl<'a> File<'a> {
             for (page, within, len) in pieces(from, (to - from) as usize) {
                 let key = self.key.with_page(page);
                 let still = || self.slot.size() == seen;
-                // A page that cannot be had any more is the daemon's, which knows where the file ends.
+                // A page that this process cannot write any more is the daemon's, which knows the file's end.
                 let zeros = &ZEROS[..len];
                 let wiped = self
                     .memory
                     .write_if(key, within, zeros, writer, epoch, still);
-                // The slice has written the page back since the last write ended.
+                // The slice wrote the page back after the write had ended, so the page is newly dirty.
                 if wiped == Ok(true) {
                     report(self.session, key);
                 }
@@ -777,7 +780,8 @@ impl<'a> File<'a> {
         }
     }
 
-    /// A write over several pages excludes others that overlap it; one within a page needs no more than its latch.
+    /// Locks the pages of a write over several pages against overlapping writes. A write within one page needs only the page's
+    /// latch.
     #[inline]
     fn lock_range(&self, at: u64, len: usize) -> Result<Locked<'a>, Why> {
         let held = if is_in_page(at, len) {
@@ -793,7 +797,7 @@ impl<'a> File<'a> {
         })
     }
 
-    /// Looks before it leaps: a write that stops half-way costs more than lookups.
+    /// Checks all pages first: a write that stops half-way costs more than lookups.
     #[inline]
     fn check_pages(&self, at: u64, len: usize) -> Result<(), Why> {
         if !is_in_page(at, len) {
@@ -804,7 +808,7 @@ impl<'a> File<'a> {
         Ok(())
     }
 
-    /// Writes page by page while `still`; else gives how many bytes were written.
+    /// Writes page by page while `still` holds. Fails with the number of bytes written so far.
     #[inline]
     fn put(
         &self,
@@ -829,7 +833,7 @@ impl<'a> File<'a> {
                 })
             });
             match written {
-                // The slice hears of the page before the write is acknowledged, or the size covers it.
+                // Reports the page before the write is acknowledged and before the size covers it.
                 Ok(true) => ring |= self.session.report(key),
                 Ok(false) => {}
                 Err(miss) => {
@@ -845,8 +849,8 @@ impl<'a> File<'a> {
         result
     }
 
-    /// Leaves the mark of inline writes, unless it is there already. The daemon gives the file the time at which
-    /// it takes the mark, which is after this write.
+    /// Sets the mark of inline writes, unless it is set. The daemon gives the file the time at which it takes the mark, which is
+    /// after this write.
     #[inline]
     fn wrote(&self) {
         if self.slot.modified() == 0 {
@@ -855,7 +859,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// The slice hears of a page that became dirty.
+/// Reports a page that became dirty, and rings the doorbell if the daemon asked for that.
 #[inline(never)]
 fn report(session: &Session, key: Key) {
     if session.report(key) {
@@ -868,7 +872,7 @@ fn set_modified(slot: &Slot) {
     slot.set_modified(files::coarse_realtime_ns());
 }
 
-/// A lock, given back on drop.
+/// A lock, released on drop.
 struct Held<'a> {
     lock: &'a Lock,
     held: Holding,
@@ -880,7 +884,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The right to ask for pages behind the end, given back on drop.
+/// The right to ask for pages beyond the end, released on drop.
 pub struct Asking<'a> {
     ahead: &'a Ahead,
     held: Holding,

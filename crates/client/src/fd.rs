@@ -1,12 +1,12 @@
-//! Reads and writes by descriptor number, as a program makes them.
+//! Reads and writes by fd, as a program makes them.
 //!
-//! Each function that gives an `Option` says `None` for *make the ordinary call of libc*: the number is not of a Jericho
-//! mount, or has no fast way, or the kernel has its offset. `Some` is the result of the call, done here: without
-//! the kernel where it could be, else by the same call at the right offset.
+//! Each function that returns an `Option` returns `None` when the caller must make the ordinary libc call: the fd is not on a
+//! Jericho mount, or takes the kernel path, or the kernel keeps its offset. `Some` is the result of the call, made here: without
+//! the kernel where that is possible, otherwise by the same system call at the right offset.
 //!
-//! An fd is described when its calls have cost enough (`early`). The library keeps its offset if this process opened it and has not shared
-//! it with another process (`share`, `share_all`). Otherwise the kernel keeps the offset, and only calls with an offset of their own go
-//! inline.
+//! An fd is described when its calls have cost enough (`early`). The library keeps its offset if this process opened it and has
+//! not shared it with another process (`share`, `share_all`). Otherwise the kernel keeps the offset, and only calls with an
+//! offset of their own go inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::sync::atomic::AtomicBool;
@@ -34,71 +34,71 @@ use crate::session::{self, Session};
 use crate::source::Source;
 use crate::wish::WrittenTo;
 
-/// What a call gives, or the errno.
+/// The result of a call, or its errno.
 pub type Result<T> = std::result::Result<T, i32>;
 
-/// Most bytes that the kernel moves in a call.
+/// Most bytes that the kernel moves in one call.
 const BYTES_MAX: usize = 0x7fff_f000;
-/// Parts of a vectored call at most.
+/// Most parts of a vectored call.
 const PARTS_MAX: usize = 1024;
 /// Most parts of a rest that is written alone. With more parts, the whole write is made again.
 const REST_PARTS_MAX: usize = 64;
 /// Furthest that is read ahead: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
-/// Pages reserved beyond the end for a writer that goes on: doubling from the first to the second.
+/// Pages reserved beyond the end for a writer that goes on: the number doubles from the first to the second.
 const RESERVE_MIN: u32 = 16;
 const RESERVE_MAX: u32 = 1024;
-/// As the end of a description's last write that made its file longer: there was none.
+/// End of a description's last extending write, if there was none.
 pub(crate) const NEVER: u64 = u64::MAX;
-/// Times that an append has pages reserved and others use them up, before it goes through the kernel.
+/// Times that an append reserves pages that other writers then use up, before it goes through the kernel.
 const APPEND_TRIES: u32 = 4;
-/// Extending writes after a refusal to reserve until it is tried again.
+/// Extending writes that ask for no pages after the daemon has refused to reserve.
 const RESERVE_PAUSE: u32 = 64;
-/// The same when others had the pages, time and again.
+/// The same after other writers repeatedly took the pages.
 const BUSY_PAUSE: u32 = 4;
-/// Times that pages are asked for that others have.
+/// Times that a writer asks for pages that the daemon is reserving at the same time.
 const ASK_TRIES: u32 = 4;
-/// Times that a reader reads anew because somebody else moved the offset, before it locks it.
+/// Times that a reader reads again because another thread moved the offset, before it locks the offset.
 const READ_TRIES: u32 = 3;
-/// Times that a number is looked up anew because it changed its meaning meanwhile.
+/// Times that an fd is looked up again because it changed its meaning meanwhile.
 const LOOKUPS: u32 = 3;
 
 /// Most pages that the daemon checks in one call: 1 GiB.
 const WAY_PAGES: u32 = 1 << 18;
-/// Number of polls, each after a pause, that a signal handler waits for the daemon to take away a latch of its own thread.
-/// After that the handler continues and the daemon waits for the latch. The page may have to be written back first.
+/// Polls, each followed by a pause, for which a signal handler waits until the daemon has taken away a latch of the handler's own
+/// thread. After that the handler continues and the daemon waits for the latch. The page may have to be written back first.
 const WAY_POLLS: u32 = 1000;
 const WAY_POLL: Duration = Duration::from_millis(1);
 
-/// This process has made a thread.
+/// This process has created a thread.
 static THREADS: AtomicBool = AtomicBool::new(false);
-/// The size of this process's files is limited (RLIMIT_FSIZE): only the kernel knows what becomes of a write that makes a file longer.
+/// The size of this process's files is limited (RLIMIT_FSIZE). Only the kernel knows the outcome of an extending write then.
 static SIZE_LIMITED: AtomicBool = AtomicBool::new(false);
 
 const SEEK_SET: i32 = 0;
 const SEEK_CUR: i32 = 1;
 const SEEK_END: i32 = 2;
 
-// ---- what a number is ----
+// ---- the state of an fd ----
 
-/// What is known of a number, if it may go the fast way.
+/// Returns the state of an fd, unless it takes the kernel path.
 #[inline]
 fn fast_state(fd: i32) -> Option<FdState> {
     description::state(fd).filter(|state| *state != FdState::Kernel)
 }
 
-/// The description of a number that goes the fast way; finds out about a number at its first I/O.
+/// Returns the description of an fd that may go inline. Looks an unknown fd up.
 #[inline]
 fn described(fd: i32, state: FdState) -> Option<Open> {
     match state {
         FdState::Described(open) => Some(open),
         FdState::Kernel => None,
-        FdState::Unknown { opened, word } => described_anew(fd, opened, word),
+        FdState::Unknown { opened, word } => described_unknown(fd, opened, word),
     }
 }
 
 #[cold]
-fn described_anew(fd: i32, opened: bool, word: u64) -> Option<Open> {
+fn described_unknown(fd: i32, opened: bool, word: u64) -> Option<Open> {
     let (mut opened, mut word) = (opened, word);
     for _ in 0..LOOKUPS {
         classify(fd, opened, word)?;
@@ -111,7 +111,7 @@ fn described_anew(fd: i32, opened: bool, word: u64) -> Option<Open> {
     None
 }
 
-/// Finds out about a number. `None`: nothing is to be known of it for now.
+/// Looks an fd up, and gives it a description or puts it on the kernel path. Returns `None` when that is not possible now.
 #[cold]
 fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
     let kernel = |why: Option<Reason>| {
@@ -139,14 +139,14 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
     };
     let identity = Identity::from(&stat);
     if describe(fd, opened, word, session, &slot, &mode, identity).is_none() {
-        // Either the number changed its meaning, and this does nothing, or the table is full.
+        // If the fd has changed its meaning, this does nothing. Otherwise the table is full.
         kernel(Some(Reason::Table))?;
     }
     Some(())
 }
 
-/// Asks the daemon of a mount for a slot for an open file, and attaches to that daemon. `flags`: the file's, as in its description. Fails
-/// with the reason why the file takes the kernel path.
+/// Asks the daemon of a mount for a slot for an open file, and attaches to that daemon. `flags`: the file's, as in its
+/// description. Fails with the reason why the file takes the kernel path.
 fn ask_for_slot(
     fd: i32,
     device: u64,
@@ -157,7 +157,7 @@ fn ask_for_slot(
     let answer = ask(fd, Call::Fast { write, thread }).ok();
     let answer = answer.filter(|answer| answer.status == 0);
     let answer = answer.ok_or(Reason::Refused)?;
-    // Write access to the segments is asked for when something is written.
+    // The first write asks for write access to the segments.
     let session = session::attach(answer.instance).map_err(|_| Reason::Attach)?;
     session.serves(device);
     let slot = Slot {
@@ -175,8 +175,8 @@ pub(crate) struct Slot {
     pub object: u64,
 }
 
-/// Gives an unknown fd a description, if its word is still `word`: no call that moves the kernel's offset has begun since that was
-/// loaded. Returns `None` otherwise, and when there are too many descriptions.
+/// Gives an unknown fd a description, if its word is still `word`: no call that moves the kernel's offset has begun since that
+/// word was loaded. Returns `None` otherwise, and when no description is free.
 pub(crate) fn describe(
     fd: i32,
     opened: bool,
@@ -186,7 +186,7 @@ pub(crate) fn describe(
     mode: &files::Mode,
     identity: Identity,
 ) -> Option<Open> {
-    // Another process may have set it.
+    // Another process may have changed the limit.
     size_limit_changed();
     let facts = Facts {
         session: session.index,
@@ -204,7 +204,7 @@ pub(crate) fn describe(
     Some(open)
 }
 
-/// Returns how the daemon may find the wishes of the calling thread, which is in an inline call.
+/// Returns where the daemon finds the wishes of the calling thread, which is in an inline call.
 fn client_thread(session: Option<&Session>) -> Option<ClientThread> {
     let session = session?;
     let block = reentrancy::thread(|thread| session.own_block(thread))?;
@@ -215,8 +215,8 @@ fn client_thread(session: Option<&Session>) -> Option<ClientThread> {
     })
 }
 
-/// Notes where the write ended that came with a description's wish, and up to which page the daemon has reserved others (0: none), for the
-/// next write.
+/// Notes the end of the write that came with a description's wish, and the page up to which the daemon has reserved pages (0:
+/// none), for the next write.
 pub(crate) fn described_with_write(open: &Open, written: WrittenTo, reserved_to: u64) {
     let end = match written {
         WrittenTo::Nothing => return,
@@ -233,7 +233,7 @@ pub(crate) fn described_with_write(open: &Open, written: WrittenTo, reserved_to:
         return;
     };
     let (ahead, pages) = (file.ahead(), reserved_to.saturating_sub(end / PAGE_BYTES));
-    // Other writers of the file may have more.
+    // The file's other writers may have more pages reserved.
     if pages > 0 && ahead.to() < reserved_to {
         let pages = u32::try_from(pages).unwrap_or(RESERVE_MAX);
         ahead.tell(reserved_to, pages.min(RESERVE_MAX));
@@ -248,29 +248,29 @@ fn flags_of(mode: &files::Mode) -> u32 {
         | flag(mode.sync, SYNC)
 }
 
-/// What an operation needs to know of a description; `None`: it takes the kernel path, or is over.
+/// Returns the facts of a description; `None` when it takes the kernel path or is gone.
 #[inline]
 fn facts(open: &Open) -> Option<Facts> {
     open.facts().filter(|facts| facts.flags & TO_KERNEL == 0)
 }
 
-/// What came of looking for a file's slot.
-enum Way {
+/// The way to access a file, after the lookup of its slot.
+enum Route {
     /// Inline.
     Inline(&'static Session, File<'static>),
-    /// Through the kernel, this time.
+    /// Through the kernel for this call.
     Kernel(Why),
-    /// By the ordinary call: the number means another file, or is the kernel's for good.
+    /// By the ordinary call: the fd refers to another file, or takes the kernel path for good.
     Ordinary,
 }
 
-fn way(open: &Open, facts: &Facts) -> Way {
+fn route(open: &Open, facts: &Facts) -> Route {
     match session::get(facts.session) {
         Some(session) => match file(session, facts) {
-            Ok(file) => Way::Inline(session, file),
-            Err(why) => way_anew(open, facts, why),
+            Ok(file) => Route::Inline(session, file),
+            Err(why) => route_again(open, facts, why),
         },
-        None => way_anew(open, facts, Why::Stale),
+        None => route_again(open, facts, Why::Stale),
     }
 }
 
@@ -279,23 +279,23 @@ fn file(session: &'static Session, facts: &Facts) -> std::result::Result<File<'s
     File::of(session, facts.slot, facts.slot_generation, facts.object)
 }
 
-/// The slot is not the file's any more, or this is a child and the session its parent's.
+/// Asks for a new slot: the slot no longer is the file's, or this is a child and the session its parent's.
 #[cold]
-fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
+fn route_again(open: &Open, facts: &Facts, why: Why) -> Route {
     if let Some(session) = session::get(facts.session) {
         if session.area.is_cut_off() {
             give_up(open, Reason::CutOff);
-            return Way::Ordinary;
+            return Route::Ordinary;
         }
         if why != Why::Stale {
-            return Way::Kernel(why);
+            return Route::Kernel(why);
         }
     }
-    // Is it the same file at all?
+    // The fd may refer to another file now.
     let now = files::fstat(open.fd).map(|stat| Identity::from(&stat));
     let Some(now) = now.ok().filter(|now| open.identity() == Some(*now)) else {
         description::disown(open);
-        return Way::Ordinary;
+        return Route::Ordinary;
     };
     let granted = match ask_for_slot(open.fd, now.device, facts.flags) {
         Ok((_, slot)) if slot.object != facts.object => Err(Reason::Refused),
@@ -305,7 +305,7 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
         Ok(granted) => granted,
         Err(why) => {
             give_up(open, why);
-            return Way::Ordinary;
+            return Route::Ordinary;
         }
     };
     let facts = Facts {
@@ -316,12 +316,12 @@ fn way_anew(open: &Open, facts: &Facts, why: Why) -> Way {
     };
     open.set_slot(&facts);
     match file(session, &facts) {
-        Ok(file) => Way::Inline(session, file),
-        Err(why) => Way::Kernel(why),
+        Ok(file) => Route::Inline(session, file),
+        Err(why) => Route::Kernel(why),
     }
 }
 
-/// The description takes the kernel path for good.
+/// Puts the description on the kernel path for good.
 fn give_up(open: &Open, why: Reason) {
     if !is_given_up(open) {
         open.add_flags(TO_KERNEL);
@@ -335,8 +335,7 @@ fn is_given_up(open: &Open) -> bool {
     open.flags().is_some_and(|flags| flags & TO_KERNEL != 0)
 }
 
-/// The description's offset goes to the kernel, if it is here. When this thread has it locked, `with_offset` sees to
-/// it that it goes there afterwards.
+/// Moves the description's offset to the kernel, if it is here. If this thread has it locked, `with_offset` moves it afterwards.
 fn move_offset_to_kernel(open: &Open) {
     let offset = &open.description().offset;
     if offset.is_in_kernel(open.tag())
@@ -344,18 +343,19 @@ fn move_offset_to_kernel(open: &Open) {
     {
         return;
     }
-    // Without signals: a handler of this thread would wait for the offset.
+    // Blocks signals: a handler of this thread would wait for the offset.
     signals::blocked(|| {
         if let Position::At(at) = offset.lock(open.tag()) {
-            // Fails only for a number that was closed meanwhile.
+            // Fails only if the fd was closed meanwhile.
             let _ = files::lseek(open.fd, at as i64, SEEK_SET);
             offset.unlock(open.tag(), None);
         }
     });
 }
 
-/// Returns the errno to report for a call on `fd` that the kernel failed with `errno`. The result is ENOTCONN when the mount's daemon
-/// has died, also for calls that were in progress at that moment. After such a death, no inline call uses that daemon's memory.
+/// Returns the errno to report for a call on `fd` that the kernel failed with `errno`. The result is ENOTCONN when the mount's
+/// daemon has died, also for calls that were in progress at that moment. After such a death, no inline call uses that daemon's
+/// memory.
 #[cold]
 pub fn errno_after(fd: i32, errno: i32) -> i32 {
     if !death::may_be(errno) {
@@ -369,13 +369,13 @@ pub fn errno_after(fd: i32, errno: i32) -> i32 {
     let nothing = Call::ReadAhead { first: 0, pages: 0 };
     let asked = match &open {
         Some(_) => ask(fd, nothing).map(|_| ()),
-        // This fd may not belong to a mount of ours, so it gets no ioctl of ours.
+        // This fd may not belong to a Jericho mount, so it gets no Jericho ioctl.
         None => files::ask_filesystem(fd),
     };
     if !death::is_sure(asked) {
         return errno;
     }
-    // The keeper does the same, unless it was killed too.
+    // The keeper does the same, unless it was killed, too.
     let session = open.and_then(|open| session::get(open.facts()?.session));
     if let Some(session) = session {
         session.area.cut_off();
@@ -395,7 +395,7 @@ fn is_fit(buffer: &[u8]) -> bool {
     buffer.as_ptr().addr() >= LOWEST_ADDRESS && !buffer.is_empty() && buffer.len() <= BYTES_MAX
 }
 
-/// Reads at an offset: what hits inline, and from there on what the kernel gives.
+/// Reads at an offset: inline as far as pages hit, and the rest through the kernel.
 fn read_at(
     thread: &Thread,
     open: &Open,
@@ -406,10 +406,10 @@ fn read_at(
     if facts.flags & READ == 0 || !is_fit(out) {
         return read_by_kernel(open, out, at, 0);
     }
-    let (done, why) = match way(open, facts) {
-        Way::Ordinary => return None,
-        Way::Kernel(why) => (0, why),
-        Way::Inline(session, file) => {
+    let (done, why) = match route(open, facts) {
+        Route::Ordinary => return None,
+        Route::Kernel(why) => (0, why),
+        Route::Inline(session, file) => {
             let read = file.read(at, out);
             let calls = u64::from(read.rest.is_none());
             file.account(thread, false, at..at + read.done as u64, calls);
@@ -432,7 +432,7 @@ fn read_at(
     read_by_kernel(open, out, at, done)
 }
 
-/// The rest of a read of which `done` bytes are there already.
+/// Reads the rest through the kernel after `done` bytes.
 #[cold]
 fn read_by_kernel(open: &Open, out: &mut [u8], at: u64, done: usize) -> Option<Result<usize>> {
     Some(
@@ -444,7 +444,7 @@ fn read_by_kernel(open: &Open, out: &mut [u8], at: u64, done: usize) -> Option<R
     )
 }
 
-/// Asks for what a sequential reader will want next.
+/// Asks for the pages that a sequential reader will read next.
 fn read_ahead(
     open: &Open,
     session: &Session,
@@ -465,7 +465,7 @@ fn read_ahead(
     let window = WINDOW_PAGES_MAX.min(session.control.frames_of(file.home()) / 16);
     let pages = reader.advance(first, end, read.size.div_ceil(PAGE_BYTES), window);
     let Some(pages) = pages else { return };
-    // A file that is in the cache already needs no asking: first, last and middle tell.
+    // A cached file needs no request. This checks the first, the middle and the last page.
     let middle = (pages.start + pages.end) / 2;
     if [pages.start, middle, pages.end - 1]
         .into_iter()
@@ -477,11 +477,11 @@ fn read_ahead(
         first: pages.start,
         pages: (pages.end - pages.start) as u32,
     };
-    // Without it the reader waits for what it reads, no more.
+    // If the request fails, the reader only waits longer.
     let _ = ask(open.fd, call);
 }
 
-/// Reads into parts of `len` bytes in all at an offset, as into one: all inline, or all through the kernel.
+/// Reads into parts of `len` bytes in all at an offset, as if into one: all inline, or all through the kernel.
 fn read_parts_at(
     thread: &Thread,
     open: &Open,
@@ -492,10 +492,10 @@ fn read_parts_at(
 ) -> Option<Result<usize>> {
     let fits = |part: &IoSliceMut<'_>| part.is_empty() || is_fit(part);
     if facts.flags & READ != 0 && parts.iter().all(fits) {
-        let why = match way(open, facts) {
-            Way::Ordinary => return None,
-            Way::Kernel(why) => why,
-            Way::Inline(session, file) => {
+        let why = match route(open, facts) {
+            Route::Ordinary => return None,
+            Route::Kernel(why) => why,
+            Route::Inline(session, file) => {
                 let read = file.read_parts(at, len, parts);
                 file.account(
                     thread,
@@ -516,7 +516,7 @@ fn read_parts_at(
     Some(from_kernel(open, result))
 }
 
-/// Reads at the description's offset with `read` and moves it on.
+/// Reads at the description's offset with `read`, and advances it.
 #[inline]
 fn read_here(
     fd: i32,
@@ -540,7 +540,7 @@ fn read_here(
             match read(thread, &open, &facts, at)? {
                 Ok(0) => return Some(Ok(0)),
                 Ok(n) if offset.advance(tag, at, at + n as u64) => return Some(Ok(n)),
-                // Another thread has read that: what this one has read is not its.
+                // Another thread advanced the offset, so these bytes are its. Reads again.
                 Ok(_) => {}
                 Err(errno) => return Some(Err(errno)),
             }
@@ -559,9 +559,9 @@ fn read_here(
     }
 }
 
-/// Does something with the description's offset locked, such as to write `len` bytes there. `end` gives the new offset, from the
-/// result, the offset at which it was done, and the bytes that signal handlers have written behind those; it is asked again
-/// when one comes meanwhile. `None`: the kernel has the offset.
+/// Calls `act` with the description's offset locked, for example to write `len` bytes there. `end` returns the new offset from
+/// the result, the offset of the access, and the bytes that signal handlers have written behind it. It is called again if a
+/// handler comes meanwhile. Returns `None` when the kernel has the offset.
 #[inline]
 pub(crate) fn with_offset<T>(
     thread: &Thread,
@@ -584,7 +584,7 @@ pub(crate) fn with_offset<T>(
         if end > OFFSET_MAX {
             let _ = files::lseek(open.fd, end as i64, SEEK_SET);
         }
-        // Else a handler came between, or the offset was taken away.
+        // Otherwise a handler came in between, or the offset was taken away.
         if offset.release(tag, locked, end) || thread.unlocking().0 == locked {
             break;
         }
@@ -596,7 +596,7 @@ pub(crate) fn with_offset<T>(
     Some(result)
 }
 
-/// Prepares the ordinary call.
+/// Makes way for the ordinary call, and returns `None` for it.
 #[inline]
 fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) -> Option<T> {
     if reentrancy::is_writing() {
@@ -607,8 +607,8 @@ fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) -> Option<T> 
 
 /// Makes way for a signal handler that has interrupted an inline write of its own thread. The handler is about to access `len`
 /// bytes at `at` (`None`: at the kernel's offset) through the kernel, and the daemon would wait for the latch that the write may
-/// hold. Asks the daemon to take that latch away. After the handler has returned, the interrupted write finds its latch lost and
-/// repeats itself.
+/// hold. So this asks the daemon to take that latch away. After the handler has returned, the interrupted write finds its latch
+/// lost and repeats itself.
 #[cold]
 fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     let Ok(stat) = files::fstat(fd) else { return };
@@ -623,7 +623,7 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     let (at, len) = match (append, size) {
         (false, _) => (at.or_else(here).unwrap_or(0), len),
         (true, Some(end)) => (end, len),
-        // Only the daemon knows the end, so every page from the kernel's size on is named.
+        // Only the daemon knows the end, so this names every page from the kernel's size on.
         (true, None) => (stat.size, usize::MAX),
     };
     let first = at / PAGE_BYTES;
@@ -634,8 +634,8 @@ fn make_way(fd: i32, at: Option<u64>, len: usize, write: bool) {
     ask_for_way(fd, first, u32::try_from(end - first).unwrap_or(u32::MAX));
 }
 
-/// Makes way before a kernel call on all pages of a file, such as fsync, ftruncate or fallocate, so that a signal handler does not wait for the
-/// inline write that it has interrupted. See `make_way`.
+/// Makes way before a kernel call on all pages of a file, such as fsync, ftruncate or fallocate. Otherwise a signal handler would
+/// wait for the inline write that it has interrupted. See `make_way`.
 #[inline]
 pub fn make_way_everywhere(fd: i32) {
     if reentrancy::is_writing() {
@@ -643,8 +643,7 @@ pub fn make_way_everywhere(fd: i32) {
     }
 }
 
-/// Does the same for all files that this process uses inline, before a call that names none of its descriptors, such as sync or
-/// truncate.
+/// Does the same for all files that this process uses inline, before a call that names none of its fds, such as sync or truncate.
 #[inline]
 pub fn make_way_in_all_files() {
     if reentrancy::is_writing() {
@@ -666,7 +665,7 @@ fn ask_for_way_everywhere(fd: i32) {
     if !stat.is_regular || !devices::is_ours(stat.device) {
         return;
     }
-    // The kernel's size may be too old.
+    // The kernel's size may be older than the latest inline writes.
     let known = described_file(fd).and_then(|file| file.size().ok());
     let end = known.unwrap_or(0).max(stat.size) / PAGE_BYTES;
     let mut first = 0;
@@ -697,7 +696,7 @@ fn ask_for_way(fd: i32, first: u64, pages: u32) {
     }
 }
 
-/// Returns the file of a descriptor that is used inline.
+/// Returns the file of an fd that is used inline.
 fn described_file(fd: i32) -> Option<File<'static>> {
     let Some(FdState::Described(open)) = description::state(fd) else {
         return None;
@@ -706,8 +705,7 @@ fn described_file(fd: i32) -> Option<File<'static>> {
     file(session::get(facts.session)?, &facts).ok()
 }
 
-/// Returns whether this process holds no latch and no lock that the access would wait for, as far as the library can
-/// tell.
+/// Returns whether this process holds no latch and no lock for which the access would wait, as far as the library can tell.
 fn is_clear(file: &File<'_>, at: u64, len: usize, write: bool) -> bool {
     let pages = at / PAGE_BYTES..at.saturating_add(len as u64).div_ceil(PAGE_BYTES);
     let Ok(size) = file.size() else {
@@ -717,7 +715,7 @@ fn is_clear(file: &File<'_>, at: u64, len: usize, write: bool) -> bool {
     if file.is_locked_here(at, len, write && at.saturating_add(len as u64) > size) {
         return false;
     }
-    // Before a write that may go beyond the end, the daemon zeroes what an interrupted write left there.
+    // Before a write that may go beyond the end, the daemon zeroes the bytes that an interrupted write left there.
     let left = match write && pages.end >= beyond {
         true => beyond.saturating_sub(1)..beyond + WRITE_MAX as u64 / PAGE_BYTES,
         false => 0..0,
@@ -744,7 +742,8 @@ fn give_back_copied(open: &Open, session: &Session) {
     }
 }
 
-/// A signal handler has interrupted an inline call of its thread: nothing is waited for that the thread may hold.
+/// Makes a call of a signal handler that has interrupted an inline call of its thread. Waits for nothing that the thread may
+/// hold.
 #[cold]
 fn interrupted(
     fd: i32,
@@ -756,7 +755,7 @@ fn interrupted(
         return by_kernel(fd, None, len, write);
     };
     let (offset, tag) = (&open.description().offset, open.tag());
-    // Without flags all goes to the kernel, at the offset that is given.
+    // Without flags, all I/O goes through the kernel, at the given offset.
     let facts = Facts {
         flags: 0,
         ..open.facts()?
@@ -765,7 +764,7 @@ fn interrupted(
         let _: Option<()> = by_kernel(fd, Some(at), len, write);
         reentrancy::thread(|thread| io(thread, &open, &facts, at))
     };
-    // Without signals: another handler would come between where this one's bytes go and what it says of them, or wait for the offset.
+    // Blocks signals: another handler could come between this one's write and its note of it, or wait for the offset.
     let result = signals::blocked(|| {
         reentrancy::thread(|thread| {
             if thread.has_offset(open.index, offset) {
@@ -789,7 +788,7 @@ fn interrupted(
     }
 }
 
-/// read(2).
+/// Makes a read(2).
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
     let (len, mut tries) = (out.len(), 0);
@@ -811,7 +810,7 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
     }
 }
 
-/// pread(2).
+/// Makes a pread(2).
 #[inline]
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
     let at = u64::try_from(offset).ok()?;
@@ -833,7 +832,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<Result<usize>> {
     inline().or_else(|| by_kernel(fd, Some(at), len, false))
 }
 
-/// readv(2), or with `at` preadv(2).
+/// Makes a readv(2), or with `at` a preadv(2).
 pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>], at: Option<i64>) -> Option<Result<usize>> {
     let len = total(parts.iter().map(|part| part.len())).unwrap_or(0);
     let fits = parts.len() <= PARTS_MAX && len > 0;
@@ -875,7 +874,7 @@ fn readv_here(
         }
         let result = read_here(fd, len, |thread, open, facts, at| match fits {
             true => read_parts_at(thread, open, facts, parts, len, at),
-            // The kernel reports what is wrong with the buffers; it moves no bytes.
+            // The kernel reports the error of the buffers; it moves no bytes.
             false => Some(from_kernel(open, files::preadv(open.fd, parts, at as i64))),
         });
         if result.is_some() || !early::is_undecided(fd, &mut tries) {
@@ -884,8 +883,8 @@ fn readv_here(
     }
 }
 
-/// Decides how to make a call with an offset of its own. `None`: it is an ordinary call, which is counted, and the caller makes it.
-/// `Some(Some)`: likewise, but the library makes it. `Some(None)`: it may go inline.
+/// Decides how to make a call with an offset of its own. `None`: the caller makes the ordinary call, which is counted.
+/// `Some(Some)`: the library makes the ordinary call. `Some(None)`: the call may go inline.
 #[inline]
 fn ordinary(fd: i32, access: Access) -> Option<Option<early::Counted>> {
     match early::begin(fd, access, false) {
@@ -895,7 +894,7 @@ fn ordinary(fd: i32, access: Access) -> Option<Option<early::Counted>> {
     }
 }
 
-/// Bytes of a vectored call; `None` when the kernel would not move them all.
+/// Returns the bytes of a vectored call; `None` when the kernel would not move them all.
 fn total(lens: impl Iterator<Item = usize>) -> Option<usize> {
     let mut total = 0usize;
     for len in lens {
@@ -906,12 +905,12 @@ fn total(lens: impl Iterator<Item = usize>) -> Option<usize> {
 
 // ---- writing ----
 
-/// Bytes to be written.
+/// The bytes of a write.
 #[derive(Clone, Copy)]
 struct Data<'a, 'b> {
     parts: &'a [IoSlice<'b>],
     len: usize,
-    /// Whether they can be looked at here; else the kernel says what is wrong with them.
+    /// Whether the library may read the bytes. Otherwise the kernel reports the error.
     is_fit: bool,
 }
 
@@ -929,13 +928,13 @@ impl<'a, 'b> Data<'a, 'b> {
     }
 }
 
-/// What a write did, and where the offset is after it.
+/// The result of a write, and the offset after it.
 struct Written {
     result: Result<usize>,
     end: u64,
 }
 
-/// The file through a session that may write; asks for one the first time.
+/// Returns the file through a writable session. Attaches one at the first write.
 #[inline]
 fn writable(
     open: &Open,
@@ -946,11 +945,11 @@ fn writable(
     if session.is_writable() {
         return Ok(file_seen.for_writing());
     }
-    writable_anew(open, facts, session)
+    attach_writable(open, facts, session)
 }
 
 #[cold]
-fn writable_anew(
+fn attach_writable(
     open: &Open,
     facts: &Facts,
     session: &Session,
@@ -963,7 +962,7 @@ fn writable_anew(
         open.add_flags(NO_INLINE_WRITE);
         return Err(Why::Withheld);
     };
-    // Only the session: the slot may have been found anew since `facts`.
+    // Changes only the session: another thread may have stored a new slot since `facts`.
     let facts = Facts {
         session: session.index,
         ..open.facts().unwrap_or(*facts)
@@ -972,7 +971,7 @@ fn writable_anew(
     file(session, &facts).map(File::for_writing)
 }
 
-/// Writes at an offset (or, as the description says, at the end); `None`: by the ordinary call.
+/// Writes at an offset, or at the end if the description appends. Returns `None` when the caller must make the ordinary call.
 fn write_at(
     thread: &Thread,
     open: &Open,
@@ -983,10 +982,10 @@ fn write_at(
     let inline = facts.flags & (WRITE | SYNC | NO_INLINE_WRITE) == WRITE && data.is_fit;
     let mut kept = None;
     if inline {
-        let why = match way(open, facts) {
-            Way::Ordinary => return None,
-            Way::Kernel(why) => why,
-            Way::Inline(session, file) => {
+        let why = match route(open, facts) {
+            Route::Ordinary => return None,
+            Route::Kernel(why) => why,
+            Route::Inline(session, file) => {
                 give_back_copied(open, session);
                 let written = writable(open, facts, session, file)
                     .map_err(Failed::from)
@@ -1027,7 +1026,7 @@ fn write_inline<'a>(
     })
 }
 
-/// One that is longer than the locks should be held: several, as the kernel makes of it too.
+/// Makes several inline writes of one that would hold the locks for too long, as the kernel does.
 #[cold]
 fn write_pieces<'a>(
     thread: &Thread,
@@ -1058,7 +1057,7 @@ fn write_pieces<'a>(
         report::kernel(true, why);
         let rest = [IoSlice::new(&part[done..])];
         let rest = write_by_kernel(open, facts, Data::new(&rest), end, true, kept);
-        // What is written is written, whatever became of the rest.
+        // The first part counts, even if the rest failed.
         done += rest.result.unwrap_or(0);
     }
     Ok(Written {
@@ -1067,7 +1066,7 @@ fn write_pieces<'a>(
     })
 }
 
-/// Gives the end of what was written.
+/// Writes at most `WRITE_MAX` bytes. Returns the end of the write.
 fn write_piece<'a>(
     open: &Open,
     file: &File<'a>,
@@ -1082,7 +1081,7 @@ fn write_piece<'a>(
     write_beyond(open, file, data, at, end)
 }
 
-/// A write that seemed to make the file longer.
+/// Makes a write that seems to extend the file.
 #[inline(never)]
 fn write_beyond<'a>(
     open: &Open,
@@ -1097,7 +1096,7 @@ fn write_beyond<'a>(
     let write = || file.write(at, data.len, Source::new(data.parts));
     let mut result = write();
     let d = open.description();
-    // What is half written is not tried again here.
+    // A write that stopped half-way is not repeated here.
     let misses = |failed: &Failed<'_>| failed.kept.is_none() && is_missing(failed.why);
     if result.as_ref().is_err_and(misses)
         && d.extended_to.load(Relaxed) == at
@@ -1137,21 +1136,21 @@ fn append_inline(
     result
 }
 
-/// Whether a write has found no page that it may write.
+/// Returns whether a write lacks a cached page with space reserved.
 #[inline]
 fn is_missing(why: Why) -> bool {
     matches!(why, Why::Absent | Why::Unbacked)
 }
 
-/// After an append that found no page at the end: has some put there, unless it is the first one, which may be the only one. True: it
-/// is worth another try.
+/// Has pages reserved after an append that found no page at the end. The first append of a file reserves none, because it may be
+/// the only one. Returns true if the append is worth another try.
 #[cold]
 fn reserve_for_append(open: &Open, file: &File<'_>, len: usize) -> std::result::Result<bool, Why> {
     let extends = open.description().extended_to.load(Relaxed) != NEVER;
     if !extends && file.ahead().to() == 0 {
         return Ok(false);
     }
-    // Where others have stopped by now.
+    // Other writers may have moved the end meanwhile.
     reserve(open, file, len, || file.size())
 }
 
@@ -1160,16 +1159,16 @@ fn extended(open: &Open, file: &File<'_>, end: u64) {
     d.extended_to.store(end, Relaxed);
     let ahead = file.ahead();
     let (to, pages) = (ahead.to(), ahead.pages());
-    // Half of it is used: the other half is time for more.
+    // Half of the pages are used, so more are requested in time.
     if end / PAGE_BYTES + u64::from(pages / 2) >= to && to > 0 {
         reserve_soon(open, ahead, end, to, pages);
     }
 }
 
-/// As `extended`, after a write of the kernel.
+/// Does the same as `extended` after a write through the kernel.
 fn extended_by_kernel(open: &Open, end: u64) {
     open.description().extended_to.store(end, Relaxed);
-    // Its session may be another one since the write began, which may write.
+    // The session may have been replaced by a writable one since the write began.
     let Some(facts) = open.facts() else { return };
     let session = session::get(facts.session).filter(|session| session.is_writable());
     if let Some(file) = session.and_then(|session| file(session, &facts).ok()) {
@@ -1177,10 +1176,10 @@ fn extended_by_kernel(open: &Open, end: u64) {
     }
 }
 
-/// Has pages reserved behind those that are, before they are needed.
+/// Has more pages reserved behind the present ones before they are needed.
 #[cold]
 fn reserve_soon(open: &Open, ahead: &Ahead, end: u64, first: u64, pages: u32) {
-    // Behind an end that was moved by other means nothing is known of what is there.
+    // The end has moved past the reserved pages by other means, so their state is unknown.
     if first < end.div_ceil(PAGE_BYTES) {
         ahead.claim(first, 0);
         return;
@@ -1201,15 +1200,15 @@ fn reserve_soon(open: &Open, ahead: &Ahead, end: u64, first: u64, pages: u32) {
             ahead.tell_pages(answer.pages);
             ahead.claim(claimed, first + u64::from(answer.pages));
         }
-        // More is asked for when a page is missing.
+        // The next write that lacks a page asks again.
         _ => {
             ahead.claim(claimed, 0);
         }
     }
 }
 
-/// After a write beyond the end that found no page there: has some put there, by one of those that need them. True: it is worth
-/// another try.
+/// Has pages reserved after a write beyond the end found none there. Of several writers that need pages, one asks at a time.
+/// Returns true if the write is worth another try.
 #[cold]
 fn reserve(
     open: &Open,
@@ -1220,7 +1219,7 @@ fn reserve(
     let d = open.description();
     let _asking = file.begin_asking();
     let begin = at()?;
-    // Another one has had them reserved meanwhile.
+    // Another writer has had them reserved meanwhile.
     if file.is_writable(begin, len) {
         return Ok(true);
     }
@@ -1252,7 +1251,7 @@ fn reserve(
             ahead.tell(first + u64::from(answer.pages), pages);
             return Ok(true);
         }
-        // They are there by now, or the end is elsewhere.
+        // Another writer has had the pages reserved, or the end has moved.
         if file.is_writable(begin, len) || at()? != begin {
             return Ok(true);
         }
@@ -1261,15 +1260,15 @@ fn reserve(
             d.reserve_pause.store(RESERVE_PAUSE, Relaxed);
             return Ok(false);
         }
-        // The daemon's thread that reserves pages ahead has them at this moment.
+        // The daemon's thread that reserves pages in advance is reserving these now.
         std::thread::yield_now();
     }
     d.reserve_pause.store(BUSY_PAUSE, Relaxed);
     Ok(false)
 }
 
-/// The bytes through the kernel. `tried`: an inline write came before, whose successors may want pages
-/// beyond the end. `kept`: the locks of that write, if a part of it is there.
+/// Writes the bytes through the kernel. `tried`: an inline write came before, and the writes after it may need pages beyond the
+/// end. `kept`: the locks of the inline write, if it wrote a part.
 #[cold]
 fn write_by_kernel(
     open: &Open,
@@ -1281,7 +1280,7 @@ fn write_by_kernel(
 ) -> Written {
     let append = facts.flags & APPEND != 0;
     if append && SIZE_LIMITED.load(Relaxed) {
-        // The kernel compares the limit with the size that it knows.
+        // The kernel compares the limit with its own size of the file.
         refresh_size(open.fd);
     }
     let result = match kept {
@@ -1290,7 +1289,7 @@ fn write_by_kernel(
     };
     let mut end = at + result.unwrap_or(0) as u64;
     if append && result.is_ok_and(|n| n > 0) {
-        // The kernel has put it at the end, wherever that was; then the size is at least what it was with it.
+        // The kernel has written at the end, wherever that was. The size now covers the write.
         end = end_of(open).unwrap_or(end);
     }
     if tried && result.is_ok() {
@@ -1299,14 +1298,14 @@ fn write_by_kernel(
     Written { result, end }
 }
 
-/// Ends a write whose first part is written: writes the rest only, so that newer bytes of other writers in the first part stay. Writes
-/// all of it again if others may have written over both parts or removed the first part.
+/// Ends a write whose first part is written. Writes the rest only, so that newer bytes of other writers in the first part stay.
+/// Writes all bytes again if others may have written over both parts or removed the first part.
 #[cold]
 fn end_by_kernel(open: &Open, data: Data<'_, '_>, at: u64, kept: &Kept<'_>) -> Result<usize> {
     let whole = || write_parts(open, data.parts, at);
     let done = kept.done();
     let mut room = [IoSlice::new(&[]); REST_PARTS_MAX];
-    // A limit of the file's size stops the rest otherwise than the whole: with a signal.
+    // At a file size limit, a write of the rest alone would end differently than the whole write: with a signal.
     let Some((rest, own)) = rest_of(data.parts, done, &mut room)
         .zip(kept.own_borrows(data.len - done))
         .filter(|_| !SIZE_LIMITED.load(Relaxed) && kept.is_one_write(0))
@@ -1314,7 +1313,7 @@ fn end_by_kernel(open: &Open, data: Data<'_, '_>, at: u64, kept: &Kept<'_>) -> R
         return whole();
     };
     match write_parts(open, rest, at + done as u64) {
-        // The memory that has the first part is gone, too.
+        // The daemon's memory, which has the first part, is gone, too.
         Err(errno::ENOTCONN) => Err(errno::ENOTCONN),
         Err(_) => Ok(done),
         Ok(n) if done + n < data.len || kept.is_one_write(own) => Ok(done + n),
@@ -1330,7 +1329,7 @@ fn write_parts(open: &Open, parts: &[IoSlice<'_>], at: u64) -> Result<usize> {
     from_kernel(open, result)
 }
 
-/// Returns the parts without their first `done` bytes; `None` if they are more than there is room for.
+/// Returns the parts without their first `done` bytes; `None` if `room` has too few entries.
 fn rest_of<'r, 'b>(
     parts: &[IoSlice<'b>],
     done: usize,
@@ -1389,8 +1388,9 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     }
 }
 
-/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Otherwise the kernel uses the size from before
-/// the inline writes of this program or another: for the new offset, for RWF_APPEND, and as the end of the copy, without an error.
+/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Otherwise the kernel uses an older
+/// size than after the inline writes of this program or another: for the new offset, for RWF_APPEND, and as the end of the copy,
+/// without an error.
 pub fn refresh_size(fd: i32) {
     let _ = files::fstat(fd);
 }
@@ -1433,26 +1433,26 @@ fn write_here(fd: i32, data: Data<'_, '_>) -> Option<Result<usize>> {
     }
 }
 
-/// write(2).
+/// Makes a write(2).
 #[inline]
 pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize>> {
     write_data(fd, Data::new(&[IoSlice::new(data)]), None)
 }
 
-/// pwrite(2).
+/// Makes a pwrite(2).
 #[inline]
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<Result<usize>> {
     write_data(fd, Data::new(&[IoSlice::new(data)]), Some(offset))
 }
 
-/// writev(2), or with `at` pwritev(2).
+/// Makes a writev(2), or with `at` a pwritev(2).
 pub fn writev(fd: i32, parts: &[IoSlice<'_>], at: Option<i64>) -> Option<Result<usize>> {
     write_data(fd, Data::new(parts), at)
 }
 
 // ---- offset and size ----
 
-/// lseek(2).
+/// Makes an lseek(2).
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     let mut tries = 0;
     loop {
@@ -1481,7 +1481,7 @@ fn lseek_here(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
             0,
             |at| seek(&open, at, offset, whence),
             |to, at, written| {
-                // What a handler has written meanwhile, it has written before.
+                // Bytes that a handler has written meanwhile count as written before the seek.
                 if written > 0 {
                     *to = seek(&open, at + written, offset, whence);
                 }
@@ -1491,7 +1491,7 @@ fn lseek_here(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     })?
 }
 
-/// Where an lseek leads to from `at`.
+/// Returns the offset to which an lseek leads from `at`.
 fn seek(open: &Open, at: u64, offset: i64, whence: i32) -> Result<i64> {
     let to = match whence {
         SEEK_SET => offset,
@@ -1499,10 +1499,10 @@ fn seek(open: &Open, at: u64, offset: i64, whence: i32) -> Result<i64> {
         SEEK_END => end_of(open)?
             .checked_add_signed(offset)
             .ok_or(errno::EINVAL)? as i64,
-        // Data, holes and what is unknown: the kernel looks, and what it finds is the offset.
+        // For data, holes and unknown kinds, the kernel finds the offset.
         _ => files::lseek(open.fd, offset, whence)?,
     };
-    // The kernel knows how far a file of its can reach.
+    // The kernel knows the largest offset of its filesystems' files.
     match u64::try_from(to) {
         Ok(far) if far > OFFSET_MAX => files::lseek(open.fd, to, SEEK_SET),
         Ok(_) => Ok(to),
@@ -1518,13 +1518,13 @@ fn end_of(open: &Open) -> Result<u64> {
 }
 
 fn inline_size(open: &Open) -> Option<u64> {
-    match way(open, &facts(open)?) {
-        Way::Inline(_, file) => file.size().ok(),
+    match route(open, &facts(open)?) {
+        Route::Inline(_, file) => file.size().ok(),
         _ => None,
     }
 }
 
-/// The size of a file that goes the fast way, newer than what the kernel may remember of it; for fstat(2).
+/// Returns the size of a file that is used inline, for fstat(2). It may be newer than the kernel's.
 pub fn size(fd: i32) -> Option<u64> {
     let Some(FdState::Described(open)) = description::state(fd) else {
         return None;
@@ -1532,16 +1532,16 @@ pub fn size(fd: i32) -> Option<u64> {
     reentrancy::enter(Doing::Reading, |_| inline_size(&open))?
 }
 
-// ---- what happens to numbers ----
+// ---- changes of an fd's meaning ----
 
-/// This process makes a thread.
+/// Notes that this process creates a thread.
 pub fn has_threads() {
     THREADS.store(true, Relaxed);
 }
 
-/// Forgets a number that is about to be closed. Until it is closed, other threads' calls on it are ordinary ones; so
-/// they find the offset in the kernel. If its description has other numbers, with which the offset stays here, the number is forgotten by
-/// `Closing::has_closed`.
+/// Forgets an fd that is about to be closed. Until it is closed, other threads make ordinary calls on it, so this moves the
+/// offset to the kernel. If the description has other fds, the offset stays here for them, and `Closing::has_closed` forgets the
+/// fd.
 pub fn closing(fd: i32) -> Closing {
     let word = match THREADS.load(Relaxed) {
         true => description::begin_close(fd),
@@ -1550,14 +1550,14 @@ pub fn closing(fd: i32) -> Closing {
     if word.is_some() {
         crate::migration::tick();
     } else {
-        leave_offset(fd);
+        move_offset_for_close(fd);
         forget(fd);
     }
     Closing { fd, word }
 }
 
-/// An fd that is being closed. A thread that is cancelled in close(2) drops it without `has_closed`; later calls on the fd then ask the
-/// kernel for its meaning.
+/// An fd that is being closed. A thread that is cancelled in close(2) drops it without `has_closed`; later calls on the fd then
+/// ask the kernel for its meaning.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub struct Closing {
@@ -1566,7 +1566,7 @@ pub struct Closing {
 }
 
 impl Closing {
-    /// The number was closed.
+    /// Notes that the fd was closed.
     #[inline]
     pub fn has_closed(self) {
         if let Some(word) = self.word {
@@ -1575,16 +1575,19 @@ impl Closing {
     }
 }
 
-/// Forgets all fds from `first` to `last`. With threads, first hands their offsets to the kernel, also offsets that other fds share.
+/// Forgets all fds from `first` to `last`. With threads, first moves their offsets to the kernel, also offsets that other fds
+/// share.
 pub fn closing_range(first: u32, last: u32) {
     if THREADS.load(Relaxed) {
         let closed = |fd: &i32| (first..=last).contains(&(*fd as u32));
-        description::fds().filter(closed).for_each(leave_offset);
+        description::fds()
+            .filter(closed)
+            .for_each(move_offset_for_close);
     }
     forget_range(first, last);
 }
 
-fn leave_offset(fd: i32) {
+fn move_offset_for_close(fd: i32) {
     if THREADS.load(Relaxed)
         && let Some(FdState::Described(open)) = description::state(fd)
     {
@@ -1592,27 +1595,27 @@ fn leave_offset(fd: i32) {
     }
 }
 
-/// The number was given by an open(2) of this process that succeeded, with these flags.
+/// Notes a successful open(2) of this process, with these flags.
 pub fn opened(fd: i32, _flags: i32) {
     crate::migration::tick();
     description::opened(fd);
 }
 
-/// The number means something else now, or is about to be closed.
+/// Forgets an fd that has changed its meaning, or is about to be closed.
 pub fn forget(fd: i32) {
     crate::migration::tick();
     description::forget(fd);
 }
 
-/// The same for all numbers from `first` to `last`.
+/// Does the same for all fds from `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
     description::forget_range(first, last);
 }
 
-/// `new` is another number of the open file of `old`: after dup(2), dup2(2), dup3(2), F_DUPFD.
+/// Notes that `new` is a duplicate of `old`: after dup(2), dup2(2), dup3(2) or F_DUPFD.
 pub fn duplicated(old: i32, new: i32) {
     if let Some(state @ FdState::Unknown { opened: true, .. }) = description::state(old) {
-        // Found out about now, so that both share one offset; what cannot be found out stays in the kernel.
+        // Describes `old` now, so that both fds share one offset. If that fails, the offset stays in the kernel.
         let known = reentrancy::enter(Doing::Reading, |_| described(old, state));
         if known.flatten().is_none() {
             description::unopened(old);
@@ -1621,10 +1624,10 @@ pub fn duplicated(old: i32, new: i32) {
     description::duplicated(old, new);
 }
 
-/// F_SETFL was done on the number: its flags are read anew.
+/// Reads an fd's flags again after F_SETFL.
 pub fn flags_changed(fd: i32) {
     let Some(FdState::Described(open)) = description::state(fd) else {
-        // Taken out of O_DIRECT, for one.
+        // F_SETFL may have cleared O_DIRECT, for example.
         if fast_state(fd).is_none() {
             description::forget(fd);
         }
@@ -1640,7 +1643,7 @@ pub fn flags_changed(fd: i32) {
     }
 }
 
-/// The open file of the number takes the kernel path from now on, and its offset is the kernel's.
+/// Puts the fd's open file on the kernel path, and moves its offset to the kernel.
 pub fn to_kernel(fd: i32, why: Reason) {
     match description::state(fd) {
         Some(FdState::Described(open)) => give_up(&open, why),
@@ -1649,8 +1652,8 @@ pub fn to_kernel(fd: i32, why: Reason) {
     }
 }
 
-/// Before the file is mapped: the daemon makes the kernel's pages and its own one. Errors: errno, when the
-/// daemon can't, and mapping would show something else than reading.
+/// Prepares an fd for mmap. The daemon makes the kernel's pages and its own the same. Fails with an errno when the daemon cannot:
+/// the mapping would show other bytes than a read.
 pub fn mapped(fd: i32) -> Result<()> {
     let ours = files::fstat(fd).is_ok_and(|stat| stat.is_regular && devices::is_ours(stat.device));
     if !ours {
@@ -1660,7 +1663,7 @@ pub fn mapped(fd: i32) -> Result<()> {
     let _: Option<()> = by_kernel(fd, Some(0), usize::MAX, false);
     match ask(fd, Call::Mapped) {
         Ok(answer) if answer.status == 0 => Ok(()),
-        // There is no fast path, so the kernel's pages are all there are.
+        // Without a fast path, only the kernel caches pages.
         Ok(answer) if answer.status == Refusal::Off as u32 => Ok(()),
         Err(errno::ENOTTY) => Ok(()),
         Ok(_) => Err(errno::EBUSY),
@@ -1668,18 +1671,18 @@ pub fn mapped(fd: i32) -> Result<()> {
     }
 }
 
-/// Looks whether the size of this process's files is limited, after it may have changed: setrlimit(2), prlimit(2).
+/// Reads the limit of file sizes again, after setrlimit(2) or prlimit(2) may have changed it.
 pub fn size_limit_changed() {
     SIZE_LIMITED.store(files::size_is_limited(), Relaxed);
 }
 
-/// Before main, while there is one thread: reads what the environment says.
+/// Reads the environment, before main, while the process has one thread.
 pub fn prepare() {
     devices::prepare();
     crate::migration::policy_of_run();
 }
 
-/// Keeps other threads from attaching while this one forks: the child would have no thread to end what they began.
+/// Keeps other threads from attaching while this one forks. The child would have no thread to finish an attachment in progress.
 pub fn before_fork() -> Forking {
     Forking {
         may_attach: session::may_attach(),
@@ -1687,14 +1690,14 @@ pub fn before_fork() -> Forking {
     }
 }
 
-/// A fork that is being made.
+/// A fork in progress.
 pub struct Forking {
     may_attach: bool,
     _alone: session::Alone,
 }
 
 impl Forking {
-    /// In the child.
+    /// Allows the child to attach, if the parent may.
     pub fn in_child(&self) {
         if self.may_attach {
             session::allow_attaching();
@@ -1702,21 +1705,21 @@ impl Forking {
     }
 }
 
-/// Before a child is made in any other way than by the C library's fork: all that it reads and writes goes through the kernel.
+/// Prepares for a child that is made other than by the C library's fork. All the child's I/O goes through the kernel.
 pub fn before_bare_fork() {
     session::before_bare_fork();
 }
 
-/// Before fork(2), exec and posix_spawn: all offsets go to the kernel.
+/// Moves all offsets to the kernel, before fork(2), exec or posix_spawn.
 pub fn share_all() {
     description::fds().for_each(share_offset);
 }
 
-/// Before somebody else gets the open file of the number (SCM_RIGHTS), or the kernel uses its offset (sendfile(2) ...):
-/// the offset goes to the kernel, for good.
+/// Moves the fd's offset to the kernel for good, before another process gets the open file (SCM_RIGHTS), or the kernel uses its
+/// offset (sendfile(2) ...).
 pub fn share(fd: i32) {
     share_offset(fd);
-    // The bytes that are accessed are not known here.
+    // The library does not know which bytes will be accessed.
     let _: Option<()> = by_kernel(fd, Some(0), usize::MAX, false);
 }
 
@@ -1728,7 +1731,8 @@ fn share_offset(fd: i32) {
     }
 }
 
-/// What this process's calls did: some lines of text, none when it has met no file of a mount. Errors: those of `out`.
+/// Writes a report of this process's calls: some lines of text, none when it has used no file of a mount. Fails with the errors
+/// of `out`.
 pub fn report(out: &mut impl Write) -> std::io::Result<()> {
     if report::is_empty() {
         return Ok(());

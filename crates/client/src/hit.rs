@@ -1,8 +1,7 @@
-//! The short way: reads and writes of one page that is there.
+//! The short path: reads and writes of one page that is cached.
 //!
-//! One straight line, as instructions are counted here. Whatever is not as it mostly is ends in `None`: then nothing
-//! is done, or nothing that doing it anew would not make good, and the caller goes the long way (`fd`), which alone
-//! has to deal with everything. No system call is made, so errno stays what it is.
+//! Straight code, because each instruction counts here. Every uncommon case returns `None`. The caller then takes the long path
+//! (`fd`), which handles all cases; repeating the access there is always safe. Makes no system call, so errno keeps its value.
 
 use jericho_format::PAGE_BYTES;
 use jericho_sys::files;
@@ -16,13 +15,13 @@ use crate::offset::Position;
 use crate::reentrancy::{self, Doing, Thread};
 use crate::session;
 
-/// Lowest address that a buffer of a program can have; what is below, the kernel calls EFAULT.
+/// Lowest address that a buffer of a program can have. The kernel fails with EFAULT for a lower one.
 pub const LOWEST_ADDRESS: usize = 4096;
 
-/// What a write looks at.
+/// Flags that a write checks.
 const WRITE_FLAGS: u32 = WRITE | SYNC | APPEND | NO_INLINE_WRITE;
 
-/// The description and the file behind a number's word, when of the description's flags among `among` exactly `flags` are set.
+/// Returns the description and the file of an fd's word, if of the description's flags in `among` exactly `flags` are set.
 #[inline(always)]
 fn file(
     thread: &Thread,
@@ -36,12 +35,12 @@ fn file(
         Some(found) => found,
         None => find(thread, Open::of_word(fd, word), word, write)?,
     };
-    // The number still has it, or had it a moment ago: a program that closes it at the same time gets either answer.
+    // Another thread may close the fd at the same time. The call then counts as made before the close.
     let is_so = description.flags() & (among | TO_KERNEL) == flags;
     (is_so && file.is_reachable()).then_some((description, file))
 }
 
-/// Finds the file of a description that the thread did not use last.
+/// Finds the file of a description that is not the thread's last one.
 #[inline(never)]
 fn find(
     thread: &Thread,
@@ -49,7 +48,7 @@ fn find(
     word: u64,
     write: bool,
 ) -> Option<(&'static Description, File<'static>)> {
-    // What is due is done by the long way.
+    // The long path does due migrations.
     if thread.migration.is_due() {
         return None;
     }
@@ -66,7 +65,7 @@ fn find(
     thread.recent_hits.file(word, write)
 }
 
-/// Reads at `at`, and counts it if `moved` agrees with where that ends.
+/// Reads at `at`. Counts the read if `moved` accepts its end.
 #[inline(always)]
 fn read_page(
     thread: &Thread,
@@ -87,11 +86,11 @@ fn read_page(
     Some(len)
 }
 
-/// pread(2). `out` lies at an address of the program's.
+/// Makes a pread(2). `out` lies at an address of the program's.
 #[inline]
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
     let word = description::described(fd)?;
-    // A negative one is beyond the end of any file.
+    // A negative offset becomes one beyond the end of any file.
     let at = offset as u64;
     reentrancy::enter_briefly(Doing::Reading, |thread| {
         let found = file(thread, fd, word, READ, READ)?;
@@ -99,7 +98,7 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
     })
 }
 
-/// read(2), as `pread`.
+/// Makes a read(2), as `pread`.
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
     let word = description::described(fd)?;
@@ -109,12 +108,12 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
         let Position::At(at) = offset.get_free(tag)? else {
             return None;
         };
-        // When another thread has moved it meanwhile, that one has read this.
+        // If another thread advanced the offset, these bytes are its.
         read_page(thread, found, out, at, |end| offset.advance(tag, at, end))
     })
 }
 
-/// pwrite(2). `data` lies at an address of the program's.
+/// Makes a pwrite(2). `data` lies at an address of the program's.
 #[inline]
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     let word = description::described(fd)?;
@@ -130,7 +129,7 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     })
 }
 
-/// write(2), as `pwrite`. An errno is the kernel's answer.
+/// Makes a write(2), as `pwrite`. An errno is the kernel's answer.
 #[inline]
 pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
     let word = description::described(fd)?;
@@ -140,7 +139,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
     reentrancy::enter_briefly(Doing::Writing, |thread| {
         let (description, file) = file(thread, fd, word, WRITE_FLAGS, WRITE)?;
         let open = Open::of_word(fd, word);
-        // Looked at before the offset is locked for nothing, as by whoever makes a file longer.
+        // Checks before it locks the offset: a write that extends the file would lock it in vain.
         let Position::At(at) = description.offset.get_free(open.tag())? else {
             return None;
         };
@@ -160,7 +159,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
                 if result.is_none() && behind == 0 {
                     return at;
                 }
-                // A handler has written behind these bytes already, so this is where they have to go.
+                // A signal handler has written behind these bytes already, so they must go here.
                 result.get_or_insert_with(|| {
                     let result = files::pwrite(fd, data, at as i64);
                     result.map_err(|errno| crate::fd::errno_after(fd, errno))

@@ -1,4 +1,4 @@
-//! Reads and writes that hit.
+//! Reads and writes of cached pages.
 
 use jericho_format::PAGE_BYTES;
 use jericho_shm::{Key, SliceMemory};
@@ -20,8 +20,8 @@ pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usiz
     })
 }
 
-/// Copies bytes `[offset, offset + out.len())` of an object as far as its pages hit, and returns how many that
-/// are. Each page's bytes are of one instant.
+/// Copies bytes `[offset, offset + out.len())` of an object as far as its pages hit. Returns the number of bytes copied. Each
+/// page's bytes are of one instant.
 #[inline]
 pub fn read(memory: &SliceMemory, object: u64, offset: u64, out: &mut [u8], epoch: u8) -> usize {
     let mut done = 0;
@@ -38,9 +38,9 @@ pub fn read(memory: &SliceMemory, object: u64, offset: u64, out: &mut [u8], epoc
     done
 }
 
-/// Writes `data` at `offset` of an object as far as its pages are in the cache and backed, and returns how
-/// many bytes that are. `dirtied(first, count)` is told of pages that were clean before, neighbours together;
-/// the slice must hear of them before the write is acknowledged.
+/// Writes `data` at `offset` of an object as far as its pages are cached and have space reserved. Returns the number of bytes
+/// written. Calls `dirtied(first, count)` for pages that were clean before, neighbours together. The slice must learn of them
+/// before the write is acknowledged.
 #[inline]
 pub fn write(
     memory: &SliceMemory,

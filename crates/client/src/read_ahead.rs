@@ -1,39 +1,39 @@
-//! Read-ahead: notices a sequential reader of a descriptor and asks for what it will want next.
+//! Read-ahead: detects a sequential reader of an open file and names the pages to prefetch for it.
 //!
-//! Plain atomics without order among them: two threads that read through one descriptor at once may spoil
-//! each other's window, which costs a prefetch and nothing else.
+//! Plain atomics without order among them. Two threads that read through one description at once may disturb each other's window,
+//! which costs only a prefetch.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// First window in pages; it doubles from there.
+/// First window in pages. Each later window is twice as long, up to a maximum.
 const WINDOW_MIN: u32 = 16;
-/// A window is asked for in pieces of this part of it: by halves, a device that is as fast as its reader runs dry
-/// between two of them, and each is so long a transfer that its first page waits for many others.
+/// A window is prefetched in pieces of this fraction. With halves, a device as fast as its reader would run idle between two
+/// pieces, and each piece would be a transfer so long that its first page waits for many others.
 const PIECES: u32 = 16;
-/// Asking costs more than reading these pages.
+/// Fewest pages in a piece: a request for fewer costs more than reading them.
 const PIECE_MIN: u32 = 8;
-/// Where a reader keeps several reads on their way, several threads serve them, in any order: so many reads away from where
-/// the next would begin, one still belongs to the stream.
+/// A reader may keep several reads in flight, which several threads serve in any order. A read belongs to the stream if it begins
+/// at most this many read lengths from the expected page.
 const IN_FLIGHT: u32 = 16;
 
-/// The reading position of one descriptor.
+/// The reading position of one description.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     /// Page that a sequential reader reads next.
     next: AtomicU64,
-    /// Page up to which was read ahead.
+    /// End of the pages that were prefetched.
     ahead: AtomicU64,
     /// Pages to keep ahead of the reader; zero while it is not sequential.
     window: AtomicU32,
-    /// Up to this page there is enough ahead of a sequential reader.
+    /// A sequential reader needs no further prefetch up to this page.
     quiet: AtomicU64,
-    /// Page after the last read that did not belong to the stream: the next stream, should another read go on there.
+    /// Page after the last read outside the stream. A new stream begins if another read continues there.
     apart: AtomicU64,
 }
 
 impl ReadAhead {
-    /// Of a descriptor that was not read yet.
+    /// Returns the state of a description that has not been read.
     pub const fn new() -> ReadAhead {
         ReadAhead {
             next: AtomicU64::new(0),
@@ -53,9 +53,9 @@ impl ReadAhead {
         self.apart.store(0, Relaxed);
     }
 
-    /// Whether a read of pages `[first, end)` that hits needs no `advance`: it goes not on from where the last one ended,
-    /// or there is enough ahead of it. Moves the reader on in the latter case; writes nothing in the former, as random
-    /// readers of one descriptor on many CPUs share this.
+    /// Returns whether a read of pages `[first, end)` that hits needs no `advance`: it does not continue the last read, or enough
+    /// pages are prefetched. Moves the position in the latter case. Writes nothing in the former, because random readers of one
+    /// description on many CPUs share this.
     #[inline]
     pub fn is_quiet(&self, first: u64, end: u64) -> bool {
         if !follows(first, self.next.load(Relaxed)) {
@@ -68,8 +68,8 @@ impl ReadAhead {
         is_quiet
     }
 
-    /// The reader reads pages `[first, end)` of a file of `file_pages`. Returns pages to prefetch, at most
-    /// `window_max` beyond the reader.
+    /// Records a read of pages `[first, end)` of a file of `file_pages`. Returns the pages to prefetch, at most `window_max`
+    /// beyond the reader.
     pub fn advance(
         &self,
         first: u64,
@@ -84,7 +84,7 @@ impl ReadAhead {
         let is_near = window > 0 && first + near >= next && first <= next.max(ahead) + near;
         if !follows(first, next) && !is_near {
             if !follows(first, self.apart.load(Relaxed)) {
-                // One read that is late or goes astray does not end the stream; a random reader's soon do.
+                // One late or stray read does not end the stream. The reads of a random reader end it soon.
                 self.apart.store(end, Relaxed);
                 let half = window / 2;
                 let window = if half < WINDOW_MIN { 0 } else { half };
@@ -106,7 +106,7 @@ impl ReadAhead {
             .clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
         let until = (end + u64::from(window)).min(file_pages);
         let enough = match until {
-            // There is no more to be asked for.
+            // The whole rest of the file is prefetched.
             until if until == file_pages => until,
             until => until - u64::from(window - piece(window)) - 1,
         };
@@ -120,15 +120,15 @@ impl ReadAhead {
     }
 }
 
-/// How much of a window is asked for at a time.
+/// Returns the number of pages to prefetch at a time.
 fn piece(window: u32) -> u32 {
     (window / PIECES).max(PIECE_MIN)
 }
 
-/// Whether a read that begins at page `first` goes on from one that ended before page `next`.
+/// Returns whether a read that begins at page `first` continues one that ended before page `next`.
 #[inline]
 fn follows(first: u64, next: u64) -> bool {
-    // Small reads come several times to the page that the last one ended in.
+    // Small reads read several times from the page in which the last read ended.
     first == next || (next > 0 && first + 1 == next)
 }
 
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn reads_of_a_stream_may_come_in_any_order() {
-        // Eight of 32 pages each are on their way; they come as eight threads happen to take them.
+        // Eight reads of 32 pages each are in flight, and arrive in the order in which eight threads happen to serve them.
         let (reader, mut asked) = (ReadAhead::default(), 0);
         let mut random = 1u32;
         let mut coming: Vec<u64> = (0..8).collect();

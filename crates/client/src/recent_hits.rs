@@ -156,7 +156,7 @@ impl RecentHits {
     #[cold]
     pub fn mark(&self, index: u32) {
         if let Some((_, file)) = self.file.get() {
-            file.mark_anew(index);
+            file.add_mark(index);
         }
     }
 

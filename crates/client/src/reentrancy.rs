@@ -330,7 +330,10 @@ mod tests {
             thread.locking(5);
             assert_eq!(offset.lock(1), Position::At(70));
             thread.about_to_lock(0);
-            assert!(!thread.has_offset(5, &offset), "the thread waits for the offset");
+            assert!(
+                !thread.has_offset(5, &offset),
+                "the thread waits for the offset"
+            );
             thread.unlocked();
         })
         .unwrap();

@@ -1,4 +1,4 @@
-//! What this process's calls did: counted all the time, told when asked (`JERICHO_REPORT`).
+//! Counts what this process's calls did. Reports it on request (`JERICHO_REPORT`).
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,27 +6,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::fast::Why;
 use crate::session;
 
-/// Why a descriptor takes the kernel path for good.
+/// Why an fd takes the kernel path for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
-    /// It is mapped into memory.
+    /// The file is mapped into memory.
     Mapped,
-    /// libc's streams (FILE) use it, which go past this library.
+    /// A stream of libc (FILE) uses the fd and bypasses this library.
     Stream,
-    /// Something was done to it that this library does not know.
+    /// The program used a call on it that this library does not know.
     Unknown,
-    /// Not a regular file.
+    /// The fd is not a regular file.
     NotRegular,
-    /// O_DIRECT or O_PATH.
+    /// The fd was opened with O_DIRECT or O_PATH.
     Direct,
-    /// The daemon refused it: another uid, set-id bits, mapped elsewhere, too many files, switched off.
+    /// The daemon refused the file: another uid, set-id bits, mapped elsewhere, too many files, or switched off.
     Refused,
-    /// The daemon's segments were not to be had.
+    /// This process could not attach to the daemon.
     Attach,
-    /// The daemon cut this process off.
+    /// The daemon has revoked this process.
     CutOff,
-    /// Too many descriptors.
+    /// The table of descriptions is full.
     Table,
 }
 
@@ -58,30 +58,30 @@ static KERNEL_WRITES: [AtomicU64; WHYS.len()] = [const { AtomicU64::new(0) }; WH
 static TO_KERNEL: [AtomicU64; REASONS.len()] = [const { AtomicU64::new(0) }; REASONS.len()];
 static INLINE: AtomicU64 = AtomicU64::new(0);
 
-/// A call of a descriptor that goes inline needed the kernel.
+/// Counts a call on an inline fd that needed the kernel.
 #[cold]
 pub fn kernel(write: bool, why: Why) {
     let counts = if write { &KERNEL_WRITES } else { &KERNEL_READS };
     counts[why as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// A descriptor goes inline from now on.
+/// Counts an fd that goes inline from now on.
 pub fn descriptor() {
     INLINE.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A descriptor takes the kernel path from now on.
+/// Counts an fd that takes the kernel path from now on.
 pub fn to_kernel(why: Reason) {
     TO_KERNEL[why as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether this process has met a file of a mount at all.
+/// Returns whether this process has used no file of a mount.
 pub fn is_empty() -> bool {
     let met = |n: &AtomicU64| n.load(Ordering::Relaxed) > 0;
     !met(&INLINE) && !TO_KERNEL.iter().any(met)
 }
 
-/// What was counted in the areas of this process's sessions.
+/// Sums of the counters in the areas of this process's sessions.
 #[derive(Default)]
 struct Sums {
     reads: u64,
@@ -94,7 +94,7 @@ struct Sums {
 fn sums() -> Sums {
     let mut sums = Sums::default();
     for session in session::all() {
-        // One that was followed by a writable one has its area in common with that.
+        // A read-only session shares its area with the writable one that followed it.
         let followed = |later: &session::Session| {
             later.index > session.index && later.instance == session.instance
         };
@@ -118,7 +118,7 @@ fn sums() -> Sums {
     sums
 }
 
-/// Writes what was counted, in lines that begin with `jericho:`. Errors: those of `out`.
+/// Writes the counts, in lines that begin with `jericho:`. Fails with the errors of `out`.
 pub fn write_to(out: &mut impl Write) -> std::io::Result<()> {
     let sums = sums();
     let (local, remote) = (sums.local, sums.remote);

@@ -1,8 +1,8 @@
-//! What this process has mapped of a volume.
+//! A volume's segments, as this process has mapped them.
 //!
-//! A session stays mapped for the life of the process, because any thread may read it at any time. Its memory is freed with
-//! its daemon (docs/internals/keeper.md). The process adds a session for each daemon, another when it needs one that is
-//! writable, and new ones in a child of fork(2), which is a different client than its parent.
+//! A session stays mapped for the life of the process, because any thread may read it at any time. Its memory is freed together
+//! with its daemon (docs/internals/keeper.md). The process adds a session for each daemon, and another when it needs a writable
+//! one. A child of fork(2) adds its own, because it is a different client than its parent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,54 +25,55 @@ use crate::migration::nodes::Nodes;
 use crate::recent_hits::Place;
 use crate::reentrancy::{SESSIONS_MAX, Thread};
 
-/// How long the daemon may take to hand its segments over, message by message.
+/// Time that the daemon may take for each message of the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a thread waits for another that attaches: that one's business may be a moment or a timeout.
+/// Polls for a thread that is attaching: that may take a moment or a whole timeout.
 const ATTACHING_POLLS: u32 = 2000;
 const ATTACHING_POLL: Duration = Duration::from_millis(1);
 
 static SESSIONS: [OnceLock<Session>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static MARK: OnceLock<ForkMark> = OnceLock::new();
-/// Word of the mark: one more than the number of the first session that is this process's own. Zero: none is.
+/// Word of the mark: one more than the index of the first session that is this process's own. Zero: none is.
 const FIRST: usize = 0;
-/// Word of the mark: somebody attaches. There, so that a child never waits for a thread that it doesn't have.
+/// Word of the mark: a thread is attaching. The word is in the mark, so that a child never waits for a thread that it does not
+/// have.
 const ATTACHING: usize = 1;
-/// Word of the mark: not zero where this process may attach though `BARE` is set.
+/// Word of the mark: not zero if this process may attach although `BARE` is set.
 const MAY_ATTACH: usize = 2;
-/// A child was made, by this process or one before it, and not by the C library's fork. Locks of the C library that other threads
-/// had then are never opened in that child, those of malloc among them, and who attaches needs memory.
+/// A child was made, by this process or by an ancestor, other than by the C library's fork. Locks of the C library that other
+/// threads held then are never opened in that child. Those of malloc are among them, and attaching allocates memory.
 static BARE: AtomicBool = AtomicBool::new(false);
 
-/// The segments of a volume's daemon, as this process has them.
+/// The segments of a volume's daemon, mapped by this process.
 #[derive(Debug)]
 pub struct Session {
-    /// Number among this process's sessions.
+    /// Index among this process's sessions.
     pub index: usize,
-    /// The life of the daemon.
+    /// The daemon's instance number.
     pub instance: u64,
-    /// What the daemon tells.
+    /// State that the daemon shows to all clients.
     pub control: Control,
-    /// What writers share.
+    /// State that writers share.
     pub slots: Slots,
-    /// This process's own.
+    /// This process's own area.
     pub area: Area,
-    /// Pages, slice by slice.
+    /// The pages of each slice.
     pub slices: Vec<SliceMemory>,
-    /// The owner number under which this process latches and locks.
+    /// The owner number with which this process latches and locks.
     pub owner: u16,
-    /// Its nodes are those that this process's threads are placed by.
+    /// The volume's nodes are those by which this process's threads migrate.
     follows: bool,
-    /// The thread policy of this run, if it has one, which comes before that of a file, which comes before the volume's.
+    /// The thread policy of this run, if it has one. It takes precedence over that of a file, and that one over the volume's.
     policy_of_run: Option<ThreadPolicy>,
-    /// What tells whether it is this process's own.
+    /// The word `FIRST` of the mark, which tells whether the session is this process's own.
     first: &'static AtomicU64,
     /// Device number of the mount, once a file of it was found to be this daemon's; 0 before.
     device: AtomicU64,
 }
 
 impl Session {
-    /// Of what was handed over.
+    /// Makes a session of the segments that the handshake has brought.
     pub fn new(
         index: usize,
         mark: &'static ForkMark,
@@ -81,7 +82,7 @@ impl Session {
         area: Area,
         slices: Vec<SliceMemory>,
     ) -> Session {
-        // Looked up now, where it may take its time, rather than in an access.
+        // Sets rseq up now, where time does not matter, rather than in an access.
         jericho_sys::rseq::current_cpu();
         let nodes = Nodes::new(|cpu| control.node_of_cpu(cpu));
         Session {
@@ -99,15 +100,15 @@ impl Session {
         }
     }
 
-    /// Whether it is this process's own, and not its parent's.
+    /// Returns whether the session is this process's own, and not its parent's.
     #[inline(always)]
     pub fn is_own(&self) -> bool {
         let first = self.first.load(Ordering::Acquire);
-        // One more than the number of the first; without any, what is one less is larger than all numbers.
+        // `first` is one more than an index. If it is zero, this subtracts to the largest number, which no index reaches.
         self.index as u64 >= first.wrapping_sub(1)
     }
 
-    /// Makes it this process's own, or its parent's.
+    /// Makes the session this process's own, or its parent's.
     #[cfg(test)]
     pub fn set_own(&mut self, own: bool) {
         static NONE: AtomicU64 = AtomicU64::new(0);
@@ -115,14 +116,14 @@ impl Session {
         self.first = if own { &ALL } else { &NONE };
     }
 
-    /// Whether this process may write inline.
+    /// Returns whether this process may write inline.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.slices.first().is_some_and(SliceMemory::is_writable)
     }
 
-    /// Counts an access of this thread to a file of a slice, as local when the thread is on the slice's node. `file`: the
-    /// thread policy of the file, if it has its own.
+    /// Counts an access of this thread to a file of a slice, as local when the thread is on the slice's node. `file`: the file's
+    /// own thread policy, if it has one.
     pub fn account(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>, access: Access) {
         let place = self.place(thread, slice, file);
         if let Some(cell) = place.used {
@@ -135,7 +136,7 @@ impl Session {
         place.counter.add(access, place.alone);
     }
 
-    /// Returns the number of this thread's block, and whether the thread has it for itself.
+    /// Returns the index of this thread's block, and whether the thread has it for itself.
     #[inline]
     fn block(&self, thread: &Thread) -> (u32, bool) {
         let take = || {
@@ -145,7 +146,7 @@ impl Session {
         thread.block(self.index, take)
     }
 
-    /// Returns the number of this thread's block. Returns `None` when the thread has none for itself.
+    /// Returns the index of this thread's block. Returns `None` when the thread has none for itself.
     #[inline]
     pub fn own_block(&self, thread: &Thread) -> Option<u32> {
         let (block, alone) = self.block(thread);
@@ -157,15 +158,15 @@ impl Session {
         self.device.store(device, Ordering::Relaxed);
     }
 
-    /// Returns how this thread writes to a slice. Returns `None` when the thread has no block of its own; it then
-    /// writes through the kernel.
+    /// Returns the identity under which this thread writes to a slice. Returns `None` when the thread has no block of its own; it
+    /// then writes through the kernel.
     #[inline]
     pub fn writer(&self, thread: &Thread, slice: u16) -> Option<Writer<'_>> {
         let block = self.own_block(thread)?;
         Some(self.area.writer(self.owner, block, slice))
     }
 
-    /// Returns where this thread notes which locks it lends, if it has a block of its own.
+    /// Returns the words in which this thread notes the locks that it lends, if it has a block of its own.
     #[cold]
     pub fn lent(&self, thread: &Thread) -> Option<Lent<'_>> {
         Some(self.area.lent(self.own_block(thread)?))
@@ -182,7 +183,7 @@ impl Session {
         self.area.touch(self.block(thread).0, slice, entry);
     }
 
-    /// Where an access counts that this thread makes now.
+    /// Returns where an access of this thread counts now.
     pub fn place(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>) -> Place<'_> {
         let home = self.control.node_of_slice(slice);
         let node = self.control.node_of_cpu(jericho_sys::rseq::current_cpu());
@@ -201,19 +202,19 @@ impl Session {
     }
 }
 
-/// A session by its number, if it is this process's own: `None` in a child for one that its parent had.
+/// Returns the session with this index, if it is this process's own. Returns `None` in a child for its parent's sessions.
 #[inline]
 pub fn get(index: usize) -> Option<&'static Session> {
     let session = SESSIONS.get(index)?.get()?;
     session.is_own().then_some(session)
 }
 
-/// The sessions of this process.
+/// Returns the sessions of this process.
 pub fn all() -> impl Iterator<Item = &'static Session> {
     (0..COUNT.load(Ordering::Acquire).min(SESSIONS_MAX)).filter_map(get)
 }
 
-/// Returns the session with a daemon instance, if there is one, and one that may write if `write` is set.
+/// Returns a session with a daemon instance, if there is one. `write`: the session must be writable.
 pub fn find(instance: u64, write: bool) -> Option<&'static Session> {
     all().find(|session| session.instance == instance && (!write || session.is_writable()))
 }
@@ -221,15 +222,15 @@ pub fn find(instance: u64, write: bool) -> Option<&'static Session> {
 /// Returns the session that was last found to serve the mount with this device number.
 pub fn of_device(device: u64) -> Option<&'static Session> {
     let serves = |session: &&Session| session.device.load(Ordering::Relaxed) == device;
-    // A later mount may have the same number.
+    // A later mount may have the same device number, so this takes the latest session.
     all()
         .filter(serves)
         .last()
         .filter(|session| !session.area.is_cut_off())
 }
 
-/// Returns the session with a daemon instance; attaches if there is none yet. Fails when the daemon is gone or refuses,
-/// or when this process lacks descriptors, address space or room for another session.
+/// Returns the session with a daemon instance; attaches if there is none yet. Fails when the daemon is gone or refuses, or when
+/// this process lacks fds, address space or room for another session.
 pub fn attach(instance: u64) -> io::Result<&'static Session> {
     match find(instance, false) {
         Some(session) => Ok(session),
@@ -237,8 +238,8 @@ pub fn attach(instance: u64) -> io::Result<&'static Session> {
     }
 }
 
-/// Does the same as `attach` for a session that may write. `token` asks the daemon for the right to write. Also fails when the
-/// daemon gives no token.
+/// Returns a writable session; attaches if there is none. `token` asks the daemon for the right to write. Fails as `attach`, and
+/// when the daemon gives no token.
 pub fn attach_writable(
     instance: u64,
     token: impl FnOnce() -> Option<u64>,
@@ -256,12 +257,12 @@ fn attach_with(instance: u64, token: u64) -> io::Result<&'static Session> {
     if !may_attach() {
         return Err(io::ErrorKind::WouldBlock.into());
     }
-    // Blocks signals. A signal would end the wait for the daemon with an error, even with SA_RESTART. A handler that leaves by longjmp would
-    // leave `ATTACHING` set.
-    signals::blocked(|| attach_in_turn(instance, token))
+    // Blocks signals. A signal would end the wait for the daemon with an error, even with SA_RESTART. A handler that leaves by
+    // longjmp would leave `ATTACHING` set.
+    signals::blocked(|| attach_locked(instance, token))
 }
 
-fn attach_in_turn(instance: u64, token: u64) -> io::Result<&'static Session> {
+fn attach_locked(instance: u64, token: u64) -> io::Result<&'static Session> {
     let mark = mark()?;
     let attaching = mark.word(ATTACHING);
     let mut polls = 0;
@@ -277,7 +278,7 @@ fn attach_in_turn(instance: u64, token: u64) -> io::Result<&'static Session> {
     session
 }
 
-/// While this lives no other thread attaches. In the child of a fork the word is zero anyway.
+/// Keeps other threads from attaching while it lives. In the child of a fork the word is zero anyway.
 pub struct Alone(Option<&'static AtomicU64>);
 
 impl Drop for Alone {
@@ -288,20 +289,20 @@ impl Drop for Alone {
     }
 }
 
-/// Whether this process may attach: not as the child of a bare fork, nor as a child of such a child.
+/// Returns whether this process may attach. The child of a bare fork may not, nor may that child's children.
 pub fn may_attach() -> bool {
     let allowed = |mark: &ForkMark| mark.word(MAY_ATTACH).load(Ordering::Acquire) != 0;
     !BARE.load(Ordering::Acquire) || MARK.get().is_some_and(allowed)
 }
 
-/// This process goes on as its parent was allowed to: after the C library's fork, which leaves no lock closed in the child.
+/// Allows the child to attach if its parent might: the C library's fork leaves no lock closed in the child.
 pub fn allow_attaching() {
     if let Some(mark) = MARK.get() {
         mark.word(MAY_ATTACH).store(1, Ordering::Release);
     }
 }
 
-/// Before a child is made in any other way than by the C library's fork.
+/// Prepares for a child that is made other than by the C library's fork.
 pub fn before_bare_fork() {
     if may_attach() && mark().is_ok() {
         allow_attaching();
@@ -309,7 +310,7 @@ pub fn before_bare_fork() {
     }
 }
 
-/// Waits for a thread that attaches, as long as that may take.
+/// Waits until no thread is attaching, for as long as attaching may take.
 pub fn keep_others_from_attaching() -> Alone {
     let Some(mark) = MARK.get() else {
         return Alone(None);
@@ -327,7 +328,7 @@ pub fn keep_others_from_attaching() -> Alone {
 pub fn mark() -> io::Result<&'static ForkMark> {
     if MARK.get().is_none() {
         let mark = ForkMark::new().map_err(io::Error::from_raw_os_error)?;
-        // Another thread's is as good.
+        // If another thread has set a mark first, that one is used.
         let _ = MARK.set(mark);
     }
     MARK.get().ok_or(io::ErrorKind::Other.into())
@@ -350,7 +351,7 @@ fn attach_alone(
         .ok_or(io::Error::from(io::ErrorKind::StorageFull))?;
     let owner = find(instance, false).map_or(0, |session| session.owner);
     let session = receive(index, mark, instance, Request { token, owner })?;
-    // Nobody else sets it: the number is taken under the lock.
+    // No other thread sets it: this thread holds `ATTACHING`.
     let session = room.get_or_init(|| session);
     COUNT.store(index + 1, Ordering::Release);
     Ok(session)
@@ -395,7 +396,7 @@ fn receive(
         while segments.len() < 3 {
             match fds.pop_front() {
                 Some(fd) => segments.push(fd),
-                // The mapped ones are closed already, so a process with few descriptors gets by.
+                // The fds of mapped segments are closed already, so that a process with few fds can attach.
                 None => match next()?.1 {
                     more if more.is_empty() => return Err(few()),
                     more => fds.extend(more),

@@ -1,4 +1,4 @@
-//! The bytes of a write, in one or several parts, taken piece by piece; and the room for those of a read.
+//! The bytes of a write, in one or several parts, and the buffers of a read, both used piece by piece.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -6,22 +6,22 @@ use jericho_format::PAGE_BYTES;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// What is to be written.
+/// The bytes of a write.
 #[derive(Clone, Copy)]
 pub struct Source<'a, 'b> {
     parts: &'a [IoSlice<'b>],
-    /// Bytes of the first part that are taken already.
+    /// Bytes of the first part that are used already.
     taken: usize,
 }
 
 impl<'a, 'b> Source<'a, 'b> {
-    /// All of `parts`, in order.
+    /// Returns the bytes of all `parts`, in order.
     pub fn new(parts: &'a [IoSlice<'b>]) -> Source<'a, 'b> {
         Source { parts, taken: 0 }
     }
 
-    /// Calls `put` with the next `len` bytes, at most a page and no more than there are. They are gathered
-    /// where they lie in several parts.
+    /// Calls `put` with the next `len` bytes, at most a page and no more than remain. Copies them together first if they lie in
+    /// several parts.
     #[inline]
     pub fn next<T>(&mut self, len: usize, put: impl FnOnce(&[u8]) -> T) -> T {
         while self
@@ -65,13 +65,13 @@ impl<'a, 'b> Source<'a, 'b> {
 /// The buffers of a read, filled piece by piece.
 pub struct Target<'a, 'b> {
     parts: &'a mut [IoSliceMut<'b>],
-    /// Part that the next bytes belong to, and how many of its bytes are filled.
+    /// Part to which the next bytes belong, and the bytes of it that are filled.
     part: usize,
     filled: usize,
 }
 
 impl<'a, 'b> Target<'a, 'b> {
-    /// All of `parts`, in order.
+    /// Returns the buffers of all `parts`, in order.
     pub fn new(parts: &'a mut [IoSliceMut<'b>]) -> Target<'a, 'b> {
         Target {
             parts,
@@ -80,7 +80,8 @@ impl<'a, 'b> Target<'a, 'b> {
         }
     }
 
-    /// Calls `get` with a buffer for the next `len` bytes, at most a page. If the bytes belong to several parts, copies them there afterwards.
+    /// Calls `get` with a buffer for the next `len` bytes, at most a page. If the bytes belong to several parts, copies them
+    /// there afterwards.
     pub fn next<T, E>(
         &mut self,
         len: usize,

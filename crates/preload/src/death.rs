@@ -60,7 +60,8 @@ pub unsafe fn path_failed(dir: c_int, path: *const c_char) {
     });
 }
 
-/// Returns the result of close(2). The fd is closed already, so the daemon cannot be asked; a living daemon never gives these errors.
+/// Returns the result of close(2). The fd is closed already, so the daemon cannot be asked; a living daemon never gives these
+/// errors.
 #[inline]
 pub fn checked_close(result: c_int) -> c_int {
     if result != 0 && matches!(errno::get(), libc::ECANCELED | libc::ECONNABORTED) {

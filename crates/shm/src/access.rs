@@ -6,9 +6,9 @@ use crate::entry::{Entry, Flags, State};
 use crate::memory::Miss;
 use crate::sync::{Ordering, fence};
 
-/// Fences before the calling thread fills a frame of the slice. The frame was another page's before, and a reader of that page that sees
-/// bytes of the new one must also see that the old one has gone. The fence of `Entry::insert` orders only the thread that inserts, and
-/// another one may fill. Pairs with the fence of `state_after_copy`.
+/// Fences before the calling thread fills a frame of the slice. The frame was another page's before, and a reader of that page
+/// that sees bytes of the new one must also see that the old one has gone. The fence of `Entry::insert` orders only the thread
+/// that inserts, and another one may fill. Pairs with the fence of `state_after_copy`.
 #[inline]
 pub(crate) fn before_fill() {
     fence(Ordering::Release);
@@ -35,8 +35,8 @@ pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
     }
 }
 
-/// Calls `copy`, which copies out of the frame of `seen`, the state that a lookup found. Returns `Some` when the copied bytes were the page's
-/// at one instant, and `None` when another thread changes or changed them.
+/// Calls `copy`, which copies out of the frame of `seen`, the state that a lookup found. Returns `Some` when the copied bytes
+/// were the page's at one instant, and `None` when another thread changes or changed them.
 #[inline]
 pub(crate) fn try_read(
     entry: &Entry,
@@ -52,9 +52,9 @@ pub(crate) fn try_read(
     Ok(same.then_some(()))
 }
 
-/// Writes a page under its latch. `seen` is the state that a lookup found, and `copy` copies into its frame; if `copy` fails, the page
-/// stays as it was. Returns whether the page was clean before, or `None` if another writer holds the latch. Fails with `NoRoom` if
-/// the page is clean and `has_room` returns false: the writer could not report that the page becomes dirty.
+/// Writes a page under its latch. `seen` is the state that a lookup found, and `copy` copies into its frame; if `copy` fails, the
+/// page stays as it was. Returns whether the page was clean before, or `None` if another writer holds the latch. Fails with
+/// `NoRoom` if the page is clean and `has_room` returns false: the writer could not report that the page becomes dirty.
 #[inline(always)]
 pub(crate) fn try_write(
     entry: &Entry,

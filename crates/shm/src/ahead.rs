@@ -72,8 +72,8 @@ impl Ahead {
         self.tell(0, 0);
     }
 
-    /// Waits until nobody else asks because a page is missing. One who does not get an answer is waited for no longer than a lock is:
-    /// two who ask do no harm.
+    /// Waits until nobody else asks because a page is missing. One who does not get an answer is waited for no longer than a lock
+    /// is: two who ask do no harm.
     pub fn begin_asking(&self, owner: u16) -> Holding {
         let held = self.lock.lock_for_long(owner);
         held.unwrap_or_else(|| self.lock.take_over(owner))

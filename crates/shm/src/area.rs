@@ -1,5 +1,5 @@
-//! A client's own area: the ring in which it reports the pages that it made dirty, and a block for each of its threads with reference marks
-//! and counters.
+//! A client's own area: the ring in which it reports the pages that it made dirty, and a block for each of its threads with
+//! reference marks and counters.
 //!
 //! The client writes the area, and the daemon trusts nothing in it. Any contents cost the daemon bounded work, and the
 //! code that uses a key checks it.
@@ -419,7 +419,8 @@ impl Area {
         lenders.map(Self::lent_of)
     }
 
-    /// Returns whether a thread of the client lends a lock of a slot that it holds as `held`, and has not stopped; see `Lent::lends`.
+    /// Returns whether a thread of the client lends a lock of a slot that it holds as `held`, and has not stopped; see
+    /// `Lent::lends`.
     pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
         self.loans(slot)
             .any(|lent| lent.lends(slot, lock, held, now_ns))

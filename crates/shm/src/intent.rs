@@ -10,10 +10,10 @@ const SET: u64 = 1 << 63;
 
 /// A writer: the owner number for the latch and, for a client's thread, the place of its note.
 ///
-/// The note is one plain store before the latch is taken, and stays until the thread's next write. It names the entry while the latch is
-/// held, and afterwards until the dirty page is reported. The daemon reads it in two cases. After the program has ended, all its stores are
-/// visible, so only their order within the thread matters. The daemon also reads it after it has ended inline writes of a file, to find
-/// writers that have not noticed yet.
+/// The note is one plain store before the latch is taken, and stays until the thread's next write. It names the entry while the
+/// latch is held, and afterwards until the dirty page is reported. The daemon reads it in two cases. After the program has ended,
+/// all its stores are visible, so only their order within the thread matters. The daemon also reads it after it has ended inline
+/// writes of a file, to find writers that have not noticed yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer<'a> {
     owner: u16,

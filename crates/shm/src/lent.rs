@@ -1,8 +1,8 @@
 //! What a client's thread lends: the locks that it keeps while it ends an inline write through the kernel.
 //!
-//! Some pages of that write are changed already, so nobody may read the range yet. But the thread writes nothing inline until the kernel's
-//! call has ended. So each write of the daemon may borrow the locks, and gives them back: the thread's own request, and others that the
-//! kernel may serve before it.
+//! Some pages of that write are changed already, so nobody may read the range yet. But the thread writes nothing inline until the
+//! kernel's call has ended. So each write of the daemon may borrow the locks, and gives them back: the thread's own request, and
+//! others that the kernel may serve before it.
 
 use crate::lock::{HELD_MAX, Holding};
 use crate::slots::{RangeHeld, Slot, WORDS};
@@ -11,8 +11,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 const SLOT: u32 = (1 << 17) - 1;
 const LOAN_ONE: u32 = 1 << 17;
 
-/// The loan of a thread, in its block: slot + 1 in the low 17 bits (0: there is none), and a count of its loans above. It lies apart
-/// from `Loan`, because the daemon reads this word of every thread and the rest only of lenders.
+/// The loan of a thread, in its block: slot + 1 in the low 17 bits (0: there is none), and a count of its loans above. It lies
+/// apart from `Loan`, because the daemon reads this word of every thread and the rest only of lenders.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct LoanWord(AtomicU32);
@@ -78,8 +78,8 @@ impl Loan {
 }
 
 impl Lent<'_> {
-    /// Lends locks of a slot that the thread holds, which writes nothing under them any more. `take_back` releases them. `now_ns` is of the
-    /// realtime clock.
+    /// Lends locks of a slot that the thread holds, which writes nothing under them any more. `take_back` releases them. `now_ns`
+    /// is of the realtime clock.
     pub fn lend(&self, slot: u32, range: &RangeHeld, extend: Option<Holding>, now_ns: u64) {
         let count = self.word.0.load(Ordering::Relaxed) & !SLOT;
         let extend = extend.map_or(0, |held| held.0);
@@ -117,15 +117,16 @@ impl Lent<'_> {
         }
     }
 
-    /// Counts that a word was borrowed to change the file. Called before the word is given back. Counts nothing if the thread does not
-    /// lend a word that it holds as `held`.
+    /// Counts that a word was borrowed to change the file. Called before the word is given back. Counts nothing if the thread
+    /// does not lend a word that it holds as `held`.
     pub fn note_borrowed(&self, slot: u32, word: usize, held: Holding) {
         if self.has_lent(slot, SlotLock::Word(word), held) {
             self.loan.borrowed[word].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether a word is the thread's as it was when the loan began, and was borrowed no more than `times`. Only for the lender.
+    /// Returns whether a word is the thread's as it was when the loan began, and was borrowed no more than `times`. Only for the
+    /// lender.
     pub fn was_borrowed_at_most(&self, slot: &Slot, word: usize, times: u32) -> bool {
         let held = Holding(self.loan.words[word].load(Ordering::Relaxed));
         slot.is_word_held(word, held) && self.loan.borrowed[word].load(Ordering::Relaxed) <= times
@@ -149,8 +150,8 @@ impl Lent<'_> {
         self.lent_since(slot, lock, held).is_some()
     }
 
-    /// Returns whether the thread does so and has begun less than `HELD_MAX` ago. A longer loan is that of a stopped thread, which counts
-    /// as any holder that keeps a lock; so does one that begins that far in the future.
+    /// Returns whether the thread does so and has begun less than `HELD_MAX` ago. A longer loan is that of a stopped thread,
+    /// which counts as any holder that keeps a lock; so does one that begins that far in the future.
     pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
         let since = self.lent_since(slot, lock, held);
         since.is_some_and(|since| u128::from(now_ns.abs_diff(since)) < HELD_MAX.as_nanos())

@@ -1,9 +1,9 @@
 //! Locks in shared memory among processes that may die, stop, or be malicious.
 //!
-//! A lock word holds the owner number in the low 16 bits (0: free), then a 15-bit count of how often it was taken, and bit 31 when a
-//! waiter sleeps. Waiting is bounded: a waiter continues while the lock changes hands, and gives up when one holder has kept it for a
-//! second (`Patience`). The daemon opens the lock of a dead owner, and takes away one that a living client has kept that long. A
-//! holder that lost its lock learns it from the count.
+//! A lock word holds the owner number in the low 16 bits (0: free), then a 15-bit count of how often it was taken, and bit 31
+//! when a waiter sleeps. Waiting is bounded: a waiter continues while the lock changes hands, and gives up when one holder has
+//! kept it for a second (`Patience`). The daemon opens the lock of a dead owner, and takes away one that a living client has kept
+//! that long. A holder that lost its lock learns it from the count.
 //!
 //! A holder that releases a lock wakes one sleeper. The woken sleeper takes the lock with the sleepers bit set, because others may
 //! still sleep; so each release wakes the next.
@@ -154,8 +154,8 @@ impl Lock {
             .or_else(|| self.lock_slowly(owner, &mut Patience::new(self)))
     }
 
-    /// Takes the lock for `owner`, or borrows it from a holder that lends it, according to `lends`. Returns the holding, and the lender's if
-    /// the lock is borrowed. Returns `None` when one holder has kept the lock for `HELD_MAX`, or after `WAIT_MAX`.
+    /// Takes the lock for `owner`, or borrows it from a holder that lends it, according to `lends`. Returns the holding, and the
+    /// lender's if the lock is borrowed. Returns `None` when one holder has kept the lock for `HELD_MAX`, or after `WAIT_MAX`.
     pub(crate) fn lock_or_borrow(
         &self,
         owner: u16,
@@ -305,8 +305,8 @@ impl Lock {
         mine
     }
 
-    /// Takes the lock for `taker` if `owner` (not 0) holds it. Returns `None` and changes nothing when another owner holds it, even
-    /// if it changed hands during the call.
+    /// Takes the lock for `taker` if `owner` (not 0) holds it. Returns `None` and changes nothing when another owner holds it,
+    /// even if it changed hands during the call.
     pub fn take_from(&self, owner: u16, taker: u16) -> Option<Holding> {
         let word = self.0.load(Ordering::Relaxed);
         if owner == 0 || word & OWNER != u32::from(owner) {
@@ -320,7 +320,8 @@ impl Lock {
         self.take_as(lent.0, taker)
     }
 
-    /// Takes the lock for `taker` if the word is `word` still. A waiter that has gone to sleep since has only set the sleepers bit.
+    /// Takes the lock for `taker` if the word is `word` still. A waiter that has gone to sleep since has only set the sleepers
+    /// bit.
     fn take_as(&self, word: u32, taker: u16) -> Option<Holding> {
         let mine = Holding::after(word, taker);
         let exchange = |seen| {
@@ -333,8 +334,8 @@ impl Lock {
         (exchange(word) || exchange(word | SLEEPERS)).then_some(mine)
     }
 
-    /// Gives a lock that was borrowed back to its holder, or opens it when `is_lent` says that the holder does not have it on loan any
-    /// more: then nobody else would open it.
+    /// Gives a lock that was borrowed back to its holder, or opens it when `is_lent` says that the holder does not have it on
+    /// loan any more: then nobody else would open it.
     pub(crate) fn give_back(&self, mine: Holding, lent: Holding, is_lent: impl FnOnce() -> bool) {
         let returned = [mine.0, mine.0 | SLEEPERS].into_iter().any(|seen| {
             let theirs = seen & SLEEPERS | lent.0;
@@ -342,7 +343,8 @@ impl Lock {
                 .compare_exchange(seen, theirs, Ordering::Release, Ordering::Relaxed)
                 .is_ok()
         });
-        // Pairs with the one in `Lent::take_back`: either the lender sees the word returned, or this thread sees that the loan has ended.
+        // Pairs with the one in `Lent::take_back`: either the lender sees the word returned, or this thread sees that the loan
+        // has ended.
         fence(Ordering::SeqCst);
         if returned && !is_lent() {
             self.unlock(lent);

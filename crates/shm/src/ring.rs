@@ -22,8 +22,8 @@ impl<const N: usize> Ring<'_, N> {
         // Loads `taken` first, because positions are taken after they were given out. Acquire: the daemon is done with the
         // positions it has taken.
         let taken = self.taken.load(Ordering::Acquire);
-        // `given_out` may have grown since. The reserve holds one extra key of each other thread, and a thread that takes a position
-        // sees all earlier ones.
+        // `given_out` may have grown since. The reserve holds one extra key of each other thread, and a thread that takes a
+        // position sees all earlier ones.
         let used = self.given_out.load(Ordering::Relaxed).wrapping_sub(taken);
         used <= N as u64 - self.threads
     }

@@ -289,7 +289,8 @@ impl Slot {
         Err(seen)
     }
 
-    /// Increments the truncation count, because the daemon changes bytes of the file: writers and readers that saw the size restart.
+    /// Increments the truncation count, because the daemon changes bytes of the file: writers and readers that saw the size
+    /// restart.
     pub fn cut(&self) {
         self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
     }
@@ -299,16 +300,17 @@ impl Slot {
         self.removals.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns how many were counted. A writer that compares this with an earlier count learns whether its first bytes may be gone.
+    /// Returns how many were counted. A writer that compares this with an earlier count learns whether its first bytes may be
+    /// gone.
     #[inline]
     pub fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
     }
 
     /// Takes the extend lock for `owner` (the daemon): borrows it from a client that lends it, according to `lends`, and takes it
-    /// away from a client that holds it too long. That client fails when it checks that the size is unchanged or, if it read the size only
-    /// afterwards, that it still holds the lock. After it was taken away, bytes of a write that did not happen may be beyond the end of
-    /// file.
+    /// away from a client that holds it too long. That client fails when it checks that the size is unchanged or, if it read the
+    /// size only afterwards, that it still holds the lock. After it was taken away, bytes of a write that did not happen may be
+    /// beyond the end of file.
     pub fn seize(&self, owner: u16, mut lends: impl FnMut(Holding) -> bool) -> (Holding, Seized) {
         if let Some(held) = self.extend.try_lock(owner) {
             return (held, Seized::Free);
@@ -408,8 +410,8 @@ impl Slot {
         rest.all.then_some(rest.held)
     }
 
-    /// Does the same, but borrows the words that their holders lend, according to `lends`, and asks `kept` what to do about a word that
-    /// one holder has kept that long. A waiter that gives up gets those that it has by then.
+    /// Does the same, but borrows the words that their holders lend, according to `lends`, and asks `kept` what to do about a
+    /// word that one holder has kept that long. A waiter that gives up gets those that it has by then.
     pub fn take_range(
         &self,
         segments: Segments,
@@ -439,7 +441,8 @@ impl Slot {
         }
     }
 
-    /// Takes the words in their order, up to the first that another holder has. Calls `took` for each. Returns whether it has taken all.
+    /// Takes the words in their order, up to the first that another holder has. Calls `took` for each. Returns whether it has
+    /// taken all.
     #[inline]
     fn lock_while_free(
         &self,
@@ -458,8 +461,8 @@ impl Slot {
         true
     }
 
-    /// Goes on to take the words, in their order, without waiting. Asks `kept` about the first word that another holder has, and stops at that
-    /// word unless it is to be taken away. Calls `took` for each word. Fails with what `kept` said.
+    /// Goes on to take the words, in their order, without waiting. Asks `kept` about the first word that another holder has, and
+    /// stops at that word unless it is to be taken away. Calls `took` for each word. Fails with what `kept` said.
     pub fn try_range(
         &self,
         taken: &mut RangeTaken,
@@ -529,8 +532,8 @@ impl Slot {
         taken
     }
 
-    /// Releases the words of `take_range`, and gives those that were borrowed back to their lenders. `is_lent` tells whether a lender
-    /// still has a word on loan. If not, the word is opened.
+    /// Releases the words of `take_range`, and gives those that were borrowed back to their lenders. `is_lent` tells whether a
+    /// lender still has a word on loan. If not, the word is opened.
     pub fn give_range_back(
         &self,
         taken: &RangeTaken,
@@ -617,8 +620,8 @@ impl Slot {
         &self.words[word]
     }
 
-    /// Opens all locks, and forgets what was reserved and who writes, before the daemon gives the slot to another file. Their holders wrote the previous file, and are dead
-    /// or have closed it in the middle of a write.
+    /// Opens all locks, and forgets what was reserved and who writes, before the daemon gives the slot to another file. Their
+    /// holders wrote the previous file, and are dead or have closed it in the middle of a write.
     pub fn open_all(&self, daemon: u16) {
         self.ahead.forget();
         self.writers.clear();

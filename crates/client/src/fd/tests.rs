@@ -854,7 +854,8 @@ fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
     drop(new);
 }
 
-/// A file whose daemon this process has attached to, and a word that says that its fd is worth a slot. No other test runs meanwhile.
+/// A file whose daemon this process has attached to, and a word that says that its fd is worth a slot. No other test runs
+/// meanwhile.
 fn wishing() -> Opened {
     wish::tests::ARE_LEFT.set(false);
     let f = Opened::new(2, 8192);

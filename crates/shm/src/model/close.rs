@@ -25,7 +25,8 @@ impl Volume {
         })
     }
 
-    /// Writes page 1 inline as a client does for the first time. It does not report the page. Returns whether the page was written.
+    /// Writes page 1 inline as a client does for the first time. It does not report the page. Returns whether the page was
+    /// written.
     fn write(&self) -> bool {
         self.writers.add(OWNER);
         Writer::client(OWNER, &self.intent, 0).about_to_latch(0);

@@ -142,8 +142,8 @@ enum Step {
     Reported,
 }
 
-/// Runs a thread that writes page 1 and dies after a step, beside another client that writes the page too. Outcomes: whether the dead
-/// thread's page was absorbed, and what the other's write returned.
+/// Runs a thread that writes page 1 and dies after a step, beside another client that writes the page too. Outcomes: whether the
+/// dead thread's page was absorbed, and what the other's write returned.
 fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
     explore(outcomes, move |notes| {
         let slice = Slice::with_page(Flags::BACKED);
