@@ -3,15 +3,15 @@
 use std::ffi::{CStr, CString};
 use std::io;
 
-/// Largest record that is requested: a group's record holds the names of its members.
+/// Maximum size of a record. A group's record holds the names of its members.
 const RECORD_BYTES_MAX: usize = 16 << 20;
 
 /// A group of the group database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its id.
+    /// The group id.
     pub gid: u32,
-    /// Names of the users that are listed as its members. A user whose primary group it is usually is not listed.
+    /// Names of the listed members. A user whose primary group it is usually is not listed.
     pub members: Vec<String>,
 }
 

@@ -1,13 +1,13 @@
-//! On which CPUs a thread may run.
+//! The CPUs on which a thread may run.
 //!
-//! Threads are named by their kernel id, so that a thread of another process can be asked and moved
-//! too, where the kernel permits. CPUs beyond number 1023 are not supported.
+//! Threads are named by their kernel id, so that threads of other processes can be queried and moved too, where the kernel
+//! permits it. CPUs above number 1023 are not supported.
 
 use std::io;
 
 use rustix::thread::{CpuSet, Pid};
 
-/// The kernel's id of the calling thread.
+/// Returns the kernel's id of the calling thread.
 pub fn current_tid() -> u32 {
     rustix::thread::gettid()
         .as_raw_nonzero()
@@ -21,7 +21,7 @@ pub fn has_ended(tid: u32) -> bool {
     asked.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
 }
 
-/// The CPUs on which a thread (`None`: the calling one) may run, ascending. Errors: ESRCH.
+/// Returns the CPUs on which a thread (`None`: the calling one) may run, ascending. Fails with ESRCH.
 pub fn get(tid: Option<u32>) -> io::Result<Vec<u32>> {
     let set = rustix::thread::sched_getaffinity(pid(tid)?)?;
     Ok((0..CpuSet::MAX_CPU)
@@ -30,9 +30,8 @@ pub fn get(tid: Option<u32>) -> io::Result<Vec<u32>> {
         .collect())
 }
 
-/// Lets a thread (`None`: the calling one) run on `cpus` only; those that do not exist are left
-/// out. Errors: EINVAL when none is left or a number is above 1023; ESRCH; EPERM for somebody
-/// else's thread.
+/// Lets a thread (`None`: the calling one) run on `cpus` only. Ignores CPUs that do not exist. Fails with EINVAL when none exists
+/// or a number is above 1023, with ESRCH, and with EPERM for a thread of another user.
 pub fn set(tid: Option<u32>, cpus: &[u32]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -44,42 +43,42 @@ pub fn set(tid: Option<u32>, cpus: &[u32]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(pid(tid)?, &set)?)
 }
 
-/// A set of CPUs 0 to 1023 in a value: for those who must not allocate.
+/// A set of CPUs 0 to 1023 as a plain value, for code that must not allocate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuMask([u64; CpuMask::WORDS]);
 
 impl CpuMask {
     const WORDS: usize = 16;
-    /// CPUs above this number are in no mask.
+    /// Largest CPU number of a mask.
     pub const CPU_MAX: u32 = 1023;
     /// No CPU.
     pub const EMPTY: CpuMask = CpuMask([0; CpuMask::WORDS]);
 
-    /// Adds a CPU; one above [`CpuMask::CPU_MAX`] is left out.
+    /// Adds a CPU. Ignores a number above [`CpuMask::CPU_MAX`].
     pub fn insert(&mut self, cpu: u32) {
         if let Some(word) = self.0.get_mut(cpu as usize / 64) {
             *word |= 1 << (cpu % 64);
         }
     }
 
-    /// Whether it is in.
+    /// Returns whether the mask contains a CPU.
     pub fn contains(&self, cpu: u32) -> bool {
         self.0
             .get(cpu as usize / 64)
             .is_some_and(|word| word >> (cpu % 64) & 1 == 1)
     }
 
-    /// The CPUs that are in both.
+    /// Returns the CPUs that are in both masks.
     pub fn and(&self, other: &CpuMask) -> CpuMask {
         CpuMask(std::array::from_fn(|i| self.0[i] & other.0[i]))
     }
 
-    /// Whether there is none.
+    /// Returns whether the mask contains no CPU.
     pub fn is_empty(&self) -> bool {
         *self == CpuMask::EMPTY
     }
 
-    /// Whether all of it are in `other`.
+    /// Returns whether `other` contains all CPUs of this mask.
     pub fn is_subset(&self, other: &CpuMask) -> bool {
         self.and(other) == *self
     }
@@ -93,7 +92,7 @@ impl FromIterator<u32> for CpuMask {
     }
 }
 
-/// As [`get`], without allocating.
+/// Does the same as [`get`] without allocating.
 pub fn mask(tid: Option<u32>) -> io::Result<CpuMask> {
     let set = rustix::thread::sched_getaffinity(pid(tid)?)?;
     Ok((0..CpuSet::MAX_CPU)
@@ -102,7 +101,7 @@ pub fn mask(tid: Option<u32>) -> io::Result<CpuMask> {
         .collect())
 }
 
-/// As [`set`], without allocating.
+/// Does the same as [`set`] without allocating.
 pub fn set_mask(tid: Option<u32>, mask: &CpuMask) -> io::Result<()> {
     let mut set = CpuSet::new();
     (0..=CpuMask::CPU_MAX)
@@ -115,7 +114,7 @@ fn pid(tid: Option<u32>) -> io::Result<Option<Pid>> {
     let Some(tid) = tid else { return Ok(None) };
     match i32::try_from(tid).ok().and_then(Pid::from_raw) {
         Some(pid) => Ok(Some(pid)),
-        // 0 would mean the calling thread to the kernel.
+        // The kernel would take 0 as the calling thread.
         None => Err(rustix::io::Errno::SRCH.into()),
     }
 }
@@ -143,11 +142,11 @@ mod tests {
         set(Some(tid), &all).unwrap();
         done.send(()).unwrap();
         assert_eq!(thread.join().unwrap(), all);
-        assert_eq!(get(None).unwrap(), all, "others stay as they were");
+        assert_eq!(get(None).unwrap(), all, "other threads are unchanged");
     }
 
     #[test]
-    fn a_mask_says_the_same_as_a_list() {
+    fn a_mask_equals_a_list() {
         let all = get(None).unwrap();
         std::thread::spawn(move || {
             assert_eq!(mask(None).unwrap(), all.iter().copied().collect());

@@ -1,4 +1,4 @@
-//! Opening files and block devices for direct I/O, their sizes, and giving ranges back to them.
+//! Opens files and block devices for direct I/O, reads their sizes, and releases ranges of them.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -10,20 +10,20 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::ioctl::{Getter, Setter, opcode};
 
-/// How to open a file or device.
+/// Options for opening a file or device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Open {
-    /// Read and write instead of only read.
+    /// Read and write, not only read.
     pub write: bool,
-    /// O_DIRECT: EINVAL where the filesystem cannot.
+    /// O_DIRECT. EINVAL where the filesystem does not support it.
     pub direct: bool,
-    /// O_EXCL without O_CREAT, for block devices: EBUSY while it is mounted or held like this.
+    /// O_EXCL without O_CREAT, for block devices. EBUSY while the device is mounted or held with O_EXCL.
     pub exclusive: bool,
-    /// Create it, with mode 0600 as it will hold other people's files: EEXIST when there is one.
+    /// Creates the file with mode 0600, because it will hold files of other users. EEXIST when it exists.
     pub create_new: bool,
 }
 
-/// Opens `path` with O_CLOEXEC. Never waits for the other end of a FIFO. Errors: those of open(2).
+/// Opens `path` with O_CLOEXEC. Never waits for the other end of a FIFO. Fails as open(2) does.
 pub fn open(path: &Path, how: Open) -> io::Result<File> {
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     flags |= if how.write {
@@ -41,26 +41,26 @@ pub fn open(path: &Path, how: Open) -> io::Result<File> {
         flags |= OFlags::CREATE | OFlags::EXCL;
     }
     let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
-    // NONBLOCK was for opening only; on a device it would make io_uring report EAGAIN.
+    // NONBLOCK was for the open only. On a device it would make io_uring report EAGAIN.
     let status = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, status - OFlags::NONBLOCK)?;
     Ok(File::from(fd))
 }
 
-/// Size of a block device in bytes: BLKGETSIZE64. Errors: ENOTTY when it is none.
+/// Returns the size of a block device in bytes: BLKGETSIZE64. Fails with ENOTTY for other files.
 pub fn device_size_bytes(device: impl AsFd) -> io::Result<u64> {
     const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
     // SAFETY: BLKGETSIZE64 writes one u64, the type given.
     Ok(unsafe { rustix::ioctl::ioctl(device, Getter::<BLKGETSIZE64, u64>::new())? })
 }
 
-/// The smallest unit that a block device can transfer, in bytes: BLKSSZGET.
+/// Returns the smallest unit that a block device can transfer, in bytes: BLKSSZGET.
 pub fn logical_block_bytes(device: impl AsFd) -> io::Result<u32> {
     Ok(rustix::fs::ioctl_blksszget(device)?)
 }
 
-/// Tells a block device that a range of bytes holds nothing of value: BLKDISCARD.
-/// Errors: EOPNOTSUPP when it cannot, EINVAL for a range that is not whole sectors of it.
+/// Tells a block device that a range of bytes holds no data: BLKDISCARD. Fails with EOPNOTSUPP when the device cannot discard,
+/// and with EINVAL for a range that is not whole sectors.
 pub fn discard_device(device: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
     const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
     let range = [offset_bytes, length_bytes];
@@ -69,8 +69,8 @@ pub fn discard_device(device: impl AsFd, offset_bytes: u64, length_bytes: u64) -
     Ok(())
 }
 
-/// Gives the storage of a range of a regular file back; it reads as zeros afterwards.
-/// Errors: EOPNOTSUPP when the filesystem cannot.
+/// Releases the storage of a range of a regular file, which reads as zeros afterwards. Fails with EOPNOTSUPP when the filesystem
+/// cannot do that.
 pub fn punch_hole(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     Ok(rustix::fs::fallocate(
@@ -81,8 +81,8 @@ pub fn punch_hole(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::
     )?)
 }
 
-/// Returns the ranges of a regular file that have no storage, in order. They read as zeros. A filesystem that knows no holes
-/// has none.
+/// Returns the ranges of a regular file that have no storage, in order. They read as zeros. Returns none on a filesystem without
+/// holes.
 pub fn holes(file: &File) -> io::Result<Vec<Range<u64>>> {
     let end = file.metadata()?.len();
     let seek = |to| match rustix::fs::seek(file, to) {
@@ -101,8 +101,8 @@ pub fn holes(file: &File) -> io::Result<Vec<Range<u64>>> {
     Ok(holes)
 }
 
-/// Reserves storage for a range of a regular file, growing it if need be. Errors: ENOSPC,
-/// EOPNOTSUPP when the filesystem cannot.
+/// Reserves storage for a range of a regular file, and grows the file if needed. Fails with ENOSPC, or with EOPNOTSUPP when the
+/// filesystem cannot do that.
 pub fn allocate(file: impl AsFd, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
     Ok(rustix::fs::fallocate(
         file,
@@ -190,15 +190,15 @@ pub fn device_parts(device: u64) -> (u32, u32) {
     (rustix::fs::major(device), rustix::fs::minor(device))
 }
 
-/// The kernel's NUMA node of the hardware behind device number `device` (`st_dev` of a file on it,
-/// `st_rdev` of the device itself), from sysfs. `None` when the kernel does not know: a virtual
-/// device, a filesystem without one, a machine with one node.
+/// Returns the kernel's NUMA node of the hardware behind device number `device` (`st_dev` of a file on it, `st_rdev` of the
+/// device itself), from sysfs. Returns `None` when the kernel does not know it: a virtual device, a filesystem without a device,
+/// a machine with one node.
 pub fn home_node(device: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     home_node_below(Path::new("/sys/dev/block").join(format!("{major}:{minor}")))
 }
 
-/// A partition or a disk has no `numa_node` of its own: the first ancestor that has one counts.
+/// Returns the node of the first ancestor that has a `numa_node`; a partition or a disk has none of its own.
 fn home_node_below(link: impl AsRef<Path>) -> Option<u32> {
     let directory = std::fs::canonicalize(link).ok()?;
     directory
@@ -207,7 +207,7 @@ fn home_node_below(link: impl AsRef<Path>) -> Option<u32> {
             let text = std::fs::read_to_string(ancestor.join("numa_node")).ok()?;
             text.trim().parse::<i64>().ok()
         })
-        .and_then(|node| u32::try_from(node).ok()) // -1: not known
+        .and_then(|node| u32::try_from(node).ok()) // -1: unknown
 }
 
 /// Returns whether the memory of a direct write must stay unchanged until the write has ended, because a lower layer reads it
@@ -215,13 +215,13 @@ fn home_node_below(link: impl AsRef<Path>) -> Option<u32> {
 pub fn needs_stable_writes(file: &File, metadata: &Metadata) -> bool {
     /// Filesystems that checksum data: btrfs, bcachefs, ZFS.
     const WITH_CHECKSUMS: [u32; 3] = [0x9123_683e, 0xca45_1a4e, 0x2fc1_2fc1];
-    /// Overlayfs. The filesystem below may be any of these, and may not be visible from here, as in a container.
+    /// Overlayfs. The filesystem below may be one of these, and may be invisible from here, as in a container.
     const OVERLAY: u32 = 0x794c_7630;
     let needs = |magic| WITH_CHECKSUMS.contains(&magic) || magic == OVERLAY;
     let device = if metadata.file_type().is_block_device() {
         metadata.rdev()
     } else {
-        // The type of that field differs between machines; the magic numbers have 32 bits.
+        // The type of this field differs between machines. The magic numbers have 32 bits.
         if rustix::fs::fstatfs(file).is_ok_and(|fs| needs(fs.f_type as u32)) {
             return true;
         }
@@ -247,7 +247,7 @@ fn can_discard_below(link: impl AsRef<Path>) -> bool {
         .is_some_and(|bytes| bytes > 0)
 }
 
-/// Reads an attribute of a queue. A partition uses the queue of its disk, which is the directory above it.
+/// Reads an attribute of a device's queue. A partition uses the queue of its disk, which is the directory above it.
 fn queue_attribute(link: impl AsRef<Path>, name: &str) -> Option<String> {
     let directory = std::fs::canonicalize(link).ok()?;
     let text = directory
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_block_device() {
+    fn a_file_is_not_a_block_device() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(
             device_size_bytes(&file).unwrap_err().raw_os_error(),
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_range_keeps_others_out_of_it_and_of_nothing_else() {
+    fn a_lock_excludes_others_from_its_range_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, [0; 100]).unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_loop_device() {
+    fn a_file_is_not_a_loop_device() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(
             loop_backing(&file).unwrap_err().raw_os_error(),

@@ -1,25 +1,23 @@
-//! Waking a thread that may be asleep, without a system call when it is not, and without losing a
-//! wake-up.
+//! Wakes a thread that may be asleep. Needs no system call when the thread is awake, and loses no wake-up.
 //!
 //! One atomic word holds the whole protocol:
 //!
 //! ```text
-//!            doze (owner)              ring (anybody)
+//!             arm (owner)             ring (any thread)
 //!   AWAKE ─────────────────▶ ASLEEP ─────────────────▶ RUNG + write the eventfd
 //!     │ ▲                      │                        │
-//!     │ └──── rise (owner) ────┴────────────────────────┤
-//!     └─────── ring (anybody) ─────────────────────────▶┘
+//!     │ └── disarm (owner) ────┴────────────────────────┤
+//!     └─────── ring (any thread) ──────────────────────▶┘
 //! ```
 //!
-//! Why no wake-up is lost: all changes are read-modify-writes of one word, so they have one order.
-//! A `ring` that comes before the owner's `doze` leaves RUNG, and `doze` refuses to sleep. A `ring`
-//! that comes after finds ASLEEP and writes the eventfd; the eventfd stays readable until the owner
-//! drains it, so it does not matter whether the owner has reached its blocking system call yet.
-//! What the ringer wrote before (a message in a mailbox) is visible to the owner when it sees RUNG,
-//! because the ringer's swap releases and the owner's acquires.
+//! Why no wake-up is lost: all changes are read-modify-writes of one word, so they have one order. A `ring` before the owner's
+//! `arm` leaves RUNG, and `arm` refuses the sleep. A `ring` after it finds ASLEEP and writes the eventfd. The eventfd stays
+//! readable until the owner drains it, so the owner may reach its blocking system call later. Data that a thread wrote before it
+//! rang (a message in a mailbox) is visible to the owner when it sees RUNG, because the swap in `ring` releases and the owner's
+//! swap acquires.
 //!
-//! A ringer that found ASLEEP but was delayed before its write may hit a later sleep: that sleep
-//! ends early and finds no RUNG, so it simply continues.
+//! A thread that found ASLEEP in `ring` may be delayed before its write, which then hits a later sleep. That sleep ends early,
+//! finds no RUNG, and the owner sleeps again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +31,7 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 const RUNG: u32 = 2;
 
-/// Wakes its owner, one thread that dozes on it. Anybody may ring.
+/// Wakes its owner, the one thread that sleeps on it. Any thread may ring.
 #[derive(Debug)]
 pub struct Doorbell {
     state: AtomicU32,
@@ -41,7 +39,7 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// A doorbell that nobody has rung. Errors: EMFILE, ENFILE, ENOMEM.
+    /// Creates a doorbell that was not rung. Fails with EMFILE, ENFILE or ENOMEM.
     pub fn new() -> io::Result<Doorbell> {
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Doorbell {
@@ -50,61 +48,61 @@ impl Doorbell {
         })
     }
 
-    /// Makes the owner's current or next sleep end. Costs one atomic exchange unless it sleeps.
+    /// Ends the owner's current or next sleep. Costs one atomic exchange if the owner is awake.
     pub fn ring(&self) {
-        // Release: pairs with the acquiring swaps of `doze` and `rise`. It must be an exchange even
-        // when RUNG is there already: a mere load could be older than the owner's last `rise`.
+        // Release: pairs with the acquiring swaps of `arm` and `disarm`. An exchange is needed even when RUNG is set already: a
+        // plain load could be older than the owner's last `disarm`.
         if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
-            // EAGAIN would mean a counter near 2^64: readable all the same. Nothing else can fail.
+            // EAGAIN would mean a counter near 2^64, which is readable as well. Nothing else can fail.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Owner: about to sleep. False when the bell was rung since the last `rise`: do not sleep.
-    pub(crate) fn doze(&self) -> bool {
+    /// Declares that the owner is about to sleep. Returns false when the doorbell was rung since the last `disarm`: the owner
+    /// must not sleep. Only the owner calls it.
+    pub(crate) fn arm(&self) -> bool {
         match self
             .state
             .compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire)
         {
             Ok(_) => true,
-            // Only a doze without a rise leaves ASLEEP; sleeping again is right then too.
+            // Only an `arm` without a `disarm` leaves ASLEEP. Sleeping is right then too.
             Err(state) => state == ASLEEP,
         }
     }
 
-    /// Owner: awake again. True when the bell was rung; the ring is consumed.
-    pub(crate) fn rise(&self) -> bool {
-        // Not read-modify-write when there is nothing to change. A ring that this load misses ends
-        // the next sleep instead.
+    /// Withdraws that declaration after the sleep. Returns whether the doorbell was rung, and consumes the ring. Only the owner calls it.
+    pub(crate) fn disarm(&self) -> bool {
+        // No read-modify-write when there is nothing to change. A ring that this load misses ends the next sleep.
         self.state.load(Ordering::Relaxed) != AWAKE
             && self.state.swap(AWAKE, Ordering::AcqRel) == RUNG
     }
 
-    /// Owner: whether the bell was rung since the last `rise`.
+    /// Returns whether the doorbell was rung since the last `disarm`. Only the owner calls it.
     pub(crate) fn has_rung(&self) -> bool {
         self.state.load(Ordering::Relaxed) == RUNG
     }
 
-    /// Owner: empties the eventfd after it was seen readable.
+    /// Empties the eventfd after it was readable. Only the owner calls it.
     pub(crate) fn drain(&self) {
         let mut counter = [0u8; 8];
-        // EAGAIN: empty already.
+        // EAGAIN: the eventfd is empty already.
         let _ = rustix::io::read(&self.eventfd, &mut counter);
     }
 
-    /// Owner: sleeps until rung or for `timeout` (`None`: no limit; zero: only looks). True when
-    /// rung; the ring is consumed. Errors: ENOMEM.
+    /// Sleeps until the doorbell is rung or for `timeout` (`None`: no limit; zero: does not sleep). Returns whether it was rung,
+    /// and consumes the ring. Fails with ENOMEM. Only the owner calls it.
     pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if timeout == Some(Duration::ZERO) || !self.doze() {
-                return Ok(self.rise());
+            if timeout == Some(Duration::ZERO) || !self.arm() {
+                return Ok(self.disarm());
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let mut fds = [PollFd::new(&self.eventfd, PollFlags::IN)];
             let polled = rustix::event::poll(&mut fds, left.as_ref());
-            let rung = self.rise();
+            let rung = self.disarm();
             match polled {
                 Ok(0) => return Ok(rung),
                 Ok(_) => self.drain(),
@@ -119,7 +117,7 @@ impl Doorbell {
 }
 
 impl AsFd for Doorbell {
-    /// The eventfd: readable when the owner slept and was rung.
+    /// Returns the eventfd, which is readable when the doorbell was rung during a sleep.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
@@ -142,16 +140,16 @@ mod tests {
     }
 
     #[test]
-    fn a_looking_sleep_consumes_a_ring() {
+    fn a_sleep_without_time_consumes_a_ring() {
         let bell = Doorbell::new().unwrap();
         bell.ring();
         assert!(bell.sleep(Some(Duration::ZERO)).unwrap());
         assert!(!bell.sleep(Some(Duration::ZERO)).unwrap());
     }
 
-    /// Hangs (and is killed by the test runner's time limit) if one wake-up of 200,000 is lost.
+    /// Hangs, until the test runner kills it, if one wake-up of 200,000 is lost.
     #[test]
-    fn no_wake_up_is_lost_however_ringer_and_sleeper_interleave() {
+    fn no_wake_up_is_lost_in_any_order_of_ring_and_sleep() {
         const ROUNDS: u64 = 100_000;
         let bells = Arc::new([Doorbell::new().unwrap(), Doorbell::new().unwrap()]);
         let mailbox = Arc::new(AtomicU64::new(0));

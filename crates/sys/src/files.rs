@@ -1,10 +1,10 @@
-//! Calls on descriptors that belong to the program around us, by number.
+//! System calls on the descriptors of the program around this library, by number.
 //!
-//! For the library that stands between a program and libc: it defines libc's symbols itself, so nothing here may
-//! go through them. The calls are made directly, errors are returned as errno, and the thread's `errno`
-//! stays as it is whatever happens.
+//! Used by the library between a program and libc. The library defines libc's symbols itself, so nothing here may use them. The
+//! calls go directly to the kernel, return errors as errno, and never change the thread's `errno`.
 //!
-//! A number may be closed, or mean another file, at any time: the caller lives with that as the program would.
+//! The program may close a descriptor, or open another file under its number, at any time. The caller accepts that as the program
+//! would.
 
 use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut};
@@ -15,16 +15,16 @@ use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 
-/// What a call gives, or the errno.
+/// Result of a call, or the errno.
 pub type Result<T> = std::result::Result<T, i32>;
 
-/// The number as something that can be handed to the kernel. EBADF for a negative one.
-fn number(fd: i32) -> Result<BorrowedFd<'static>> {
+/// Returns a descriptor number in the form that rustix takes. Fails with EBADF for a negative number.
+fn borrow(fd: i32) -> Result<BorrowedFd<'static>> {
     if fd < 0 {
         return Err(libc::EBADF);
     }
-    // SAFETY: not -1 (checked). What is borrowed is used for one call and never closed by us; a number
-    // that nothing is open under makes that call fail with EBADF.
+    // SAFETY: not -1 (checked). The borrow is used for one call, which does not close it; a number without an open file makes
+    // that call fail with EBADF.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
@@ -38,64 +38,64 @@ fn place(offset: i64) -> Result<u64> {
 
 /// read(2).
 pub fn read(fd: i32, out: &mut [u8]) -> Result<usize> {
-    rustix::io::read(number(fd)?, out).map_err(errno)
+    rustix::io::read(borrow(fd)?, out).map_err(errno)
 }
 
 /// pread(2).
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Result<usize> {
-    rustix::io::pread(number(fd)?, out, place(offset)?).map_err(errno)
+    rustix::io::pread(borrow(fd)?, out, place(offset)?).map_err(errno)
 }
 
 /// readv(2).
 pub fn readv(fd: i32, parts: &mut [IoSliceMut<'_>]) -> Result<usize> {
-    rustix::io::readv(number(fd)?, parts).map_err(errno)
+    rustix::io::readv(borrow(fd)?, parts).map_err(errno)
 }
 
 /// preadv(2).
 pub fn preadv(fd: i32, parts: &mut [IoSliceMut<'_>], offset: i64) -> Result<usize> {
-    rustix::io::preadv(number(fd)?, parts, place(offset)?).map_err(errno)
+    rustix::io::preadv(borrow(fd)?, parts, place(offset)?).map_err(errno)
 }
 
 /// write(2).
 pub fn write(fd: i32, data: &[u8]) -> Result<usize> {
-    rustix::io::write(number(fd)?, data).map_err(errno)
+    rustix::io::write(borrow(fd)?, data).map_err(errno)
 }
 
 /// writev(2).
 pub fn writev(fd: i32, parts: &[IoSlice<'_>]) -> Result<usize> {
-    rustix::io::writev(number(fd)?, parts).map_err(errno)
+    rustix::io::writev(borrow(fd)?, parts).map_err(errno)
 }
 
 /// pwrite(2).
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Result<usize> {
-    rustix::io::pwrite(number(fd)?, data, place(offset)?).map_err(errno)
+    rustix::io::pwrite(borrow(fd)?, data, place(offset)?).map_err(errno)
 }
 
 /// pwritev(2).
 pub fn pwritev(fd: i32, parts: &[IoSlice<'_>], offset: i64) -> Result<usize> {
-    rustix::io::pwritev(number(fd)?, parts, place(offset)?).map_err(errno)
+    rustix::io::pwritev(borrow(fd)?, parts, place(offset)?).map_err(errno)
 }
 
-/// lseek(2); `whence` as the kernel numbers it. EINVAL for an unknown one.
+/// lseek(2), with `whence` as in the kernel. Fails with EINVAL for an unknown one.
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> Result<i64> {
     let to = match whence {
         libc::SEEK_SET => SeekFrom::Start(place(offset)?),
         libc::SEEK_CUR => SeekFrom::Current(offset),
         libc::SEEK_END => SeekFrom::End(offset),
-        // The kernel's answer to a negative one is ENXIO: there is nothing there.
+        // The kernel answers ENXIO to a negative offset: no data is there.
         libc::SEEK_DATA => SeekFrom::Data(u64::try_from(offset).map_err(|_| libc::ENXIO)?),
         libc::SEEK_HOLE => SeekFrom::Hole(u64::try_from(offset).map_err(|_| libc::ENXIO)?),
         _ => return Err(libc::EINVAL),
     };
-    rustix::fs::seek(number(fd)?, to)
+    rustix::fs::seek(borrow(fd)?, to)
         .map(|at| at as i64)
         .map_err(errno)
 }
 
-/// What fstat(2) tells that matters here.
+/// The used part of fstat(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Device, as the kernel numbers it.
+    /// Device number, in the kernel's encoding.
     pub device: u64,
     /// Inode.
     pub inode: u64,
@@ -107,7 +107,7 @@ pub struct Stat {
 
 /// fstat(2).
 pub fn fstat(fd: i32) -> Result<Stat> {
-    let stat = rustix::fs::fstat(number(fd)?).map_err(errno)?;
+    let stat = rustix::fs::fstat(borrow(fd)?).map_err(errno)?;
     Ok(Stat {
         device: stat.st_dev,
         inode: stat.st_ino,
@@ -116,50 +116,50 @@ pub fn fstat(fd: i32) -> Result<Stat> {
     })
 }
 
-/// Asks the filesystem of an open file something that it always has to answer itself: fstatfs(2).
+/// Asks the filesystem of an open file a question that it always has to answer itself: fstatfs(2).
 pub fn ask_filesystem(fd: i32) -> Result<()> {
-    rustix::fs::fstatfs(number(fd)?).map_err(errno)?;
+    rustix::fs::fstatfs(borrow(fd)?).map_err(errno)?;
     Ok(())
 }
 
-/// Asks the filesystem for the attributes of a path, whatever the kernel remembers of them: statx(2).
+/// Asks the filesystem for the attributes of a path, even if the kernel has cached them: statx(2).
 pub fn ask_path(dir: i32, path: &CStr) -> Result<()> {
     use rustix::fs::{AtFlags, CWD, StatxFlags};
     let dir = match dir {
         libc::AT_FDCWD => CWD,
-        // Without a meaning when the path is absolute; the kernel then does not look at it.
+        // The kernel ignores the descriptor when the path is absolute.
         _ if path.to_bytes().starts_with(b"/") => CWD,
-        _ => number(dir)?,
+        _ => borrow(dir)?,
     };
     let flags = AtFlags::STATX_FORCE_SYNC | AtFlags::NO_AUTOMOUNT;
     rustix::fs::statx(dir, path, flags, StatxFlags::BASIC_STATS).map_err(errno)?;
     Ok(())
 }
 
-/// Returns what an open file is, without its size. For an open file the kernel answers this without asking a daemon.
+/// Returns the identity of an open file, without its size. The kernel answers this without a request to the daemon.
 pub fn identify(fd: i32) -> Result<Stat> {
     use rustix::fs::{AtFlags, StatxFlags};
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let asked = StatxFlags::TYPE | StatxFlags::INO;
-    match rustix::fs::statx(number(fd)?, c"", how, asked) {
+    match rustix::fs::statx(borrow(fd)?, c"", how, asked) {
         Ok(stat) => Ok(Stat {
             device: device(stat.stx_dev_major, stat.stx_dev_minor),
             inode: stat.stx_ino,
             is_regular: u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG,
             size: 0,
         }),
-        // For emulators that do not implement it.
+        // For emulators that do not implement statx.
         Err(Errno::NOSYS) => fstat(fd),
         Err(error) => Err(errno(error)),
     }
 }
 
-/// A device number as `fstat` gives it, from its two parts.
+/// Returns a device number in the encoding of `fstat`, from its two parts.
 pub fn device(major: u32, minor: u32) -> u64 {
     rustix::fs::makedev(major, minor)
 }
 
-/// How a file was opened.
+/// Access mode and flags of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
     /// Reading is allowed.
@@ -178,7 +178,7 @@ pub struct Mode {
 
 /// fcntl(2), F_GETFL.
 pub fn mode(fd: i32) -> Result<Mode> {
-    let flags = rustix::fs::fcntl_getfl(number(fd)?).map_err(errno)?;
+    let flags = rustix::fs::fcntl_getfl(borrow(fd)?).map_err(errno)?;
     let access = flags & OFlags::RWMODE;
     Ok(Mode {
         read: access == OFlags::RDONLY || access == OFlags::RDWR,
@@ -190,14 +190,14 @@ pub fn mode(fd: i32) -> Result<Mode> {
     })
 }
 
-/// fcntl(2), F_SETFL with O_APPEND added.
+/// Adds O_APPEND to the flags: fcntl(2), F_SETFL.
 pub fn set_append(fd: i32) -> Result<()> {
-    let fd = number(fd)?;
+    let fd = borrow(fd)?;
     let flags = rustix::fs::fcntl_getfl(fd).map_err(errno)?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::APPEND).map_err(errno)
 }
 
-/// Bytes that an ioctl of ours carries.
+/// Bytes that Jericho's ioctls carry.
 pub const IOCTL_BYTES: usize = 64;
 
 struct Exchange<'a> {
@@ -205,8 +205,8 @@ struct Exchange<'a> {
     data: &'a mut [u8; IOCTL_BYTES],
 }
 
-// SAFETY: `ioctl` lets no request through but those that say of themselves that 64 bytes are read and written at the
-// pointer, and there are 64, exclusively borrowed for the call. Nothing is made of the result.
+// SAFETY: `ioctl` passes only requests that encode a read and write of 64 bytes at the pointer, and there are 64, exclusively
+// borrowed for the call. The result is not used.
 unsafe impl Ioctl for Exchange<'_> {
     type Output = ();
     const IS_MUTATING: bool = true;
@@ -224,7 +224,7 @@ unsafe impl Ioctl for Exchange<'_> {
     }
 }
 
-/// ioctl(2) with a request `_IOWR(.., .., 64 bytes)`: `data` goes in and comes back changed. EINVAL for any other
+/// Makes an ioctl(2) with a request `_IOWR(.., .., 64 bytes)`, which reads and writes `data`. Fails with EINVAL for any other
 /// request.
 pub fn ioctl(fd: i32, request: u32, data: &mut [u8; IOCTL_BYTES]) -> Result<()> {
     let kind = (request >> 8 & 0xff) as u8;
@@ -236,19 +236,19 @@ pub fn ioctl(fd: i32, request: u32, data: &mut [u8; IOCTL_BYTES]) -> Result<()> 
         request: carries,
         data,
     };
-    // SAFETY: the size of what is read and written is part of the request (checked), and `data` is as large.
-    unsafe { rustix::ioctl::ioctl(number(fd)?, exchange) }.map_err(errno)
+    // SAFETY: the request encodes how many bytes are read and written (checked), and `data` has that many.
+    unsafe { rustix::ioctl::ioctl(borrow(fd)?, exchange) }.map_err(errno)
 }
 
-/// Whether this process's files are limited in size (RLIMIT_FSIZE): whoever extends one has to be told by the
-/// kernel, with SIGXFSZ.
+/// Returns whether the size of this process's files is limited (RLIMIT_FSIZE). The kernel must then handle writes that extend a
+/// file, because it sends SIGXFSZ.
 pub fn size_is_limited() -> bool {
     rustix::process::getrlimit(rustix::process::Resource::Fsize)
         .current
         .is_some()
 }
 
-/// A whole (small) file. Errors: errno.
+/// Reads a whole (small) file.
 pub fn read_file(path: &str) -> Result<Vec<u8>> {
     use std::os::fd::AsRawFd;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -263,41 +263,40 @@ pub fn read_file(path: &str) -> Result<Vec<u8>> {
     }
 }
 
-/// Reads an extended attribute of an open file for the effect of reading it, and ignores the value. Fails with an
-/// errno.
+/// Reads an extended attribute of an open file for the effect of reading it, and ignores the value.
 pub fn read_attribute(fd: i32, name: &str) -> Result<()> {
     let mut none: [u8; 0] = [];
-    let read = rustix::fs::fgetxattr(number(fd)?, name, &mut none);
+    let read = rustix::fs::fgetxattr(borrow(fd)?, name, &mut none);
     read.map(drop).map_err(errno)
 }
 
-/// Does the same for the file at a path.
+/// Does the same as `read_attribute` for the file at a path.
 pub fn read_attribute_at(path: &[u8], name: &str) -> Result<()> {
     let mut none: [u8; 0] = [];
     let read = rustix::fs::getxattr(path, name, &mut none);
     read.map(drop).map_err(errno)
 }
 
-/// The realtime clock at the resolution of the kernel's tick, in nanoseconds. No system call where the kernel
-/// offers a vDSO.
+/// Returns the realtime clock at the resolution of the kernel's tick, in nanoseconds. Makes no system call where the kernel has a
+/// vDSO.
 pub fn coarse_realtime_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` is valid for writes. The clock exists since 2.6.32; the call can't fail otherwise.
+    // SAFETY: `now` is valid for writes. The clock exists since Linux 2.6.32; the call cannot fail for another reason.
     unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now) };
     (now.tv_sec as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(now.tv_nsec as u64)
 }
 
-/// Words that read as zero in a child of fork(2), whatever they were in the parent.
+/// Words that read as 0 in a child of fork(2), even if the parent changed them.
 #[derive(Debug)]
 pub struct ForkMark(&'static [AtomicU64; 8]);
 
 impl ForkMark {
-    /// Makes them; they are never given back. Errors: errno; EINVAL on a kernel before 4.14.
+    /// Creates the words; they are never freed. Fails with EINVAL on a kernel before 4.14.
     pub fn new() -> Result<ForkMark> {
         use rustix::mm::{Advice, MapFlags, ProtFlags};
         let len = rustix::param::page_size();
@@ -309,16 +308,16 @@ impl ForkMark {
         .map_err(errno)?;
         // SAFETY: the range is exactly the mapping just made; the advice changes no contents here.
         if let Err(error) = unsafe { rustix::mm::madvise(page, len, Advice::LinuxWipeOnFork) } {
-            // SAFETY: the mapping just made, into which nothing points.
+            // SAFETY: the range is the mapping just made, and no pointer into it exists.
             let _ = unsafe { rustix::mm::munmap(page, len) };
             return Err(errno(error));
         }
-        // SAFETY: the page is zeroed, aligned, writable, larger than the words, and stays mapped for as long as the
-        // process lives.
+        // SAFETY: the page is zeroed, aligned, writable, larger than the words, and stays mapped for as long as the process
+        // lives.
         Ok(ForkMark(unsafe { &*page.cast::<[AtomicU64; 8]>() }))
     }
 
-    /// One of the eight words.
+    /// Returns one of the eight words.
     #[inline]
     pub fn word(&self, index: usize) -> &AtomicU64 {
         &self.0[index]
@@ -356,12 +355,12 @@ mod tests {
     }
 
     #[test]
-    fn what_knows_nothing_of_the_request_refuses_it() {
+    fn a_file_refuses_an_unknown_request() {
         let file = tempfile::tempfile().unwrap();
         let mut data = [7; IOCTL_BYTES];
         let ask = |request, data: &mut _| ioctl(file.as_raw_fd(), request, data);
         assert_eq!(ask(0xc040_4a01, &mut data), Err(libc::ENOTTY));
-        // FIONREAD, which writes somewhere else than 64 bytes.
+        // FIONREAD, which does not write 64 bytes.
         assert_eq!(ask(0x541b, &mut data), Err(libc::EINVAL));
         assert_eq!(data, [7; IOCTL_BYTES]);
     }
@@ -374,20 +373,19 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_is_gone_in_a_child() {
+    fn the_mark_is_zero_in_a_child() {
         let mark = ForkMark::new().unwrap();
         mark.word(0).store(7, Ordering::Relaxed);
         let get = || mark.word(0).load(Ordering::Relaxed);
-        // SAFETY: the child does nothing but look at a word and end, both of which are allowed after a fork of
-        // a process with threads.
+        // SAFETY: the child only reads a word and exits, which is allowed after a fork of a process with threads.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: exits the child without running code of the parent.
             unsafe { libc::_exit(if get() == 0 { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: `status` is valid for writes; the child is ours.
+        // SAFETY: `status` is valid for writes; the child is this process's.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!((status, get()), (0, 7));
     }

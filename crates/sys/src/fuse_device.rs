@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_mount_has_no_channels() {
+    fn a_device_without_a_mount_cannot_be_cloned() {
         let Ok(device) = open() else { return };
         let refused = clone(&device).unwrap_err();
         // The errno depends on the kernel.

@@ -1,18 +1,18 @@
 //! FUSE over io_uring (Linux 6.14; Documentation/filesystems/fuse/fuse-io-uring.rst and linux/fuse.h of the kernel).
 //!
-//! The kernel has one queue of requests for each CPU that the machine may have. For each request that may be with the
-//! daemon at once, a queue needs an *entry*: a header and a payload in the daemon's memory, registered by a command on the
-//! ring. The command ends when a request was put into the entry; the next one commits the reply and fetches again.
+//! The kernel has one queue of requests for each possible CPU of the machine. A queue needs one *entry* for each request that may
+//! be with the daemon at the same time. An entry is a header and a payload in the daemon's memory, registered by a command on the
+//! ring. The command ends when the kernel has put a request into the entry; the next command commits the reply and fetches again.
 //!
-//! # Who touches an entry when
-//! The kernel copies into an entry and out of it only inside io_uring_enter(2) of the thread that owns the ring (the flags
-//! SINGLE_ISSUER and DEFER_TASKRUN), and only while a command of that entry is queued. From the end of one command until
-//! the next one is pushed the entry is the daemon's, in two shares at most:
-//! - [`Payload`], which may be read, for a request that brought bytes along;
-//! - [`Reply`], which may write the payload, but only for a request that brought none.
+//! # Access to an entry
+//! The kernel copies into and out of an entry only inside io_uring_enter(2) of the thread that owns the ring (the flags
+//! SINGLE_ISSUER and DEFER_TASKRUN), and only while a command of that entry is queued. From the end of one command until the push
+//! of the next one, the daemon owns the entry, in at most two shares:
+//! - [`Payload`] may read the payload of a request that has one;
+//! - [`Reply`] may write the payload, but only for a request that has none.
 //!
-//! The next command is pushed when all shares are given back, in whatever thread that happens, so nobody ever reads what
-//! another one writes. A share keeps the memory mapped.
+//! The next command is pushed after all shares were returned, by any thread. So no thread reads bytes while another one writes
+//! them. A share keeps the memory mapped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,40 +31,39 @@ use crate::uring::{DOORBELL_TAG, GETEVENTS, passing};
 
 /// Length of `struct fuse_in_header`.
 pub const IN_HEADER_BYTES: usize = 40;
-/// The longest that the arguments of an operation are, beside its payload.
+/// Maximum length of an operation's arguments, without its payload.
 pub const ARGUMENTS_BYTES: usize = 128;
 
-/// Of `struct fuse_uring_req_header`: what it has of `fuse_in_header` and `fuse_out_header`, of the arguments, and
-/// `fuse_uring_ent_in_out`.
+/// Layout of `struct fuse_uring_req_header`: `fuse_in_header` or `fuse_out_header`, the arguments, and `fuse_uring_ent_in_out`.
 const ARGUMENTS_AT: usize = 128;
 const COMMIT_ID_AT: usize = ARGUMENTS_AT + ARGUMENTS_BYTES + 8;
 const PAYLOAD_BYTES_AT: usize = COMMIT_ID_AT + 8;
 const HEADER_BYTES: usize = ARGUMENTS_AT + ARGUMENTS_BYTES + 32;
-/// From one header to the next: whole cache lines.
+/// Distance between two headers: whole cache lines.
 const HEADER_STRIDE_BYTES: usize = 320;
 
 /// `enum fuse_uring_cmd`.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// Commands end with these when the mount has ended, or the ring ends.
+/// Results of commands after the end of the mount or of the ring.
 const ENDS: [i32; 3] = [libc::ENOTCONN, libc::ECANCELED, libc::ENODEV];
 
-/// Entries of a ring, in one anonymous mapping: first all headers, then all payloads.
+/// The entries of a ring in one anonymous mapping: first all headers, then all payloads.
 struct Memory {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the mapping is process-wide and is unmapped only by its owner's drop; who may touch which of its bytes is the
-// protocol of the module.
+// SAFETY: the mapping is process-wide and is unmapped only by its owner's drop; the protocol of the module decides which thread
+// may touch which bytes.
 unsafe impl Send for Memory {}
-// SAFETY: as above: no method here gives out references.
+// SAFETY: as above; no method here returns references.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     fn new(len: usize) -> io::Result<Memory> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
         let base = unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
             rustix::mm::mmap_anonymous(
@@ -76,8 +75,8 @@ impl Memory {
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = Memory { base, len };
-        // A small request should cost a small page. Where it is refused, memory is all that it costs.
-        // SAFETY: the range is this mapping; the advice changes no content.
+        // A small request should use only a small page. If the kernel refuses, the cost is memory only.
+        // SAFETY: the range is this mapping; the advice changes no contents.
         let _ = unsafe {
             rustix::mm::madvise(memory.base.as_ptr().cast(), len, Advice::LinuxNoHugepage)
         };
@@ -87,28 +86,27 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: nobody holds a share of an entry any more (each keeps this alive), and the ring that had commands on it
-        // is gone.
+        // SAFETY: no share of an entry exists (each keeps this memory alive), and the ring whose commands used it is gone.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// What goes back to the kernel.
+/// The answer to a request.
 enum Answer {
     /// An errno.
     Error(i32),
-    /// So many bytes at the start of the payload, written there by the reply's owner.
+    /// This number of bytes at the start of the payload, written by the reply's owner.
     Filled(usize),
     /// A few bytes.
     Short([u8; 16], usize),
-    /// Bytes that are still to be copied.
+    /// Bytes that the ring's thread copies.
     Owned(Vec<u8>),
 }
 
 struct Slot {
-    /// Shares that are out.
+    /// Number of shares that were not returned.
     shares: AtomicU32,
-    /// There from the moment that the reply is given back.
+    /// `Some` once the reply was returned.
     answer: Mutex<Option<Answer>>,
 }
 
@@ -116,8 +114,8 @@ struct Shared {
     memory: Memory,
     payload_bytes: usize,
     slots: Box<[Slot]>,
-    /// Entries of which all shares are back.
-    back: Mutex<Vec<u32>>,
+    /// Entries whose shares were all returned.
+    returned: Mutex<Vec<u32>>,
     doorbell: Arc<Doorbell>,
 }
 
@@ -133,14 +131,14 @@ impl Shared {
         self.memory.base.as_ptr().wrapping_add(at)
     }
 
-    fn give_back(&self, index: u32) {
-        // Release: what was done with the payload comes before the kernel gets it; acquire: of all shares.
+    fn return_share(&self, index: u32) {
+        // Release: orders accesses to the payload before the kernel's. Acquire: pairs with the releases of the other share.
         if self.slots[index as usize]
             .shares
             .fetch_sub(1, Ordering::AcqRel)
             == 1
         {
-            self.back
+            self.returned
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(index);
@@ -149,7 +147,7 @@ impl Shared {
     }
 }
 
-/// The bytes that a request brought along.
+/// The payload of a request.
 pub struct Payload {
     shared: Arc<Shared>,
     index: u32,
@@ -158,32 +156,32 @@ pub struct Payload {
 
 impl AsRef<[u8]> for Payload {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the entry is not the kernel's while this share is out, the reply's owner may not write it when there is
-        // a payload (`Reply::room`), and `len` is within the entry (`FuseRing::take`).
+        // SAFETY: the kernel does not own the entry while this share exists; the reply's owner may not write it when there is a
+        // payload (`Reply::room`); `len` is within the entry (`FuseRing::take`).
         unsafe { std::slice::from_raw_parts(self.shared.payload(self.index), self.len) }
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        self.shared.give_back(self.index);
+        self.shared.return_share(self.index);
     }
 }
 
-/// The duty to answer one request. Dropped without an answer, it answers EIO: a request that nobody answers would hang its
-/// program for ever.
+/// The duty to answer one request. A drop without an answer answers EIO, because an unanswered request would block its program
+/// for ever.
 pub struct Reply {
     shared: Arc<Shared>,
     index: u32,
-    /// How much of the payload may be written: nothing while there may be a [`Payload`].
+    /// Bytes of the payload that may be written: 0 if there may be a [`Payload`].
     room: usize,
     answered: bool,
 }
 
 impl Reply {
-    /// Where the answer to a request without payload can be written, for `filled`; empty for others.
+    /// Returns the memory for the answer to a request without payload, for `filled`. Empty for other requests.
     pub fn room(&mut self) -> &mut [u8] {
-        // SAFETY: with `room` > 0 this is the only share of the entry, which is not the kernel's until it is given back.
+        // SAFETY: with `room` > 0 this is the only share of the entry, which the kernel does not own until the share is returned.
         unsafe { std::slice::from_raw_parts_mut(self.shared.payload(self.index), self.room) }
     }
 
@@ -206,7 +204,7 @@ impl Reply {
         self.answer(Answer::Short(short, len));
     }
 
-    /// Answers with bytes that the ring's thread copies. Longer than a payload, they are an EIO.
+    /// Answers with bytes that the ring's thread copies. Answers EIO if they are longer than a payload.
     pub fn owned(self, bytes: Vec<u8>) {
         self.answer(Answer::Owned(bytes));
     }
@@ -240,52 +238,52 @@ impl Drop for Reply {
         if !self.answered {
             self.put(Answer::Error(libc::EIO));
         }
-        self.shared.give_back(self.index);
+        self.shared.return_share(self.index);
     }
 }
 
-/// A request of the kernel.
+/// A request from the kernel.
 pub struct Received {
     /// `struct fuse_in_header`.
     pub header: [u8; IN_HEADER_BYTES],
     /// The operation's arguments, of `arguments_len` bytes.
     pub arguments: [u8; ARGUMENTS_BYTES],
-    /// See `arguments`.
+    /// Length of the used part of `arguments`.
     pub arguments_len: usize,
-    /// What else came: data to write, names.
+    /// Further bytes of the request: data to write, names.
     pub payload: Option<Payload>,
     /// The duty to answer.
     pub reply: Reply,
 }
 
-/// The entries of some queues, and the ring that they come through. Belongs to the thread that waits first.
+/// The entries of some queues, and the ring through which their requests come. Belongs to the thread that waits first.
 pub struct FuseRing {
     ring: IoUring<Entry128>,
     shared: Arc<Shared>,
     /// The queue of each entry.
     queues: Vec<u16>,
-    /// The request that is in an entry.
+    /// The commit id of the request in each entry.
     commit_ids: Vec<u64>,
-    /// Header and payload of each entry, as the kernel wants to be told of them.
+    /// Header and payload of each entry, in the form that the kernel takes.
     iovecs: Vec<[libc::iovec; 2]>,
     /// Entries with a request that was not taken yet.
     arrived: VecDeque<u32>,
-    /// Empty: changed for the list of what came back.
+    /// An empty list, swapped with the list of returned entries.
     spare: Vec<u32>,
     device: Option<OwnedFd>,
-    doorbell_armed: bool,
+    doorbell_polled: bool,
     enabled: bool,
     ended: bool,
 }
 
-// SAFETY: the raw pointers inside are those of `iovecs`, into the mapping that `shared` keeps; they are as good in one
-// thread as in another. Before its first wait the ring belongs to no thread.
+// SAFETY: the raw pointers inside are those of `iovecs`, into the mapping that `shared` keeps; they are valid in every thread.
+// Before its first wait the ring belongs to no thread.
 unsafe impl Send for FuseRing {}
 
 impl FuseRing {
-    /// A ring with `depth` entries for each of `queues` (CPU numbers), whose payloads have `payload_bytes` (whole pages; at
-    /// least what the mount allows in one request). Memory is taken when it is first used. Errors: EPERM and ENOSYS where
-    /// io_uring is forbidden or missing, EINVAL before Linux 6.1 or with nothing to serve, ENOMEM, EMFILE.
+    /// Creates a ring with `depth` entries for each of `queues` (CPU numbers). Their payloads have `payload_bytes` (whole pages;
+    /// at least the mount's maximum of one request). Memory is allocated at its first use. Fails with EPERM or ENOSYS where
+    /// io_uring is forbidden or missing, with EINVAL before Linux 6.1 or without entries, and with ENOMEM or EMFILE.
     pub fn new(queues: &[u16], depth: usize, payload_bytes: usize) -> io::Result<FuseRing> {
         let entries = queues.len().saturating_mul(depth);
         if entries == 0 || entries > 16 << 10 || !payload_bytes.is_multiple_of(4096) {
@@ -310,7 +308,7 @@ impl FuseRing {
                     answer: Mutex::new(None),
                 })
                 .collect(),
-            back: Mutex::new(Vec::with_capacity(entries)),
+            returned: Mutex::new(Vec::with_capacity(entries)),
             doorbell: Arc::new(Doorbell::new()?),
         });
         let iovec = |base: *mut u8, len| libc::iovec {
@@ -334,14 +332,14 @@ impl FuseRing {
             spare: Vec::with_capacity(entries),
             shared,
             device: None,
-            doorbell_armed: false,
+            doorbell_polled: false,
             enabled: false,
             ended: false,
         })
     }
 
-    /// Registers the entries with the mount behind `device`, which has agreed to FUSE_OVER_IO_URING; the first wait tells
-    /// the kernel. Panics when it is called again: each entry has one command.
+    /// Registers the entries with the mount behind `device`, which must have negotiated FUSE_OVER_IO_URING. The kernel learns of
+    /// them at the first wait. Panics at a second call, because each entry has one command.
     pub fn register(&mut self, device: OwnedFd) {
         assert!(self.device.is_none(), "entries are registered once");
         let fd = types::Fd(device.as_raw_fd());
@@ -356,27 +354,27 @@ impl FuseRing {
         }
     }
 
-    /// What ends a wait of the ring's thread.
+    /// Returns the doorbell that ends a wait of the ring's thread.
     pub fn doorbell(&self) -> Arc<Doorbell> {
         self.shared.doorbell.clone()
     }
 
-    /// The mount has ended: no request will come any more.
+    /// Returns whether the mount has ended, so that no more requests come.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Sends the answers that are there, and returns when a request has come (`take` has it), when an answer has been given
-    /// elsewhere, when the doorbell was rung, when `other` says that there is something else to do, or when the mount has
-    /// ended. Looks for `look` before it sleeps; what `other` waits for has to ring in its sleep. Errors: what
-    /// the kernel says to the registration (EINVAL: the payloads are too small, EOPNOTSUPP: it was not agreed to).
-    pub fn wait(&mut self, look: Duration, mut other: impl FnMut() -> bool) -> io::Result<()> {
+    /// Sends the finished answers and waits. Returns when a request has come (`take` returns it), when another thread has
+    /// answered a request, when the doorbell was rung, when `other` reports other work, or when the mount has ended. Polls for
+    /// `poll` before it sleeps; events that `other` checks must ring the doorbell to end the sleep. Fails with the kernel's
+    /// answer to the registration (EINVAL: the payloads are too small; EOPNOTSUPP: not negotiated).
+    pub fn wait(&mut self, poll: Duration, mut other: impl FnMut() -> bool) -> io::Result<()> {
         if !self.enabled {
             self.ring.submitter().register_enable_rings()?;
             self.enabled = true;
         }
-        // Before the answers are looked at: one that comes later rings again.
-        self.shared.doorbell.rise();
+        // Consumes the ring of the doorbell before the answers are checked, because a later answer rings again.
+        self.shared.doorbell.disarm();
         self.commit();
         let mut begun = None;
         loop {
@@ -387,27 +385,27 @@ impl FuseRing {
                 return Ok(());
             }
             let now = Instant::now();
-            if now.duration_since(*begun.get_or_insert(now)) >= look {
+            if now.duration_since(*begun.get_or_insert(now)) >= poll {
                 break;
             }
         }
-        self.arm_doorbell();
-        let want = usize::from(self.shared.doorbell.doze());
+        self.poll_doorbell();
+        let want = usize::from(self.shared.doorbell.arm());
         let entered = self.enter(want);
-        // Whatever it was rung for is seen by the next wait, or by who called this one.
-        self.shared.doorbell.rise();
+        // The next wait, or the caller of this one, handles the cause of the ring.
+        self.shared.doorbell.disarm();
         entered?;
         self.reap()
     }
 
-    /// A request that has come.
+    /// Returns a request that has come.
     pub fn take(&mut self) -> Option<Received> {
         let index = self.arrived.pop_front()?;
         let header_at = self.shared.header(index);
         let mut header = [0; IN_HEADER_BYTES];
         let mut arguments = [0; ARGUMENTS_BYTES];
-        // SAFETY: the entry's command has ended, so the kernel does not touch it; its header is this thread's alone, and
-        // as long as HEADER_BYTES.
+        // SAFETY: the entry's command has ended, so the kernel does not touch it; only this thread uses its header, which has
+        // HEADER_BYTES.
         let (commit_id, payload_bytes) = unsafe {
             ptr::copy_nonoverlapping(header_at, header.as_mut_ptr(), header.len());
             let from = header_at.wrapping_add(ARGUMENTS_AT);
@@ -426,15 +424,16 @@ impl FuseRing {
         let arguments_len = whole
             .saturating_sub(IN_HEADER_BYTES + payload_bytes)
             .min(ARGUMENTS_BYTES);
-        let lent = payload_bytes > 0;
+        let has_payload = payload_bytes > 0;
         let slot = &self.shared.slots[index as usize];
-        // Relaxed: whoever gets a share gets it from this thread.
-        slot.shares.store(1 + u32::from(lent), Ordering::Relaxed);
+        // Relaxed: this thread passes the shares on, which orders the store.
+        slot.shares
+            .store(1 + u32::from(has_payload), Ordering::Relaxed);
         Some(Received {
             header,
             arguments,
             arguments_len,
-            payload: lent.then(|| Payload {
+            payload: has_payload.then(|| Payload {
                 shared: self.shared.clone(),
                 index,
                 len: payload_bytes,
@@ -442,21 +441,25 @@ impl FuseRing {
             reply: Reply {
                 shared: self.shared.clone(),
                 index,
-                room: if lent { 0 } else { self.shared.payload_bytes },
+                room: if has_payload {
+                    0
+                } else {
+                    self.shared.payload_bytes
+                },
                 answered: false,
             },
         })
     }
 
-    /// Pushes the commands of all entries that came back.
+    /// Pushes the commands of all returned entries.
     fn commit(&mut self) {
-        let mut back = std::mem::take(&mut self.spare);
+        let mut returned = std::mem::take(&mut self.spare);
         {
-            let mut list = self.shared.back.lock();
+            let mut list = self.shared.returned.lock();
             let list = list.as_mut().unwrap_or_else(|e| e.get_mut());
-            std::mem::swap(&mut back, list);
+            std::mem::swap(&mut returned, list);
         }
-        for index in back.drain(..) {
+        for index in returned.drain(..) {
             let answer = self.shared.slots[index as usize]
                 .answer
                 .lock()
@@ -471,15 +474,15 @@ impl FuseRing {
                 .build();
             self.push(entry.user_data(u64::from(index)));
         }
-        self.spare = back;
+        self.spare = returned;
     }
 
-    /// Writes an answer into its entry, all of whose shares are back.
+    /// Writes an answer into its entry, whose shares were all returned.
     fn fill(&self, index: u32, answer: Answer) {
         let room = self.shared.payload_bytes;
         let payload = self.shared.payload(index);
         let put = |bytes: &[u8]| {
-            // SAFETY: the entry is neither the kernel's nor anybody else's, and `bytes` fits (checked by the callers).
+            // SAFETY: neither the kernel nor a share uses the entry, and `bytes` fits (checked by the callers).
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), payload, bytes.len()) };
             (0, bytes.len())
         };
@@ -491,7 +494,8 @@ impl FuseRing {
             Answer::Owned(_) => (libc::EIO, 0),
         };
         let header = self.shared.header(index);
-        // `struct fuse_out_header` over the request's: length, error, and the number, which is where it was.
+        // Writes `struct fuse_out_header` over the request's header: length and error. The unique id is at the same place in
+        // both.
         let whole = (16 + len) as u32;
         // SAFETY: as above; the offsets are within HEADER_BYTES and aligned, since headers are.
         unsafe {
@@ -504,27 +508,27 @@ impl FuseRing {
         }
     }
 
-    fn arm_doorbell(&mut self) {
-        if !self.doorbell_armed {
+    fn poll_doorbell(&mut self) {
+        if !self.doorbell_polled {
             let fd = types::Fd(self.shared.doorbell.as_fd().as_raw_fd());
             let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
-            self.doorbell_armed = true;
+            self.doorbell_polled = true;
             self.push(Entry128::from(entry).user_data(DOORBELL_TAG));
         }
     }
 
     fn push(&mut self, entry: Entry128) {
-        // SAFETY: a command's entry is the kernel's until the command ends: its shares are back, and the memory stays until
-        // the ring is gone. `iovecs`, which a registration points to, are never changed. A poll touches no memory.
+        // SAFETY: an entry with a queued command is the kernel's until the command ends: its shares were returned, and the memory
+        // stays until the ring is gone. `iovecs`, which a registration points to, never change. A poll uses no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        // There is room for one of each entry and the doorbell's.
+        // The ring has room for one command of each entry and the doorbell's poll.
         debug_assert!(pushed.is_ok());
     }
 
-    /// One io_uring_enter(2), also when there is nothing to start: requests arrive inside of it.
+    /// Calls io_uring_enter(2) once, even with nothing to start: requests arrive inside of it.
     fn enter(&mut self, want: usize) -> io::Result<()> {
         let to_submit = self.ring.submission().len() as u32;
-        // SAFETY: no argument but numbers is passed; what was pushed is sound by `push`.
+        // SAFETY: only numbers are passed; the pushed entries are sound by `push`.
         let entered = unsafe {
             self.ring
                 .submitter()
@@ -537,7 +541,7 @@ impl FuseRing {
         let mut failed = None;
         for completion in self.ring.completion() {
             if completion.user_data() == DOORBELL_TAG {
-                self.doorbell_armed = false;
+                self.doorbell_polled = false;
                 self.shared.doorbell.drain();
                 continue;
             }
@@ -559,7 +563,7 @@ fn command(queue: u16, commit_id: u64) -> [u8; 80] {
     command
 }
 
-/// Sets `io_uring_sqe.len`, which the builder of commands leaves out.
+/// Sets `io_uring_sqe.len`, which the builder of commands does not set.
 fn with_len(mut entry: Entry128, len: u32) -> Entry128 {
     const LEN_AT: usize = 24;
     const { assert!(size_of::<Entry128>() == 128) };
@@ -584,11 +588,11 @@ mod tests {
         FuseRing::new(&[3], 2, PAYLOAD_BYTES).unwrap()
     }
 
-    /// What the kernel does to an entry when a request comes.
+    /// Acts as the kernel when a request comes.
     fn arrive(ring: &mut FuseRing, index: u32, payload: &[u8]) {
         let len = (IN_HEADER_BYTES + 4 + payload.len()) as u32;
         let header = ring.shared.header(index);
-        // SAFETY: nobody has a share of the entry; what is written lies within it.
+        // SAFETY: no share of the entry exists; the writes stay within it.
         unsafe {
             header.cast::<u32>().write(len);
             header.add(ARGUMENTS_AT).cast::<u32>().write(0x1234_5678);
@@ -603,7 +607,7 @@ mod tests {
         ring.arrived.push_back(index);
     }
 
-    /// What the kernel finds in an entry afterwards: the error and the payload.
+    /// Acts as the kernel after a commit. Returns the error and the payload of an entry.
     fn answer(ring: &mut FuseRing, index: u32) -> (i32, Vec<u8>) {
         ring.commit();
         let header = ring.shared.header(index);
@@ -617,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_goes_back_when_all_its_shares_are_back() {
+    fn an_entry_returns_to_the_kernel_after_all_its_shares() {
         let mut ring = ring();
         arrive(&mut ring, 1, b"bytes to write");
         let received = ring.take().unwrap();
@@ -626,9 +630,9 @@ mod tests {
         assert_eq!(received.arguments[..4], 0x1234_5678_u32.to_ne_bytes());
         assert_eq!(ring.commit_ids[1], 77);
         let (payload, mut reply) = (received.payload.unwrap(), received.reply);
-        assert!(reply.room().is_empty(), "it may be read meanwhile");
+        assert!(reply.room().is_empty(), "another thread may read it");
         reply.short(b"14");
-        assert!(ring.shared.back.lock().unwrap().is_empty());
+        assert!(ring.shared.returned.lock().unwrap().is_empty());
         assert!(!ring.shared.doorbell.has_rung());
         std::thread::scope(|scope| {
             scope.spawn(move || assert_eq!(payload.as_ref(), b"bytes to write"));
@@ -651,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn no_request_stays_without_an_answer() {
+    fn every_request_is_answered() {
         let mut ring = ring();
         arrive(&mut ring, 0, b"x");
         drop(ring.take());

@@ -1,6 +1,6 @@
-//! Handing descriptors to other processes: SOCK_SEQPACKET sockets of the abstract namespace, unix(7).
+//! Passes descriptors to other processes: SOCK_SEQPACKET sockets of the abstract namespace, unix(7).
 //!
-//! Abstract names belong to a network namespace and vanish with their socket: nothing is left behind.
+//! Abstract names belong to a network namespace and vanish with their socket, so nothing has to be cleaned up.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,13 +14,13 @@ use rustix::net::{
     sockopt,
 };
 
-/// Descriptors in one message at most; the kernel's limit is 253.
+/// Maximum number of descriptors in one message; the kernel's limit is 253.
 pub const DESCRIPTORS_MAX: usize = 240;
 
-/// Most connections that wait to be accepted. Further programs wait in connect(2).
+/// Maximum number of connections that wait to be accepted. Further programs wait in connect(2).
 const BACKLOG: i32 = 1024;
-/// SO_PASSRIGHTS, whether a socket accepts descriptors from its peers: from asm-generic/socket.h, absent from `libc`.
-/// Since Linux 6.16.
+/// SO_PASSRIGHTS: whether a socket accepts descriptors from its peers. From asm-generic/socket.h, absent from `libc`; since Linux
+/// 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// The process at the other end, as of its connect(2).
@@ -34,7 +34,7 @@ pub struct Credentials {
     pub gid: u32,
 }
 
-/// Who is at the other end, as of the connection.
+/// The process at the other end, as of the connection, with a pidfd.
 #[derive(Debug)]
 pub struct Peer {
     /// Process id in this process's namespace; 0 when it has none there.
@@ -91,9 +91,8 @@ impl Listener {
     }
 }
 
-/// Makes the kernel refuse messages with descriptors, because closing one could wait for the sender's filesystem. Older
-/// kernels do not know this option: there the kernel drops the descriptors of a message that is received without room for
-/// them.
+/// Makes the kernel refuse messages with descriptors, because closing a received one could wait for the sender's filesystem.
+/// Kernels without this option drop the descriptors of a message that is received without room for them.
 fn refuse_descriptors(socket: &OwnedFd) -> io::Result<()> {
     let no: libc::c_int = 0;
     // SAFETY: `no` is valid for reads of the length given.
@@ -145,8 +144,8 @@ impl Connection {
         Ok((Connection { socket: ours }, theirs))
     }
 
-    /// Connects to a listener. Sends and receives give up after `timeout` (EAGAIN). Errors: ECONNREFUSED
-    /// when nobody listens (in this network namespace).
+    /// Connects to a listener. Sends and receives fail with EAGAIN after `timeout`. Fails with ECONNREFUSED when no process
+    /// listens in this network namespace.
     pub fn connect(name: &str, timeout: Duration) -> io::Result<Connection> {
         let socket = socket(SocketFlags::empty())?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
@@ -158,7 +157,7 @@ impl Connection {
         Ok(Connection { socket })
     }
 
-    /// Returns the process at the other end. The kernel recorded it at connect(2), so nothing is received for this.
+    /// Returns the process at the other end, as recorded by the kernel at connect(2). Receives nothing.
     pub fn credentials(&self) -> io::Result<Credentials> {
         let cred = sockopt::socket_peercred(&self.socket)?;
         Ok(Credentials {
@@ -168,7 +167,7 @@ impl Connection {
         })
     }
 
-    /// Who is at the other end. Errors: ESRCH when the process has ended already; ENODATA likewise.
+    /// Returns the process at the other end. Fails with ESRCH or ENODATA when the process has ended.
     pub fn peer(&self) -> io::Result<Peer> {
         let Credentials { pid, uid, .. } = self.credentials()?;
         let mut fd: libc::c_int = -1;
@@ -184,10 +183,10 @@ impl Connection {
             )
         };
         let pidfd = if got == 0 && fd >= 0 {
-            // SAFETY: the kernel has just made it for us.
+            // SAFETY: the kernel has just created the descriptor for this call.
             unsafe { OwnedFd::from_raw_fd(fd) }
         } else {
-            // Before 6.5. The peer waits for our answer, so its number is still its own.
+            // Before Linux 6.5. The peer waits for an answer, so its process id is still its own.
             rustix::process::pidfd_open(
                 rustix::process::Pid::from_raw(pid as i32).ok_or(io::Error::from(Errno::SRCH))?,
                 rustix::process::PidfdFlags::empty(),
@@ -196,9 +195,8 @@ impl Connection {
         Ok(Peer { pid, uid, pidfd })
     }
 
-    /// Receives one message without descriptors: there is no room for any, so the kernel drops them. Length 0 means that the
-    /// other end has closed or sent an empty message. Returns `None` when there is no message yet and the connection does not
-    /// block.
+    /// Receives one message without descriptors; the kernel drops any that came with it. Length 0 means that the other end has
+    /// closed or sent an empty message. Returns `None` when there is no message yet and the connection does not block.
     pub fn receive_bytes(&self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         match rustix::net::recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
             Ok((_, len)) => Ok(Some(len.min(bytes.len()))),
@@ -213,15 +211,15 @@ impl Connection {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// Limits how long sends and receives take (EAGAIN).
+    /// Limits the time of each send and receive (EAGAIN).
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Send, Some(timeout))?;
         sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(timeout))?;
         Ok(())
     }
 
-    /// Sends one message with at most `DESCRIPTORS_MAX` descriptors. Errors: EPIPE, EAGAIN, EINVAL for too
-    /// many.
+    /// Sends one message with at most `DESCRIPTORS_MAX` descriptors. Fails with EPIPE, EAGAIN, or EINVAL for too many
+    /// descriptors.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_with(bytes, fds, SendFlags::empty())
     }
@@ -249,9 +247,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives one message: its length and the descriptors that came with it (close-on-exec). Length 0:
-    /// the other end has closed. Errors: EAGAIN after the timeout; EMFILE when descriptors did not fit
-    /// into this process's limit.
+    /// Receives one message. Returns its length and its descriptors (close-on-exec). Length 0 means that the other end has
+    /// closed. Fails with EAGAIN after the timeout, and with EMFILE when the descriptors exceed this process's limit.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -294,7 +291,7 @@ mod tests {
         let name = format!("jericho-test-{}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
         assert!(Listener::bind(&name).is_err(), "the name is taken");
-        assert!(listener.accept().unwrap().is_none(), "nobody connects");
+        assert!(listener.accept().unwrap().is_none(), "no program connects");
         let client = std::thread::spawn({
             let name = name.clone();
             move || {
@@ -303,7 +300,7 @@ mod tests {
                 let mut bytes = [0; 16];
                 let (len, fds) = c.receive(&mut bytes).unwrap();
                 assert_eq!((&bytes[..len], fds.len()), (&b"three"[..], 3));
-                // Among them is the other end itself.
+                // Two of them are duplicates of the other end.
                 drop(fds);
                 let (len, fds) = c.receive(&mut bytes).unwrap();
                 assert_eq!((len, fds.len()), (0, 0), "closed");
@@ -334,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_gets_no_descriptors_whatever_its_peers_send() {
+    fn a_listener_gets_no_descriptors_from_its_peers() {
         use std::os::unix::net::UnixStream;
         let name = format!("jericho-test-fds-{}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
@@ -349,11 +346,11 @@ mod tests {
             Ok(()) => assert_eq!(receive_bytes(&accepted, &mut bytes), 5),
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
         }
-        // No process holds the other end any more.
+        // No process holds the other end.
         let closed =
             crate::process::wait_readable(far.as_fd(), Some(Duration::from_secs(60))).unwrap();
         assert!(closed, "the descriptor is held");
-        // Descriptors go the other way.
+        // Descriptors can be sent in the other direction.
         accepted.send(b"down", &[far.as_fd()]).unwrap();
         assert_eq!(c.receive(&mut bytes).unwrap().1.len(), 1);
     }

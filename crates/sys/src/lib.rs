@@ -1,7 +1,7 @@
-//! Every system call and foreign function that the standard library does not offer.
+//! System calls and foreign functions that the standard library does not offer.
 //!
-//! One of the three crates that may contain `unsafe`. It knows nothing of slices, files or volumes:
-//! it turns kernel interfaces into safe functions whose errors keep the errno.
+//! One of the three crates that may contain `unsafe`. It knows nothing of slices, files or volumes. It turns kernel interfaces
+//! into safe functions whose errors keep the errno.
 
 pub mod accounts;
 pub mod affinity;
@@ -13,7 +13,7 @@ pub mod fuse_ring;
 pub mod futex;
 pub mod handshake;
 pub mod errno {
-    //! The error numbers that callers name; the rest they only pass on.
+    //! Error numbers that callers compare with.
     pub use libc::{
         EACCES, EAGAIN, EBADF, EBUSY, ECANCELED, ECONNABORTED, EEXIST, EFAULT, EINTR, EINVAL, EIO,
         ENODATA, ENOENT, ENOMEM, ENOSPC, ENOSYS, ENOTCONN, ENOTTY, EOPNOTSUPP, EPERM, EROFS,

@@ -1,14 +1,14 @@
-//! How much memory there is: of the machine, and of the control group this process is confined to.
+//! Memory of the machine, and of the control group that confines this process.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Memory that this process might use.
+/// Memory that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Of the machine.
+    /// Memory of the machine.
     pub total_bytes: u64,
-    /// Of the machine, without swapping: free, or given up for the asking.
+    /// Memory of the machine that can be had without swapping: free, or released on request.
     pub available_bytes: u64,
     /// Limit of the tightest control group around this process, if it is below the machine's memory.
     pub limit: Option<GroupLimit>,
@@ -24,7 +24,7 @@ pub struct GroupLimit {
 }
 
 impl Memory {
-    /// Reads /proc/meminfo and the control groups. Errors: no /proc.
+    /// Reads /proc/meminfo and the control groups. Fails without /proc.
     pub fn read() -> io::Result<Memory> {
         Memory::read_at(Path::new("/"))
     }
@@ -41,7 +41,7 @@ impl Memory {
         })
     }
 
-    /// More than this can never be had.
+    /// Returns the maximum that this process can ever use.
     pub fn usable_bytes(&self) -> u64 {
         self.limit
             .as_ref()
@@ -57,7 +57,7 @@ impl Memory {
     }
 }
 
-/// Raises this process's limit of open files as far as it may.
+/// Raises this process's limit of open files to its maximum.
 pub fn raise_open_files() {
     let resource = rustix::process::Resource::Nofile;
     let mut limit = rustix::process::getrlimit(resource);
@@ -66,9 +66,8 @@ pub fn raise_open_files() {
     let _ = rustix::process::setrlimit(resource, limit);
 }
 
-/// Memory of the kernel's NUMA node `node` that is free or holds only cached files, which is what
-/// binding memory to the node can get without swapping. `None` when there is no such node, or the
-/// kernel knows no nodes.
+/// Returns how much memory of the kernel's NUMA node `node` is free or holds only cached files. Memory bound to the node can use
+/// that much without swapping. Returns `None` when there is no such node, or the kernel has no nodes.
 pub fn node_available_bytes(node: u32) -> Option<u64> {
     node_available_at(Path::new("/"), node)
 }
@@ -86,7 +85,7 @@ fn node_available_at(root: &Path, node: u32) -> Option<u64> {
     Some(bytes("MemFree:")?.saturating_add(cached))
 }
 
-/// Bytes of memory that this process may lock (and register for I/O); `None`: without limit.
+/// Returns how many bytes of memory this process may lock (and register for I/O); `None`: no limit.
 pub fn locked_memory_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
@@ -100,7 +99,7 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// The smallest limit from this process's group up to the root, of either version.
+/// Returns the smallest limit from this process's group up to the root, of either cgroup version.
 fn group_limit(root: &Path) -> Option<GroupLimit> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     groups
@@ -120,7 +119,7 @@ fn group_limit(root: &Path) -> Option<GroupLimit> {
             loop {
                 let file = group.join(file);
                 let text = std::fs::read_to_string(&file).unwrap_or_default();
-                // "max", or no such file: no limit here.
+                // "max", or a missing file: no limit here.
                 if let Ok(bytes) = text.trim().parse::<u64>() {
                     let limit = GroupLimit { bytes, file };
                     tightest = Some(tightest.map_or(limit.clone(), |other| other.min(limit)));
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_above_the_machine_is_none_and_old_groups_count() {
+    fn a_limit_above_the_machine_is_ignored_and_version_1_groups_count() {
         let limits = [
             (
                 "sys/fs/cgroup/memory/x/memory.limit_in_bytes",
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_can_give_is_its_free_memory_and_its_cached_files() {
+    fn a_node_can_give_its_free_memory_and_its_cached_files() {
         let directory = tempfile::tempdir().unwrap();
         let node = directory.path().join("sys/devices/system/node/node3");
         std::fs::create_dir_all(&node).unwrap();

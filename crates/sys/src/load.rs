@@ -1,7 +1,7 @@
-//! How busy CPUs are and how long a thread had to wait for one: what a decision to move a thread looks at.
+//! CPU load, and the time that a thread waited for a CPU. The basis of decisions to migrate a thread.
 //!
-//! Reads files of /proc in pieces through a buffer on the stack: it is called in threads of programs that
-//! may be in the middle of anything, allocation included.
+//! Reads files of /proc in pieces through a buffer on the stack, because threads of programs call it at any point, also inside of
+//! an allocation.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,16 +9,16 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-/// What a CPU has done since the machine was started, in ticks of the kernel (only ratios mean something).
+/// Time of a CPU since the start of the machine, in ticks of the kernel. Only ratios are meaningful.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTime {
-    /// Ran something.
+    /// Time with a thread or interrupt to run.
     pub busy: u64,
-    /// Had nothing to run, or waited for a device.
+    /// Time with nothing to run, or waiting for a device.
     pub idle: u64,
 }
 
-/// Calls `each` with every CPU that is online, ascending. Errors: /proc is not there.
+/// Calls `each` with every CPU that is online, ascending. Fails without /proc.
 pub fn cpu_times(mut each: impl FnMut(u32, CpuTime)) -> io::Result<()> {
     let file = open("/proc/stat")?;
     let mut buffer = [0u8; 4096];
@@ -28,7 +28,7 @@ pub fn cpu_times(mut each: impl FnMut(u32, CpuTime)) -> io::Result<()> {
         held += read;
         let mut rest = &buffer[..held];
         while let Some(end) = rest.iter().position(|b| *b == b'\n') {
-            // The lines of CPUs come first.
+            // The lines of CPUs come first in the file.
             if !rest.starts_with(b"cpu") {
                 return Ok(());
             }
@@ -38,7 +38,7 @@ pub fn cpu_times(mut each: impl FnMut(u32, CpuTime)) -> io::Result<()> {
             rest = &rest[end + 1..];
         }
         let left = rest.len();
-        // The end, or a line that is longer than any of a CPU.
+        // The end of the file, or a line longer than any line of a CPU.
         if read == 0 || left == buffer.len() {
             return Ok(());
         }
@@ -47,17 +47,17 @@ pub fn cpu_times(mut each: impl FnMut(u32, CpuTime)) -> io::Result<()> {
     }
 }
 
-/// `cpu7 user nice system idle iowait irq softirq steal ...`; `None` for the sum over all CPUs.
+/// Parses `cpu7 user nice system idle iowait irq softirq steal ...`. Returns `None` for the sum over all CPUs.
 fn cpu_line(line: &[u8]) -> Option<(u32, CpuTime)> {
     let line = std::str::from_utf8(line).ok()?;
     let mut fields = line.strip_prefix("cpu")?.split_ascii_whitespace();
-    // The sum has a space behind `cpu`.
+    // In the line of the sum, a space follows `cpu`.
     if line.as_bytes().get(3)? == &b' ' {
         return None;
     }
     let cpu = fields.next()?.parse().ok()?;
     let mut time = CpuTime::default();
-    // What follows (guests) is in `user` already.
+    // Further fields (guests) are included in `user`.
     for (at, field) in fields.take(8).enumerate() {
         let ticks: u64 = field.parse().ok()?;
         match at {
@@ -68,8 +68,8 @@ fn cpu_line(line: &[u8]) -> Option<(u32, CpuTime)> {
     Some((cpu, time))
 }
 
-/// Nanoseconds that the calling thread was ready to run and had no CPU, since it was started. `None` where
-/// the kernel does not count that.
+/// Returns for how many nanoseconds since its start the calling thread was ready to run but had no CPU. Returns `None` where the
+/// kernel does not count that.
 pub fn waited_ns() -> Option<u64> {
     let file = open("/proc/thread-self/schedstat").ok()?;
     let mut buffer = [0u8; 128];
@@ -79,7 +79,7 @@ pub fn waited_ns() -> Option<u64> {
         .split_ascii_whitespace();
     let ran: u64 = fields.next()?.parse().ok()?;
     let waited = fields.next()?.parse().ok()?;
-    // A thread that asks has run: zero says that nothing is counted.
+    // The calling thread has run, so 0 means that the kernel does not count.
     (ran > 0).then_some(waited)
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cpu_of_ours_is_told_once_and_has_done_something() {
+    fn every_cpu_of_this_process_is_reported_once_with_some_time() {
         let mut seen = vec![];
         cpu_times(|cpu, time| seen.push((cpu, time))).unwrap();
         let numbers: Vec<u32> = seen.iter().map(|(cpu, _)| *cpu).collect();
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn waiting_only_grows() {
-        // Where the kernel counts nothing, there is nothing to compare, at either time.
+        // If the kernel does not count, both values are `None`.
         let first = waited_ns();
         std::thread::yield_now();
         assert!(first <= waited_ns().or(first));

@@ -1,16 +1,14 @@
-//! Shared, node-bound memory: memfd segments, memory policy, population, and where pages really are.
+//! Shared, node-bound memory: memfd segments, memory policy, population, and the nodes where pages are.
 //!
-//! The order matters: create, bind a policy, then populate. A page that is touched before its
-//! policy is set lands on the node of whoever touched it, and stays there.
+//! The order matters: create, bind a policy, then populate. A page that is touched before its policy is set is allocated on the
+//! node of the thread that touched it, and stays there.
 //!
 //! # Races on the bytes
-//! A segment is shared with other threads, other processes and the kernel's I/O, none of which Rust
-//! can see. [`Mapping::copy_out`] and [`Mapping::copy_in`] are plain memory copies on raw pointers:
-//! no reference to the shared bytes is ever made, so the compiler may not assume that they are
-//! stable, and what was copied may be torn. Every caller therefore either owns the bytes exclusively
-//! by protocol (a latch, an I/O in flight), or validates after the copy (a version word read before
-//! and after, with the fences in `shm`) and throws away what does not validate. The copied bytes
-//! are integers: there is no bit pattern of them that is invalid.
+//! A segment is shared with other threads, other processes and the kernel's I/O, which Rust cannot see. [`Mapping::copy_out`] and
+//! [`Mapping::copy_in`] are plain memory copies on raw pointers. No reference to the shared bytes is ever made, so the compiler
+//! may not assume that they are stable. A copy may be torn. Every caller therefore either owns the bytes exclusively by protocol
+//! (a latch, an I/O in flight), or validates after the copy (a version word read before and after, with the fences in `shm`) and
+//! discards a copy that does not validate. The copied bytes are integers, which have no invalid bit pattern.
 
 use std::io;
 use std::ops::Range;
@@ -21,17 +19,16 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Size of the huge pages that are asked for. A mapping must be aligned to it to get any.
+/// Size of the huge pages that the kernel is asked for. Only mappings aligned to it get huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// get_mempolicy(2): "the policy of this address"; from linux/mempolicy.h, absent from `libc`.
 const MPOL_F_ADDR: libc::c_ulong = 1 << 1;
 
-/// The kernel refuses node masks that are longer than a page; no machine comes near.
+/// Maximum length of a node mask in bits: the kernel refuses masks that are longer than a page. No machine has that many nodes.
 const NODE_LIMIT: u32 = 4096 * 8 - 1;
 
-/// A byte range of a mapping that a transfer reads from or writes to; holding it keeps the memory
-/// mapped.
+/// A byte range of a mapping that a transfer reads from or writes to. Keeps the memory mapped.
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// The mapping.
@@ -44,35 +41,32 @@ pub struct Segment {
 
 /// A memfd segment mapped shared into this process. Unmapped on drop.
 ///
-/// Contents may be changed at any time by other threads, other processes and the kernel (I/O), so
-/// there is no way to borrow them as a slice: bytes are copied in and out.
+/// Other threads, other processes and the kernel (I/O) may change the contents at any time. The bytes therefore cannot be
+/// borrowed as a slice, only copied in and out.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// `len`, or 0 when the mapping is read-only: so that one comparison checks bounds and rights.
+    /// `len`, or 0 when the mapping is read-only. One comparison with it checks bounds and permission.
     writable_len: usize,
-    /// `None` for a segment of another process: what maps it may be a program that has its own ideas about
-    /// which descriptors are open.
+    /// `None` for a segment of another process. A program may map such a segment, and may close descriptors that it does not
+    /// know.
     fd: Option<OwnedFd>,
 }
 
-// SAFETY: the mapping is process-wide: any thread may use its addresses until drop, which needs
-// ownership. No method gives out a reference to the bytes.
+// SAFETY: the mapping is process-wide: any thread may use its addresses until drop, which needs ownership. No method returns a
+// reference to the bytes.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; methods on a shared reference copy bytes through raw pointers, or make system
-// calls that the kernel serialises. Concurrent copies may tear, which the module documents and the
-// callers validate.
+// SAFETY: as above; methods on a shared reference copy bytes through raw pointers, or make system calls that the kernel
+// serialises. Concurrent copies may tear, which the module documents and the callers validate.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Creates and maps a zeroed segment of `len` bytes (rounded up to whole pages) called `name`
-    /// (shown in /proc/PID/maps). Nothing is populated: bind a policy first.
-    /// Asks for transparent huge pages when `huge` and the kernel allows them.
+    /// Creates and maps a zeroed segment of `len` bytes (rounded up to whole pages) called `name` (shown in /proc/PID/maps).
+    /// Populates nothing: bind a policy first. With `huge`, asks for transparent huge pages.
     ///
-    /// The segment is sealed against growing and shrinking: whoever receives it cannot truncate it
-    /// and make the others die of SIGBUS. Errors: EINVAL for a length of 0 or a name that holds NUL
-    /// or is longer than 249 bytes, ENOMEM, EMFILE.
+    /// Seals the segment against growing and shrinking, so that no receiver can truncate it and kill the others with SIGBUS.
+    /// Fails with EINVAL for a length of 0 or a name that contains NUL or is longer than 249 bytes, and with ENOMEM and EMFILE.
     pub fn create(name: &str, len: usize, huge: bool) -> io::Result<Mapping> {
         let len = round_up_to_pages(len)?;
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -89,7 +83,7 @@ impl Mapping {
                 rustix::mm::madvise(mapping.base.as_ptr().cast(), len, Advice::LinuxHugepage)
             };
             match advised {
-                // A kernel without transparent huge pages says EINVAL: small pages it is.
+                // A kernel without transparent huge pages answers EINVAL. The segment then has small pages.
                 Ok(()) | Err(rustix::io::Errno::INVAL) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -97,12 +91,12 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps the first `len` bytes (rounded up to whole pages) of a segment received from another
-    /// process, and closes the descriptor.
+    /// Maps the first `len` bytes (rounded up to whole pages) of a segment received from another process, and closes the
+    /// descriptor.
     ///
-    /// Errors: EINVAL for a length of 0; `InvalidData` when the segment is shorter than `len`, or
-    /// is not sealed against shrinking, because its owner could then kill this process with a
-    /// truncation; EACCES or EPERM when `writable` is asked of a read-only descriptor.
+    /// Fails with EINVAL for a length of 0, and with EACCES or EPERM when `writable` is requested for a read-only descriptor.
+    /// Fails with `InvalidData` when the segment is shorter than `len`, or is not sealed against shrinking, because its owner
+    /// could then kill this process with a truncation.
     pub fn from_fd(fd: OwnedFd, len: usize, writable: bool) -> io::Result<Mapping> {
         let len = round_up_to_pages(len)?;
         let size = u64::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
@@ -123,8 +117,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps `len` bytes, a multiple of the page size, at a multiple of the huge page size when
-    /// `aligned`: the kernel maps huge pages only where file offset and address agree.
+    /// Maps `len` bytes, a multiple of the page size. With `aligned`, maps at a multiple of the huge page size, because the
+    /// kernel maps huge pages only where file offset and address agree.
     fn map(fd: OwnedFd, len: usize, writable: bool, aligned: bool) -> io::Result<Mapping> {
         let mut protection = ProtFlags::READ;
         if writable {
@@ -146,32 +140,32 @@ impl Mapping {
         })
     }
 
-    /// Length in bytes, a multiple of 4096.
+    /// Returns the length in bytes, a multiple of 4096.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the mapping is empty (it never is).
+    /// Returns whether the mapping is empty (it never is).
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether this process may write through the mapping.
+    /// Returns whether this process may write through the mapping.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable_len != 0
     }
 
-    /// First byte of the mapping. For `shm` (atomics) and I/O only.
+    /// Returns the first byte of the mapping. For `shm` (atomics) and I/O only.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Returns a descriptor through which the segment cannot be mapped writable. A process of this process's uid can still
-    /// open it again for writing through /proc. Other users cannot, because of the segment's mode. Fails as open(2) of
-    /// /proc/self/fd does (no /proc, EMFILE).
+    /// Returns a descriptor through which the segment cannot be mapped writable. Processes of the same uid can still open it for
+    /// writing through /proc. Other users cannot, because of the segment's mode. Fails as open(2) of /proc/self/fd does (no
+    /// /proc, EMFILE).
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.fd().as_raw_fd());
@@ -179,8 +173,8 @@ impl Mapping {
         Ok(rustix::fs::open(path, flags, Mode::empty())?)
     }
 
-    /// The memfd behind a mapping that this process has created. Panics for another process's, whose
-    /// descriptor is closed.
+    /// Returns the memfd of a mapping that this process has created. Panics for a mapping of another process's segment, because
+    /// its descriptor is closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd
             .as_ref()
@@ -190,10 +184,9 @@ impl Mapping {
 
     /// Sets the policy MPOL_BIND to kernel node `node` on a byte range: mbind(2).
     ///
-    /// The policy belongs to the segment, so it holds for every process that maps it. It decides
-    /// about pages that are not there yet and moves none. The range must start on a page.
-    /// Errors: EINVAL for a bad range or a node that does not exist or may not be used (cpuset);
-    /// EPERM where a container forbids the call. A kernel built without NUMA (ENOSYS) has only
+    /// The policy belongs to the segment, so it holds for every process that maps it. It applies to pages that are allocated
+    /// later and moves none. The range must start on a page. Fails with EINVAL for a bad range or a node that does not exist or
+    /// may not be used (cpuset), and with EPERM where a container forbids the call. A kernel built without NUMA (ENOSYS) has only
     /// node 0, and binding to it succeeds.
     pub fn bind(&self, range: Range<usize>, node: u32) -> io::Result<()> {
         self.check_pages(&range)?;
@@ -206,10 +199,9 @@ impl Mapping {
         let bits = u64::BITS;
         let mut mask = vec![0u64; (node / bits + 1) as usize];
         mask[(node / bits) as usize] |= 1 << (node % bits);
-        // The kernel reads one bit fewer than it is told: an old off-by-one that became the API.
+        // The kernel reads one bit fewer than the given number, by a historical off-by-one.
         let mask_bits = mask.len() * bits as usize + 1;
-        // SAFETY: the range lies inside this mapping (checked), the mask is as long as said, and
-        // the call changes policy only.
+        // SAFETY: the range lies inside this mapping (checked), the mask has the given length, and the call changes policy only.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -231,8 +223,8 @@ impl Mapping {
         Err(error)
     }
 
-    /// The kernel node that the page at byte `offset` is bound to, `None` when it has no policy of
-    /// its own: get_mempolicy(2). Asks what was ordered; [`Mapping::nodes_of`] tells what came of it.
+    /// Returns the kernel node that the page at byte `offset` is bound to, `None` when it has no policy of its own:
+    /// get_mempolicy(2). [`Mapping::nodes_of`] returns where pages actually are.
     pub fn bound_node(&self, offset: usize) -> io::Result<Option<u32>> {
         if offset >= self.len {
             return Err(rustix::io::Errno::INVAL.into());
@@ -263,15 +255,15 @@ impl Mapping {
         Ok(node)
     }
 
-    /// Populates a byte range for writing (MADV_POPULATE_WRITE), so that running out of a node's
-    /// memory is an error here and not a SIGBUS later.
+    /// Populates a byte range for writing (MADV_POPULATE_WRITE), so that a lack of memory on a node is an error here and not a
+    /// SIGBUS later.
     ///
-    /// Contents are kept. The range must start on a page. Errors: EINVAL for a bad range, a
-    /// read-only mapping or a kernel before 5.14; ENOMEM; EFAULT where a page cannot be had at all
-    /// (what would have been the SIGBUS). Part of the range may have been populated.
+    /// Keeps contents. The range must start on a page. Fails with EINVAL for a bad range, a read-only mapping or a kernel before
+    /// 5.14, with ENOMEM, and with EFAULT for a page that cannot be allocated at all (its access would be a SIGBUS). Part of the
+    /// range may be populated then.
     ///
-    /// Before it gives up on a node without memory, the kernel may kill a process to make room, by
-    /// its usual choice. Compare with `limits::node_available_bytes` first.
+    /// Before the kernel reports that a node has no memory, it may kill a process to make room, by its usual choice. Compare with
+    /// `limits::node_available_bytes` first.
     pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
         self.check_pages(&range)?;
         if range.is_empty() {
@@ -285,20 +277,20 @@ impl Mapping {
             };
             match populated {
                 Ok(()) => return Ok(()),
-                // Pages that are there already are skipped quickly on the next round.
+                // The next call skips pages that are there already.
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Populates the whole mapping (as `populate`, with its errors), on huge pages as far as the kernel has
-    /// them (MADV_COLLAPSE). Returns how many bytes it put on huge pages: 0 where the kernel (before 6.1)
-    /// or its administrator refuses, less than `len` where memory is fragmented or `len` is no multiple.
+    /// Populates the whole mapping (as `populate`, with its errors), on huge pages where the kernel has them (MADV_COLLAPSE).
+    /// Returns how many bytes are on huge pages: 0 where the kernel (before 6.1) or its administrator refuses, less than `len`
+    /// where memory is fragmented or `len` is no multiple of their size.
     ///
-    /// The advice of `create` alone is not enough: by default the kernel does not heed it for shared memory,
-    /// and then neighbouring pages are scattered over the machine's memory, so that a long transfer has
-    /// a segment for each page and every copy misses the TLB.
+    /// The advice of `create` alone is not enough: by default the kernel ignores it for shared memory. Neighbouring pages are
+    /// then scattered over the machine's memory, so that a long transfer has a segment for each page and every copy misses the
+    /// TLB.
     pub fn populate_huge(&self) -> io::Result<usize> {
         let mut huge = 0;
         for start in (0..self.len).step_by(HUGE_PAGE_BYTES) {
@@ -306,8 +298,8 @@ impl Mapping {
             if end > self.len {
                 break;
             }
-            // A small page first: a policy of the range decides where it comes from, and the huge page is then
-            // taken from the same node. Without it the kernel would not look at the policy.
+            // Populates a small page first, from the node that the policy of the range chooses. The kernel takes the huge page
+            // from the same node. Without the small page, the kernel would ignore the policy.
             self.populate(start..start + rustix::param::page_size())?;
             // SAFETY: the range lies inside this mapping; collapsing keeps contents and addresses.
             let collapsed = unsafe {
@@ -318,23 +310,23 @@ impl Mapping {
                 huge += HUGE_PAGE_BYTES;
                 continue;
             }
-            // The page is in use just now: the next may not be. Anything else (unknown to this kernel, forbidden, no
-            // huge page to be had even by compaction) would only be slow to hear again.
+            // The page was in use at this moment; the next one may succeed. Other errors (unknown to this kernel, forbidden, no
+            // huge page even after compaction) would repeat, slowly.
             let error = io::Error::last_os_error().raw_os_error();
             if !matches!(error, Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)) {
                 break;
             }
         }
-        // Maps what is there and gets the rest.
+        // Maps the pages that are there and allocates the rest.
         self.populate(0..self.len)?;
         Ok(huge)
     }
 
-    /// The kernel node that holds the page at each byte offset, `None` where no page is present:
-    /// move_pages(2) in query mode.
+    /// Returns the kernel node that holds the page at each byte offset, `None` where no page is present: move_pages(2) in query
+    /// mode.
     ///
-    /// The kernel looks in this process's page tables: a page that only another process has
-    /// touched shows as `None`. Errors: EINVAL for an offset out of bounds.
+    /// The kernel reads this process's page tables, so a page that only another process has touched shows as `None`. Fails with
+    /// EINVAL for an offset out of bounds.
     pub fn nodes_of(&self, offsets: &[usize]) -> io::Result<Vec<Option<u32>>> {
         if offsets.iter().any(|offset| *offset >= self.len) {
             return Err(rustix::io::Errno::INVAL.into());
@@ -347,8 +339,7 @@ impl Mapping {
             .map(|offset| self.base.as_ptr().wrapping_add(*offset))
             .collect();
         let mut statuses: Vec<libc::c_int> = vec![-libc::ENOENT; offsets.len()];
-        // SAFETY: both arrays have as many entries as said; with no target nodes the call only
-        // fills `statuses`.
+        // SAFETY: both arrays have the given number of entries; with no target nodes the call only fills `statuses`.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -367,20 +358,20 @@ impl Mapping {
             .into_iter()
             .map(|status| match u32::try_from(status) {
                 Ok(node) => Ok(Some(node)),
-                // ENOENT: no page there. EFAULT: what older kernels say of a hole in shared memory.
+                // ENOENT: no page there. EFAULT: the answer of older kernels for a hole in shared memory.
                 Err(_) if status == -libc::ENOENT || status == -libc::EFAULT => Ok(None),
                 Err(_) => Err(io::Error::from_raw_os_error(-status)),
             })
             .collect()
     }
 
-    /// Copies `out.len()` bytes from `offset`. Panics when out of bounds. The bytes may be torn if
-    /// somebody writes them meanwhile: the caller validates.
+    /// Copies `out.len()` bytes from `offset`. Panics when out of bounds. The bytes may be torn if another thread or process
+    /// writes them meanwhile; the caller validates.
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
         check_bounds(offset, out.len(), self.len);
-        // SAFETY: the source lies inside the mapping (checked), which lives as long as `self`;
-        // `out` is exclusive and cannot overlap it, because nobody can borrow the mapping's bytes.
+        // SAFETY: the source lies inside the mapping (checked), which lives as long as `self`; `out` is exclusive and cannot
+        // overlap it, because the mapping's bytes cannot be borrowed.
         unsafe {
             ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), out.as_mut_ptr(), out.len());
         }
@@ -390,8 +381,8 @@ impl Mapping {
     #[inline]
     pub fn copy_in(&self, offset: usize, data: &[u8]) {
         check_bounds(offset, data.len(), self.writable_len);
-        // SAFETY: the target lies inside the mapping (checked), is writable (`writable_len`), and
-        // cannot overlap `data`, because nobody can borrow the mapping's bytes.
+        // SAFETY: the target lies inside the mapping (checked), is writable (`writable_len`), and cannot overlap `data`, because
+        // the mapping's bytes cannot be borrowed.
         unsafe {
             ptr::copy_nonoverlapping(data.as_ptr(), self.base.as_ptr().add(offset), data.len());
         }
@@ -433,8 +424,8 @@ impl Mapping {
     }
 }
 
-/// Frees the whole memory of a segment. It reads as zeros afterwards, in every process that has it mapped. Transfers that the
-/// kernel is making to or from the old pages continue with those. Policy and length stay.
+/// Frees the whole memory of a segment. It reads as zeros afterwards, in every process that has it mapped. Transfers in flight
+/// from or to the old pages continue with these pages. The policy and the length stay.
 pub fn punch_all(segment: BorrowedFd<'_>) -> io::Result<()> {
     let bytes = u64::try_from(rustix::fs::fstat(segment)?.st_size).unwrap_or(0);
     if bytes == 0 {
@@ -452,9 +443,8 @@ pub fn punch_all(segment: BorrowedFd<'_>) -> io::Result<()> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly the mapping that `map` made; nobody else unmaps it, and
-        // dropping needs ownership, so no copy is under way. It cannot fail on such a range, and
-        // there would be nothing to do about it.
+        // SAFETY: the range is exactly the mapping that `map` made; no other code unmaps it, and drop needs ownership, so no copy
+        // is in progress. The call cannot fail on such a range, so the result is ignored.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -479,8 +469,7 @@ fn round_up_to_pages(len: usize) -> io::Result<usize> {
     }
 }
 
-/// Maps at a multiple of the huge page size: reserves more address space than needed, maps inside
-/// it, and gives both ends back.
+/// Maps at a multiple of the huge page size: reserves more address space than needed, maps inside of it, and unmaps both ends.
 fn map_aligned(fd: &OwnedFd, len: usize, protection: ProtFlags) -> io::Result<*mut libc::c_void> {
     let reserved_len = len
         .checked_add(HUGE_PAGE_BYTES)
@@ -494,16 +483,16 @@ fn map_aligned(fd: &OwnedFd, len: usize, protection: ProtFlags) -> io::Result<*m
     // `head` is below HUGE_PAGE_BYTES, so `len` bytes after it still lie inside the reservation.
     let base = reserved.wrapping_byte_add(head);
     let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: MAP_FIXED replaces only a part of the reservation just made, which nobody uses.
+    // SAFETY: MAP_FIXED replaces only a part of the reservation just made, which no other code uses.
     let mapped = unsafe { rustix::mm::mmap(base, len, protection, flags, fd, 0) };
     if let Err(error) = mapped {
-        // SAFETY: the reservation is ours alone and no pointer into it was given out.
+        // SAFETY: only this function knows the reservation, and no pointer into it was given out.
         let _ = unsafe { rustix::mm::munmap(reserved, reserved_len) };
         return Err(error.into());
     }
     let tail = reserved_len - head - len;
-    // SAFETY: head and tail are parts of the reservation outside the new mapping. Should giving
-    // them back fail, they stay reserved address space without memory: harmless.
+    // SAFETY: head and tail are parts of the reservation outside of the new mapping. If unmapping fails, they stay reserved
+    // address space without memory, which is harmless.
     unsafe {
         if head > 0 {
             let _ = rustix::mm::munmap(reserved, head);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-/// Most events that one wait returns; the next wait returns the rest.
+/// Maximum number of events that one wait returns; the next wait returns the rest.
 const EVENTS_MAX: usize = 64;
 
 /// A set of watched descriptors, each with a key that the caller chooses.
@@ -27,11 +27,11 @@ impl Poller {
 
     /// Watches `fd` until it is removed or until its last duplicate is closed. Fails with EEXIST when it is watched already, and
     /// with ENOSPC beyond /proc/sys/fs/epoll/max_user_watches.
-    pub fn add(&self, fd: impl AsFd, number: u64) -> io::Result<()> {
+    pub fn add(&self, fd: impl AsFd, key: u64) -> io::Result<()> {
         Ok(epoll::add(
             &self.epoll,
             fd,
-            EventData::new_u64(number),
+            EventData::new_u64(key),
             EventFlags::IN,
         )?)
     }
@@ -69,7 +69,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn what_is_ready_is_told_by_its_number_until_it_is_removed() {
+    fn a_ready_descriptor_is_reported_by_its_key_until_it_is_removed() {
         let poller = Poller::new().unwrap();
         let (mut far, near) = UnixStream::pair().unwrap();
         let (_idle, quiet) = UnixStream::pair().unwrap();

@@ -10,14 +10,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::Mode;
 use rustix::process::{Pid, PidfdFlags};
 
-/// A reference to a process that stays right when its number is used again.
+/// A reference to a process that stays valid when its id is used again.
 #[derive(Debug)]
 pub struct Process {
     pidfd: OwnedFd,
 }
 
 impl Process {
-    /// The process with this number now. Errors: ESRCH when there is none.
+    /// Opens the process that has this id now. Fails with ESRCH when there is none.
     pub fn open(pid: u32) -> io::Result<Process> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::Error::from(rustix::io::Errno::SRCH))?;
@@ -26,15 +26,15 @@ impl Process {
         })
     }
 
-    /// Waits until the process has ended, for at most `timeout` (`None`: no limit). True when it
-    /// has. A child of this process must still be reaped.
+    /// Waits until the process has ended, for at most `timeout` (`None`: no limit). Returns whether it has ended. A child of this
+    /// process must still be reaped.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         wait_readable(self.pidfd.as_fd(), timeout)
     }
 
-    /// Sends it a signal. Errors: ESRCH when it has ended, EPERM.
+    /// Sends a signal. Fails with ESRCH when the process has ended, and with EPERM.
     pub fn send(&self, signal: Signal) -> io::Result<()> {
-        // SAFETY: the call takes no memory: a null siginfo means that of kill(2).
+        // SAFETY: the call takes no memory; with a null siginfo it acts as kill(2).
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,
@@ -53,13 +53,13 @@ impl Process {
 }
 
 impl AsFd for Process {
-    /// The pidfd: readable once the process has ended.
+    /// Returns the pidfd, which is readable once the process has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 }
 
-/// Signals that a daemon or a command deals with.
+/// Signals that the daemon and the commands handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGTERM
@@ -70,7 +70,7 @@ pub enum Signal {
     HangUp,
     /// SIGQUIT
     Quit,
-    /// SIGKILL; can be sent only.
+    /// SIGKILL; can only be sent.
     Kill,
 }
 
@@ -83,7 +83,7 @@ impl Signal {
         Signal::Kill,
     ];
 
-    /// The kernel's number.
+    /// Returns the kernel's number.
     pub fn number(self) -> i32 {
         match self {
             Signal::Terminate => libc::SIGTERM,
@@ -95,21 +95,20 @@ impl Signal {
     }
 }
 
-/// Signals taken out of their usual course, to be waited for instead: signalfd(2).
+/// Signals that are read from a descriptor instead of being delivered: signalfd(2).
 ///
-/// Make it first thing in `main`: a signal is blocked in the calling thread and those that it starts
-/// later, and an older thread would still be killed by it. Programs that it starts inherit the
-/// blocked signals unless [`unblock_signals`] prevents that. They stay blocked after drop.
+/// Create it first in `main`. Signals are blocked in the calling thread and in threads that it starts later; they would still
+/// kill an older thread. Programs that a thread starts inherit the blocked signals unless [`unblock_signals`] prevents that. The
+/// signals stay blocked after drop.
 #[derive(Debug)]
 pub struct Signals {
     signalfd: OwnedFd,
 }
 
 impl Signals {
-    /// Blocks `signals` and collects them from now on. Errors: EMFILE, ENOMEM.
+    /// Blocks `signals` and collects them from now on. Fails with EMFILE or ENOMEM.
     pub fn block(signals: &[Signal]) -> io::Result<Signals> {
-        // SAFETY: sigset_t is plain integers, for which zeros are valid; sigemptyset then
-        // initialises it as POSIX wants.
+        // SAFETY: sigset_t is plain integers, for which zeros are valid; sigemptyset then initialises it as POSIX requires.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
         // SAFETY: `set` is a valid sigset_t, and the numbers are those of existing signals.
         unsafe {
@@ -118,24 +117,24 @@ impl Signals {
                 libc::sigaddset(&raw mut set, signal.number());
             }
         }
-        // SAFETY: `set` is initialised; the old mask is not asked for.
+        // SAFETY: `set` is initialised; the old mask is not requested.
         let failed =
             unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if failed != 0 {
             return Err(io::Error::from_raw_os_error(failed));
         }
-        // SAFETY: `set` is initialised; -1 asks for a new descriptor.
+        // SAFETY: `set` is initialised; -1 requests a new descriptor.
         let fd =
             unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, and nobody else knows it.
+        // SAFETY: the descriptor is new, and no other code knows it.
         let signalfd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Signals { signalfd })
     }
 
-    /// The next signal, waiting for at most `timeout` (`None`: no limit).
+    /// Returns the next signal. Waits for at most `timeout` (`None`: no limit).
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<Signal>> {
         if !wait_readable(self.signalfd.as_fd(), timeout)? {
             return Ok(None);
@@ -149,7 +148,7 @@ impl Signals {
                     .into_iter()
                     .find(|signal| signal.number() == number))
             }
-            // Another thread was faster.
+            // Another thread has read the signal.
             Err(rustix::io::Errno::AGAIN) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -157,13 +156,13 @@ impl Signals {
 }
 
 impl AsFd for Signals {
-    /// The signalfd: readable when a signal has come.
+    /// Returns the signalfd, which is readable when a signal is pending.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.signalfd.as_fd()
     }
 }
 
-/// Waits until a descriptor is readable, for at most `timeout` (`None`: no limit). True when it is.
+/// Waits until a descriptor is readable, for at most `timeout` (`None`: no limit). Returns whether it is.
 pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
@@ -178,13 +177,12 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Resul
     }
 }
 
-/// Makes a program begin with no signal blocked, whatever is blocked here: one that inherited a
-/// blocked SIGTERM could not be stopped with it.
+/// Makes a program start with no signal blocked. A program that inherits a blocked SIGTERM could not be stopped with it.
 pub fn unblock_signals(command: &mut Command) -> &mut Command {
     let unblock = || {
         // SAFETY: as in `Signals::block`: zeros are a valid sigset_t, then made empty.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `set` is a valid sigset_t; the old mask is not asked for.
+        // SAFETY: `set` is a valid sigset_t; the old mask is not requested.
         let failed = unsafe {
             libc::sigemptyset(&raw mut set);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut())
@@ -200,8 +198,8 @@ pub fn unblock_signals(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(unblock) }
 }
 
-/// Starts a program in a session of its own, with no signal blocked: signals from this terminal do
-/// not reach it, and it outlives the terminal. Its standard streams are the command's.
+/// Starts a program in a session of its own, with no signal blocked. Signals from this terminal do not reach it, and it outlives
+/// the terminal. `command` sets its standard streams.
 pub fn spawn_in_new_session(command: &mut Command) -> io::Result<Child> {
     unblock_signals(command);
     // SAFETY: between fork and exec only setsid(2) is called, which is async-signal-safe and
@@ -229,8 +227,7 @@ pub fn spawn_with_standard_streams(command: &mut Command) -> io::Result<Child> {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             _ if failed == 0 => Ok(()),
-            // Linux before 5.11, or a container that forbids the call. This program's own descriptors are
-            // close-on-exec anyway.
+            // Linux before 5.11, or a container that forbids the call. This program's own descriptors are close-on-exec anyway.
             Some(libc::ENOSYS | libc::EINVAL | libc::EPERM) => Ok(()),
             _ => Err(error),
         }
@@ -240,27 +237,27 @@ pub fn spawn_with_standard_streams(command: &mut Command) -> io::Result<Child> {
     spawn_in_new_session(command)
 }
 
-/// Makes this process the leader of a new session. Errors: EPERM when it leads a process group.
+/// Makes this process the leader of a new session. Fails with EPERM when it leads a process group.
 pub fn become_session_leader() -> io::Result<()> {
     Ok(rustix::process::setsid().map(drop)?)
 }
 
-/// Sets the mode bits that new files of this process do not get; gives the old ones.
+/// Sets the mode bits that new files of this process do not get. Returns the old ones.
 pub fn set_umask(mask: u32) -> u32 {
     rustix::process::umask(Mode::from_raw_mode(mask & 0o777)).as_raw_mode()
 }
 
-/// The user that started this process.
+/// Returns the user that started this process.
 pub fn uid() -> u32 {
     rustix::process::getuid().as_raw()
 }
 
-/// The user whose rights this process has.
+/// Returns the user whose rights this process has.
 pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The group that started this process.
+/// Returns the group that started this process.
 pub fn gid() -> u32 {
     rustix::process::getgid().as_raw()
 }
@@ -297,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn no_process_has_number_0() {
+    fn no_process_has_id_0() {
         assert_eq!(
             Process::open(0).unwrap_err().raw_os_error(),
             Some(libc::ESRCH)
@@ -305,8 +302,8 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_signal_is_waited_for_and_kills_nobody() {
-        // Threads of the test runner have not blocked it, so it is sent to this thread only.
+    fn a_blocked_signal_can_be_read_and_kills_no_thread() {
+        // Sends the signal to this thread only, because threads of the test runner have not blocked it.
         std::thread::spawn(|| {
             let signals = Signals::block(&[Signal::HangUp, Signal::Terminate]).unwrap();
             assert_eq!(signals.wait(Some(Duration::from_millis(5))).unwrap(), None);
@@ -346,7 +343,7 @@ mod tests {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        // state ppid pgrp session ...
+        // The fields are: state ppid pgrp session ...
         assert_eq!(
             lines[0].split_whitespace().nth(3),
             Some(session.to_string().as_str())

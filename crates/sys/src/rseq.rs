@@ -1,27 +1,27 @@
-//! On which CPU the calling thread is, without asking the kernel.
+//! The CPU on which the calling thread runs, without a system call.
 //!
-//! The kernel keeps the number current in a small area of each thread that the C library registered with
-//! it (rseq(2), glibc from 2.35 on). Reading it is two loads; a system call, or even the vDSO's answer, would cost more than
-//! what is counted with it.
+//! The kernel keeps the number current in a small area of each thread, which the C library registers (rseq(2), glibc 2.35 and
+//! later). Reading it costs two loads. A system call, or even the vDSO, would cost more than the work that the caller counts by
+//! CPU.
 
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
-/// `AREA`: nobody has looked yet. No area is there, as the thread pointer's own words are.
+/// Value of `AREA` before the first search. No area is at offset 0, because the thread pointer's own words are there.
 const UNKNOWN: isize = 0;
-/// `AREA`: this C library, kernel or processor has none.
+/// Value of `AREA` if this C library, kernel or processor has no area.
 const ABSENT: isize = isize::MIN;
 
-/// Where the area is, in bytes from the thread pointer. The same in all threads.
+/// Offset of the area from the thread pointer in bytes. The same in all threads.
 static AREA: AtomicIsize = AtomicIsize::new(UNKNOWN);
 
-/// The CPU on which the calling thread runs; it may be another one by the time this returns.
+/// Returns the CPU on which the calling thread runs. It may run on another one when this returns.
 #[inline]
 pub fn current_cpu() -> u32 {
     let area = AREA.load(Relaxed);
     if area != UNKNOWN && area != ABSENT {
-        // SAFETY: `find` got the offset from the C library, which promises an area there in every thread.
+        // SAFETY: `find` got the offset from the C library, which guarantees an area there in every thread.
         let cpu = unsafe { cpu_id(area) };
-        // Negative: this thread is not registered (one that was made behind the C library's back, say).
+        // Negative: this thread is not registered (for example one that was not created by the C library).
         if cpu >= 0 {
             return cpu as u32;
         }
@@ -29,24 +29,24 @@ pub fn current_cpu() -> u32 {
     ask()
 }
 
-/// Without an area, or before it was looked for.
+/// Asks the kernel. Used without an area, or before the search for it.
 #[cold]
 fn ask() -> u32 {
     if AREA.load(Relaxed) == UNKNOWN {
-        // Twice by two threads at once does no harm: both find the same.
+        // Two threads may do this at the same time: both find the same.
         AREA.store(find().unwrap_or(ABSENT), Relaxed);
     }
     rustix::thread::sched_getcpu() as u32
 }
 
-/// Asks the C library where it registered the areas. By name, as an older one does not know it and a program
-/// that needed it could not be started there.
+/// Asks the C library where it registered the areas. Looks the symbols up by name: an older C library does not have them, and a
+/// program linked to them would not start there.
 #[cfg(all(
     target_env = "gnu",
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
 fn find() -> Option<isize> {
-    /// The first two words of the area, which is all that is read.
+    /// Size of the first two words of the area. Only these are read.
     const BYTES_MIN: u32 = 8;
     // SAFETY: the names are strings with their NUL; looking a name up has no other precondition.
     let (offset, size) = unsafe {
@@ -56,15 +56,14 @@ fn find() -> Option<isize> {
         )
     };
     if offset.is_null() || size.is_null() {
-        // SAFETY: takes nothing. It takes away the message that a look-up in vain leaves, which a program would take for
-        // one of its own; what it returns is not looked at.
+        // SAFETY: takes no arguments. It clears the error message of the failed lookup, which the program could take for an error
+        // of its own. The result is ignored.
         unsafe { libc::dlerror() };
         return None;
     }
-    // SAFETY: glibc documents them as constants of these types, set before any code of a program or of a
-    // preloaded library runs.
+    // SAFETY: glibc documents them as constants of these types, set before any code of a program or of a preloaded library runs.
     let (offset, size) = unsafe { (offset.read(), size.read()) };
-    // Size 0: the kernel knows no rseq, or the user switched it off.
+    // Size 0: the kernel does not support rseq, or the user disabled it.
     (size >= BYTES_MIN && offset != UNKNOWN && offset != ABSENT).then_some(offset)
 }
 
@@ -76,7 +75,7 @@ fn find() -> Option<isize> {
     None
 }
 
-/// `cpu_id` of the calling thread's area, the second word of it.
+/// Returns `cpu_id`, the second word of the calling thread's area.
 ///
 /// # Safety
 /// `area` must be the offset of an area of at least 8 bytes from the thread pointer in every thread.
@@ -84,8 +83,8 @@ fn find() -> Option<isize> {
 #[inline(always)]
 unsafe fn cpu_id(area: isize) -> i32 {
     let cpu: i32;
-    // SAFETY: loads four bytes of this thread's own area, which stays as long as the thread. Assembly, as the
-    // kernel changes the word whenever the thread is moved, and the segment register has no name in Rust.
+    // SAFETY: loads four bytes of this thread's own area, which lives as long as the thread. Uses assembly, because the kernel
+    // changes the word when it moves the thread, and Rust cannot name the segment register.
     unsafe {
         std::arch::asm!(
             "mov {cpu:e}, dword ptr fs:[{area} + 4]",
@@ -97,7 +96,7 @@ unsafe fn cpu_id(area: isize) -> i32 {
     cpu
 }
 
-/// `cpu_id` of the calling thread's area, the second word of it.
+/// Returns `cpu_id`, the second word of the calling thread's area.
 ///
 /// # Safety
 /// `area` must be the offset of an area of at least 8 bytes from the thread pointer in every thread.
@@ -110,12 +109,12 @@ unsafe fn cpu_id(area: isize) -> i32 {
         std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nomem, nostack, preserves_flags));
     }
     let word = pointer.wrapping_add_signed(area).wrapping_add(4) as *const i32;
-    // SAFETY: four aligned bytes of this thread's own area, which stays as long as the thread; volatile, as
-    // the kernel changes them.
+    // SAFETY: reads four aligned bytes of this thread's own area, which lives as long as the thread; volatile, because the kernel
+    // changes them.
     unsafe { word.read_volatile() }
 }
 
-/// Never called: `find` has found nothing.
+/// Never called, because `find` returns `None`.
 ///
 /// # Safety
 /// None.
@@ -130,7 +129,7 @@ mod tests {
     use crate::affinity;
 
     #[test]
-    fn a_pinned_thread_is_where_it_was_pinned_in_every_thread() {
+    fn every_pinned_thread_sees_its_cpu() {
         let all = affinity::get(None).unwrap();
         let threads: Vec<_> = (0..4)
             .map(|_| {
@@ -139,7 +138,7 @@ mod tests {
                     for cpu in all {
                         affinity::set(None, &[cpu]).unwrap();
                         assert_eq!(rustix::thread::sched_getcpu() as u32, cpu);
-                        // The first call of a process may be one that asks the kernel.
+                        // The first call in a process may ask the kernel.
                         assert_eq!((current_cpu(), current_cpu()), (cpu, cpu));
                     }
                 })

@@ -5,14 +5,14 @@ use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 
-/// Runs the body of a thread that other threads depend on. A panic in it ends the process with a message. Without the
-/// thread the others would wait for ever, and its half-done work must not be used.
+/// Runs the body of a thread that other threads depend on. A panic in it ends the process with a message. Without the thread the
+/// others would wait for ever, and its unfinished work must not be used.
 pub fn run<T>(body: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => value,
         Err(cause) => {
             let thread = std::thread::current();
-            // If the message cannot be written either, nothing else can be done.
+            // A failure to write the message is ignored; nothing else can be done.
             let _ = writeln!(
                 std::io::stderr(),
                 "jericho: the thread {} panicked: {}. The process ends, because others would wait for that thread for \

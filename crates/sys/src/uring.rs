@@ -1,19 +1,17 @@
-//! An io_uring that owns everything its operations touch, so that queueing one is safe.
+//! An io_uring that owns all memory and descriptors of its operations, so that queueing an operation is safe.
 //!
-//! The kernel reads and writes memory, descriptors and iovecs long after the call that queued the
-//! operation. Here all of them belong to the ring until the completion: each operation in flight
-//! has a slot with its memory segments (which keep their mappings alive) and iovecs, the ring holds
-//! duplicates of the descriptors, and dropping the ring waits for what is in flight.
+//! The kernel reads and writes memory, descriptors and iovecs long after the call that queued the operation. The ring owns them
+//! until the completion: each operation in flight has a slot with its memory segments (which keep their mappings alive) and
+//! iovecs, the ring holds duplicates of the descriptors, and dropping the ring waits for all operations in flight.
 //!
 //! Invariants:
-//! - a slot is `Some` exactly while the kernel may use what it holds;
-//! - at most `depth` operations and one poll of the doorbell are in flight, and both rings are
-//!   larger than that, so neither can overflow.
+//! - a slot holds a request exactly while the kernel may use the slot's memory;
+//! - at most `depth` operations and one poll of the doorbell are in flight, and both the submission ring and the completion ring
+//!   are larger than that, so neither can overflow.
 //!
 //! # One thread
-//! The ring is made disabled and starts with its first `enter`. With the flags SINGLE_ISSUER and
-//! DEFER_TASKRUN, which spare interrupts and locks, the thread that makes it owns it: it may be
-//! moved between threads before, but not after.
+//! The ring is created disabled and starts with its first `enter`. The flags SINGLE_ISSUER and DEFER_TASKRUN save interrupts and
+//! locks. With them, the thread of the first `enter` owns the ring: it may be moved between threads before, but not after.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -25,25 +23,25 @@ use io_uring::{IoUring, opcode, squeue, types};
 use crate::doorbell::Doorbell;
 use crate::memory::{Mapping, Segment};
 
-/// The kernel refuses registered buffers that are larger than this.
+/// Maximum size of a registered buffer in the kernel.
 pub const REGISTERED_CHUNK_BYTES: usize = 1 << 30;
 
-/// More iovecs than this make the kernel refuse an operation (UIO_MAXIOV).
+/// Maximum number of iovecs of an operation in the kernel (UIO_MAXIOV).
 const IOVEC_LIMIT: usize = 1024;
 
-/// A single transfer is at most this long; what exceeds it is left over, as after a short transfer.
+/// Maximum length of one transfer. The rest is left over, as after a short transfer.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// Operations that a ring can have in flight at most.
+/// Maximum number of operations that a ring can have in flight.
 pub const DEPTH_LIMIT: u32 = 16 * 1024;
 
 /// IORING_ENTER_GETEVENTS of io_uring_enter(2).
 pub(crate) const GETEVENTS: u32 = 1;
 
-/// Marks the completion of the doorbell's poll; slots are small numbers.
+/// Marks the completion of the doorbell's poll. Slots have small numbers.
 pub(crate) const DOORBELL_TAG: u64 = u64::MAX;
 
-/// What an operation does.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// File to memory.
@@ -54,45 +52,45 @@ pub enum Operation {
     SyncData,
 }
 
-/// An operation on one of the ring's files. Comes back with its completion.
+/// An operation on one of the ring's files. The completion returns it.
 #[derive(Debug)]
 pub struct Request {
-    /// Not looked at.
+    /// Chosen by the caller; the ring does not use it.
     pub tag: u64,
-    /// Index in the list of files that the ring was made with.
+    /// Index in the list of files that the ring was created with.
     pub file: u32,
-    /// What to do.
+    /// Kind of operation.
     pub operation: Operation,
     /// Byte offset in the file of the first byte of `segments`.
     pub offset_bytes: u64,
     /// Memory, in order.
     pub segments: Vec<Segment>,
-    /// Bytes at the start of `segments` that are skipped: done by an earlier, short transfer.
+    /// Bytes at the start of `segments` that are skipped because an earlier, short transfer did them.
     pub done_bytes: usize,
 }
 
-/// The end of a request.
+/// The completion of a request.
 #[derive(Debug)]
 pub struct Completed {
-    /// As it was queued.
+    /// The request that was queued.
     pub request: Request,
-    /// Bytes transferred by this attempt, which may be fewer than asked for, or the errno.
+    /// Bytes transferred by this attempt, which may be fewer than requested, or the errno.
     pub result: Result<usize, i32>,
 }
 
-/// Why a request was not queued; it comes back.
+/// Why a request was not queued. Returns the request.
 #[derive(Debug)]
 pub enum PushError {
-    /// Nothing is wrong with it, but `depth` requests are in flight.
+    /// The request is valid, but `depth` requests are in flight.
     Full(Request),
-    /// It names memory outside its mapping, a read-only mapping to read into, a file that the ring
-    /// does not have, or transfers nothing.
+    /// The request names memory outside of its mapping, reads into a read-only mapping, names a file that the ring does not have,
+    /// or transfers nothing.
     Invalid(Request),
 }
 
 struct Slot {
     request: Option<Request>,
-    /// Reused; the kernel may look at its buffer only while `request` is there.
+    /// Kept for reuse. The kernel reads its buffer only while `request` is `Some`.
     iovecs: Vec<libc::iovec>,
 }
 
@@ -101,7 +99,7 @@ struct RegisteredMapping {
     first_index: u16,
 }
 
-/// See the module.
+/// An io_uring; see the module's documentation.
 pub struct Ring {
     ring: IoUring,
     slots: Vec<Slot>,
@@ -110,25 +108,24 @@ pub struct Ring {
     files_registered: bool,
     registered: Vec<RegisteredMapping>,
     doorbell: Arc<Doorbell>,
-    doorbell_armed: bool,
+    doorbell_polled: bool,
     enabled: bool,
     single_issuer: bool,
 }
 
-// SAFETY: the raw pointers inside are iovecs into mappings that the same slot keeps alive; they are
-// as good in one thread as in another. Nothing is thread-local. (The kernel may refuse a second
-// thread, which is an error and not unsound.)
+// SAFETY: the raw pointers inside are iovecs into mappings that the same slot keeps alive; they are valid in every thread.
+// Nothing is thread-local. (The kernel may refuse a second thread, which is an error and not unsound.)
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// A ring for at most `depth` operations in flight (1 to `DEPTH_LIMIT`, clamped) on `files`,
-    /// which are duplicated; `doorbell` ends its waits. Errors: EPERM and ENOSYS where io_uring is forbidden or missing,
-    /// ENOMEM where locked memory is limited, EMFILE.
+    /// Creates a ring for at most `depth` operations in flight (clamped to 1..=`DEPTH_LIMIT`) on `files`, which it duplicates.
+    /// `doorbell` ends its waits. Fails with EPERM or ENOSYS where io_uring is forbidden or missing, with ENOMEM where locked
+    /// memory is limited, and with EMFILE.
     pub fn new(depth: u32, files: &[BorrowedFd<'_>], doorbell: Arc<Doorbell>) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_LIMIT);
         let (ring, single_issuer) = build(depth + 1)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
-            // Before 5.11 there is no waiting with a time limit.
+            // Linux before 5.11 cannot wait with a time limit.
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
         let files = files
@@ -136,8 +133,8 @@ impl Ring {
             .map(|fd| fd.try_clone_to_owned())
             .collect::<io::Result<Vec<_>>>()?;
         let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
-        // Registering spares a reference count per operation. Where it is refused (RLIMIT_NOFILE),
-        // plain descriptors do.
+        // Registered files save a reference count per operation. If the kernel refuses (RLIMIT_NOFILE), the ring uses plain
+        // descriptors.
         let files_registered = !raw.is_empty() && ring.submitter().register_files(&raw).is_ok();
         Ok(Ring {
             ring,
@@ -152,18 +149,18 @@ impl Ring {
             files_registered,
             registered: Vec::new(),
             doorbell,
-            doorbell_armed: false,
+            doorbell_polled: false,
             enabled: false,
             single_issuer,
         })
     }
 
-    /// Registers the memory of `mappings`, in chunks, so that transfers of one segment inside them
-    /// need not look up and pin pages. All or nothing; may be called once.
+    /// Registers the memory of `mappings`, in chunks, so that the kernel need not look up and pin the pages of transfers with one
+    /// segment inside of them. Registers all or nothing; may be called once.
     ///
-    /// The pages are pinned (and populated, if they were not: bind a policy first) and count as
-    /// locked memory. Errors: ENOMEM beyond RLIMIT_MEMLOCK, EINVAL for more than 16,384 chunks or a
-    /// second call. The ring works without.
+    /// The pages are pinned and count as locked memory. They are populated if they were not, so bind a policy first. Fails with
+    /// ENOMEM beyond RLIMIT_MEMLOCK, and with EINVAL for more than 16,384 chunks or a second call. The ring then works without
+    /// registered buffers.
     pub fn register_buffers(&mut self, mappings: &[Arc<Mapping>]) -> io::Result<()> {
         if !self.registered.is_empty() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -187,36 +184,35 @@ impl Ring {
         if iovecs.is_empty() {
             return Ok(());
         }
-        // SAFETY: the chunks lie inside mappings that `self.registered` keeps until the ring is
-        // dropped.
+        // SAFETY: the chunks lie inside mappings that `self.registered` keeps until the ring is dropped.
         unsafe { self.ring.submitter().register_buffers(&iovecs)? };
         self.registered = registered;
         Ok(())
     }
 
-    /// Has each completion end the sleep of the thread that owns `doorbell`, also one in another ring. Errors: EBUSY when
-    /// that was asked for before, ENOMEM.
+    /// Makes each completion end the sleep of the thread that owns `doorbell`, also a sleep in another ring. Fails with EBUSY
+    /// after an earlier call, and with ENOMEM.
     pub fn signal(&self, doorbell: &Doorbell) -> io::Result<()> {
         let eventfd = doorbell.as_fd().as_raw_fd();
         self.ring.submitter().register_eventfd(eventfd)
     }
 
-    /// Whether buffers are registered.
+    /// Returns whether buffers are registered.
     pub fn has_registered_buffers(&self) -> bool {
         !self.registered.is_empty()
     }
 
-    /// Whether the ring must stay with the thread that first entered it.
+    /// Returns whether the ring must stay with the thread that first entered it.
     pub fn is_single_issuer(&self) -> bool {
         self.single_issuer
     }
 
-    /// Requests that were pushed and whose completion was not delivered.
+    /// Returns the number of requests that were pushed and whose completion was not delivered.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Queues a request; the next `wait` starts it.
+    /// Queues a request. The next `wait` or `start` starts it.
     pub fn push(&mut self, request: Request) -> Result<(), PushError> {
         if !self.is_valid(&request) {
             return Err(PushError::Invalid(request));
@@ -234,9 +230,8 @@ impl Ring {
         let buffer = fixed_buffer(&self.registered, &request, &slot.iovecs);
         let entry = entry(file, self.files_registered, &request, &slot.iovecs, buffer);
         slot.request = Some(request);
-        // SAFETY: the memory is in bounds (`is_valid`) of mappings that the slot keeps alive; the
-        // iovecs are the slot's and stay untouched while it holds a request; the descriptor is the
-        // ring's. The slot is emptied only at the completion.
+        // SAFETY: the memory is in bounds (`is_valid`) of mappings that the slot keeps alive; the iovecs are the slot's and stay
+        // unchanged while it holds a request; the descriptor is the ring's. The slot is emptied only at the completion.
         let pushed = unsafe {
             self.ring
                 .submission()
@@ -253,10 +248,10 @@ impl Ring {
         Ok(())
     }
 
-    /// Starts what was pushed, then appends completions. Returns when there is at least one, when
-    /// the doorbell was rung (true: the ring is consumed), or after `timeout` (`None`: no limit;
-    /// zero: only looks). May also return early with nothing. Errors: EEXIST when the ring has
-    /// moved between threads (see the module); anything else would be a bug.
+    /// Starts the pushed requests, then appends completions. Returns when there is at least one, when the doorbell was rung, or
+    /// after `timeout` (`None`: no limit; zero: does not sleep). May also return early without completions. Returns whether the
+    /// doorbell was rung, and consumes the ring of the doorbell. Fails with EEXIST when the ring has moved between threads (see
+    /// the module); any other error is a bug.
     pub fn wait(
         &mut self,
         completed: &mut Vec<Completed>,
@@ -267,20 +262,19 @@ impl Ring {
         self.reap(completed);
         let mut want = 0;
         if completed.len() == before && timeout != Some(Duration::ZERO) {
-            self.arm_doorbell()?;
-            // From here on a ringer writes the eventfd. It does not matter that the poll reaches
-            // the kernel only now: the eventfd stays readable, so a late poll completes at once.
-            want = usize::from(self.doorbell.doze());
+            self.poll_doorbell()?;
+            // From here on, `Doorbell::ring` writes the eventfd. The poll may reach the kernel later: the eventfd stays readable,
+            // so a late poll completes at once.
+            want = usize::from(self.doorbell.arm());
         }
         let entered = self.enter(want, timeout);
-        let rung = self.doorbell.rise();
+        let rung = self.doorbell.disarm();
         entered?;
         self.reap(completed);
         Ok(rung)
     }
 
-    /// Starts what was pushed, without waiting and without looking at completions. Errors: as for
-    /// `wait`, which tries again.
+    /// Starts the pushed requests without waiting and without taking completions. Fails as `wait` does, which tries again.
     pub fn start(&mut self) -> io::Result<()> {
         self.enable()?;
         self.enter(0, None)
@@ -294,30 +288,29 @@ impl Ring {
         Ok(())
     }
 
-    fn arm_doorbell(&mut self) -> io::Result<()> {
-        if self.doorbell_armed {
+    fn poll_doorbell(&mut self) -> io::Result<()> {
+        if self.doorbell_polled {
             return Ok(());
         }
         let fd = types::Fd(self.doorbell.as_fd().as_raw_fd());
         let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32)
             .build()
             .user_data(DOORBELL_TAG);
-        // SAFETY: a poll touches no memory of ours; the ring keeps the doorbell open.
+        // SAFETY: a poll uses no memory of this process; the ring keeps the doorbell open.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
-        self.doorbell_armed = true;
+        self.doorbell_polled = true;
         Ok(())
     }
 
-    /// One io_uring_enter(2). Interruptions and passing shortages are not errors: the caller's
-    /// caller comes back.
+    /// Calls io_uring_enter(2) once. Interruptions and temporary shortages are not errors, because the ring's user calls again.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) -> io::Result<()> {
         let sq = self.ring.submission();
         let (pushed, taskrun, overflown) = (sq.len(), sq.taskrun(), sq.cq_overflow());
         drop(sq);
         if want == 0 && pushed == 0 && !taskrun && !overflown {
-            // Nothing to start, and nothing to be had that is not in the completion ring already: who looks
-            // again and again, as the slices do between two reads, needs no system call for it.
+            // There is nothing to start, and all completions are in the completion ring already. A slice that polls between two
+            // reads needs no system call here.
             return Ok(());
         }
         let entered = match timeout {
@@ -327,9 +320,9 @@ impl Ring {
                 self.ring.submitter().submit_with_args(want, &args)
             }
             _ if want == 0 && taskrun => {
-                // With DEFER_TASKRUN completions appear only when the kernel is asked for them: without this
-                // flag, who merely looks would see none, however long ago they came.
-                // SAFETY: no argument but numbers is passed; what was pushed is sound by `push`.
+                // With DEFER_TASKRUN the kernel delivers completions only on request. Without this flag, a poll would never see
+                // them.
+                // SAFETY: only numbers are passed; the pushed entries are sound by `push`.
                 unsafe {
                     let submitter = self.ring.submitter();
                     submitter.enter::<libc::sigset_t>(pushed as u32, 0, GETEVENTS, None)
@@ -343,7 +336,7 @@ impl Ring {
     fn reap(&mut self, completed: &mut Vec<Completed>) {
         for entry in self.ring.completion() {
             if entry.user_data() == DOORBELL_TAG {
-                self.doorbell_armed = false;
+                self.doorbell_polled = false;
                 self.doorbell.drain();
                 continue;
             }
@@ -388,13 +381,13 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// Waits for what is in flight: the kernel may write to its memory until then.
+    /// Waits for the operations in flight, because the kernel may write to their memory until then.
     fn drop(&mut self) {
         let mut completed = Vec::new();
         while self.in_flight() > 0 {
             if self.enable().and_then(|()| self.enter(1, None)).is_err() {
-                // Dropped by another thread than its owner's: completions cannot be had. Leaking
-                // the memory is the sound way out; this is a bug of the caller's.
+                // A thread that does not own the ring drops it, so completions cannot be received. This is a bug of the caller.
+                // Leaking the memory keeps it sound.
                 for slot in &mut self.slots {
                     std::mem::forget(slot.request.take());
                     std::mem::forget(std::mem::take(&mut slot.iovecs));
@@ -404,8 +397,8 @@ impl Drop for Ring {
             }
             self.reap(&mut completed);
         }
-        // Closing a ring gives its files and buffers back some time later; a lock or an exclusive
-        // open of them should be gone when drop returns. Failing that, later it is.
+        // The kernel releases the files and buffers of a closed ring some time later. Unregistering releases them now, so that
+        // locks and exclusive opens of them end with this drop. If it fails, they end later.
         if self.files_registered {
             let _ = self.ring.submitter().unregister_files();
         }
@@ -415,14 +408,14 @@ impl Drop for Ring {
     }
 }
 
-/// What entering the kernel came to; interruptions and passing shortages are not errors.
+/// Ignores interruptions and temporary shortages in the result of entering the kernel.
 pub(crate) fn passing(entered: io::Result<usize>) -> io::Result<()> {
     match entered {
         Ok(_) => Ok(()),
         Err(error) => match error.raw_os_error() {
             Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
             Some(libc::EAGAIN) => {
-                // The kernel has no memory for requests. Nothing signals when it has again.
+                // The kernel has no memory for requests. Nothing signals when it has memory again.
                 std::thread::sleep(Duration::from_millis(1));
                 Ok(())
             }
@@ -431,12 +424,12 @@ pub(crate) fn passing(entered: io::Result<usize>) -> io::Result<()> {
     }
 }
 
-/// A disabled ring, with the cheapest way of delivering completions that the kernel knows, and
-/// whether it belongs to one thread.
+/// Creates a disabled ring with the cheapest delivery of completions that the kernel supports. Returns whether the ring belongs
+/// to one thread.
 fn build(entries: u32) -> io::Result<(IoUring, bool)> {
     let entries = entries.next_power_of_two();
     let refused = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
-    // 6.1 and later.
+    // Linux 6.1 and later.
     let mut builder = IoUring::builder();
     builder
         .dontfork()
@@ -448,7 +441,7 @@ fn build(entries: u32) -> io::Result<(IoUring, bool)> {
         Err(error) if refused(&error) => {}
         built => return Ok((built?, true)),
     }
-    // 5.19 and later.
+    // Linux 5.19 and later.
     let mut builder = IoUring::builder();
     builder
         .dontfork()
@@ -468,7 +461,7 @@ fn build(entries: u32) -> io::Result<(IoUring, bool)> {
     ))
 }
 
-/// The memory of a request that is not done yet, cut to what one operation may carry.
+/// Collects the memory of a request that is not done yet, up to the limits of one operation.
 fn collect_iovecs(request: &Request, iovecs: &mut Vec<libc::iovec>) {
     iovecs.clear();
     let mut skip = request.done_bytes;
@@ -495,7 +488,7 @@ fn collect_iovecs(request: &Request, iovecs: &mut Vec<libc::iovec>) {
     }
 }
 
-/// The registered buffer that holds the whole of a transfer with one iovec.
+/// Returns the registered buffer that contains the whole transfer, if the transfer has one iovec.
 fn fixed_buffer(
     registered: &[RegisteredMapping],
     request: &Request,
@@ -516,7 +509,7 @@ fn fixed_buffer(
     u16::try_from(usize::from(home.first_index) + chunk).ok()
 }
 
-/// `file`: an index of registered files when `registered_file`, a descriptor otherwise.
+/// Builds the submission entry. `file` is an index of registered files if `registered_file`, else a descriptor.
 fn entry(
     file: RawFd,
     registered_file: bool,

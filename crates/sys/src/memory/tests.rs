@@ -11,7 +11,7 @@ fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> Option<i32> {
 }
 
 #[test]
-fn a_new_segment_reads_as_zeros_and_keeps_what_is_copied_in() {
+fn a_new_segment_reads_as_zeros_and_keeps_copied_bytes() {
     let mapping = segment(3 * PAGE - 100);
     assert_eq!(mapping.len(), 3 * PAGE);
     let mut out = [1u8; 64];
@@ -38,7 +38,7 @@ fn copies_out_of_bounds_panic_and_touch_nothing() {
 }
 
 #[test]
-fn a_policy_is_applied_to_exactly_the_range_that_was_bound() {
+fn a_policy_applies_to_exactly_the_bound_range() {
     let mapping = segment(4 * PAGE);
     mapping
         .bind(PAGE..3 * PAGE, 0)
@@ -58,7 +58,7 @@ fn binding_to_a_node_that_does_not_exist_is_an_error() {
 }
 
 #[test]
-fn pages_are_on_their_node_once_populated_and_nowhere_before() {
+fn pages_are_on_their_node_once_populated_and_absent_before() {
     let mapping = segment(4 * PAGE);
     mapping.bind(0..4 * PAGE, 0).unwrap();
     let offsets = [0, PAGE, 2 * PAGE, 3 * PAGE];
@@ -87,7 +87,7 @@ fn populating_keeps_contents_and_punching_drops_them() {
 }
 
 #[test]
-fn populating_with_huge_pages_keeps_contents_and_leaves_no_page_out() {
+fn populating_with_huge_pages_keeps_contents_and_populates_every_page() {
     let len = 2 * HUGE_PAGE_BYTES + PAGE;
     let mapping = Mapping::create("jericho-huge", len, true).unwrap();
     mapping.bind(0..len, 0).unwrap();
@@ -105,8 +105,8 @@ fn populating_with_huge_pages_keeps_contents_and_leaves_no_page_out() {
 }
 
 #[test]
-fn a_page_that_cannot_be_had_is_an_error_of_populate_and_not_a_signal() {
-    // A mapping that reaches past the end of its segment: touching it would be a SIGBUS.
+fn populate_fails_without_a_signal_for_a_page_that_cannot_be_allocated() {
+    // The mapping is longer than its segment. An access beyond the segment would be a SIGBUS.
     let fd = rustix::fs::memfd_create("jericho-short", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, PAGE as u64).unwrap();
     let mapping = Mapping::map(fd, 4 * PAGE, true, false).unwrap();
@@ -176,7 +176,7 @@ fn a_segment_that_is_too_short_or_could_be_truncated_is_refused() {
 }
 
 #[test]
-fn nobody_can_truncate_a_segment() {
+fn a_segment_cannot_be_truncated() {
     let mapping = segment(2 * PAGE);
     let truncated = rustix::fs::ftruncate(mapping.fd(), PAGE as u64);
     assert_eq!(truncated, Err(rustix::io::Errno::PERM));

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 const PAGE: usize = 4096;
 
-/// A ring, or a loud word why there is none on this machine.
+/// Returns a ring. Returns `None` and prints the reason if this machine has no io_uring.
 fn ring(depth: u32, files: &[BorrowedFd<'_>]) -> Option<Ring> {
     match Ring::new(depth, files, Arc::new(Doorbell::new().unwrap())) {
         Ok(ring) => Some(ring),
@@ -97,7 +97,7 @@ fn segments_are_filled_in_order_and_written_in_order() {
 }
 
 #[test]
-fn a_short_transfer_says_so_and_continues_where_it_stopped() {
+fn a_short_transfer_reports_its_length_and_can_be_continued() {
     let file = file_of(b"ab");
     let Some(mut ring) = ring(1, &[file.as_fd()]) else {
         return;
@@ -176,13 +176,13 @@ fn a_full_ring_gives_the_request_back() {
 }
 
 #[test]
-fn a_wait_ends_when_the_bell_is_rung_before_or_meanwhile() {
+fn a_wait_ends_when_the_doorbell_is_rung_before_or_during_it() {
     let Some(mut ring) = ring(1, &[]) else { return };
     let bell = Arc::clone(&ring.doorbell);
     let mut completed = Vec::new();
     bell.ring();
     assert!(ring.wait(&mut completed, None).unwrap());
-    // A game of ping-pong, which hangs when one wake-up is lost.
+    // Two threads wake each other in turn. The test hangs if one wake-up is lost.
     let ours = Arc::new(Doorbell::new().unwrap());
     let theirs = Arc::clone(&ours);
     let ringer = std::thread::spawn(move || {
