@@ -130,7 +130,7 @@ pub(crate) fn evict(mounted: &Arc<Mounted>, handle: &Arc<Handle>) {
     rx.recv_timeout(LONG).unwrap().unwrap();
 }
 
-/// Has all reads of a device fail with EIO from now on.
+/// Makes all reads of a device fail with EIO from now on.
 pub(crate) fn fail_reads(device: &SimDevice) {
     let mut plan = FaultPlan::fail_nth(Some(Operation::Read), 1, libc::EIO);
     plan.faults[0].is_lasting = true;

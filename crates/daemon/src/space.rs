@@ -28,7 +28,7 @@ const FULL: Error = Error::Errno(libc::ENOSPC);
 
 /// Most requests that wait at once, unless the front end sets another limit.
 const COUNT_MAX: usize = 192;
-/// Most bytes to write that they keep in memory.
+/// Most bytes of data that waiting requests keep in memory.
 const BYTES_MAX: usize = 64 << 20;
 
 /// One user's part of both limits.
@@ -47,12 +47,12 @@ struct State {
     all: Held,
     users: HashMap<u32, Held>,
     turns: Turns,
-    /// Limit, if not `COUNT_MAX`.
+    /// The limit, if it is not `COUNT_MAX`.
     count_max: Option<usize>,
     closed: bool,
 }
 
-/// What requests that wait hold.
+/// The places and the memory of requests that wait.
 #[derive(Clone, Copy, Default)]
 struct Held {
     count: usize,
@@ -60,7 +60,7 @@ struct Held {
 }
 
 impl Held {
-    /// Returns what is held after one more request with `bytes` of data. `None`: more than a `part` of the limits.
+    /// Returns the sum after one more request with `bytes` of data. Returns `None` when that is more than a `part` of the limits.
     fn with(self, bytes: usize, count_max: usize, part: usize) -> Option<Held> {
         let (count, bytes) = (self.count + 1, self.bytes + bytes);
         let fits = count <= (count_max / part).max(1) && bytes <= BYTES_MAX / part;
@@ -77,12 +77,12 @@ impl Held {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Requests without a place. Each has its turn.
+/// Requests without a place, which are retried one after the other.
 #[derive(Default)]
 struct Turns {
     waiting: VecDeque<(usize, Job)>,
     bytes: usize,
-    /// The thread is there. It ends when nothing waits.
+    /// The thread runs. It ends when no request waits.
     is_running: bool,
 }
 
@@ -97,7 +97,8 @@ impl SpaceWaits {
         self.ended.wait_while(&mut state, is_busy);
     }
 
-    /// Has the job run in its turn. Waits while too much data waits. Returns false when the mount ends or no thread can be started.
+    /// Queues the job for its turn. Waits while too much data is queued. Returns false when the mount ends or no thread can be
+    /// started.
     fn take_turn(mounted: &Arc<Mounted>, bytes: usize, job: Job) -> bool {
         let waits = &mounted.space_waits;
         let mut state = waits.state.lock();
@@ -136,7 +137,7 @@ impl SpaceWaits {
     }
 }
 
-/// A request that waits, until dropped.
+/// A request that waits. It gives its place back when dropped.
 struct Waiting {
     mounted: Arc<Mounted>,
     user: u32,
@@ -144,7 +145,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Returns `None` when too many requests wait, of all or of this user's.
+    /// Takes a place. Returns `None` when too many requests wait, in total or of this user.
     fn begin(mounted: &Arc<Mounted>, user: u32, bytes: usize) -> Option<Waiting> {
         let mut state = mounted.space_waits.state.lock();
         if state.closed {
@@ -180,7 +181,7 @@ impl Drop for Waiting {
 }
 
 impl Mounted {
-    /// Sets how many requests may wait for space at once. Others then fail with ENOSPC if there is none after a commit.
+    /// Sets how many requests may wait for space at once. Further requests fail with ENOSPC if there is no space after a commit.
     pub fn limit_space_waits(&self, count_max: usize) {
         self.space_waits.state.lock().count_max = Some(count_max);
     }
@@ -207,8 +208,8 @@ impl Mounted {
         });
     }
 
-    /// Calls `attempt` with `reply` in another thread when space has become free. `attempt` returns the reply, unused, when the
-    /// volume is full. `range`: offset and length of what may need space; the request keeps as much in memory.
+    /// Calls `attempt` with `reply` in another thread when space has become free. `attempt` returns the unused reply when the
+    /// volume is full. `range`: offset and length of the data that may need space; the request keeps that many bytes in memory.
     pub(crate) fn retry_with_space<T, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -244,8 +245,8 @@ impl Mounted {
         );
     }
 
-    /// Runs `attempt` again until it finds space. Waits for files that leave only if the request has a place, and if they have
-    /// enough for what the range lacks.
+    /// Calls `attempt` until it finds space. Waits for removed files only if the request has a place, and if they have enough
+    /// space for what the range lacks.
     fn with_space<T>(
         &self,
         handle: &Handle,
@@ -272,7 +273,7 @@ impl Mounted {
     {
         let waiting = Waiting::begin(self, user, bytes);
         let has_place = waiting.is_some();
-        // Kept here, for the case that no thread can be started.
+        // Kept here in case no thread can be started.
         let kept = Arc::new(Mutex::new(Some(reply)));
         let (mounted, taken) = (self.clone(), kept.clone());
         let body: Job = Box::new(move || {

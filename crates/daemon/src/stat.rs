@@ -1,4 +1,4 @@
-//! What `jericho stat` and `jericho where` show.
+//! The results of `jericho stat` and `jericho where`.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::fast::ClientStat;
 use crate::locality::Locality;
 use crate::mounted::Mounted;
 
-/// `jericho stat --json`.
+/// The result of `jericho stat --json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stat {
     /// Absolute path of the volume.
@@ -22,31 +22,31 @@ pub struct Stat {
     pub uuid: String,
     /// Process id of the daemon.
     pub pid: u32,
-    /// Mounted read-only.
+    /// The volume is mounted read-only.
     pub read_only: bool,
     /// Nodes of the topology in use.
     pub topology: String,
-    /// How the kernel's requests come: `device` or `ring`; empty for a volume without a mount.
+    /// How the kernel sends requests: `device` or `ring`. Empty for a volume without a mount.
     #[serde(default)]
     pub transport: String,
-    /// Per slice.
+    /// All slices.
     pub slices: Vec<SliceStat>,
-    /// Per node (sums).
+    /// All nodes, with the sums over their slices.
     pub nodes: Vec<NodeStat>,
     /// One line per device.
     pub devices: Vec<String>,
-    /// Over all slices.
+    /// Sum over all slices.
     pub locality: Locality,
-    /// When threads are moved to the data, where no directory says otherwise.
+    /// The policy for migrating threads, for files and directories without their own.
     pub threads: String,
     /// Counters that belong to no slice.
     #[serde(flatten)]
     pub counters: MountCounters,
-    /// Programs that read and write without the kernel.
+    /// The programs on the fast path.
     pub clients: Vec<ClientStat>,
 }
 
-/// One slice in `Stat`.
+/// A slice in `Stat`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are the contract; see the manual page
 pub struct SliceStat {
@@ -62,7 +62,7 @@ pub struct SliceStat {
     pub locality: Locality,
 }
 
-/// One node in `Stat`.
+/// A node in `Stat`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct NodeStat {
@@ -75,27 +75,27 @@ pub struct NodeStat {
     pub locality: Locality,
 }
 
-/// `jericho where --json`.
+/// The result of `jericho where --json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Where {
-    /// Slice that caches and stores the file (or takes what is created in the directory).
+    /// Slice that caches and stores the file, or that takes new files of the directory.
     pub slice: SliceId,
-    /// Its home node.
+    /// Home node of that slice.
     pub home_node: u16,
     /// Size of the file.
     pub size_bytes: u64,
-    /// Bytes in the cache by the kernel's node, as move_pages(2) reports them.
+    /// Cached bytes by the kernel's node, as move_pages(2) reports them.
     pub resident_bytes_by_kernel_node: Vec<(u32, u64)>,
-    /// Bytes in the cache.
+    /// Cached bytes.
     pub resident_bytes: u64,
-    /// Of those, newer than the device.
+    /// Cached bytes that are newer than those on the device.
     pub dirty_bytes: u64,
-    /// Bytes on the volume by slice.
+    /// Bytes on the volume, by slice.
     pub stored_bytes_by_slice: Vec<(SliceId, u64)>,
 }
 
 impl Mounted {
-    /// Counters for `jericho stat`.
+    /// Returns the counters for `jericho stat`.
     pub fn stat(&self) -> Stat {
         let mut nodes: BTreeMap<u16, NodeStat> = BTreeMap::new();
         let mut slices = vec![];
@@ -104,7 +104,7 @@ impl Mounted {
             let (id, usage) = (slice.id(), slice.usage());
             let node = self.node_of_slice(id).0;
             let inline = self.client_pages(id);
-            // The slice does not see the hits of programs. They count these themselves, and may count anything.
+            // Programs count their inline hits themselves, and may store any number.
             let mut counters = slice.counters();
             let inline_hits = inline.0.saturating_add(inline.1);
             counters.hits = counters.hits.saturating_add(inline_hits);
@@ -155,7 +155,7 @@ impl Mounted {
         }
     }
 
-    /// Placement of an inode for `jericho where`.
+    /// Returns the placement of an inode for `jericho where`.
     pub fn where_is(&self, ino: Ino) -> Result<Where> {
         let attr = self.getattr(ino)?;
         let (slice, _) = self.fs().placement(ino)?;

@@ -1,4 +1,4 @@
-//! Which processes receive a volume's segments, and which of them may write.
+//! Tests which processes receive a volume's segments, and which of them may write.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -99,7 +99,7 @@ impl Bed {
         self.call_as(effective_uid(), handle, call)
     }
 
-    /// Returns a token, or why there is none.
+    /// Returns a token. Fails with the reason for which there is none.
     fn token(&self, handle: &Arc<Handle>) -> Result<u64, u32> {
         match self.call(handle, Call::Token) {
             Answer {
@@ -109,7 +109,7 @@ impl Bed {
         }
     }
 
-    /// Returns what a request gets: the owner number and whether the frames are writable. Fails with an errno.
+    /// Connects and sends a request. Returns the owner number and whether the frames are writable. Fails with an errno.
     fn ask(&self, token: u64, owner: u16) -> Result<(u16, bool), u32> {
         let instance = self
             .call(
@@ -130,7 +130,7 @@ impl Bed {
         if reply.error != 0 {
             return Err(reply.error);
         }
-        // Control, slots, area, then the slice's table, ages and frames.
+        // The order is: control, slots, area, then the slice's table, ages and frames.
         assert_eq!(fds.len(), 6);
         use std::os::fd::AsRawFd;
         let writable = |at: usize| jericho_sys::files::mode(fds[at].as_raw_fd()).unwrap().write;
@@ -148,7 +148,7 @@ impl Drop for Bed {
 }
 
 #[test]
-fn writable_segments_are_for_who_has_a_token_of_a_writable_descriptor() {
+fn writable_segments_need_a_token_of_a_writable_descriptor() {
     let bed = bed(false);
     assert_eq!(bed.token(&bed.reading), Err(Refusal::ReadOnly as u32));
     let (owner, writable) = bed.ask(0, 0).unwrap();
@@ -162,7 +162,7 @@ fn writable_segments_are_for_who_has_a_token_of_a_writable_descriptor() {
 }
 
 #[test]
-fn a_token_of_another_user_is_good_for_nobody_else() {
+fn a_user_that_is_not_trusted_gets_no_token() {
     let bed = bed(false);
     let nobody = 65534;
     let refused = bed.call_as(nobody, &bed.writing, Call::Token);
@@ -185,7 +185,7 @@ fn thread_id() -> u32 {
 }
 
 #[test]
-fn a_client_gives_up_its_own_latches_and_nobody_elses() {
+fn a_client_releases_only_its_own_latches() {
     let bed = bed(false);
     let instance = bed
         .call(

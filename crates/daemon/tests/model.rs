@@ -1,6 +1,6 @@
-//! Files under random operations, remounts, re-homing and power cuts, against plain byte vectors.
+//! Runs random operations, remounts, moves and power cuts on files, and compares them with plain byte vectors.
 //!
-//! After a power cut: what was synced and not touched since is there, byte for byte.
+//! After a power cut, bytes that were synced and not touched since are unchanged.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ enum Op {
         file: usize,
         size: u64,
     },
-    /// fallocate mode: 0, 1 (keep size), 3 (punch), 0x10 (zero).
+    /// Mode of fallocate: 0, 1 (keep size), 3 (punch), 0x10 (zero).
     Allocate {
         file: usize,
         mode: i32,
@@ -57,7 +57,7 @@ enum Op {
         slice: u16,
     },
     Remount,
-    /// Discards all free space, so that space that is used while it counts as free reads as garbage.
+    /// Discards all free space. Space that is in use and counts as free then reads as garbage.
     Trim,
     PowerCut {
         seed: u64,
@@ -66,7 +66,7 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     let file = 0..FILES;
-    // Half of all offsets at page borders, where the edge cases are.
+    // Half of all offsets are at page boundaries, where the edge cases are.
     let offset =
         || (0..SIZE_MAX, any::<bool>()).prop_map(|(o, round)| if round { o & !4095 } else { o });
     let len = || prop_oneof![1usize..5000, Just(4096), Just(8192), 1usize..400_000];
@@ -112,7 +112,7 @@ impl Model {
 
 struct Bed {
     device: Arc<SimDevice>,
-    /// None only while it is exchanged.
+    /// `None` only while it is replaced.
     mounted: Option<Arc<Mounted>>,
     handles: Vec<Arc<Handle>>,
     models: Vec<Model>,
@@ -129,7 +129,7 @@ fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
         read_only: false,
         devices: vec![],
         force: false,
-        // Smaller than the files together, so that pages are evicted and come back.
+        // The cache is smaller than the files together, so pages are evicted and read again.
         cache_bytes: Some(8 << 20),
         topology: Topology::from_spec("virtual:2").unwrap(),
     };
@@ -253,7 +253,8 @@ impl Bed {
                 let reply = move |n: jericho_fs::Result<u32>| tx.send(n).unwrap();
                 let data = vec![byte; len];
                 let (mounted, handle) = (self.mounted(), &self.handles[file]);
-                // Every other one as the kernel's ring is served: as far as it goes without waiting, then the rest.
+                // Every other write is made as a thread of the FUSE ring makes it: as much as possible without waiting, then the
+                // rest.
                 let done = match byte % 2 {
                     0 => 0,
                     _ => mounted.try_write(handle, offset, &data, mode),
@@ -367,7 +368,7 @@ impl Bed {
     fn restart(&mut self, device: Arc<SimDevice>) {
         self.handles.clear();
         self.device = device;
-        // The old one goes first: what its threads still do must not reach a device that the new one uses.
+        // Drops the old mount first: its threads must not reach a device that the new one uses.
         self.mounted = None;
         self.mounted = Some(mount(&self.device));
         self.handles = handles(self.mounted());
@@ -390,7 +391,7 @@ proptest! {
 }
 
 #[test]
-fn a_power_cut_after_a_synced_write_keeps_it_whatever_the_device_kept() {
+fn a_synced_write_survives_a_power_cut() {
     for seed in 0..20 {
         let mut bed = Bed::new();
         let write = |offset, sync| Op::Write {

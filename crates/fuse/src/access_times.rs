@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// The thread that follows the options.
+/// The thread that watches the options.
 pub(crate) struct Watch {
     /// Closing it ends the thread.
     stop: UnixStream,
@@ -68,7 +68,7 @@ fn follow(mounted: &Mounted, dir: &[u8], list: &File, stopped: &UnixStream) {
 
 fn adopt(mounted: &Mounted, dir: &[u8]) {
     match std::fs::read(MOUNTS) {
-        // The mount is not listed: it was moved or is about to end. Keep the last known option.
+        // The mount is not listed if it was moved or is about to end. Keeps the last known option.
         Ok(mounts) => {
             if let Some(times) = access_times(&mounts, dir) {
                 mounted.fs().set_access_times(times);
@@ -91,7 +91,7 @@ fn access_times(mounts: &[u8], dir: &[u8]) -> Option<AccessTimes> {
     Some(options.find_map(named).unwrap_or(AccessTimes::Always))
 }
 
-/// `strictatime` is the absence of both.
+/// `strictatime` is listed as the absence of both.
 fn named(option: &[u8]) -> Option<AccessTimes> {
     match option {
         b"noatime" => Some(AccessTimes::Never),

@@ -1,5 +1,4 @@
-//! How a directory becomes a mount, and stops being one: mount(2) where it is permitted, else the
-//! setuid helper fusermount3.
+//! Turns a directory into a mount and back: by mount(2) where the kernel permits it, otherwise by the setuid helper fusermount3.
 
 use std::ffi::CString;
 use std::fs::{File, TryLockError};
@@ -21,32 +20,32 @@ use crate::MountConfig;
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 
-/// Why a directory could not be mounted or unmounted; the message names it and what to do.
+/// Why a directory could not be mounted or unmounted. The message names the directory and what to do.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name
 pub enum MountError {
     /// The directory cannot be used.
     #[error("cannot mount on {}: {cause}", dir.display())]
     Directory { dir: PathBuf, cause: io::Error },
-    /// The kernel has no FUSE, or the container does not show it.
+    /// The kernel has no FUSE, or the container has no device for it.
     #[error(
         "{DEVICE} is not there: load the module with `modprobe fuse`, or give the container the \
          device (`--device /dev/fuse --cap-add SYS_ADMIN`)"
     )]
     NoDevice,
-    /// The device is there but this process may not use it, and there is no helper.
+    /// The process may not use the device, and there is no helper.
     #[error(
         "mounting on {} is not permitted: run as root, or install {HELPER} (package fuse3), which \
          lets ordinary users mount", dir.display()
     )]
     NotPermitted { dir: PathBuf },
-    /// The kernel refused.
+    /// The kernel refused the mount.
     #[error("mounting on {} failed: {cause}", dir.display())]
     Kernel { dir: PathBuf, cause: io::Error },
-    /// The helper refused.
+    /// The helper refused the mount.
     #[error("{HELPER} refused {}: {message}", dir.display())]
     Helper { dir: PathBuf, message: String },
-    /// The mount exists, but serving it failed at once.
+    /// The mount was made, but serving it failed.
     #[error("serving the mount on {} failed: {cause}", dir.display())]
     Session { dir: PathBuf, cause: io::Error },
     /// Another mount covers the directory.
@@ -59,7 +58,7 @@ pub enum MountError {
         "{} is locked by another program (flock), or something else is being mounted on it", dir.display()
     )]
     Locked { dir: PathBuf },
-    /// Files or working directories are in use there.
+    /// Files or working directories of the mount are in use.
     #[error("{} is busy: close the files and leave the directories in it", dir.display())]
     Busy { dir: PathBuf },
     /// Unmounting failed for another reason.
@@ -67,7 +66,7 @@ pub enum MountError {
     Unmount { dir: PathBuf, message: String },
 }
 
-/// Whether this process may open the device itself.
+/// Returns whether this process may open the device.
 pub fn may_open_device() -> bool {
     open_device().is_ok()
 }
@@ -76,8 +75,8 @@ fn open_device() -> Result<OwnedFd, Errno> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Longest time that another process may take to mount on the directory.
-const OTHERS: Duration = Duration::from_secs(30);
+/// Longest wait for another process that is mounting on the directory.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Locks a directory on which nothing is mounted, against other processes that are about to mount on it. The lock is on the
 /// directory below the new mount.
@@ -86,10 +85,10 @@ fn reserve(dir: &Path) -> Result<File, MountError> {
         dir: dir.to_owned(),
         cause,
     };
-    // Checks before it opens the directory as well, because the daemon of that mount would have to answer the open.
+    // Checks before the open as well: otherwise the daemon of an existing mount would have to answer the open.
     refuse_mount(dir)?;
     let file = File::open(dir).map_err(failed)?;
-    let deadline = Instant::now() + OTHERS;
+    let deadline = Instant::now() + LOCK_WAIT_MAX;
     loop {
         match file.try_lock() {
             Ok(()) => break,
@@ -174,7 +173,7 @@ fn mount_directly(device: &OwnedFd, dir: &Path, config: &MountConfig) -> Result<
     )
 }
 
-/// Lets fusermount3 mount; it passes the channel back over a socket.
+/// Mounts by fusermount3, which passes the channel back over a socket.
 fn ask_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let kernel = |cause: io::Error| MountError::Kernel {
         dir: dir.to_owned(),
@@ -192,7 +191,7 @@ fn ask_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
         options.push_str(",ro");
     }
     let (ours, theirs) = UnixStream::pair().map_err(kernel)?;
-    // The helper inherits its end: descriptors are otherwise closed on exec.
+    // Lets the helper inherit its end: other descriptors are closed on exec.
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).map_err(|e| kernel(e.into()))?;
     let child = Command::new(HELPER)
         .arg("-o")
@@ -232,7 +231,7 @@ fn ask_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     }
 }
 
-/// One descriptor from the socket; `None` when the other end closed it without sending one.
+/// Receives one descriptor from the socket. Returns `None` when the other end closed the socket without sending one.
 fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0u8; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -253,7 +252,7 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(None)
 }
 
-/// Detaches the mount on `dir`. With `lazy` also when it is in use.
+/// Detaches the mount on `dir`. With `lazy`, also detaches a mount that is in use.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let mut flags = UnmountFlags::NOFOLLOW;
     if lazy {
@@ -309,12 +308,12 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> Result<(), MountError> {
     Err(failed(message))
 }
 
-/// A handle to abort the kernel's connection to a mount's daemon. Keeps neither the connection nor the mount alive.
+/// A handle that aborts the kernel's connection to a mount's daemon. Keeps neither the connection nor the mount alive.
 pub struct Connection(OwnedFd);
 
 impl Connection {
-    /// Finds the connection. `minor` is that of the st_dev of the mount's files, and no other mount's: the mount must not have ended. Takes root.
-    /// Errors: EPERM, ENOENT.
+    /// Finds the connection of a mount. `minor`: that of the st_dev of the mount's files. The mount must not have ended, because
+    /// another mount may then have its minor. Requires root. Fails with EPERM or ENOENT.
     pub fn of_mount(minor: u32) -> io::Result<Connection> {
         // Mounts the control filesystem privately, because not every machine mounts it at /sys/fs/fuse/connections.
         let control = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -333,15 +332,15 @@ impl Connection {
         Ok(Connection(file))
     }
 
-    /// Aborts the connection although the detached mount is still in use. Waiting requests get ECONNABORTED, later ones
-    /// ENOTCONN. Does nothing when the connection has ended already, even if another mount has its number by now.
+    /// Aborts the connection although the detached mount is still in use. Waiting requests get ECONNABORTED, later ones ENOTCONN.
+    /// Does nothing when the connection has ended, even if another mount has its number now.
     pub fn abort(&self) -> io::Result<()> {
         rustix::io::write(&self.0, b"1")?;
         Ok(())
     }
 }
 
-/// Whether mounting can work at all, before anything is touched. `dir` is for the message.
+/// Checks whether this process can mount at all, before it changes anything. `dir` is for the message.
 pub fn check_available(dir: &Path) -> Result<(), MountError> {
     match open_device() {
         Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => return Err(MountError::NoDevice),
@@ -382,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn another_mount_that_has_the_number_of_one_that_has_ended_is_not_aborted() {
+    fn another_mount_with_the_number_of_an_ended_one_is_not_aborted() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: only root aborts connections");
             return;
@@ -405,7 +404,7 @@ mod tests {
             assert!(has_ended(&second));
             unmount(&dir, true).unwrap();
             assert!(!aborted);
-            // Otherwise another process mounted at the same moment.
+            // The numbers differ if another process mounted at the same moment.
             if its_minor == minor {
                 return;
             }

@@ -26,7 +26,8 @@ impl Jericho {
         }
     }
 
-    /// The kernel decides about set-id bits (HANDLE_KILLPRIV_V2). Each change of owner or size clears capabilities.
+    /// Sets attributes. The kernel decides about set-id bits (HANDLE_KILLPRIV_V2). Each change of owner or size clears
+    /// capabilities.
     pub(crate) fn setattr(&self, req: &InHeader, ino: Ino, args: &SetAttrIn, reply: Reply) {
         let Some(set) = wanted(args) else {
             return reply.error(libc::EINVAL);

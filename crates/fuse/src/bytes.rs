@@ -18,17 +18,19 @@ use crate::protocol::answer::{IoctlOut, SizeOut};
 use crate::protocol::request::{CopyIn, FallocateIn, FsyncIn, IoctlIn, LseekIn, Transfer};
 use crate::reply::{Reply, Room};
 
-/// Buffers kept beside those of the threads, of at most the longest read each: 64 MiB at the very most.
-const BUFFERS: usize = 64;
+/// Number of spare buffers, in addition to one for each thread. Each is at most as large as the longest read, so together at most
+/// 64 MiB.
+const SPARE_MAX: usize = 64;
 
-/// Those that came back in threads that have one already. Fresh ones would be zeroed, and large ones mapped, each time.
-static SPARE: LazyLock<ArrayQueue<Vec<u8>>> = LazyLock::new(|| ArrayQueue::new(BUFFERS));
+/// Buffers that were released by threads that already have one. Without reuse, each read would zero a fresh buffer, and map a
+/// large one.
+static SPARE: LazyLock<ArrayQueue<Vec<u8>>> = LazyLock::new(|| ArrayQueue::new(SPARE_MAX));
 
 thread_local! {
     static OWN: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Where a read gathers its bytes; used again for later ones.
+/// A buffer for the bytes of a read. Later reads reuse it.
 pub(crate) struct Scratch(Vec<u8>);
 
 impl Scratch {
@@ -51,7 +53,7 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let other = OWN.replace(std::mem::take(&mut self.0));
         if other.capacity() > 0 {
-            // Full already: then it is freed.
+            // When the queue is full, the buffer is freed.
             let _ = SPARE.push(other);
         }
     }
@@ -63,8 +65,8 @@ fn mode(args: &Transfer) -> WriteMode {
     let of_mapping = args.flags & Transfer::WRITE_CACHE != 0;
     let open_flags = args.open_flags as i32;
     WriteMode {
-        // Appending writes exclude each other in the kernel, which has put the size into the offset. But the daemon knows
-        // better the size of a file that clients extend inline or have extended. A mapping's pages go to the given offset.
+        // The kernel serialises appending writes, and has put the size into the offset. But the daemon knows the size better when
+        // clients extend the file inline. A mapping's pages go to the given offset.
         append: open_flags & libc::O_APPEND != 0 && !of_mapping,
         sync: match of_mapping {
             true => WriteSync::No,
@@ -187,7 +189,7 @@ impl Jericho {
             return reply(Err(libc::EBADF));
         };
         let mode = mode(args);
-        // The kernel writes pages of a mapping back for nobody in particular.
+        // The kernel writes pages of a mapping back on behalf of no user.
         if !mode.of_mapping {
             handle.set_user(asker.uid);
         }
@@ -200,7 +202,7 @@ impl Jericho {
                 let served = Served::Write {
                     end,
                     len: *len as usize,
-                    // A thread of a slice may not.
+                    // A thread of a slice may not wait.
                     may_wait: this_thread() == thread,
                 };
                 mounted.answer_wish(&handle, asker, served);
@@ -211,7 +213,7 @@ impl Jericho {
         self.mounted.write(handle, args.offset, data, mode, answer);
     }
 
-    /// `write_bytes`, as far as it can be done without waiting; see `Mounted::try_write`.
+    /// Writes as much as possible without waiting; see `Mounted::try_write`. Returns the number of bytes written.
     pub(crate) fn try_write(&self, asker: Asker, args: &Transfer, data: &[u8]) -> usize {
         let open = self.handles.get(args.fh);
         let Some(handle) = open.as_ref() else {
@@ -277,7 +279,7 @@ impl Jericho {
         });
     }
 
-    /// `long`: the kernel accepts a 64-bit answer.
+    /// Copies bytes between two files. `long`: the kernel accepts a 64-bit answer.
     pub(crate) fn copy_file_range(&self, req: &InHeader, args: &CopyIn, long: bool, reply: Reply) {
         let (from, to) = (self.handles.get(args.fh_in), self.handles.get(args.fh_out));
         let (Some(from), Some(to)) = (from.as_ref(), to.as_ref()) else {
@@ -301,7 +303,7 @@ impl Jericho {
         if args.cmd == FITRIM {
             return self.fitrim(req, data, reply);
         }
-        // A directory has no handle here.
+        // Directories have no handle here.
         if args.is_of_directory() {
             return reply.error(libc::ENOTTY);
         }
@@ -361,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_says_how_durable_its_writes_are() {
+    fn the_flags_of_a_descriptor_give_the_durability_of_its_writes() {
         assert_eq!(write_sync(libc::O_RDWR), WriteSync::No);
         assert_eq!(write_sync(libc::O_RDWR | libc::O_DSYNC), WriteSync::Data);
         assert_eq!(write_sync(libc::O_RDWR | libc::O_SYNC), WriteSync::Full);

@@ -1,4 +1,4 @@
-//! Telling the kernel that what it caches of an inode is out of date.
+//! Makes the kernel drop what it has cached of an inode.
 
 use std::ops::Range;
 
@@ -10,16 +10,16 @@ use zerocopy::IntoBytes;
 use crate::protocol::answer::InvalidateInode;
 use crate::reply::{Channel, message};
 
-/// The kernel behind a mount.
+/// The kernel's caches of a mount.
 pub(crate) struct Caches(pub Channel);
 
 impl Caches {
-    /// `offset` < 0: attributes only. `len` 0: everything from `offset` on.
+    /// Drops cached data. `offset` below 0: attributes only. `len` 0: everything from `offset` on.
     fn invalidate(&self, ino: Ino, offset: i64, len: i64) {
         let what = InvalidateInode { ino, offset, len };
         match message(&self.0, InvalidateInode::CODE, 0, what.as_bytes()) {
             Ok(()) => {}
-            // It knows nothing of the inode: nothing is out of date.
+            // The kernel has cached nothing of the inode.
             Err(Errno::NOENT) => {}
             Err(error) => tracing::debug!(ino, %error, "the kernel keeps what it has cached"),
         }

@@ -1,20 +1,20 @@
 //! The extended attributes through which the command talks to the daemon of a mount.
 //!
-//! They need no socket and no path of their own, reach the right daemon through any file of the mount,
-//! and the kernel has checked the caller's permissions on the way. No listing shows them.
+//! They need no socket and no path of their own. Any file of the mount reaches the right daemon, and the kernel has checked the
+//! caller's permissions. No listing shows them.
 //!
-//! | attribute       | get                                            | set                              |
-//! |-----------------|------------------------------------------------|----------------------------------|
-//! | `jericho.stat`  | `Stat` as JSON, at most [`STAT_SLICES_PER_PAGE`] slices (`jericho.stat+N`: from slice N on) | |
-//! | `jericho.where` | `Where` of this inode as JSON                  |                                  |
-//! | `jericho.place` | [`Place`] of this inode as JSON                | where new files below go         |
-//! | `jericho.threads` |                                              | when threads are moved to it, or to what is created below |
-//! | `jericho.sync`  | nothing, once all that was written to the volume is durable |      |
-//! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after a second or so: free space from byte FROM on, in runs of LEAST bytes or more | |
-//! | `jericho.move`  |                                                | moves this inode, waits for it   |
+//! | attribute         | get                                            | set                              |
+//! |-------------------|------------------------------------------------|----------------------------------|
+//! | `jericho.stat`    | `Stat` as JSON, at most [`STAT_SLICES_PER_PAGE`] slices (`jericho.stat+N`: from slice N on) | |
+//! | `jericho.where`   | `Where` of this inode as JSON                  |                                  |
+//! | `jericho.place`   | [`Place`] of this inode as JSON                | where new files below go         |
+//! | `jericho.threads` |                                                | the policy for migrating threads to its data, or to that of new files below |
+//! | `jericho.sync`    | nothing, after everything written to the volume is durable |                      |
+//! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after about a second: free space from byte FROM on, in runs of at least LEAST bytes | |
+//! | `jericho.move`    |                                                | moves this inode, and waits for the end |
 //!
-//! A place is written `node:N` or just `N`, or `slice:N`; when threads are moved: `never`, `always`, `adaptive`, or
-//! `inherit`. Only root and the inode's owner may set. Only root and the user who mounted may trim.
+//! A place is written `node:N`, `N` or `slice:N`. A policy is `never`, `always`, `adaptive` or `inherit`. Only root and the
+//! inode's owner may set an attribute. Only root and the user who mounted may trim.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -29,23 +29,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Transport;
 
-/// All names that begin so are ours.
+/// All names with this prefix belong to the daemon.
 pub const PREFIX: &str = "jericho.";
 /// Counters.
 pub const STAT: &str = "jericho.stat";
-/// Where a file is.
+/// The present location of a file.
 pub const WHERE: &str = "jericho.where";
-/// Where a file is meant to be.
+/// The intended location of a file.
 pub const PLACE: &str = "jericho.place";
-/// When threads are moved to a file.
+/// The policy for migrating threads to a file's data.
 pub const THREADS: &str = "jericho.threads";
-/// Makes everything durable when it is read.
+/// Makes everything durable. The program reads the attribute to start that.
 pub const SYNC: &str = "jericho.sync";
-/// Discards free space when it is read.
+/// Discards free space. The program reads the attribute to start that.
 pub const TRIM: &str = "jericho.trim";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
-/// An attribute holds at most 64 KiB: more slices, nodes or clients than this come in further pages.
+/// Most slices, nodes or clients in one page. An attribute holds at most 64 KiB, so further ones come in further pages.
 pub const STAT_SLICES_PER_PAGE: usize = 64;
 
 /// `jericho place --json`.
@@ -55,11 +55,11 @@ pub struct Place {
     pub slice: SliceId,
     /// Its home node.
     pub node: u16,
-    /// Set here by a user, rather than inherited or dealt out.
+    /// A user has set the place here. Otherwise it was inherited or assigned in turn.
     pub explicit: bool,
-    /// When threads are moved there: `adaptive`, `never` or `always`.
+    /// The policy for migrating threads: `adaptive`, `never` or `always`.
     pub threads: String,
-    /// Who says so: `set here`, `inherited`, or `the volume`.
+    /// The origin of the policy: `set here`, `inherited`, or `the volume`.
     pub threads_from: String,
 }
 
@@ -72,15 +72,15 @@ pub struct Trim {
     pub next: Option<u64>,
 }
 
-/// Which free space to discard, in bytes of the volume's space. The slices follow each other in it. Laid out as
-/// `struct fstrim_range` of linux/fs.h.
+/// A range of the volume's space to discard, in bytes. The slices follow each other in it. Has the layout of `struct
+/// fstrim_range` of linux/fs.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct TrimRange {
     pub(crate) start: u64,
     /// In the answer to FITRIM: the number of discarded bytes.
     pub(crate) len: u64,
-    /// Only runs of at least this many bytes.
+    /// Length of the shortest run to discard.
     pub(crate) least: u64,
 }
 
@@ -137,13 +137,12 @@ fn text(value: &[u8]) -> Result<&str, i32> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Answers them. Public for fuzzers.
+/// Answers control attributes. Public for fuzzers.
 pub struct Control {
     mounted: Arc<Mounted>,
-    /// Whether requests come through the kernel's ring.
+    /// Requests come through the FUSE ring.
     ring: bool,
-    /// Moves wait for devices, for long: a thread of their own makes them, one at a time, so that
-    /// they never hold a worker. Started by the first.
+    /// Runs moves in a thread of its own, one at a time. Moves wait for devices for a long time, and must not hold a worker.
     mover: Worker,
     /// Runs syncs in another thread, so that a sync does not wait for a move.
     syncer: Worker,
@@ -155,7 +154,7 @@ pub struct Control {
 const TRIM_PART: Duration = Duration::from_secs(1);
 
 impl Control {
-    /// Answers for a mounted volume. `ring`: whether requests come through the kernel's ring.
+    /// Creates it for a mounted volume. `ring`: requests come through the FUSE ring.
     pub fn new(mounted: Arc<Mounted>, ring: bool) -> Control {
         Control {
             mounted,
@@ -166,7 +165,7 @@ impl Control {
         }
     }
 
-    /// The value of an attribute whose name begins with [`PREFIX`]. Error: errno.
+    /// Returns the value of an attribute whose name begins with [`PREFIX`]. Fails with an errno.
     pub fn get(&self, ino: Ino, name: &str) -> Result<Vec<u8>, i32> {
         if let Some(page) = name.strip_prefix(STAT) {
             return self.stat(page);
@@ -196,7 +195,7 @@ impl Control {
         }
     }
 
-    /// Makes everything written to the volume durable. Calls `reply` with the outcome later, from another thread.
+    /// Makes everything written to the volume durable. Calls `reply` with the result later, from another thread.
     pub fn sync(&self, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
         let mounted = self.mounted.clone();
         self.syncer.run(Box::new(move || {
@@ -280,7 +279,7 @@ impl Control {
         to_json(&stat)
     }
 
-    /// Sets one; `reply` gets the outcome, perhaps later and in another thread.
+    /// Sets an attribute. Calls `reply` with the result, perhaps later and in another thread.
     pub fn set(
         &self,
         ino: Ino,
@@ -324,7 +323,7 @@ impl Control {
         set.map_err(|e| e.errno())
     }
 
-    /// The value as text, when the caller may set something.
+    /// Returns the value as text. Fails unless the caller may set attributes of the inode.
     fn text_of_owner<'a>(&self, ino: Ino, value: &'a [u8], uid: u32) -> Result<&'a str, i32> {
         self.refuse_others(ino, uid)?;
         text(value)
@@ -338,7 +337,7 @@ impl Control {
         Ok(())
     }
 
-    /// The slice that is meant, when the caller may ask for it.
+    /// Returns the slice that the value names. Fails unless the caller may ask for it.
     fn checked(&self, ino: Ino, name: &str, value: &[u8], uid: u32) -> Result<SliceId, i32> {
         if name != PLACE && name != MOVE {
             return Err(libc::EOPNOTSUPP);
@@ -353,7 +352,7 @@ impl Control {
         let on_node: Vec<SliceId> = (0..slices)
             .filter(|s| self.mounted.node_of_slice(*s).0 == node)
             .collect();
-        // Several slices of one node share the load by inode; the current one stays if it is there.
+        // Several slices of a node share the load by inode number. An inode that is on the node already stays in its slice.
         let current = self.mounted.fs().placement(ino).map_err(|e| e.errno())?.0;
         match on_node.len() {
             0 => Err(libc::EINVAL),
@@ -363,7 +362,7 @@ impl Control {
     }
 }
 
-/// A thread that its first job starts.
+/// A thread that starts with its first job.
 struct Worker {
     name: &'static str,
     jobs: Mutex<Option<Sender<Job>>>,
@@ -384,7 +383,7 @@ impl Worker {
             let (sender, jobs) = channel::<Job>();
             let work = move || {
                 while let Ok(job) = jobs.recv() {
-                    // The job's reply is then dropped, and the caller gets EIO.
+                    // A panic drops the job's reply, and the caller gets EIO.
                     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
                         tracing::error!(thread = name, "a job panicked");
                     }
@@ -396,8 +395,7 @@ impl Worker {
             }
             sender
         });
-        // The thread could not be started: the job is dropped and the caller gets EIO; the next
-        // job tries again.
+        // If the thread could not be started, the job is dropped and the caller gets EIO. The next job tries again.
         if jobs.send(job).is_err() {
             *sender = None;
         }

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jericho_fs::Error;
 use jericho_fs::types::Kind;
 
-/// st_blksize: what programs read and write in one call when they have no opinion. Each call is a
-/// request to us, so it is more than a page.
+/// st_blksize: the size of the calls of programs that have no preference. Each call is a request to the daemon, so it is more
+/// than a page.
 pub(crate) const PREFERRED_BYTES: u32 = 64 << 10;
 
-/// The kind that mknod(2) asks for; `None` for those it does not make.
+/// Returns the kind that mknod(2) asks for. Returns `None` for kinds that mknod(2) does not create.
 pub(crate) fn kind_of_mode(mode: u32) -> Option<Kind> {
     match mode & libc::S_IFMT {
         0 | libc::S_IFREG => Some(Kind::File),
@@ -32,16 +32,15 @@ pub(crate) fn time(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
     second?.checked_add(Duration::from_nanos(nanoseconds.into()))
 }
 
-/// The errno for the program; what is not an ordinary outcome is also logged, because the errno
-/// says little.
+/// Returns the errno for the program. Also logs errors that are not ordinary results, because the errno alone says little.
 pub(crate) fn errno(operation: &'static str, error: &Error) -> i32 {
-    // The log reports a failing write-back once, not for each request that meets it.
-    let is_told = match error {
+    // The daemon logs an outage of write-back once, and not for each request that meets it.
+    let is_expected = match error {
         Error::Errno(_) => true,
         Error::Io(error) => error.operation == "write",
         _ => false,
     };
-    if !is_told {
+    if !is_expected {
         tracing::error!(operation, %error, "request failed");
     }
     error.errno()
@@ -64,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn mknod_makes_what_its_mode_says() {
+    fn mknod_creates_the_kind_that_its_mode_gives() {
         assert_eq!(kind_of_mode(libc::S_IFREG | 0o644), Some(Kind::File));
         assert_eq!(kind_of_mode(0o644), Some(Kind::File));
         assert_eq!(kind_of_mode(libc::S_IFIFO), Some(Kind::Fifo));

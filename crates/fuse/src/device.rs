@@ -1,4 +1,4 @@
-//! Requests through `/dev/fuse`: the handshake, and the workers that read and serve.
+//! Requests through `/dev/fuse`: the handshake, and the workers that read and serve requests.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ const BEFORE_DATA_BYTES: usize = size_of::<InHeader>() + size_of::<Transfer>();
 struct Buffer(Vec<u8>);
 
 impl Buffer {
-    /// Physical memory is allocated only as it is used.
+    /// Allocates the buffer. The kernel provides memory only for the pages that are used.
     fn new() -> Buffer {
         Buffer(vec![0; REQUEST_BYTES_MAX as usize + 2 * PAGE_BYTES])
     }
@@ -86,9 +86,9 @@ pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed
 pub(crate) struct Workers(Vec<JoinHandle<io::Result<()>>>);
 
 impl Workers {
-    /// Starts `count` threads. With `own_channels` each gets a channel of its own, so that a reply wakes and locks no other
-    /// thread; that needs the right to open the device. Fails with EMFILE, EACCES, or when no thread can be started; threads
-    /// that have started end with the mount.
+    /// Starts `count` threads. With `own_channels`, each thread gets a channel of its own, so that a reply wakes and locks no
+    /// other thread. That requires the right to open the device. Fails with EMFILE, EACCES, or when no thread can be started.
+    /// Threads that have started end with the mount.
     pub(crate) fn start(
         channel: &Channel,
         count: usize,

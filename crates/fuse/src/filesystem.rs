@@ -1,10 +1,10 @@
-//! The filesystem that the kernel talks to: each request is dispatched to its method here, whichever way it came.
+//! The filesystem as the kernel sees it: dispatches each request to its method, from the device and from the ring.
 //!
 //! Invariants:
-//! - The daemon is the only writer, and every change comes through this kernel. With each change that it sends, the
-//!   kernel updates or drops what it has cached of an inode (size after a direct write, link count after unlink,
-//!   everything after fallocate). So it may cache entries and attributes for long, and also the absence of a name.
-//!   Files that programs write inline are the exception: see `kept`.
+//! - The daemon is the only writer, and every change comes through this kernel. With each change that it sends, the kernel
+//!   updates or drops its cached state of an inode (size after a direct write, link count after unlink, everything after
+//!   fallocate). So it may cache entries, attributes and the absence of a name for a long time. Files that programs write inline
+//!   are the exception; see `kept`.
 //! - Every entry in an answer counts one lookup of its inode; `forget` releases it.
 //! - A read or write that hits allocates nothing and takes no lock here.
 //! - A panic in a request costs only that request (EIO), not its thread: without threads the mount would hang.
@@ -25,16 +25,16 @@ use crate::protocol::init::Agreed;
 use crate::protocol::request::{Malformed, Operation};
 use crate::reply::Reply;
 
-/// How long the kernel may keep entries and attributes: see the invariants.
+/// Longest time that the kernel may cache entries and attributes; see the invariants.
 pub(crate) const TTL: Duration = Duration::from_secs(3600);
 /// The largest read or write in one request.
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
-/// Background requests (read-ahead, asynchronous direct I/O) the kernel may have with us at once.
+/// Most background requests (read-ahead, asynchronous direct I/O) that may be with the daemon at once.
 pub(crate) const BACKGROUND_REQUESTS: u16 = 256;
-/// Requests that may wait for space at once. The kernel's background requests include the releases that free the space.
+/// Most requests that may wait for space. The kernel's background requests include the releases that free the space.
 const SPACE_WAITS: usize = BACKGROUND_REQUESTS as usize * 3 / 4;
 
-/// Cheap to clone: clones are the same filesystem.
+/// A handle to the filesystem. Clones refer to the same filesystem.
 #[derive(Clone)]
 pub(crate) struct Jericho {
     pub(crate) mounted: Arc<Mounted>,
@@ -66,7 +66,7 @@ impl Jericho {
             (Ok(operation), Some(reply)) => self.answer(header, operation, reply),
             (Ok(Operation::Forget { lookups }), None) => self.forget(header.nodeid, lookups),
             (Ok(Operation::BatchForget(forgets)), None) => self.forget_all(forgets),
-            // Every request ends by itself, after a wait of seconds at most, so an interrupt changes nothing.
+            // Every request ends by itself after seconds at most, so interrupts are ignored.
             (Ok(_), None) => {}
             (Err(why), reply) => {
                 tracing::error!(%why, ?header, "a request cannot be read");
@@ -123,8 +123,7 @@ impl Jericho {
                 self.copy_file_range(req, &args, long, reply);
             }
             Operation::ReleaseDir | Operation::Destroy => reply.ok(),
-            // Not implemented: fsync reports write-back errors, and nothing is kept per descriptor. The kernel does not
-            // ask again.
+            // Not implemented: fsync reports write-back errors, and a descriptor has no state. The kernel does not ask again.
             Operation::Flush => reply.error(libc::ENOSYS),
             Operation::Other => reply.error(libc::ENOSYS),
             Operation::Init(_) => reply.error(libc::EIO),
@@ -152,8 +151,8 @@ impl Jericho {
 
     /// Returns how long the kernel may keep an inode's attributes.
     pub(crate) fn kept(&self, attr: &Attr) -> Duration {
-        // A write clears the set-id bits, but the kernel would keep the mode that it knows. With no time to live the kernel
-        // asks before each use, so no program runs with them afterwards.
+        // A write clears the set-id bits, but the kernel would keep the mode that it knows. With a lifetime of 0, the kernel asks
+        // before each use, so no program runs with the cleared bits.
         let set_id = attr.kind == Kind::File && attr.perm & 0o6000 != 0;
         if !set_id && self.mounted.attributes_may_be_kept(attr.ino) {
             TTL
@@ -162,7 +161,7 @@ impl Jericho {
         }
     }
 
-    /// Returns what the kernel learns about an inode that has a name.
+    /// Returns the kernel's view of an inode that has a name.
     pub(crate) fn entry(&self, attr: &Attr) -> EntryOut {
         EntryOut::new(attr, TTL, self.kept(attr))
     }
@@ -187,7 +186,7 @@ impl Jericho {
     }
 }
 
-/// The user and thread on whose behalf a request is made.
+/// Returns the user on whose behalf a request is made.
 pub(crate) fn caller(req: &InHeader, umask: u32) -> Caller {
     Caller {
         uid: req.uid,

@@ -1,7 +1,7 @@
-//! File handles of the kernel: a number for each open, and the open file behind it.
+//! File handles of the kernel: a number for each open file.
 //!
-//! Looked up by every read and write, from every worker: a lookup takes no lock and writes no shared
-//! line. Opening and closing take a lock for the list of free numbers only.
+//! Every read and write of every worker looks its handle up, so a lookup takes no lock and writes to no shared line. Only opening
+//! and closing take a lock, for the list of free numbers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,17 +13,17 @@ const SEGMENTS: usize = 4096;
 
 type Segment<T> = Box<[ArcSwapOption<T>]>;
 
-/// Open things by number.
+/// Open files by number.
 pub(crate) struct Handles<T> {
-    /// Grown by whole segments, which never move: a lookup needs no lock against growth.
+    /// Grows by whole segments, which never move, so a lookup needs no lock against growth.
     segments: Box<[OnceLock<Segment<T>>]>,
     free: Mutex<Free>,
 }
 
 struct Free {
-    /// Numbers given back.
+    /// Numbers that were returned.
     reusable: Vec<u64>,
-    /// The lowest number never given out.
+    /// The lowest number that was never used.
     next: u64,
 }
 
@@ -38,7 +38,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Gives a number to `value`; `None` when all are in use (four million).
+    /// Assigns a number to `value`. Returns `None` when all four million numbers are in use.
     pub(crate) fn insert(&self, value: Arc<T>) -> Option<u64> {
         let number = {
             let mut free = self.free.lock();
@@ -65,7 +65,7 @@ impl<T> Handles<T> {
             .get(number % SEGMENT_SLOTS)
     }
 
-    /// What is open under a number, without counting a reference; empty when nothing is.
+    /// Returns the value with this number without counting a reference. Returns an empty guard when there is none.
     pub(crate) fn get(&self, number: u64) -> Guard<Option<Arc<T>>> {
         match self.slot(number) {
             Some(slot) => slot.load(),
@@ -73,7 +73,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Takes the number back; what was open under it.
+    /// Releases the number. Returns its value.
     pub(crate) fn remove(&self, number: u64) -> Option<Arc<T>> {
         let value = self.slot(number)?.swap(None)?;
         self.free.lock().reusable.push(number);
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_finds_what_it_was_given_for_until_it_is_taken_back() {
+    fn a_number_finds_its_value_until_it_is_removed() {
         let handles = Handles::new();
         let numbers: Vec<u64> = (0..3000u32)
             .map(|i| handles.insert(Arc::new(i)).unwrap())
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_was_never_given_out_finds_nothing() {
+    fn a_number_that_was_never_used_finds_nothing() {
         let handles: Handles<u32> = Handles::new();
         assert!(handles.get(0).is_none());
         assert!(handles.get(u64::MAX).is_none());

@@ -1,4 +1,4 @@
-//! Threads for what may have to wait: a thread of the ring must not.
+//! Threads for requests that may have to wait, which a thread of the FUSE ring must not do.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,19 +15,19 @@ type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
-    /// At most one of each entry of the rings.
+    /// At most one job for each entry of the rings. True: the threads end when the queue is empty.
     jobs: Mutex<(VecDeque<Job>, bool)>,
     changed: Condvar,
 }
 
-/// Jobs, and the threads that do them. Dropping it does what is left first.
+/// The queue of jobs, and the threads that run them. Dropping it runs the queued jobs first.
 pub(crate) struct Helpers {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Helpers {
-    /// Errors: no thread could be made.
+    /// Starts the threads. Fails when one cannot be started.
     pub(crate) fn new(threads: usize, placement: &Arc<Placement>) -> io::Result<Helpers> {
         let mut helpers = Helpers {
             queue: Arc::default(),
@@ -46,7 +46,7 @@ impl Helpers {
         Ok(helpers)
     }
 
-    /// Has `job` done, soon.
+    /// Queues a job.
     pub(crate) fn run(&self, job: Job) {
         self.queue.jobs.lock().0.push_back(job);
         self.queue.changed.notify_one();
@@ -58,7 +58,7 @@ impl Drop for Helpers {
         self.queue.jobs.lock().1 = true;
         self.queue.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // Panics of jobs are caught.
+            // The threads catch panics of jobs.
             let _ = thread.join();
         }
     }

@@ -1,11 +1,11 @@
-//! The mount: kernel requests to filesystem and data path.
+//! The mount: passes the kernel's requests to the filesystem and the data path.
 //!
-//! Knows the kernel's protocol and nothing of slices, extents or devices: it calls
-//! `jericho_daemon::Mounted` for bytes and `jericho_fs::fs::Fs` for names. Reading order:
-//! [`attach`] (how a directory becomes a mount), `protocol` (bytes of the kernel to requests, answers to bytes), `device` and
-//! `ring` (the two ways in), `reply` (the way back), `filesystem` (which request is what), then `names`, `attributes`, `open`,
-//! `bytes`, `listing` and `xattrs` (what is done), `handles` (descriptors), `control` (the `jericho.*` attributes through which
-//! the command talks to the daemon), `workers` and `helpers` (which thread serves where).
+//! Knows the kernel's protocol and nothing of slices, extents or devices: it calls `jericho_daemon::Mounted` for bytes and
+//! `jericho_fs::fs::Fs` for names. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
+//! messages and encodes answers), `device` and `ring` (how requests arrive), `reply` (how answers leave), `filesystem`
+//! (dispatches requests), then `names`, `attributes`, `open`, `bytes`, `listing` and `xattrs` (serve requests), `handles`
+//! (descriptors), `control` (the `jericho.*` attributes through which the command talks to the daemon), `workers` and `helpers`
+//! (where the threads run).
 #![forbid(unsafe_code)]
 
 mod access_times;
@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 
 pub use attach::MountError;
 
-/// Parses any bytes as messages of the kernel, from the device and from the ring, and does nothing: for fuzzers.
+/// Parses any bytes as messages of the kernel, from the device and from the FUSE ring, and discards the result. For fuzzers.
 pub fn parse_any(bytes: &[u8]) {
     let agreed = protocol::init::Agreed::all();
     let (header, _) = protocol::request::parse_message(bytes, &agreed);
@@ -47,15 +47,15 @@ pub fn parse_any(bytes: &[u8]) {
     }
 }
 
-/// How requests come from the kernel.
+/// The transport of the kernel's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Through its ring where it offers one, else by the device.
+    /// The FUSE ring if the kernel offers it, otherwise the device.
     #[default]
     Auto,
-    /// By `/dev/fuse`.
+    /// `/dev/fuse`.
     Device,
-    /// Through its ring (FUSE over io_uring).
+    /// The FUSE ring (FUSE over io_uring).
     Ring,
 }
 
@@ -71,7 +71,7 @@ impl std::str::FromStr for Transport {
 }
 
 impl Transport {
-    /// As on the command line.
+    /// Returns the name, as on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Auto => "auto",
@@ -84,23 +84,23 @@ impl Transport {
 /// How a volume is mounted.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
-    /// What `mount` and `/proc/mounts` show as the source: the path of the volume.
+    /// The source that `mount` and `/proc/mounts` show: the path of the volume.
     pub source: String,
-    /// The kernel refuses every change.
+    /// The kernel refuses all changes.
     pub read_only: bool,
-    /// Other users may enter (the kernel checks their permissions). An ordinary user needs
-    /// `user_allow_other` in /etc/fuse.conf for it.
+    /// Other users may use the mount; the kernel checks their permissions. For an ordinary user, this requires `user_allow_other`
+    /// in /etc/fuse.conf.
     pub allow_other: bool,
-    /// Honour set-id bits and device files, as a mount by root does.
+    /// The kernel honours set-id bits and device files, as in a mount by root.
     pub privileged: bool,
-    /// Threads that serve requests; `None`: one per CPU, at least four, at most 32.
+    /// Number of threads that serve requests. `None`: one per CPU, at least 4 and at most 32.
     pub workers: Option<usize>,
-    /// How requests come.
+    /// The transport of requests.
     pub transport: Transport,
 }
 
 impl MountConfig {
-    /// What fits the user who mounts: root mounts for everybody, others for themselves.
+    /// Returns the configuration for the calling user: a mount by root is for all users, another mount only for its user.
     pub fn for_this_user(source: String, read_only: bool) -> MountConfig {
         let root = rustix::process::geteuid().is_root();
         MountConfig {
@@ -114,7 +114,7 @@ impl MountConfig {
     }
 }
 
-/// A mount that serves. Dropping it does not unmount: whoever holds it decides how it ends.
+/// A mount that serves requests. Dropping it does not unmount: its owner decides how the mount ends.
 pub struct Running {
     dir: PathBuf,
     serving: Mutex<Option<Serving>>,
@@ -128,18 +128,18 @@ struct Serving {
 }
 
 impl Running {
-    /// The directory.
+    /// Returns the mount's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Detaches the mount from its directory. With `lazy` also when it is busy: who has files open
-    /// keeps them, nobody new can enter. Errors: busy, not permitted.
+    /// Detaches the mount from its directory. With `lazy`, also detaches a busy mount: programs keep the files that they have
+    /// open, and no program can open others. Fails when the mount is busy, or when the user may not unmount it.
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
         attach::unmount(&self.dir, lazy)
     }
 
-    /// Waits until the kernel has ended the mount, whoever asked for that. Error: what a worker met.
+    /// Waits until the kernel has ended the mount, for whatever reason. Fails with the first error of a worker.
     pub fn wait(&self) -> io::Result<()> {
         let Some(serving) = self.serving.lock().take() else {
             return Ok(());
@@ -155,8 +155,8 @@ impl Running {
     }
 }
 
-/// Mounts a volume that is up on `dir` and serves it in threads of this process. When it returns,
-/// the mount answers. `dir` must be an existing directory; what is in it is hidden.
+/// Mounts an open volume on `dir` and serves it in threads of this process. The mount answers requests when this returns. `dir`
+/// must be an existing directory; the mount hides its contents.
 pub fn mount(
     mounted: Arc<Mounted>,
     dir: &Path,
@@ -174,11 +174,11 @@ pub fn mount(
     let rings = rings(&mounted, &dir, config.transport)?;
 
     let channel: reply::Channel = Arc::new(attach::attach(&dir, &config)?);
-    // A channel of its own needs the right to open the device. The helper for ordinary users does not give it, so their
+    // A channel for each thread needs the right to open the device. The helper for ordinary users does not grant it, so their
     // threads share one channel.
     let own_channels = workers > 1 && attach::may_open_device();
     tracing::info!(dir = %dir.display(), workers, own_channels, "mounting");
-    // From here on the directory is a mount: an error must take it away again.
+    // From here on the directory is a mount, and an error must unmount it.
     let undo = |cause: io::Error| {
         if let Err(error) = attach::unmount(&dir, true) {
             tracing::error!(%error, "cannot take the failed mount away");
@@ -209,7 +209,7 @@ pub fn mount(
     let workers = device::Workers::start(&channel, workers, own_channels, &filesystem, &placement)
         .map_err(undo)?;
     tracing::info!(ring = ring.is_some(), "the kernel is ready");
-    // Without it the mount works as well, only slower.
+    // Without the fast path, the mount works too, but slower.
     if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(channel))) {
         tracing::warn!(%error, "programs get no fast path");
     }
@@ -226,7 +226,7 @@ pub fn mount(
     })
 }
 
-/// Rings, where they are wanted and can be had.
+/// Creates FUSE rings if the transport allows them and the kernel offers them.
 fn rings(
     mounted: &Mounted,
     dir: &Path,

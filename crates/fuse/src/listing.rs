@@ -11,12 +11,12 @@ use crate::protocol::answer::{EntryOut, Listing, OpenOut};
 use crate::protocol::request::Transfer;
 use crate::reply::Reply;
 
-/// Entries of a directory that are looked up together for one reply.
+/// Number of directory entries in one batch.
 const LISTING_BATCH: usize = 64;
 
 impl Jericho {
     pub(crate) fn opendir(&self, reply: Reply) {
-        // A listing continues by cookie: nothing is kept per descriptor.
+        // A listing continues by cookie, so the descriptor has no state.
         reply.with(&OpenOut::new(0, 0));
     }
 
@@ -37,7 +37,7 @@ impl Jericho {
         let result = self.list(ino, args.offset, &mut |e| {
             let inode = (e.ino, e.kind);
             if e.name == b"." || e.name == b".." {
-                // The kernel takes no reference of these.
+                // The kernel counts no lookup of these entries.
                 let none = EntryOut::none(Duration::ZERO);
                 return Ok(listing.add(Some(&none), inode, e.cookie, &e.name));
             }
@@ -66,8 +66,8 @@ impl Jericho {
         self.mounted.fs().fsync_dir(ino, done);
     }
 
-    /// Calls `each` for the entries after `cookie`, in batches, and does not hold the directory's lock meanwhile.
-    /// `each` returns false when the reply is full.
+    /// Calls `each` for the entries after `cookie`, in batches. Does not hold the directory's lock while it calls `each`, which
+    /// returns false when the reply is full.
     fn list(
         &self,
         dir: Ino,

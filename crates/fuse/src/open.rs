@@ -14,8 +14,7 @@ use crate::protocol::answer::{CreateOut, OpenOut};
 use crate::protocol::request::{CreateIn, OpenIn};
 use crate::reply::Reply;
 
-/// Reads and writes go to the slices, and the kernel caches nothing. Writers of one file do not exclude each other in
-/// the kernel.
+/// The kernel caches nothing, so reads and writes go to the slices. Direct writes to one file run in parallel.
 const FILE_FLAGS: u32 = OpenOut::DIRECT_IO | OpenOut::PARALLEL_DIRECT_WRITES;
 
 impl Jericho {
@@ -26,8 +25,8 @@ impl Jericho {
         }
     }
 
-    /// Creates a file, or opens the one that another request has created since the kernel's lookup, with one
-    /// reference for the kernel.
+    /// Creates a file with one reference for the kernel. If another request has created the file since the kernel's lookup, opens
+    /// that one.
     pub(crate) fn create(
         &self,
         req: &InHeader,
@@ -39,8 +38,9 @@ impl Jericho {
         let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let (fs, flags) = (self.mounted.fs(), args.flags as i32);
         let made = match fs.mknod(parent, name, Kind::File, perm, 0, who) {
-            // Created since the kernel's lookup. A truncation waits for inline writers, which this thread may not do. After this errno the
-            // kernel repeats its lookup, opens the file that it finds, and requests the truncation by itself.
+            // Another request has created the file since the kernel's lookup. A truncation waits for inline writers, which this
+            // thread may not do. After ESTALE, the kernel repeats its lookup, opens the file, and requests the truncation
+            // separately.
             Err(Error::Errno(libc::EEXIST)) if flags & libc::O_EXCL == 0 => {
                 match flags & libc::O_TRUNC {
                     0 => fs.lookup(parent, name),
@@ -80,8 +80,8 @@ impl Jericho {
         }
     }
 
-    /// Opens a file. Returns the handle's number. Ignores O_TRUNC: the kernel sends the truncation as a request of its own, because
-    /// `FUSE_ATOMIC_O_TRUNC` was not agreed on, and a file that was just created is empty.
+    /// Opens a file. Returns the handle's number. Ignores O_TRUNC: without `FUSE_ATOMIC_O_TRUNC`, the kernel sends a truncation
+    /// as a separate request, and a file that was just created is empty.
     fn open_inode(&self, ino: Ino, flags: i32) -> Outcome<u64> {
         let handle = self.mounted.open_file(ino, false, may_write(flags));
         let handle = handle.map_err(|e| errno("open", &e))?;
@@ -141,7 +141,7 @@ mod tests {
         umask: 0,
     };
 
-    /// A mount whose requests come from a test.
+    /// Returns a mount whose requests come from a test.
     fn filesystem(volume: &std::path::Path) -> Jericho {
         std::fs::File::create(volume).unwrap();
         let options = FormatOptions {
@@ -164,7 +164,7 @@ mod tests {
         Jericho::new(Mounted::open(options).unwrap(), Agreed::all())
     }
 
-    /// Makes a request to create `name`, and gives the errno of its answer.
+    /// Requests to create `name`. Returns the errno of the answer.
     fn create(filesystem: &Jericho, name: &[u8], flags: i32) -> i32 {
         let (mut near, far) = UnixStream::pair().unwrap();
         let channel = Arc::new(far.into());
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_to_create_a_file_never_cuts_one_that_is_there() {
+    fn a_request_to_create_a_file_never_truncates_an_existing_one() {
         let dir = tempfile::tempdir().unwrap();
         let filesystem = filesystem(&dir.path().join("volume"));
         let mounted = &filesystem.mounted;

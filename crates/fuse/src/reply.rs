@@ -1,4 +1,4 @@
-//! The obligation to answer one request, whichever way it came.
+//! The obligation to answer one request, from the device or from the ring.
 //!
 //! Any thread may answer a [`Reply`], at any later time. A reply that is dropped, for example by a panic, answers
 //! EIO: a request without an answer would hang its program for ever.
@@ -74,7 +74,7 @@ pub(crate) fn message(
         unique,
     };
     let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
-    // The kernel takes a message whole or not at all.
+    // The kernel accepts a message as a whole or not at all.
     rustix::io::retry_on_intr(|| rustix::io::writev(channel, &parts)).map(drop)
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum Reply {
 impl Reply {
     /// Answers with an errno.
     pub(crate) fn error(self, errno: i32) {
-        // The kernel takes no other number as an errno and would refuse the whole reply.
+        // The kernel accepts no other number as an errno, and would refuse the whole reply.
         let errno = match errno {
             1..512 => errno,
             _ => libc::EIO,
@@ -116,7 +116,7 @@ impl Reply {
         self.bytes(&[]);
     }
 
-    /// Answers with the outcome of `operation`.
+    /// Answers with the result of `operation`.
     pub(crate) fn done(self, operation: &'static str, result: Result<(), Error>) {
         match result {
             Ok(()) => self.ok(),
@@ -124,7 +124,7 @@ impl Reply {
         }
     }
 
-    /// Turns the reply into room for the bytes of a read.
+    /// Turns the reply into the buffer for the bytes of a read.
     pub(crate) fn room(self) -> Room {
         match self {
             Reply::Device(reply) => Room::Device(reply, Scratch::take()),
@@ -133,14 +133,14 @@ impl Reply {
     }
 }
 
-/// The buffer for the bytes of a read. Through the ring it is in the entry, which returns to the kernel with them.
+/// The buffer for the bytes of a read. With the ring, the buffer is in the entry, which returns to the kernel with the bytes.
 pub(crate) enum Room {
     Device(DeviceReply, Scratch),
     Ring(fuse_ring::Reply),
 }
 
 impl Room {
-    /// Returns for how many of `len` bytes there is room.
+    /// Returns how many of `len` bytes fit.
     pub(crate) fn at_most(&mut self, len: usize) -> usize {
         match self {
             Room::Device(..) => len,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_is_dropped_answers_with_an_error_and_each_answers_once() {
+    fn a_dropped_reply_answers_with_an_error_and_each_reply_answers_once() {
         let (kernel, channel) = kernel();
         let reply = |unique| Reply::Device(DeviceReply::new(&channel, unique));
         drop(reply(1 << 40));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_errno_is_an_io_error() {
+    fn a_number_that_is_no_errno_is_answered_as_an_io_error() {
         let (kernel, channel) = kernel();
         for (given, sent) in [
             (libc::ENOENT, libc::ENOENT),

@@ -1,10 +1,10 @@
-//! Requests through the kernel's ring (FUSE over io_uring), where the administrator has switched it on.
+//! Requests through the FUSE ring (FUSE over io_uring), where the administrator has enabled it.
 //!
-//! The kernel has a queue for each CPU, and a thread bound to that CPU serves it. Program and thread take turns on one
-//! CPU, where the device would wake a thread that sleeps on another CPU. The thread itself serves reads, and writes
-//! that hit. It is the only thread of its CPU's queue, so it must never block: requests that may have to wait go to the
-//! `helpers`. It reads misses in slices of its own node itself (`jericho_cache::Reader`). What the ring does not carry
-//! (forgets, interrupts, the first handshake) comes through the device.
+//! The kernel has a queue for each CPU, and a thread bound to that CPU serves it. Program and thread alternate on one CPU,
+//! whereas the device would wake a thread that sleeps on another CPU. The thread serves reads itself, and writes that hit. It is
+//! the only thread of its CPU's queue, so it must never block: the `helpers` serve requests that may have to wait. It reads
+//! misses in slices of its own node itself (`jericho_cache::Reader`). The device transports what the ring does not: forgets,
+//! interrupts and the handshake.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -28,31 +28,32 @@ use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
 use crate::workers::Placement;
 
-/// Whether the kernel's ring may be used; a file of the module's.
+/// The kernel module's switch for the FUSE ring.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// What to do when there is none.
+/// The error when the kernel offers no ring, and how to mend it.
 pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_uring: it takes Linux 6.14 or later and, as \
      root, `echo Y > /sys/module/fuse/parameters/enable_uring`; or mount with --transport device";
 
-/// Requests that may be with us at once, of all queues together if that leaves enough for each. An entry has memory for the
-/// largest request, 1 MiB, which is taken when it is first used.
+/// Entries of all queues together, if that gives each queue at least `DEPTH_MIN`. An entry has 1 MiB for the largest request. The
+/// memory is allocated at its first use.
 const ENTRIES: usize = 512;
 const DEPTH_MIN: usize = 16;
 const DEPTH_MAX: usize = 32;
 
-/// How long a thread looks for the next request before it sleeps: about as long as it takes to wake an idle CPU.
-const LOOK: Duration = Duration::from_micros(40);
+/// Time for which a thread polls for the next request before it sleeps. It takes about that long to wake an idle CPU.
+const POLL: Duration = Duration::from_micros(40);
 
-/// And while it reads from a device: about as long as a fast one takes under load.
-const LOOK_FOR_DEVICE: Duration = Duration::from_micros(200);
+/// Time for which the thread polls while it reads from a device. A fast device under load takes about that long.
+const POLL_FOR_DEVICE: Duration = Duration::from_micros(200);
 
-/// Whether the kernel offers its ring.
+/// Returns whether the kernel offers the FUSE ring.
 pub(crate) fn is_offered() -> bool {
     std::fs::read_to_string(SWITCH).is_ok_and(|switch| switch.trim() == "Y")
 }
 
-/// A ring for each CPU that serves. Made before the kernel is asked: once it has agreed there is no way back.
+/// One io_uring for each CPU that serves. Created before the handshake: the kernel cannot leave the ring once it has agreed to
+/// it.
 pub(crate) struct Rings {
     rings: Vec<(u32, FuseRing)>,
     /// Entries of each queue.
@@ -60,14 +61,14 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    /// Errors: io_uring is forbidden or too old, memory, descriptors.
+    /// Creates the rings. Fails when io_uring is forbidden or too old, or when memory or descriptors run out.
     pub(crate) fn new(topology: &Topology) -> io::Result<Rings> {
         let queues = jericho_topology::possible_cpus().map_err(io::Error::other)?;
         let mut cpus: Vec<u32> = topology.nodes.iter().flat_map(|n| n.cpus.clone()).collect();
         cpus.sort_unstable();
         cpus.dedup();
         let depth = (ENTRIES / queues).clamp(DEPTH_MIN, DEPTH_MAX);
-        let rings = deal(queues, &cpus)
+        let rings = assign_queues(queues, &cpus)
             .into_iter()
             .map(|(cpu, queues)| {
                 let ring = FuseRing::new(&queues, depth, REQUEST_BYTES_MAX as usize)?;
@@ -78,21 +79,21 @@ impl Rings {
     }
 }
 
-/// The queues of each of `cpus`: its own, and its share of those whose CPUs we may not use or that are not there. All have
-/// to be served before the kernel sends anything.
-fn deal(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
-    let mut dealt: Vec<(u32, Vec<u16>)> = cpus.iter().map(|cpu| (*cpu, Vec::new())).collect();
+/// Returns the queues that each of `cpus` serves: its own, and its share of the queues of other CPUs, which are absent or which
+/// this process may not use. The kernel sends no request before all queues are served.
+fn assign_queues(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
+    let mut assigned: Vec<(u32, Vec<u16>)> = cpus.iter().map(|cpu| (*cpu, Vec::new())).collect();
     for queue in 0..queues.min(usize::from(u16::MAX)) {
         let own = cpus.binary_search(&(queue as u32)).ok();
         if let Some(at) = own.or_else(|| queue.checked_rem(cpus.len())) {
-            dealt[at].1.push(queue as u16);
+            assigned[at].1.push(queue as u16);
         }
     }
-    dealt.retain(|(_, queues)| !queues.is_empty());
-    dealt
+    assigned.retain(|(_, queues)| !queues.is_empty());
+    assigned
 }
 
-/// State that the threads share. Dropped in this order, because helpers hold the filesystem too.
+/// State that the threads share. The fields are dropped in this order, because helpers hold the filesystem too.
 struct Service {
     helpers: Helpers,
     filesystem: Jericho,
@@ -104,7 +105,8 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Serves the mount behind `device`, which has agreed to the ring. Errors: EMFILE, ENOMEM, no thread.
+    /// Serves the mount behind `device`, which has agreed to the ring. Fails with EMFILE or ENOMEM, or when no thread can be
+    /// started.
     pub(crate) fn start(
         rings: Rings,
         device: &Channel,
@@ -133,10 +135,10 @@ impl Serving {
         Ok(Serving { threads })
     }
 
-    /// Waits until the threads have ended, as they do when the mount ends.
+    /// Waits until the threads have ended, which they do when the mount ends.
     pub(crate) fn wait(self) {
         for thread in self.threads {
-            // Panics of requests are caught.
+            // The threads catch panics of requests.
             let _ = thread.join();
         }
     }
@@ -145,27 +147,27 @@ impl Serving {
 impl Service {
     fn serve(&self, cpu: u32, mut ring: FuseRing) {
         if let Err(error) = affinity::set(None, &[cpu]) {
-            // Served from anywhere then: slower, not wrong.
+            // The thread then runs on any CPU, which is slower but correct.
             tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
         }
-        // Dropped before the ring: what is under way is ended.
+        // Dropped before the ring, which ends the readers' transfers.
         let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
         while !ring.has_ended() {
-            // The device first, then the kernel's answers.
+            // Polls the devices before it answers the kernel.
             for reader in &mut readers {
                 reader.poll();
             }
-            let look = match readers.iter().all(Reader::is_idle) {
-                true => LOOK,
-                false => LOOK_FOR_DEVICE,
+            let time = match readers.iter().all(Reader::is_idle) {
+                true => POLL,
+                false => POLL_FOR_DEVICE,
             };
             let poll = || readers.iter_mut().fold(false, |some, r| r.poll() | some);
-            if let Err(error) = ring.wait(look, poll) {
+            if let Err(error) = ring.wait(time, poll) {
                 tracing::error!(%error, cpu, "the ring of a CPU ends; its requests come by the device");
                 return;
             }
             while let Some(received) = ring.take() {
-                // See `jericho_cache::Reader`: what others wait for must not wait for their locks.
+                // A request that others wait for must not wait for their locks; see `jericho_cache::Reader`.
                 let may_wait = || {
                     readers.iter().all(Reader::is_idle) && !self.filesystem.mounted.fs().is_behind()
                 };
@@ -186,7 +188,7 @@ impl Service {
         match header.opcode {
             op::READ => self.read(header, received),
             op::WRITE => self.write(header, received),
-            _ if self.comes_back(header.opcode, &received) && may_wait() => {
+            _ if self.is_served_here(header.opcode, &received) && may_wait() => {
                 serve(&self.filesystem, header, received);
             }
             _ => {
@@ -232,7 +234,7 @@ impl Service {
         if done == data.len() {
             return reply.with(&SizeOut::new(done as u32));
         }
-        // Not from the beginning again: what another writer has put there meanwhile came later.
+        // Does not repeat the first part: another writer may have overwritten it since.
         args.offset += done as u64;
         let (filesystem, payload) = (self.filesystem.clone(), received.payload);
         self.helpers.run(Box::new(move || {
@@ -246,12 +248,12 @@ impl Service {
         }));
     }
 
-    /// Returns whether a request is one that programs make for each file that they use. Such a request may read names and
-    /// attributes from the device, but it never waits for another request.
-    fn comes_back(&self, opcode: u32, received: &Received) -> bool {
+    /// Returns whether the thread of the ring serves the request itself. Programs make such requests for each file that they use.
+    /// They may read names and attributes from the device, but never wait for another request.
+    fn is_served_here(&self, opcode: u32, received: &Received) -> bool {
         match opcode {
             op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE => true,
-            // Truncates nothing: that is a request of its own.
+            // Never truncates: the kernel sends that as a separate request.
             op::OPEN => true,
             op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
             // The file's last inline writer may have stopped in the middle of a write that extends the file.
@@ -279,11 +281,11 @@ mod tests {
 
     #[test]
     fn every_queue_is_served_and_a_cpu_serves_its_own() {
-        let dealt = deal(8, &[1, 4, 5]);
-        for (cpu, queues) in &dealt {
-            assert!(queues.contains(&(*cpu as u16)), "{dealt:?}");
+        let assigned = assign_queues(8, &[1, 4, 5]);
+        for (cpu, queues) in &assigned {
+            assert!(queues.contains(&(*cpu as u16)), "{assigned:?}");
         }
-        let mut all: Vec<u16> = dealt
+        let mut all: Vec<u16> = assigned
             .iter()
             .flat_map(|(_, queues)| queues.clone())
             .collect();
@@ -292,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_beyond_the_queues_serves_what_is_dealt_to_it_or_nothing() {
-        assert_eq!(deal(2, &[7]), [(7, vec![0, 1])]);
-        assert_eq!(deal(1, &[0, 7]), [(0, vec![0])]);
+    fn a_cpu_beyond_the_queues_serves_the_queues_that_are_assigned_to_it_or_none() {
+        assert_eq!(assign_queues(2, &[7]), [(7, vec![0, 1])]);
+        assert_eq!(assign_queues(1, &[0, 7]), [(0, vec![0])]);
     }
 }

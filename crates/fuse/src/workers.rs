@@ -1,15 +1,14 @@
 //! Where the threads that serve requests run.
 //!
-//! On a machine with several nodes each worker is bound to the CPUs of one node, dealt out in turn,
-//! so that every node has threads that read requests. The topology already holds only CPUs that the
-//! process may use, so nothing is widened.
+//! On a machine with several nodes each worker is bound to the CPUs of one node, assigned in turn, so that every node has threads
+//! that read requests. The topology holds only CPUs that the process may use, so a worker's affinity never grows.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jericho_topology::Topology;
 use rustix::thread::CpuSet;
 
-/// The CPUs of every node that has some, and whose turn is next.
+/// The CPUs of every node that has some, and the node of the next thread.
 pub(crate) struct Placement {
     nodes: Vec<Vec<u32>>,
     next: AtomicUsize,
@@ -29,8 +28,8 @@ impl Placement {
         }
     }
 
-    /// One per CPU, between 4 and 32 (a request that waits for a device holds its worker), and as
-    /// many on each node.
+    /// Returns the default number of workers: one per CPU, between 4 and 32, and equally many on each node. There are at least 4
+    /// because a request that waits for a device holds its worker.
     pub(crate) fn default_workers(&self) -> usize {
         let mut cpus: Vec<u32> = self.nodes.iter().flatten().copied().collect();
         cpus.sort_unstable();
@@ -57,7 +56,7 @@ impl Placement {
             return;
         }
         if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-            // Served from anywhere then: slower, not wrong.
+            // The worker then runs on any CPU, which is slower but correct.
             tracing::warn!(%error, ?cpus, "cannot bind a worker to its node");
         }
     }

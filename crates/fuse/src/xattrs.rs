@@ -1,4 +1,4 @@
-//! Extended attributes: those of the file, and those through which the command talks to the daemon.
+//! Extended attributes: those of files, and those through which the command talks to the daemon.
 
 use jericho_fs::types::Ino;
 

@@ -1,7 +1,7 @@
-//! Sequences of requests to a daemon that serves programs: ioctls, connections to its socket, control attributes.
+//! Sends sequences of requests to a daemon that serves programs: ioctls, connections to its socket, control attributes.
 //!
-//! Each target has a daemon of its own, which lives as long as the process. Each input opens the file anew and closes it at
-//! the end, so that what an input did to the file's slot ends with the input.
+//! Each target has a daemon of its own, which lives as long as the process. Each input opens the file and closes it at the end,
+//! which undoes what the input did to the file's slot.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -25,7 +25,7 @@ use jericho_topology::Topology;
 use crate::Input;
 use crate::volume::sample;
 
-/// A request without an answer for this long hangs.
+/// A request that has no answer after this time hangs.
 const HANGS: Duration = Duration::from_secs(60);
 /// Most requests of one input.
 const REQUESTS_MAX: usize = 32;
@@ -34,7 +34,7 @@ const CONNECTIONS_MAX: usize = 8;
 
 type Counts = BTreeMap<&'static str, u64>;
 
-/// Returns how often requests of a target had which outcome, since the process began.
+/// Returns the number of requests of a target by outcome, since the process began.
 pub fn outcomes(target: &str) -> Counts {
     let counts = counts().lock().unwrap_or_else(PoisonError::into_inner);
     counts.get(target).cloned().unwrap_or_default()
@@ -62,14 +62,14 @@ struct Bed {
     control: Control,
 }
 
-/// The file as one input has it open.
+/// The file, opened by one input.
 struct Opened<'b> {
     bed: &'b Bed,
     reading: Arc<Handle>,
     writing: Arc<Handle>,
 }
 
-/// Waits for what a request's callback sends.
+/// Waits for the value that a request's callback sends.
 fn wait<T>(answer: &mpsc::Receiver<T>) -> T {
     answer
         .recv_timeout(HANGS)
@@ -182,7 +182,7 @@ impl Opened<'_> {
         let reply = move |written| send.send(written).expect("the fuzzer waits");
         let mounted = &self.bed.mounted;
         mounted.write(&self.writing, offset, data, mode, reply);
-        // The volume may be full of what was reserved.
+        // The volume may be full because all space is reserved.
         let _ = wait(&written);
     }
 
@@ -192,7 +192,7 @@ impl Opened<'_> {
     }
 }
 
-/// A thread of this process.
+/// Returns a thread of this process.
 fn own() -> Asker {
     Asker {
         uid: effective_uid(),
@@ -201,7 +201,7 @@ fn own() -> Asker {
     }
 }
 
-/// A page of a file: usually near the front, near its end, or near the greatest.
+/// Returns a page number: usually near the front, near the largest page, or any.
 fn page(input: &mut Input<'_>) -> u64 {
     let (which, offset) = (input.number(1), input.number(1));
     match which % 4 {
@@ -213,7 +213,7 @@ fn page(input: &mut Input<'_>) -> u64 {
     }
 }
 
-/// A number of pages: usually a few.
+/// Returns a number of pages, usually a small one.
 fn pages(input: &mut Input<'_>) -> u32 {
     match input.number(1) {
         few @ 0..=199 => few as u32 % 20,
@@ -221,15 +221,15 @@ fn pages(input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// `right` usually, else any number.
-fn mostly(input: &mut Input<'_>, right: u64) -> u64 {
+/// Returns `right` usually, otherwise any number.
+fn usually(input: &mut Input<'_>, right: u64) -> u64 {
     match input.number(1) {
         0..=200 => right,
         _ => input.number(8),
     }
 }
 
-/// Ioctls on a file that is open for reading and for writing, and writes through the kernel in between.
+/// Makes ioctls on a file that is open for reading and for writing, with writes through the kernel in between.
 pub fn calls(data: &[u8]) {
     static BED: OnceLock<Mutex<(Bed, u16)>> = OnceLock::new();
     let bed = BED.get_or_init(|| {
@@ -256,9 +256,9 @@ pub fn calls(data: &[u8]) {
                 let thread = match input.number(1) {
                     0..=99 => None,
                     block => Some(ClientThread {
-                        owner: (mostly(&mut input, u64::from(*owner)) as u16).max(1),
-                        block: mostly(&mut input, block % 4) as u32,
-                        instance: mostly(&mut input, bed.instance),
+                        owner: (usually(&mut input, u64::from(*owner)) as u16).max(1),
+                        block: usually(&mut input, block % 4) as u32,
+                        instance: usually(&mut input, bed.instance),
                     }),
                 };
                 let outcome = match write {
@@ -285,8 +285,8 @@ pub fn calls(data: &[u8]) {
                 let call = Call::Interrupted {
                     first: page(&mut input),
                     pages: pages(&mut input),
-                    owner: mostly(&mut input, u64::from(*owner)) as u16,
-                    instance: mostly(&mut input, bed.instance),
+                    owner: usually(&mut input, u64::from(*owner)) as u16,
+                    instance: usually(&mut input, bed.instance),
                 };
                 (call, "latches given up")
             }
@@ -294,8 +294,8 @@ pub fn calls(data: &[u8]) {
                 let call = Call::Copied {
                     slice: input.number(1) as u16 % 4,
                     frame: pages(&mut input),
-                    owner: mostly(&mut input, u64::from(*owner)) as u16,
-                    instance: mostly(&mut input, bed.instance),
+                    owner: usually(&mut input, u64::from(*owner)) as u16,
+                    instance: usually(&mut input, bed.instance),
                 };
                 (call, "copy ended")
             }
@@ -308,9 +308,9 @@ pub fn calls(data: &[u8]) {
             _ => (Call::Token, "token given"),
         };
         let asker = Asker {
-            uid: mostly(&mut input, effective_uid().into()) as u32,
-            gid: mostly(&mut input, gid().into()) as u32,
-            thread: mostly(&mut input, std::process::id().into()) as u32,
+            uid: usually(&mut input, effective_uid().into()) as u32,
+            gid: usually(&mut input, gid().into()) as u32,
+            thread: usually(&mut input, std::process::id().into()) as u32,
         };
         let answer = opened.call_by(asker, handle, call);
         let names_us = match call {
@@ -335,7 +335,7 @@ pub fn calls(data: &[u8]) {
     }
 }
 
-/// An ioctl's bytes, usually of this protocol version.
+/// Decodes an ioctl's bytes, as they are and with this protocol version.
 fn decode(data: &[u8]) {
     let mut input = Input(data);
     let number = input.number(4) as u32;
@@ -354,7 +354,7 @@ fn decode(data: &[u8]) {
     }
 }
 
-/// Connections to the socket where programs ask for segments, and what they send.
+/// Connects to the socket on which programs ask for segments, and sends messages.
 pub fn admission(data: &[u8]) {
     static BED: OnceLock<Mutex<Bed>> = OnceLock::new();
     let bed = BED.get_or_init(|| Mutex::new(Bed::new()));
@@ -414,7 +414,7 @@ pub fn admission(data: &[u8]) {
                     count("admission", "refused");
                     continue;
                 }
-                // Control, slots and area, then each slice's table, ages and frames.
+                // The order is: control, slots and area, then each slice's table, ages and frames.
                 assert_eq!(descriptors, 3 + 3 * usize::from(reply.slices));
                 owner = reply.owner;
                 let request = Request::decode(&bytes).expect("only a request is answered so");
@@ -428,7 +428,7 @@ pub fn admission(data: &[u8]) {
                 continue;
             }
         };
-        // The daemon may have closed the connection: it waits for requests a few seconds only.
+        // The daemon may have closed the connection, because it waits only a few seconds for a request.
         if sent.is_ok() {
             match received(&connection) {
                 Some((reply, descriptors)) if reply.error == 0 => {
@@ -442,7 +442,7 @@ pub fn admission(data: &[u8]) {
     }
 }
 
-/// Names and values of control attributes on any inode, from any user.
+/// Gets and sets control attributes with any name and value, on any inode, as any user.
 pub fn control(data: &[u8]) {
     static BED: OnceLock<Mutex<Bed>> = OnceLock::new();
     let bed = BED.get_or_init(|| Mutex::new(Bed::new()));
@@ -453,18 +453,18 @@ pub fn control(data: &[u8]) {
         if input.is_empty() {
             break;
         }
-        let ino = mostly(
+        let ino = usually(
             &mut input,
             [ROOT, bed.file][usize::from(data.len() % 2 == 1)],
         );
-        let uid = mostly(&mut input, 0) as u32;
+        let uid = usually(&mut input, 0) as u32;
         let outcome = bed.attribute(&mut input, ino, uid);
         count("control", outcome.unwrap_or("refused"));
     }
 }
 
 impl Bed {
-    /// Gets or sets a control attribute. Returns what was done.
+    /// Gets or sets a control attribute. Returns the kind of access.
     fn attribute(&self, input: &mut Input<'_>, ino: Ino, uid: u32) -> Result<&'static str, i32> {
         let control = &self.control;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

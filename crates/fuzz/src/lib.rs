@@ -1,5 +1,5 @@
-//! Fuzz targets: functions that pass any bytes, as a damaged volume, a malicious program or a broken kernel might provide them, to
-//! the code that must handle them. They must not panic, hang or take memory without bound; nothing else is expected.
+//! Fuzz targets: functions that pass any bytes to the code that must handle them. A damaged volume, a malicious program or a
+//! broken kernel could provide such bytes. A target must not panic, hang or use memory without bound; nothing else is expected.
 //!
 //! The same functions run under libFuzzer (`make fuzz`) and in this crate's tests over a corpus and seeds.
 
@@ -12,8 +12,8 @@ mod volume;
 
 pub use daemon::outcomes;
 
-/// Silences panics within redb: the store expects them on damaged pages and turns them into errors. A fuzzer's hook would end the
-/// process at each.
+/// Silences panics within redb, which the store expects on damaged pages and turns into errors. A fuzzer's hook would end the
+/// process at each one.
 fn expect_panics_of_redb() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -49,7 +49,7 @@ pub const TARGETS: [(&str, Target); 10] = [
 /// Runs one target.
 ///
 /// # Panics
-/// When there is none of that name, and when the target found something.
+/// Panics when there is no target with that name, and when the target found a defect.
 pub fn run(name: &str, data: &[u8]) {
     let found = TARGETS.iter().find(|(target, _)| *target == name);
     let (_, target) = found.unwrap_or_else(|| panic!("there is no target {name}"));

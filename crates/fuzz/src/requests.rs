@@ -1,8 +1,8 @@
-//! Messages without their receiver: those of the handshake and those of the kernel.
+//! Parses messages without serving them: those of the handshake and those of the kernel.
 
 use jericho_shm::{Reply, Request};
 
-/// Both messages of the handshake over the daemon's socket.
+/// Parses both messages of the handshake over the daemon's socket.
 pub fn handshake(data: &[u8]) {
     if let Some(request) = Request::decode(data) {
         assert_eq!(Request::decode(&request.encode()), Some(request));
@@ -12,10 +12,10 @@ pub fn handshake(data: &[u8]) {
     }
 }
 
-/// A message of the kernel, from the device and from the ring.
+/// Parses a message of the kernel, as from the device and as from the FUSE ring.
 pub fn kernel(data: &[u8]) {
     jericho_fuse::parse_any(data);
-    // Usually with the right length and an existing operation.
+    // Parses it again with the right length and an existing operation.
     let mut message = data.to_vec();
     if message.len() >= 8 {
         let len = message.len() as u32;

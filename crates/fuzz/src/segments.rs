@@ -1,4 +1,4 @@
-//! Memory that programs can write and the daemon reads: areas, slots, tables of pages.
+//! Reads memory that programs can write: areas, slots, page tables.
 
 use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
@@ -16,10 +16,10 @@ struct Segments {
     slice: SliceMemory,
 }
 
-/// Bytes anywhere in a client's area, in the slots and in a slice's segments.
+/// Changes bytes anywhere in a client's area, in the slots and in a slice's segments, and reads them as the daemon does.
 pub fn segments(data: &[u8]) {
     thread_local! {
-        // Kept between inputs: each input finds what the previous one left, as in a daemon.
+        // The segments are kept, as in a daemon: each input finds what the previous one has stored.
         static SEGMENTS: OnceCell<Segments> = const { OnceCell::new() };
     }
     SEGMENTS.with(|segments| {
@@ -28,13 +28,13 @@ pub fn segments(data: &[u8]) {
             slots: Slots::create("fuzz", SLOTS).expect("slots"),
             slice: SliceMemory::create("fuzz", FRAMES, None).expect("a slice"),
         });
-        segments.spoil(data);
+        segments.corrupt(data);
         segments.read();
     });
 }
 
 impl Segments {
-    fn spoil(&self, data: &[u8]) {
+    fn corrupt(&self, data: &[u8]) {
         let mut input = Input(data);
         while !input.is_empty() {
             let [table, marks, frames] = self.slice.segments();

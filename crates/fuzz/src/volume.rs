@@ -1,4 +1,4 @@
-//! The durable bytes: label, superblock, a whole small volume, and the rows of its metadata.
+//! Damages durable bytes: label, superblock, a whole small volume, and the rows of its metadata.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use crate::Input;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-/// The smallest volume.
+/// Size of the smallest volume.
 const VOLUME_BYTES: usize = 16 << 20;
 const ROOT_USER: Caller = Caller {
     uid: 0,
@@ -27,7 +27,7 @@ const ROOT_USER: Caller = Caller {
 /// Most entries that a walk reads.
 const WALK_MAX: usize = 1000;
 
-/// A device in memory: shared blocks, and those that were written here.
+/// A device in memory: shared blocks, and the blocks that were written to this copy.
 #[derive(Default)]
 pub(crate) struct Memory {
     base: Arc<HashMap<u64, Box<[u8]>>>,
@@ -124,7 +124,7 @@ fn options(read_only: bool) -> FsOptions {
     }
 }
 
-/// A volume with a few directories, files, links and attributes.
+/// Returns a volume with a few directories, files, links and attributes.
 pub(crate) fn sample() -> Arc<Memory> {
     static SAMPLE: OnceLock<Memory> = OnceLock::new();
     let made = SAMPLE.get_or_init(|| {
@@ -157,10 +157,10 @@ fn fill(fs: &Fs) -> jericho_fs::Result<()> {
     Ok(())
 }
 
-/// Block 0 of a device.
+/// Decodes block 0 of a device.
 pub fn label(data: &[u8]) {
     let _ = Label::decode(data);
-    // Also behind a checksum that is right.
+    // Decodes a damaged block with a valid checksum too.
     let mut block = Label::new().encode();
     patch(&mut block, data);
     block[12..16].fill(0);
@@ -169,7 +169,7 @@ pub fn label(data: &[u8]) {
     let _ = Label::decode(&block);
 }
 
-/// A copy of the superblock.
+/// Decodes a copy of the superblock.
 pub fn superblock(data: &[u8]) {
     let _ = Superblock::decode(data);
     let mut copy = vec![0; COPY_BYTES];
@@ -181,7 +181,7 @@ pub fn superblock(data: &[u8]) {
     }
 }
 
-/// Bytes changed one by one: three bytes of place, one of value.
+/// Changes single bytes. Each change takes four bytes: three for the position and one for the value.
 fn patch(bytes: &mut [u8], data: &[u8]) {
     for change in data.as_chunks::<4>().0 {
         let at = u32::from_le_bytes([change[0], change[1], change[2], 0]) as usize;
@@ -197,7 +197,7 @@ fn with_crc(mut copy: Vec<u8>) -> Vec<u8> {
     copy
 }
 
-/// A whole small volume with bytes changed anywhere. An odd first byte: the superblock's checksum is right all the same.
+/// Changes bytes anywhere in a whole small volume. If the first byte is odd, the superblock's checksum is repaired.
 pub fn image(data: &[u8]) {
     let mut input = Input(data);
     let repair_checksum = input.number(1) % 2 == 1;
@@ -215,10 +215,10 @@ pub fn image(data: &[u8]) {
             let _ = device.write_at(first * BLOCK_BYTES, &with_crc(copy));
         }
     }
-    use_it(device);
+    use_volume(device);
 }
 
-/// The rows of the metadata store: changed, added, removed.
+/// Changes, adds and removes rows of the metadata store.
 pub fn rows(data: &[u8]) {
     const TABLES: [Table; 8] = [
         Table::Inodes,
@@ -266,11 +266,11 @@ pub fn rows(data: &[u8]) {
         .put_raw_rows(changed)
         .expect("rows are written as they are");
     drop((store, _allocator, volume));
-    use_it(device);
+    use_volume(device);
 }
 
-/// Opens a volume for reading, walks through it, checks and repairs it.
-fn use_it(device: Arc<Memory>) {
+/// Opens a volume, walks through it, changes names, and checks and repairs it.
+fn use_volume(device: Arc<Memory>) {
     crate::expect_panics_of_redb();
     let copy = || -> Vec<Arc<dyn Device>> { vec![Arc::new(device.copy())] };
     for (mode, read_only) in [(OpenMode::READ, true), (OpenMode::WRITE, false)] {

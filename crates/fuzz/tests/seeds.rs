@@ -1,4 +1,5 @@
-//! Every target over the corpus and over seeds, within bounds: what `make fuzz` found once stays found.
+//! Runs every target over the corpus and over seeds, within bounds. An input that `make fuzz` has found is tested here from then
+//! on.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use jericho_fuzz::{TARGETS, Target};
 use jericho_sim::Random;
 
-/// Seeds of each target, and the time after which no further one is begun.
+/// Number of seeds of each target, and the time after which no further seed begins.
 const SEEDS: u64 = 20_000;
 const TIME: Duration = Duration::from_secs(12);
 /// An input that takes this long hangs.
@@ -56,7 +57,7 @@ const REACHED: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Runs inputs in a thread, and says which one it was that panicked or hangs.
+/// Runs inputs in a thread. Panics with the input that panicked or hangs.
 fn run_all(name: &str, target: Target, inputs: impl Iterator<Item = (String, Vec<u8>)>) {
     let (send, inbox) = mpsc::channel::<(String, Vec<u8>)>();
     let (done, outcome) = mpsc::channel();
@@ -103,7 +104,7 @@ fn corpus(name: &str) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// Bytes of a seed: short ones first, and every other one with values that are often wrong.
+/// Returns the bytes of a seed: short ones first, and every second seed with values that are often wrong.
 fn bytes(seed: u64) -> Vec<u8> {
     let mut random = Random::of(seed, &[0xf0]);
     let most = 4 + (seed / 16).min(400);
@@ -130,7 +131,7 @@ fn target(name: &str) {
     for outcome in expected.map_or(&[][..], |(_, outcomes)| outcomes) {
         assert!(
             reached.contains_key(outcome),
-            "{name}: {outcome}: never; reached: {reached:?}"
+            "{name}: {outcome}: not reached; reached: {reached:?}"
         );
     }
 }

@@ -75,14 +75,14 @@ fn send_too_many(bed: &Bed) {
 }
 
 #[test]
-fn programs_are_cut_off_though_the_last_message_is_junk() {
+fn programs_are_revoked_although_the_last_message_is_invalid() {
     let bed = Bed::new();
     bed.connection.send(&[7; KEEPER_BYTES], &[]).unwrap();
     bed.kill_daemon();
 }
 
 #[test]
-fn junk_takes_nothing_away_from_what_comes_after_it() {
+fn an_invalid_message_does_not_affect_later_ones() {
     let bed = Bed::new();
     let later = Area::create("test", 3).unwrap();
     bed.connection.send(b"junk", &[]).unwrap();
@@ -95,10 +95,10 @@ fn junk_takes_nothing_away_from_what_comes_after_it() {
 }
 
 #[test]
-fn programs_are_cut_off_though_a_message_cannot_be_received() {
+fn programs_are_revoked_although_a_message_cannot_be_received() {
     let bed = Bed::new();
     send_too_many(&bed);
-    // The send fails, which tells the daemon that no keeper listens.
+    // The keeper has closed the connection, which tells the daemon that no keeper listens.
     let (len, _) = bed.connection.receive(&mut [0; KEEPER_BYTES]).unwrap();
     assert_eq!(len, 0);
     bed.kill_daemon();
@@ -113,7 +113,7 @@ fn a_daemon_that_closes_its_connection_and_lives_on_keeps_its_memory() {
 }
 
 #[test]
-fn a_keeper_that_was_given_no_daemon_ends_with_its_connection() {
+fn a_keeper_without_a_daemon_ends_with_its_connection() {
     let (connection, theirs) = Connection::pair().unwrap();
     drop(connection);
     keep(&Connection::from(theirs)).unwrap();

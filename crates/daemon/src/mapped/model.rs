@@ -17,7 +17,7 @@ const SYNCHRONOUS: usize = 0;
 
 type Page = [u8; CELLS];
 
-/// The part of the daemon that is left out. Each of them must lose a byte.
+/// The part of the daemon that the model leaves out. Each omission must lose a byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     Nothing,
@@ -60,7 +60,7 @@ struct World {
     watched: bool,
     /// A fill has begun since the dropping thread began.
     filled: bool,
-    /// What the dropping thread saw, whether it drops the whole file, and whether it has done so.
+    /// The records that the dropping thread saw, whether it drops the whole file, and whether it has done so.
     drops: Option<(Vec<Recorded>, bool, bool)>,
 }
 
@@ -314,7 +314,7 @@ fn no_byte_that_was_stored_or_written_is_lost_in_any_order() {
 }
 
 #[test]
-fn each_part_of_it_is_needed() {
+fn each_part_of_the_daemon_is_needed() {
     for (fault, wrong) in [
         (Fault::NoRecords, "a write is lost"),
         (Fault::AFillLeavesRecords, "a write is lost"),

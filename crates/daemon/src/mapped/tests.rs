@@ -1,4 +1,4 @@
-//! Write-backs of pages that the kernel has, and the end of their records.
+//! Write-backs of pages that the kernel has, and when their records end.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ fn page(at: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_comes_back_overwrites_no_write_that_the_kernel_did_not_know() {
+fn a_write_back_overwrites_no_write_that_the_kernel_did_not_know() {
     let bed = Bed::new(3);
     assert_eq!(bed.fill(0, 3), vec![1; 3 * PAGE]);
     bed.write(PAGE - 2, &[5; 4]);
@@ -110,15 +110,15 @@ fn what_comes_back_overwrites_no_write_that_the_kernel_did_not_know() {
 }
 
 #[test]
-fn what_comes_back_fills_no_part_of_a_page_that_was_zeroed_since() {
+fn a_write_back_fills_no_part_of_a_page_that_was_zeroed_since() {
     const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     for mode in [PUNCH, libc::FALLOC_FL_ZERO_RANGE] {
         let bed = Bed::new(4);
         bed.fill(0, 4);
-        // Parts of the first page and of the last, and a part of one that has none.
+        // Zeroes a part of the first and of the last page, and a part of a page that has no other zeroed part.
         bed.fallocate(mode, PAGE / 2, 2 * PAGE);
         bed.fallocate(mode, 3 * PAGE + 10, 20);
-        // The kernel stored to the first page, and writes back before it hears that the call is done.
+        // The kernel has stored to the first page, and writes back before it learns that the call has ended.
         bed.write_back(0, &page(0, &[7]));
         bed.write_back(2, &page(0, &[]));
         bed.write_back(3, &page(9, &[8]));
@@ -134,7 +134,7 @@ fn what_comes_back_fills_no_part_of_a_page_that_was_zeroed_since() {
 }
 
 #[test]
-fn a_page_that_had_to_be_fetched_is_compared_all_the_same() {
+fn a_page_that_had_to_be_fetched_is_compared_too() {
     // Writes more than the cache holds.
     let pages = 3000;
     let bed = Bed::new(pages);
@@ -155,7 +155,7 @@ fn a_page_that_had_to_be_fetched_is_compared_all_the_same() {
 }
 
 #[test]
-fn a_write_behind_the_end_of_what_the_kernel_was_given_stays() {
+fn a_write_beyond_the_end_that_the_kernel_knows_is_kept() {
     let bed = Bed::new(0);
     bed.write(0, &[1; 10]);
     assert_eq!(bed.fill(0, 1), [1; 10]);
@@ -174,7 +174,7 @@ fn a_write_behind_the_end_of_what_the_kernel_was_given_stays() {
 }
 
 #[test]
-fn there_is_room_for_so_many_records_and_the_oldest_go_first() {
+fn the_number_of_records_is_limited_and_the_oldest_go_first() {
     let pages = RECORDS_MAX + 10;
     let bed = Bed::new(pages);
     bed.fill(0, pages.min(256));
@@ -189,7 +189,7 @@ fn there_is_room_for_so_many_records_and_the_oldest_go_first() {
 }
 
 #[test]
-fn a_file_that_nobody_has_open_is_not_watched() {
+fn a_file_that_no_program_has_open_is_not_watched() {
     let bed = Bed::new(1);
     let ino = bed.handle.file.ino();
     bed.fill(0, 1);
@@ -204,7 +204,7 @@ fn a_file_that_nobody_has_open_is_not_watched() {
     assert!(!handle.file.writing().is_watched());
 }
 
-/// Records what it is told to drop, and runs the test's action meanwhile.
+/// Records the pages that it has to drop, and runs the test's action meanwhile.
 #[derive(Default)]
 struct Kernel {
     dropped: Mutex<Vec<Option<Range<u64>>>>,
@@ -264,7 +264,7 @@ fn records_end_when_the_kernel_has_dropped_their_pages() {
 }
 
 #[test]
-fn a_file_that_is_written_for_long_and_not_read_for_the_kernel_is_not_watched() {
+fn a_file_that_is_only_written_for_long_is_not_watched() {
     let bed = Arc::new(Bed::new(1));
     let kernel = Kernel::default();
     bed.fill(0, 1);

@@ -31,10 +31,10 @@ fn a_thread_is_migrated_when_it_uses_one_node_much_within_a_short_time() {
 #[test]
 fn a_thread_that_uses_two_nodes_in_turn_stays() {
     let (base, mut usage) = (Instant::now(), NO_USAGE);
-    for turn in 0..1000 {
-        let node = (turn % 2) as u16;
+    for round in 0..1000 {
+        let node = (round % 2) as u16;
         let worth = usage.add(7, node, 8 << 20, ThreadPolicy::Adaptive, base);
-        assert!(!worth, "turn {turn}");
+        assert!(!worth, "round {round}");
     }
     // Later it uses only one of them.
     assert!((0..4000).any(|_| usage.add(7, 1, 8 << 20, ThreadPolicy::Adaptive, base)));

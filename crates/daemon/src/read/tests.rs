@@ -1,4 +1,4 @@
-//! A program that is stopped in the middle of a write holds up only the threads that want that page.
+//! A program that is stopped in the middle of a write delays only threads that access that page.
 
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -39,7 +39,7 @@ fn write(
 }
 
 #[test]
-fn a_stopped_writer_holds_up_no_miss_of_another_page() {
+fn a_stopped_writer_delays_no_miss_of_another_page() {
     let (mounted, handle) = mounted();
     let data: Vec<u8> = (0..PAGES).flat_map(|page| [page as u8; PAGE]).collect();
     let written = write(&mounted, &handle, 0, &data);
@@ -56,8 +56,7 @@ fn a_stopped_writer_holds_up_no_miss_of_another_page() {
         let Some(latched) = entry.try_latch(found.state, STOPPED) else {
             continue;
         };
-        // Pages 8 and up are misses, which the pipeline completes; so it meets the latch of page 0, once per read and
-        // write.
+        // Pages 8 and up are misses, which the pipeline completes. So it meets the latch of page 0 once per read and write.
         let held_up = [0, 1, 2].map(|n| match n {
             0 => (Some(read(&mounted, &handle, 0, 16)), None),
             n => (None, Some(write(&mounted, &handle, 100 * n, &[9; 50]))),
@@ -83,7 +82,7 @@ fn a_stopped_writer_holds_up_no_miss_of_another_page() {
         if in_time {
             return;
         }
-        // The latch was taken away before the misses were over: a host that slow proves nothing, unless it always is.
+        // The latch was taken away before the misses completed. A slow host proves nothing, unless it is always that slow.
         assert!(begun.elapsed() < LONG, "misses wait for the latch");
         let restored = write(&mounted, &handle, 0, &data[..PAGE]);
         restored.recv_timeout(LONG).unwrap();

@@ -11,14 +11,14 @@ use crate::simulated::{self, LONG};
 
 const PAGE: usize = PAGE_BYTES as usize;
 const NEVER: Duration = Duration::from_secs(3600);
-/// A full volume with a file of one page. Its space belongs to a file that was removed and is still open.
+/// A full volume with a file of one page. The rest of its space belongs to a file that was removed and is still open.
 struct Full {
     mounted: Arc<Mounted>,
     file: Arc<Handle>,
     removed: Arc<Handle>,
 }
 
-type Told<T> = mpsc::Receiver<Result<T>>;
+type Replied<T> = mpsc::Receiver<Result<T>>;
 
 impl Full {
     fn new(patience: Duration) -> Full {
@@ -39,7 +39,7 @@ impl Full {
         full
     }
 
-    fn write(&self, at: usize, data: &[u8]) -> Told<u32> {
+    fn write(&self, at: usize, data: &[u8]) -> Replied<u32> {
         let (tx, rx) = mpsc::channel();
         let reply = move |written| tx.send(written).unwrap();
         (self.mounted).write(&self.file, at as u64, data, WriteMode::PLAIN, reply);
@@ -52,14 +52,14 @@ impl Full {
         read.recv_timeout(LONG).unwrap()
     }
 
-    fn fallocate(&self, at: u64, len: u64) -> Told<()> {
+    fn fallocate(&self, at: u64, len: u64) -> Replied<()> {
         let (tx, rx) = mpsc::channel();
         let reply = move |result| tx.send(result).unwrap();
         self.mounted.fallocate(&self.file, 0, at, len, reply);
         rx
     }
 
-    fn copy(&self, to: u64, len: u64) -> Told<u64> {
+    fn copy(&self, to: u64, len: u64) -> Replied<u64> {
         let (tx, rx) = mpsc::channel();
         let reply = move |result| tx.send(result).unwrap();
         (self.mounted).copy_range((&self.file, 0), (&self.file, to), len, reply);
@@ -78,25 +78,25 @@ impl Full {
         simulated::wait_until("requests wait", || self.mounted.fs().space_waits() >= count);
     }
 
-    /// Closes the removed file: its space becomes free.
+    /// Closes the removed file, which frees its space.
     fn free(&self) {
         self.mounted.close_file(&self.removed);
         self.mounted.fs().forget(self.removed.file.ino(), 1);
     }
 }
 
-fn answer<T>(told: &Told<T>) -> Result<T> {
-    told.recv_timeout(LONG).expect("it is answered")
+fn answer<T>(replied: &Replied<T>) -> Result<T> {
+    replied.recv_timeout(LONG).expect("it is answered")
 }
 
-fn is_full<T>(told: &Told<T>) -> bool {
-    matches!(answer(told), Err(error) if error.is_full_volume())
+fn is_full<T>(replied: &Replied<T>) -> bool {
+    matches!(answer(replied), Err(error) if error.is_full_volume())
 }
 
 #[test]
-fn a_write_that_waits_for_space_holds_up_nobody() {
+fn a_write_that_waits_for_space_delays_no_other_request() {
     let full = Full::new(NEVER);
-    // Over pages of which the first has its space.
+    // Covers several pages; space for the first one is allocated.
     let waiting = full.write(0, &[2; 3 * PAGE]);
     full.wait_for_waits(1);
     let granted = full.grant().recv_timeout(LONG);
@@ -120,7 +120,7 @@ fn a_write_that_waits_for_space_keeps_no_lock_of_inline_writers() {
     let fast = &full.mounted.fast;
     let slot_file = fast.slot_file(full.file.file.ino()).unwrap();
     let slot = fast.slot(&slot_file);
-    // At once: a word that a thread of the daemon keeps is not given to a client.
+    // Tries once: a client does not get a word that a thread of the daemon keeps.
     let held = slot.lock_range(Segments::of(0, 3 * PAGE_BYTES), 7);
     slot.unlock_range(&held.expect("the range is free"));
     let held = slot.extend_lock().try_lock(7);
@@ -131,7 +131,7 @@ fn a_write_that_waits_for_space_keeps_no_lock_of_inline_writers() {
 }
 
 #[test]
-fn any_number_of_requests_wait_and_the_thread_that_brought_them_frees_the_space() {
+fn many_requests_wait_and_the_thread_that_sent_them_frees_the_space() {
     const COUNT: usize = 40;
     let full = Full::new(NEVER);
     let writes: Vec<_> = (1..COUNT)
@@ -151,7 +151,7 @@ fn any_number_of_requests_wait_and_the_thread_that_brought_them_frees_the_space(
 }
 
 #[test]
-fn nobody_waits_for_ever() {
+fn no_request_waits_for_ever() {
     let full = Full::new(Duration::from_millis(200));
     let writes: Vec<_> = (1..9).map(|n| full.write(n * PAGE, &[1; PAGE])).collect();
     let (fallocate, copy) = (full.fallocate(1 << 20, 4096), full.copy(1 << 20, 4096));
@@ -170,11 +170,11 @@ fn requests_beyond_the_limit_do_not_wait() {
     assert!(is_full(&full.write(3 * PAGE, &[1])));
     assert!(is_full(&full.fallocate(1 << 20, 4096)));
     full.free();
-    assert!(first.iter().all(|told| answer(told).is_ok()));
+    assert!(first.iter().all(|replied| answer(replied).is_ok()));
 }
 
 #[test]
-fn one_user_leaves_half_of_the_places_to_others() {
+fn one_user_takes_at_most_half_of_the_places() {
     let full = Full::new(NEVER);
     full.mounted.limit_space_waits(4);
     full.file.set_user(1000);
@@ -185,11 +185,11 @@ fn one_user_leaves_half_of_the_places_to_others() {
     let other = full.write(4 * PAGE, &[1]);
     full.wait_for_waits(3);
     full.free();
-    assert!(first.iter().all(|told| answer(told).is_ok()));
+    assert!(first.iter().all(|replied| answer(replied).is_ok()));
     assert!(answer(&other).is_ok());
 }
 
-/// Truncates a file to nothing.
+/// Truncates a file to size 0.
 fn truncate(full: &Full, handle: &Handle) {
     let set = SetAttr {
         size: Some(0),
@@ -199,7 +199,7 @@ fn truncate(full: &Full, handle: &Handle) {
     full.mounted.setattr(ino, set, simulated::CALLER).unwrap();
 }
 
-/// Returns a full volume on which another file has 1 MiB of the space.
+/// Returns a full volume on which another file uses 1 MiB.
 fn full_with_other(patience: Duration) -> (Full, Arc<Handle>) {
     let full = Full::new(patience);
     let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -218,19 +218,19 @@ fn requests_beyond_the_limit_take_space_that_a_commit_frees() {
     full.mounted.limit_space_waits(1);
     let first = full.write(PAGE, &[1; PAGE]);
     full.wait_for_waits(1);
-    // Not durable yet.
+    // This truncation is not durable yet.
     truncate(&full, &other);
     let others: Vec<_> = (2..12).map(|n| full.write(n * PAGE, &[1; PAGE])).collect();
     let fallocate = full.fallocate(1 << 20, 4096);
     let copy = full.copy(2 << 20, PAGE_BYTES);
-    assert!(others.iter().all(|told| answer(told).is_ok()));
+    assert!(others.iter().all(|replied| answer(replied).is_ok()));
     answer(&fallocate).unwrap();
     assert_eq!(answer(&copy).unwrap(), PAGE_BYTES);
     assert!(answer(&first).is_ok());
 }
 
 #[test]
-fn a_write_that_waits_takes_space_that_another_file_gives_up() {
+fn a_write_that_waits_takes_space_that_another_file_frees() {
     let (full, other) = full_with_other(NEVER);
     let waiting = full.write(PAGE, &[1; PAGE]);
     full.wait_for_waits(1);
@@ -240,10 +240,10 @@ fn a_write_that_waits_takes_space_that_another_file_gives_up() {
 }
 
 #[test]
-fn what_can_never_fit_does_not_wait() {
+fn a_request_that_can_never_fit_does_not_wait() {
     let full = Full::new(NEVER);
     assert!(is_full(&full.fallocate(0, 1 << 40)));
-    // Exactly what there is, and what the file has already, may fit.
+    // A request that fits into the space that can become free waits for it.
     let waiting = full.fallocate(0, PAGE_BYTES * 3);
     full.wait_for_waits(1);
     full.free();
@@ -251,7 +251,7 @@ fn what_can_never_fit_does_not_wait() {
 }
 
 #[test]
-fn a_range_of_a_mapped_file_that_cannot_be_zeroed_stays_as_it_is() {
+fn a_range_of_a_mapped_file_that_cannot_be_zeroed_is_unchanged() {
     let full = Full::new(Duration::ZERO);
     let read = simulated::read(&full.mounted, &full.file, (0, PAGE as u32), true);
     read.recv_timeout(LONG).unwrap();
@@ -273,9 +273,9 @@ fn a_range_of_a_mapped_file_that_cannot_be_zeroed_stays_as_it_is() {
 }
 
 #[test]
-fn a_copy_that_waits_learns_that_the_file_is_mapped() {
+fn a_copy_that_waits_checks_again_whether_the_file_is_mapped() {
     let full = Full::new(NEVER);
-    // Not a whole page: beside a mapping the kernel copies it.
+    // The range is not a whole page: beside a mapping, the kernel copies it itself.
     let copy = full.copy(PAGE_BYTES + 100, 1000);
     full.wait_for_waits(1);
     let read = simulated::read(&full.mounted, &full.file, (0, PAGE as u32), true);

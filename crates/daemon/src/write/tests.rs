@@ -5,7 +5,7 @@ use super::*;
 use crate::simulated::{self, LONG};
 
 #[test]
-fn a_write_that_fails_is_over_before_its_reply() {
+fn a_failing_write_ends_before_its_reply() {
     let device = simulated::device();
     let mounted = simulated::mount(&device);
     let handle = simulated::create(&mounted, b"f");
@@ -15,7 +15,7 @@ fn a_write_that_fails_is_over_before_its_reply() {
     simulated::fail_reads(&device);
     let (tx, rx) = mpsc::channel();
     let file = handle.file.clone();
-    // A part of a page, so the page is read first.
+    // The data covers a part of the page, so the page is read first.
     mounted.write(&handle, 0, b"part", WriteMode::PLAIN, move |written| {
         let is_over = Arc::new(AtomicBool::new(false));
         let seen = is_over.clone();

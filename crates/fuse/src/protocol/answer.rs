@@ -14,7 +14,7 @@ struct AttrOut {
     ino: u64,
     size: u64,
     blocks: u64,
-    /// Seconds of atime, mtime and ctime; they may be negative.
+    /// Seconds of atime, mtime and ctime, which may be negative.
     seconds: [i64; 3],
     nanoseconds: [u32; 3],
     mode: u32,
@@ -58,7 +58,7 @@ fn mode_of(kind: Kind) -> u32 {
     }
 }
 
-/// Seconds and nanoseconds; nanoseconds count forwards even before 1970.
+/// Returns seconds and nanoseconds since 1970. Nanoseconds count forwards even before 1970.
 fn since_epoch(t: SystemTime) -> (i64, u32) {
     match t.duration_since(UNIX_EPOCH) {
         Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),
@@ -99,8 +99,8 @@ impl EntryOut {
         }
     }
 
-    /// Creates the answer for a name that does not exist, which the kernel may cache. In a listing: an entry that was
-    /// not looked up.
+    /// Creates the answer for a name that does not exist, which the kernel may cache. In a listing, it stands for an entry that
+    /// was not looked up.
     pub(crate) fn none(kept: Duration) -> EntryOut {
         EntryOut {
             entry_valid_s: kept.as_secs(),
@@ -182,7 +182,7 @@ pub(crate) struct StatXOut {
     spare2: [u64; 14],
 }
 
-/// Device numbers in the kernel's encoding (`new_encode_dev`).
+/// Splits a device number in the kernel's encoding (`new_encode_dev`).
 fn device_numbers(rdev: u32) -> (u32, u32) {
     (
         (rdev >> 8) & 0xfff,
@@ -342,7 +342,7 @@ const _: () = {
     assert!(size_of::<DirEntryOut>() == 24);
 };
 
-/// Directory entries, up to the room in the reply.
+/// Directory entries, limited by the room in the reply.
 pub(crate) struct Listing {
     bytes: Vec<u8>,
     room: usize,
@@ -356,8 +356,7 @@ impl Listing {
         }
     }
 
-    /// Adds an entry, with `looked_up` in a listing with attributes. Returns false and adds nothing when there is no
-    /// room.
+    /// Adds an entry. `looked_up`: set in a listing with attributes. Returns false and adds nothing when there is no room.
     pub(crate) fn add(
         &mut self,
         looked_up: Option<&EntryOut>,
@@ -407,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_takes_whole_entries_only() {
+    fn a_listing_contains_only_whole_entries() {
         let mut listing = Listing::new(32 + 32 + 23);
         let entry = (7, Kind::File);
         assert!(listing.add(None, entry, 1, b"12345678"));
@@ -420,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn device_numbers_are_taken_apart_as_the_kernel_puts_them_together() {
+    fn device_numbers_are_split_as_the_kernel_encodes_them() {
         // makedev(0xabc, 0x54321)
         let encoded = 0x21 | 0xabc << 8 | 0x543 << 20;
         assert_eq!(device_numbers(encoded), (0xabc, 0x5_4321));

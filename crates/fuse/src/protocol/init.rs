@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const MAJOR: u32 = 7;
 /// The newest protocol version whose structures are known here.
 const MINOR: u32 = 45;
-/// The oldest version that is served: Linux 4.20, whose handshake contains the number of pages in a request.
+/// The oldest version that is supported: Linux 4.20, whose handshake contains the number of pages in a request.
 const MINOR_MIN: u32 = 28;
 const PAGE_BYTES: u32 = 4096;
 
@@ -23,7 +23,7 @@ pub(crate) struct InitIn {
 }
 
 impl InitIn {
-    /// Length that kernels before 7.36 send.
+    /// Length of the structure in kernels before 7.36.
     pub(crate) const SHORT_BYTES: usize = 16;
 }
 
@@ -73,7 +73,7 @@ mod flag {
     pub(super) const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Features to accept. Each is useful alone, so one that the kernel does not know is left out.
+/// Features to accept. Each is useful alone, so the handshake drops those that the kernel does not know.
 ///
 /// `FUSE_ATOMIC_O_TRUNC` is left out: an open for reading with `O_TRUNC` would truncate a running program before the kernel
 /// refuses it with ETXTBSY.
@@ -94,14 +94,14 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::DIRECT_IO_ALLOW_MMAP;
 
-/// What a mount asks of the kernel.
+/// The mount's requests to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// The largest read or write in one request.
     pub(crate) request_bytes_max: u32,
     /// Most background requests (read-ahead, asynchronous direct I/O) that may be with the daemon at once.
     pub(crate) background_requests: u16,
-    /// FUSE over io_uring.
+    /// Use FUSE over io_uring.
     pub(crate) ring: bool,
 }
 
@@ -116,23 +116,23 @@ impl Agreed {
         self.flags & flag::OVER_IO_URING != 0
     }
 
-    /// Whether SETXATTR carries its flags.
+    /// Returns whether SETXATTR carries its flags.
     pub(crate) fn long_setxattr(&self) -> bool {
         self.flags & flag::SETXATTR_EXT != 0
     }
 
-    /// Accepts everything: for tests and fuzzers.
+    /// Returns an agreement on all features, for tests and fuzzers.
     pub(crate) fn all() -> Agreed {
         Agreed { flags: WANTED }
     }
 }
 
-/// Outcome of the handshake.
+/// The result of a negotiation.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// Send this answer; the mount begins.
     Agreed(InitOut, Agreed),
-    /// Send this answer: the kernel speaks a newer major version and tries again with ours.
+    /// Send this answer: the kernel has a newer major version, and tries again with this one.
     Again(InitOut),
     /// Answer EPROTO: the kernel is too old.
     TooOld(u32, u32),
@@ -198,10 +198,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_offer_is_not_taken() {
+    fn features_that_the_kernel_does_not_offer_are_not_accepted() {
         let offered = WANTED & !flag::POSIX_ACL | 1 << 16;
         let Outcome::Agreed(out, agreed) = negotiate(&kernel(7, 99, offered), &ASKED) else {
-            panic!("it is refused");
+            panic!("refused");
         };
         assert_eq!(agreed.flags, WANTED & !flag::POSIX_ACL);
         assert!(!agreed.ring() && agreed.long_setxattr());
@@ -210,11 +210,11 @@ mod tests {
     }
 
     #[test]
-    fn flags_beyond_the_32nd_count_only_if_the_kernel_says_that_there_are_some() {
+    fn flags_above_bit_31_count_only_if_the_kernel_says_that_there_are_some() {
         let offered = WANTED | flag::OVER_IO_URING;
         for (offered, ring) in [(offered, true), (offered & !flag::INIT_EXT, false)] {
             let Outcome::Agreed(out, agreed) = negotiate(&kernel(7, 40, offered), &ASKED) else {
-                panic!("it is refused");
+                panic!("refused");
             };
             assert_eq!(agreed.ring(), ring);
             assert_eq!(out.flags2 != 0, ring);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn another_major_version_is_settled_or_refused() {
+    fn a_newer_major_version_is_negotiated_and_an_older_one_refused() {
         let newer = negotiate(&kernel(8, 0, WANTED), &ASKED);
         assert!(matches!(newer, Outcome::Again(out) if (out.major, out.minor) == (7, MINOR)));
         for (major, minor) in [(6, 40), (7, 27)] {

@@ -1,4 +1,4 @@
-//! Parses requests. Pure: it maps bytes to an operation, and no bytes make it panic, as the tests below check.
+//! Parses requests: maps bytes to an operation, without side effects. No bytes make it panic, as the tests check.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -45,7 +45,7 @@ impl Transfer {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct SetAttrIn {
-    /// Which of the fields are set: the constants below.
+    /// Bits for the fields that are set; see the constants below.
     pub(crate) valid: u32,
     pub(crate) padding: u32,
     pub(crate) fh: u64,
@@ -265,7 +265,7 @@ const _: () = {
     assert!(size_of::<CopyIn>() == 56);
 };
 
-/// What a request asks for. The header holds the inode and the caller.
+/// The operation that a request asks for. The header holds the inode and the caller.
 #[derive(Debug)]
 pub(crate) enum Operation<'a> {
     Lookup {
@@ -365,7 +365,7 @@ pub(crate) enum Operation<'a> {
     Other,
 }
 
-/// Parses what follows the header: the arguments and the payload. The device delivers all of it in `rest`.
+/// Parses a request's arguments and payload, which follow the header. The device delivers all of them in `rest`.
 pub(crate) fn parse<'a>(
     header: &InHeader,
     arguments: &'a [u8],
@@ -566,7 +566,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Takes a text of at least one byte up to its NUL. More may follow.
+    /// Takes a text of at least one byte up to its NUL. More bytes may follow.
     fn first_text(&mut self) -> Result<&'a [u8]> {
         let rest = self.all()?;
         let end = rest.iter().position(|byte| *byte == 0);

@@ -12,7 +12,7 @@ use crate::simulated::{CALLER, create, wait_until};
 /// Progress of a client's write when the client dies or its file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Death {
-    BeforeTheNote,
+    BeforeTheIntent,
     BeforeTheLatch,
     InTheCopy,
     BeforeTheReport,
@@ -67,7 +67,7 @@ impl Programs {
         (owner, area, block)
     }
 
-    /// Has a page of a file read into the cache.
+    /// Reads pages of a file into the cache.
     fn get(&self, file: &Arc<File>, page: u64, pages: u32) {
         let (tx, rx) = mpsc::channel();
         let slice = self.slice();
@@ -77,7 +77,7 @@ impl Programs {
         assert!(rx.recv_timeout(Duration::from_secs(60)).unwrap());
     }
 
-    /// Creates a file that is one hole.
+    /// Creates a file that consists of one hole.
     fn hole(&self, name: &[u8], pages: u64) -> Arc<File> {
         let mounted = &self.bed.mounted;
         let handle = create(mounted, name);
@@ -89,8 +89,8 @@ impl Programs {
         handle.file.clone()
     }
 
-    /// Runs a program with one thread that writes a page up to the step `death`. Returns its owner number and what its
-    /// latch left.
+    /// Runs a program with one thread that writes a page up to the step `death`. Returns its owner number, and the state that its
+    /// latch stored.
     fn write(&mut self, key: Key, death: Death) -> (u16, Option<State>) {
         self.number += 1;
         let owner = self.fast().clients.lock().free_owner().unwrap();
@@ -110,7 +110,7 @@ impl Programs {
         let mut latched = None;
         if death >= InTheCopy {
             latched = entry.try_latch(found.state, owner);
-            let latched = latched.expect("nobody writes");
+            let latched = latched.expect("no other writer");
             if death >= BeforeTheReport {
                 entry.unlatch(latched, Flags::DIRTY).expect("not broken");
             }
@@ -145,12 +145,12 @@ impl Programs {
 }
 
 #[test]
-fn burying_a_program_costs_what_it_has_threads_whenever_it_died() {
+fn burying_a_program_costs_one_check_for_each_of_its_threads() {
     let mut programs = Programs::new();
     let ino = programs.bed.handle.file.ino();
     let before = programs.slice().searched();
     let deaths = [
-        BeforeTheNote,
+        BeforeTheIntent,
         BeforeTheLatch,
         InTheCopy,
         BeforeTheReport,
@@ -172,11 +172,11 @@ fn burying_a_program_costs_what_it_has_threads_whenever_it_died() {
         assert_eq!(dirty, None, "{death:?}");
     }
     let searched = programs.slice().searched() - before;
-    assert!(searched <= 1000, "looked at {searched} entries");
+    assert!(searched <= 1000, "searched {searched} entries");
 }
 
 #[test]
-fn a_page_is_known_that_is_written_while_the_last_descriptor_is_closed() {
+fn a_page_that_is_written_while_the_last_descriptor_is_closed_is_known() {
     for done in [BeforeTheReport, InTheCopy] {
         let mut programs = Programs::new();
         let key = Key::new(programs.bed.handle.file.ino(), 3);
@@ -197,7 +197,7 @@ fn a_page_is_known_that_is_written_while_the_last_descriptor_is_closed() {
 }
 
 #[test]
-fn closing_a_file_costs_what_it_has_writers_and_not_how_many_clients_there_are() {
+fn closing_a_file_costs_time_by_its_writers_and_not_by_the_number_of_clients() {
     let mut programs = Programs::new();
     let ino = programs.bed.handle.file.ino();
     let mounted = programs.bed.mounted.clone();
@@ -237,7 +237,7 @@ fn closing_a_file_costs_what_it_has_writers_and_not_how_many_clients_there_are()
 }
 
 #[test]
-fn a_report_of_a_file_that_has_no_slot_any_more_is_no_less_heard() {
+fn a_report_of_a_file_without_a_slot_is_not_lost() {
     let mut programs = Programs::new();
     let key = Key::new(programs.bed.handle.file.ino(), 3);
     let (mounted, handle) = (programs.bed.mounted.clone(), programs.bed.handle.clone());
@@ -266,7 +266,7 @@ fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
 }
 
 #[test]
-fn settling_a_file_costs_what_clients_have_reported_and_not_how_many_there_are() {
+fn absorbing_costs_time_by_the_reports_and_not_by_the_number_of_clients() {
     let mut programs = Programs::new();
     let ino = programs.bed.handle.file.ino();
     for _ in 0..1000 {
@@ -278,15 +278,14 @@ fn settling_a_file_costs_what_clients_have_reported_and_not_how_many_there_are()
         programs.bed.mounted.absorb(ino);
         programs.sync();
     }
-    assert_eq!(fast(&programs), before, "nobody has reported anything");
+    assert_eq!(fast(&programs), before, "no client has reported anything");
     for page in 0..10 {
         programs.write(Key::new(ino, page), AfterTheReport);
     }
     programs.bed.mounted.absorb(ino);
     let dirty = (0..10).all(|page| programs.slice().first_dirty(ino, page) == Some(page));
     assert!(dirty);
-    // The thread that drains the rings periodically may have seen the first reports, and may drain one ring during a
-    // settle.
+    // The thread that drains the rings periodically may have seen the first reports, and may drain a ring during this call.
     let drained = fast(&programs) - before;
     assert!((10..=20).contains(&drained), "drained {drained} rings");
 }
@@ -310,11 +309,11 @@ fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
 }
 
 #[test]
-fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
+fn a_query_waits_for_a_page_that_another_thread_is_absorbing() {
     let mut programs = Programs::new();
     let ino = programs.bed.handle.file.ino();
     programs.write(Key::new(ino, 3), InTheCopy);
-    // The thread that takes the page in looks the file up there.
+    // The thread that absorbs the page looks the file up there.
     let files = programs.fast().files.part(ino).write();
     assert!(programs.slice().drain_writers(ino, 3..4));
     let found = std::thread::scope(|scope| {
@@ -346,7 +345,7 @@ fn a_page_that_another_thread_is_taking_in_is_known_to_who_asks() {
 }
 
 #[test]
-fn a_round_of_the_evictor_looks_at_few_clients_that_do_nothing_and_at_each_in_turn() {
+fn a_round_of_the_evictor_visits_few_idle_clients_and_each_in_turn() {
     let mut programs = Programs::new();
     let readers: Vec<_> = (0..1000).map(|_| programs.reader()).collect();
     let memory = programs.slice().memory();
@@ -357,7 +356,7 @@ fn a_round_of_the_evictor_looks_at_few_clients_that_do_nothing_and_at_each_in_tu
     };
     let few = IDLE_PER_ROUND as u64;
     assert!((0..20).all(|_| visits_of_a_round() <= few));
-    // Some read something. Programs end meanwhile, and no other loses its turn.
+    // Some clients read something. Other clients end meanwhile, and none misses its turn.
     memory.next_epoch();
     let reading = readers.chunks(100).map(|some| &some[0]);
     for (_, area, block) in reading.clone() {
@@ -370,7 +369,7 @@ fn a_round_of_the_evictor_looks_at_few_clients_that_do_nothing_and_at_each_in_tu
     let epoch = memory.epoch();
     let mut entries = reading.clone().map(|(owner, _, _)| u32::from(*owner));
     assert!(entries.all(|entry| memory.is_marked(entry, epoch)));
-    // Those that go on are not waited for.
+    // Clients that continue to read do not have to wait for their turn.
     let (owner, area, block) = &readers[0];
     let entry = u32::from(*owner);
     for _ in 0..5 {
@@ -380,11 +379,11 @@ fn a_round_of_the_evictor_looks_at_few_clients_that_do_nothing_and_at_each_in_tu
         assert!(memory.is_marked(entry, memory.epoch()));
     }
     assert!((0..20).all(|_| visits_of_a_round() <= few + 10));
-    assert_eq!(visits_of_a_round(), few, "none reads");
+    assert_eq!(visits_of_a_round(), few, "no client reads");
 }
 
 #[test]
-fn what_one_of_many_programs_reads_all_the_time_stays_in_the_cache() {
+fn a_page_that_one_of_many_programs_reads_all_the_time_stays_in_the_cache() {
     const HOT: u64 = 100;
     const SCANS: u64 = 20;
     let mut programs = Programs::new();
@@ -412,15 +411,15 @@ fn what_one_of_many_programs_reads_all_the_time_stays_in_the_cache() {
         }
         programs.get(&scanned, first, 16);
     }
-    // Each page is evicted once in each scan if nobody learns that it is read.
+    // Without the reference marks, each scan would evict each page once.
     assert!(missed <= 2 * HOT, "{missed} pages were evicted");
 }
 
 #[test]
-fn a_process_without_a_number_here_gets_no_area_of_another() {
+fn a_process_of_another_pid_namespace_gets_no_area_of_another_process() {
     let programs = Programs::new();
     let area = Arc::new(Area::create("test", 5).unwrap());
-    // The number of every process of another pid namespace.
+    // The daemon sees every process of another pid namespace with this id.
     programs.admit(5, area.clone(), false);
     let peer = Client::for_test(1, area, 0, false).peer;
     let request = jericho_shm::Request { owner: 5, token: 0 };

@@ -1,4 +1,4 @@
-//! Clients that lend the locks of a write of which half is there; and reads that begin before a file has an inline writer.
+//! Clients that lend the locks of a half-done write, and reads that begin before a file has an inline writer.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
@@ -41,7 +41,7 @@ fn all() -> Segments {
     Segments::of(0, (PAGES * PAGE) as u64)
 }
 
-/// A client that has written half of a write over all pages, and keeps its locks.
+/// A client that has written half of its data, over all pages, and keeps its locks.
 struct Lender {
     bed: Bed,
     owner: u16,
@@ -73,7 +73,7 @@ impl Lender {
         self.bed.mounted.fast.slot(&self.bed.file)
     }
 
-    /// Writes the first half, and lends since `since`.
+    /// Writes the first half of the data, and lends the locks as of `since`.
     fn begin(&self, since: u64) {
         let extend = self.slot().extend_lock().lock(self.owner).unwrap();
         let held = self.slot().lock_range(all(), self.owner).unwrap();
@@ -93,7 +93,7 @@ impl Lender {
     }
 }
 
-/// Calls `case` until one was over before anybody lost patience; a host that slow proves nothing, unless it always is.
+/// Calls `case` until it ends before a lock holder times out. A slow host proves nothing, unless it is always that slow.
 fn in_time(mut case: impl FnMut()) {
     let begun = Instant::now();
     loop {
@@ -108,17 +108,17 @@ fn in_time(mut case: impl FnMut()) {
 }
 
 #[test]
-fn other_writes_go_on_beside_a_half_written_one_and_reads_wait_for_its_end() {
+fn other_writes_proceed_beside_a_half_done_one_and_reads_wait_for_its_end() {
     in_time(|| {
         let lender = Lender::new();
         let bed = &lender.bed;
         lender.begin(files::coarse_realtime_ns());
         let seen = read(bed, &bed.handle);
-        // Within the range, and one that makes the file longer.
+        // One write lies within the range, and one extends the file.
         for (at, len) in [(PAGE, 2 * PAGE), ((PAGES - 1) * PAGE, PAGE + 100)] {
             let written = write(bed, &bed.handle, at, &vec![7; len]);
             assert_eq!(written.recv_timeout(LONG), Ok(len as u32));
-            assert!(lender.has_all(), "they are the lender's again");
+            assert!(lender.has_all(), "the lender has its locks again");
         }
         let ino = bed.handle.file.ino();
         bed.mounted.resize(ino, None, || Ok(())).unwrap();
@@ -137,7 +137,7 @@ fn other_writes_go_on_beside_a_half_written_one_and_reads_wait_for_its_end() {
 }
 
 #[test]
-fn a_lender_that_has_stopped_loses_its_locks_as_any_other_holder() {
+fn a_lender_that_has_stopped_loses_its_locks_as_any_other_holder_does() {
     // A malicious client stores a time that never grows old.
     for since in [
         files::coarse_realtime_ns() - HELD_MAX.as_nanos() as u64,
@@ -156,7 +156,7 @@ fn a_lender_that_has_stopped_loses_its_locks_as_any_other_holder() {
 }
 
 #[test]
-fn nothing_is_given_back_to_a_lender_that_has_ended_its_loan_or_its_life() {
+fn a_lender_that_has_ended_its_loan_or_died_gets_nothing_back() {
     for dies in [false, true] {
         in_time(|| {
             let lender = Lender::new();
@@ -190,7 +190,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
         let entry = memory.entry(found.index);
         let latched = entry.try_latch(found.state, STOPPED);
         let latched = latched.expect("nobody writes");
-        // Copies the first pages, and waits for the latch.
+        // This read copies the first pages, and waits for the latch.
         let seen = read(&bed, &handle);
         let (tx, rx) = channel();
         (bed.mounted).call(&handle, WRITE, asker(), move |answer| {
@@ -199,7 +199,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
         assert_eq!(rx.recv_timeout(LONG), Ok(0));
         let file = bed.mounted.fast.written_file(handle.file.ino());
         let file = file.expect("it has a writer");
-        // The whole of an inline write.
+        // This is a complete inline write.
         let slot = bed.mounted.fast.slot(&file);
         let held = slot.lock_range(all(), 7).unwrap();
         (0..LATCHED).for_each(|page| put(&bed, &handle, page, 2));
@@ -213,7 +213,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
     });
 }
 
-/// Waits for words of the lender's file, and tells whether the read is alone.
+/// Waits for words of the lender's file. The receiver gets whether the read has locked out all writers.
 fn wait_alone(lender: &Lender, segments: Segments) -> Receiver<bool> {
     let (tx, rx) = channel();
     let ino = lender.bed.handle.file.ino();
@@ -226,7 +226,7 @@ fn wait_alone(lender: &Lender, segments: Segments) -> Receiver<bool> {
 }
 
 #[test]
-fn reads_that_wait_are_over_at_once_when_the_volume_closes() {
+fn waiting_reads_end_at_once_when_the_volume_closes() {
     in_time(|| {
         let lender = Lender::new();
         lender.begin(files::coarse_realtime_ns());
@@ -240,7 +240,7 @@ fn reads_that_wait_are_over_at_once_when_the_volume_closes() {
 }
 
 #[test]
-fn a_read_that_waits_for_a_lent_word_keeps_no_other_word() {
+fn a_read_that_waits_for_a_lent_word_holds_no_other_word() {
     in_time(|| {
         let lender = Lender::new();
         let slot = lender.slot();
@@ -269,12 +269,12 @@ fn a_read_that_waits_for_a_lent_word_keeps_no_other_word() {
 }
 
 #[test]
-fn reads_that_wait_for_one_file_do_not_delay_those_of_another() {
+fn waiting_reads_of_one_file_do_not_delay_those_of_another() {
     in_time(|| {
         let lender = Lender::new();
         lender.begin(files::coarse_realtime_ns());
         let waits: Vec<_> = (0..8).map(|_| wait_alone(&lender, all())).collect();
-        // Words of the same file that nobody has: the thread treats them as another file's.
+        // These words are free. The thread treats them like those of another file.
         let other = wait_alone(&lender, Segments::of(1 << 16, 1 << 16));
         assert_eq!(other.recv_timeout(LONG), Ok(true));
         let all_wait = waits.iter().all(|wait| wait.try_recv().is_err());
@@ -286,7 +286,7 @@ fn reads_that_wait_for_one_file_do_not_delay_those_of_another() {
     });
 }
 
-/// Reads all of the lender's file. Returns whether that failed and how many bytes it gave, and whether its words were free at the reply.
+/// Reads all of the lender's file. The receiver gets the result, and whether the words were free at the reply.
 fn read_and_see_words(lender: &Lender) -> Receiver<(Result<usize, i32>, bool)> {
     let bed = &lender.bed;
     let (mounted, file) = (bed.mounted.clone(), bed.file.clone());
@@ -301,7 +301,7 @@ fn read_and_see_words(lender: &Lender) -> Receiver<(Result<usize, i32>, bool)> {
 }
 
 #[test]
-fn a_read_that_waited_and_fails_gives_the_words_back_before_its_reply() {
+fn a_read_that_waited_and_fails_releases_the_words_before_its_reply() {
     in_time(|| {
         let lender = Lender::new();
         lender.begin(files::coarse_realtime_ns());
@@ -311,14 +311,14 @@ fn a_read_that_waited_and_fails_gives_the_words_back_before_its_reply() {
         simulated::fail_reads(&lender.bed.device);
         lender.end();
         let seen = seen.recv_timeout(LONG);
-        // Before anything panics: closing the volume reads.
+        // Removes the faults before an assertion can fail: closing the volume reads.
         lender.bed.device.set_plan(FaultPlan::default());
         assert_eq!(seen, Ok((Err(libc::EIO), true)));
     });
 }
 
 #[test]
-fn a_read_that_waited_while_the_file_was_emptied_gives_the_words_back_before_its_reply() {
+fn a_read_that_waited_while_the_file_was_truncated_releases_the_words_before_its_reply() {
     in_time(|| {
         let lender = Lender::new();
         lender.begin(files::coarse_realtime_ns());

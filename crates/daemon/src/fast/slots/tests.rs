@@ -21,8 +21,8 @@ impl KernelCache for SlowKernel {
     fn drop_some_pages(&self, _ino: Ino, _bytes: std::ops::Range<u64>) {}
 
     fn drop_pages(&self, _ino: Ino) {
-        let told = self.0.lock().take();
-        if let Some((begun, end)) = told {
+        let drop_now = self.0.lock().take();
+        if let Some((begun, end)) = drop_now {
             begun.send(()).unwrap();
             assert!(end.recv().is_err(), "the end of the work");
         }
@@ -94,7 +94,8 @@ impl Bed {
         assert!(slot.extend(slot.size(), end));
     }
 
-    /// Extends the file as a client does that has read the slot as `seen`. Returns whether the program learns that its write was made.
+    /// Extends the file as a client does that has read the slot's word `seen`. Returns whether the program's write counts as
+    /// made.
     fn extend_after(&self, seen: SlotWord, end: u64) -> bool {
         let slot = self.mounted.fast.slot(&self.file);
         let Some(held) = slot.extend_lock().lock(7) else {
@@ -150,7 +151,7 @@ impl Bed {
         handle.file.ino()
     }
 
-    /// Opens such a file again.
+    /// Creates such a file and opens it again.
     fn reopened(&self, name: &[u8], size: u64) -> Arc<Handle> {
         let ino = self.released(name, size);
         self.mounted.open_file(ino, false, true).unwrap()
@@ -208,7 +209,8 @@ impl Drop for Bed {
     fn drop(&mut self) {
         self.mounted.close_file(&self.handle);
         let closed = self.mounted.close();
-        // A thread that unwinds ends all changes of the volume. A second panic would end the process, and a case that is tried again with it.
+        // A thread that unwinds ends all changes of the volume. A second panic would end the process, and with it a case that is
+        // to be retried.
         if !std::thread::panicking() {
             closed.unwrap();
         }
@@ -216,7 +218,7 @@ impl Drop for Bed {
 }
 
 #[test]
-fn a_size_that_was_seen_before_a_truncation_does_not_make_the_file_longer_after_it() {
+fn a_size_that_was_read_before_a_truncation_does_not_extend_the_file_after_it() {
     let bed = Bed::new();
     bed.extend(50_000);
     assert_eq!(bed.size(), 50_000);
@@ -226,31 +228,31 @@ fn a_size_that_was_seen_before_a_truncation_does_not_make_the_file_longer_after_
     assert!(!bed.mounted.apply(&bed.file, changes));
     assert_eq!(bed.handle.file.size(), 100);
     assert_eq!(bed.size(), 100);
-    // Counts what a client has written since.
+    // A later write of a client counts.
     bed.extend(3_000);
     assert_eq!(bed.size(), 3_000);
 }
 
 #[test]
-fn a_size_that_no_client_can_have_written_is_told_of_once_and_not_believed() {
+fn a_size_that_no_client_can_have_written_is_logged_once_and_ignored() {
     let bed = Bed::new();
-    let told = || bed.file.size_warned.load(Ordering::Relaxed);
+    let is_logged = || bed.file.size_warned.load(Ordering::Relaxed);
     bed.extend(16 * PAGE_BYTES);
     bed.mounted.absorb(bed.handle.file.ino());
-    assert!(!told());
-    // Read before a truncation, which takes the space back.
+    assert!(!is_logged());
+    // This size is read before a truncation, which releases the reserved space.
     let changes = bed.mounted.take_changes(&bed.file);
     bed.truncate(PAGE_BYTES);
     bed.mounted.apply(&bed.file, changes);
-    assert!(!told());
+    assert!(!is_logged());
     bed.extend(1 << 40);
     bed.mounted.absorb(bed.handle.file.ino());
-    assert!(told());
+    assert!(is_logged());
     assert_eq!(bed.size(), PAGE_BYTES);
 }
 
 #[test]
-fn the_size_is_the_last_truncation_s_whoever_looks_at_it_meanwhile() {
+fn the_size_is_that_of_the_last_truncation_while_others_read_it() {
     let bed = Bed::new();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -275,10 +277,10 @@ fn the_size_is_the_last_truncation_s_whoever_looks_at_it_meanwhile() {
                 });
             let _ = rx.recv_timeout(Duration::from_secs(60)).unwrap();
         };
-        for turn in 0..2_000 {
+        for round in 0..2_000 {
             bed.extend(50_000);
-            bed.truncate(100 + turn % 7);
-            assert_eq!(bed.size(), 100 + turn % 7, "turn {turn}");
+            bed.truncate(100 + round % 7);
+            assert_eq!(bed.size(), 100 + round % 7, "round {round}");
             reserve();
         }
         stop.store(true, Ordering::Relaxed);
@@ -286,7 +288,7 @@ fn the_size_is_the_last_truncation_s_whoever_looks_at_it_meanwhile() {
 }
 
 #[test]
-fn what_is_done_to_a_file_that_has_lost_its_slot_concerns_no_other_file() {
+fn a_thread_that_still_refers_to_a_freed_slot_changes_no_other_file() {
     let bed = Bed::new();
     let fast = &bed.mounted.fast;
     let (first, stale) = bed.granted(b"first", 100);
@@ -357,7 +359,7 @@ fn soon(first: u64, pages: u32) -> Call {
 }
 
 #[test]
-fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_often_it_asks() {
+fn one_job_reserves_pages_for_a_descriptor_however_often_it_asks() {
     let bed = Bed::new();
     let reading = (bed.mounted)
         .open_file(bed.handle.file.ino(), false, true)
@@ -374,7 +376,7 @@ fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_oft
         let answer = bed.ask(&bed.handle, soon(16, 16));
         assert_eq!((answer.status, answer.pages), (0, 16));
     }
-    // One writer is faster than the job, another reserves pages elsewhere.
+    // One writer is faster than the job, and another asks for pages elsewhere.
     let answer = bed.ask(&bed.handle, soon(32, 8));
     assert_eq!((answer.status, answer.pages), (0, 8));
     for (first, pages) in [(90, 1), (u64::MAX, 8), (20, 0)] {
@@ -394,7 +396,7 @@ fn pages_are_reserved_soon_by_one_job_of_a_descriptor_that_may_write_however_oft
 }
 
 #[test]
-fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_until_that_ends() {
+fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_meanwhile() {
     let bed = Bed::new();
     let stranger = crate::Asker {
         uid: 60_000,
@@ -409,14 +411,14 @@ fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_until_th
         assert_eq!(bed.ask_as(mapping, Call::Mapped, stranger).status, 0);
     }
     assert_eq!(in_use(), before);
-    // A program asks in between.
+    // A program asks for inline access while the file is mapped.
     let program = open();
     assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
     let [one, other] = mappings;
     bed.mounted.close_file(&one);
     assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
     bed.mounted.close_file(&other);
-    // Whoever was refused is no writer, so this is the first one, which is granted writes at once.
+    // A refused program is no writer, so this one is the first writer, and is granted writes at once.
     let later = open();
     assert_eq!(bed.ask(&later, WRITE).status, 0);
     assert!(program.file.object().may_write_inline());
@@ -428,7 +430,7 @@ fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_until_th
     assert_eq!(in_use(), before);
     assert_eq!(bed.ask(&program, WRITE).status, 0);
     assert!(bed.mounted.fast.mappings.lock().is_empty());
-    // A mapping of a file that has a slot.
+    // Maps a file that has a slot.
     let mapping = open();
     assert_eq!(bed.ask_as(&mapping, Call::Mapped, stranger).status, 0);
     assert_eq!(bed.ask(&program, WRITE).status, Refusal::Mapped as u32);
@@ -507,7 +509,7 @@ fn a_file_without_set_id_bits_is_written_inline_again_through_its_next_slot() {
 }
 
 #[test]
-fn a_broken_extension_is_cleared_when_both_of_its_descriptors_are_closed_at_once() {
+fn an_interrupted_extension_is_cleared_when_both_descriptors_are_closed_at_once() {
     // Each takes a second, the longest time a lock may be held.
     for _ in 0..3 {
         let bed = Bed::new();
@@ -532,7 +534,7 @@ fn a_broken_extension_is_cleared_when_both_of_its_descriptors_are_closed_at_once
 }
 
 #[test]
-fn a_file_that_clients_made_longer_is_whole_when_it_has_replaced_another() {
+fn a_file_that_clients_extended_is_whole_after_it_replaced_another() {
     let bed = Bed::new();
     let fs = bed.mounted.fs();
     fs.mknod(ROOT, b"old", Kind::File, 0o644, 0, CALLER)
@@ -545,7 +547,7 @@ fn a_file_that_clients_made_longer_is_whole_when_it_has_replaced_another() {
     let (tx, rx) = mpsc::channel();
     fs.fsync_dir(ROOT, Box::new(move |result| tx.send(result).unwrap()));
     rx.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
-    // The state that a power cut leaves now.
+    // Mounts the state that a power cut would leave now.
     let after = mount(&Arc::new(bed.device.crash(1)));
     let attr = after.lookup(ROOT, b"old").unwrap();
     assert_eq!(attr.size, 50_000);
@@ -561,7 +563,7 @@ fn a_file_that_clients_made_longer_is_whole_when_it_has_replaced_another() {
 }
 
 #[test]
-fn a_read_in_a_thread_that_may_not_wait_is_left_to_another_while_a_writer_keeps_its_words() {
+fn a_read_that_may_not_wait_is_returned_while_a_writer_holds_its_words() {
     let bed = Bed::new();
     bed.extend(50_000);
     let slot = bed.mounted.fast.slot(&bed.file);
@@ -574,7 +576,7 @@ fn a_read_in_a_thread_that_may_not_wait_is_left_to_another_while_a_writer_keeps_
     let left = (bed.mounted).try_read(&bed.handle, 0, 40_000, false, vec![], reply);
     let (buffer, reply) = left.expect("the words are held");
     assert!(rx.try_recv().is_err());
-    assert!(slot.holds(&held, 0), "nothing is taken away by it");
+    assert!(slot.holds(&held, 0), "it takes no word away");
     // A page's latch is enough for a read within the page.
     let within = {
         let tx = tx.clone();
@@ -597,19 +599,19 @@ fn a_read_in_a_thread_that_may_not_wait_is_left_to_another_while_a_writer_keeps_
 }
 
 #[test]
-fn a_write_that_makes_the_file_longer_while_its_last_descriptor_is_closed_is_refused_or_counts() {
+fn a_write_that_extends_the_file_while_its_last_descriptor_is_closed_is_refused_or_counts() {
     let bed = Bed::new();
     let fast = &bed.mounted.fast;
     let word = fast.info(&bed.file).word();
     let mut made = false;
     bed.release(|| made = bed.extend_after(word, 50_000));
     assert!(!made || bed.size() == 50_000, "a size is lost");
-    // Nor is it made when the daemon does not look any more.
+    // The same write is refused after the release, when the daemon reads the size no more.
     assert!(!bed.extend_after(word, 50_000));
 }
 
 #[test]
-fn writes_that_were_about_to_be_granted_are_not_when_nobody_has_the_file_any_more() {
+fn a_posted_grant_of_writes_has_no_effect_after_the_last_writer_has_closed_the_file() {
     let bed = Bed::new();
     let fast = &bed.mounted.fast;
     let reader = (bed.mounted)
@@ -634,7 +636,7 @@ fn writes_that_were_about_to_be_granted_are_not_when_nobody_has_the_file_any_mor
 }
 
 #[test]
-fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
+fn no_client_writes_inline_beside_a_write_of_the_mount_that_began_earlier() {
     let bed = Bed::new();
     let (fast, handle) = (&bed.mounted.fast, bed.plain());
     let limit = Duration::from_secs(60);
@@ -659,7 +661,7 @@ fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
     fast.later(move || tx.send(()).unwrap());
     rx.recv_timeout(limit).unwrap();
     assert!(answer.try_recv().is_err() && withheld());
-    // Writes of other programs through the kernel do not cause it either.
+    // Writes of other programs through the kernel do not grant inline writes either.
     fast.grant_writes(&slot_file);
     assert!(withheld());
     page.write(0, 0, &[0; PAGE_BYTES as usize]).unwrap();
@@ -672,7 +674,7 @@ fn nobody_writes_inline_beside_a_write_of_the_mount_that_began_before() {
 }
 
 #[test]
-fn a_write_of_the_mount_notices_that_the_file_has_got_its_first_inline_writer() {
+fn a_write_of_the_mount_notices_the_first_inline_writer_of_its_file() {
     let bed = Bed::new();
     let (fast, handle) = (&bed.mounted.fast, bed.plain());
     // Makes the write wait after it has checked for inline writers.
@@ -714,7 +716,7 @@ fn a_write_of_the_mount_notices_that_the_file_has_got_its_first_inline_writer() 
 }
 
 #[test]
-fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
+fn the_first_writer_waits_for_the_kernels_pages_only_if_there_may_be_some() {
     let bed = Bed::new();
     let limit = Duration::from_secs(60);
     let ask = |handle: &Arc<Handle>| {
@@ -753,7 +755,7 @@ fn the_first_writer_waits_for_the_kernels_pages_only_where_it_may_have_some() {
 }
 
 #[test]
-fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_gone() {
+fn no_client_writes_inline_while_the_kernel_drops_its_pages_for_an_earlier_writer() {
     let kernel = Arc::new(SlowKernel::default());
     let bed = Bed::beside(kernel.clone());
     let (fast, limit) = (&bed.mounted.fast, Duration::from_secs(60));
@@ -763,7 +765,7 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
     let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| tx.send(read).unwrap();
     (bed.mounted).read(&first, 0, 4096, true, vec![], reply);
     rx.recv_timeout(limit).unwrap().unwrap();
-    // Writes through the kernel cause the pages to be dropped; the file is closed meanwhile.
+    // Writes through the kernel make it drop its pages. The file is closed meanwhile.
     let (begun, dropping) = mpsc::channel();
     let (go_on, end) = mpsc::channel();
     *kernel.0.lock() = Some((begun, end));
@@ -791,13 +793,13 @@ fn nobody_writes_inline_while_the_kernel_drops_its_pages_for_a_writer_that_has_g
 }
 
 #[test]
-fn what_a_new_writer_appends_is_kept_when_the_space_of_the_last_writer_is_taken_back() {
+fn data_that_a_new_writer_appends_is_kept_when_the_last_writers_space_is_released() {
     let bed = Bed::new();
     let (fast, limit) = (&bed.mounted.fast, Duration::from_secs(60));
     let next = (bed.mounted)
         .open_file(bed.handle.file.ino(), false, true)
         .unwrap();
-    // The thread that takes it back has other work.
+    // The thread that releases the space is busy.
     let (work, over) = mpsc::channel::<()>();
     fast.later(move || assert!(over.recv().is_err(), "the end of the work"));
     fast.release(&bed.mounted, &bed.handle);
@@ -827,7 +829,7 @@ fn what_a_new_writer_appends_is_kept_when_the_space_of_the_last_writer_is_taken_
 }
 
 #[test]
-fn a_file_may_get_a_slot_while_somebody_waits_for_space_for_it() {
+fn a_file_may_get_a_slot_while_a_request_waits_for_space_for_it() {
     let bed = Bed::new();
     let (fs, handle) = (bed.mounted.fs(), bed.plain());
     let other = bed.plain_named(b"other");

@@ -9,7 +9,7 @@ use crate::fast::slots::tests::Bed;
 use crate::simulated::asker;
 use crate::write::WriteMode;
 
-/// A client that is this process.
+/// A client in this process.
 struct Program {
     bed: Bed,
     owner: u16,
@@ -21,7 +21,7 @@ fn thread_id() -> u32 {
     jericho_sys::affinity::current_tid()
 }
 
-/// The calling thread, as a request names it.
+/// Returns the calling thread, as a request names it.
 fn here() -> Asker {
     Asker {
         thread: thread_id(),
@@ -40,7 +40,7 @@ impl Program {
         Program { bed, owner, area }
     }
 
-    /// Tells the daemon, as a thread does when it asks for a slot by an ioctl, that a thread uses that block.
+    /// Names a block as the one that the thread uses, as a thread does when it asks for a slot by an ioctl.
     fn name(&self, asker: Asker, owner: u16, block: u32) {
         let call = Call::Fast {
             write: false,
@@ -53,7 +53,7 @@ impl Program {
         self.bed.ask_as(&self.bed.handle, call, asker);
     }
 
-    /// Leaves a wish in block 0, lets the daemon see a request for the handle's file, and returns what it granted.
+    /// Leaves a wish in block 0, and serves a request for the handle's file. Returns what the daemon granted.
     fn wish_for(
         &self,
         object: u64,
@@ -114,7 +114,7 @@ fn a_request_grants_the_slot_that_its_thread_has_wished_for() {
 }
 
 #[test]
-fn a_write_that_carries_a_wish_is_over_before_it_grants_inline_writes() {
+fn a_write_that_carries_a_wish_ends_before_it_grants_inline_writes() {
     let program = Program::new();
     program.name(here(), program.owner, 0);
     let plain = program.bed.plain_named(b"plain");
@@ -184,7 +184,7 @@ fn false_wishes_grant_nothing_that_the_thread_could_not_ask_for() {
 }
 
 #[test]
-fn a_client_names_its_own_threads_only() {
+fn a_client_names_only_its_own_threads() {
     let program = Program::new();
     let plain = program.bed.plain_named(b"plain");
     let init = Asker {
@@ -195,7 +195,7 @@ fn a_client_names_its_own_threads_only() {
     assert_eq!(program.wish_for(plain.file.ino(), true, init, &plain), None);
     program.name(here(), program.owner + 1, 0);
     assert_eq!(program.wish(&plain), None, "no client has that number");
-    // A number of a block that does not exist stands for one that does.
+    // The daemon maps a block number that does not exist to one that does.
     program.name(here(), program.owner, 1024);
     assert!(program.wish(&plain).is_some());
     program.bed.mounted.fast.bury(program.owner);
@@ -204,7 +204,7 @@ fn a_client_names_its_own_threads_only() {
 }
 
 #[test]
-fn a_grant_that_would_have_to_wait_is_left_to_the_ioctl() {
+fn a_grant_that_would_have_to_wait_is_not_made_with_the_request() {
     let program = Program::new();
     program.name(here(), program.owner, 0);
     let fast = &program.bed.mounted.fast;
@@ -220,7 +220,7 @@ fn a_grant_that_would_have_to_wait_is_left_to_the_ioctl() {
 }
 
 #[test]
-fn a_first_writer_is_told_its_slot_and_may_write_when_other_writes_have_ended() {
+fn a_first_writer_gets_its_slot_at_once_and_may_write_when_other_writes_have_ended() {
     let program = Program::new();
     program.name(here(), program.owner, 0);
     let fast = &program.bed.mounted.fast;
@@ -246,7 +246,7 @@ fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
         block: 0,
         instance: fast.control.instance(),
     };
-    // As an answer holds it while it reserves pages, with a slice's lock.
+    // Holds the lock that an answer holds while it reserves pages, together with a slice's lock.
     let answering = fast.wishers.entries[thread as usize % ENTRIES]
         .wisher
         .lock();
@@ -268,7 +268,7 @@ fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
 }
 
 #[test]
-fn an_entry_that_passes_to_another_thread_answers_no_wish_of_the_first() {
+fn an_entry_that_now_belongs_to_another_thread_answers_no_wish_of_the_first() {
     let area = Arc::new(Area::create("test", 7).unwrap());
     let wisher = |block| Wisher {
         owner: 7,

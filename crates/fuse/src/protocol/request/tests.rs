@@ -14,7 +14,7 @@ fn message(opcode: u32, parts: &[&[u8]]) -> Vec<u8> {
     [header.as_bytes(), &body].concat()
 }
 
-/// A request of each operation that has arguments, as the kernel sends it.
+/// Returns a request of each operation that has arguments, as the kernel sends it.
 fn examples() -> Vec<Vec<u8>> {
     let zeros = |len| vec![0; len];
     let with_size = |at: usize, size: u32, len: usize| {
@@ -71,14 +71,14 @@ fn parsed(message: &[u8]) -> Result<Operation<'_>> {
     parse_message(message, &Agreed::all()).1
 }
 
-/// Parses as through the ring, which delivers `arguments` bytes separately.
+/// Parses a message as the ring delivers it, with `arguments` bytes in a separate place.
 fn parsed_in_two(message: &[u8], arguments: usize) -> Result<Operation<'_>> {
     let (header, body) = InHeader::read_from_prefix(message).unwrap();
     let (arguments, rest) = body.split_at(arguments.min(body.len()));
     parse(&header, arguments, rest, &Agreed::all())
 }
 
-/// The same random numbers on every machine.
+/// A generator that returns the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -95,7 +95,7 @@ impl Random {
 }
 
 #[test]
-fn every_request_is_read_and_none_that_is_cut_short() {
+fn every_whole_request_is_parsed_and_no_truncated_one() {
     for whole in examples() {
         let opcode = whole[4];
         assert!(parsed(&whole).is_ok(), "operation {opcode}");
@@ -119,7 +119,7 @@ fn every_request_is_read_and_none_that_is_cut_short() {
 }
 
 #[test]
-fn the_ring_and_the_device_bring_the_same_request() {
+fn the_ring_and_the_device_deliver_the_same_request() {
     let write = message(
         op::WRITE,
         &[&[0; 16], &5_u32.to_ne_bytes(), &[0; 20], b"bytes"],
@@ -147,7 +147,7 @@ fn the_ring_and_the_device_bring_the_same_request() {
 }
 
 #[test]
-fn names_that_are_none_are_refused() {
+fn invalid_names_are_refused() {
     for name in [
         &b"a/b\0"[..],
         b"/\0",
@@ -169,7 +169,7 @@ fn names_that_are_none_are_refused() {
 }
 
 #[test]
-fn data_are_as_long_as_their_request_says() {
+fn data_must_have_the_length_that_the_request_gives() {
     for (opcode, at, len) in [(op::WRITE, 16, 40), (op::IOCTL, 24, 32)] {
         for (says, result) in [(3_u32, true), (2, false), (4, false), (u32::MAX, false)] {
             let mut args = vec![0; len];
@@ -185,7 +185,7 @@ fn data_are_as_long_as_their_request_says() {
 }
 
 #[test]
-fn the_short_form_of_an_attribute_is_read_where_it_was_agreed_upon() {
+fn the_short_form_of_setxattr_is_parsed_unless_the_long_form_was_agreed_on() {
     let short = [&1_u32.to_ne_bytes()[..], &2_u32.to_ne_bytes()].concat();
     let message = message(op::SETXATTR, &[&short, b"user.a\0", b"v"]);
     let read = parse_message(&message, &Agreed::default()).1.unwrap();
@@ -197,7 +197,7 @@ fn the_short_form_of_an_attribute_is_read_where_it_was_agreed_upon() {
 }
 
 #[test]
-fn an_operation_that_is_not_known_is_no_malformed_one() {
+fn an_unknown_operation_is_not_malformed() {
     for opcode in [0, 7, 37, 54, 4096, u32::MAX] {
         let read = message(opcode, &[b"whatever"]);
         assert!(matches!(parsed(&read), Ok(Operation::Other)), "{opcode}");
@@ -205,7 +205,7 @@ fn an_operation_that_is_not_known_is_no_malformed_one() {
 }
 
 #[test]
-fn no_bytes_make_the_reader_panic() {
+fn no_bytes_make_the_parser_panic() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for opcode in OPCODES {
         for round in 0..400 {
