@@ -1,12 +1,12 @@
-//! The label: block 0 of every device of a volume. It says whose device this is, so that a missing,
-//! exchanged or foreign device is named instead of read.
+//! The label: block 0 of every device of a volume. It identifies the device, so that a missing, exchanged or foreign device is
+//! named in an error instead of being read.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// First bytes of every device of a volume.
 pub const LABEL_MAGIC: [u8; 8] = *b"JERICHO\0";
-/// Version of the volume format that this code writes and the newest it reads.
+/// Version of the volume format that this code writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
 /// Block 0 of a device.
@@ -21,36 +21,36 @@ pub struct Label {
     pub crc: U32,
     /// The volume that the device belongs to.
     pub volume_uuid: [u8; 16],
-    /// This device.
+    /// Id of the device.
     pub device_uuid: [u8; 16],
-    /// Its index in the volume's device table.
+    /// Index in the volume's device table.
     pub device_index: U16,
     /// Number of devices of the volume.
     pub devices: U16,
     /// Zero.
     pub reserved0: U32,
-    /// Blocks of the device that the volume uses: a smaller device was truncated.
+    /// Blocks of the device that the volume uses. A device with fewer blocks was truncated.
     pub device_blocks: U64,
     /// Zero.
     pub reserved: [u8; 4032],
 }
 const _: () = assert!(size_of::<Label>() == 4096);
 
-/// What block 0 of a device says.
+/// Result of decoding block 0 of a device.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LabelState {
-    /// Not a device of a volume.
+    /// The device belongs to no volume.
     Foreign,
-    /// Of a volume of this version, which is newer than `VERSION`.
+    /// The device belongs to a volume of this version, which is newer than `VERSION`.
     Newer(u32),
     /// The magic is right but the checksum is not.
     Damaged,
-    /// A good label.
+    /// A valid label.
     Valid(Box<Label>),
 }
 
 impl Label {
-    /// A label with magic and version set and the rest zero.
+    /// Returns a label with magic and version set and the rest zero.
     pub fn new() -> Box<Label> {
         let mut label = Box::new(Label::new_zeroed());
         label.magic = LABEL_MAGIC;
@@ -58,7 +58,7 @@ impl Label {
         label
     }
 
-    /// The 4096 bytes to store, with the checksum set.
+    /// Returns the 4096 bytes to store, with the checksum set.
     pub fn encode(&self) -> Vec<u8> {
         let mut label = self.clone();
         label.crc = U32::new(0);
@@ -67,7 +67,7 @@ impl Label {
         label.as_bytes().to_vec()
     }
 
-    /// Judges the first 4096 bytes of a device.
+    /// Decodes the first 4096 bytes of a device.
     pub fn decode(block: &[u8]) -> LabelState {
         let Ok((label, _)) = Label::read_from_prefix(block) else {
             return LabelState::Foreign;
@@ -75,7 +75,7 @@ impl Label {
         if label.magic != LABEL_MAGIC {
             return LabelState::Foreign;
         }
-        // A newer version may have another checksum or layout: only magic and version are promised.
+        // A newer version may have another checksum or layout. Only magic and version are in the same place in all versions.
         if label.version.get() > VERSION {
             return LabelState::Newer(label.version.get());
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flipped_bit_anywhere_in_a_label_is_noticed() {
+    fn a_flipped_bit_anywhere_in_a_label_is_detected() {
         let bytes = Label::new().encode();
         assert!(matches!(Label::decode(&bytes), LabelState::Valid(_)));
         for at in (12..bytes.len()).step_by(7) {

@@ -1,7 +1,6 @@
 //! Bytes that outlive or leave a process: volume, shared memory, wire. No I/O.
 //!
-//! What is durable is specified in `docs/formats/volume.md`; a test compares the offsets that the
-//! page gives with those of the structs here.
+//! `docs/formats/volume.md` specifies the durable bytes. A test compares the offsets on that page with those of the structs here.
 #![forbid(unsafe_code)]
 
 pub mod label;
@@ -11,9 +10,9 @@ pub mod threads;
 
 /// Size of a block on a volume and of a page in a cache.
 pub const PAGE_BYTES: u64 = 4096;
-/// Inode numbers are 1..=INO_MAX: 30 bits, so that a page key packs into one word.
+/// Maximum inode number; the minimum is 1. Has 30 bits, so that a page key packs into one word.
 pub const INO_MAX: u64 = (1 << 30) - 1;
-/// Page numbers within a file are 0..=PAGE_MAX: 34 bits, 64 TiB.
+/// Maximum page number within a file; the minimum is 0. Has 34 bits: 64 TiB.
 pub const PAGE_MAX: u64 = (1 << 34) - 1;
-/// Largest file.
+/// Maximum size of a file.
 pub const FILE_BYTES_MAX: u64 = (PAGE_MAX + 1) * PAGE_BYTES;

@@ -1,17 +1,17 @@
-//! Values of the metadata store's tables. All integers little-endian; keys are in big-endian so
-//! that their byte order is their numeric order.
+//! Values of the metadata store's tables. All integers are little-endian, except in keys: these are big-endian, so that their
+//! byte order is their numeric order.
 
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of every record below; a reader refuses others.
+/// Version of all records below. A reader refuses others.
 pub const RECORD_VERSION: u8 = 1;
-/// In `slice` and `placement`: no slice.
+/// Value of `slice` and `placement`: no slice.
 pub const NO_SLICE: u16 = u16::MAX;
-/// `ExtentValue::flags`: allocated but never written, reads as zeros.
+/// Value of `ExtentValue::flags`: allocated but never written, reads as zeros.
 pub const EXTENT_UNWRITTEN: u16 = 1;
 
-/// File types as stored (the values of `d_type`).
+/// File types as stored (values of `d_type`).
 pub mod kind {
     /// FIFO.
     pub const FIFO: u8 = 1;
@@ -29,7 +29,7 @@ pub mod kind {
     pub const SOCKET: u8 = 12;
 }
 
-/// Value of table `inodes`; a symbolic link's target follows it.
+/// Value of table `inodes`. A symbolic link's target follows it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -49,42 +49,42 @@ pub struct InodeValue {
     pub gid: U32,
     /// Device number of special files.
     pub rdev: U32,
-    /// Changes each time the number is used again.
+    /// Changes each time the inode number is used again.
     pub generation: U32,
-    /// Bytes; directories: entries.
+    /// Size in bytes; for directories, number of entries.
     pub size: U64,
-    /// Seconds since the epoch, rounded down.
+    /// Time of the last access: seconds since the epoch, rounded down.
     pub atime_s: I64,
-    /// Seconds.
+    /// Time of the last modification: seconds.
     pub mtime_s: I64,
-    /// Seconds.
+    /// Time of the last change of attributes: seconds.
     pub ctime_s: I64,
-    /// Seconds.
+    /// Time of creation: seconds.
     pub btime_s: I64,
-    /// Nanoseconds on top of `atime_s`, below 10^9.
+    /// Nanoseconds after `atime_s`, below 10^9.
     pub atime_ns: U32,
-    /// Nanoseconds.
+    /// Nanoseconds after `mtime_s`.
     pub mtime_ns: U32,
-    /// Nanoseconds.
+    /// Nanoseconds after `ctime_s`.
     pub ctime_ns: U32,
-    /// Nanoseconds.
+    /// Nanoseconds after `btime_s`.
     pub btime_ns: U32,
     /// Parent directory.
     pub parent: U64,
     /// Home slice or `NO_SLICE`.
     pub slice: U16,
-    /// Placement set by the user or `NO_SLICE`.
+    /// Placement set by the user, or `NO_SLICE`.
     pub placement: U16,
-    /// Bytes of the symbolic link's target that follow.
+    /// Bytes of the symbolic link's target that follows.
     pub target_bytes: U16,
-    /// When threads are moved to the data: a `threads::ThreadsOfInode`.
+    /// When threads migrate to the data: a `threads::ThreadsOfInode`.
     pub threads: u8,
     /// Zero.
     pub reserved: u8,
 }
 const _: () = assert!(size_of::<InodeValue>() == 96);
 
-/// Value of table `extents`; the key is inode (8 bytes, big-endian), first page (8, big-endian).
+/// Value of table `extents`. The key is the inode (8 bytes, big-endian) and the first page (8 bytes, big-endian).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -92,7 +92,7 @@ const _: () = assert!(size_of::<InodeValue>() == 96);
 pub struct ExtentValue {
     /// First block within the slice.
     pub first: U64,
-    /// Blocks.
+    /// Number of blocks.
     pub count: U32,
     /// Slice.
     pub slice: U16,
@@ -101,7 +101,7 @@ pub struct ExtentValue {
 }
 const _: () = assert!(size_of::<ExtentValue>() == 16);
 
-/// Value of table `entries`; the key is directory (8 bytes, big-endian), hash (8, big-endian), name.
+/// Value of table `entries`. The key is the directory (8 bytes, big-endian), the hash (8 bytes, big-endian) and the name.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -116,17 +116,17 @@ pub struct EntryValue {
 }
 const _: () = assert!(size_of::<EntryValue>() == 8);
 
-/// Key of tables `inodes`, `orphans`: the number in 8 bytes, big-endian.
+/// Returns the key of tables `inodes` and `orphans`: the number in 8 bytes, big-endian.
 pub fn ino_key(ino: u64) -> [u8; 8] {
     ino.to_be_bytes()
 }
 
-/// Key of table `extents`.
+/// Returns the key of table `extents`.
 pub fn extent_key(ino: u64, page: u64) -> [u8; 16] {
     pair_key(ino, page)
 }
 
-/// Two numbers in 16 bytes, big-endian.
+/// Returns two numbers in 16 bytes, big-endian.
 pub fn pair_key(a: u64, b: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&a.to_be_bytes());
@@ -134,7 +134,7 @@ pub fn pair_key(a: u64, b: u64) -> [u8; 16] {
     key
 }
 
-/// Key of table `entries`.
+/// Returns the key of table `entries`.
 pub fn entry_key(dir: u64, hash: u64, name: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(16 + name.len());
     key.extend_from_slice(&pair_key(dir, hash));
@@ -142,7 +142,7 @@ pub fn entry_key(dir: u64, hash: u64, name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// Key of table `xattrs`.
+/// Returns the key of table `xattrs`.
 pub fn xattr_key(ino: u64, name: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(8 + name.len());
     key.extend_from_slice(&ino.to_be_bytes());
@@ -155,7 +155,7 @@ pub fn key_number(key: &[u8]) -> Option<u64> {
     key.first_chunk::<8>().map(|b| u64::from_be_bytes(*b))
 }
 
-/// Splits nanoseconds since the epoch into seconds and nanoseconds; saturates outside of i64 seconds.
+/// Splits nanoseconds since the epoch into seconds and nanoseconds. Saturates outside of i64 seconds.
 pub fn split_time(ns: i128) -> (i64, u32) {
     let s = ns.div_euclid(1_000_000_000);
     match i64::try_from(s) {
@@ -165,7 +165,7 @@ pub fn split_time(ns: i128) -> (i64, u32) {
     }
 }
 
-/// The inverse of `split_time`.
+/// Joins seconds and nanoseconds. The inverse of `split_time`.
 pub fn join_time(s: i64, ns: u32) -> i128 {
     i128::from(s) * 1_000_000_000 + i128::from(ns)
 }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_before_the_epoch_come_back_as_they_were() {
+    fn times_before_the_epoch_are_kept() {
         for ns in [
             0,
             1,

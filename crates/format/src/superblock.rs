@@ -1,5 +1,5 @@
-//! The superblock: what a volume consists of. Two copies on the first device, written in turn; the
-//! newer one whose checksum is right counts, so a torn write costs only the change that it carried.
+//! The superblock: the parts of a volume. The first device has two copies, written in turn. The newer copy with a correct
+//! checksum counts, so a torn write costs only the change that it carried.
 
 use std::collections::HashSet;
 
@@ -11,49 +11,49 @@ use crate::label::VERSION;
 
 /// First bytes of a superblock copy.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"JERISUPR";
-/// Most devices of a volume.
+/// Maximum number of devices of a volume.
 pub const DEVICES_MAX: usize = 64;
-/// Most slices of a volume.
+/// Maximum number of slices of a volume.
 pub const SLICES_MAX: usize = 256;
-/// Most regions of all slices together.
+/// Maximum number of regions of all slices together.
 pub const REGIONS_MAX: usize = 1024;
-/// Most chunks of the metadata region.
+/// Maximum number of chunks of the metadata region.
 pub const CHUNKS_MAX: usize = 4096;
-/// Smallest and largest container, in blocks; both are powers of two.
+/// Smallest and largest size of a container, in blocks. A container's size is a power of two.
 pub const CONTAINER_BLOCKS: std::ops::RangeInclusive<u32> = 256..=16384;
-/// Largest chunk of the metadata region.
+/// Largest size of a chunk of the metadata region, in blocks.
 pub const CHUNK_BLOCKS_MAX: u32 = 16384;
-/// `ChunkEntry::position`: taken from a slice but not yet part of the metadata region.
+/// Value of `ChunkEntry::position`: taken from a slice but not yet part of the metadata region.
 pub const CHUNK_SPARE: u32 = u32::MAX;
-/// `ChunkEntry::slice`: not from the space of a slice (made by format).
+/// Value of `ChunkEntry::slice`: made by format, not from the space of a slice.
 pub const CHUNK_NO_SLICE: u16 = u16::MAX;
-/// `DeviceEntry::node`, `SliceEntry::node`: no node is known.
+/// Value of `DeviceEntry::node` and `SliceEntry::node`: the node is unknown.
 pub const NO_NODE: u32 = u32::MAX;
-/// `SuperblockHead::flags`: not cleanly unmounted, or mounted now.
+/// Bit of `SuperblockHead::flags`: not cleanly unmounted, or mounted now.
 pub const FLAG_DIRTY: u32 = 1;
-/// `SuperblockHead::flags`: the files have all of their space allocated, and keep it.
+/// Bit of `SuperblockHead::flags`: the files that serve as devices have all their space allocated, and keep it.
 pub const FLAG_PREALLOCATED: u32 = 2;
 
 /// Offset of the device table in a copy.
 pub const DEVICES_AT: usize = 4096;
-/// Offset of the slice table.
+/// Offset of the slice table in a copy.
 pub const SLICES_AT: usize = DEVICES_AT + DEVICES_MAX * size_of::<DeviceEntry>();
-/// Offset of the region table.
+/// Offset of the region table in a copy.
 pub const REGIONS_AT: usize = SLICES_AT + SLICES_MAX * size_of::<SliceEntry>();
-/// Offset of the chunk table.
+/// Offset of the chunk table in a copy.
 pub const CHUNKS_AT: usize = REGIONS_AT + REGIONS_MAX * size_of::<RegionEntry>();
-/// Bytes of a copy.
+/// Size of a copy in bytes.
 pub const COPY_BYTES: usize = CHUNKS_AT + CHUNKS_MAX * size_of::<ChunkEntry>();
-/// Blocks of a copy.
+/// Size of a copy in blocks.
 pub const COPY_BLOCKS: u64 = COPY_BYTES as u64 / PAGE_BYTES;
 /// First block of each copy on the first device.
 pub const COPY_FIRST_BLOCK: [u64; 2] = [1, 1 + COPY_BLOCKS];
-/// Blocks of the first device before anything else: label and both copies.
+/// Blocks at the start of the first device: label and both copies.
 pub const HEAD_BLOCKS: u64 = 1 + 2 * COPY_BLOCKS;
 const _: () = assert!(COPY_BYTES.is_multiple_of(PAGE_BYTES as usize));
 const _: () = assert!(COPY_BLOCKS == 37);
 
-/// First block of a copy.
+/// The first block of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SuperblockHead {
@@ -63,11 +63,11 @@ pub struct SuperblockHead {
     pub version: U32,
     /// crc32c of the whole copy with this field zero.
     pub crc: U32,
-    /// Grows by one with each write; the greater one of two good copies counts.
+    /// Grows by one with each write. The greater of two valid copies counts.
     pub sequence: U64,
-    /// The volume.
+    /// Id of the volume.
     pub volume_uuid: [u8; 16],
-    /// Key of the hash of names.
+    /// Key of the hash of file names.
     pub hash_seed: [u8; 16],
     /// `FLAG_DIRTY`, `FLAG_PREALLOCATED`.
     pub flags: U32,
@@ -85,9 +85,9 @@ pub struct SuperblockHead {
     pub reserved0: U16,
     /// Entries of the chunk table.
     pub chunks: U32,
-    /// Length of the metadata store in bytes: what redb set.
+    /// Length of the metadata store in bytes, as set by redb.
     pub store_bytes: U64,
-    /// When it was made, seconds since the epoch.
+    /// Time of the format, in seconds since the epoch.
     pub created_s: U64,
     /// The host and process that have the volume mounted while `FLAG_DIRTY` is set.
     pub owner: OwnerRecord,
@@ -96,8 +96,8 @@ pub struct SuperblockHead {
 }
 const _: () = assert!(size_of::<SuperblockHead>() == 4096);
 
-/// The host and process that mounted the volume for writing. Detects a mount on another machine, which no local lock
-/// shows.
+/// The host and process that mounted the volume for writing. Detects a mount on another machine, which a local lock cannot
+/// detect.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -115,7 +115,7 @@ pub struct OwnerRecord {
     pub host_bytes: U16,
     /// Zero.
     pub reserved0: U16,
-    /// The machine's name, for messages and for machines without an identity.
+    /// Name of the machine, for messages and for machines without an identity.
     pub host: [u8; 72],
 }
 const _: () = assert!(size_of::<OwnerRecord>() == 112);
@@ -124,17 +124,17 @@ const _: () = assert!(size_of::<OwnerRecord>() == 112);
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DeviceEntry {
-    /// As in the device's label.
+    /// Id in the device's label.
     pub uuid: [u8; 16],
-    /// Blocks of it that the volume uses.
+    /// Blocks of the device that the volume uses.
     pub blocks: U64,
-    /// Node of the hardware when it was formatted, or `NO_NODE`.
+    /// Node of the hardware at the time of the format, or `NO_NODE`.
     pub node: U32,
-    /// Bytes of `path` that count.
+    /// Length of the path in `path`.
     pub path_bytes: U16,
     /// Zero.
     pub reserved: U16,
-    /// Where it was when it was formatted, absolute: a hint.
+    /// Absolute path of the device at the time of the format: a hint.
     pub path: [u8; 224],
 }
 const _: () = assert!(size_of::<DeviceEntry>() == 256);
@@ -149,9 +149,9 @@ pub struct SliceEntry {
     pub blocks: U64,
     /// Home node, or `NO_NODE`.
     pub node: U32,
-    /// Index of its first region in the region table.
+    /// Index of the first region in the region table.
     pub first_region: U16,
-    /// How many follow one another there, in the order of the slice's blocks.
+    /// Number of regions from there on, in the order of the slice's blocks.
     pub regions: U16,
     /// Zero.
     pub reserved: [u8; 16],
@@ -166,7 +166,7 @@ const _: () = assert!(size_of::<SliceEntry>() == 32);
 pub struct RegionEntry {
     /// First block on the device.
     pub first_block: U64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: U64,
     /// Index of the device.
     pub device: U16,
@@ -183,13 +183,13 @@ const _: () = assert!(size_of::<RegionEntry>() == 24);
 pub struct ChunkEntry {
     /// First block on the device.
     pub first_block: U64,
-    /// Which `chunk_blocks` of the metadata region this is, counted from 0, or `CHUNK_SPARE`.
+    /// Position in the metadata region in units of `chunk_blocks`, or `CHUNK_SPARE`.
     pub position: U32,
     /// Index of the device.
     pub device: U16,
-    /// Slice that it was taken from, or `CHUNK_NO_SLICE`.
+    /// Slice that provided the chunk, or `CHUNK_NO_SLICE`.
     pub slice: U16,
-    /// First block within the slice, if it was taken from one.
+    /// First block within the slice, if a slice provided the chunk.
     pub slice_first: U64,
 }
 const _: () = assert!(size_of::<ChunkEntry>() == 24);
@@ -197,7 +197,7 @@ const _: () = assert!(size_of::<ChunkEntry>() == 24);
 /// A superblock in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Fixed fields; the counts and the checksum are set by `encode`.
+    /// Fixed fields. `encode` sets the counts and the checksum.
     pub head: Box<SuperblockHead>,
     /// Device table.
     pub devices: Vec<DeviceEntry>,
@@ -209,25 +209,25 @@ pub struct Superblock {
     pub chunks: Vec<ChunkEntry>,
 }
 
-/// Why a copy of the superblock is not usable.
+/// Why a copy of the superblock cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
-    /// No superblock is there.
+    /// The block has no superblock.
     #[error("no superblock is there")]
     Magic,
-    /// A newer format: its version.
+    /// The copy has this newer version.
     #[error("it has version {0}")]
     Newer(u32),
-    /// A torn or damaged copy.
+    /// The copy is torn or damaged.
     #[error("its checksum is wrong")]
     Checksum,
-    /// The checksum is right but a field contradicts another; which.
+    /// The checksum is right, but a field contradicts another one. Holds a description.
     #[error("{0}")]
     Inconsistent(String),
 }
 
 impl Superblock {
-    /// An empty superblock: magic and version set.
+    /// Returns an empty superblock with magic and version.
     pub fn new() -> Superblock {
         let mut head = Box::new(SuperblockHead::new_zeroed());
         head.magic = SUPERBLOCK_MAGIC;
@@ -241,7 +241,7 @@ impl Superblock {
         }
     }
 
-    /// The bytes of a copy. Tables longer than their maximum are a bug of the caller.
+    /// Returns the bytes of a copy. The caller ensures that no table exceeds its maximum.
     pub fn encode(&self) -> Vec<u8> {
         let mut head = self.head.clone();
         head.devices = U16::new(self.devices.len() as u16);
@@ -260,7 +260,7 @@ impl Superblock {
         bytes
     }
 
-    /// Reads a copy and checks that its tables agree with one another.
+    /// Decodes a copy and checks that its tables are consistent.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         let Ok((head, _)) = SuperblockHead::read_from_prefix(bytes) else {
             return Err(SuperblockError::Magic);
@@ -303,8 +303,8 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Refuses values that would lead outside of a device or table, to one place by two ways, or to more memory than a
-    /// volume can need.
+    /// Refuses values that would lead outside of a device, to the same place in two ways, or to more memory than a volume can
+    /// need.
     fn validate(&self) -> Result<(), SuperblockError> {
         self.validate_head()?;
         self.validate_slices()?;
@@ -316,7 +316,7 @@ impl Superblock {
             .regions
             .iter()
             .map(|r| (r.device.get(), r.first_block.get(), r.blocks.get()));
-        // Chunks of slices lie in regions.
+        // Chunks of slices lie in regions, so they are excluded here.
         let chunks = self.chunks.iter().filter(made_by_format).map(chunk);
         disjoint(chunks.chain(regions).collect())?;
         disjoint(self.chunks.iter().map(chunk).collect())
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_is_decoded() {
+    fn an_encoded_superblock_can_be_decoded() {
         let superblock = sample();
         let decoded = Superblock::decode(&superblock.encode()).unwrap();
         assert_eq!(decoded.encode(), superblock.encode());
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_volume_has_are_refused_by_name() {
+    fn impossible_values_are_refused_by_name() {
         is_refused("container of 1073741824", |s| {
             s.head.container_blocks = U32::new(1 << 30)
         });
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_where_its_slice_has_it_and_nowhere_else() {
+    fn a_chunk_must_be_where_its_slice_has_it() {
         let chunk = |slice_first, first_block| ChunkEntry {
             slice: U16::new(0),
             slice_first: U64::new(slice_first),

@@ -1,32 +1,31 @@
-//! When threads are moved to the data that they use: stored in inodes, told to clients through shared memory,
-//! written by users.
+//! The policy of when threads migrate to the data that they use. It is stored in inodes, passed to clients through shared memory,
+//! and written by users.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// When threads are moved to the data. The numbers are those of the volume and of the control segment.
+/// When threads migrate to the data. The numbers are those of the volume and of the control segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ThreadPolicy {
-    /// When it is worth it.
+    /// Threads migrate when the gain is worth the cost.
     #[default]
     Adaptive = 0,
-    /// Not at all.
+    /// Threads never migrate.
     Never = 1,
-    /// At the first access that is remote.
+    /// Threads migrate at the first remote access.
     Always = 2,
 }
 
 impl ThreadPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [ThreadPolicy; 3] = [
         ThreadPolicy::Adaptive,
         ThreadPolicy::Never,
         ThreadPolicy::Always,
     ];
 
-    /// From its number. One that this version does not know is *never*: whatever it means, doing nothing is no
-    /// harm.
+    /// Returns the policy with this number. An unknown number is *never*: not migrating threads is always safe.
     #[inline]
     pub fn from_number(number: u32) -> ThreadPolicy {
         match number {
@@ -36,7 +35,7 @@ impl ThreadPolicy {
         }
     }
 
-    /// The word that users write.
+    /// Returns the word that users write.
     pub fn name(self) -> &'static str {
         match self {
             ThreadPolicy::Adaptive => "adaptive",
@@ -52,7 +51,7 @@ impl fmt::Display for ThreadPolicy {
     }
 }
 
-/// A word that is none of the policies.
+/// A word that is not a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected never, always or adaptive, found {0:?}")]
 pub struct UnknownPolicy(String);
@@ -68,40 +67,40 @@ impl FromStr for ThreadPolicy {
     }
 }
 
-/// What an inode has of it, a byte: 0 for *as the volume*, else 1 + the policy, with bit 7 if a user set it on this
-/// very inode. Without the bit it was inherited from the directory when the inode was made.
+/// The policy byte of an inode: 0 for the volume's policy, else 1 + the policy. Bit 7 is set if a user set it on this inode.
+/// Otherwise the inode inherited it from its directory when it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadsOfInode(u8);
 
 const SET_HERE: u8 = 0x80;
 
 impl ThreadsOfInode {
-    /// From the stored byte.
+    /// Creates it from the stored byte.
     pub const fn from_byte(byte: u8) -> ThreadsOfInode {
         ThreadsOfInode(byte)
     }
 
-    /// The stored byte.
+    /// Returns the stored byte.
     pub const fn byte(self) -> u8 {
         self.0
     }
 
-    /// Set by a user.
+    /// Creates the value for a policy that a user sets.
     pub const fn set_here(policy: ThreadPolicy) -> ThreadsOfInode {
         ThreadsOfInode(SET_HERE | (1 + policy as u8))
     }
 
-    /// Whether a user set it on this very inode.
+    /// Returns whether a user set the policy on this inode.
     pub const fn is_set_here(self) -> bool {
         self.0 & SET_HERE != 0
     }
 
-    /// What something made below gets.
+    /// Returns the value that new files and directories below this one get.
     pub const fn inherited(self) -> ThreadsOfInode {
         ThreadsOfInode(self.0 & !SET_HERE)
     }
 
-    /// The policy; `None`: the volume's. Unknown ones as [`ThreadPolicy::from_number`] has it.
+    /// Returns the policy; `None` means the volume's. Treats unknown policies as [`ThreadPolicy::from_number`] does.
     pub fn policy(self) -> Option<ThreadPolicy> {
         let number = self.inherited().0.checked_sub(1)?;
         Some(ThreadPolicy::from_number(u32::from(number)))
@@ -113,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_come_back_from_their_numbers_and_names() {
+    fn policies_have_numbers_and_names() {
         for policy in ThreadPolicy::ALL {
             assert_eq!(ThreadPolicy::from_number(policy as u32), policy);
             assert_eq!(policy.to_string().parse(), Ok(policy));
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inode_keeps_policy_and_whether_it_was_set_there() {
+    fn an_inode_keeps_its_policy_and_whether_a_user_set_it() {
         assert_eq!(ThreadsOfInode::default().policy(), None);
         for policy in ThreadPolicy::ALL {
             let set = ThreadsOfInode::set_here(policy);

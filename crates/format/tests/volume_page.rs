@@ -1,4 +1,4 @@
-//! `docs/formats/volume.md` and the structs say the same.
+//! Compares `docs/formats/volume.md` with the structs.
 
 use std::mem::offset_of;
 
@@ -15,7 +15,7 @@ const PAGE: &str = include_str!("../../../docs/formats/volume.md");
 /// (offset, size, field)
 type Fields = Vec<(usize, usize, String)>;
 
-/// Fields of a struct without padding, in order.
+/// Returns the fields of a struct without padding, in order.
 macro_rules! fields {
     ($type:ident: $($field:ident)*) => {{
         // Fails to compile when a field is missing here.
@@ -26,7 +26,7 @@ macro_rules! fields {
     }};
 }
 
-/// Rows of the first table under a heading, without its two header lines.
+/// Returns the rows of the first table under a heading, without its two header lines.
 fn table(heading: &str) -> Vec<Vec<String>> {
     let is_heading = |line: &&str| line.trim_start_matches('#').trim() == heading;
     PAGE.lines()
@@ -52,7 +52,7 @@ fn documented(heading: &str) -> Fields {
 }
 
 #[test]
-fn every_field_is_on_the_page_at_its_offset() {
+fn the_page_has_every_field_at_its_offset() {
     assert_eq!(
         documented("Label"),
         fields!(Label: magic version crc volume_uuid device_uuid device_index devices reserved0
@@ -101,7 +101,7 @@ fn every_field_is_on_the_page_at_its_offset() {
 }
 
 #[test]
-fn the_parts_of_the_superblock_are_where_the_page_says() {
+fn the_page_has_the_parts_of_the_superblock_at_their_offsets() {
     let parts: Vec<[usize; 3]> = table("Superblock")
         .iter()
         .map(|row| [1, 2, 3].map(|cell: usize| row[cell].parse().unwrap()))

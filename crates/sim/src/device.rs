@@ -15,13 +15,13 @@ use crate::image::Image;
 use crate::plan::{Counts, Effect, FaultPlan, Operation};
 use crate::random::Random;
 
-/// The log keeps the latest operations only.
+/// Number of operations that the log keeps: the latest ones.
 const LOG_ENTRIES_MAX: usize = 100_000;
 
 /// A device in memory with a volatile write cache and planned faults.
 ///
-/// Like the real kinds, it is flushed for good or not at all: after a failed flush every later one
-/// fails with the same cause, and what was not durable by then never will be.
+/// As on real devices, a failed flush is final: every later one fails with the same cause, and bytes that were not durable by
+/// then never become durable.
 #[derive(Debug)]
 pub struct SimDevice {
     name: Arc<str>,
@@ -59,18 +59,18 @@ impl State {
     }
 }
 
-/// One operation in the log.
+/// An operation in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// Counted from 1 over the device's life.
+    /// Number of the operation, counted from 1 over the device's life.
     pub number: u64,
-    /// What was asked for.
+    /// The requested operation.
     pub operation: Operation,
-    /// Where; 0 for a flush.
+    /// Offset; 0 for a flush.
     pub offset_bytes: u64,
-    /// How much; 0 for a flush.
+    /// Length; 0 for a flush.
     pub length_bytes: u64,
-    /// Why it failed, if it did.
+    /// The cause of its failure, if it failed.
     pub failure: Option<Cause>,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Logged {
 }
 
 impl SimDevice {
-    /// A device of zeros that never fails. The size is rounded down to whole blocks.
+    /// Creates a device of zeros that never fails. Rounds the size down to whole blocks.
     pub fn new(name: &str, size_bytes: u64) -> SimDevice {
         SimDevice {
             name: name.into(),
@@ -107,7 +107,7 @@ impl SimDevice {
         }
     }
 
-    /// The same device on a NUMA node.
+    /// Returns the same device on a NUMA node.
     pub fn on_node(self, node: u32) -> SimDevice {
         SimDevice {
             home_node: Some(node),
@@ -115,7 +115,7 @@ impl SimDevice {
         }
     }
 
-    /// The same device, which says of itself that it takes blocks back.
+    /// Returns the same device, reporting that discards give space back.
     pub fn that_takes_back(self) -> SimDevice {
         SimDevice {
             takes_back: true,
@@ -123,7 +123,7 @@ impl SimDevice {
         }
     }
 
-    /// Sets what goes wrong from now on; counting starts again.
+    /// Sets the plan of faults from now on, and resets the counts.
     pub fn set_plan(&self, plan: FaultPlan) {
         let mut state = self.state.lock();
         state.latencies = Random::new(plan.seed);
@@ -131,20 +131,19 @@ impl SimDevice {
         state.counts = Counts::default();
     }
 
-    /// Operations of a kind (`None`: all) begun since the plan was set. A plan whose number was not
-    /// reached has changed nothing: the end of "fail the Nth, for every N".
+    /// Returns how many operations of a kind (`None`: all) were begun since the plan was set. A plan whose number was not reached
+    /// had no effect; a loop of "fail the Nth, for every N" ends there.
     pub fn operations(&self, operation: Option<Operation>) -> u64 {
         self.state.lock().counts.of(operation)
     }
 
-    /// Cuts the power: every operation from now on fails with EIO.
+    /// Cuts the power: every later operation fails with EIO.
     pub fn cut_power(&self) {
         self.state.lock().has_power = false;
     }
 
-    /// The device as it is when the power comes back: whatever was written since the last good
-    /// flush is there, gone, or torn, as the seed decides. It has no plan, no hook and an empty log. This
-    /// one stays as it is, so that many seeds can be tried.
+    /// Returns the device after a power cut. Each change since the last good flush is present, lost or torn, as the seed decides.
+    /// The new device has no plan, no hook and an empty log. This device does not change, so that a test can try many seeds.
     pub fn crash(&self, seed: u64) -> SimDevice {
         let image = self.state.lock().image.after_power_cut(seed);
         SimDevice {
@@ -157,22 +156,22 @@ impl SimDevice {
         }
     }
 
-    /// Writes and discards that a power cut might undo now.
+    /// Returns the number of writes and discards that a power cut could undo now.
     pub fn volatile_changes(&self) -> usize {
         self.state.lock().image.cached_changes()
     }
 
-    /// Equal for equal contents.
+    /// Returns a digest that is equal for equal contents.
     pub fn digest(&self) -> u64 {
         self.state.lock().image.digest()
     }
 
-    /// The latest operations (at most 100,000), oldest first.
+    /// Returns the latest operations (at most 100,000), oldest first.
     pub fn log(&self) -> Vec<Logged> {
         self.state.lock().log.iter().copied().collect()
     }
 
-    /// Checks, counts, delays and logs an operation around `act`, which gets the planned effect.
+    /// Checks, counts, delays and logs an operation around `act`. Passes the planned effect to `act`.
     fn perform(
         &self,
         operation: Operation,
@@ -230,8 +229,8 @@ impl SimDevice {
             .is_some_and(|nth| state.counts.all >= nth)
         {
             if operation != Operation::Flush {
-                // What it interrupts may have happened: it is in the cache, for `crash` to decide.
-                // Its caller learns nothing, so an error of its own does not matter.
+                // The interrupted change goes into the cache, so that `crash` decides about it. The caller learns nothing, so an
+                // error of `act` does not matter.
                 let _ = act(state, None);
             }
             state.has_power = false;
@@ -247,8 +246,7 @@ impl SimDevice {
         act(state, effect)
     }
 
-    /// As the real devices do: an errno names the part that was not done. A write may have done
-    /// some blocks before it met ENOSPC.
+    /// Returns the error of an operation.
     fn error(
         &self,
         operation: Operation,
@@ -267,7 +265,7 @@ impl SimDevice {
     }
 }
 
-/// Whole blocks of a short transfer, fewer than asked for.
+/// Returns the bytes of a short transfer: whole blocks, fewer than requested.
 fn short(done_bytes: u64, length_bytes: u64) -> usize {
     let done = done_bytes.min(length_bytes.saturating_sub(1));
     (done - done % BLOCK_BYTES) as usize
@@ -311,7 +309,7 @@ impl Device for SimDevice {
 
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
         let length = buf.len() as u64;
-        // Where ENOSPC was met.
+        // Bytes before the block without space.
         let mut stopped = 0;
         let result =
             self.perform(
@@ -365,7 +363,7 @@ impl Device for SimDevice {
         })
     }
 
-    /// Discarded blocks read as garbage, so that relying on zeros is noticed.
+    /// Discards blocks. They read as garbage afterwards, so that a test detects code that relies on zeros.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         self.perform(
             Operation::Discard,

@@ -1,4 +1,4 @@
-//! What a test runs before the operations of a device.
+//! Code of a test that runs before the operations of a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ type Before = Arc<dyn Fn(Operation) + Send + Sync>;
 pub(crate) struct Hook(Mutex<Option<Before>>);
 
 impl Hook {
-    /// Runs what was set, without a lock: it may use the device.
+    /// Runs the test's code without holding a lock, so that it may use the device.
     pub(crate) fn run(&self, operation: Operation) {
         let before = self.0.lock().clone();
         if let Some(before) = before {
@@ -31,13 +31,13 @@ impl fmt::Debug for Hook {
 }
 
 impl SimDevice {
-    /// Runs `before` at the beginning of each operation from now on, in the thread that asks for it. Replaces what was set before.
+    /// Runs `before` at the beginning of each later operation, in the thread that requests it. Replaces an earlier `before`.
     pub fn set_before(&self, before: impl Fn(Operation) + Send + Sync + 'static) {
         *self.hook.0.lock() = Some(Arc::new(before));
     }
 
-    /// Blocks the next operation of a kind. The receiver tells that it has begun; it goes on when the sender sends, or is dropped.
-    /// Replaces what `set_before` has set.
+    /// Blocks the next operation of a kind. The receiver reports that it has begun. The operation continues when the sender sends
+    /// or is dropped. Replaces an earlier `before` of `set_before`.
     pub fn block_next(&self, kind: Operation) -> (Receiver<()>, Sender<()>) {
         let ((begun, has_begun), (go, go_on)) = (channel(), channel());
         let next = Mutex::new(Some((begun, go_on)));

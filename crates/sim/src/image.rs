@@ -1,7 +1,6 @@
-//! The contents of a simulated device: what reads see, what is durable, and the volatile write
-//! cache between the two.
+//! The contents of a simulated device: the bytes that reads see, the durable bytes, and the volatile write cache between them.
 //!
-//! Invariant: `seen` is `durable` with all of `cached` applied in order.
+//! Invariant: `seen` is `durable` with all changes of `cached` applied in order.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,12 +9,12 @@ use jericho_storage::BLOCK_BYTES;
 
 use crate::random::Random;
 
-/// A power cut tears writes at multiples of this.
+/// A power cut tears writes at multiples of this size.
 const SECTOR_BYTES: usize = 512;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// What a discarded block reads as: a program that relies on zeros shall notice.
+/// Contents of a discarded block. Not zero, so that a test detects code that relies on zeros.
 const DISCARDED: u8 = 0xD5;
 
 #[derive(Clone, Debug)]
@@ -24,12 +23,12 @@ enum Block {
     Discarded,
 }
 
-/// A block that is missing was never written and reads as zeros.
+/// Blocks by number. A missing block was never written and reads as zeros.
 type Blocks = BTreeMap<u64, Block>;
 
 #[derive(Clone, Debug)]
 enum Change {
-    /// Whole blocks from a block number on.
+    /// Whole blocks from block `first` on.
     Write {
         first: u64,
         data: Vec<u8>,
@@ -45,7 +44,7 @@ pub(crate) struct Image {
     seen: Blocks,
     durable: Blocks,
     cached: Vec<Change>,
-    /// Blocks of `seen` that hold data.
+    /// Number of blocks of `seen` that hold data.
     used_blocks: u64,
 }
 
@@ -60,7 +59,7 @@ impl Image {
         }
     }
 
-    /// Writes whole blocks into the cache, as many as there is room for. Gives the bytes written.
+    /// Writes whole blocks into the cache, as many as there is space for. Returns the bytes written.
     pub(crate) fn write(&mut self, offset_bytes: u64, data: &[u8], room: Option<u64>) -> usize {
         let first = offset_bytes / BLOCK_BYTES;
         let mut done = 0;
@@ -103,15 +102,14 @@ impl Image {
         }
     }
 
-    /// Changes that a power cut may undo.
+    /// Returns the number of changes that a power cut may undo.
     pub(crate) fn cached_changes(&self) -> usize {
         self.cached.len()
     }
 
-    /// What is there after a power cut: everything durable, and of each later change, decided by
-    /// itself, all, nothing, or any of its sectors. The decision depends on the seed, the place and
-    /// how many changes to that place came before, so that writes to different places may have
-    /// arrived in any order.
+    /// Returns the image after a power cut: everything durable, and for each later change all, none, or some of its sectors. Each
+    /// change is decided independently, by the seed, its place and the number of earlier changes at that place. So writes to
+    /// different places may have arrived in any order.
     pub(crate) fn after_power_cut(&self, seed: u64) -> Image {
         let mut survived = self.durable.clone();
         let mut occurrences: HashMap<u64, u64> = HashMap::new();
@@ -153,7 +151,7 @@ impl Image {
         }
     }
 
-    /// A digest of what reads see, to compare images.
+    /// Returns a digest of the bytes that reads see, to compare images.
     pub(crate) fn digest(&self) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
@@ -174,7 +172,7 @@ fn put(blocks: &mut Blocks, number: u64, data: &[u8]) {
     blocks.insert(number, Block::Data(Arc::new(block)));
 }
 
-/// Some sectors of `data`, the others as they were.
+/// Writes some sectors of `data` and keeps the others.
 fn tear(blocks: &mut Blocks, number: u64, data: &[u8], random: &mut Random) {
     let mut block = match blocks.get(&number) {
         Some(Block::Data(old)) => **old,

@@ -1,12 +1,10 @@
 //! A simulated device with seeded faults.
 //!
-//! For tests: the code under test cannot tell it from a real device, and the test decides when an
-//! operation fails, when the power goes, and can repeat both from a seed. It knows nothing of what
-//! is stored on it.
+//! For tests. The code under test cannot distinguish it from a real device. The test decides when an operation fails and when the
+//! power is cut, and repeats both from a seed. The device does not interpret the stored bytes.
 //!
-//! `device` is the device, `image` its contents and what a power cut leaves of them, `plan` what
-//! goes wrong when, `hook` what a test runs before an operation, `random` the generator behind
-//! both.
+//! `device` is the device, `image` its contents before and after a power cut, `plan` the planned faults, `hook` the test's code
+//! before an operation, and `random` the generator of random numbers.
 
 #![forbid(unsafe_code)]
 

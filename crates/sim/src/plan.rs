@@ -1,9 +1,9 @@
-//! What goes wrong, and when.
+//! The planned faults of a device.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a device is asked to do.
+/// An operation of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// A read.
@@ -17,7 +17,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Its name in errors.
+    /// Returns the operation's name in errors.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Read => "read",
@@ -37,51 +37,50 @@ impl fmt::Display for Operation {
 /// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// With this errno, having done nothing.
+    /// Fails with this errno and does nothing.
     Errno(i32),
-    /// After this many bytes, with no error: a device that ends early. For a flush or discard the
-    /// same as EIO.
+    /// Transfers this many bytes and reports no error, like a device that ends early. For a flush or discard the same as EIO.
     Short {
-        /// Bytes transferred; never as many as were asked for.
+        /// Bytes transferred; always fewer than requested.
         done_bytes: u64,
     },
 }
 
-/// One thing that goes wrong.
+/// A planned fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Only operations of this kind count; `None`: all.
+    /// Counts only operations of this kind; `None`: all.
     pub operation: Option<Operation>,
-    /// Which one fails, counted from 1 since the plan was set.
+    /// Number of the failing operation, counted from 1 since the plan was set.
     pub nth: u64,
-    /// Those after it fail as well.
+    /// Whether later operations fail as well.
     pub is_lasting: bool,
-    /// How.
+    /// The kind of failure.
     pub effect: Effect,
 }
 
-/// Everything that goes wrong with a device. The default: nothing.
+/// All planned faults of a device. The default plans none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// The first that applies to an operation is its fate.
+    /// The first fault that applies to an operation decides its result.
     pub faults: Vec<Fault>,
-    /// The power goes during the operation of this number, counted from 1 over all kinds: it and
-    /// all later ones fail with EIO. A write that it interrupts may be lost or torn.
+    /// The power is cut during the operation of this number, counted from 1 over all kinds. It and all later ones fail with EIO.
+    /// A write that the cut interrupts may be lost or torn.
     pub power_cut_at: Option<u64>,
-    /// The operation of this kind (`None`: of any) and number panics in the thread that asked, having done nothing: a
-    /// defect of the caller that the thread works for.
+    /// The operation of this kind (`None`: any) and number panics in the requesting thread and does nothing. Simulates a defect
+    /// in that thread.
     pub panic_at: Option<(Option<Operation>, u64)>,
-    /// Blocks that may hold data at a time, like a sparse file on a full filesystem: a write that
-    /// needs more is ENOSPC at the block that does not fit; those before it are written.
+    /// Maximum number of blocks with data, as in a sparse file on a full filesystem. A write that needs more fails with ENOSPC at
+    /// the first block without space; the blocks before it are written.
     pub room_blocks: Option<u64>,
-    /// Each operation takes a random time up to this.
+    /// Maximum latency of an operation; each takes a random time up to this.
     pub latency_max: Option<Duration>,
-    /// Of the latencies.
+    /// Seed of the latencies.
     pub seed: u64,
 }
 
 impl FaultPlan {
-    /// A plan in which operation number `nth` of a kind (`None`: of all) fails once with `errno`.
+    /// Returns a plan in which operation number `nth` of a kind (`None`: of all) fails once with `errno`.
     pub fn fail_nth(operation: Option<Operation>, nth: u64, errno: i32) -> FaultPlan {
         let fault = Fault {
             operation,
@@ -95,7 +94,7 @@ impl FaultPlan {
         }
     }
 
-    /// A plan in which operation number `nth` of a kind (`None`: of all) panics.
+    /// Returns a plan in which operation number `nth` of a kind (`None`: of all) panics.
     pub fn panic_at(operation: Option<Operation>, nth: u64) -> FaultPlan {
         FaultPlan {
             panic_at: Some((operation, nth)),
@@ -103,7 +102,7 @@ impl FaultPlan {
         }
     }
 
-    /// A plan in which the power goes during operation number `nth`.
+    /// Returns a plan in which the power is cut during operation number `nth`.
     pub fn cut_power_at(nth: u64) -> FaultPlan {
         FaultPlan {
             power_cut_at: Some(nth),
@@ -112,7 +111,7 @@ impl FaultPlan {
     }
 }
 
-/// How many operations were begun since the plan was set.
+/// Numbers of operations begun since the plan was set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) all: u64,
@@ -129,7 +128,7 @@ impl Counts {
         operation.map_or(self.all, |operation| self.by_kind[operation as usize])
     }
 
-    /// What the plan has for the operation that was counted last.
+    /// Returns the planned effect on the operation that was counted last.
     pub(crate) fn effect(&self, plan: &FaultPlan, operation: Operation) -> Option<Effect> {
         let applies = |fault: &&Fault| {
             let count = self.of(fault.operation);

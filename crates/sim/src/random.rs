@@ -1,18 +1,18 @@
-//! Numbers that are the same for the same seed, on every machine.
+//! Random numbers that are the same for the same seed on every machine.
 
-/// A small generator (SplitMix64). Good enough to choose faults; no secret is safe with it.
+/// A small generator (SplitMix64). Good enough to choose faults, but not secure.
 #[derive(Clone, Debug)]
 pub struct Random {
     state: u64,
 }
 
 impl Random {
-    /// The generator of a seed.
+    /// Returns the generator of a seed.
     pub fn new(seed: u64) -> Random {
         Random { state: seed }
     }
 
-    /// The generator of a seed and what it is for, so that independent decisions do not depend on
+    /// Returns the generator of a seed and a purpose, so that independent decisions do not depend on
     /// the order in which they are made.
     pub fn of(seed: u64, purpose: &[u64]) -> Random {
         purpose.iter().fold(Random::new(seed), |mut random, word| {
@@ -20,7 +20,7 @@ impl Random {
         })
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.state;
@@ -29,13 +29,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`; 0 when `limit` is 0.
+    /// Returns a number below `limit`; 0 when `limit` is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         // The bias of a remainder does not matter to a test.
         self.next_u64().checked_rem(limit).unwrap_or(0)
     }
 
-    /// Heads or tails.
+    /// Returns true or false with equal probability.
     pub fn coin(&mut self) -> bool {
         self.next_u64() >> 63 == 1
     }

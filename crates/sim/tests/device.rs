@@ -1,4 +1,4 @@
-//! What the simulated device promises to the tests that rely on it.
+//! Tests of the simulated device, on which other tests rely.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ fn the_fates_of_two_writes_are_independent() {
 }
 
 #[test]
-fn a_seed_leaves_the_same_image_whatever_the_order_of_arrival() {
+fn a_seed_leaves_the_same_image_for_every_order_of_arrival() {
     let (forwards, backwards) = (device(), device());
     for block in 0..BLOCKS {
         write(&forwards, block, block as u8 + 1).unwrap();
@@ -94,7 +94,7 @@ fn a_seed_leaves_the_same_image_whatever_the_order_of_arrival() {
 }
 
 #[test]
-fn the_nth_operation_of_a_kind_fails_and_no_other() {
+fn only_the_nth_operation_of_a_kind_fails() {
     let device = device();
     device.set_plan(FaultPlan::fail_nth(Some(Operation::Write), 2, EIO));
     write(&device, 0, 1).unwrap();
@@ -132,7 +132,7 @@ fn a_lasting_fault_stays() {
 }
 
 #[test]
-fn failing_every_nth_operation_ends_with_a_run_that_is_untouched() {
+fn failing_every_nth_operation_ends_with_a_run_without_faults() {
     let story = |device: &SimDevice| {
         write(device, 0, 1)?;
         device.flush()?;
@@ -155,7 +155,7 @@ fn failing_every_nth_operation_ends_with_a_run_that_is_untouched() {
 }
 
 #[test]
-fn short_transfers_do_what_they_say() {
+fn short_transfers_transfer_the_reported_bytes() {
     let device = device();
     device.write_at(0, &[5; 4 * BLOCK]).unwrap();
     let effect = Effect::Short {
@@ -183,7 +183,7 @@ fn short_transfers_do_what_they_say() {
     device.write_at(0, &[6; 4 * BLOCK]).unwrap_err();
     device.set_plan(FaultPlan::default());
     assert!(read(&device, 1) == [6; BLOCK] && read(&device, 2) == [5; BLOCK]);
-    // A single block cannot be half done.
+    // A transfer of a single block cannot be partial.
     device.set_plan(FaultPlan {
         faults: vec![fault],
         ..FaultPlan::default()
@@ -193,7 +193,7 @@ fn short_transfers_do_what_they_say() {
 }
 
 #[test]
-fn a_full_device_is_enospc_where_it_is_full_and_takes_rewrites_and_reuse() {
+fn a_full_device_is_enospc_at_new_blocks_and_takes_rewrites_and_reuse() {
     let device = device();
     device.set_plan(FaultPlan {
         room_blocks: Some(3),
@@ -254,7 +254,7 @@ fn a_flush_interrupted_by_a_power_cut_promises_nothing() {
 }
 
 #[test]
-fn the_log_tells_what_happened() {
+fn the_log_lists_the_operations() {
     let device = device();
     write(&device, 2, 1).unwrap();
     device.set_plan(FaultPlan::fail_nth(None, 1, EIO));

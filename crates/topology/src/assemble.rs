@@ -1,5 +1,5 @@
-//! Turns nodes, wherever they come from, into a [`Topology`] whose invariants hold: ids are dense,
-//! every node has a memory home and CPUs near it.
+//! Turns drafts of nodes into a [`Topology`] whose invariants hold: ids are dense, and every node has a memory home and CPUs near
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use crate::locality::Locality;
 use crate::machine::{Machine, nearest};
 use crate::{Node, NodeId, Topology};
 
-/// A node before it is known what is near to it.
+/// A node before its nearest nodes are known.
 pub(crate) struct Draft {
     pub(crate) cpus: Vec<u32>,
     /// 0 for a node without memory of its own.
     pub(crate) memory_bytes: u64,
-    /// Where memory of this node is bound to; replaced by the nearest node's if it has none.
+    /// The kernel node that memory of this node is bound to. A node without memory gets the nearest node's instead.
     pub(crate) kernel_node: Option<u32>,
-    /// To every node, in node order.
+    /// Distances to all nodes, in node order.
     pub(crate) distances: Vec<u32>,
 }
 
-/// Makes a topology of `drafts` (at least one of which has CPUs). `elsewhere` are further CPUs whose
-/// node is known though this process may not run on them.
+/// Creates a topology of `drafts` (at least one has CPUs). `elsewhere` are further CPUs, with their nodes, that this process may
+/// not run on.
 pub(crate) fn assemble(
     drafts: Vec<Draft>,
     elsewhere: &[(u32, NodeId)],
@@ -41,10 +41,10 @@ pub(crate) fn assemble(
         });
     }
     let mut node_by_cpu = BTreeMap::new();
-    let dealt = nodes
+    let assigned = nodes
         .iter()
         .flat_map(|node| node.cpus.iter().map(|&cpu| (cpu, node.id)));
-    for (cpu, node) in dealt.chain(elsewhere.iter().copied()) {
+    for (cpu, node) in assigned.chain(elsewhere.iter().copied()) {
         node_by_cpu.entry(cpu).or_insert(node);
     }
     Topology {
@@ -56,8 +56,7 @@ pub(crate) fn assemble(
     }
 }
 
-/// The topology that the machine really has. Nodes that this process can neither run on nor take
-/// memory from are left out.
+/// Returns the topology of the real machine. Omits nodes that this process can neither run on nor take memory from.
 pub(crate) fn real(machine: &Machine) -> Topology {
     let kernel = &machine.nodes;
     let is_kept = |at: usize| !kernel[at].cpus.is_empty() || kernel[at].memory_bytes > 0;
@@ -81,7 +80,7 @@ pub(crate) fn real(machine: &Machine) -> Topology {
         );
     }
     for (at, node) in kernel.iter().enumerate().filter(|_| machine.is_numa) {
-        // A device may sit on a node that was left out; the nearest one kept is then its home.
+        // A device may sit on a node that was omitted. Its home is then the nearest node that was kept.
         let home = nearest(at, &node.distances, is_kept);
         if let Some(position) = home.and_then(|home| kept.iter().position(|&at| at == home)) {
             locality
@@ -97,12 +96,12 @@ pub(crate) fn real(machine: &Machine) -> Topology {
     assemble(drafts, &elsewhere, false, source.to_string(), locality)
 }
 
-/// The id of the node at a position. Positions stay far below `u16::MAX`: see `NODES_MAX`.
+/// Returns the id of the node at a position. Positions stay far below `u16::MAX`: see `NODES_MAX`.
 pub(crate) fn node_id(position: usize) -> NodeId {
     NodeId(u16::try_from(position).expect("no more nodes than a kernel can have"))
 }
 
-/// A table indexed by CPU number: looked up by every request, so no search and no hashing.
+/// Returns a table indexed by CPU number. Every request reads it, so it needs no search and no hashing.
 fn dense(node_by_cpu: &BTreeMap<u32, NodeId>) -> Vec<Option<NodeId>> {
     let len = node_by_cpu
         .last_key_value()

@@ -1,16 +1,16 @@
-//! What can go wrong while finding out about nodes, in words that a user can act on.
+//! Errors of finding nodes, with messages that a user can act on.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a topology could not be detected, made up, or read from a file.
+/// Why a topology could not be detected, created, or read from a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// The kernel did not say on which CPUs this process may run.
+    /// The kernel did not return the CPUs on which this process may run.
     #[error("cannot ask the kernel for the CPU affinity of this process: {source}")]
     Affinity {
-        /// What the kernel answered.
+        /// The kernel's answer.
         source: io::Error,
     },
 
@@ -21,16 +21,16 @@ pub enum TopologyError {
     )]
     NoCpus,
 
-    /// A file of the kernel's that exists could not be read.
+    /// A file of the kernel exists but could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 
-    /// A file of the kernel's does not say what this program understands.
+    /// A file of the kernel has unexpected contents.
     #[error(
         "{}: expected {expected}, found {found:?}; \
          check that /sys and /proc are the kernel's own", path.display()
@@ -38,22 +38,22 @@ pub enum TopologyError {
     Sysfs {
         /// The file.
         path: PathBuf,
-        /// What should have been in it.
+        /// The expected contents.
         expected: String,
-        /// What was in it.
+        /// The actual contents.
         found: String,
     },
 
-    /// The topology asked for (`--topology SPEC`) is none that exists.
+    /// The specification of the topology (`--topology SPEC`) is invalid.
     #[error("topology {spec:?}: {reason}")]
     Spec {
-        /// The specification as given.
+        /// The specification.
         spec: String,
-        /// What is wrong with it and what would be right.
+        /// What is wrong with it, and what is right.
         reason: String,
     },
 
-    /// The topology file could not be read at all.
+    /// The topology file could not be read.
     #[error(
         "cannot read the topology file {path:?}: {source}; \
          a topology is `auto`, `virtual:N` with N from 1 to {max}, or the path of a topology file",
@@ -62,7 +62,7 @@ pub enum TopologyError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 
@@ -75,7 +75,7 @@ pub enum TopologyError {
         line: usize,
         /// The column in characters, counted from 1.
         column: usize,
-        /// What was expected there and what was found.
+        /// The expected and the found text.
         message: String,
     },
 }

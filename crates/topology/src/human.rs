@@ -1,4 +1,4 @@
-//! A topology as a table for people.
+//! A topology as a table for users.
 
 use std::fmt::Write;
 
@@ -14,8 +14,7 @@ const HEADINGS: [&str; 6] = [
     "distances",
 ];
 
-/// A table with a line for each node, and a heading that says what kind of topology it is and where
-/// it comes from. Ends with a newline.
+/// Returns a table with a line for each node, and a heading with the kind and the origin of the topology. Ends with a newline.
 pub fn format_human(topology: &Topology) -> String {
     let count = topology.nodes.len();
     let kind = if topology.is_virtual { "virtual " } else { "" };
@@ -63,7 +62,7 @@ fn push_line(text: &mut String, cells: &[String; 6], widths: &[usize; 6]) {
     text.push('\n');
 }
 
-/// `62.8 GiB`; `none` for 0.
+/// Formats a size as `62.8 GiB`; `none` for 0.
 fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut size = bytes as f64;

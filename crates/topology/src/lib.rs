@@ -1,24 +1,23 @@
 //! NUMA nodes, CPUs, distances and device locality: from sysfs, or virtual.
 //!
-//! A [`Topology`] says which nodes there are, which CPUs and how much memory each has, how far they
-//! are from each other, and on which of them a device sits. Everything above this crate speaks of
-//! [`NodeId`]s only, so it works the same on a four-socket server, and on a laptop with one node and
+//! A [`Topology`] holds the nodes, the CPUs and memory of each node, the distances between nodes, and the home nodes of devices.
+//! All crates above this one use [`NodeId`]s only. They work the same on a four-socket server and on a laptop with one node and
 //! `--topology virtual:4`.
 //!
 //! Invariants of every topology:
-//! - there is at least one node, and `nodes[i].id == NodeId(i)`: ids are dense. The kernel's numbers
-//!   may have holes (a node that is offline or not allowed); they are in [`Node::kernel_node`].
+//! - there is at least one node, and `nodes[i].id == NodeId(i)`: ids are dense. The kernel's numbers may have holes (a node that
+//!   is offline or not allowed); they are in [`Node::kernel_node`].
 //! - at least one node has CPUs, so [`Topology::cpus_of`] is never empty for a node that exists.
-//! - only CPUs in the affinity of the process are dealt out.
+//! - nodes get only CPUs in the affinity of the process.
 //!
-//! Reading order: `machine` (what the kernel says), `assemble` (what is made of it), `deal`
-//! (`virtual:N`), `file` (topology files, specified in `docs/formats/topology.md`), `locality` (block
-//! devices and network interfaces). Absent: threads are not pinned and memory is not bound here.
+//! Reading order: `machine` (the kernel's nodes), `assemble` (the topology made of them), `assign` (`virtual:N`), `file`
+//! (topology files, specified in `docs/formats/topology.md`), `locality` (block devices and network interfaces). This crate pins
+//! no threads and binds no memory.
 
 #![forbid(unsafe_code)]
 
 mod assemble;
-mod deal;
+mod assign;
 mod error;
 mod file;
 mod human;
@@ -38,7 +37,7 @@ pub use machine::possible_cpus;
 use locality::Locality;
 use machine::Machine;
 
-/// The most nodes a topology can have; no kernel can be built for more.
+/// Maximum number of nodes of a topology; no kernel supports more.
 pub const NODES_MAX: usize = 1024;
 
 /// A node of a [`Topology`]: its position in [`Topology::nodes`].
@@ -53,43 +52,42 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// CPUs and memory that are near to each other.
+/// A group of CPUs and memory near each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// Its position in [`Topology::nodes`].
+    /// Position in [`Topology::nodes`].
     pub id: NodeId,
-    /// Its CPUs that this process may run on, ascending. Empty for a memory-only node, and for one
-    /// whose CPUs all lie outside the affinity.
+    /// CPUs of the node that this process may run on, ascending. Empty for a memory-only node, and for a node whose CPUs are all
+    /// outside of the affinity.
     pub cpus: Vec<u32>,
-    /// Its memory in bytes; 0 if it has none or the cpuset of the process excludes it.
+    /// Memory in bytes; 0 if the node has none or the cpuset of the process excludes it.
     pub memory_bytes: u64,
-    /// Distances to every node in node order, in ACPI units: 10 is local, 20 twice as far.
+    /// Distances to all nodes in node order, in ACPI units: 10 is local, 20 is twice as far.
     pub distances: Vec<u32>,
-    /// The kernel's number of the NUMA node that memory of this node is bound to: its own, the
-    /// nearest one's for a node without memory, the underlying one's for a virtual node. `None` where
-    /// the kernel cannot bind memory.
+    /// The kernel's number of the NUMA node that memory of this node is bound to: its own, the nearest node's for a node without
+    /// memory, the underlying node's for a virtual node. `None` where the kernel cannot bind memory.
     pub kernel_node: Option<u32>,
-    /// Where threads that work on this node's memory run: the node itself if it has CPUs.
+    /// The node on which threads run that use this node's memory: the node itself if it has CPUs.
     pub nearest_cpu_node: NodeId,
 }
 
 impl Node {
-    /// Whether no CPU that this process may run on belongs to the node (a CXL memory expander, say).
+    /// Returns whether the node has no CPU that this process may run on (a CXL memory expander, for example).
     pub fn is_memory_only(&self) -> bool {
         self.cpus.is_empty()
     }
 }
 
-/// All nodes of a machine, real or made up, and what sits on which of them.
+/// All nodes of a machine, real or virtual, and the home nodes of its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Topology {
     /// The nodes; `nodes[i].id` is `NodeId(i)`. Never empty.
     pub nodes: Vec<Node>,
-    /// Whether the nodes are made up, by `virtual:N` or a topology file.
+    /// Whether the nodes are virtual: from `virtual:N` or a topology file.
     pub is_virtual: bool,
-    /// Where it comes from, for people: `sysfs`, `virtual:4`, `file:PATH`.
+    /// Origin of the topology, for users: `sysfs`, `virtual:4`, `file:PATH`.
     pub source: String,
-    /// Indexed by CPU number.
+    /// Node of each CPU, indexed by CPU number.
     #[serde(skip)]
     node_by_cpu: Vec<Option<NodeId>>,
     #[serde(skip)]
@@ -97,26 +95,26 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Finds the nodes of this machine that this process may use. Reads sysfs, the affinity of the
-    /// main thread, and the cpuset; call it before pinning that thread.
+    /// Finds the nodes of this machine that this process may use. Reads sysfs, the affinity of the main thread, and the cpuset.
+    /// Call it before pinning that thread.
     pub fn detect() -> Result<Topology, TopologyError> {
         Topology::detect_at(Path::new("/"), &machine::process_affinity()?)
     }
 
-    /// Like [`Topology::detect`] with `sys` and `proc` below `root`, for a process that may run on the
-    /// CPUs in `affinity`. Where `proc/self/status` is missing, all memory is allowed.
+    /// Does the same as [`Topology::detect`] with `sys` and `proc` below `root`, for a process that may run on the CPUs in
+    /// `affinity`. Without `proc/self/status`, all memory is allowed.
     pub fn detect_at(root: &Path, affinity: &[u32]) -> Result<Topology, TopologyError> {
         Ok(assemble::real(&Machine::read(root, affinity)?))
     }
 
-    /// The topology that a user asked for: `""` or `auto` is [`Topology::detect`], `virtual:N` makes
-    /// up N nodes (1 to [`NODES_MAX`]), `file:PATH` or a plain path is a topology file.
+    /// Returns the topology for a user's specification: `""` or `auto` is [`Topology::detect`], `virtual:N` has N virtual nodes
+    /// (1 to [`NODES_MAX`]), `file:PATH` or a plain path is a topology file.
     pub fn from_spec(spec: &str) -> Result<Topology, TopologyError> {
         Topology::from_spec_at(spec, Path::new("/"), &machine::process_affinity()?)
     }
 
-    /// Like [`Topology::from_spec`] on the machine that [`Topology::detect_at`] would find. The path
-    /// of a topology file is not below `root`.
+    /// Does the same as [`Topology::from_spec`] on the machine that [`Topology::detect_at`] finds. The path of a topology file is
+    /// not below `root`.
     pub fn from_spec_at(
         spec: &str,
         root: &Path,
@@ -127,7 +125,10 @@ impl Topology {
         }
         if let Some(count) = spec.strip_prefix("virtual:") {
             let count = virtual_count(spec, count)?;
-            return Ok(deal::virtual_nodes(&Machine::read(root, affinity)?, count));
+            return Ok(assign::virtual_nodes(
+                &Machine::read(root, affinity)?,
+                count,
+            ));
         }
         let path = spec.strip_prefix("file:").unwrap_or(spec);
         if path.is_empty() {
@@ -142,20 +143,20 @@ impl Topology {
         file::topology(path, &text, &Machine::read(root, affinity)?)
     }
 
-    /// The node with this id, `None` if the topology has no such node.
+    /// Returns the node with this id, `None` if the topology has no such node.
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(usize::from(id.0))
     }
 
-    /// The node that a CPU belongs to; the first one where several share it. A table look-up, no
-    /// system call. Also answers for CPUs of real nodes outside the affinity of this process, because
-    /// other processes run there. `None` if no node has that CPU.
+    /// Returns the node of a CPU, the first one if several nodes share the CPU. Reads a table and makes no system call. Knows
+    /// also CPUs of real nodes outside of this process's affinity, because other processes run there. Returns `None` if no node
+    /// has the CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         self.node_by_cpu.get(cpu as usize).copied().flatten()
     }
 
-    /// The CPUs for work on a node's memory, ascending: its own, or those of its nearest CPU node if
-    /// it has none. Empty only if the topology has no such node.
+    /// Returns the CPUs for work on a node's memory, ascending: its own, or those of its nearest CPU node if it has none. Empty
+    /// only if the topology has no such node.
     pub fn cpus_of(&self, id: NodeId) -> &[u32] {
         let near = self
             .node(id)
@@ -163,8 +164,8 @@ impl Topology {
         near.map_or(&[], |node| &node.cpus)
     }
 
-    /// The node whose CPUs are local to a node's memory for programs, which may run outside of this process's affinity: itself
-    /// if any CPU belongs to it, else its nearest CPU node.
+    /// Returns the node whose CPUs are local to a node's memory, for programs that may run outside of this process's affinity:
+    /// the node itself if any CPU belongs to it, else its nearest CPU node.
     pub fn thread_node(&self, id: NodeId) -> NodeId {
         match self.node_by_cpu.contains(&Some(id)) {
             true => id,

@@ -1,22 +1,22 @@
-//! Lists of CPUs or nodes as the kernel writes them: `0-3,8-11`.
+//! Lists of CPUs or nodes in the kernel's notation: `0-3,8-11`.
 
-/// No CPU or node number can be larger: it bounds what a range such as `0-4294967295` may expand to.
+/// Maximum of a CPU or node number. It limits the expansion of a range such as `0-4294967295`.
 pub(crate) const NUMBER_MAX: u32 = 65_535;
 
-/// What is wrong with a list, and where.
+/// An error in a list, and its place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ListError {
     /// Offset of the wrong part in the text, in characters.
     pub(crate) offset: usize,
-    /// What was expected there and what was found.
+    /// The expected and the found text.
     pub(crate) message: String,
 }
 
-/// A number of a list with the offset, in characters, of the part that named it.
+/// A number of a list with the offset, in characters, of its part of the text.
 pub(crate) type Placed = (usize, u32);
 
-/// Parses `text` (`""`, `"5"`, `"0-3,8-11"`) into its numbers in the order written, each with the
-/// offset of the part of the text that it comes from. An empty text is an empty list.
+/// Parses `text` (`""`, `"5"`, `"0-3,8-11"`) into its numbers in the order written, each with the offset of its part of the text.
+/// An empty text is an empty list.
 pub(crate) fn parse_list(text: &str) -> Result<Vec<Placed>, ListError> {
     let mut numbers = Vec::new();
     if text.is_empty() {
@@ -58,7 +58,7 @@ fn parse_number(text: &str, offset: usize) -> Result<u32, ListError> {
     }
 }
 
-/// Writes ascending numbers the way the kernel does: `[0, 1, 2, 8]` is `0-2,8`; none is `-`.
+/// Formats ascending numbers in the kernel's notation: `[0, 1, 2, 8]` is `0-2,8`. An empty list is `-`.
 pub(crate) fn format_list(numbers: &[u32]) -> String {
     if numbers.is_empty() {
         return "-".to_string();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_part_is_pointed_at() {
+    fn an_error_has_the_offset_of_the_wrong_part() {
         for (text, offset) in [
             ("0-", 2),
             ("0,x", 2),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn many_wide_ranges_do_not_eat_memory() {
+    fn many_wide_ranges_are_refused() {
         let text = vec!["0-65535"; 1000].join(",");
         assert!(parse_list(&text).is_err());
     }

@@ -1,14 +1,13 @@
-//! On which node a block device or a network interface sits.
+//! The home nodes of block devices and network interfaces.
 //!
-//! On a real topology sysfs knows: the PCI function above a device says `numa_node`. What lies between
-//! is walked through: a partition leads to its disk, a device-mapper, RAID or loop device to what is
-//! below it, a bond or VLAN to its lower interfaces. Where these disagree there is no home node, as
-//! the device is near to all of them and none.
+//! On a real topology, sysfs has the answer: the `numa_node` of the PCI function above a device. The search follows the layers in
+//! between: from a partition to its disk, from a device-mapper, RAID or loop device to the devices below it, from a bond or VLAN
+//! to its lower interfaces. If these are on different nodes, the device has no home node.
 //!
-//! On a virtual topology only the `device` and `nic` lines of a topology file count: where a device
-//! really sits says nothing about made-up nodes.
+//! On a virtual topology, only the `device` and `nic` lines of a topology file count, because real places of devices mean nothing
+//! for virtual nodes.
 //!
-//! A question here costs several system calls: ask once when a device is opened.
+//! A query costs several system calls. Ask once, when a device is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,17 +16,17 @@ use std::path::{Path, PathBuf};
 
 use crate::{NodeId, Topology};
 
-/// Devices are stacked a few levels deep; more means that the links run in a circle.
+/// Maximum depth of stacked devices. Devices are stacked a few levels deep; a deeper stack means a cycle of links.
 const STACK_DEPTH_MAX: usize = 16;
 
-/// What is known about homes of devices.
+/// The known home nodes of devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Locality {
     root: PathBuf,
-    /// For real topologies; empty for virtual ones, for which sysfs is not asked.
+    /// For real topologies. Empty for virtual ones, which do not use sysfs.
     pub(crate) node_by_kernel_node: BTreeMap<u32, NodeId>,
     pub(crate) node_by_nic: BTreeMap<String, NodeId>,
-    /// By path or kernel name, as written in the topology file.
+    /// By path or kernel name, as in the topology file.
     devices: Vec<(String, NodeId)>,
 }
 
@@ -53,7 +52,7 @@ impl Locality {
         self.of_block_dir(&self.block_dir(&path)?, depth)
     }
 
-    /// The `device` line whose path contains `path`, the longest where several do.
+    /// Returns the node of the `device` line whose path contains `path`. The longest such path wins.
     fn given_for_path(&self, path: &Path) -> Option<NodeId> {
         let given = self.devices.iter().filter(|(key, _)| key.contains('/'));
         let absolute = given.map(|(key, node)| {
@@ -66,7 +65,8 @@ impl Locality {
             .map(|(_, node)| node)
     }
 
-    /// The `device` line for the block device of this kernel name, given by name or by a path in /dev.
+    /// Returns the node of the `device` line for the block device with this kernel name. The line has the name, or a path in
+    /// /dev.
     fn given_for_name(&self, name: &str) -> Option<NodeId> {
         let is_it = |key: &str| match key.contains('/') {
             true => name_in_dev(Path::new(key)).as_deref() == Some(name),
@@ -78,10 +78,9 @@ impl Locality {
             .map(|(_, node)| *node)
     }
 
-    /// The directory in sysfs of the block device that `path` is, or that the filesystem of `path` is
-    /// on.
+    /// Returns the sysfs directory of the block device at `path`, or of the block device under the filesystem of `path`.
     fn block_dir(&self, path: &Path) -> Option<PathBuf> {
-        // A volume that is yet to be made is where its directory is.
+        // A volume that does not exist yet will be where its directory is.
         let metadata = fs::metadata(path).or_else(|e| path.parent().map_or(Err(e), fs::metadata));
         let metadata = metadata.ok()?;
         let is_device = metadata.file_type().is_block_device();
@@ -95,7 +94,7 @@ impl Locality {
         if let Ok(dir) = by_number.canonicalize() {
             return Some(dir);
         }
-        // Some filesystems, Btrfs for one, make numbers up; the table of mounts names their device.
+        // Some filesystems, such as Btrfs, have device numbers of their own. The table of mounts names their device.
         let device = (!is_device).then(|| self.mounted_device(path)).flatten()?;
         let name = name_in_dev(&device)?;
         self.root
@@ -105,7 +104,7 @@ impl Locality {
             .ok()
     }
 
-    /// The device that is mounted where `path` is.
+    /// Returns the device of the mount that contains `path`.
     fn mounted_device(&self, path: &Path) -> Option<PathBuf> {
         let mounts = fs::read_to_string(self.root.join("proc/self/mountinfo")).ok()?;
         let mounted = mounts.lines().filter_map(|line| {
@@ -117,7 +116,7 @@ impl Locality {
             ))
         });
         let containing = mounted.filter(|(mount_point, _)| path.starts_with(mount_point));
-        // Of several mounts on the same point the last one is what programs see.
+        // Of several mounts on the same point, programs see the last one.
         let (_, device) = containing.max_by_key(|(point, _)| point.components().count())?;
         Some(PathBuf::from(device))
     }
@@ -146,19 +145,19 @@ impl Locality {
         self.of_hardware(dir)
     }
 
-    /// Walks up from a device to the first thing that says on which node it is.
+    /// Walks up from a device to the first directory that has a node.
     fn of_hardware(&self, dir: &Path) -> Option<NodeId> {
         if self.node_by_kernel_node.is_empty() {
             return None;
         }
         let top = self.root.join("sys/devices").canonicalize().ok()?;
         for dir in dir.ancestors().take_while(|dir| dir.starts_with(&top)) {
-            // -1, which does not parse, means that the kernel does not know.
+            // The kernel writes -1, which does not parse, for an unknown node.
             let node = fs::read_to_string(dir.join("numa_node")).ok();
             if let Some(node) = node.and_then(|text| text.trim().parse::<u32>().ok()) {
                 return self.node_by_kernel_node.get(&node).copied();
             }
-            // An NVMe disk that could have several controllers is below none of them.
+            // In sysfs, an NVMe disk with several possible controllers is below none of them.
             let name = dir.file_name().and_then(|name| name.to_str());
             if name.is_some_and(|name| name.starts_with("nvme-subsys")) {
                 let is_above = |link: &PathBuf| !link.starts_with(dir);
@@ -196,23 +195,22 @@ impl Locality {
 }
 
 impl Topology {
-    /// The home node of a block device, or of the device that holds the filesystem of a file or
-    /// directory; a file that is yet to be made is where its directory is. `None` if unknown: the
-    /// kernel does not say, the devices below disagree, or the topology is virtual and its file does
-    /// not name the device. A device on a node that this process may not use is answered with the
-    /// nearest one that it may. Makes system calls: not for each request.
+    /// Returns the home node of a block device, or of the device that holds the filesystem of a file or directory. For a file
+    /// that does not exist yet, uses its directory. Returns `None` if the node is unknown: the kernel does not tell, the devices
+    /// below are on different nodes, or the topology is virtual and its file does not name the device. For a device on a node
+    /// that this process may not use, returns the nearest allowed one. Makes system calls, so it must not be called for each
+    /// request.
     pub fn node_of_block_device(&self, path: &Path) -> Option<NodeId> {
         self.locality.of_path(path, 0)
     }
 
-    /// The home node of a network interface, by name; `None` and limits as for
-    /// [`Topology::node_of_block_device`].
+    /// Returns the home node of a network interface, by name. Has the same limits as [`Topology::node_of_block_device`].
     pub fn node_of_nic(&self, name: &str) -> Option<NodeId> {
         self.locality.of_nic(name, 0)
     }
 }
 
-/// The node that all name; `None` if one is unknown, they disagree, or there are none.
+/// Returns the node that all `nodes` name; `None` if one is unknown, they differ, or there are none.
 fn agreed(nodes: impl Iterator<Item = Option<NodeId>>) -> Option<NodeId> {
     let distinct: BTreeSet<Option<NodeId>> = nodes.collect();
     match distinct.len() {
@@ -221,7 +219,7 @@ fn agreed(nodes: impl Iterator<Item = Option<NodeId>>) -> Option<NodeId> {
     }
 }
 
-/// What the symbolic links in `dir` whose names start with `prefix` lead to.
+/// Returns the targets of the symbolic links in `dir` whose names start with `prefix`.
 fn links_in(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();
@@ -240,7 +238,7 @@ fn links_in(dir: &Path, prefix: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// `path` absolute and without links; its directory's, and the name, if only the name does not exist.
+/// Returns `path` absolute and without links. Its last component need not exist.
 fn canonical(path: &Path) -> Option<PathBuf> {
     if let Ok(found) = path.canonicalize() {
         return Some(found);
@@ -254,14 +252,14 @@ fn canonical(path: &Path) -> Option<PathBuf> {
     Some(parent.canonicalize().ok()?.join(path.file_name()?))
 }
 
-/// The kernel's name of the device at a path in `/dev`, which may be a link such as
-/// `/dev/disk/by-id/...`. In sysfs, names have `!` where paths have `/`.
+/// Returns the kernel's name of the device at a path in `/dev`, which may be a link such as `/dev/disk/by-id/...`. In sysfs,
+/// names have `!` where paths have `/`.
 fn name_in_dev(path: &Path) -> Option<String> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     Some(path.strip_prefix("/dev").ok()?.to_str()?.replace('/', "!"))
 }
 
-/// Undoes the `\040` for a space, and the like, of the kernel's table of mounts.
+/// Replaces escapes in the kernel's table of mounts, such as `\040` for a space.
 fn unescape(text: &str) -> String {
     let mut plain = text.to_string();
     for (escaped, char) in [

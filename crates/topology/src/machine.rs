@@ -1,9 +1,7 @@
-//! What the kernel says about the machine: its NUMA nodes as they are, before anything is made of
-//! them.
+//! The machine as the kernel reports it: its NUMA nodes.
 //!
-//! Two limits are applied here and nowhere else: a CPU outside the affinity of the process is never
-//! dealt out, and the memory of a node outside its cpuset (`Mems_allowed`) counts as absent, because
-//! binding memory to it would fail.
+//! Only this module applies two limits. A CPU outside of the affinity of the process is never assigned. The memory of a node
+//! outside of its cpuset (`Mems_allowed`) counts as absent, because binding memory to the node would fail.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,21 +11,21 @@ use std::path::{Path, PathBuf};
 use crate::TopologyError;
 use crate::list::{NUMBER_MAX, parse_list};
 
-/// The ACPI distance of a node to itself.
+/// ACPI distance of a node to itself.
 pub(crate) const DISTANCE_LOCAL: u32 = 10;
-/// The distance to another node where nothing better is known; what kernels assume too.
+/// Distance to another node if it is unknown; kernels assume the same.
 pub(crate) const DISTANCE_REMOTE: u32 = 20;
 
 /// An online NUMA node of the kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelNode {
-    /// The kernel's number of it. Numbers may have holes.
+    /// The kernel's number of the node. Numbers may have holes.
     pub(crate) id: u32,
-    /// All its online CPUs, ascending.
+    /// Its online CPUs, ascending.
     pub(crate) cpus_online: Vec<u32>,
-    /// Those of them that this process may run on.
+    /// The CPUs of `cpus_online` that this process may run on.
     pub(crate) cpus: Vec<u32>,
-    /// Its memory, 0 where it has none or this process may not use it.
+    /// Its memory; 0 if it has none or this process may not use it.
     pub(crate) memory_bytes: u64,
     /// Distances to all online nodes, in their order.
     pub(crate) distances: Vec<u32>,
@@ -36,11 +34,11 @@ pub(crate) struct KernelNode {
 /// The machine as this process may use it.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
-    /// What `/sys` and `/proc` are below of: `/`, or a made-up tree in tests.
+    /// The directory that contains `sys` and `proc`: `/`, or a fake tree in tests.
     pub(crate) root: PathBuf,
     /// Online nodes, ascending. Never empty.
     pub(crate) nodes: Vec<KernelNode>,
-    /// Whether the kernel knows nodes at all; without, memory cannot be bound.
+    /// Whether the kernel supports nodes. Without that, memory cannot be bound.
     pub(crate) is_numa: bool,
 }
 
@@ -54,7 +52,7 @@ impl Machine {
             true => read_nodes(root, &node_dir, &affinity)?,
             false => vec![whole_machine(root, &affinity)?],
         };
-        // Some containers show nodes whose CPU lists they blank out. The affinity is the truth.
+        // Some containers show nodes with blank CPU lists. The affinity is always right.
         if nodes.iter().all(|node| node.cpus.is_empty()) {
             nodes[0].cpus = usable_cpus(root, &affinity)?;
             nodes[0].cpus_online = nodes[0].cpus.clone();
@@ -69,29 +67,29 @@ impl Machine {
         })
     }
 
-    /// The position in `nodes` of the node whose memory is nearest to node `from`: itself if it has
-    /// some; `None` if no node has usable memory.
+    /// Returns the position in `nodes` of the node whose memory is nearest to node `from`: `from` itself if it has memory; `None`
+    /// if no node has usable memory.
     pub(crate) fn memory_home(&self, from: usize) -> Option<usize> {
         nearest(from, &self.nodes[from].distances, |to| {
             self.nodes[to].memory_bytes > 0
         })
     }
 
-    /// Positions in `nodes` of those with usable memory.
+    /// Returns the positions in `nodes` of the nodes with usable memory.
     pub(crate) fn memory_nodes(&self) -> Vec<usize> {
         (0..self.nodes.len())
             .filter(|&at| self.nodes[at].memory_bytes > 0)
             .collect()
     }
 
-    /// The number to bind memory of the node at this position to, where memory can be bound.
+    /// Returns the number that memory of the node at this position is bound to, if memory can be bound.
     pub(crate) fn bindable(&self, at: usize) -> Option<u32> {
         self.is_numa.then(|| self.nodes[at].id)
     }
 }
 
-/// The eligible node nearest to `from` by its row of distances: itself if eligible, the lower one of
-/// equals.
+/// Returns the eligible node nearest to `from` by its row of distances: `from` itself if eligible, the lower one of two equally
+/// near nodes.
 pub(crate) fn nearest(
     from: usize,
     distances: &[u32],
@@ -102,8 +100,8 @@ pub(crate) fn nearest(
         .min_by_key(|&to| (to != from, distances[to]))
 }
 
-/// The CPUs that this process may run on. It is the main thread that is asked, so a worker that
-/// pinned itself gets the same answer as the program that was started.
+/// Returns the CPUs that this process may run on. Asks for the main thread's, so a worker that pinned itself gets the same
+/// answer.
 pub(crate) fn process_affinity() -> Result<Vec<u32>, TopologyError> {
     use rustix::thread::{CpuSet, sched_getaffinity};
     match sched_getaffinity(Some(rustix::process::getpid())) {
@@ -111,7 +109,7 @@ pub(crate) fn process_affinity() -> Result<Vec<u32>, TopologyError> {
             let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
             Ok(cpus.map(|cpu| cpu as u32).collect())
         }
-        // The kernel has more CPUs than fit into the fixed set; the text has no such limit.
+        // The kernel has more CPUs than the fixed set can hold. The text has no such limit.
         Err(rustix::io::Errno::INVAL) => status_list(Path::new("/"), "Cpus_allowed_list:")?
             .ok_or_else(|| TopologyError::Affinity {
                 source: rustix::io::Errno::INVAL.into(),
@@ -165,7 +163,7 @@ fn read_nodes(
     Ok(nodes)
 }
 
-/// A kernel without NUMA: one node with everything.
+/// Returns one node with everything, for a kernel without NUMA.
 fn whole_machine(root: &Path, affinity: &BTreeSet<u32>) -> Result<KernelNode, TopologyError> {
     let cpus = usable_cpus(root, affinity)?;
     let online = read_list(&root.join("sys/devices/system/cpu/online"))?;
@@ -178,14 +176,14 @@ fn whole_machine(root: &Path, affinity: &BTreeSet<u32>) -> Result<KernelNode, To
     })
 }
 
-/// The affinity without CPUs that are known to be offline.
+/// Returns the affinity without CPUs that are known to be offline.
 fn usable_cpus(root: &Path, affinity: &BTreeSet<u32>) -> Result<Vec<u32>, TopologyError> {
     let online = read_list(&root.join("sys/devices/system/cpu/online"))?;
     let is_online = |cpu: &u32| online.as_ref().is_none_or(|online| online.contains(cpu));
     Ok(affinity.iter().copied().filter(is_online).collect())
 }
 
-/// The number of bytes after `MemTotal:`, which the kernel gives in KiB; 0 where the file is missing.
+/// Returns the number of bytes after `MemTotal:`, which the kernel writes in KiB; 0 if the file is missing.
 fn read_memory(path: &Path) -> Result<u64, TopologyError> {
     let Some(text) = read_optional(path)? else {
         return Ok(0);
@@ -198,7 +196,7 @@ fn read_memory(path: &Path) -> Result<u64, TopologyError> {
     total.ok_or_else(|| not_understood(path, "a line `MemTotal: N kB`", &text))
 }
 
-/// A row of the distance matrix: one number for each of `count` online nodes.
+/// Reads a row of the distance matrix: one number for each of `count` online nodes.
 fn read_distances(path: &Path, at: usize, count: usize) -> Result<Vec<u32>, TopologyError> {
     let Some(text) = read_optional(path)? else {
         return Ok(default_distances(at, count));
@@ -210,7 +208,7 @@ fn read_distances(path: &Path, at: usize, count: usize) -> Result<Vec<u32>, Topo
     }
 }
 
-/// The row of node `at` where nothing is known: every other node is equally far.
+/// Returns the row of node `at` if distances are unknown: every other node is equally far.
 pub(crate) fn default_distances(at: usize, count: usize) -> Vec<u32> {
     let distance = |to| {
         if to == at {
@@ -222,7 +220,7 @@ pub(crate) fn default_distances(at: usize, count: usize) -> Vec<u32> {
     (0..count).map(distance).collect()
 }
 
-/// A list that `/proc/self/status` gives after `key`; `None` where there is none, which means no limit.
+/// Returns the list after `key` in `/proc/self/status`; `None` if there is none, which means no limit.
 fn status_list(root: &Path, key: &str) -> Result<Option<Vec<u32>>, TopologyError> {
     let path = root.join("proc/self/status");
     let Some(text) = read_optional(&path)? else {
@@ -232,14 +230,14 @@ fn status_list(root: &Path, key: &str) -> Result<Option<Vec<u32>>, TopologyError
     list.map(|list| numbers(&path, list)).transpose()
 }
 
-/// How many CPUs this machine may ever have: the kernel has so many of what it has for each CPU. 1 where it does not say.
-/// Errors: a list that is not one.
+/// Returns the maximum number of CPUs of this machine. The kernel has per-CPU structures for all of them. Returns 1 if the kernel
+/// does not tell. Fails on a malformed list.
 pub fn possible_cpus() -> Result<usize, TopologyError> {
     let cpus = read_list(Path::new("/sys/devices/system/cpu/possible"))?;
     Ok(cpus.map_or(1, |cpus| cpus.len().max(1)))
 }
 
-/// The list in a file, ascending and without repetitions; `None` where there is no such file.
+/// Reads the list in a file, ascending and without repetitions; `None` if there is no such file.
 fn read_list(path: &Path) -> Result<Option<Vec<u32>>, TopologyError> {
     read_optional(path)?
         .map(|text| numbers(path, &text))

@@ -23,7 +23,7 @@ fn home(machine: &FakeMachine, path: &Path) -> Option<NodeId> {
 }
 
 #[test]
-fn a_file_is_at_home_where_the_disk_of_its_filesystem_is() {
+fn a_file_is_at_home_with_the_disk_of_its_filesystem() {
     let machine = server();
     let file = machine.file_on(&format!("{SLOT_A}/ata1/host0/block/sda"));
     assert_eq!(home(&machine, &file), Some(NodeId(1)));
@@ -70,7 +70,7 @@ fn mapped(slaves: &[(&str, &str)]) -> (FakeMachine, std::path::PathBuf) {
 }
 
 #[test]
-fn a_mapped_device_is_at_home_where_all_below_it_are() {
+fn a_mapped_device_is_at_home_with_all_devices_below_it() {
     let a1 = format!("{SLOT_A}/ata1/block/sda");
     let a2 = format!("{SLOT_A}/ata2/block/sdb");
     let b = format!("{SLOT_B}/ata3/block/sdc");
@@ -81,13 +81,13 @@ fn a_mapped_device_is_at_home_where_all_below_it_are() {
 }
 
 #[test]
-fn mapped_devices_in_a_circle_have_no_home() {
+fn mapped_devices_in_a_cycle_have_no_home() {
     let (machine, file) = mapped(&[("dm-0", "sys/devices/virtual/block/dm-0")]);
     assert_eq!(home(&machine, &file), None);
 }
 
 #[test]
-fn an_nvme_disk_with_several_paths_is_at_home_where_its_controllers_agree() {
+fn an_nvme_disk_with_several_paths_is_at_home_if_its_controllers_agree() {
     for (second_slot, expected) in [(SLOT_A, Some(NodeId(1))), (SLOT_B, None)] {
         let machine = server();
         let subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0";
@@ -105,7 +105,7 @@ fn an_nvme_disk_with_several_paths_is_at_home_where_its_controllers_agree() {
 }
 
 #[test]
-fn a_filesystem_that_makes_device_numbers_up_is_found_through_its_mount() {
+fn a_filesystem_with_its_own_device_numbers_is_found_through_its_mount() {
     let machine = server();
     machine.link(
         "sys/class/block/fake0",
@@ -123,7 +123,7 @@ fn a_filesystem_that_makes_device_numbers_up_is_found_through_its_mount() {
 }
 
 #[test]
-fn a_device_on_a_node_left_out_is_at_home_on_the_nearest_one_kept() {
+fn a_device_on_an_omitted_node_is_at_home_on_the_nearest_kept_node() {
     let machine = server();
     machine.write("proc/self/status", "Mems_allowed_list:\t0,3\n");
     let file = machine.file_on(&format!("{SLOT_B}/ata1/block/sda"));
@@ -137,7 +137,7 @@ fn a_device_on_a_node_left_out_is_at_home_on_the_nearest_one_kept() {
 }
 
 #[test]
-fn a_network_interface_is_at_home_where_its_card_is() {
+fn a_network_interface_is_at_home_with_its_card() {
     let machine = server();
     machine.link("sys/class/net/eth0", &format!("{SLOT_A}/net/eth0"));
     machine.link("sys/class/net/eth1", &format!("{SLOT_B}/net/eth1"));
@@ -169,7 +169,7 @@ fn given(machine: &FakeMachine, lines: &str) -> Topology {
 }
 
 #[test]
-fn a_virtual_topology_knows_only_the_homes_it_was_given() {
+fn a_virtual_topology_has_only_the_homes_of_its_file() {
     let machine = server();
     machine.link("sys/class/net/eth0", &format!("{SLOT_A}/net/eth0"));
     let file = machine.file_on(&format!("{SLOT_A}/ata1/block/sda"));
@@ -182,7 +182,7 @@ fn a_virtual_topology_knows_only_the_homes_it_was_given() {
 }
 
 #[test]
-fn a_device_given_by_its_path_in_dev_counts_for_its_partitions() {
+fn the_home_of_a_device_applies_to_its_partitions() {
     let machine = server();
     let disk = format!("{SLOT_A}/nvme/nvme9/fake9n1");
     let file = machine.file_on(&format!("{disk}/fake9n1p1"));
@@ -192,7 +192,7 @@ fn a_device_given_by_its_path_in_dev_counts_for_its_partitions() {
 }
 
 #[test]
-fn files_and_directories_can_be_given_homes_and_the_longest_path_counts() {
+fn files_and_directories_can_have_homes_and_the_longest_path_wins() {
     let machine = server();
     let outer = machine.write("volumes/a b/0.img", "");
     let inner = machine.write("volumes/a b/1.img", "");
@@ -224,6 +224,6 @@ fn a_loop_device_is_at_home_with_the_file_behind_it() {
         given(&machine, &lines).node_of_block_device(&file),
         Some(NodeId(2))
     );
-    // A file that is behind itself.
+    // The backing file is on the loop device itself.
     assert_eq!(home(&machine, &file), None);
 }

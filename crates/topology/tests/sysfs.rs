@@ -1,4 +1,4 @@
-//! What is made of the nodes that a kernel shows.
+//! Topologies of the nodes that a kernel reports.
 
 mod common;
 
@@ -8,7 +8,7 @@ use jericho_topology::{NodeId, Topology, TopologyError, format_human};
 const GIB: u64 = 1 << 30;
 
 #[test]
-fn a_four_socket_machine_is_seen_as_it_is() {
+fn a_four_socket_machine_has_four_nodes() {
     let machine = FakeMachine::four_sockets();
     let topology = machine.detect(&cpus(0..16));
     assert_invariants(&topology);
@@ -39,7 +39,7 @@ fn holes_from_offline_cpus_stay_holes() {
 }
 
 #[test]
-fn a_memory_only_node_is_worked_on_from_its_nearest_cpus() {
+fn threads_for_a_memory_only_node_run_on_its_nearest_cpus() {
     let machine = FakeMachine::with_nodes(&[
         (0, "0-1", 8, "10 21 24"),
         (1, "2-3", 8, "21 10 14"),
@@ -66,7 +66,7 @@ fn programs_may_run_on_nodes_where_this_process_may_not() {
 }
 
 #[test]
-fn a_node_without_memory_takes_it_from_the_nearest_that_has_some() {
+fn a_node_without_memory_uses_the_nearest_memory() {
     let machine = FakeMachine::with_nodes(&[
         (0, "0-1", 8, "10 12 30"),
         (1, "2-3", 0, "30 10 12"),
@@ -108,7 +108,7 @@ fn a_kernel_without_nodes_is_one_node_with_all_cpus() {
 }
 
 #[test]
-fn cpus_outside_the_affinity_are_not_dealt_out_but_keep_their_node() {
+fn cpus_outside_the_affinity_are_not_assigned_but_keep_their_node() {
     let machine = FakeMachine::four_sockets();
     let topology = machine.detect(&[1, 2, 4]);
     assert_invariants(&topology);
@@ -137,7 +137,7 @@ fn memory_outside_the_cpuset_is_not_used() {
     );
     let topology = machine.detect(&cpus(0..8));
     assert_invariants(&topology);
-    // Node 1 has CPUs but no memory for us, node 2 the reverse, node 3 neither.
+    // For this process, node 1 has CPUs but no memory, node 2 the reverse, node 3 neither.
     assert_eq!(topology.nodes.len(), 3);
     assert_eq!(topology.nodes[1].kernel_node, Some(0));
     assert_eq!(topology.nodes[1].memory_bytes, 0);
@@ -148,7 +148,7 @@ fn memory_outside_the_cpuset_is_not_used() {
 }
 
 #[test]
-fn nodes_whose_cpu_lists_are_blanked_out_still_give_a_place_to_run() {
+fn nodes_with_blank_cpu_lists_still_get_cpus() {
     let machine = FakeMachine::with_nodes(&[(0, "", 8, "10")]);
     let topology = machine.detect(&[3, 5]);
     assert_invariants(&topology);
@@ -164,7 +164,7 @@ fn an_affinity_without_an_online_cpu_is_an_error() {
 }
 
 #[test]
-fn a_file_of_the_kernels_that_makes_no_sense_is_named() {
+fn a_malformed_file_of_the_kernel_is_named() {
     for (file, text) in [
         ("node1/distance", "20 10 30\n"),
         ("node1/distance", "near far\n"),
@@ -185,18 +185,18 @@ fn a_file_of_the_kernels_that_makes_no_sense_is_named() {
 }
 
 #[test]
-fn this_very_machine_has_a_topology_that_deals_out_exactly_its_affinity() {
+fn the_topology_of_this_machine_assigns_exactly_its_affinity() {
     let topology = Topology::detect().expect("a topology");
     assert_invariants(&topology);
     let set = rustix::thread::sched_getaffinity(None).expect("the affinity");
-    let dealt: usize = topology.nodes.iter().map(|node| node.cpus.len()).sum();
-    assert_eq!(dealt, set.count() as usize);
+    let assigned: usize = topology.nodes.iter().map(|node| node.cpus.len()).sum();
+    assert_eq!(assigned, set.count() as usize);
     assert_eq!(topology, Topology::from_spec("auto").expect("auto"));
     assert_eq!(topology, Topology::from_spec("").expect("nothing"));
 }
 
 #[test]
-fn people_see_a_table() {
+fn the_human_format_is_a_table() {
     let machine = FakeMachine::with_nodes(&[(0, "0-1,4", 8, "10 24"), (3, "", 64, "24 10")]);
     let expected = "\
 2 nodes (sysfs)
@@ -209,7 +209,7 @@ node  CPUs   memory    kernel node  threads on  distances
 }
 
 #[test]
-fn programs_see_json_with_plain_numbers() {
+fn json_has_plain_numbers() {
     let machine = FakeMachine::laptop(2);
     let json = serde_json::to_value(machine.detect(&[0, 1])).expect("JSON");
     let expected = serde_json::json!({

@@ -1,4 +1,4 @@
-//! Topology files: what they mean, and where exactly a wrong one is wrong.
+//! Topology files: their meaning, and the places of errors.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn documented_example() -> &'static str {
 }
 
 #[test]
-fn the_example_in_the_specification_means_what_is_said_there() {
+fn the_example_in_the_specification_is_valid() {
     let machine = FakeMachine::laptop(4);
     let topology = machine
         .file(documented_example(), &cpus(0..4))
@@ -44,14 +44,14 @@ fn every_statement_is_in_the_specification() {
 }
 
 #[test]
-fn what_is_not_given_has_the_documented_defaults() {
+fn omitted_values_have_the_documented_defaults() {
     let machine = FakeMachine::with_nodes(&[(0, "0-1", 8, "10 20"), (1, "2-3", 16, "20 10")]);
     let text = "node 0 cpus=2\nnode 1 cpus=0,3\nnode 2 kernel-node=1\nnode 3 cpus=0 memory=0\r\n";
     let topology = machine.file(text, &cpus(0..4)).expect("nodes");
     assert_invariants(&topology);
     let kernel_nodes: Vec<_> = topology.nodes.iter().map(|node| node.kernel_node).collect();
-    // The first follows its CPU, the second's CPUs disagree so it is its turn, the third says so, the
-    // fourth has no memory and takes the nearest.
+    // The first follows its CPU. The CPUs of the second differ, so its turn decides. The third names a node. The
+    // fourth has no memory and uses the nearest.
     assert_eq!(kernel_nodes, [Some(1), Some(1), Some(1), Some(1)]);
     assert_eq!(topology.nodes[0].distances, [10, 20, 20, 20]);
     assert_eq!(topology.nodes[0].memory_bytes, (16 << 30) / 3);
@@ -183,7 +183,7 @@ fn a_wrong_line_is_reported_with_line_and_column() {
 }
 
 #[test]
-fn a_file_that_is_not_text_is_pointed_into() {
+fn a_file_that_is_not_text_is_refused_at_its_first_wrong_byte() {
     let machine = FakeMachine::laptop(2);
     let path = machine.root().join("binary");
     std::fs::write(&path, b"node 0 cpus=0\nnode \xff").expect("a file");
@@ -197,7 +197,7 @@ fn a_file_that_is_not_text_is_pointed_into() {
 }
 
 #[test]
-fn a_volume_given_as_topology_file_is_refused_without_reading_all_of_it() {
+fn a_volume_given_as_topology_file_is_refused_without_reading_it_whole() {
     let machine = FakeMachine::laptop(2);
     let path = machine.root().join("volume");
     std::fs::File::create(&path)
@@ -216,7 +216,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn no_text_whatever_brings_the_parser_down(
+    fn no_text_makes_the_parser_panic(
         lines in prop::collection::vec(
             "(node|distance|device|nic|#|\"|é)?( |[0-3]|10|cpus=|memory=|node=|-|,|[KG]|\"|\\PC){0,8}",
             0..6,

@@ -29,12 +29,12 @@ fn more_nodes_than_cpus_share_them_round_robin() {
     let machine = FakeMachine::laptop(2);
     let topology = machine.spec("virtual:5", &[0, 1]).expect("five nodes");
     assert_invariants(&topology);
-    let dealt: Vec<_> = topology
+    let assigned: Vec<_> = topology
         .nodes
         .iter()
         .map(|node| node.cpus.clone())
         .collect();
-    assert_eq!(dealt, [[0], [1], [0], [1], [0]]);
+    assert_eq!(assigned, [[0], [1], [0], [1], [0]]);
 }
 
 #[test]
@@ -44,12 +44,12 @@ fn virtual_nodes_on_a_real_machine_keep_their_cpus_near_their_memory() {
     assert_invariants(&topology);
     let kernel_nodes: Vec<_> = topology.nodes.iter().map(|node| node.kernel_node).collect();
     assert_eq!(kernel_nodes, [Some(0), Some(1), Some(0), Some(1)]);
-    let dealt: Vec<_> = topology
+    let assigned: Vec<_> = topology
         .nodes
         .iter()
         .map(|node| node.cpus.clone())
         .collect();
-    assert_eq!(dealt, [[0, 1], [4, 5], [2, 3], [6, 7]]);
+    assert_eq!(assigned, [[0, 1], [4, 5], [2, 3], [6, 7]]);
     assert_eq!(topology.nodes[0].distances, [10, 31, 20, 31]);
 }
 
@@ -62,7 +62,7 @@ fn a_kernel_without_nodes_can_have_virtual_ones() {
 }
 
 #[test]
-fn a_wrong_specification_says_what_would_be_right() {
+fn the_error_of_a_wrong_specification_names_the_right_forms() {
     let machine = FakeMachine::laptop(2);
     for (spec, hint) in [
         ("virtual:0", "from 1 to 1024"),
@@ -106,7 +106,7 @@ fn a_topology_file_that_is_missing_or_a_mistyped_word_is_named() {
     );
 }
 
-/// Up to four kernel nodes with up to five CPUs each, some without CPUs, some without memory.
+/// Generates up to four kernel nodes with up to five CPUs each, some without CPUs, some without memory.
 fn machines() -> impl Strategy<Value = Vec<(u32, u64)>> {
     prop::collection::vec((0..=5_u32, 0..=4_u64), 1..=4).prop_filter("somewhere to run", |nodes| {
         nodes.iter().any(|node| node.0 > 0)
@@ -117,7 +117,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn every_allowed_cpu_is_dealt_and_every_node_has_one(
+    fn every_allowed_cpu_is_assigned_and_every_node_has_one(
         nodes in machines(),
         allowed_seed in any::<u32>(),
         count in 1..=40_usize,
@@ -143,15 +143,15 @@ proptest! {
         let topology = machine.spec(&format!("virtual:{count}"), &affinity).expect("nodes");
         assert_invariants(&topology);
         prop_assert_eq!(topology.nodes.len(), count);
-        let mut dealt: Vec<u32> = Vec::new();
+        let mut assigned: Vec<u32> = Vec::new();
         for node in &topology.nodes {
             prop_assert!(!node.cpus.is_empty());
-            dealt.extend(&node.cpus);
+            assigned.extend(&node.cpus);
         }
-        let distinct: BTreeSet<u32> = dealt.iter().copied().collect();
+        let distinct: BTreeSet<u32> = assigned.iter().copied().collect();
         prop_assert_eq!(&distinct, &allowed);
         if count <= allowed.len() {
-            prop_assert_eq!(dealt.len(), allowed.len(), "each is dealt only once");
+            prop_assert_eq!(assigned.len(), allowed.len(), "each is assigned only once");
         }
     }
 }

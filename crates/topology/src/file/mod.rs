@@ -1,8 +1,7 @@
-//! Topology files: nodes as somebody wrote them down. `docs/formats/topology.md` specifies them.
+//! Topology files: nodes described by a user. `docs/formats/topology.md` specifies them.
 //!
-//! `token` cuts a line into words that know their column, `value` reads what single words spell, `parse`
-//! makes statements of them and checks them against the machine, and this module makes nodes of the
-//! statements.
+//! `token` cuts a line into words with their columns. `value` reads single words. `parse` makes statements of them and checks
+//! them against the machine. This module makes nodes of the statements.
 
 mod parse;
 mod token;
@@ -15,13 +14,13 @@ use std::path::Path;
 use crate::assemble::{Draft, assemble, node_id};
 use crate::locality::Locality;
 use crate::machine::{Machine, default_distances};
-use crate::{Topology, TopologyError, deal};
+use crate::{Topology, TopologyError, assign};
 use parse::{NodeLine, Statements};
 
-/// No topology file needs more; a device or a volume given by mistake is not read into memory.
+/// Maximum size of a topology file. A device or a volume given by mistake is not read into memory.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Reads a topology file, which has to be UTF-8 of at most 1 MiB.
+/// Reads a topology file, which must be UTF-8 of at most 1 MiB.
 pub(crate) fn read(path: &Path) -> Result<String, TopologyError> {
     let mut bytes = Vec::new();
     File::open(path)
@@ -53,7 +52,7 @@ pub(crate) fn read(path: &Path) -> Result<String, TopologyError> {
     })
 }
 
-/// The topology that `text`, the contents of the file at `path`, describes on `machine`.
+/// Returns the topology that `text`, the contents of the file at `path`, describes on `machine`.
 pub(crate) fn topology(
     path: &Path,
     text: &str,
@@ -74,7 +73,7 @@ pub(crate) fn topology(
             cpus: node.cpus.clone(),
             memory_bytes: node
                 .memory_bytes
-                .unwrap_or_else(|| deal::memory_share(machine, &homes, at)),
+                .unwrap_or_else(|| assign::memory_share(machine, &homes, at)),
             kernel_node: homes[at].and_then(|home| machine.bindable(home)),
             distances: distances.remove(&at).unwrap_or_else(default_row),
         });
@@ -90,10 +89,10 @@ pub(crate) fn topology(
     Ok(assemble(drafts, &[], true, source, locality))
 }
 
-/// For each node the position of the kernel node that its memory comes from: the one it names, else
-/// the one that all its CPUs are nearest to, else the kernel's memory nodes in turn.
+/// Returns for each node the position of the kernel node that provides its memory: the node that the file names, else the node
+/// nearest to all its CPUs, else the kernel's memory nodes in turn.
 fn memory_homes(machine: &Machine, nodes: &[NodeLine]) -> Vec<Option<usize>> {
-    let in_turn = deal::memory_homes(machine, nodes.len());
+    let in_turn = assign::memory_homes(machine, nodes.len());
     let home = |(at, node): (usize, &NodeLine)| {
         node.kernel_node
             .or_else(|| home_of_cpus(machine, &node.cpus))
@@ -102,7 +101,7 @@ fn memory_homes(machine: &Machine, nodes: &[NodeLine]) -> Vec<Option<usize>> {
     nodes.iter().enumerate().map(home).collect()
 }
 
-/// Where all `cpus` have the memory nearest to them; `None` without CPUs or where they differ.
+/// Returns the kernel node whose memory is nearest to all `cpus`; `None` without CPUs or if they differ.
 fn home_of_cpus(machine: &Machine, cpus: &[u32]) -> Option<usize> {
     let home_of = |cpu: &u32| {
         let at = machine

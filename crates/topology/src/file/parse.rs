@@ -1,4 +1,4 @@
-//! The statements of a topology file, checked: every error carries line and column.
+//! The statements of a topology file, checked. Every error has a line and a column.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,31 +9,31 @@ use crate::list::parse_list;
 use crate::machine::{DISTANCE_LOCAL, Machine};
 use crate::{NODES_MAX, TopologyError};
 
-/// The largest distance that ACPI knows for a node that can be reached.
+/// Largest ACPI distance of a reachable node.
 const DISTANCE_MAX: u32 = 254;
 
 /// `node ID [cpus=LIST] [memory=SIZE] [kernel-node=N]`
 #[derive(Debug)]
 pub(super) struct NodeLine {
-    /// Ascending, each allowed on the machine.
+    /// Ascending; each is allowed on the machine.
     pub(super) cpus: Vec<u32>,
     /// `None` if not given.
     pub(super) memory_bytes: Option<u64>,
-    /// Position among the machine's nodes; it has memory. `None` if not given.
+    /// Position among the machine's nodes; the node has memory. `None` if not given.
     pub(super) kernel_node: Option<usize>,
 }
 
-/// All that a file says. Node numbers are positions in `nodes`.
+/// All statements of a file. Node numbers are positions in `nodes`.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) nodes: Vec<NodeLine>,
-    /// Complete rows by node; either for no node or for all.
+    /// Complete rows by node, for no node or for all.
     pub(super) distances: BTreeMap<usize, Vec<u32>>,
     pub(super) devices: Vec<(String, usize)>,
     pub(super) nics: Vec<(String, usize)>,
 }
 
-/// A reference to a node that can be checked only when all nodes are known.
+/// A reference to a node. It can be checked only when all nodes are known.
 struct NodeRef {
     node: usize,
     at: At,
@@ -51,7 +51,7 @@ struct Home {
     node: NodeRef,
 }
 
-/// What has been read so far.
+/// The statements read so far.
 struct Parser<'m> {
     machine: &'m Machine,
     nodes: Vec<(NodeLine, At)>,
@@ -60,7 +60,7 @@ struct Parser<'m> {
     nics: Vec<Home>,
 }
 
-/// Parses and checks `text`; `path` is for messages only.
+/// Parses and checks `text`. `path` is for messages only.
 pub(super) fn parse(
     path: &Path,
     text: &str,
@@ -188,7 +188,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// A list of CPUs, each of which this process may run on.
+    /// Parses a list of CPUs. This process must be allowed to run on each.
     fn cpus(&self, value: Word) -> Result<Vec<u32>, Wrong> {
         let inside = |offset| At {
             column: value.at.column + offset,
@@ -226,7 +226,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The position of a kernel node that memory can come from.
+    /// Returns the position of a kernel node that can provide memory.
     fn kernel_node(&self, value: Word) -> Result<usize, Wrong> {
         let id = number(
             value,
@@ -271,7 +271,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Checks what needs all nodes to be known. `end` is where the file ends.
+    /// Checks references between statements after all nodes are known. `end` is the end of the file.
     fn finish(self, end: At) -> Result<Statements, Wrong> {
         let count = self.nodes.len();
         if self.nodes.iter().all(|(node, _)| node.cpus.is_empty()) {
@@ -305,7 +305,7 @@ impl Parser<'_> {
     }
 }
 
-/// A row has a distance for each node: the local one to itself, farther ones to all others.
+/// Checks that a row has a distance for each node: the local distance to itself, larger ones to all others.
 fn check_row(row: &DistanceRow, count: usize) -> Result<(), Wrong> {
     if row.values.len() != count {
         let at = row.values.get(count).map_or(row.end, |&(_, at)| at);
@@ -331,7 +331,7 @@ fn check_row(row: &DistanceRow, count: usize) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The rest of a `device` or `nic` line: a name and `node=N`.
+/// Parses the rest of a `device` or `nic` line: a name and `node=N`.
 fn home(words: &[Word], end: At, what: &str, homes: &mut Vec<Home>) -> Result<(), Wrong> {
     let [name, node, more @ ..] = words else {
         let after = if words.is_empty() { what } else { "`node=N`" };
@@ -367,7 +367,7 @@ fn home(words: &[Word], end: At, what: &str, homes: &mut Vec<Home>) -> Result<()
     Ok(())
 }
 
-/// Relative to what would depend on where the program was started.
+/// Returns whether a path is relative. Its meaning would depend on the directory in which the program was started.
 fn is_relative_path(text: &str) -> bool {
     text.contains('/') && !text.starts_with('/')
 }

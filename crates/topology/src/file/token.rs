@@ -1,16 +1,16 @@
-//! Cuts a line of a topology file into words, each of which knows its column.
+//! Cuts a line of a topology file into words with their columns.
 
 /// A word of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     /// The word, without its quotes if it had any.
     pub(super) text: &'a str,
-    /// Where it starts, in characters from 1.
+    /// Start of the word, in characters from 1.
     pub(super) column: usize,
 }
 
-/// The words of a line up to a comment. A word in double quotes may contain spaces and `#`. The error
-/// is the column of a quote that is never closed.
+/// Returns the words of a line up to a comment. A word in double quotes may contain spaces and `#`. The error is the column of a
+/// quote that is not closed.
 pub(super) fn tokens(line: &str) -> Result<Vec<Token<'_>>, usize> {
     let mut found = Vec::new();
     let mut rest = line;

@@ -1,4 +1,4 @@
-//! Words with their places, and the numbers, sizes and `key=value` pairs that they spell.
+//! Words with their places, and the numbers, sizes and `key=value` pairs that they contain.
 
 /// A place in the file.
 #[derive(Clone, Copy)]
@@ -8,7 +8,7 @@ pub(super) struct At {
 }
 
 impl At {
-    /// The error that something is wrong here.
+    /// Returns an error at this place.
     pub(super) fn wrong<T>(self, message: impl Into<String>) -> Result<T, Wrong> {
         Err(Wrong {
             at: self,
@@ -17,7 +17,7 @@ impl At {
     }
 }
 
-/// What is wrong, and where.
+/// An error and its place.
 pub(super) struct Wrong {
     pub(super) at: At,
     pub(super) message: String,
@@ -30,7 +30,7 @@ pub(super) struct Word<'a> {
     pub(super) at: At,
 }
 
-/// `key=value` in two, the value with its own place.
+/// Splits `key=value`. The value has its own place.
 pub(super) fn key_value<'a>(word: Word<'a>, expected: &str) -> Result<(&'a str, Word<'a>), Wrong> {
     let Some((key, value)) = word.text.split_once('=') else {
         return word
@@ -47,7 +47,7 @@ pub(super) fn key_value<'a>(word: Word<'a>, expected: &str) -> Result<(&'a str, 
     ))
 }
 
-/// Decimal digits only, from `min` to `max`; `what` is for the message.
+/// Parses a number of decimal digits only, from `min` to `max`. `what` is for the message.
 pub(super) fn number(word: Word, what: &str, min: u32, max: u32) -> Result<u32, Wrong> {
     let digits_only = !word.text.is_empty() && word.text.bytes().all(|b| b.is_ascii_digit());
     match word.text.parse::<u32>() {
@@ -62,7 +62,7 @@ pub(super) fn number(word: Word, what: &str, min: u32, max: u32) -> Result<u32, 
     }
 }
 
-/// `64G` and the like, in bytes.
+/// Parses a size such as `64G`. Returns bytes.
 pub(super) fn size_bytes(word: Word) -> Result<u64, Wrong> {
     let digits = word.text.trim_end_matches(['K', 'M', 'G', 'T']);
     let shift = match &word.text[digits.len()..] {

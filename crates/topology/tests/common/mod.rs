@@ -1,4 +1,4 @@
-//! A made-up machine: a tree that looks like `/sys` and `/proc` to the code under test.
+//! A fake machine: a tree with the files of `/sys` and `/proc` that the code under test reads.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -13,14 +13,14 @@ pub struct FakeMachine {
 }
 
 impl FakeMachine {
-    /// A machine about which the kernel says nothing yet.
+    /// Creates a machine without any files of the kernel.
     pub fn bare() -> FakeMachine {
         FakeMachine {
             dir: tempfile::tempdir().expect("a temporary directory"),
         }
     }
 
-    /// Nodes as (number, cpulist, memory in GiB, distances).
+    /// Creates a machine with nodes, given as (number, cpulist, memory in GiB, distances).
     pub fn with_nodes(nodes: &[(u32, &str, u64, &str)]) -> FakeMachine {
         let machine = FakeMachine::bare();
         let ids = |keep: fn(&(u32, &str, u64, &str)) -> bool| {
@@ -46,7 +46,7 @@ impl FakeMachine {
         machine
     }
 
-    /// Four sockets with four CPUs and 16 GiB each, in a ring.
+    /// Creates a machine of four sockets with four CPUs and 16 GiB each, in a ring.
     pub fn four_sockets() -> FakeMachine {
         FakeMachine::with_nodes(&[
             (0, "0-3", 16, "10 16 22 16"),
@@ -56,7 +56,7 @@ impl FakeMachine {
         ])
     }
 
-    /// One node with `count` CPUs and 8 GiB.
+    /// Creates a machine of one node with `count` CPUs and 8 GiB.
     pub fn laptop(count: u32) -> FakeMachine {
         FakeMachine::with_nodes(&[(0, &format!("0-{}", count - 1), 8, "10")])
     }
@@ -80,7 +80,7 @@ impl FakeMachine {
     }
 
     /// Makes the filesystem that the temporary directory really is on appear to be on the block device
-    /// with this directory in the fake sysfs. Gives the path of a file on it.
+    /// with this directory in the fake sysfs. Returns the path of a file on it.
     pub fn file_on(&self, device_dir: &str) -> PathBuf {
         let file = self.write("a volume", "");
         let dev = fs::metadata(&file).expect("the file").dev();
@@ -97,7 +97,7 @@ impl FakeMachine {
         Topology::from_spec_at(spec, self.root(), affinity)
     }
 
-    /// The topology that a file with this text describes.
+    /// Returns the topology that a file with this text describes.
     pub fn file(&self, text: &str, affinity: &[u32]) -> Result<Topology, TopologyError> {
         let path = self.write("nodes.topology", text);
         self.spec(path.to_str().expect("UTF-8"), affinity)
@@ -108,7 +108,7 @@ pub fn cpus(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()
 }
 
-/// What every topology promises, whatever it was made of.
+/// Checks the invariants of a topology.
 pub fn assert_invariants(topology: &Topology) {
     assert!(!topology.nodes.is_empty());
     let count = topology.nodes.len();
@@ -124,7 +124,9 @@ pub fn assert_invariants(topology: &Topology) {
         assert!(!near.cpus.is_empty());
         assert_eq!(near.id == node.id, !node.is_memory_only());
         for &cpu in &node.cpus {
-            let home = topology.node_of_cpu(cpu).expect("a dealt CPU has a node");
+            let home = topology
+                .node_of_cpu(cpu)
+                .expect("an assigned CPU has a node");
             assert!(topology.nodes[usize::from(home.0)].cpus.contains(&cpu));
         }
     }
