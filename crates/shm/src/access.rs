@@ -1,20 +1,20 @@
-//! One attempt to read or write a page through its entry: the order of looking, copying and looking again.
+//! One attempt to read or write a page through its entry: the order of checking, copying and checking again.
 //!
-//! Apart from where the bytes are, so that the model checker goes through the same steps.
+//! Does not know where the bytes are, so that the model checker goes through the same steps.
 
 use crate::entry::{Entry, Flags, State};
 use crate::memory::Miss;
 use crate::sync::{Ordering, fence};
 
-/// Fences before the calling thread fills a frame of the slice. The frame was another page's before, and a reader of that page
-/// that sees bytes of the new one must also see that the old one has gone. The fence of `Entry::insert` orders only the thread
-/// that inserts, and another one may fill. Pairs with the fence of `state_after_copy`.
+/// Fences before the calling thread fills a frame of the slice. The frame held another page before. A reader of that page that
+/// sees bytes of the new one must also see that the old one is gone. The fence of `Entry::insert` orders only the thread that
+/// inserts, and another thread may fill the frame. Pairs with the fence of `state_after_copy`.
 #[inline]
 pub(crate) fn before_fill() {
     fence(Ordering::Release);
 }
 
-/// Whether the page can be read.
+/// Returns whether the page can be read. Fails with the reason why not.
 #[inline]
 pub(crate) fn check_readable(seen: State) -> Result<(), Miss> {
     if seen.has(Flags::VALID) {
@@ -24,7 +24,7 @@ pub(crate) fn check_readable(seen: State) -> Result<(), Miss> {
     }
 }
 
-/// Whether the page can be written without asking the slice.
+/// Returns whether a client can write the page without asking the slice. Fails with the reason why not.
 #[inline]
 pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
     check_readable(seen)?;
@@ -36,7 +36,7 @@ pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
 }
 
 /// Calls `copy`, which copies out of the frame of `seen`, the state that a lookup found. Returns `Some` when the copied bytes
-/// were the page's at one instant, and `None` when another thread changes or changed them.
+/// were the page's at one instant, and `None` when another thread changed them meanwhile.
 #[inline]
 pub(crate) fn try_read(
     entry: &Entry,
@@ -63,13 +63,13 @@ pub(crate) fn try_write(
     has_room: impl FnOnce() -> bool,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {
-    // Most pages that are written are dirty already: one comparison for these.
+    // Most written pages are dirty already, and one comparison finds that.
     if !seen.is_ready_to_write() {
         check_writable(seen)?;
         if seen.has(Flags::LATCH) {
             return Ok(None);
         }
-        // Before the latch, which is taken in the state `seen` only.
+        // Checks before the latch, which is taken only in the state `seen`.
         if !seen.has(Flags::DIRTY) && !has_room() {
             return Err(Miss::NoRoom);
         }
@@ -92,7 +92,7 @@ pub(crate) fn try_write_own(
     write_free(entry, seen, owner, copy)
 }
 
-/// Writes a page that nobody had latched.
+/// Writes a page that no writer had latched.
 #[inline(always)]
 fn write_free(
     entry: &Entry,

@@ -1,19 +1,19 @@
-//! What the writers of a file tell each other of the pages that they had the daemon reserve behind its end.
+//! Pages that the daemon has reserved beyond the end of a file, as its writers tell each other.
 //!
-//! Hints, all of them: the daemon reads nothing here, and a writer that is told too much finds a page missing and asks for it.
+//! All values are hints. The daemon reads nothing here. A writer that trusts a wrong hint finds a page missing and asks for it.
 
 use crate::lock::{Holding, Lock};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Pages reserved behind the end of a file.
+/// Pages reserved beyond the end of a file.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Ahead {
-    /// Held by who has found no page and asks for some, so that others do not ask for the same.
+    /// Held by a writer that found no page and asks for some, so that other writers do not ask for the same pages.
     lock: Lock,
-    /// Pages that were reserved last.
+    /// Number of pages that were reserved last.
     pages: AtomicU32,
-    /// One more than the last page that was asked for; 0: nothing is known.
+    /// One more than the last page that a writer asked for; 0: unknown.
     to: AtomicU64,
 }
 
@@ -32,54 +32,55 @@ impl Ahead {
         &self.lock
     }
 
-    /// Returns one more than the last page that was asked for; 0: nothing is known.
+    /// Returns one more than the last page that a writer asked for; 0: unknown.
     #[inline]
     pub fn to(&self) -> u64 {
         self.to.load(Ordering::Relaxed)
     }
 
-    /// Returns how many pages were reserved last.
+    /// Returns the number of pages that were reserved last.
     #[inline]
     pub fn pages(&self) -> u32 {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Claims the pages up to `to` for the caller to ask for, if those up to `from` were asked for. One of several gets them.
+    /// Claims the pages from `from` up to `to`, for which the caller then asks. Of several writers that claim from the same page,
+    /// one succeeds.
     pub fn claim(&self, from: u64, to: u64) -> bool {
         self.to
             .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// Tells that `pages` were reserved, up to `to`.
+    /// Stores that `pages` pages were reserved, up to `to`.
     pub fn tell(&self, to: u64, pages: u32) {
         self.pages.store(pages, Ordering::Relaxed);
         self.to.store(to, Ordering::Relaxed);
     }
 
-    /// Tells how many pages were reserved last.
+    /// Stores the number of pages that were reserved last.
     pub fn tell_pages(&self, pages: u32) {
         self.pages.store(pages, Ordering::Relaxed);
     }
 
-    /// Forgets which pages were reserved, and keeps how many: a file that was truncated grows on as before.
+    /// Forgets which pages were reserved, and keeps their number: a truncated file grows on as before.
     pub fn forget_where(&self) {
         self.to.store(0, Ordering::Relaxed);
     }
 
-    /// Nothing is known any more.
+    /// Forgets the pages and their number.
     pub fn forget(&self) {
         self.tell(0, 0);
     }
 
-    /// Waits until nobody else asks because a page is missing. One who does not get an answer is waited for no longer than a lock
-    /// is: two who ask do no harm.
+    /// Waits until no other writer asks because of a missing page. Waits no longer than for a lock: two writers that ask at once
+    /// do no harm.
     pub fn begin_asking(&self, owner: u16) -> Holding {
         let held = self.lock.lock_for_long(owner);
         held.unwrap_or_else(|| self.lock.take_over(owner))
     }
 
-    /// The next may ask.
+    /// Ends the request, so that the next writer may ask.
     pub fn end_asking(&self, held: Holding) {
         self.lock.unlock(held);
     }
@@ -93,7 +94,7 @@ mod tests {
     use crate::lock::HELD_MAX;
 
     #[test]
-    fn pages_are_claimed_from_where_the_last_were_asked_for() {
+    fn pages_are_claimed_from_the_end_of_the_last_request() {
         let ahead = Ahead::new();
         assert_eq!((ahead.to(), ahead.pages()), (0, 0));
         ahead.tell(20, 16);
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_truncation_the_place_is_forgotten_and_no_claim_from_before_counts() {
+    fn a_truncation_forgets_the_reserved_pages_and_refuses_earlier_claims() {
         let ahead = Ahead::new();
         ahead.tell(20, 16);
         ahead.forget_where();
@@ -118,14 +119,14 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_an_answer_that_does_not_come_asks_too() {
+    fn a_writer_that_waits_in_vain_for_an_answer_asks_too() {
         let ahead = Ahead::new();
         let begun = Instant::now();
         let stopped = ahead.begin_asking(7);
         let other = ahead.begin_asking(8);
         assert!(begun.elapsed() >= HELD_MAX, "it waited");
         assert!(ahead.lock().is_held(other) && !ahead.lock().is_held(stopped));
-        // The first goes on, and lets nobody ask beside the other.
+        // The first writer goes on, and does not open the lock of the second.
         ahead.end_asking(stopped);
         assert!(ahead.lock().try_lock(9).is_none());
         ahead.end_asking(other);

@@ -33,9 +33,8 @@ const VERSION: u32 = 6;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
-/// Number of blocks that a new thread checks for one whose thread has ended. Once all blocks are assigned, it checks
-/// every block.
-const LOOKS: u32 = 4;
+/// Blocks that a new thread checks for one whose thread has ended. Once all blocks are assigned, it checks every block.
+const PROBES: u32 = 4;
 const BYTES: usize = BLOCKS_AT + BLOCKS * size_of::<Block>();
 
 #[repr(C, align(64))]
@@ -43,7 +42,7 @@ struct Header {
     version: AtomicU32,
     owner: AtomicU32,
     cut_off: AtomicU32,
-    /// Number of blocks assigned so far.
+    /// Number of assigned blocks.
     blocks: AtomicU32,
     /// Block where the next search for an ended thread begins.
     hand: AtomicU32,
@@ -51,7 +50,7 @@ struct Header {
     given_out: sync::AtomicU64,
     done: sync::AtomicU64,
     _unused_behind_done: [u64; 6],
-    /// Only the daemon stores to it.
+    /// Only the daemon stores to this word.
     taken: sync::AtomicU64,
 }
 
@@ -98,42 +97,42 @@ const _: () = assert!(
         && std::mem::offset_of!(Block, head.wishing) == 24
 );
 
-/// What a thread did with the pages of a slice.
+/// Counts of a thread's accesses to the pages of a slice.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Counter {
     /// Pages accessed from a CPU of the slice's node.
     pub local_pages: AtomicU64,
-    /// Pages accessed from elsewhere.
+    /// Pages accessed from other CPUs.
     pub remote_pages: AtomicU64,
-    /// Bytes of the former.
+    /// Bytes accessed from a CPU of the slice's node.
     pub local_bytes: AtomicU64,
-    /// Bytes of the latter.
+    /// Bytes accessed from other CPUs.
     pub remote_bytes: AtomicU64,
-    /// Pages of these that were written.
+    /// Pages written, of both kinds.
     pub written_pages: AtomicU64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: AtomicU64,
-    /// Calls that read and needed nobody else.
+    /// Reads that were made inline as a whole.
     pub read_calls: AtomicU64,
-    /// Calls that wrote and needed nobody else.
+    /// Writes that were made inline as a whole.
     pub write_calls: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Counter>() == 64);
 
-/// What a call did with the pages of a slice.
+/// An access of one call to the pages of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// On a CPU of the slice's node.
+    /// It was made on a CPU of the slice's node.
     pub local: bool,
-    /// It wrote.
+    /// It was a write.
     pub write: bool,
-    /// Pages.
+    /// Pages accessed.
     pub pages: u64,
-    /// Bytes of them.
+    /// Bytes accessed.
     pub bytes: u64,
-    /// Calls that this was: 0 when part of one was done elsewhere.
+    /// Calls that the access counts as: 0 when a part of the call was made elsewhere.
     pub calls: u64,
 }
 
@@ -192,14 +191,14 @@ impl Counter {
     }
 }
 
-/// The segment.
+/// A client's area, mapped.
 #[derive(Debug)]
 pub struct Area {
     mapping: Mapping,
 }
 
 impl Area {
-    /// The daemon makes one for a client with this owner number.
+    /// Creates the area of the client with this owner number. Only the daemon calls this.
     pub fn create(name: &str, owner: u16) -> io::Result<Area> {
         let mapping = Mapping::create(&format!("jericho-{name}-area-{owner}"), BYTES, false)?;
         let area = Area { mapping };
@@ -210,7 +209,7 @@ impl Area {
         Ok(area)
     }
 
-    /// A client maps its own. Errors as `Mapping::from_fd`; `InvalidData` for another version.
+    /// Maps the client's own area. Fails with the errors of `Mapping::from_fd`, and with `InvalidData` for another version.
     pub fn attach(fd: OwnedFd) -> io::Result<Area> {
         let area = Area {
             mapping: Mapping::from_fd(fd, BYTES, true)?,
@@ -222,7 +221,7 @@ impl Area {
         Ok(area)
     }
 
-    /// The segment, to be handed over.
+    /// Returns the segment, to be sent to the client.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
@@ -248,19 +247,19 @@ impl Area {
         }
     }
 
-    /// The client's owner number, as it was handed over. The daemon has its own record of it.
+    /// Returns the client's owner number, as the handshake gave it. The daemon has its own record of it.
     #[inline]
     pub fn owner(&self) -> u16 {
         self.header().owner.load(Ordering::Relaxed) as u16
     }
 
-    /// Whether the daemon has cut this client off.
+    /// Returns whether the daemon has revoked this client.
     #[inline]
     pub fn is_cut_off(&self) -> bool {
         self.header().cut_off.load(Ordering::Relaxed) != 0
     }
 
-    /// The daemon cuts the client off.
+    /// Revokes the client. Only the daemon and its keeper call this.
     pub fn cut_off(&self) {
         self.header().cut_off.store(1, Ordering::SeqCst);
     }
@@ -306,7 +305,7 @@ impl Area {
         let bit = 1u64 << (at / MARKS_PER_BIT);
         let marked = block.head.marked.load(Ordering::Relaxed);
         if marked & bit == 0 {
-            // No locked instruction: if the daemon takes the bits at the same moment, it only reads some marks twice.
+            // No locked instruction is needed: if the daemon takes the bits at the same moment, it only reads some marks twice.
             block.head.marked.store(marked | bit, Ordering::Relaxed);
         }
     }
@@ -333,8 +332,8 @@ impl Area {
         }
     }
 
-    /// Returns the blocks that were ever assigned, and the shared one when all others are assigned. Before that no thread has used
-    /// the shared one, and a look at it would take memory.
+    /// Returns the blocks that were ever assigned, and the shared block when all others are assigned. Before that, no thread has
+    /// used the shared block, and reading it would take memory.
     fn blocks(&self) -> impl Iterator<Item = &Block> {
         let last = BLOCKS as u32 - 1;
         let given_out = self.header().blocks.load(Ordering::Acquire).min(last);
@@ -350,7 +349,7 @@ impl Area {
         let given_out = header.blocks.load(Ordering::Acquire).min(last);
         let looks = match given_out == last {
             true => last,
-            false => LOOKS.min(given_out),
+            false => PROBES.min(given_out),
         };
         for _ in 0..looks {
             let at = header.hand.fetch_add(1, Ordering::Relaxed) % given_out;
@@ -399,7 +398,7 @@ impl Area {
         }
     }
 
-    /// Returns where the thread of a block notes which locks it lends.
+    /// Returns the words in which the thread of a block notes its loan.
     pub fn lent(&self, block: u32) -> Lent<'_> {
         Self::lent_of(self.block(block))
     }
@@ -411,7 +410,7 @@ impl Area {
         }
     }
 
-    /// Returns what the threads lend of a slot. Reads the words of a loan, which lie on another page, of lenders only.
+    /// Returns the threads' loans of a slot. The words of a loan lie on another page, so this reads those of lenders only.
     fn loans(&self, slot: u32) -> impl Iterator<Item = Lent<'_>> {
         let lenders = self
             .blocks()
@@ -426,12 +425,12 @@ impl Area {
             .any(|lent| lent.lends(slot, lock, held, now_ns))
     }
 
-    /// Returns whether a thread of the client has such a lock on loan.
+    /// Returns whether a thread of the client lends a lock of a slot that it holds as `held`.
     pub fn has_lent(&self, slot: u32, lock: SlotLock, held: Holding) -> bool {
         self.loans(slot).any(|lent| lent.has_lent(slot, lock, held))
     }
 
-    /// Counts that a word was borrowed which a thread of the client holds as `held`; see `Lent::note_borrowed`.
+    /// Counts that a word was borrowed that a thread of the client holds as `held`; see `Lent::note_borrowed`.
     pub fn note_borrowed(&self, slot: u32, word: usize, held: Holding) {
         for lent in self.loans(slot) {
             lent.note_borrowed(slot, word, held);
@@ -473,7 +472,7 @@ mod tests {
         let (area, slots) = (Area::create("test", 5).unwrap(), slots());
         let mut reader = RingReader::default();
         assert_eq!(area.owner(), 5);
-        for turn in 0..3 {
+        for round in 0..3 {
             for page in 0..10 {
                 area.report(Key::new(1, page), &slots);
             }
@@ -488,14 +487,14 @@ mod tests {
             for page in 0..BLOCKS as u64 - 1 {
                 area.report(Key::new(1, pages + page), &slots);
             }
-            assert_eq!(pages, (RING_KEYS - BLOCKS + 1) as u64, "turn {turn}");
+            assert_eq!(pages, (RING_KEYS - BLOCKS + 1) as u64, "round {round}");
             assert_eq!(keys(&mut reader, &area).len(), RING_KEYS);
             assert!(area.has_room());
         }
     }
 
     #[test]
-    fn a_client_that_says_nothing_is_visited_only_while_it_is_drained() {
+    fn a_client_without_reports_is_visited_only_while_it_is_drained() {
         let (area, slots, draining) = (
             Area::create("test", 777).unwrap(),
             slots(),
@@ -520,10 +519,10 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_held_up_between_its_steps_hides_nobody() {
+    fn a_writer_delayed_between_its_steps_hides_no_other_report() {
         let area = Area::create("test", 5).unwrap();
         let mut reader = RingReader::default();
-        // Takes a position and is held up.
+        // Takes a position and is delayed.
         let header = area.header();
         let held = header.given_out.fetch_add(1, Ordering::AcqRel) as usize;
         area.report(Key::new(1, 2), &slots());
@@ -535,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_an_area_makes_the_reader_run_long_or_out_of_bounds() {
+    fn no_contents_of_an_area_make_the_reader_run_long_or_out_of_bounds() {
         let area = Area::create("test", 5).unwrap();
         let mut reader = RingReader::default();
         for round in 0u64..50 {
@@ -565,32 +564,32 @@ mod tests {
         seen
     }
 
-    /// A thread that lives until it is dropped.
+    /// Assigns a block to a thread that never ends.
     fn take(area: &Area, tid: u32) -> (u32, bool) {
         area.take_block(tid, |_| false)
     }
 
     #[test]
-    fn marks_of_use_arrive_once_from_every_block() {
+    fn the_daemon_gets_each_mark_once_from_every_block() {
         let area = Area::create("test", 5).unwrap();
         let blocks = [1, 2, 3].map(|tid| take(&area, tid).0);
         for block in blocks {
             area.touch(block, 3, 1234 + block);
         }
-        // The block that threads share when no other is free.
+        // Assigns all blocks, so that the next thread gets the shared one.
         for tid in 4..BLOCKS as u32 {
             assert!(take(&area, tid).1);
         }
         let (shared, alone) = take(&area, BLOCKS as u32);
         assert!(!alone);
         area.touch(shared, 0, 77);
-        let wanted = [(0, 77), (3, 1234), (3, 1235), (3, 1236)];
-        assert_eq!(touched(&area), wanted);
+        let expected = [(0, 77), (3, 1234), (3, 1235), (3, 1236)];
+        assert_eq!(touched(&area), expected);
         assert_eq!(touched(&area), []);
     }
 
     #[test]
-    fn the_daemon_takes_no_memory_when_it_looks_into_the_area_of_a_client() {
+    fn the_daemon_takes_no_memory_when_it_reads_a_clients_area() {
         use std::os::unix::fs::MetadataExt;
 
         let area = Area::create("test", 5).unwrap();
@@ -605,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_marks_what_it_uses_in_its_own_block_only() {
+    fn a_thread_stores_its_marks_only_in_its_own_block() {
         let area = Area::create("test", 5).unwrap();
         let (mine, other) = (take(&area, 1).0, take(&area, 2).0);
         let bytes = |block: u32| -> Vec<u64> {
@@ -623,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_counts_alone_and_what_one_counted_stays_when_it_ends() {
+    fn every_thread_counts_alone_and_its_counts_stay_when_it_ends() {
         let area = Area::create("test", 5).unwrap();
         let access = Access {
             local: true,

@@ -1,11 +1,11 @@
-//! The small messages around shared memory: the ioctl on a descriptor, and the hand-over of segments.
-//! Native-endian, as all of it stays on one machine.
+//! The messages around shared memory: the ioctl on an fd, and the handshake that sends the segments. Native-endian, because both
+//! sides run on one machine.
 
 /// Version of the protocol in `docs/formats/shm.md`.
 pub const PROTOCOL: u32 = 2;
 /// Bytes of the ioctl's argument, in and out.
 pub const CALL_BYTES: usize = 64;
-/// Bytes of a request and of a reply of the hand-over.
+/// Bytes of a request and of a reply of the handshake.
 pub const HANDSHAKE_BYTES: usize = 32;
 
 const HANDSHAKE_MAGIC: u64 = u64::from_ne_bytes(*b"JRCHhand");
@@ -25,38 +25,38 @@ pub struct ClientThread {
     pub instance: u64,
 }
 
-/// What a descriptor's program asks by ioctl.
+/// A program's request about an open file, by ioctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// May this open file be read (and, with `write`, written) inline?
+    /// Asks for inline reads (and, with `write`, writes) of this open file.
     Fast {
-        /// Inline writes are wanted too.
+        /// The program asks for inline writes, too.
         write: bool,
         /// The calling thread, if it may leave wishes.
         thread: Option<ClientThread>,
     },
-    /// Read pages ahead.
+    /// Asks the daemon to read pages ahead.
     ReadAhead {
         /// First page.
         first: u64,
         /// Number of pages.
         pages: u32,
     },
-    /// Promise space for pages at or beyond the end and put them into the cache.
+    /// Asks the daemon to reserve space for pages at or beyond the end, and to put them into the cache.
     Reserve {
         /// First page.
         first: u64,
         /// Number of pages.
         pages: u32,
-        /// The answer comes before it is done.
+        /// The daemon answers before it has reserved them.
         soon: bool,
     },
-    /// The file is about to be mapped: no inline access any more, page cache coherent.
+    /// The file is about to be mapped: the daemon ends inline access and makes the page cache coherent.
     Mapped,
-    /// Asks for a token, which proves that the caller has a writable descriptor.
+    /// Asks for a token, which proves that the caller has a writable fd.
     Token,
-    /// A signal handler interrupted an inline write of its thread and is about to access these pages through the kernel.
-    /// The daemon moves those that the client has latched to other frames.
+    /// A signal handler interrupted an inline write of its thread and is about to access these pages through the kernel. The
+    /// daemon moves those pages that the client has latched to other frames.
     Interrupted {
         /// First page.
         first: u64,
@@ -83,15 +83,15 @@ pub enum Call {
 /// The answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// 0: done; else a number of `Refusal`.
+    /// 0: done; otherwise the number of a `Refusal`.
     pub status: u32,
     /// Slot of the file.
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// Number of pages that were reserved, or that are still latched.
+    /// Number of pages that are reserved, or that are still latched.
     pub pages: u32,
-    /// The daemon's life.
+    /// The daemon's instance number.
     pub instance: u64,
     /// The object.
     pub object: u64,
@@ -99,7 +99,7 @@ pub struct Answer {
     pub token: u64,
 }
 
-/// Why a descriptor takes the kernel path.
+/// Why an open file takes the kernel path, or a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Refusal {
@@ -107,19 +107,19 @@ pub enum Refusal {
     Version = 1,
     /// The caller's user is not trusted with the volume's cache.
     Owner = 2,
-    /// The file has set-id bits, which each write must take off.
+    /// The file has set-id bits, which each write must clear.
     SetId = 3,
     /// The file is mapped somewhere.
     Mapped = 4,
-    /// The mount or the descriptor is read-only.
+    /// The mount or the open file is read-only.
     ReadOnly = 5,
     /// Too many files are open inline.
     Slots = 6,
-    /// No space, or no frames, for what was to be reserved.
+    /// The volume has no space, or the slice no frames, to reserve the pages.
     Space = 7,
     /// The fast path is switched off, or the daemon closes.
     Off = 8,
-    /// Others have the pages that were to be reserved, for now: another try may do.
+    /// The daemon is reserving the pages for another writer now: a later request may succeed.
     Busy = 9,
 }
 
@@ -139,7 +139,7 @@ const fn number(n: u32) -> u32 {
 }
 
 impl Call {
-    /// The ioctl's number and argument.
+    /// Returns the ioctl's number and argument.
     pub fn encode(self) -> (u32, [u8; CALL_BYTES]) {
         let (n, flags, first, pages) = match self {
             Call::Fast { write, thread } => {
@@ -179,7 +179,7 @@ impl Call {
         (number(n), bytes)
     }
 
-    /// From an ioctl. `Ok(None)`: not one of ours. `Err`: of another version.
+    /// Decodes an ioctl. Returns `Ok(None)` for another filesystem's ioctl. Fails for another version of the protocol.
     pub fn decode(number_given: u32, argument: &[u8]) -> Result<Option<Call>, Refusal> {
         let Some(n) = (1..=7).find(|n| number(*n) == number_given) else {
             return Ok(None);
@@ -228,7 +228,7 @@ impl Call {
 }
 
 impl Answer {
-    /// A refusal.
+    /// Returns an answer that refuses.
     pub fn refused(why: Refusal) -> Answer {
         Answer {
             status: why as u32,
@@ -236,7 +236,7 @@ impl Answer {
         }
     }
 
-    /// The bytes.
+    /// Returns the answer's bytes.
     pub fn encode(self) -> [u8; CALL_BYTES] {
         let mut bytes = [0; CALL_BYTES];
         bytes[0..4].copy_from_slice(&self.status.to_ne_bytes());
@@ -249,7 +249,7 @@ impl Answer {
         bytes
     }
 
-    /// From the bytes.
+    /// Decodes an answer.
     pub fn decode(bytes: &[u8; CALL_BYTES]) -> Answer {
         Answer {
             status: u32_at(bytes, 0),
@@ -263,29 +263,29 @@ impl Answer {
     }
 }
 
-/// Name of the abstract socket of a daemon's life.
+/// Returns the name of the abstract socket of a daemon instance.
 pub fn socket_name(instance: u64) -> String {
     format!("jericho-{instance:016x}")
 }
 
-/// A client asks for the segments.
+/// A client's request for the segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// A token from the ioctl on a writable descriptor, to request writable table, ages, frames and slots. 0 requests read-only
+    /// A token from the ioctl on a writable fd. It requests writable table, ages, frames and slots. 0 requests read-only
     /// segments.
     pub token: u64,
-    /// The client's owner number when it has one and wants write access added; 0: a new client.
+    /// The client's owner number if it already has one and asks for write access; 0: a new client.
     pub owner: u16,
 }
 
-/// What comes with the segments.
+/// The message that comes with the segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// 0, or an errno that says why there are none.
+    /// 0, or the errno with which the daemon refuses.
     pub error: u32,
     /// The client's owner number.
     pub owner: u16,
-    /// Slices, each with three segments after control, slots and area.
+    /// Number of slices. Each has three segments, after control, slots and area.
     pub slices: u16,
 }
 
@@ -315,12 +315,12 @@ fn words(bytes: &[u8]) -> Option<([u32; 4], u64)> {
 }
 
 impl Request {
-    /// The bytes.
+    /// Returns the request's bytes.
     pub fn encode(self) -> [u8; HANDSHAKE_BYTES] {
         message([PROTOCOL, 0, u32::from(self.owner), 0], self.token)
     }
 
-    /// From the bytes; `None` for anything else, or another version.
+    /// Decodes a request. Returns `None` for other bytes and for another version.
     pub fn decode(bytes: &[u8]) -> Option<Request> {
         let ([_, _, owner, _], token) = words(bytes)?;
         Some(Request {
@@ -331,13 +331,13 @@ impl Request {
 }
 
 impl Reply {
-    /// The bytes.
+    /// Returns the reply's bytes.
     pub fn encode(self) -> [u8; HANDSHAKE_BYTES] {
         let (owner, slices) = (u32::from(self.owner), u32::from(self.slices));
         message([PROTOCOL, self.error, owner, slices], 0)
     }
 
-    /// From the bytes; `None` for anything else, or another version.
+    /// Decodes a reply. Returns `None` for other bytes and for another version.
     pub fn decode(bytes: &[u8]) -> Option<Reply> {
         let ([_, error, owner, slices], _) = words(bytes)?;
         Some(Reply {
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_answers_survive_the_way() {
+    fn calls_and_answers_decode_to_themselves() {
         for call in [
             Call::Fast {
                 write: false,
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn handshake_messages_survive_and_junk_is_refused() {
+    fn handshake_messages_decode_to_themselves_and_other_bytes_are_refused() {
         let request = Request {
             token: 1 << 63,
             owner: 1023,

@@ -1,4 +1,4 @@
-//! The control segment: what clients must know of a volume. The daemon writes it, clients only read.
+//! The control segment: the facts of a volume that clients need. The daemon writes it; clients only read it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -42,24 +42,24 @@ pub struct SlotInfo {
     policy: AtomicU8,
 }
 
-/// What has to be as it was for what is known of a slot to be good: `[home:16][flags:16][generation:32]`, high to low.
+/// The word that tells whether a lookup of a slot is still valid: `[home:16][flags:16][generation:32]`, high to low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotWord(u64);
 
 impl SlotWord {
-    /// Changes each time the slot is given out or taken back.
+    /// Returns the generation. It changes each time the daemon gives the slot out or takes it back.
     #[inline]
     pub fn generation(self) -> u32 {
         self.0 as u32
     }
 
-    /// `SlotInfo::KERNEL`, `SlotInfo::NO_WRITE`, `SlotInfo::NO_GROW`.
+    /// Returns the flags: `SlotInfo::KERNEL`, `SlotInfo::NO_WRITE`, `SlotInfo::NO_GROW`.
     #[inline]
     pub fn flags(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
-    /// The slice that caches the file.
+    /// Returns the slice that caches the file.
     #[inline]
     pub fn home(self) -> u16 {
         (self.0 >> 48) as u16
@@ -78,16 +78,16 @@ impl SlotInfo {
     pub const KERNEL: u16 = 1;
     /// No inline writes.
     pub const NO_WRITE: u16 = 2;
-    /// No inline writes that make the file longer.
+    /// No inline writes that extend the file.
     pub const NO_GROW: u16 = 4;
 
-    /// The object; 0: the slot is free.
+    /// Returns the object; 0: the slot is free.
     #[inline]
     pub fn object(&self) -> u64 {
         self.object.load(Ordering::Relaxed)
     }
 
-    /// Acquire: what is read of the slot afterwards is at least as new.
+    /// Returns the word. Acquire: later loads of the slot are at least as new.
     #[inline]
     pub fn word(&self) -> SlotWord {
         SlotWord(self.word.load(Ordering::Acquire))
@@ -100,24 +100,24 @@ impl SlotInfo {
             .fetch_update(Ordering::SeqCst, Ordering::Relaxed, next);
     }
 
-    /// Thread policy of the file; `None`: the volume's.
+    /// Returns the thread policy of the file; `None`: the volume's.
     #[inline]
     pub fn policy(&self) -> Option<ThreadPolicy> {
         ThreadsOfInode::from_byte(self.policy.load(Ordering::Relaxed)).policy()
     }
 
-    /// The daemon gives the slot to an object, or (0) takes it back.
+    /// Gives the slot to an object, or (0) takes it back. Only the daemon calls this and the three functions below.
     pub fn set(&self, object: u64, home: u16, flags: u16) {
         self.object.store(object, Ordering::Relaxed);
         self.change(|word| SlotWord::new(word.generation().wrapping_add(1), flags, home));
     }
 
-    /// The daemon changes the home.
+    /// Changes the home.
     pub fn set_home(&self, home: u16) {
         self.change(|word| SlotWord::new(word.generation(), word.flags(), home));
     }
 
-    /// The daemon sets and clears flags.
+    /// Sets and clears flags.
     pub fn set_flags(&self, set: u16, clear: u16) {
         self.change(|word| {
             let flags = word.flags() & !clear | set;
@@ -125,14 +125,14 @@ impl SlotInfo {
         });
     }
 
-    /// The daemon sets the thread policy.
+    /// Sets the thread policy.
     pub fn set_policy(&self, policy: Option<ThreadPolicy>) {
         let number = policy.map_or(0, |policy| policy as u8 + 1);
         self.policy.store(number, Ordering::Relaxed);
     }
 }
 
-/// The segment.
+/// The control segment, mapped.
 #[derive(Debug)]
 pub struct Control {
     mapping: Mapping,
@@ -141,7 +141,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// For a volume: frames and node of each slice (at most 1024), the node of each CPU (65535: none).
+    /// Creates the segment of a volume: frames and node of each slice (at most 1024), and the node of each CPU (65535: none).
     pub fn create(
         name: &str,
         slices: &[(u32, u16)],
@@ -178,8 +178,8 @@ impl Control {
         Ok(control)
     }
 
-    /// Another process's, read-only. Errors: `InvalidData` for anything that is not a control segment of
-    /// this version; as `Mapping::from_fd`.
+    /// Maps another process's segment read-only. Fails with `InvalidData` for other contents and for another version, and with
+    /// the errors of `Mapping::from_fd`.
     pub fn attach(fd: OwnedFd) -> io::Result<Control> {
         let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let slots = {
@@ -216,7 +216,7 @@ impl Control {
         Ok(control)
     }
 
-    /// The segment, to be handed over (read-only).
+    /// Returns the segment, to be sent to clients (read-only).
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
@@ -242,40 +242,40 @@ impl Control {
         }
     }
 
-    /// Random number of the daemon's life.
+    /// Returns the daemon's instance number, which is random.
     pub fn instance(&self) -> u64 {
         self.header().instance.load(Ordering::Relaxed)
     }
 
-    /// Number of slices.
+    /// Returns the number of slices.
     #[inline]
     pub fn slice_count(&self) -> u16 {
         self.slices
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     #[inline]
     pub fn slot_count(&self) -> u32 {
         self.slots
     }
 
-    /// Nodes: one more than the highest number.
+    /// Returns one more than the highest node.
     pub fn node_count(&self) -> u32 {
         self.header().nodes.load(Ordering::Relaxed)
     }
 
-    /// Frames of a slice.
+    /// Returns the number of frames of a slice.
     pub fn frames_of(&self, slice: u16) -> u32 {
         self.slice_info(slice).frames.load(Ordering::Relaxed)
     }
 
-    /// The node whose CPUs are local to a slice: its home, or the nearest one with CPUs.
+    /// Returns the node whose CPUs are local to a slice: its home, or the nearest one with CPUs.
     #[inline]
     pub fn node_of_slice(&self, slice: u16) -> u16 {
         self.slice_info(slice).node.load(Ordering::Relaxed)
     }
 
-    /// Node of a CPU; 65535: of none.
+    /// Returns the node of a CPU; 65535: none.
     #[inline]
     pub fn node_of_cpu(&self, cpu: u32) -> u16 {
         let nodes = &self.header().cpu_nodes;
@@ -284,24 +284,24 @@ impl Control {
             .map_or(u16::MAX, |node| node.load(Ordering::Relaxed))
     }
 
-    /// Thread policy of the volume.
+    /// Returns the thread policy of the volume.
     #[inline]
     pub fn policy(&self) -> ThreadPolicy {
         ThreadPolicy::from_number(self.header().policy.load(Ordering::Relaxed))
     }
 
-    /// The daemon sets it.
+    /// Sets the thread policy of the volume. Only the daemon calls this.
     pub fn set_policy(&self, policy: ThreadPolicy) {
         self.header()
             .policy
             .store(u32::from(policy as u8), Ordering::Relaxed);
     }
 
-    /// The daemon's part of a slot; `None` beyond the last.
+    /// Returns the daemon's part of a slot; `None` beyond the last.
     #[inline]
     pub fn slot(&self, index: u32) -> Option<&SlotInfo> {
         (index < self.slots).then(|| {
-            // SAFETY: as in `header`; the mapping has room for `slots` of them.
+            // SAFETY: as in `header`; the mapping has room for `slots` slots.
             unsafe {
                 &*self
                     .mapping
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_segment_is_attached_as_it_was_made() {
+    fn an_attached_control_segment_shows_the_created_values() {
         let made = Control::create("test", &[(4096, 0), (8192, 1)], 100, &[0, 1, 1], 42).unwrap();
         made.set_policy(ThreadPolicy::Always);
         made.slot(99).unwrap().set(7, 1, SlotInfo::NO_WRITE);

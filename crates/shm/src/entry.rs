@@ -8,10 +8,9 @@
 //!              remove (failed)        remove (evicted, invalidated)
 //! ```
 //!
-//! Every arrow but `latch` adds one to the version, and `latch` sets a bit that readers compare, so a
-//! reader whose comparison of the state before and after its copy succeeds has copied bytes that
-//! were the page's at one instant. DIRTY, WRITE_BACK and BACKED say nothing about the bytes
-//! and are left out of the comparison.
+//! Every arrow but `latch` adds one to the version, and `latch` sets a bit that readers compare. A reader compares the state
+//! before and after its copy. If both are equal, the copied bytes were the page's at one instant. DIRTY, WRITE_BACK and BACKED
+//! say nothing about the bytes, so the comparison leaves them out.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -20,14 +19,13 @@ use jericho_format::{INO_MAX, PAGE_MAX};
 const PAGE_BITS: u32 = PAGE_MAX.trailing_ones();
 const _: () = assert!(PAGE_BITS + INO_MAX.trailing_ones() == 64);
 
-/// Object number and page number in one word: 30 and 34 bits. Zero is no key, since objects
-/// count from one.
+/// Object number and page number in one word: 30 and 34 bits. Zero is no key, because objects count from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub(crate) u64);
 
 impl Key {
-    /// Packs a key. `object` is 1..=`INO_MAX`, `page` 0..=`PAGE_MAX`; panics beyond, since a key that
-    /// wrapped would serve another file's bytes.
+    /// Packs a key. `object` is 1..=`INO_MAX`, `page` 0..=`PAGE_MAX`. Panics otherwise: a key that wraps would serve another
+    /// file's bytes.
     #[inline]
     pub fn new(object: u64, page: u64) -> Key {
         assert!(
@@ -41,32 +39,32 @@ impl Key {
         (word >> PAGE_BITS != 0).then_some(Key(word))
     }
 
-    /// The page with a number (at most `PAGE_MAX`, or this panics) of the same object.
+    /// Returns the key of another page of the same object. Panics when the page is beyond `PAGE_MAX`.
     #[inline]
     pub fn with_page(self, page: u64) -> Key {
         assert!(page <= PAGE_MAX, "page key out of range");
         Key(self.0 & !PAGE_MAX | page)
     }
 
-    /// What it has in common with the four neighbouring pages that share a line, and with no others.
+    /// Returns a number that only the four neighbouring pages of a line share.
     #[inline]
     pub fn group(self) -> u64 {
         self.0 >> 2
     }
 
-    /// The object.
+    /// Returns the object.
     #[inline]
     pub fn object(self) -> u64 {
         self.0 >> PAGE_BITS
     }
 
-    /// The page of the object.
+    /// Returns the page of the object.
     #[inline]
     pub fn page(self) -> u64 {
         self.0 & PAGE_MAX
     }
 
-    /// A well-mixed hash of the group of four neighbouring pages that share a line.
+    /// Returns a well-mixed hash of the group of four neighbouring pages that share a line.
     #[inline]
     pub(crate) fn group_hash(self) -> u64 {
         let mut h = self.0 >> 2;
@@ -76,7 +74,7 @@ impl Key {
     }
 }
 
-/// Bits of the state word that say what may be done with the page.
+/// Bits of the state word that tell which accesses the page allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub(crate) u64);
 
@@ -97,14 +95,14 @@ impl Flags {
     pub const DIRTY: Flags = Flags(2 << FRAME_BITS);
     /// A writer is changing the bytes; its number is in the owner field.
     pub const LATCH: Flags = Flags(4 << FRAME_BITS);
-    /// The bytes are on their way to the device.
+    /// The bytes are being written to the device.
     pub const WRITE_BACK: Flags = Flags(8 << FRAME_BITS);
-    /// The frame is being filled and its bytes mean nothing yet.
+    /// The frame is being filled; its bytes mean nothing yet.
     pub const FILL: Flags = Flags(16 << FRAME_BITS);
-    /// The page has space on the volume, or a promise of it: it may be written without asking.
+    /// The page has space on the volume, or space is reserved for it: a client may write it without asking.
     pub const BACKED: Flags = Flags(32 << FRAME_BITS);
 
-    /// Both.
+    /// Returns both sets of flags.
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
@@ -115,49 +113,49 @@ impl Flags {
 pub struct State(pub(crate) u64);
 
 impl State {
-    /// Frames that one slice can have: 2^26 of 4 KiB, 256 GiB.
+    /// Most frames of one slice: 2^26 of 4 KiB, 256 GiB.
     pub const FRAMES_MAX: u32 = 1 << FRAME_BITS;
     /// Owners are 1..=`OWNER_MAX`.
     pub const OWNER_MAX: u16 = (1 << OWNER_BITS) - 1;
 
-    /// Whether all of `flags` are set.
+    /// Returns whether all of `flags` are set.
     #[inline]
     pub fn has(self, flags: Flags) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// Whether any of `flags` is set.
+    /// Returns whether any of `flags` is set.
     #[inline]
     pub fn any(self, flags: Flags) -> bool {
         self.0 & flags.0 != 0
     }
 
-    /// Returns whether a client may write the page, nobody has latched it, and it is dirty already.
+    /// Returns whether a client may write the page, no writer has latched it, and it is dirty already.
     #[inline(always)]
     pub(crate) fn is_ready_to_write(self) -> bool {
-        let wanted = Flags::VALID.0 | Flags::BACKED.0 | Flags::DIRTY.0;
-        self.0 & (wanted | Flags::LATCH.0) == wanted
+        let ready = Flags::VALID.0 | Flags::BACKED.0 | Flags::DIRTY.0;
+        self.0 & (ready | Flags::LATCH.0) == ready
     }
 
-    /// Whether the frame holds the page's bytes, and nobody is changing them.
+    /// Returns whether the frame holds the page's bytes and no writer is changing them.
     #[inline]
     pub(crate) fn is_readable(self) -> bool {
         self.0 & (Flags::VALID.0 | Flags::LATCH.0) == Flags::VALID.0
     }
 
-    /// Frame index.
+    /// Returns the frame's index.
     #[inline]
     pub fn frame(self) -> u32 {
         (self.0 & FRAME_MASK) as u32
     }
 
-    /// Who holds the latch.
+    /// Returns the owner that holds the latch.
     #[inline]
     pub fn owner(self) -> u16 {
         ((self.0 & OWNER_MASK) >> (FRAME_BITS + FLAG_BITS)) as u16
     }
 
-    /// Whether a copy that was made between the two is good.
+    /// Returns whether a copy made between the two states is whole.
     #[inline]
     pub(crate) fn is_same_page(self, other: State) -> bool {
         const OF_NO_BYTES: u64 =
@@ -165,13 +163,13 @@ impl State {
         (self.0 ^ other.0) & !OF_NO_BYTES == 0
     }
 
-    /// What says whose latch it is.
+    /// Returns the bits that identify the holder of the latch.
     #[inline]
     fn holder(self) -> u64 {
         self.0 & !(Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0)
     }
 
-    /// Whether both are of one and the same time that somebody held the latch.
+    /// Returns whether both states belong to the same holding of the latch.
     pub fn is_same_holding(self, other: State) -> bool {
         self.holder() == other.holder()
     }
@@ -180,7 +178,7 @@ impl State {
         self.0 & (((1 << FLAG_BITS) - 1) << FRAME_BITS)
     }
 
-    /// The next version with other flags and frame and no owner.
+    /// Returns the next version with other flags and frame, and without owner.
     #[inline]
     pub(crate) fn next(self, flags: u64, frame: u32) -> State {
         let version = (self.0 >> VERSION_SHIFT << VERSION_SHIFT).wrapping_add(VERSION_ONE);
@@ -192,7 +190,7 @@ impl State {
         State(self.0 & !OWNER_MASK | Flags::LATCH.0 | u64::from(owner) << (FRAME_BITS + FLAG_BITS))
     }
 
-    /// The next version, without latch and owner, with `set` added.
+    /// Returns the next version with `set` added, without latch and owner.
     #[inline]
     pub(crate) fn unlatched(self, set: Flags) -> State {
         State((self.0 & !(OWNER_MASK | Flags::LATCH.0) | set.0).wrapping_add(VERSION_ONE))
@@ -219,7 +217,7 @@ impl Entry {
         }
     }
 
-    /// The key now; `None` for an empty entry.
+    /// Returns the key; `None` for an empty entry.
     #[inline]
     pub fn key(&self) -> Option<Key> {
         Key::from_word(self.key.load(Ordering::Relaxed))
@@ -230,30 +228,30 @@ impl Entry {
         self.key.load(Ordering::Relaxed) == key.0
     }
 
-    /// The state, if the entry is the key's.
+    /// Returns the state, if the entry is the key's.
     #[inline]
     pub(crate) fn find(&self, key: Key) -> Option<State> {
-        // State first, key after it: the key is this entry's for as long as the version stays what it is.
+        // Loads the state before the key: the entry keeps the key while the version does not change.
         let state = self.state();
         self.is(key).then_some(state)
     }
 
-    /// The state now. Pairs with the releases of `publish`, `unlatch` and `remove`: what they wrote to the
-    /// frame before is seen by who reads the frame after.
+    /// Returns the state. Pairs with the releases of `publish`, `unlatch` and `remove`: a thread that reads the frame afterwards
+    /// sees the bytes written before them.
     #[inline]
     pub fn state(&self) -> State {
         State(self.state.load(Ordering::Acquire))
     }
 
-    /// The state again after a copy: the fence keeps the copy's loads before this load.
+    /// Returns the state after a copy. The fence keeps the copy's loads before this load.
     #[inline]
     pub(crate) fn state_after_copy(&self) -> State {
         fence(Ordering::Acquire);
         State(self.state.load(Ordering::Relaxed))
     }
 
-    /// Takes the page's latch if the state is still `seen`; gives the state with the latch. Acquire: the
-    /// copy that follows is not moved before it.
+    /// Takes the page's latch if the state is still `seen`. Returns the state with the latch. Acquire: the copy that follows does
+    /// not move before it.
     #[inline]
     pub fn try_latch(&self, seen: State, owner: u16) -> Option<State> {
         debug_assert!(seen.has(Flags::VALID) && !seen.has(Flags::LATCH));
@@ -261,18 +259,18 @@ impl Entry {
         self.state
             .compare_exchange(seen.0, latched.0, Ordering::Acquire, Ordering::Relaxed)
             .ok()?;
-        // The latch must be visible before any byte of the copy is: a reader that saw new bytes must also
-        // see the latch or a later version. Pairs with the fence in `state_after_copy`.
+        // The latch must be visible before any byte of the copy: a reader that saw new bytes must also see the latch or a later
+        // version. Pairs with the fence in `state_after_copy`.
         fence(Ordering::Release);
         Some(latched)
     }
 
-    /// Gives the latch that left the state `latched` back, with flags added. Returns the state before, whose
-    /// DIRTY tells whether the page was dirty already; `None` when the latch was broken meanwhile: the page is
-    /// somebody else's, and nothing was changed.
+    /// Releases the latch that left the state `latched`, and adds flags. Returns the state before; its DIRTY tells whether the
+    /// page was dirty already. Returns `None` and changes nothing when the latch was broken meanwhile: the page may be another
+    /// holder's.
     #[inline]
     pub fn unlatch(&self, latched: State, set: Flags) -> Option<State> {
-        // A loop, because WRITE_BACK may be cleared by its completion meanwhile.
+        // Repeats, because a completed write-back may clear WRITE_BACK meanwhile.
         let mut seen = self.state.load(Ordering::Relaxed);
         loop {
             if State(seen).holder() != latched.holder() {
@@ -289,9 +287,9 @@ impl Entry {
         }
     }
 
-    /// Opens a latch that its holder can't or won't give back, if the state is still `seen`: the page is
-    /// dirty with whatever its frame holds. `frame`: where its bytes are from now on. BACKED stays what it is: the
-    /// right to write may have been withdrawn meanwhile, and must not come back.
+    /// Opens a latch that its holder cannot or will not release, if the state is still `seen`. The page becomes dirty with the
+    /// present bytes of its frame. `frame`: the frame of the page from now on. BACKED stays unchanged: the right to write may
+    /// have been revoked meanwhile, and must not come back.
     pub fn break_latch(&self, seen: State, frame: u32) -> bool {
         debug_assert!(seen.has(Flags::LATCH));
         let flags = seen.flags() & !Flags::LATCH.0 | Flags::DIRTY.0;
@@ -317,58 +315,57 @@ impl Entry {
             .is_ok()
     }
 
-    /// Sets flags that say nothing about the bytes; returns the state before.
+    /// Sets flags that say nothing about the bytes. Returns the state before.
     pub fn mark(&self, set: Flags) -> State {
         State(self.state.fetch_or(set.0, Ordering::AcqRel))
     }
 
-    /// Clears flags that say nothing about the bytes; returns the state before.
+    /// Clears flags that say nothing about the bytes. Returns the state before.
     pub fn unmark(&self, clear: Flags) -> State {
         State(self.state.fetch_and(!clear.0, Ordering::AcqRel))
     }
 
-    /// Removes the right to write inline from a page. `clear` is BACKED, or no flag when writers check another word under the
-    /// latch. Returns `None` when no writer holds the page from here on. Otherwise returns the new state: a writer holds the
-    /// latch, or the page is being filled and may be published with the right; the caller then calls again later.
+    /// Revokes the right to write a page inline. `clear` is BACKED, or no flag when writers check another word under the latch.
+    /// Returns `None` when no writer holds the page from here on. Otherwise returns the new state: a writer holds the latch, or
+    /// the page is being filled and may be published with the right. The caller then calls again later.
     pub fn revoke(&self, clear: Flags) -> Option<State> {
         let before = self.unmark(clear);
         let after = State(before.0 & !clear.0);
         after.any(Flags::LATCH.with(Flags::FILL)).then_some(after)
     }
 
-    /// The slice takes an empty entry for a page whose frame is being filled.
+    /// Enters a page whose frame is being filled into an empty entry. Only the slice calls this.
     pub(crate) fn insert(&self, key: Key, frame: u32) {
         let seen = State(self.state.load(Ordering::Relaxed));
-        // The version moves on before the key appears (release), so a reader that matched the new
-        // key can't validate against the old version.
+        // The version changes before the key appears (release), so that a reader that matched the new key cannot validate against
+        // the old version.
         self.state
             .store(seen.next(Flags::FILL.0, frame).0, Ordering::Release);
         self.key.store(key.0, Ordering::Release);
-        // As in `try_latch`, for the frame's last page: a reader that saw bytes that are filled in from here on must
-        // also see that that page has gone.
+        // As in `try_latch`, for the frame's last page: a reader that saw bytes filled in from here on must also see that the
+        // last page is gone.
         fence(Ordering::Release);
     }
 
-    /// The slice takes an entry that a client has spoilt for a page that was filled long ago. Who holds the page gets whatever
-    /// its frame has.
+    /// Restores an entry that a client has corrupted, for a page that was filled earlier. Readers of the page get the present
+    /// bytes of its frame.
     pub fn restore(&self) {
         self.mark(Flags::VALID);
         self.unmark(Flags::FILL);
     }
 
-    /// The slice makes a filled page visible. Release: pairs with `state`. That FILL is still there is not asserted: a client
-    /// that lies can have cleared it.
+    /// Makes a filled page visible. Only the slice calls this. Release: pairs with `state`. Does not assert FILL: a malicious
+    /// client may have cleared it.
     pub fn publish(&self, flags: Flags) {
         let seen = State(self.state.load(Ordering::Relaxed));
-        // A swap instead of a store, because `withdraw` may change the word at the same moment and must come before
-        // or after.
+        // A swap instead of a store, because `revoke` may change the word at the same moment and must come before or after.
         self.state.swap(
             seen.next(Flags::VALID.0 | flags.0, seen.frame()).0,
             Ordering::Release,
         );
     }
 
-    /// The slice takes a page out if its state is still `seen`. The frame is the slice's afterwards.
+    /// Empties the entry if its state is still `seen`. The frame then is the slice's. Only the slice calls this.
     pub(crate) fn try_clear(&self, seen: State) -> bool {
         if self
             .state

@@ -1,11 +1,11 @@
-//! The note of what a client's thread is about to latch. The daemon reads it after the program has died.
+//! The note of the entry that a client's thread is about to latch. The daemon reads it after the program has died.
 
 use std::sync::atomic::compiler_fence;
 
 use crate::area::Area;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The word belongs to one thread.
+/// Set in every note, so that a note is not 0. The word belongs to one thread.
 const SET: u64 = 1 << 63;
 
 /// A writer: the owner number for the latch and, for a client's thread, the place of its note.
@@ -22,7 +22,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Creates a writer without a note: the daemon.
+    /// Returns a writer without a note, for the daemon.
     pub const fn daemon(owner: u16) -> Writer<'static> {
         Writer {
             owner,
@@ -31,7 +31,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Creates the writer of a client's thread in a slice; `intent` holds its note.
+    /// Returns the writer of a client's thread in a slice; `intent` holds its note.
     #[inline(always)]
     pub(crate) fn client(owner: u16, intent: &AtomicU64, slice: u16) -> Writer<'_> {
         Writer {

@@ -14,16 +14,16 @@ pub const KEEPER_BYTES: usize = 32;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"JRCHkeep");
 
-/// The kinds of segments, in the order in which the keeper empties them. Each step makes the next one safe: a client that
-/// is still reading or writing fails when it checks what an earlier step has emptied.
+/// The kinds of segments, in the order in which the keeper empties them. Each step makes the next one safe: a client that still
+/// reads or writes fails when it checks a segment that an earlier step has emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Segment {
-    /// Which files have which slots.
+    /// The file of each slot.
     Control = 0,
-    /// Which pages are in which frames.
+    /// The page of each frame.
     Table = 1,
-    /// When pages were last used.
+    /// The last use of pages.
     Stamps = 2,
     /// Sizes and locks of files.
     Slots = 3,
@@ -41,18 +41,18 @@ impl Segment {
     ];
 }
 
-/// A message. Each kind states which descriptors come with it.
+/// A message. Each kind names the fds that come with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeeperMessage {
     /// A pidfd of the daemon.
     Daemon,
-    /// Segments of one kind, one per descriptor.
+    /// Segments of one kind, one for each fd.
     Segments(Segment),
     /// The area of the client with this owner number.
     Area(u16),
     /// The client with this owner number is gone: the keeper closes its area.
     Forget(u16),
-    /// To the keeper: everything was sent. From the keeper: everything has arrived.
+    /// To the keeper: the daemon has sent everything. From the keeper: everything has arrived.
     Complete,
 }
 
@@ -74,7 +74,7 @@ impl KeeperMessage {
         bytes
     }
 
-    /// Parses a message. Returns `None` for anything else and for another version.
+    /// Decodes a message. Returns `None` for other bytes and for another version.
     pub fn decode(bytes: &[u8]) -> Option<KeeperMessage> {
         let bytes = <&[u8; KEEPER_BYTES]>::try_from(bytes).ok()?;
         let word = |at: usize| {
@@ -112,7 +112,7 @@ mod tests {
     use crate::Area;
 
     #[test]
-    fn messages_survive_the_way_and_junk_is_refused() {
+    fn messages_decode_to_themselves_and_other_bytes_are_refused() {
         let mut all = vec![
             KeeperMessage::Daemon,
             KeeperMessage::Area(1023),

@@ -1,8 +1,8 @@
-//! What a client's thread lends: the locks that it keeps while it ends an inline write through the kernel.
+//! The locks that a client's thread lends while it ends an inline write through the kernel.
 //!
-//! Some pages of that write are changed already, so nobody may read the range yet. But the thread writes nothing inline until the
-//! kernel's call has ended. So each write of the daemon may borrow the locks, and gives them back: the thread's own request, and
-//! others that the kernel may serve before it.
+//! Some pages of that write are changed already, so no thread may read the range yet. But the lending thread writes nothing
+//! inline until the kernel's call has ended. So each write of the daemon may borrow the locks and give them back: for the
+//! thread's own request, and for other requests that the kernel serves before it.
 
 use crate::lock::{HELD_MAX, Holding};
 use crate::slots::{RangeHeld, Slot, WORDS};
@@ -11,21 +11,21 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 const SLOT: u32 = (1 << 17) - 1;
 const LOAN_ONE: u32 = 1 << 17;
 
-/// The loan of a thread, in its block: slot + 1 in the low 17 bits (0: there is none), and a count of its loans above. It lies
-/// apart from `Loan`, because the daemon reads this word of every thread and the rest only of lenders.
+/// The loan of a thread, in its block: slot + 1 in the low 17 bits (0: no loan), and a count of its loans above. Lies apart from
+/// `Loan`, because the daemon reads this word of every thread and the rest only of lenders.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct LoanWord(AtomicU32);
 
-/// When the loan began, and the words of the lent locks as they are while the thread holds them; 0: it does not hold that one.
+/// The beginning of the loan, and the words of the lent locks while the thread holds them; 0: not lent.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Loan {
-    /// Nanoseconds of the realtime clock when the loan began.
+    /// Time when the loan began, in nanoseconds of the realtime clock.
     since: AtomicU64,
     extend: AtomicU32,
     words: [AtomicU32; WORDS],
-    /// How often each word was borrowed during this loan.
+    /// Times that each word was borrowed during this loan.
     borrowed: [AtomicU32; WORDS],
 }
 
@@ -38,7 +38,7 @@ pub enum SlotLock {
     Word(usize),
 }
 
-/// Where a thread notes what it lends.
+/// A thread's words for its loan.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent<'a> {
     pub(crate) word: &'a LoanWord,
@@ -78,8 +78,8 @@ impl Loan {
 }
 
 impl Lent<'_> {
-    /// Lends locks of a slot that the thread holds, which writes nothing under them any more. `take_back` releases them. `now_ns`
-    /// is of the realtime clock.
+    /// Lends locks of a slot that the thread holds. The thread writes nothing under them until `take_back` releases them.
+    /// `now_ns` is of the realtime clock.
     pub fn lend(&self, slot: u32, range: &RangeHeld, extend: Option<Holding>, now_ns: u64) {
         let count = self.word.0.load(Ordering::Relaxed) & !SLOT;
         let extend = extend.map_or(0, |held| held.0);
@@ -95,11 +95,11 @@ impl Lent<'_> {
         self.word.0.store(loan, Ordering::Release);
     }
 
-    /// Ends the loan and releases the locks. What the daemon has borrowed at this moment, it releases itself.
+    /// Ends the loan and releases the locks. The daemon releases the locks that it has borrowed at this moment.
     pub fn take_back(&self, slot: &Slot) {
         let count = self.word.0.load(Ordering::Relaxed) & !SLOT;
         self.word.0.store(count, Ordering::Relaxed);
-        // Pairs with the one in `Lock::give_back`.
+        // Pairs with the fence in `Lock::give_back`.
         fence(Ordering::SeqCst);
         let mut range = RangeHeld::none();
         for (word, noted) in self.loan.words.iter().enumerate() {
@@ -117,22 +117,22 @@ impl Lent<'_> {
         }
     }
 
-    /// Counts that a word was borrowed to change the file. Called before the word is given back. Counts nothing if the thread
-    /// does not lend a word that it holds as `held`.
+    /// Counts that a word was borrowed to change the file. The daemon calls this before it gives the word back. Counts nothing if
+    /// the thread does not lend a word that it holds as `held`.
     pub fn note_borrowed(&self, slot: u32, word: usize, held: Holding) {
         if self.has_lent(slot, SlotLock::Word(word), held) {
             self.loan.borrowed[word].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether a word is the thread's as it was when the loan began, and was borrowed no more than `times`. Only for the
+    /// Returns whether a word is still held as at the beginning of the loan, and was borrowed at most `times` times. Only for the
     /// lender.
     pub fn was_borrowed_at_most(&self, slot: &Slot, word: usize, times: u32) -> bool {
         let held = Holding(self.loan.words[word].load(Ordering::Relaxed));
         slot.is_word_held(word, held) && self.loan.borrowed[word].load(Ordering::Relaxed) <= times
     }
 
-    /// Returns since when the thread lends a lock of a slot that it holds as `held`, if it does.
+    /// Returns when the loan of a lock of a slot began, if the thread lends it and holds it as `held`.
     fn lent_since(&self, slot: u32, lock: SlotLock, held: Holding) -> Option<u64> {
         let loan = self.word.0.load(Ordering::Acquire);
         if loan & SLOT != slot + 1 {
@@ -140,7 +140,7 @@ impl Lent<'_> {
         }
         let noted = self.loan.of(lock).load(Ordering::Relaxed);
         let since = self.loan.since.load(Ordering::Relaxed);
-        // Another loan may have begun meanwhile, whose words these are.
+        // Another loan may have begun meanwhile, to which these words would belong.
         fence(Ordering::Acquire);
         (noted == held.0 && self.word.0.load(Ordering::Relaxed) == loan).then_some(since)
     }
@@ -150,8 +150,8 @@ impl Lent<'_> {
         self.lent_since(slot, lock, held).is_some()
     }
 
-    /// Returns whether the thread does so and has begun less than `HELD_MAX` ago. A longer loan is that of a stopped thread,
-    /// which counts as any holder that keeps a lock; so does one that begins that far in the future.
+    /// Returns whether the thread lends the lock, and has done so for less than `HELD_MAX`. A longer loan is that of a stopped
+    /// thread, which counts as any holder that keeps a lock. So does a loan that begins more than `HELD_MAX` in the future.
     pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
         let since = self.lent_since(slot, lock, held);
         since.is_some_and(|since| u128::from(now_ns.abs_diff(since)) < HELD_MAX.as_nanos())
@@ -168,7 +168,7 @@ mod tests {
     const DAEMON: u16 = 1;
 
     #[test]
-    fn the_daemon_borrows_what_is_lent_and_the_lender_has_it_afterwards() {
+    fn the_daemon_borrows_lent_locks_and_returns_them() {
         let (slots, area) = (
             Slots::create("test", 2).unwrap(),
             Area::create("test", 7).unwrap(),
@@ -192,7 +192,7 @@ mod tests {
         assert!(!lends(0, SlotLock::Extend, extend), "another slot");
         assert!(!lends(1, word(3), Holding(held.words[2])));
         assert!(!lends(1, word(2), Holding(held.words[2] + 1)));
-        // A part of it, twice, as of a write that the kernel splits.
+        // Borrows parts, twice, as for a write that the kernel splits.
         for part in [Segments::of(0, 1 << 17), Segments::of(2 << 16, 1 << 17)] {
             let of = |n, held| lends(1, word(n), held);
             let taken = slot.take_range(part, DAEMON, of, |_| Kept::GiveUp);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_loan_is_not_taken_for_the_next() {
+    fn an_earlier_loan_does_not_pass_for_the_next() {
         let (slots, area) = (
             Slots::create("test", 1).unwrap(),
             Area::create("test", 7).unwrap(),

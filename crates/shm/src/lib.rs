@@ -1,8 +1,8 @@
-//! Shared-memory segments of a slice: frames, the page table, reference stamps.
+//! Shared-memory segments: a slice's frames, page table and reference ages; the slots, areas and control segment of a volume.
 //!
-//! All hand-written atomics are here. The layout and the protocol are specified in
-//! `docs/formats/shm.md`; a segment holds offsets and indices only, so that it can be mapped anywhere.
-//! This crate knows pages of numbered objects; which slice changes the table when is `cache`'s business.
+//! All hand-written atomics are here. `docs/formats/shm.md` specifies the layout and the protocol. A segment holds only offsets
+//! and indices, so that it can be mapped at any address. This crate knows pages of numbered objects. When the slice changes its
+//! table is decided by `cache`.
 
 mod access;
 mod ahead;

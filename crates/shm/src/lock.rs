@@ -15,7 +15,7 @@ use crate::sync::{AtomicU32, Ordering, fence, futex, spin_loop, yield_now};
 const OWNER: u32 = 0xffff;
 const TURN_ONE: u32 = 1 << 16;
 const SLEEPERS: u32 = 1 << 31;
-// The model checker goes through every turn.
+// The model checker runs every poll.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 const YIELDS: u32 = if cfg!(loom) { 0 } else { 64 };
 /// Attempts of `take_over` to compare before it stores unconditionally.
@@ -24,7 +24,7 @@ const TAKE_OVER_TRIES: u32 = if cfg!(loom) { 8 } else { 1000 };
 const SLEEP: Duration = Duration::from_millis(20);
 /// A holder that keeps a lock this long is stopped or malicious: work under a lock takes milliseconds.
 pub const HELD_MAX: Duration = Duration::from_secs(1);
-/// Longest wait in any case, because a client can change the word for ever so that the lock seems to change hands.
+/// Longest wait in all. A client can change the word again and again, so that the lock seems to change hands.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// A lock word.
@@ -45,7 +45,7 @@ pub(crate) struct Patience {
     begun: Instant,
     seen: u32,
     since: Instant,
-    looks: u32,
+    polls: u32,
 }
 
 impl Patience {
@@ -59,7 +59,7 @@ impl Patience {
             begun,
             seen,
             since: begun,
-            looks: 0,
+            polls: 0,
         }
     }
 }
@@ -67,8 +67,8 @@ impl Patience {
 impl Wait for Patience {
     fn is_over(&mut self, seen: u32) -> bool {
         if cfg!(loom) {
-            self.looks += 1;
-            return self.looks > 1;
+            self.polls += 1;
+            return self.polls > 1;
         }
         let now = Instant::now();
         if seen != self.seen {
@@ -103,7 +103,7 @@ impl<L: FnMut(Holding) -> bool> Wait for Borrower<'_, L> {
     }
 }
 
-/// One time that a lock was taken: the word without the mark of sleepers.
+/// One holding of a lock: the word without the sleepers bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a lock is given back with it"]
 pub struct Holding(pub(crate) u32);
@@ -204,7 +204,7 @@ impl Lock {
             .or_else(|| self.lock_asleep(owner, waiter))
     }
 
-    /// Does the same as `lock`, for work that takes so long that a waiter does better to sleep at once.
+    /// Does the same as `lock`, for work so long that a waiter should sleep at once.
     #[cold]
     pub(crate) fn lock_for_long(&self, owner: u16) -> Option<Holding> {
         self.try_lock(owner)
@@ -235,7 +235,7 @@ impl Lock {
         }
     }
 
-    /// Gives it back. False when it was taken away meanwhile; then nothing is changed.
+    /// Releases the lock. Returns false and changes nothing when the lock was taken away meanwhile.
     #[inline]
     pub fn unlock(&self, held: Holding) -> bool {
         let free = held.0 & !OWNER;
@@ -246,7 +246,7 @@ impl Lock {
         {
             return true;
         }
-        // Somebody sleeps, or it was taken away.
+        // A waiter sleeps, or the lock was taken away.
         let marked = held.0 | SLEEPERS;
         let opened = self
             .0
@@ -258,7 +258,8 @@ impl Lock {
         opened
     }
 
-    /// Returns a value that changes each time the lock is taken; `None` while it is held. Acquires what was done under the lock.
+    /// Returns a value that changes each time the lock is taken; `None` while it is held. Acquires the stores made under the
+    /// lock.
     #[inline]
     pub(crate) fn turn(&self) -> Option<u32> {
         let word = self.0.load(Ordering::Acquire);
@@ -271,7 +272,7 @@ impl Lock {
         self.0.load(Ordering::Relaxed) & !SLEEPERS
     }
 
-    /// Whether it was not taken away meanwhile.
+    /// Returns whether the lock is still held as `held`.
     #[inline]
     pub fn is_held(&self, held: Holding) -> bool {
         self.0.load(Ordering::Relaxed) & !SLEEPERS == held.0
@@ -299,7 +300,7 @@ impl Lock {
                 Err(now) => word = now,
             }
         }
-        // A client keeps changing the word to hold the daemon here.
+        // A client keeps changing the word to hold the daemon up here.
         let mine = Holding::after(word, owner);
         self.0.swap(mine.0 | SLEEPERS, Ordering::AcqRel);
         mine
@@ -315,13 +316,12 @@ impl Lock {
         self.take_as(word, taker)
     }
 
-    /// Takes the lock for `taker` from a holder that lends it, if it is still that holding.
+    /// Takes the lock for `taker` from a holder that lends it, if the holding is still `lent`.
     pub(crate) fn borrow(&self, lent: Holding, taker: u16) -> Option<Holding> {
         self.take_as(lent.0, taker)
     }
 
-    /// Takes the lock for `taker` if the word is `word` still. A waiter that has gone to sleep since has only set the sleepers
-    /// bit.
+    /// Takes the lock for `taker` if the word still is `word`. A waiter that went to sleep meanwhile only set the sleepers bit.
     fn take_as(&self, word: u32, taker: u16) -> Option<Holding> {
         let mine = Holding::after(word, taker);
         let exchange = |seen| {
@@ -334,8 +334,8 @@ impl Lock {
         (exchange(word) || exchange(word | SLEEPERS)).then_some(mine)
     }
 
-    /// Gives a lock that was borrowed back to its holder, or opens it when `is_lent` says that the holder does not have it on
-    /// loan any more: then nobody else would open it.
+    /// Returns a borrowed lock to its holder. Opens it instead when `is_lent` says that the holder no longer lends it: no other
+    /// thread would open it then.
     pub(crate) fn give_back(&self, mine: Holding, lent: Holding, is_lent: impl FnOnce() -> bool) {
         let returned = [mine.0, mine.0 | SLEEPERS].into_iter().any(|seen| {
             let theirs = seen & SLEEPERS | lent.0;
@@ -343,7 +343,7 @@ impl Lock {
                 .compare_exchange(seen, theirs, Ordering::Release, Ordering::Relaxed)
                 .is_ok()
         });
-        // Pairs with the one in `Lent::take_back`: either the lender sees the word returned, or this thread sees that the loan
+        // Pairs with the fence in `Lent::take_back`: either the lender sees the word returned, or this thread sees that the loan
         // has ended.
         fence(Ordering::SeqCst);
         if returned && !is_lent() {
@@ -351,7 +351,7 @@ impl Lock {
         }
     }
 
-    /// Opens it if `owner`, who is dead, holds it.
+    /// Opens the lock if the dead `owner` holds it.
     pub fn open_dead(&self, owner: u16) {
         let word = self.0.load(Ordering::Relaxed);
         if word & OWNER == u32::from(owner) {
@@ -369,7 +369,7 @@ mod tests {
         let lock = Lock::new();
         let counter = std::cell::UnsafeCell::new(0u64);
         struct Share<T>(T);
-        // SAFETY: the counter is touched only with the lock held; that is what is tested.
+        // SAFETY: only the thread that holds the lock touches the counter; the test checks that.
         unsafe impl<T> Sync for Share<T> {}
         let shared = Share((&lock, &counter));
         std::thread::scope(|scope| {
@@ -394,21 +394,21 @@ mod tests {
     }
 
     #[test]
-    fn two_who_hold_a_lock_for_a_while_never_give_up() {
+    fn two_owners_that_hold_a_lock_for_a_while_never_give_up() {
         let lock = Lock::new();
         std::thread::scope(|scope| {
             for owner in [7, 8] {
                 let lock = &lock;
                 scope.spawn(move || {
-                    for turn in 0..5000 {
+                    for round in 0..5000 {
                         let held = lock
                             .lock(owner)
-                            .unwrap_or_else(|| panic!("gave up at {turn}"));
+                            .unwrap_or_else(|| panic!("gave up in round {round}"));
                         let begun = Instant::now();
                         while begun.elapsed() < Duration::from_micros(200) {
                             spin_loop();
                         }
-                        assert!(lock.unlock(held), "taken away at {turn}");
+                        assert!(lock.unlock(held), "taken away in round {round}");
                     }
                 });
             }
@@ -416,12 +416,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_held_is_given_up_on_and_a_dead_owners_is_opened() {
+    fn a_waiter_gives_up_on_a_held_lock_and_a_dead_owners_lock_is_opened() {
         let lock = Lock::new();
         let held = lock.lock(7).unwrap();
         assert_eq!(lock.lock(8), None);
         lock.open_dead(9);
-        assert_eq!(lock.try_lock(8), None, "not that owner's");
+        assert_eq!(lock.try_lock(8), None, "another owner holds it");
         assert!(lock.is_held(held));
         lock.open_dead(7);
         let other = lock.try_lock(8).unwrap();
@@ -430,9 +430,9 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_taken_from_the_owner_that_is_named_and_from_no_other() {
+    fn a_lock_is_taken_from_the_named_owner_and_from_no_other() {
         let lock = Lock::new();
-        assert_eq!(lock.take_from(0, 1), None, "nobody's");
+        assert_eq!(lock.take_from(0, 1), None, "no owner holds it");
         let first = lock.lock(7).unwrap();
         assert_eq!(lock.take_from(8, 1), None);
         assert!(lock.is_held(first));
@@ -443,13 +443,13 @@ mod tests {
     }
 
     #[test]
-    fn who_lost_a_lock_does_not_open_it_for_its_next_holder() {
+    fn an_owner_that_lost_a_lock_does_not_open_it_for_the_next_holder() {
         let lock = Lock::new();
         let first = lock.lock(7).unwrap();
         let daemon = lock.take_over(1);
         assert!(!lock.is_held(first) && !lock.unlock(first));
         assert!(lock.is_held(daemon) && lock.unlock(daemon));
-        // The same owner: another thread of it.
+        // Another thread of the same owner.
         let second = lock.lock(7).unwrap();
         assert!(!lock.unlock(first) && lock.is_held(second));
         assert!(lock.unlock(second));

@@ -1,9 +1,8 @@
 //! The segments of one slice, and the lookups, optimistic reads and latched writes over them.
 //!
-//! Three segments: *table* (entries, then overflow counts), *stamps* (one byte per entry), *frames*. A page's
-//! home line follows from its key; a page that finds its line full lies in the next line that
-//! has room, and every full line that it passed counts it, so a lookup knows when to stop. Lines are
-//! changed only by the slice, under its own lock; readers need none.
+//! Three segments: *table* (entries, then overflow counts), *stamps* (one byte per entry), *frames*. A page's home line follows
+//! from its key. If that line is full, the page goes to the next line that has room, and every full line in between counts it, so
+//! that a lookup knows when to stop. Only the slice changes lines, under its own lock; readers need none.
 
 use std::io;
 use std::mem::size_of;
@@ -23,23 +22,23 @@ use crate::prefetch;
 /// Entries in a line.
 pub const WAYS: u32 = 4;
 const PAGE: usize = PAGE_BYTES as usize;
-/// More full lines than an entry passes on its way, as a third of all entries is free (some 240 in the largest table): what
-/// lies further from home was put there by a client that lies, and looking for it would take the whole table.
+/// Most full lines between an entry and its home. A third of all entries is free, so an honest table has fewer (some 240 in the
+/// largest). Entries further away come from a malicious client, and a search for them would read the whole table.
 const PASSED_MAX: u32 = 4096;
-/// Turns a reader or writer takes before it lets the holder of a latch run.
+/// Polls of a reader or writer before it yields to the holder of a latch.
 const SPINS: u32 = 64;
 
 /// Size of a slice's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Pages that fit.
+    /// Frames of the slice.
     pub frames: u32,
     /// Lines of the table: three entries for two frames.
     pub lines: u32,
 }
 
 impl Geometry {
-    /// For a number of frames, at most `State::FRAMES_MAX`.
+    /// Returns the geometry for a number of frames, at most `State::FRAMES_MAX`.
     pub fn for_frames(frames: u32) -> Geometry {
         assert!(frames > 0 && frames <= State::FRAMES_MAX);
         Geometry {
@@ -48,12 +47,12 @@ impl Geometry {
         }
     }
 
-    /// Entries of the table.
+    /// Returns the number of entries.
     pub fn entries(self) -> u32 {
         self.lines * WAYS
     }
 
-    /// Where the words of the slice follow the stamps.
+    /// Returns the offset of the slice's words, behind the stamps.
     fn words_at(self) -> usize {
         (self.entries() as usize).next_multiple_of(64)
     }
@@ -66,7 +65,7 @@ impl Geometry {
 /// Most bytes of tables that a page of cache may cost.
 pub const BOOKKEEPING_BYTES_PER_PAGE_MAX: u64 = 32;
 
-/// Bytes of the shared tables (not of the frames) for a number of frames.
+/// Returns the bytes of the shared tables (without the frames) for a number of frames.
 pub fn bookkeeping_bytes(frames: u32) -> u64 {
     let g = Geometry::for_frames(frames);
     (g.table_bytes() + g.entries() as usize) as u64
@@ -75,15 +74,15 @@ pub fn bookkeeping_bytes(frames: u32) -> u64 {
 /// Why a page was not read or written inline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// Not in the cache, or not filled yet.
+    /// The page is not in the cache, or not filled yet.
     Absent,
-    /// A write needs the owner's word first: no space is promised for the page.
+    /// No space is reserved for the page: a write has to go through the daemon.
     Unbacked,
-    /// A writer held the latch for long.
+    /// A writer held the latch for too long.
     Busy,
-    /// The writer lost its latch, which it had held too long, or which its signal handler gave up. The page is not written.
+    /// The writer lost its latch: it held the latch for too long, or its signal handler gave it up. The page is not written.
     Broken,
-    /// What the writer had assumed of the file is no longer so: the page is not written.
+    /// The file has changed since the writer checked it. The page is not written.
     Changed,
     /// The page is clean, and the writer's ring has no room to report it as dirty. The page is not written.
     NoRoom,
@@ -107,10 +106,10 @@ pub struct Hit {
     pub marked: bool,
 }
 
-/// What was written.
+/// A written page.
 #[derive(Clone, Copy, Debug)]
 pub struct Written {
-    /// The page was clean before, and the slice has to be told that it is dirty.
+    /// The page was clean before, so the writer must report it.
     pub was_clean: bool,
     /// The frame that holds the page.
     pub frame: u32,
@@ -132,7 +131,7 @@ pub struct SliceMemory {
 /// Number of frames that `SliceMemory::take_copied` can remember. Any others stay out of use until the process ends.
 const COPIED_MAX: usize = 16;
 
-/// Where the segments begin in this process, and the words of the slice: the way through the mappings is longer.
+/// The addresses of the segments and of the slice's words in this process. Going through the mappings would take longer.
 #[derive(Debug)]
 struct Begins {
     table: NonNull<u8>,
@@ -141,15 +140,15 @@ struct Begins {
     frames: NonNull<u8>,
 }
 
-// SAFETY: addresses of mappings that any thread may use while they are mapped; what lies there is reached by atomics
-// and by copies only.
+// SAFETY: these are addresses of mappings that any thread may use while they are mapped. Their bytes are accessed only by atomics
+// and by copies.
 unsafe impl Send for Begins {}
 // SAFETY: as above.
 unsafe impl Sync for Begins {}
 
 impl SliceMemory {
-    /// Creates, binds to the kernel's node `node` (where given) and populates the segments: an error
-    /// tells that the node has too little memory, or that the policy was refused.
+    /// Creates the segments, binds them to the kernel's node `node` (if given) and populates them. Fails when the node has too
+    /// little memory, or the kernel refuses the policy.
     pub fn create(name: &str, frames: u32, node: Option<u32>) -> io::Result<SliceMemory> {
         let geometry = Geometry::for_frames(frames);
         let make = |part: &str, len: usize, huge: bool| -> io::Result<Arc<Mapping>> {
@@ -158,7 +157,7 @@ impl SliceMemory {
                 mapping.bind(0..mapping.len(), node)?;
             }
             if huge {
-                // How much came of it shows in the speed only.
+                // A partial success only makes accesses slower.
                 mapping.populate_huge()?;
             } else {
                 mapping.populate(0..mapping.len())?;
@@ -171,10 +170,10 @@ impl SliceMemory {
         Ok(SliceMemory::of(geometry, table, stamps, data))
     }
 
-    /// Maps the segments of a slice with `frames` frames that another process made: table, stamps, frames.
+    /// Maps the segments of a slice with `frames` frames that another process created: table, stamps, frames.
     ///
-    /// Errors: `InvalidData` when a segment is shorter than the geometry says; EACCES when `writable` is
-    /// asked of read-only descriptors.
+    /// Fails with `InvalidData` when a segment is shorter than the geometry says, and with EACCES when `writable` is set for
+    /// read-only fds.
     pub fn attach(frames: u32, fds: [OwnedFd; 3], writable: bool) -> io::Result<SliceMemory> {
         if frames == 0 || frames > State::FRAMES_MAX {
             let what = format!("a slice with {frames} frames cannot be");
@@ -189,7 +188,7 @@ impl SliceMemory {
         Ok(SliceMemory::of(geometry, table, stamps, data))
     }
 
-    /// Of segments that are as long as the geometry says.
+    /// Returns the memory of segments that are as long as the geometry says.
     fn of(
         geometry: Geometry,
         table: Arc<Mapping>,
@@ -202,7 +201,7 @@ impl SliceMemory {
                 && frames.len() >= geometry.frames as usize * PAGE
         );
         let begin = |mapping: &Mapping| NonNull::new(mapping.as_ptr()).expect("mapped");
-        // SAFETY: inside of the segment, as was just asserted.
+        // SAFETY: the address is inside the segment, as the assertion shows.
         let words = unsafe { begin(&stamps).add(geometry.words_at()) };
         let begins = Begins {
             table: begin(&table),
@@ -231,7 +230,7 @@ impl SliceMemory {
         }
     }
 
-    /// Takes a frame into which a writer of this process copied after it lost the latch.
+    /// Returns a frame into which a writer of this process copied after it lost the latch, and forgets it.
     pub fn take_copied(&self) -> Option<u32> {
         let any = |copied: &&AtomicU32| copied.load(Ordering::Relaxed) != 0;
         let frame = self
@@ -243,12 +242,12 @@ impl SliceMemory {
         Some(frame)
     }
 
-    /// Table, stamps and frames, to be handed to another process.
+    /// Returns table, stamps and frames, to be sent to another process.
     pub fn segments(&self) -> [&Mapping; 3] {
         [&self.table, &self.stamps, &self.frames]
     }
 
-    /// Whether this process may write.
+    /// Returns whether this process may write.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.frames.is_writable()
@@ -260,31 +259,31 @@ impl SliceMemory {
         unsafe { self.begins.words.add(at).cast::<AtomicU8>().as_ref() }
     }
 
-    /// Coarse time of the LRU.
+    /// Returns the coarse time of the LRU.
     #[inline]
     pub fn epoch(&self) -> u8 {
         self.word(0).load(Ordering::Relaxed)
     }
 
-    /// The slice: the next epoch begins.
+    /// Begins the next epoch. Only the slice calls this.
     pub fn next_epoch(&self) {
         self.word(0).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether writers have to go through the daemon, since too much is dirty.
+    /// Returns whether writers have to go through the daemon because too many pages are dirty.
     #[inline]
     pub fn is_throttled(&self) -> bool {
         self.word(1).load(Ordering::Relaxed) != 0
     }
 
-    /// The slice: sets that.
+    /// Sets whether they have to. Only the slice calls this.
     pub fn set_throttled(&self, throttled: bool) {
         if self.is_throttled() != throttled {
             self.word(1).store(u8::from(throttled), Ordering::Relaxed);
         }
     }
 
-    /// Goes through the table: calls `each` with the index, key and state of every page in it.
+    /// Calls `each` with the index, key and state of every page in the table.
     pub fn scan(&self, mut each: impl FnMut(u32, Key, State)) {
         for index in 0..self.geometry.entries() {
             let entry = self.entry(index);
@@ -294,17 +293,17 @@ impl SliceMemory {
         }
     }
 
-    /// Sizes.
+    /// Returns the sizes.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The segment of the frames, for I/O; frame `i` begins at byte `i * 4096`.
+    /// Returns the segment of the frames, for I/O. Frame `i` begins at byte `i * 4096`.
     pub fn frames(&self) -> &Arc<Mapping> {
         &self.frames
     }
 
-    /// The entry with an index (checked).
+    /// Returns the entry with an index. Panics when the index is out of range.
     #[inline]
     pub fn entry(&self, index: u32) -> &Entry {
         assert!(index < self.geometry.entries());
@@ -348,15 +347,16 @@ impl SliceMemory {
         }
     }
 
-    /// Has the CPU fetch what is probably wanted next: the beginning of `len` bytes at `offset` of a frame, which may be any
-    /// number. Otherwise memory is idle until the table has told where a page is, and for a write until its latch is had.
+    /// Has the CPU fetch the bytes that the caller probably needs next: the first of `len` bytes at `offset` of a frame, which
+    /// may be any number. Otherwise memory would be idle until the table has told where a page is, and for a write until the
+    /// writer has the latch.
     #[inline(always)]
     pub fn fetch(&self, frame: u32, offset: usize, len: usize) {
         let at = ((frame as usize) << PAGE_BYTES.trailing_zeros()).wrapping_add(offset);
         prefetch::bytes(self.begins.frames.as_ptr().wrapping_add(at), len);
     }
 
-    /// The same for the first bytes of a page, if that is where it belongs.
+    /// Does the same for the first bytes of a page, if it lies in its home line.
     #[inline]
     pub fn fetch_page(&self, key: Key) {
         if let Some((found, _)) = self.find_in(self.home_line(key), key) {
@@ -364,7 +364,7 @@ impl SliceMemory {
         }
     }
 
-    /// The line to which a page belongs, the same for all of a group. Below the number of lines.
+    /// Returns the home line of a page, the same for all pages of a group. It is below the number of lines.
     #[inline]
     pub fn home_line(&self, key: Key) -> u32 {
         ((u128::from(key.group_hash()) * u128::from(self.geometry.lines)) >> 64) as u32
@@ -379,11 +379,11 @@ impl SliceMemory {
         }
     }
 
-    /// The entries of a line (checked).
+    /// Returns the entries of a line. Panics when the line is out of range.
     #[inline]
     fn line(&self, line: u32) -> &[Entry; WAYS as usize] {
         assert!(line < self.geometry.lines);
-        // SAFETY: as in `entry`; a line is that many entries, one behind the other.
+        // SAFETY: as in `entry`; a line is `WAYS` entries in a row.
         unsafe {
             self.begins
                 .table
@@ -396,8 +396,8 @@ impl SliceMemory {
     #[inline(always)]
     fn find_in(&self, line: u32, key: Key) -> Option<(Found, &Entry)> {
         let entries = self.line(line);
-        // Sums, not jumps: where in its line a page lies can't be foreseen, and a jump that was foreseen wrongly costs more
-        // than all else here. If a hostile client has put the key there twice, it is some entry.
+        // Sums instead of jumps: the CPU cannot predict a page's place in its line, and a wrong prediction costs more than
+        // everything else here. If a malicious client has put the key there twice, this finds some entry.
         let if_there = |way: usize| usize::from(entries[way].is(key)) * way;
         let way = if_there(1) | if_there(2) | if_there(3);
         let entry = &entries[way % WAYS as usize];
@@ -406,11 +406,11 @@ impl SliceMemory {
         Some((Found { index, state }, entry))
     }
 
-    /// As `lookup`, with the entry.
+    /// Does the same as `lookup`, and returns the entry, too.
     #[inline]
     fn find(&self, key: Key) -> Option<(Found, &Entry)> {
         let home = self.home_line(key);
-        // Most pages are where they belong.
+        // Most pages lie in their home line.
         match self.find_in(home, key) {
             Some(found) => Some(found),
             None => self.find_beyond(home, key),
@@ -420,7 +420,7 @@ impl SliceMemory {
     #[inline(never)]
     fn find_beyond(&self, home: u32, key: Key) -> Option<(Found, &Entry)> {
         let mut line = home;
-        // Bounded: overflow counts read while they change, or that lie, can't send us round for ever.
+        // Bounded: overflow counts that change meanwhile, or that a client has corrupted, cannot make the loop endless.
         for _ in 1..self.geometry.lines.min(PASSED_MAX) {
             if self.overflow(line).load(Ordering::Relaxed) == 0 {
                 return None;
@@ -433,15 +433,15 @@ impl SliceMemory {
         None
     }
 
-    /// Looks a key up. Without the slice's lock the answer may be out of date when it arrives, and a page that
-    /// is being inserted may be missed; a state found is validated by the caller.
+    /// Looks a key up. Without the slice's lock the answer may be out of date, and a page that is being inserted may be missed.
+    /// The caller validates the state.
     #[inline]
     pub fn lookup(&self, key: Key) -> Option<Found> {
         Some(self.find(key)?.0)
     }
 
-    /// Copies bytes `[offset, offset + out.len())` of a page, if it is in the cache, and marks it as used at
-    /// `epoch`. On `Ok` the bytes were the page's at one instant; otherwise `out` holds nothing of use.
+    /// Copies bytes `[offset, offset + out.len())` of a page, if it is in the cache, and marks it as used at `epoch`. On `Ok` the
+    /// bytes were the page's at one instant; otherwise `out` holds nothing of use.
     #[inline]
     pub fn read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Result<(), Miss> {
         let index = self.read_unmarked(key, offset, out)?;
@@ -449,7 +449,7 @@ impl SliceMemory {
         Ok(())
     }
 
-    /// As `read`, for who may not write stamps: gives the entry, whose mark is the caller's affair.
+    /// Does the same as `read`, but leaves the mark to the caller, which may not write stamps. Returns the entry's index.
     #[inline]
     pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
         let mut turns = 0;
@@ -463,9 +463,10 @@ impl SliceMemory {
         }
     }
 
-    /// As `read_unmarked`, of a page that lies in a line (see `home_line`) and that nobody is changing: `None` for any other, and
-    /// when it changed meanwhile. The mark is the caller's affair. `guess` is the frame that the page is probably in: when it is,
-    /// the CPU need not wait for the table before it begins to copy; when not, `learn` is told in which it is.
+    /// Does the same as `read_unmarked` for a page that lies in its home line `line` (see `home_line`) and that no writer is
+    /// changing. Returns `None` for any other page, and when the page changed meanwhile. Leaves the mark to the caller. `guess`
+    /// is the frame that probably holds the page. If the guess is right, the CPU begins to copy before the table has answered. If
+    /// not, this passes the right frame to `learn`.
     #[inline(always)]
     pub fn try_read(
         &self,
@@ -480,7 +481,7 @@ impl SliceMemory {
         if !state.is_readable() {
             return None;
         }
-        // The CPU foresees the way that this jump goes, and copies from an address that does not come out of the table.
+        // The CPU predicts this branch, and then copies from an address that does not depend on the table.
         let frame = if state.frame() == guess {
             prefetch::unrelated(guess)
         } else {
@@ -491,7 +492,7 @@ impl SliceMemory {
         if !entry.state_after_copy().is_same_page(state) {
             return None;
         }
-        // SAFETY: `find_in` gives an index below the number of entries; as in `stamp`.
+        // SAFETY: `find_in` returns an index below the number of entries; as in `stamp`.
         let stamp = unsafe {
             self.begins
                 .stamps
@@ -505,8 +506,8 @@ impl SliceMemory {
         })
     }
 
-    /// As `write_if`, of a page that lies in a line (see `home_line`) and whose latch is free: `None` for any other, and when
-    /// it was not written.
+    /// Does the same as `write_if` for a page that lies in its home line `line` (see `home_line`) and whose latch is free.
+    /// Returns `None` for any other page, and when the page was not written.
     #[inline(always)]
     pub fn try_write(
         &self,
@@ -526,8 +527,8 @@ impl SliceMemory {
         Some(Written { was_clean, frame })
     }
 
-    /// Writes into the frame of `found`, which a lookup found in `entry`, as `access::try_write` does, if `still` says so once
-    /// the latch is held.
+    /// Writes into the frame of `found`, which a lookup found in `entry`, as `access::try_write` does, if `still` returns true
+    /// under the latch.
     #[inline(always)]
     fn write_found(
         &self,
@@ -540,7 +541,7 @@ impl SliceMemory {
     ) -> Result<Option<bool>, Miss> {
         let seen = found.state;
         writer.about_to_latch(found.index);
-        // Before the latch: its locked instruction lets no access of the copy pass it.
+        // Prefetches before the latch: no access of the copy passes its locked instruction.
         self.fetch(seen.frame(), offset, data.len());
         let has_room = || writer.can_report();
         let copy = |frame| match still() {
@@ -554,8 +555,8 @@ impl SliceMemory {
         written
     }
 
-    /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was
-    /// clean before and the slice has to be told that it is dirty.
+    /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was clean before, so the
+    /// caller must report it as dirty.
     #[inline]
     pub fn write(
         &self,
@@ -568,8 +569,8 @@ impl SliceMemory {
         self.write_if(key, offset, data, Writer::daemon(owner), epoch, || true)
     }
 
-    /// As `write`, if `still` says so once the latch is held (else `Changed`): what it looks at and was changed
-    /// before the daemon's own latch on the page is seen to be changed here.
+    /// Does the same as `write`, if `still` returns true under the latch; otherwise fails with `Changed`. `still` sees all
+    /// changes that the daemon made before its own latch on the page.
     #[inline]
     pub fn write_if(
         &self,
@@ -613,25 +614,25 @@ impl SliceMemory {
         }
     }
 
-    /// Whether a write of the page could go on without the slice, as it is now.
+    /// Returns whether a client could write the page now without asking the slice.
     #[inline]
     pub fn is_writable_page(&self, key: Key) -> Result<(), Miss> {
         check_writable(self.lookup(key).ok_or(Miss::Absent)?.state)
     }
 
-    /// Copies out of a frame. A frame index that is out of range (a state word that a hostile client spoilt)
-    /// is a miss.
+    /// Copies out of a frame. Fails when the frame index is out of range, which happens when a malicious client has corrupted a
+    /// state word.
     #[inline(always)]
     pub fn copy_out(&self, frame: u32, offset: usize, out: &mut [u8]) -> Result<(), Miss> {
         let at = self.frame_at(frame, offset, out.len())?;
         // SAFETY: the bytes lie in the segment of the frames (`frame_at`), which stays mapped while `self` lives. `out` is
-        // exclusive and cannot overlap it, because nobody can borrow the segment's bytes. What was copied may be torn,
-        // which the callers find out.
+        // exclusive and cannot overlap it, because no code borrows the segment's bytes. The copy may be torn; the callers detect
+        // that.
         unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
-    /// Copies into a frame of the slice's own; as `copy_out`.
+    /// Copies into a frame that the caller owns; otherwise as `copy_out`.
     pub fn copy_in(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
         before_fill();
         self.overwrite(frame, offset, data)
@@ -642,38 +643,38 @@ impl SliceMemory {
     fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
         let to = self.frame_to_write(frame, offset, data.len())?;
         // SAFETY: the bytes lie in the segment of the frames, which stays mapped while `self` lives and may be written
-        // (`frame_to_write`). They cannot overlap `data`, because nobody can borrow the segment's bytes.
+        // (`frame_to_write`). They cannot overlap `data`, because no code borrows the segment's bytes.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
         Ok(())
     }
 
-    /// Where bytes `[offset, offset + len)` of a frame are. Panics when they are not of one page.
+    /// Returns the address of bytes `[offset, offset + len)` of a frame. Panics when they are not within one page.
     #[inline(always)]
     fn frame_at(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
         assert!(offset <= PAGE && len <= PAGE - offset, "more than a page");
         if frame >= self.geometry.frames {
             return Err(Miss::Absent);
         }
-        // SAFETY: the segment of the frames has room for that many (`create`, `attach`), and the bytes lie in one of them.
+        // SAFETY: the segment of the frames has room for `frames` frames (`create`, `attach`), and the bytes lie in one of them.
         Ok(unsafe { self.begins.frames.add(frame as usize * PAGE + offset) })
     }
 
-    /// As `frame_at`, to be written to. Panics when this process may not write.
+    /// Returns the same address, to be written to. Panics when this process may not write.
     #[inline(always)]
     fn frame_to_write(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
         assert!(self.is_writable(), "the segments are mapped read-only");
         self.frame_at(frame, offset, len)
     }
 
-    /// Zeroes a frame of the slice's own.
+    /// Zeroes a frame that the caller owns.
     pub fn zero(&self, frame: u32) {
         before_fill();
         let start = frame as usize * PAGE;
         self.frames.zero(start..start + PAGE);
     }
 
-    /// Marks an entry as used at `epoch`. Lossy, and written only when the mark is missing, so that hits on a
-    /// hot page share its line.
+    /// Marks an entry as used at `epoch`. A mark may be lost. Stores only when the mark is missing, so that hits on a hot page
+    /// share its cache line.
     #[inline]
     pub fn touch(&self, index: u32, epoch: u8) {
         let stamp = self.stamp(index);
@@ -682,13 +683,13 @@ impl SliceMemory {
         }
     }
 
-    /// Whether the entry is marked as used at `epoch`.
+    /// Returns whether the entry is marked as used at `epoch`.
     #[inline]
     pub fn is_marked(&self, index: u32, epoch: u8) -> bool {
         self.stamp(index).load(Ordering::Relaxed) == epoch
     }
 
-    /// Epochs since the entry was last marked.
+    /// Returns the number of epochs since the entry was last marked.
     #[inline]
     pub fn age(&self, index: u32, epoch: u8) -> u8 {
         epoch.wrapping_sub(self.stamp(index).load(Ordering::Relaxed))
@@ -700,8 +701,8 @@ impl SliceMemory {
             .store(epoch.wrapping_sub(age), Ordering::Relaxed);
     }
 
-    /// Enters a page that is not in the table, in state FILL. Only the slice, under its lock; there is
-    /// always room, as the table has more entries than there are frames.
+    /// Enters a page that is not in the table, in state FILL. Only the slice calls this, under its lock. The table has room,
+    /// because it has more entries than there are frames.
     pub fn insert(&self, key: Key, frame: u32, epoch: u8) -> u32 {
         let mut line = self.home_line(key);
         for _ in 0..self.geometry.lines.min(PASSED_MAX) {
@@ -716,13 +717,13 @@ impl SliceMemory {
             self.overflow(line).fetch_add(1, Ordering::Relaxed);
             line = self.next_line(line);
         }
-        // More entries than frames, so a client has filled the table: some page loses its entry.
+        // A client has filled the table, although it has more entries than frames: some page loses its entry.
         let index = self.home_line(key) * WAYS;
         self.entry(index).insert(key, frame);
         index
     }
 
-    /// Lines from `home` on to `line`.
+    /// Returns the number of lines from `home` to `line`.
     fn passed(&self, home: u32, line: u32) -> u32 {
         match line.checked_sub(home) {
             Some(passed) => passed,
@@ -730,8 +731,8 @@ impl SliceMemory {
         }
     }
 
-    /// Puts the overflow counts right, as far as entries lie where a lookup may look for them. Gives the entries that do
-    /// not. Only the slice, under its lock.
+    /// Repairs the overflow counts for all entries that a lookup can reach. Returns the other entries. Only the slice calls this,
+    /// under its lock.
     pub fn recount(&self) -> Vec<u32> {
         let mut counts = vec![0u16; self.geometry.lines as usize];
         let mut astray = vec![];
@@ -755,7 +756,7 @@ impl SliceMemory {
         astray
     }
 
-    /// Takes a page out if its state is still `seen`; then its frame is free. Only the slice, under its lock.
+    /// Empties an entry if its state is still `seen`; then its frame is free. Only the slice calls this, under its lock.
     pub fn remove(&self, index: u32, seen: State) -> bool {
         let entry = self.entry(index);
         let Some(key) = entry.key() else { return false };
@@ -774,7 +775,7 @@ impl SliceMemory {
     }
 }
 
-/// Spins, then yields, then gives up: a holder that was descheduled needs the CPU that we would burn.
+/// Spins, then yields, then gives up: a descheduled holder needs the CPU that spinning would use.
 #[cold]
 fn pause(turns: u32) -> Result<u32, Miss> {
     if turns < SPINS {
@@ -815,9 +816,9 @@ mod tests {
     }
 
     #[test]
-    fn every_page_of_a_full_table_is_found_and_none_other() {
+    fn a_full_table_finds_each_of_its_pages_and_no_other() {
         let m = memory(2048);
-        // Half in dense runs, half scattered: both fill lines in their own way.
+        // Half of the pages in dense runs, half scattered: both fill lines in their own way.
         let keys: Vec<Key> = (0..1024)
             .map(|i| Key::new(1, i))
             .chain((0..1024).map(|i| Key::new(2 + i % 7, i * 977)))
@@ -831,7 +832,7 @@ mod tests {
             assert_eq!(out, [frame as u8; 8]);
         }
         assert_eq!(m.read(Key::new(1, 5000), 0, &mut out, 1), Err(Miss::Absent));
-        // Removing all leaves no overflow behind, or lookups of absent pages would walk for ever.
+        // Removing all pages leaves no overflow counts, or lookups of absent pages would search forever.
         for key in &keys {
             let found = m.lookup(*key).unwrap();
             assert!(m.remove(found.index, found.state));
@@ -874,7 +875,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guess_changes_nothing_but_who_learns_of_it() {
+    fn a_guess_changes_only_whether_the_caller_learns_the_frame() {
         let m = memory(64);
         let key = Key::new(1, 0);
         fill(&m, key, 5, 7);

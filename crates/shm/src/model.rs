@@ -1,8 +1,8 @@
-//! The protocol under the model checker: every order in which the threads of a case can run, and every value
-//! that their loads may then see. `docs/internals/model-checking.md` says what is covered.
+//! The protocol under the model checker: every order in which the threads of a case can run, and every value that their loads may
+//! then see. `docs/internals/model-checking.md` lists what the models cover.
 //!
-//! The words are the real ones with their real operations. A frame's bytes are a few words, copied one by one in
-//! the weakest order, as a copy may tear.
+//! The words are the real ones with their real operations. A frame has a few words, copied one by one in the weakest order,
+//! because a copy may tear.
 
 mod ahead;
 mod close;
@@ -30,12 +30,12 @@ fn key(page: u64) -> Key {
     Key::new(1, page)
 }
 
-/// Switches away from a thread that could go on, in one order. All orders with at most three are gone through (or
-/// with LOOM_MAX_PREEMPTIONS); faults that need more are rare, and the time grows tenfold with each.
+/// Most switches away from a runnable thread in one order (or LOOM_MAX_PREEMPTIONS). The checker runs all orders with at most
+/// this many. Faults that need more are rare, and the time grows tenfold with each.
 const SWITCHES: usize = 3;
 
-/// Goes through the orders of a case. `case` notes what came out; all of `expected` must have, so that no case is
-/// empty, and nothing else.
+/// Runs all orders of a case. `case` notes the outcome. All of `expected` must appear, so that no case is empty, and no other
+/// outcome.
 fn explore<const N: usize>(expected: [&str; N], case: impl Fn(&Notes) + Send + Sync + 'static) {
     let notes = Notes::default();
     let mut builder = loom::model::Builder::new();
@@ -47,23 +47,23 @@ fn explore<const N: usize>(expected: [&str; N], case: impl Fn(&Notes) + Send + S
     assert_eq!(*seen, expected, "outcomes");
 }
 
-/// What threads came to.
+/// Returns the results of the threads.
 fn join<T, const N: usize>(threads: [loom::thread::JoinHandle<T>; N]) -> [T; N] {
     threads.map(|thread| thread.join().unwrap())
 }
 
-/// Outcomes over all orders.
+/// The outcomes of all orders.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<BTreeSet<String>>>);
 
 impl Notes {
     fn add(&self, what: impl std::fmt::Debug) {
-        // Not a word of the model: it is outside of all orders.
+        // A lock of the standard library: it is outside the model and orders nothing there.
         self.0.lock().unwrap().insert(format!("{what:?}"));
     }
 }
 
-/// Noted without quotes.
+/// An outcome that is noted without quotes.
 struct Word(&'static str);
 
 impl std::fmt::Debug for Word {
@@ -72,10 +72,10 @@ impl std::fmt::Debug for Word {
     }
 }
 
-/// What only one thread at a time may do: the checker refuses two accesses that nothing orders.
+/// A section that only one thread may be in: the checker fails when no order separates two accesses.
 struct Alone(loom::cell::UnsafeCell<()>);
 
-// SAFETY: that no two threads access it at a time is what is checked; they run one at a time anyway.
+// SAFETY: the model checks that no two threads access it at a time, and runs one thread at a time.
 unsafe impl Send for Alone {}
 // SAFETY: as above.
 unsafe impl Sync for Alone {}
@@ -90,20 +90,20 @@ impl Alone {
     }
 }
 
-/// Some entries and frames.
+/// A slice with a few entries and frames.
 struct Slice {
     entries: [Entry; 2],
     frames: [[AtomicU64; WORDS]; 2],
-    /// The slice's lock, under which pages are inserted: odd while it is held.
+    /// The slice's lock, under which it inserts pages: odd while held.
     lock: AtomicU64,
     /// Whether the object may be written inline; 0: no.
     inline: AtomicU64,
-    /// The object's slot as clients see it; 0: they may write.
+    /// The object's slot, as clients see it; 0: they may write.
     slot: AtomicU64,
 }
 
 impl Slice {
-    /// Creates a slice without pages.
+    /// Returns a slice without pages.
     fn empty() -> Slice {
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
         Slice {
@@ -115,19 +115,19 @@ impl Slice {
         }
     }
 
-    /// Creates a slice with page 1 in entry 0 and frame 0, with `flags` set and all words 1.
+    /// Returns a slice with page 1 in entry 0 and frame 0, with `flags` set and all words 1.
     fn with_page(flags: Flags) -> Arc<Slice> {
         let slice = Slice::empty();
         slice.fill(0, key(1), 0, [1; WORDS], flags);
         Arc::new(slice)
     }
 
-    /// The page's entry in most cases.
+    /// Returns the entry that holds page 1 in most cases.
     fn entry(&self) -> &Entry {
         &self.entries[0]
     }
 
-    /// As the slice brings a page in, with the thread that inserts it doing the transfer too.
+    /// Brings a page in, as the slice does. The thread that inserts the page also transfers its bytes.
     fn fill(&self, entry: usize, key: Key, frame: u32, words: Words, flags: Flags) {
         let entry = &self.entries[entry];
         entry.insert(key, frame);
@@ -135,7 +135,7 @@ impl Slice {
         entry.publish(flags);
     }
 
-    /// As the evictor takes a clean page out.
+    /// Evicts a clean page, as the evictor does.
     fn evict(&self, entry: usize) -> bool {
         let seen = self.entries[entry].state();
         seen.has(Flags::VALID)
@@ -157,7 +157,7 @@ impl Slice {
         std::array::from_fn(|at| self.frames[frame as usize][at].load(Ordering::Relaxed))
     }
 
-    /// One attempt to read: the words, with the state that they were read in.
+    /// Makes one attempt to read. Returns the words, and the state in which they were read.
     fn read_in(&self, entry: usize, key: Key) -> Option<(State, Words)> {
         let entry = &self.entries[entry];
         let seen = entry.find(key)?;
@@ -170,12 +170,12 @@ impl Slice {
         Some((seen, words))
     }
 
-    /// One attempt to read.
+    /// Makes one attempt to read.
     fn read(&self, entry: usize, key: Key) -> Option<Words> {
         self.read_in(entry, key).map(|(_, words)| words)
     }
 
-    /// One attempt to write words of page 1.
+    /// Makes one attempt to write words of page 1.
     fn write(&self, owner: u16, words: &[(usize, u64)]) -> Result<Option<bool>, Miss> {
         self.write_if(owner, words, || true)
     }
@@ -204,7 +204,7 @@ impl Slice {
         )
     }
 
-    /// Writes, however often that takes.
+    /// Repeats a write until it succeeds or fails for good.
     fn write_surely(
         &self,
         owner: u16,

@@ -1,11 +1,11 @@
-//! What is told to the CPU and changes nothing but the time.
+//! Prefetch hints for the CPU. They change nothing but the time.
 
-/// As many lines as a CPU waits for at a time.
+/// Number of cache lines for which a CPU waits at a time.
 const LINES: usize = 16;
 const LINE_BYTES: usize = 64;
 
-/// Has the CPU fetch the beginning of the `len` bytes at `at`: a line of memory, or of that many lines all. The address may be
-/// any.
+/// Has the CPU fetch the first of the `len` bytes at `at`: one cache line, or all lines if there are at most `LINES`. The address
+/// may be invalid.
 #[inline(always)]
 pub(crate) fn bytes(at: *const u8, len: usize) {
     line(at);
@@ -19,8 +19,8 @@ pub(crate) fn bytes(at: *const u8, len: usize) {
 #[inline(always)]
 fn line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch touches nothing that a program could see, and no address makes it fail. The instruction is
-    // part of every processor of this architecture.
+    // SAFETY: a prefetch has no effect that a program could see, and no address makes it fail. Every processor of this
+    // architecture has the instruction.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
@@ -29,13 +29,13 @@ fn line(at: *const u8) {
     let _ = at;
 }
 
-/// The same number, of which the compiler does not know that it is.
+/// Returns the same number. The compiler does not know that it is the same.
 #[inline(always)]
 pub(crate) fn unrelated(number: u32) -> u32 {
     #[cfg(target_arch = "x86_64")]
     {
         let mut number = number;
-        // SAFETY: no instruction at all.
+        // SAFETY: the assembly is empty.
         unsafe {
             std::arch::asm!("/* {0:e} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags));
         }

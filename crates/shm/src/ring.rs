@@ -5,9 +5,9 @@ use crate::entry::Key;
 use crate::reports::Reports;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The words of a ring with room for `N` keys, wherever they are.
+/// The words of a ring with room for `N` keys, in an area or in a test.
 pub(crate) struct Ring<'a, const N: usize> {
-    /// Number of threads that may report at a time.
+    /// Threads that may report at a time.
     pub threads: u64,
     pub given_out: &'a AtomicU64,
     pub done: &'a AtomicU64,
@@ -45,17 +45,17 @@ impl<const N: usize> Ring<'_, N> {
 /// The daemon's reader of a client's ring.
 #[derive(Debug, Default)]
 pub struct RingReader {
-    /// All positions before this one were done with, and looked at after that.
-    settled: u64,
+    /// The daemon has read all positions before this one after their keys were stored.
+    absorbed: u64,
 }
 
 impl RingReader {
     #[cfg(all(test, loom))]
-    pub(crate) fn from(settled: u64) -> RingReader {
-        RingReader { settled }
+    pub(crate) fn from(absorbed: u64) -> RingReader {
+        RingReader { absorbed }
     }
 
-    /// Takes all keys in the ring and calls `each` for every one. Bounded by the ring's length, whatever the client does.
+    /// Takes all keys in the ring and calls `each` for each one. The ring's length bounds the work, even for a malicious client.
     pub fn drain(&mut self, area: &Area, each: impl FnMut(Key)) {
         self.drain_ring(&area.ring(), each);
     }
@@ -65,11 +65,11 @@ impl RingReader {
         ring: &Ring<'_, N>,
         mut each: impl FnMut(Key),
     ) {
-        // In this order: where both are equal nobody was between his two steps at the first look, and all keys of
-        // positions given out before it are there.
+        // Loads in this order. If both counts are equal, no thread was between its two steps at the first load, and all keys of
+        // positions given out before it are stored.
         let done = ring.done.load(Ordering::Acquire);
         let given_out = ring.given_out.load(Ordering::Acquire);
-        let fresh = given_out.wrapping_sub(self.settled).min(N as u64);
+        let fresh = given_out.wrapping_sub(self.absorbed).min(N as u64);
         for nth in (1..=fresh).rev() {
             let word = &ring.words[(given_out.wrapping_sub(nth) % N as u64) as usize];
             if word.load(Ordering::Relaxed) != 0
@@ -80,8 +80,8 @@ impl RingReader {
         }
         // Otherwise the next drain reads all of these positions again: an empty position may be one whose key is not
         // stored yet.
-        if done == given_out && given_out != self.settled {
-            self.settled = given_out;
+        if done == given_out && given_out != self.absorbed {
+            self.absorbed = given_out;
             // Release: a client that finds room here stores its key after the daemon's read.
             ring.taken.store(given_out, Ordering::Release);
         }

@@ -1,4 +1,4 @@
-//! The slots segment: what the writers of a file share, size and locks.
+//! The slots segment: for each file, the size and the locks that its writers share.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,16 +27,16 @@ const ALL_WORDS: u32 = (1 << WORDS) - 1;
 pub struct SizeWord(u64);
 
 impl SizeWord {
-    /// Bytes.
+    /// Returns the bytes.
     #[inline]
     pub fn bytes(self) -> u64 {
         self.0 & ((1 << SIZE_BITS) - 1)
     }
 
-    /// Whether the file was not truncated between the two.
+    /// Returns whether the file was not truncated between the two.
     #[inline]
     pub fn same_cuts(self, other: SizeWord) -> bool {
-        // Mostly it is the very same.
+        // Usually both are equal.
         self == other || (self.0 ^ other.0) >> SIZE_BITS == 0
     }
 
@@ -49,7 +49,7 @@ impl SizeWord {
     }
 }
 
-/// A file's part that its writers change.
+/// The part of a slot that a file's writers change.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Slot {
@@ -135,7 +135,7 @@ impl RangeHeld {
         }
     }
 
-    /// Returns which words are held.
+    /// Returns the words that are held.
     pub fn segments(&self) -> Segments {
         self.segments
     }
@@ -152,7 +152,7 @@ impl RangeHeld {
 #[must_use = "they are given back with it"]
 pub struct RangeTaken {
     held: RangeHeld,
-    /// Which of them were borrowed, and what their lender's word was.
+    /// The borrowed words, and the values with which their lender holds them.
     lent: RangeHeld,
     all: bool,
 }
@@ -167,23 +167,23 @@ impl RangeTaken {
         }
     }
 
-    /// Returns whether these are all that were asked for.
+    /// Returns whether the daemon holds all words that it asked for.
     pub fn is_all(&self) -> bool {
         self.all
     }
 
-    /// Returns whether some of them were borrowed.
+    /// Returns whether the daemon has borrowed any of them.
     pub fn has_borrowed(&self) -> bool {
         self.lent.segments.0 != 0
     }
 
-    /// Returns which words were borrowed, and what their lender's words were.
+    /// Returns the borrowed words, and the lender's holdings.
     pub fn borrowed(&self) -> impl Iterator<Item = (usize, Holding)> + '_ {
         let words = self.lent.segments.words();
         words.map(|word| (word, Holding(self.lent.words[word])))
     }
 
-    /// Returns those of the words that are not held.
+    /// Returns those of `segments` that the daemon does not hold.
     pub fn missing(&self, segments: Segments) -> Segments {
         Segments(segments.0 & !self.held.segments.0)
     }
@@ -197,20 +197,20 @@ impl RangeTaken {
 /// How the daemon got the extend lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seized {
-    /// It was free in the end.
+    /// No client held it at the end of the wait.
     Free,
-    /// A client that lends it held it as this.
+    /// A client that lends it held it as this holding.
     Lent(Holding),
-    /// It was taken away from a client.
+    /// The daemon took it away from a client.
     TakenAway,
 }
 
-/// What a waiter does about a word that one holder keeps too long.
+/// A waiter's action for a word that one holder keeps too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// The waiter gives up.
     GiveUp,
-    /// It waits on: the holder is known and works.
+    /// The waiter waits on: the holder is known and at work.
     WaitOn,
     /// The waiter takes the word away.
     TakeAway,
@@ -241,14 +241,14 @@ impl Slot {
         }
     }
 
-    /// The size now. Acquire: pages that it covers are there.
+    /// Returns the size. Acquire: the pages that it covers are written.
     #[inline]
     pub fn size(&self) -> SizeWord {
         SizeWord(self.size.load(Ordering::Acquire))
     }
 
-    /// A writer that holds the extend lock and has written the pages makes the file longer. False when the
-    /// size is not `seen` any more.
+    /// Extends the file. The caller holds the extend lock and has written the pages. Returns false when the size no longer is
+    /// `seen`.
     #[inline]
     pub fn extend(&self, seen: SizeWord, bytes: u64) -> bool {
         self.replace(seen, seen.with_bytes(bytes))
@@ -261,7 +261,7 @@ impl Slot {
             .is_ok()
     }
 
-    /// The daemon sets the size; writers that saw the old one are refused when `cut`.
+    /// Sets the size for the daemon. With `cut`, writers that saw the old size fail.
     pub fn set_size(&self, bytes: u64, cut: bool) {
         let next = |seen: SizeWord| match cut {
             true => seen.cut_to(bytes),
@@ -295,13 +295,14 @@ impl Slot {
         self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
     }
 
-    /// Counts a truncation or fallocate, after the daemon has counted a cut for it and before it changes bytes.
+    /// Counts a truncation or fallocate. The daemon calls this after it has raised the truncation count and before it changes
+    /// bytes.
     pub fn note_removal(&self) {
         self.removals.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns how many were counted. A writer that compares this with an earlier count learns whether its first bytes may be
-    /// gone.
+    /// Returns the number of truncations and fallocates. A writer that compares it with an earlier one learns whether its first
+    /// bytes may be gone.
     #[inline]
     pub fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
@@ -349,13 +350,13 @@ impl Slot {
         });
     }
 
-    /// When the first inline write was since the mark was taken, in nanoseconds of the realtime clock; 0: none.
+    /// Returns the time of the first inline write since the daemon took the mark, in nanoseconds of the realtime clock; 0: none.
     #[inline]
     pub fn modified(&self) -> u64 {
         self.modified.load(Ordering::Relaxed)
     }
 
-    /// An inline write happens now.
+    /// Notes the time of an inline write.
     #[inline]
     pub fn set_modified(&self, now_ns: u64) {
         if self.modified.load(Ordering::Relaxed) != now_ns {
@@ -363,7 +364,7 @@ impl Slot {
         }
     }
 
-    /// The daemon takes the mark of inline writes.
+    /// Takes the mark of inline writes. Only the daemon calls this.
     pub fn take_modified(&self) -> u64 {
         if self.modified() == 0 {
             return 0;
@@ -371,13 +372,13 @@ impl Slot {
         self.modified.swap(0, Ordering::AcqRel)
     }
 
-    /// Returns the lock that a writer holds while it makes the file longer or appends.
+    /// Returns the lock that a writer holds while it extends the file or appends.
     #[inline]
     pub fn extend_lock(&self) -> &Lock {
         &self.extend
     }
 
-    /// Returns which pages behind the end writers have had reserved.
+    /// Returns the state of the pages reserved beyond the end.
     #[inline]
     pub fn ahead(&self) -> &Ahead {
         &self.ahead
@@ -410,8 +411,8 @@ impl Slot {
         rest.all.then_some(rest.held)
     }
 
-    /// Does the same, but borrows the words that their holders lend, according to `lends`, and asks `kept` what to do about a
-    /// word that one holder has kept that long. A waiter that gives up gets those that it has by then.
+    /// Does the same, but borrows words that their holders lend, according to `lends`. Asks `kept` about a word that one holder
+    /// has kept for that time. A waiter that gives up returns the words that it has.
     pub fn take_range(
         &self,
         segments: Segments,
@@ -441,8 +442,8 @@ impl Slot {
         }
     }
 
-    /// Takes the words in their order, up to the first that another holder has. Calls `took` for each. Returns whether it has
-    /// taken all.
+    /// Takes the words in their order, up to the first word that another holder has. Calls `took` for each. Returns whether it
+    /// has taken all.
     #[inline]
     fn lock_while_free(
         &self,
@@ -461,8 +462,8 @@ impl Slot {
         true
     }
 
-    /// Goes on to take the words, in their order, without waiting. Asks `kept` about the first word that another holder has, and
-    /// stops at that word unless it is to be taken away. Calls `took` for each word. Fails with what `kept` said.
+    /// Continues to take the words in their order, without waiting. Asks `kept` about the first word that another holder has, and
+    /// stops there unless the answer is to take it away. Calls `took` for each word. Fails with the answer of `kept`.
     pub fn try_range(
         &self,
         taken: &mut RangeTaken,
@@ -488,7 +489,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Returns how a word is held now. The owner is 0 if it is free.
+    /// Returns how a word is held now. The owner is 0 if the word is free.
     pub fn holding(&self, word: usize) -> Holding {
         Holding(self.words[word].seen())
     }
@@ -532,8 +533,8 @@ impl Slot {
         taken
     }
 
-    /// Releases the words of `take_range`, and gives those that were borrowed back to their lenders. `is_lent` tells whether a
-    /// lender still has a word on loan. If not, the word is opened.
+    /// Releases the words of `take_range`, and returns the borrowed ones to their lenders. `is_lent` tells whether a lender still
+    /// lends a word. If not, this opens the word.
     pub fn give_range_back(
         &self,
         taken: &RangeTaken,
@@ -559,23 +560,23 @@ impl Slot {
         }
     }
 
-    /// Returns false if the word of the byte's segment was taken away from its holder; true also when it was not needed. A writer
-    /// over several pages checks this under each page's latch. The thread that takes a word away writes the page later, so a late
-    /// write never covers a newer one.
+    /// Returns false if the word of the byte's segment was taken away from its holder, and true if the holder did not need it. A
+    /// writer over several pages checks this under each page's latch. The thread that takes a word away writes the page later, so
+    /// a late write never covers a newer one.
     #[inline]
     pub fn holds(&self, held: &RangeHeld, offset: u64) -> bool {
         let word = Segments::word_of(offset);
         held.segments.0 >> word & 1 == 0 || self.words[word].is_held(Holding(held.words[word]))
     }
 
-    /// Returns whether a word is held as `held`. Acquires what others noted before they gave it back.
+    /// Returns whether a word is held as `held`. Acquires the notes that other threads made before they gave the word back.
     pub(crate) fn is_word_held(&self, word: usize, held: Holding) -> bool {
         let is = self.words[word].is_held(held);
         fence(Ordering::Acquire);
         is
     }
 
-    /// Returns the words' turns; `None` when one is held. Acquires what was written under the words.
+    /// Returns the words' turns; `None` when one is held. Acquires the stores made under the words.
     #[inline]
     pub fn turns(&self, segments: Segments) -> Option<Turns> {
         let mut turns = Turns {
@@ -588,8 +589,7 @@ impl Slot {
         Some(turns)
     }
 
-    /// Returns whether no thread has taken one of the words since. If so, what was read in between contains no half
-    /// of a write.
+    /// Returns whether no thread has taken one of the words since. Then the bytes read in between contain no half of a write.
     #[inline]
     pub fn is_turn(&self, turns: &Turns) -> bool {
         fence(Ordering::Acquire);
@@ -604,7 +604,7 @@ impl Slot {
             .any(|word| self.words[word].is_held_by(owner))
     }
 
-    /// Takes words away from `owner`, which asks for it, and releases them.
+    /// Takes words away from `owner`, which asks for that, and releases them.
     pub fn take_range_from(&self, segments: Segments, owner: u16, daemon: u16) {
         for word in segments.words() {
             let lock = &self.words[word];
@@ -620,7 +620,7 @@ impl Slot {
         &self.words[word]
     }
 
-    /// Opens all locks, and forgets what was reserved and who writes, before the daemon gives the slot to another file. Their
+    /// Opens all locks, and forgets the reserved pages and the writers, before the daemon gives the slot to another file. The
     /// holders wrote the previous file, and are dead or have closed it in the middle of a write.
     pub fn open_all(&self, daemon: u16) {
         self.ahead.forget();
@@ -636,7 +636,7 @@ impl Slot {
         }
     }
 
-    /// Opens all locks that `owner`, who is dead, holds.
+    /// Opens all locks that the dead `owner` holds.
     pub fn open_dead(&self, owner: u16) {
         self.extend.open_dead(owner);
         self.ahead.lock().open_dead(owner);
@@ -659,7 +659,7 @@ const _: () = {
     assert!(size_of::<Header>() == 192 && size_of::<Header>() <= HEADER);
 };
 
-/// The segment.
+/// The slots segment, mapped.
 #[derive(Debug)]
 pub struct Slots {
     mapping: Mapping,
@@ -667,38 +667,38 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// For `count` slots. Memory is taken as slots are used.
+    /// Creates a segment of `count` slots. Memory is taken as slots are used.
     pub fn create(name: &str, count: u32) -> io::Result<Slots> {
         let len = HEADER + count as usize * size_of::<Slot>();
         let mapping = Mapping::create(&format!("jericho-{name}-slots"), len, false)?;
         Ok(Slots { mapping, count })
     }
 
-    /// Another process's. Errors as `Mapping::from_fd`.
+    /// Maps another process's segment. Fails with the errors of `Mapping::from_fd`.
     pub fn attach(fd: OwnedFd, count: u32, writable: bool) -> io::Result<Slots> {
         let len = HEADER + count as usize * size_of::<Slot>();
         let mapping = Mapping::from_fd(fd, len, writable)?;
         Ok(Slots { mapping, count })
     }
 
-    /// The segment, to be handed over.
+    /// Returns the segment, to be sent to clients.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// A slot. `None` beyond the last. A process that mapped the segment read-only may only call what
-    /// reads: a write would end it with SIGSEGV.
+    /// Returns a slot; `None` beyond the last. A process that mapped the segment read-only may only call functions that read: a
+    /// write would end it with SIGSEGV.
     #[inline]
     pub fn slot(&self, index: u32) -> Option<&Slot> {
         (index < self.count).then(|| {
-            // SAFETY: the mapping has room for `count` slots after the header and stays mapped while `self`
-            // lives; its start is page-aligned, so slots are aligned. All fields are atomics, valid for every
-            // bit pattern, but for unused bytes that nobody reads.
+            // SAFETY: the mapping has room for `count` slots after the header and stays mapped while `self` lives; its start is
+            // page-aligned, so slots are aligned. All fields are atomics, valid for every bit pattern, except unused bytes that
+            // no code reads.
             unsafe {
                 &*self
                     .mapping
@@ -728,8 +728,7 @@ impl Slots {
         }
     }
 
-    /// Arms or disarms the doorbell; the daemon arms it before it sleeps. It must check for reports once more
-    /// afterwards.
+    /// Arms or disarms the doorbell. The daemon arms it before it sleeps, and must check for reports once more afterwards.
     pub fn arm_doorbell(&self, armed: bool) {
         self.reports().arm_doorbell(armed);
     }
@@ -749,18 +748,19 @@ impl Slots {
         self.reports().end(draining, owner);
     }
 
-    /// A writing client wakes the daemon.
+    /// Rings the doorbell, to wake the daemon.
     pub fn ring(&self) {
         self.doorbell().fetch_add(1, Ordering::SeqCst);
         futex::wake_all(self.doorbell());
     }
 
-    /// The daemon: what the bell says now, for `sleep`.
+    /// Returns the doorbell's value, for `sleep`.
     pub fn rung(&self) -> u32 {
         self.doorbell().load(Ordering::SeqCst)
     }
 
-    /// The daemon: sleeps until the bell rings, unless it has since `seen`, or for `timeout`.
+    /// Sleeps until a client rings the doorbell, or for `timeout`. Returns at once if a client has rung since `seen`. Only the
+    /// daemon calls this.
     pub fn sleep(&self, seen: u32, timeout: Option<std::time::Duration>) {
         match timeout {
             Some(timeout) => futex::wait(self.doorbell(), seen, timeout),
@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_changes_the_size_all_the_time_does_not_hold_up_the_daemon() {
+    fn a_client_that_keeps_changing_the_size_does_not_delay_the_daemon() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         // Another thread changes it between each read and each change.
@@ -826,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_holder_of_many_words_is_waited_for_once() {
+    fn a_waiter_waits_once_for_a_stopped_holder_of_many_words() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let all = Segments::of(0, 1 << 30);
@@ -851,7 +851,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_notices_a_writer_before_beside_and_between() {
+    fn a_reader_notices_a_writer_before_during_and_after_its_read() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let read = Segments::of(0, 1 << 17);
@@ -861,7 +861,7 @@ mod tests {
         let held = slot.lock_range(Segments::of(1 << 16, 9), 7).unwrap();
         assert!(!slot.is_turn(&turns) && slot.turns(read).is_none());
         slot.unlock_range(&held);
-        assert!(!slot.is_turn(&turns), "it was there");
+        assert!(!slot.is_turn(&turns), "the writer was there in between");
         assert!(slot.turns(read).is_some_and(|turns| slot.is_turn(&turns)));
         slot.unlock_range(&other);
     }

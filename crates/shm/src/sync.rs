@@ -1,4 +1,4 @@
-//! The atomics of the protocol, and how to wait: the model checker's when it runs.
+//! The atomics and the waits of the protocol; those of the model checker while it runs.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -18,15 +18,15 @@ pub(crate) use modelled::{AtomicU32, AtomicU64, fence, futex, spin_loop, yield_n
 
 #[cfg(loom)]
 mod modelled {
-    //! The checker's atomics, with two of its weaknesses made up for.
+    //! The checker's atomics, with workarounds for two of its weaknesses.
     //!
-    //! It takes a SeqCst access for an AcqRel one and knows SeqCst of fences only. So each such access gets a
-    //! fence before it, as compilers do for processors without ordered instructions: two SeqCst accesses of a thread
-    //! stay in order, a SeqCst store and a weaker load after it do not.
+    //! The checker treats a SeqCst access as AcqRel, and knows SeqCst only of fences. So each SeqCst access gets a fence before
+    //! it, as compilers do for processors without ordered instructions. Two SeqCst accesses of a thread then stay in order; a
+    //! SeqCst store and a weaker load after it do not.
     //!
-    //! It keeps only the last access to a word, so that a load hides an older one with which a store has to change
-    //! places, and whole orders are left out. So each access is preceded by one to a condition variable on which
-    //! nobody waits: it orders nothing, and takes part in the exchange with all others of its word.
+    //! The checker keeps only the last access to a word. A load thereby hides an older one with which a store has to change
+    //! places, and the checker leaves whole orders out. So each access is preceded by one to a condition variable on which no
+    //! thread waits. That access orders nothing, and changes places with all others of the same word.
 
     use loom::sync::Condvar;
 
@@ -119,7 +119,7 @@ mod modelled {
     atomic!(AtomicU32, u32);
     atomic!(AtomicU64, u64);
 
-    // Who waits with a bound may go on at any time; the checker lets others run there anyway.
+    // A thread that waits with a bound may go on at any time, so the checker runs other threads here.
     pub(crate) fn spin_loop() {}
     pub(crate) fn yield_now() {}
 

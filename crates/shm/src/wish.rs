@@ -31,13 +31,13 @@ const _: () = assert!(size_of::<Wishing>() == 40);
 /// A thread asks for a slot for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// Used for one wish of the process. Not 0.
+    /// Distinguishes the wishes of a process. Not 0.
     pub number: u32,
     /// The file's object.
     pub object: u64,
-    /// Inline writes are wanted too.
+    /// The thread asks for inline writes, too.
     pub write: bool,
-    /// Pages beyond the end of the file are wanted, if the request is a write that ends there.
+    /// The thread asks for pages beyond the end of the file, if the request is a write that ends there.
     pub reserve: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct Granted {
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// One more than the last page that is reserved beyond the end of the file; 0: none is.
+    /// One more than the last page reserved beyond the end of the file; 0: none.
     pub reserved_to: u64,
 }
 
@@ -64,7 +64,7 @@ impl Wishing {
         self.wish.store(word, Ordering::Release);
     }
 
-    /// Withdraws the wish after the request. Returns what was granted.
+    /// Takes the wish back after the request. Returns the granted slot, if the daemon has answered.
     pub fn end(&self, wish: Wish) -> Option<Granted> {
         self.wish.store(0, Ordering::Relaxed);
         let is_answered = || self.answer.load(Ordering::Acquire) == u64::from(wish.number);
@@ -156,8 +156,8 @@ mod tests {
     fn an_answer_is_for_one_wish() {
         let words = wishing();
         words.leave(wish(1, 9));
-        assert_eq!(words.end(wish(1, 9)), None, "nobody has answered");
-        assert_eq!(words.take(9), None, "it was withdrawn");
+        assert_eq!(words.end(wish(1, 9)), None, "the daemon has not answered");
+        assert_eq!(words.take(9), None, "the wish was taken back");
         // The answer comes after the thread has left its next wish.
         words.leave(wish(2, 9));
         words.grant(wish(1, 9), GRANTED);

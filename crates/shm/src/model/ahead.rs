@@ -1,11 +1,11 @@
-//! Writers that have pages reserved behind the end of a file.
+//! Writers that have pages reserved beyond the end of a file.
 
 use loom::thread;
 
 use super::*;
 use crate::ahead::Ahead;
 
-/// The hints, and the daemon's part: how many pages are reserved, how often it was asked, and how many it reserved twice.
+/// The hints, and the daemon's counts: pages reserved, requests, and pages reserved twice.
 struct File {
     ahead: Ahead,
     reserved: AtomicU64,
@@ -21,8 +21,8 @@ impl File {
         })
     }
 
-    /// Writes a page behind the end, as a client that finds none there and has some reserved. Returns false when it went through
-    /// the kernel.
+    /// Writes a page beyond the end, as a client that has pages reserved when it finds none. Returns false when the write went
+    /// through the kernel.
     fn append(&self, owner: u16, page: u64) -> bool {
         for _ in 0..2 {
             if self.has(page) {
@@ -31,7 +31,7 @@ impl File {
             let held = self.ahead.begin_asking(owner);
             if !self.has(page) {
                 self.asked.fetch_add(1, Ordering::Relaxed);
-                // The answer is the only order between the daemon and the client that asks.
+                // Only the answer orders the daemon and the client that asks.
                 self.reserved.store(page + 2, Ordering::Relaxed);
                 self.ahead.tell(page + 2, 2);
             }
@@ -46,7 +46,7 @@ impl File {
 }
 
 #[test]
-fn of_writers_that_claim_the_same_pages_one_asks_for_them() {
+fn one_of_the_writers_that_claim_the_same_pages_asks_for_them() {
     explore(["[false, true]", "[true, false]"], |notes| {
         let file = File::new();
         file.ahead.tell(4, 4);
@@ -63,7 +63,7 @@ fn of_writers_that_claim_the_same_pages_one_asks_for_them() {
 
 #[test]
 fn writers_that_find_no_page_get_one_and_ask_one_after_the_other() {
-    // Two ask when one takes the lock over from the other, which in the model it does after a look.
+    // Two writers ask when one takes the lock over from the other, which it does after one poll in the model.
     explore(["1", "2"], |notes| {
         let file = File::new();
         let writers = [2, 3].map(|owner| {
@@ -77,14 +77,14 @@ fn writers_that_find_no_page_get_one_and_ask_one_after_the_other() {
 }
 
 #[test]
-fn who_waits_for_an_answer_finds_the_pages_of_it() {
+fn a_writer_that_waits_for_an_answer_finds_its_pages() {
     explore(["1"], |notes| {
         let file = File::new();
         let held = file.ahead.begin_asking(2);
         file.asked.fetch_add(1, Ordering::Relaxed);
         let waiter = thread::spawn({
             let file = file.clone();
-            // As `begin_asking`, of a waiter whose patience does not end.
+            // Does as `begin_asking`, with a patience that does not end.
             move || {
                 let held = loop {
                     match file.ahead.lock().try_lock(3) {
@@ -105,13 +105,13 @@ fn who_waits_for_an_answer_finds_the_pages_of_it() {
 }
 
 #[test]
-fn who_lost_the_lock_while_it_asked_does_not_open_it_for_others() {
+fn a_writer_that_lost_the_lock_while_it_asked_does_not_open_it() {
     explore(["false", "true"], |notes| {
         let file = File::new();
         let held = file.ahead.begin_asking(2);
         let next = thread::spawn({
             let file = file.clone();
-            // Does not wait for the first one any longer, or finds that it has ended.
+            // Waits no longer for the first writer, or finds that it has ended.
             move || {
                 let held = file.ahead.begin_asking(3);
                 assert!(file.ahead.lock().unlock(held), "the first one opened it");

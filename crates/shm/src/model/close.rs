@@ -9,7 +9,7 @@ use crate::sync::fence;
 
 const OWNER: u16 = 7;
 
-/// What the writers of a file and the daemon share.
+/// The state that a file's writers and the daemon share.
 struct Volume {
     slice: Arc<Slice>,
     writers: Owners,

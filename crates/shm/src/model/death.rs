@@ -1,4 +1,4 @@
-//! Writers that stop for ever, or for long, while they hold a latch.
+//! Writers that stop forever, or for long, while they hold a latch.
 
 use loom::thread;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::access::before_fill;
 use crate::intent::{self, Writer};
 
-/// A writer that has copied that many words when it dies.
+/// Runs a writer that dies after it has copied `copied` words.
 fn die_with(copied: usize) {
     explore(["None", "Some(new)", "Some(old)"], move |notes| {
         let slice = Slice::with_page(Flags::BACKED);
@@ -23,13 +23,13 @@ fn die_with(copied: usize) {
             let slice = slice.clone();
             move || [slice.read(0, key(1)), slice.read(0, key(1))]
         });
-        // The daemon hears of the death after it.
+        // The daemon learns of the death afterwards.
         writer.join().unwrap();
         let seen = slice.entry().state();
         assert!(seen.has(Flags::LATCH) && seen.owner() == 7);
         assert!(slice.entry().break_latch(seen, seen.frame()));
         assert!(slice.entry().state().has(Flags::DIRTY.with(Flags::BACKED)));
-        // What the dead one left is the page, for all and from then on.
+        // The dead writer's bytes are the page from now on, for all readers.
         let left = std::array::from_fn(|at| if at < copied { 2 } else { 1 });
         let reads = reader.join().unwrap();
         for read in reads {
@@ -57,17 +57,17 @@ fn a_writer_that_dies_before_its_copy_leaves_the_old_page() {
 }
 
 #[test]
-fn a_writer_that_dies_amid_its_copy_leaves_what_it_wrote() {
+fn a_writer_that_dies_amid_its_copy_leaves_the_copied_bytes() {
     die_with(1);
 }
 
 #[test]
-fn a_writer_that_dies_after_its_copy_leaves_what_it_wrote() {
+fn a_writer_that_dies_after_its_copy_leaves_the_copied_bytes() {
     die_with(2);
 }
 
 #[test]
-fn the_late_copy_of_a_broken_writer_is_nobodys_page() {
+fn the_late_copy_of_a_broken_writer_is_in_no_page() {
     let outcomes = ["(false, Ok(Some(true)))", "(true, Err(Broken))"];
     explore(outcomes, |notes| {
         let slice = Slice::with_page(Flags::BACKED);
@@ -79,7 +79,7 @@ fn the_late_copy_of_a_broken_writer_is_nobodys_page() {
             let slice = slice.clone();
             move || [slice.read_in(0, key(1)), slice.read_in(0, key(1))]
         });
-        // As the slice takes a latch away: the page gets a copy of its bytes, as they are, in another frame.
+        // Takes the latch away as the slice does: copies the page's present bytes to another frame.
         let seen = slice.entry().state();
         let mut copied = None;
         if seen.has(Flags::LATCH) {
@@ -148,10 +148,10 @@ fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
     explore(outcomes, move |notes| {
         let slice = Slice::with_page(Flags::BACKED);
         let intent = Arc::new(AtomicU64::new(0));
-        // Pages that the slice knows to be dirty; a report adds one.
-        let heard = Arc::new(AtomicU64::new(0));
+        // The pages that the slice knows to be dirty. A report adds one.
+        let reported = Arc::new(AtomicU64::new(0));
         let dying = thread::spawn({
-            let (slice, intent, heard) = (slice.clone(), intent.clone(), heard.clone());
+            let (slice, intent, reported) = (slice.clone(), intent.clone(), reported.clone());
             move || {
                 let Some(seen) = slice.entry().find(key(1)) else {
                     return;
@@ -169,23 +169,23 @@ fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
                 }
                 let before = slice.entry().unlatch(latched, Flags::DIRTY).unwrap();
                 if step == Step::Reported && !before.has(Flags::DIRTY) {
-                    heard.fetch_add(1, Ordering::SeqCst);
+                    reported.fetch_add(1, Ordering::SeqCst);
                 }
             }
         });
         let other = thread::spawn({
-            let (slice, heard) = (slice.clone(), heard.clone());
+            let (slice, reported) = (slice.clone(), reported.clone());
             move || {
                 let written = slice.write(8, &[(1, 3)]).unwrap();
                 if written == Some(true) {
-                    heard.fetch_add(1, Ordering::SeqCst);
+                    reported.fetch_add(1, Ordering::SeqCst);
                 }
                 written
             }
         });
         dying.join().unwrap();
         // The daemon learns of the death afterwards, while the other client continues.
-        let mut adopted = false;
+        let mut absorbed = false;
         if let Some((slice_number, index)) = intent::read(&intent) {
             assert_eq!((slice_number, index), (0, 0));
             for _ in 0..2 {
@@ -195,15 +195,15 @@ fn die_after<const N: usize>(step: Step, outcomes: [&str; N]) {
                 }
                 slice.entry().break_latch(seen, seen.frame());
             }
-            let heard_of = heard.load(Ordering::SeqCst) > 0;
-            adopted = slice.entry().state().has(Flags::DIRTY) && !heard_of;
+            let was_reported = reported.load(Ordering::SeqCst) > 0;
+            absorbed = slice.entry().state().has(Flags::DIRTY) && !was_reported;
         }
         let written = other.join().unwrap();
         let last = slice.entry().state();
         assert!(!last.has(Flags::LATCH));
-        let heard = adopted || heard.load(Ordering::SeqCst) > 0;
-        assert!(heard || !last.has(Flags::DIRTY), "a dirty page is lost");
-        notes.add((adopted, written));
+        let reported = absorbed || reported.load(Ordering::SeqCst) > 0;
+        assert!(reported || !last.has(Flags::DIRTY), "a dirty page is lost");
+        notes.add((absorbed, written));
     });
 }
 

@@ -10,7 +10,7 @@ use crate::sync::{AtomicU32, futex};
 
 const DAEMON: u16 = 1;
 
-/// Sleeps until it is woken, for ever if need be, and never gives up while the lock changes hands.
+/// Sleeps until it is woken, and never gives up while the lock changes hands.
 struct Sleeper;
 
 impl Wait for Sleeper {
@@ -46,7 +46,7 @@ fn waiters_of_a_lock_that_changes_hands_all_get_it_and_none_sleeps_for_ever() {
 }
 
 #[test]
-fn who_lost_a_word_writes_nothing_over_its_next_holder() {
+fn a_writer_that_lost_a_word_writes_nothing_over_its_next_holder() {
     explore(["false", "true"], |notes| {
         let (slot, slice) = (Arc::new(Slot::new(2)), Slice::with_page(Flags::BACKED));
         let held = slot.lock_range(Segments::of(0, 1), 7).unwrap();
@@ -121,7 +121,7 @@ fn a_word_is_taken_from_the_owner_that_asks_and_never_from_the_daemon() {
     });
 }
 
-/// A slot, and what a thread lends of it.
+/// A slot, and a thread's loan of it.
 struct Lending {
     slot: Slot,
     word: LoanWord,
@@ -144,7 +144,8 @@ impl Lending {
         }
     }
 
-    /// Borrows the first word if it can be had at once, does something, and gives the word back. Returns whether it was borrowed.
+    /// Borrows the first word if that is possible at once, calls `write`, and gives the word back. Returns whether it was
+    /// borrowed.
     fn write_as_daemon(&self, write: impl FnOnce()) -> Option<bool> {
         let lends = |word, held| self.lent().has_lent(0, SlotLock::Word(word), held);
         let taken = (self.slot).take_range(Segments::of(0, 1), DAEMON, lends, |_| Kept::GiveUp);
@@ -161,7 +162,7 @@ impl Lending {
 }
 
 #[test]
-fn a_word_that_is_lent_is_free_in_the_end_whoever_opens_it() {
+fn a_lent_word_is_free_in_the_end_and_either_side_opens_it() {
     explore(["None", "Some(false)", "Some(true)"], |notes| {
         let (lending, inside) = (Lending::new(), Alone::new());
         let held = lending.slot.lock_range(Segments::of(0, 1), 7).unwrap();

@@ -1,11 +1,11 @@
-//! Readers against whoever changes or replaces what they read.
+//! Readers against threads that change or replace the pages that they read.
 
 use loom::thread;
 
 use super::*;
 use crate::access::before_fill;
 
-/// One page, then the one that takes its place: neither, one, or each at its time.
+/// One page, then the page that replaces it. A reader sees neither, one, or each at its time.
 const OLD_THEN_NEW: [&str; 4] = [
     "(None, None)",
     "(None, Some([2, 2]))",
@@ -14,7 +14,7 @@ const OLD_THEN_NEW: [&str; 4] = [
 ];
 
 #[test]
-fn an_entry_that_is_used_anew_gives_each_reader_its_page() {
+fn a_reused_entry_gives_each_reader_its_page() {
     explore(OLD_THEN_NEW, |notes| {
         let slice = Slice::with_page(Flags::BACKED);
         let evictor = thread::spawn({
@@ -34,7 +34,7 @@ fn an_entry_that_is_used_anew_gives_each_reader_its_page() {
 }
 
 #[test]
-fn a_frame_that_is_used_anew_gives_each_reader_its_page() {
+fn a_reused_frame_gives_each_reader_its_page() {
     explore(OLD_THEN_NEW, |notes| {
         let slice = Slice::with_page(Flags::BACKED);
         let evictor = thread::spawn({
@@ -79,8 +79,8 @@ fn a_frame_that_another_thread_fills_gives_each_reader_its_page() {
 }
 
 #[test]
-fn a_page_that_comes_back_is_never_taken_for_what_it_was() {
-    // Two pages in turn in one entry and frame, so that key, frame and flags are what they were.
+fn a_page_that_comes_back_does_not_pass_for_its_earlier_state() {
+    // Two pages alternate in one entry and frame, so that key, frame and flags return to their old values.
     explore(["None", "Some([1, 1])", "Some([3, 3])"], |notes| {
         let slice = Slice::with_page(Flags::BACKED);
         let evictor = thread::spawn({
@@ -98,7 +98,7 @@ fn a_page_that_comes_back_is_never_taken_for_what_it_was() {
 }
 
 #[test]
-fn a_write_is_seen_whole_or_not_at_all_and_stays_seen() {
+fn a_reader_sees_a_write_whole_or_not_at_all_and_keeps_seeing_it() {
     explore(["None", "Some([1, 1])", "Some([2, 2])"], |notes| {
         let slice = Slice::with_page(Flags::BACKED);
         let writer = thread::spawn({
@@ -139,7 +139,7 @@ fn two_writers_never_mix_before_a_reader() {
 
 #[test]
 fn a_reader_sees_writes_of_parts_in_one_order() {
-    // A reader that sees the second of two writers has to see what the first put beside it.
+    // A reader that sees the second writer's words must also see those of the first.
     let outcomes = [
         "None",
         "Some([1, 1])",

@@ -12,7 +12,7 @@ use crate::sync::AtomicU32;
 const OWNER: u16 = 5;
 const THREADS: u64 = 2;
 
-/// A client with a ring of `N` keys, the words of all clients, pages that are dirty, and what the daemon knows of them.
+/// A client with a ring of `N` keys, the words of all clients, the dirty pages, and those that the daemon knows to be dirty.
 struct Volume<const N: usize> {
     given_out: AtomicU64,
     done: AtomicU64,
@@ -62,7 +62,7 @@ impl<const N: usize> Volume<N> {
     }
 
     /// Reports a page after the latch is released and before the write is acknowledged. Returns false when the writer did not
-    /// write for lack of room.
+    /// write because the ring has no room.
     fn write(&self, page: u64) -> bool {
         let room = self.ring().has_room();
         if room {
@@ -117,7 +117,7 @@ fn no_key_is_lost_between_writers_and_the_daemon() {
 }
 
 #[test]
-fn what_was_reported_before_a_question_is_known_to_who_asks() {
+fn a_thread_that_asks_knows_all_earlier_reports() {
     explore(["false", "true"], |notes| {
         let volume = Volume::<8>::new(1);
         let threads = [0, 1].map(|page| {
@@ -138,7 +138,7 @@ fn what_was_reported_before_a_question_is_known_to_who_asks() {
 
 #[test]
 fn a_ring_never_gets_more_keys_than_it_has_room_for() {
-    // Pages that go through the kernel.
+    // The outcomes count the pages that go through the kernel.
     explore(["1", "2"], |notes| {
         let volume = Volume::<3>::new(0);
         let writers = [[0, 1], [2, 3]].map(|pages| {
@@ -156,7 +156,7 @@ fn a_ring_never_gets_more_keys_than_it_has_room_for() {
 }
 
 #[test]
-fn a_writer_held_up_for_a_turn_of_the_ring_is_not_forgotten() {
+fn a_writer_delayed_for_a_whole_ring_is_not_forgotten() {
     explore(["0", "1", "2"], |notes| {
         let volume = Volume::<2>::new(0);
         let held = thread::spawn({
@@ -167,7 +167,7 @@ fn a_writer_held_up_for_a_turn_of_the_ring_is_not_forgotten() {
             let volume = volume.clone();
             move || {
                 let first = volume.write(1);
-                // The drain that makes room when no thread holds it up.
+                // This drain makes room, unless a thread holds it up.
                 volume.drain();
                 [first, volume.write(2)]
             }
@@ -186,7 +186,7 @@ fn a_writer_held_up_for_a_turn_of_the_ring_is_not_forgotten() {
 #[test]
 fn the_daemon_never_sleeps_over_a_key() {
     explore(["asleep", "rung"], |notes| {
-        // No position at which a writer rings unasked.
+        // The ring has no position at which a writer rings unasked.
         let volume = Volume::<16>::new(1);
         let writers = [0, 1].map(|page| {
             let volume = volume.clone();
@@ -204,8 +204,8 @@ fn the_daemon_never_sleeps_over_a_key() {
             }
         };
         join(writers);
-        // The kernel compares the word with `seen` when the daemon goes to sleep and whoever changes it later wakes
-        // it: so it sleeps on exactly if the word is the same in the end.
+        // The kernel compares the word with `seen` when the daemon goes to sleep. A thread that changes the word later wakes the
+        // daemon. So the daemon sleeps on exactly if the word is unchanged in the end.
         let rung = volume.doorbell.load(Ordering::SeqCst) != seen;
         let known = volume.knows(0) && volume.knows(1);
         assert!(rung || known, "the daemon sleeps and a key is unread");

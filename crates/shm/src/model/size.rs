@@ -15,7 +15,7 @@ fn slot(bytes: u64) -> Arc<Slot> {
 
 #[test]
 fn an_extension_that_began_before_a_truncation_fails_after_it() {
-    // To the same size, so that the count alone can tell.
+    // Truncates to the same size, so that only the count tells.
     explore(
         ["(false, false)", "(true, false)", "(true, true)"],
         |notes| {
@@ -28,7 +28,7 @@ fn an_extension_that_began_before_a_truncation_fails_after_it() {
             let extended = slot.extend(seen, 2);
             daemon.join().unwrap();
             let last = slot.size();
-            // It stands only if it began after the truncation.
+            // The extension may stand only if it began after the truncation.
             assert_eq!(last.bytes() == 2, extended && last.same_cuts(seen));
             notes.add((extended, last.bytes() == 2));
         },
@@ -97,7 +97,7 @@ fn a_reader_never_takes_the_page_after_a_truncation_for_the_one_before() {
 }
 
 #[test]
-fn a_write_behind_the_cut_leaves_nothing_there() {
+fn a_write_beyond_a_truncation_leaves_nothing_there() {
     explore(["Err(Changed)", "Ok(true)"], |notes| {
         let (slot, slice) = (slot(2), Slice::with_page(Flags::BACKED));
         let writer = thread::spawn({
@@ -118,7 +118,7 @@ fn a_write_behind_the_cut_leaves_nothing_there() {
     });
 }
 
-/// A client appends a word: true when it did.
+/// Appends a word as a client does. Returns true when it succeeded.
 fn append(slot: &Slot, slice: &Slice, owner: u16, value: u64) -> bool {
     let Some(held) = slot.extend_lock().lock(owner) else {
         return false;
@@ -134,7 +134,7 @@ fn append(slot: &Slot, slice: &Slice, owner: u16, value: u64) -> bool {
     done
 }
 
-/// The daemon appends a word, as it must even when a client keeps the lock.
+/// Appends a word as the daemon does, which must succeed even when a client keeps the lock.
 fn append_anyway(slot: &Slot, slice: &Slice, value: u64) {
     let (held, _) = slot.seize(DAEMON, |_| false);
     let at = slot.size().bytes();
@@ -190,7 +190,7 @@ fn the_daemon_takes_a_lock_away_and_nothing_that_was_acknowledged_is_lost() {
 }
 
 #[test]
-fn who_lost_a_lock_opens_it_for_nobody() {
+fn an_owner_that_lost_a_lock_does_not_open_it() {
     explore(["None", "Some(false)", "Some(true)"], |notes| {
         let lock = Arc::new(Lock::new());
         let loser = thread::spawn({
@@ -209,7 +209,7 @@ fn who_lost_a_lock_opens_it_for_nobody() {
 }
 
 #[test]
-fn a_lock_is_one_holders_and_orders_what_they_do() {
+fn a_lock_has_one_holder_and_orders_the_holders_accesses() {
     explore(["1", "2"], |notes| {
         let (lock, inside) = (Arc::new(Lock::new()), Alone::new());
         let users = [2, 3].map(|owner| {
@@ -228,14 +228,14 @@ fn a_lock_is_one_holders_and_orders_what_they_do() {
 }
 
 #[test]
-fn the_lock_of_the_dead_is_opened_with_what_they_did_under_it() {
+fn the_lock_of_a_dead_owner_is_opened_with_its_stores_visible() {
     explore(
         ["(false, true)", "(true, false)", "(true, true)"],
         |notes| {
             let (lock, inside) = (Arc::new(Lock::new()), Alone::new());
             let dying = thread::spawn({
                 let (lock, inside) = (lock.clone(), inside.clone());
-                // Gone while it holds the lock, if it got it.
+                // The thread ends while it holds the lock, if it got it.
                 move || lock.lock(2).map(|_| inside.enter()).is_some()
             });
             let other = thread::spawn({

@@ -1,4 +1,4 @@
-//! Writers against each other, write-back, eviction, and the withdrawal of their right.
+//! Writers against each other, write-back, eviction, and the revocation of their right.
 
 use loom::thread;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::access::before_fill;
 
 #[test]
-fn one_writer_at_a_time_has_the_page_and_one_announces_it() {
+fn one_writer_at_a_time_has_the_page_and_one_reports_it() {
     explore(["1", "2"], |notes| {
         let slice = Slice::with_page(Flags::BACKED);
         let inside = Alone::new();
@@ -30,13 +30,13 @@ fn one_writer_at_a_time_has_the_page_and_one_announces_it() {
 fn write_back_never_loses_the_last_write() {
     let outcomes = ["(1, false)", "(1, true)", "(2, false)", "(2, true)"];
     explore(outcomes, |notes| {
-        // Dirty and announced already.
+        // The page is dirty and reported already.
         let slice = Slice::with_page(Flags::BACKED.with(Flags::DIRTY));
         let writers = [(0, 2), (1, 3)].map(|part| {
             let slice = slice.clone();
             thread::spawn(move || slice.write_surely(part.1 as u16, &[part], || true))
         });
-        // Twice, as the page may be dirty again.
+        // Writes back twice, because the page may become dirty again.
         let (mut device, mut taken) = ([1; WORDS], 0);
         for _ in 0..2 {
             let seen = slice.entry().state();
@@ -51,14 +51,14 @@ fn write_back_never_loses_the_last_write() {
                 slice.entry().unmark(Flags::WRITE_BACK);
             }
         }
-        let announced = writers.map(|writer| writer.join().unwrap().unwrap());
+        let reported = writers.map(|writer| writer.join().unwrap().unwrap());
         let last = slice.entry().state();
         assert!(!last.any(Flags::LATCH.with(Flags::WRITE_BACK)));
         assert_eq!(slice.read(0, key(1)), Some([2, 3]));
         let dirty = last.has(Flags::DIRTY);
         assert!(dirty || device == [2, 3], "device has {device:?}");
-        // Each time that it became dirty somebody said so, and only then.
-        let times = 1 + announced.into_iter().filter(|was_clean| *was_clean).count();
+        // A writer reported the page each time that it became dirty, and only then.
+        let times = 1 + reported.into_iter().filter(|was_clean| *was_clean).count();
         assert_eq!(times, taken + usize::from(dirty));
         if taken > 0 {
             notes.add((taken, dirty));
@@ -105,7 +105,7 @@ fn a_page_is_evicted_or_written_and_never_both() {
             });
             let evicted = slice.evict(0);
             if evicted {
-                // Another page's by now.
+                // The frame belongs to another page now.
                 slice.fill(1, key(2), 0, [3, 3], Flags::BACKED);
             }
             notes.add((evicted, writer.join().unwrap()));
@@ -114,8 +114,8 @@ fn a_page_is_evicted_or_written_and_never_both() {
     );
 }
 
-/// As the slice withdraws the right to write a page: gives the page's words at the return. `patient`: it waits for
-/// a writer; else it takes the latch away, as from one that holds it for long.
+/// Revokes the right to write a page, as the slice does. Returns the page's words at the end. `patient`: waits for a writer;
+/// otherwise takes the latch away, as from a writer that holds it for too long.
 fn revoke(slice: &Slice, patient: bool) -> Words {
     loop {
         let Some(seen) = slice.entry().revoke(Flags::BACKED) else {
@@ -134,7 +134,7 @@ fn revoke(slice: &Slice, patient: bool) -> Words {
 }
 
 #[test]
-fn nobody_writes_after_the_right_was_revoked() {
+fn no_client_writes_after_the_right_was_revoked() {
     let outcomes = ["Err(Unbacked)", "Ok(None)", "Ok(Some(true))"];
     explore(outcomes, |notes| {
         let slice = Slice::with_page(Flags::BACKED);
@@ -151,7 +151,7 @@ fn nobody_writes_after_the_right_was_revoked() {
 }
 
 #[test]
-fn nobody_writes_after_the_right_was_revoked_from_under_a_latch() {
+fn no_client_writes_after_the_right_was_revoked_from_under_a_latch() {
     let outcomes = [
         "Err(Broken)",
         "Err(Unbacked)",
@@ -174,7 +174,7 @@ fn nobody_writes_after_the_right_was_revoked_from_under_a_latch() {
 }
 
 #[test]
-fn nobody_writes_a_page_that_was_being_filled_after_the_right_was_revoked() {
+fn no_client_writes_a_page_that_was_being_filled_after_the_right_was_revoked() {
     let outcomes = [
         "(false, Err(Absent))",
         "(false, Err(Unbacked))",
@@ -222,7 +222,7 @@ fn nobody_writes_a_page_that_was_being_filled_after_the_right_was_revoked() {
 }
 
 #[test]
-fn nobody_writes_after_the_slot_said_no_even_if_the_page_is_backed_again() {
+fn no_client_writes_after_the_slot_refuses_even_if_the_page_is_backed_again() {
     let outcomes = [
         "Err(Changed)",
         "Err(Unbacked)",
