@@ -32,9 +32,9 @@ struct Copy<'a> {
 }
 
 impl Mounted {
-    /// Copies up to `len` bytes from one open file's offset to another's. Calls `reply` once with how many: fewer than asked for
-    /// at the end of the source, after an error, and beyond what one request copies. Waits for devices. If the volume is full,
-    /// another thread waits for space.
+    /// Copies up to `len` bytes from one open file's offset to another's. Calls `reply` once with the number of bytes copied. It
+    /// is less than `len` at the end of the source, after an error, and beyond the limit of one request. Waits for devices. If
+    /// the volume is full, another thread waits for space.
     pub fn copy_range<R>(
         self: &Arc<Self>,
         from: (&Arc<Handle>, u64),
@@ -45,11 +45,11 @@ impl Mounted {
         R: FnOnce(Result<u64>) + Send + 'static,
     {
         let (source, target) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
-        // Begins with all checks again: while it waits, a program may map the file.
+        // Repeats all checks, because a program may map the file during the wait.
         let attempt = move |mounted: &Arc<Self>| {
             mounted.copy_once((&source.0, source.1), (&target.0, target.1), len)
         };
-        // Holes of the source take no space, so one page at least may be enough.
+        // Holes of the source take no space, so a single page may be enough.
         self.answer_with_space(to.0, (to.1, 1), attempt, reply);
     }
 
@@ -95,9 +95,9 @@ impl Mounted {
         Ok(copy.done)
     }
 
-    /// Returns how many bytes a copy may write. After the call, the kernel drops its copies of all pages that the copy touches, including a
-    /// program's stores to the rest of the first and last page. So if the kernel may have pages of the file, only whole pages are copied. Fails
-    /// with EOPNOTSUPP for less than a page; the kernel then copies with ordinary reads and writes.
+    /// Returns how many bytes a copy may write. After the call, the kernel drops its copies of all pages that the copy touches,
+    /// including a program's stores to the rest of the first and last page. So if the kernel may have pages of the file, only
+    /// whole pages are copied. Fails with EOPNOTSUPP for less than a page; the kernel then copies with ordinary reads and writes.
     fn beside_mappings(&self, (to, at): (&Arc<Handle>, u64), len: u64) -> Result<u64> {
         if len == 0 || self.mapped.file(to.file.ino()).is_none() {
             return Ok(len);
@@ -105,7 +105,7 @@ impl Mounted {
         let end = at + len;
         let whole_end = match end < to.file.size() {
             true => end - end % PAGE_BYTES,
-            // Nothing of the last page lies behind the copy.
+            // The copy reaches the end of the file, so its last page has no bytes after the copy.
             false => end,
         };
         match whole_end.checked_sub(at) {
@@ -217,7 +217,7 @@ impl Copy<'_> {
     }
 }
 
-/// Returns the length of the zeros that `buffer` begins with: whole pages, or all of the buffer.
+/// Returns the length of the zeros at the front of `bytes`: whole pages, or all of `bytes`.
 fn zeros(bytes: &[u8]) -> usize {
     let is_zero = |page: &&[u8]| page.iter().all(|byte| *byte == 0);
     bytes

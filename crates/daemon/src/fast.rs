@@ -3,9 +3,10 @@
 //! - `files`: the files that have a slot. `slots`: how they get one, their writers, and absorbing changes of size and times
 //!   (`absorb`)
 //! - `admission`: the socket. `clients`: the areas, the deaths of clients. `rings`: the pages that clients report
-//! - `calls`: the ioctls on a file's descriptor. `wishes`: the grants that need none
-//! - `range`: the words of the range lock, as threads of the daemon take them. `waits`: reads that wait for a client's loan to end
-//! - `trusted`, `tokens`: whose processes are served, and which of them may write
+//! - `calls`: the ioctls on a file's descriptor. `wishes`: the grants that need no ioctl
+//! - `range`: the words of the range lock, as threads of the daemon take them. `waits`: reads that wait for a client's loan to
+//!   end
+//! - `trusted`, `tokens`: the users whose processes are served, and the processes that may write
 //! - `keeping`: the process that ends inline access when the daemon dies
 //!
 //! The bytes and the protocol: `docs/formats/shm.md`.
@@ -110,7 +111,7 @@ pub(crate) struct Fast {
     /// Number of files in `files`, and how many of them are written inline. Read before any lock is taken.
     in_use: AtomicUsize,
     written: AtomicUsize,
-    /// Lock order: taken after a slice's lock, which may be held while a client is revoked; never before one.
+    /// Lock order: after a slice's lock, because a slice revokes a client while it holds its lock; never before a slice's lock.
     clients: Mutex<Clients>,
     /// Number of times that the evictor or a close has looked into a client's area.
     #[cfg(test)]
@@ -259,7 +260,7 @@ impl Mounted {
         let mounted = Arc::downgrade(self);
         let body = move || admission.serve(&mounted);
         threads.push(service::spawn("fast-clients", body)?);
-        if fast.keeping.is_wanted() {
+        if fast.keeping.is_configured() {
             let mounted = Arc::downgrade(self);
             let body = move || keeping::serve(&mounted);
             threads.push(service::spawn("fast-keeper", body)?);

@@ -1,7 +1,7 @@
 //! The keeper: a small process that outlives a volume's daemon and then ends inline access to its cache.
 //!
 //! ```text
-//! exec'ed by the daemon ── descriptors of the segments ──▶ keeping ── the daemon has ended ──▶ clients cut off, memory given back
+//! exec'ed by the daemon ── descriptors of the segments ──▶ keeping ── the daemon has ended ──▶ clients revoked, memory freed
 //! ```
 //!
 //! The keeper holds the segments' descriptors, a pidfd of the daemon and the socket to it, and nothing else: no volume and
@@ -131,9 +131,9 @@ impl Kept {
     /// Ends inline access and frees the memory even though programs have it mapped.
     ///
     /// Empties the segments in the order of `Segment` and finishes each before the next. A client that checked its area earlier
-    /// finds no slot. A client that found its slot finds no page. A client that found a page and copied it sees the page gone when
-    /// it checks again. Only then do the copied bytes turn into zeros. No client believes a size of zero either, because its slot
-    /// is gone first.
+    /// finds no slot. A client that found its slot finds no page. A client that found a page and copied it sees the page gone
+    /// when it checks again. Only then do the copied bytes turn into zeros. No client believes a size of zero either, because its
+    /// slot is gone first.
     fn end(&mut self) {
         let (mut failed, clients) = (None, self.areas.len());
         for area in self.areas.values() {

@@ -1,9 +1,9 @@
 //! Direct writes against the kernel's copies of pages.
 //!
-//! A program that maps a file without the library has the kernel read pages into its page cache. The kernel later writes such a
-//! page back whole. That would overwrite what another program has written to the page with write(2) since. So a write to a file of
-//! which the kernel may have pages is made page by page under the file's lock. It records what the kernel was given of the bytes
-//! that change (`changes`), and write-backs of the kernel are compared with these records.
+//! When a program without the library maps a file, the kernel reads pages into its page cache. Later it writes each changed page
+//! back whole, which would overwrite what another program has since written to the page with write(2). So a write to a file of
+//! which the kernel may have pages is made page by page under the file's lock. For each byte that it changes, it records the
+//! value that the kernel was given (`changes`). Write-backs of the kernel are compared with these records.
 //!
 //! ```text
 //!               a read that fills the page cache
@@ -45,7 +45,7 @@ const RECORDS_MAX: usize = 1024;
 const RECORDS_MANY: usize = 64;
 const DELAY: Duration = Duration::from_millis(20);
 /// Number of writes since the kernel last read a page after which dropping all of its pages pays off. Starts at the minimum
-/// and grows towards the maximum while drops prove vain.
+/// and grows towards the maximum while drops prove useless.
 const WRITES_MIN: u32 = 1 << 10;
 const WRITES_MAX: u32 = 1 << 20;
 
@@ -89,7 +89,7 @@ struct State {
     writes: u32,
     /// Drop all of the kernel's pages when `writes` reaches this.
     writes_wanted: u32,
-    /// Set while the file is queued for the dropping thread; true when it is to be done at once.
+    /// Set while the file is queued for the dropping thread. True: its pages are to be dropped at once.
     queued: Option<bool>,
 }
 
@@ -176,12 +176,12 @@ impl Mapped {
     pub fn truncated(&self, ino: Ino, size: u64) {
         if let Some(mapped) = self.file(ino) {
             let (page, len) = (size / PAGE_BYTES, size % PAGE_BYTES);
-            mapped.with(|state| state.changes.cut(page, len as usize));
+            mapped.with(|state| state.changes.truncate(page, len as usize));
         }
     }
 
-    /// Forgets a file that no program has open: the kernel has written its mapped pages back, and no program can change the pages that
-    /// it keeps.
+    /// Forgets a file that no program has open: the kernel has written its mapped pages back, and no program can change the pages
+    /// that it keeps.
     pub fn closed(&self, file: &File) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;

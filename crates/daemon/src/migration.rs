@@ -365,7 +365,7 @@ impl Migrations {
             return;
         }
         self.shared.counts.threads_moved.fetch_add(1, Relaxed);
-        tracing::debug!(tid = task.tid, node, "a thread was moved to its data");
+        tracing::debug!(tid = task.tid, node, "migrated a thread to its data");
         if let Some(at) = known {
             self.threads.swap_remove(at);
         }

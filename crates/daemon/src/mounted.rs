@@ -118,7 +118,9 @@ impl Mounted {
         for slice in self.slices.iter().filter(at_home) {
             match slice.reader(doorbell) {
                 Ok(reader) => readers.push(reader),
-                Err(error) => tracing::debug!(slice = slice.id(), %error, "no reader"),
+                Err(error) => {
+                    tracing::debug!(slice = slice.id(), %error, "cannot create a reader for the slice")
+                }
             }
         }
         readers
@@ -156,11 +158,11 @@ impl Mounted {
     }
 
     /// Changes attributes; see `Fs::setattr`.
-    pub fn setattr(&self, ino: Ino, set: SetAttr, who: Caller) -> Result<Attr> {
+    pub fn setattr(&self, ino: Ino, set: SetAttr, caller: Caller) -> Result<Attr> {
         self.absorb(ino);
         let gives_privileges = set.perm.is_some_and(|perm| perm & 0o6000 != 0);
         let size = set.size;
-        let set = || self.fs.setattr(ino, set, who);
+        let set = || self.fs.setattr(ino, set, caller);
         let change = || match size {
             Some(bytes) => {
                 let attr = self.resize(ino, size, set)?;
@@ -181,8 +183,8 @@ impl Mounted {
             .rename_absorbing(from, to, flags, |ino| self.absorb(ino))
     }
 
-    /// Space and holes; see `Fs::fallocate`. Calls `reply` once: at once, or from another thread after a wait for space that is
-    /// being freed.
+    /// Reserves space or makes holes; see `Fs::fallocate`. Calls `reply` once: at once, or from another thread after a wait for
+    /// space that is being freed.
     pub fn fallocate<R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -200,19 +202,19 @@ impl Mounted {
         self.answer_with_space(handle, range, attempt, reply);
     }
 
-    /// Attributes; see `Fs::getattr`.
+    /// Returns the attributes of an inode; see `Fs::getattr`.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         self.absorb(ino);
         self.fs.getattr(ino)
     }
 
-    /// Looks a name up; see `Fs::lookup`.
+    /// Looks up a name; see `Fs::lookup`.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         let attr = self.fs.lookup(dir, name)?;
         if self.attributes_may_be_kept(attr.ino) {
             return Ok(attr);
         }
-        // The kernel forgets nothing when it gets an error.
+        // The kernel sends no forget for a lookup that has failed.
         self.getattr(attr.ino)
             .inspect_err(|_| self.fs.forget(attr.ino, 1))
     }

@@ -83,7 +83,7 @@ pub enum OpenError {
     CacheTooLarge {
         /// Requested size.
         given: u64,
-        /// What limits `memory`.
+        /// The machine or the control group that limits `memory`.
         whose: String,
         /// Memory.
         memory: u64,
@@ -98,7 +98,7 @@ pub enum OpenError {
         .memory >> 20, needed.div_ceil(1 << 20)
     )]
     MemoryTooSmall {
-        /// What limits `memory`.
+        /// The machine or the control group that limits `memory`.
         whose: String,
         /// Available memory.
         memory: u64,
@@ -115,7 +115,7 @@ pub enum OpenError {
     Slice(#[from] StartError),
     /// The segments that programs on the fast path map could not be created.
     #[error(
-        "cannot make the shared memory for programs: {0}; is the limit of open files high enough?"
+        "cannot create the shared memory for programs: {0}; is the limit of open files high enough?"
     )]
     SharedMemory(std::io::Error),
     /// The process that ends programs' access to the cache after the daemon's death could not be started.

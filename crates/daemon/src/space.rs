@@ -1,17 +1,18 @@
 //! Requests that wait for space that is being freed.
 //!
-//! A full volume has room again soon if a program has just removed a file: the kernel has yet to release the file
-//! (`fs/leaving.rs`). The threads that serve requests serve that release too, and other writers of a file wait for its locks.
-//! So a request that finds no space gives up everything that it holds: range words, the extend lock, `Writing`, its thread. It
-//! waits in a thread of its own, which begins it again from the start when space has become free.
+//! A full volume often has room again soon after a program has removed a file: only the kernel's release of the file is missing
+//! (`fs/leaving.rs`). The threads that serve requests must serve that release too, and other writers of a file wait for its
+//! locks. So a request that finds no space gives up everything that it holds: range words, the extend lock, `Writing`, its
+//! thread. It waits in a thread of its own, which repeats it from the start when space has become free.
 //!
-//! The number of such requests is limited, because the kernel has limits too. It keeps a release back while too many requests are
-//! unanswered: asynchronous ones of the device, or those of one CPU's queue over the ring. One user's requests take half of the
-//! places at most.
+//! The number of such requests is limited, because the kernel has limits too. It delays a release while too many requests are
+//! unanswered: asynchronous requests of the device, or requests of one CPU's queue of the ring. The requests of one user take at
+//! most half of the places.
 //!
-//! A request that finds no place waits for no release. But space may be free as soon as the removals are durable that the daemon
-//! knows of. One thread does that and one more attempt for all such requests in turn (`Turns`): it waits for devices only, so it
-//! always comes to the end of them. A thread that brings more data than it may keep waits for its turn itself.
+//! A request that finds no place does not wait for a release. But space may become free when the removals that the daemon knows
+//! of are durable. One thread (`Turns`) makes them durable and tries each such request once more, one after the other. It waits
+//! only for devices, so it always finishes. A thread whose request has more data than the queue may keep waits until the queue
+//! has room.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -187,7 +188,7 @@ impl Mounted {
     }
 
     /// Calls `reply` with the result of `attempt`. If the volume is full, calls `attempt` again in another thread when space has
-    /// become free. `range`: offset and length of what may need space.
+    /// become free. `range`: offset and length of the bytes that may need space.
     pub(crate) fn answer_with_space<T, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,

@@ -15,7 +15,7 @@ use crate::mounted::Mounted;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Durability that a write asked for.
+/// The durability that a write requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteSync {
     /// None.
@@ -40,7 +40,7 @@ pub struct WriteMode {
 }
 
 impl WriteMode {
-    /// A write at its offset, of no mapping, that clears no set-id bits and is not synced.
+    /// A program's write at its offset, which clears no set-id bits and is not synced.
     pub const PLAIN: WriteMode = WriteMode {
         append: false,
         sync: WriteSync::No,
@@ -217,7 +217,8 @@ impl Mounted {
         Ok(())
     }
 
-    /// Writes bytes and waits for devices, not for space. Returns the number of bytes written. Fails with ENOSPC when there is no space now.
+    /// Writes bytes and waits for devices, not for space. Returns the number of bytes written. Fails with ENOSPC when there is no
+    /// space now.
     pub(crate) fn write_now(
         self: &Arc<Self>,
         handle: &Arc<Handle>,

@@ -158,7 +158,11 @@ fn writable_segments_need_a_token_of_a_writable_descriptor() {
     assert_eq!(bed.ask(12345, owner), Err(libc::EACCES as u32));
     let token = bed.token(&bed.writing).unwrap();
     assert_eq!(bed.ask(token, owner), Ok((owner, true)));
-    assert_eq!(bed.ask(token, owner), Err(libc::EACCES as u32), "good once");
+    assert_eq!(
+        bed.ask(token, owner),
+        Err(libc::EACCES as u32),
+        "valid once"
+    );
 }
 
 #[test]

@@ -21,7 +21,9 @@ impl Caches {
             Ok(()) => {}
             // The kernel has cached nothing of the inode.
             Err(Errno::NOENT) => {}
-            Err(error) => tracing::debug!(ino, %error, "the kernel keeps what it has cached"),
+            Err(error) => {
+                tracing::debug!(ino, %error, "cannot make the kernel drop what it has cached")
+            }
         }
     }
 }

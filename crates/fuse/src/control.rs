@@ -39,19 +39,19 @@ pub const WHERE: &str = "jericho.where";
 pub const PLACE: &str = "jericho.place";
 /// The policy for migrating threads to a file's data.
 pub const THREADS: &str = "jericho.threads";
-/// Makes everything durable. The program reads the attribute to start that.
+/// Makes everything durable. A read of the attribute starts it.
 pub const SYNC: &str = "jericho.sync";
-/// Discards free space. The program reads the attribute to start that.
+/// Discards free space. A read of the attribute starts it.
 pub const TRIM: &str = "jericho.trim";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
 /// Most slices, nodes or clients in one page. An attribute holds at most 64 KiB, so further ones come in further pages.
 pub const STAT_SLICES_PER_PAGE: usize = 64;
 
-/// `jericho place --json`.
+/// The result of `jericho place --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Slice.
+    /// The slice.
     pub slice: SliceId,
     /// Its home node.
     pub node: u16,

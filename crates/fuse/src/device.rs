@@ -75,7 +75,7 @@ pub(crate) fn handshake(channel: &OwnedFd, wanted: &Wanted) -> io::Result<Agreed
             Outcome::TooOld(major, minor) => {
                 message(channel, -libc::EPROTO, header.unique, &[])?;
                 return Err(io::Error::other(format!(
-                    "the kernel speaks version {major}.{minor} of the FUSE protocol: it takes 7.28 or later (Linux 4.20)"
+                    "the kernel speaks version {major}.{minor} of the FUSE protocol: the mount requires 7.28 or later (Linux 4.20)"
                 )));
             }
         }

@@ -93,7 +93,8 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// The kernel honours set-id bits and device files, as in a mount by root.
     pub privileged: bool,
-    /// Number of threads that serve requests. `None`: one per CPU, at least 4 and at most 32.
+    /// Number of threads that serve requests. `None`: one per CPU, at least 4 and at most 32, then rounded up to equally many for
+    /// each node.
     pub workers: Option<usize>,
     /// The transport of requests.
     pub transport: Transport,
@@ -181,7 +182,7 @@ pub fn mount(
     // From here on the directory is a mount, and an error must unmount it.
     let undo = |cause: io::Error| {
         if let Err(error) = attach::unmount(&dir, true) {
-            tracing::error!(%error, "cannot take the failed mount away");
+            tracing::error!(%error, "cannot unmount the failed mount");
         }
         MountError::Session {
             dir: dir.clone(),
@@ -211,10 +212,10 @@ pub fn mount(
     tracing::info!(ring = ring.is_some(), "the kernel is ready");
     // Without the fast path, the mount works too, but slower.
     if let Err(error) = mounted.serve_clients(Arc::new(caches::Caches(channel))) {
-        tracing::warn!(%error, "programs get no fast path");
+        tracing::warn!(%error, "the fast path is off: programs use the kernel");
     }
     let options = access_times::Watch::start(mounted, &dir)
-        .inspect_err(|error| tracing::warn!(%error, "access times are kept as relatime says"));
+        .inspect_err(|error| tracing::warn!(%error, "cannot watch the mount's options; access times follow relatime"));
     let serving = Serving {
         workers,
         ring,
@@ -240,7 +241,7 @@ fn rings(
         (Transport::Device, _) | (Transport::Auto, false) => Ok(None),
         (Transport::Ring, false) => Err(failed(io::Error::other(ring::NOT_OFFERED))),
         (Transport::Auto, true) => Ok(ring::Rings::new(mounted.topology())
-            .inspect_err(|error| tracing::warn!(%error, "no ring; requests come by the device"))
+            .inspect_err(|error| tracing::warn!(%error, "cannot use the FUSE ring; requests come through the device"))
             .ok()),
         (Transport::Ring, true) => ring::Rings::new(mounted.topology())
             .map(Some)

@@ -66,8 +66,8 @@ impl Jericho {
         self.mounted.fs().fsync_dir(ino, done);
     }
 
-    /// Calls `each` for the entries after `cookie`, in batches. Does not hold the directory's lock while it calls `each`, which
-    /// returns false when the reply is full.
+    /// Calls `each` for the entries after `cookie`, in batches, until `each` returns false because the reply is full. Does not
+    /// hold the directory's lock during these calls.
     fn list(
         &self,
         dir: Ino,

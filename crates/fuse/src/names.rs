@@ -52,9 +52,9 @@ impl Jericho {
         let Some(kind) = convert::kind_of_mode(args.mode) else {
             return reply.error(libc::EINVAL);
         };
-        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let fs = self.mounted.fs();
-        let result = fs.mknod(parent, name, kind, perm, args.rdev, who);
+        let result = fs.mknod(parent, name, kind, perm, args.rdev, user);
         self.reply_entry("mknod", result, reply);
     }
 
@@ -66,8 +66,8 @@ impl Jericho {
         name: &[u8],
         reply: Reply,
     ) {
-        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
-        let result = self.mounted.fs().mkdir(parent, name, perm, who);
+        let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let result = self.mounted.fs().mkdir(parent, name, perm, user);
         self.reply_entry("mkdir", result, reply);
     }
 
@@ -87,8 +87,8 @@ impl Jericho {
         target: &[u8],
         reply: Reply,
     ) {
-        let who = caller(req, 0);
-        let result = self.mounted.fs().symlink(parent, name, target, who);
+        let user = caller(req, 0);
+        let result = self.mounted.fs().symlink(parent, name, target, user);
         self.reply_entry("symlink", result, reply);
     }
 

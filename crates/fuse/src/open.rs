@@ -35,9 +35,9 @@ impl Jericho {
         name: &[u8],
         reply: Reply,
     ) {
-        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
         let (fs, flags) = (self.mounted.fs(), args.flags as i32);
-        let made = match fs.mknod(parent, name, Kind::File, perm, 0, who) {
+        let made = match fs.mknod(parent, name, Kind::File, perm, 0, user) {
             // Another request has created the file since the kernel's lookup. A truncation waits for inline writers, which this
             // thread may not do. After ESTALE, the kernel repeats its lookup, opens the file, and requests the truncation
             // separately.
@@ -54,8 +54,8 @@ impl Jericho {
 
     /// Creates a file without a name (O_TMPFILE), with one reference for the kernel.
     pub(crate) fn tmpfile(&self, req: &InHeader, dir: Ino, args: &CreateIn, reply: Reply) {
-        let (perm, who) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
-        let made = self.mounted.fs().tmpfile(dir, perm, who);
+        let (perm, user) = ((args.mode & 0o7777) as u16, caller(req, args.umask));
+        let made = self.mounted.fs().tmpfile(dir, perm, user);
         self.reply_created(made, args.flags as i32, reply);
     }
 

@@ -32,7 +32,7 @@ use crate::workers::Placement;
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// The error when the kernel offers no ring, and how to mend it.
-pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_uring: it takes Linux 6.14 or later and, as \
+pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_uring: it requires Linux 6.14 or later and, as \
      root, `echo Y > /sys/module/fuse/parameters/enable_uring`; or mount with --transport device";
 
 /// Entries of all queues together, if that gives each queue at least `DEPTH_MIN`. An entry has 1 MiB for the largest request. The
@@ -163,7 +163,7 @@ impl Service {
             };
             let poll = || readers.iter_mut().fold(false, |some, r| r.poll() | some);
             if let Err(error) = ring.wait(time, poll) {
-                tracing::error!(%error, cpu, "the ring of a CPU ends; its requests come by the device");
+                tracing::error!(%error, cpu, "the ring of a CPU has failed; its requests come through the device");
                 return;
             }
             while let Some(received) = ring.take() {

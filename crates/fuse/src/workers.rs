@@ -28,8 +28,8 @@ impl Placement {
         }
     }
 
-    /// Returns the default number of workers: one per CPU, between 4 and 32, and equally many on each node. There are at least 4
-    /// because a request that waits for a device holds its worker.
+    /// Returns the default number of workers: one per CPU, at least 4 and at most 32, then rounded up to equally many for each
+    /// node. There are at least 4 because a request that waits for a device holds its worker.
     pub(crate) fn default_workers(&self) -> usize {
         let mut cpus: Vec<u32> = self.nodes.iter().flatten().copied().collect();
         cpus.sort_unstable();

@@ -417,7 +417,7 @@ pub fn admission(data: &[u8]) {
                 // The order is: control, slots and area, then each slice's table, ages and frames.
                 assert_eq!(descriptors, 3 + 3 * usize::from(reply.slices));
                 owner = reply.owner;
-                let request = Request::decode(&bytes).expect("only a request is answered so");
+                let request = Request::decode(&bytes).expect("only a request gets this answer");
                 let outcome = match (request.owner, request.token) {
                     (0, 0) => "admitted to read",
                     (0, _) => "admitted to write",

@@ -90,8 +90,8 @@ impl Admission {
             if ready.contains(&STOP) {
                 return;
             }
-            for number in &ready {
-                self.serve_one(&strong.fast, *number);
+            for key in &ready {
+                self.serve_one(&strong.fast, *key);
             }
             self.time_passes();
         }
@@ -117,9 +117,9 @@ impl Admission {
         }
     }
 
-    fn serve_one(&mut self, fast: &Fast, number: u64) {
-        let (serial, owner) = (number >> OWNER_BITS, number as u16);
-        if number == LISTENER {
+    fn serve_one(&mut self, fast: &Fast, key: u64) {
+        let (serial, owner) = (key >> OWNER_BITS, key as u16);
+        if key == LISTENER {
             self.accept(fast);
         } else if owner == HANDSHAKE {
             self.end_handshake(fast, serial);
@@ -162,8 +162,8 @@ impl Admission {
             self.handshakes.remove(&oldest);
         }
         self.serial += 1;
-        let number = self.serial << OWNER_BITS | u64::from(HANDSHAKE);
-        self.poller.add(&connection, number)?;
+        let key = self.serial << OWNER_BITS | u64::from(HANDSHAKE);
+        self.poller.add(&connection, key)?;
         let handshake = Handshake {
             connection,
             uid: peer.uid,
@@ -239,9 +239,9 @@ impl Fast {
         let clients = self.clients.lock();
         let client = clients.by_owner.get(&owner);
         let client = client.ok_or(io::Error::from(io::ErrorKind::NotFound))?;
-        let number = client.serial << OWNER_BITS | u64::from(owner);
+        let key = client.serial << OWNER_BITS | u64::from(owner);
         // Stays registered until the client is buried, which closes the pidfd.
-        poller.add(&client.peer.pidfd, number)
+        poller.add(&client.peer.pidfd, key)
     }
 
     /// Admits a new client, or gives an existing one write access. Fails with an errno.

@@ -86,8 +86,8 @@ impl Mounted {
                 owner,
                 instance,
             } => {
-                // Only for the caller's own frames: another client may still be copying into its frame, which the
-                // evictor would reuse.
+                // Gives up only the caller's latches: another client may still be copying into its frame, which the evictor would
+                // reuse.
                 reply(self.of_writer((owner, instance), thread, || Answer {
                     pages: self.give_up_latches(handle, first, pages, owner),
                     ..Answer::default()
@@ -140,7 +140,8 @@ impl Mounted {
         }
     }
 
-    /// Returns how many of the pages the client still has latched.
+    /// Gives up the client's latches on pages, and its locks if no latch is left. Returns how many of the pages it still has
+    /// latched.
     fn give_up_latches(&self, handle: &Handle, first: u64, pages: u32, owner: u16) -> u32 {
         let file = &handle.file;
         self.absorb(file.ino());
@@ -205,8 +206,8 @@ impl Mounted {
         }
     }
 
-    /// Grants a handle inline access without waiting. Returns the slot too if the handle is the file's first writer; the caller then calls
-    /// `begin_inline_writes`. Fails as `Fast::grant`.
+    /// Grants a handle inline access without waiting. Returns the slot too if the handle is the file's first writer; the caller
+    /// then calls `begin_inline_writes`. Fails as `Fast::grant` does.
     pub(super) fn grant_slot(
         &self,
         handle: &Handle,
@@ -464,8 +465,8 @@ impl Mounted {
     }
 }
 
-/// Returns which of the named pages an interrupted write may hold: none after the page that follows the end of file, and at most as
-/// many as one call can touch, because a thread that answers requests checks each.
+/// Returns which of the named pages an interrupted write may hold: none after the page that follows the end of file, and at most
+/// as many as one call can touch, because a thread that answers requests checks each.
 fn pages_to_check(first: u64, pages: u32, beyond: u64) -> Range<u64> {
     let pages = u64::from(pages).min(CALL_PAGES_MAX);
     first..first.saturating_add(pages).min(beyond + 1)

@@ -132,8 +132,8 @@ fn pages_of(area: &Area, slice: u16) -> (u64, u64) {
 }
 
 impl Fast {
-    /// Returns the entries that threads of a file's inline writers latched last, or are about to latch, by slice. Clients write these
-    /// values, so they are unchecked. Looks at the clients that the file's slot names.
+    /// Returns the entries that threads of a file's inline writers latched last, or are about to latch, by slice. Clients write
+    /// these values, so they are unchecked. Looks at the clients that the file's slot names.
     pub(super) fn intents(&self, file: &SlotFile) -> Vec<Vec<u32>> {
         let mut entries = vec![vec![]; self.slices.len()];
         let owners = self.slot(file).writers().owners();
@@ -145,8 +145,8 @@ impl Fast {
         entries
     }
 
-    /// Collects the reference marks of clients that may not write reference ages: of clients with recent marks, and of some others in
-    /// turn. The evictor calls this before it chooses victims.
+    /// Collects the reference marks of clients that may not write reference ages: of clients with recent marks, and of some
+    /// others in turn. The evictor calls this before it chooses victims.
     pub(super) fn take_touched(&self) {
         let clients = self.clients.lock().next_marked();
         let mut visited = Vec::with_capacity(clients.len());
@@ -171,8 +171,8 @@ impl Fast {
         }
     }
 
-    /// Frees the latches, locks, pages and owner number of a dead client. The same thread admits clients, so no new client gets the number
-    /// before the locks are open.
+    /// Frees the latches, locks, pages and owner number of a dead client. The same thread admits clients, so no new client gets
+    /// the number before the locks are open.
     pub(super) fn bury(&self, owner: u16) {
         // The client may have died before it set its bit in the report words, so its ring is drained in any case.
         self.rings.drain(self, owner);
@@ -188,7 +188,7 @@ impl Fast {
             let mut entries: Vec<Vec<u32>> = vec![vec![]; self.slices.len()];
             collect_intents(&client.area, &mut entries);
             for (slice, entries) in self.slices.iter().zip(&entries) {
-                opened += slice.owner_gone(owner, entries, &|number| self.object(number));
+                opened += slice.owner_gone(owner, entries, &|id| self.object(id));
             }
             for file in self.extended_by(owner) {
                 if let Some(mounted) = self.mounted() {
@@ -232,7 +232,7 @@ impl Fast {
             client.area.cut_off();
             tracing::warn!(
                 pid = client.peer.pid,
-                "a program held a page for too long; it goes through the kernel from now on"
+                "a program held a page for too long; it uses the kernel from now on"
             );
         }
         true
@@ -259,8 +259,8 @@ impl Fast {
         pid != 0 && thread != 0 && std::path::Path::new(&task()).exists()
     }
 
-    /// Returns whether a client lends the lock that it holds as `held`: the client has made half of a write and waits for the daemon to write
-    /// the rest.
+    /// Returns whether a client lends the lock that it holds as `held`: the client has made half of a write and waits for the
+    /// daemon to write the rest.
     pub(super) fn lends(&self, file: &SlotFile, lock: SlotLock, held: Holding) -> bool {
         let now = files::coarse_realtime_ns();
         self.with_area(held.owner(), |area| area.lends(file.slot, lock, held, now))

@@ -116,7 +116,10 @@ mod tests {
         assert!(!slot.extend_lock().is_held(held));
         assert!(!slot.extend(seen, 10));
         extend.give_back(slot, |_| false);
-        assert!(!slot.extend_lock().unlock(held), "it is not the client's");
+        assert!(
+            !slot.extend_lock().unlock(held),
+            "the client has lost the lock"
+        );
         assert!(slot.extend_lock().try_lock(8).is_some());
     }
 }

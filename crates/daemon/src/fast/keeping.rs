@@ -46,7 +46,7 @@ impl Keeping {
         }
     }
 
-    pub fn is_wanted(&self) -> bool {
+    pub fn is_configured(&self) -> bool {
         self.command.is_some()
     }
 

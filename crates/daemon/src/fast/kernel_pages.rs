@@ -87,8 +87,8 @@ impl Fast {
         self.grant_unless_filled(file, seen);
     }
 
-    /// Makes the kernel drop its pages and attributes of a file, and notes it. May wait for requests of the kernel, so it must not
-    /// run in a thread that serves them.
+    /// Makes the kernel drop its pages and attributes of a file, and notes it. May wait for requests of the kernel, so it must
+    /// not run in a thread that serves them.
     pub(super) fn drop_kernel_pages(&self, file: &File) {
         if let Some(kernel) = self.kernel.get() {
             let so_far = file.kernel_pages_so_far();
@@ -154,8 +154,8 @@ impl Fast {
         self.counts.writes_withheld.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells clients that they may not write the file: those that read its size from now on, and those that have not latched their page
-    /// yet. When this returns, no client is extending the file.
+    /// Tells clients that they may not write the file: those that read its size from now on, and those that have not latched
+    /// their page yet. When this returns, no client is extending the file.
     fn keep_writers_out(&self, mounted: &Mounted, file: &SlotFile) {
         self.info(file).set_flags(SlotInfo::NO_WRITE, 0);
         // Holds the extend lock, so that no client is in the middle of a write that extends the file.
@@ -169,9 +169,9 @@ impl Fast {
         self.give_back_extend(file);
     }
 
-    /// Ends inline writes while the last writable descriptor is being closed. A thread of that program, or code that a signal handler
-    /// interrupted, may still be in the middle of a write. When this returns, no client changes the file inline, and the slice knows all
-    /// its dirty pages.
+    /// Ends inline writes while the last writable descriptor is being closed. A thread of that program, or code that a signal
+    /// handler interrupted, may still be in the middle of a write. When this returns, no client changes the file inline, and the
+    /// slice knows all its dirty pages.
     pub(super) fn end_writes(&self, mounted: &Mounted, file: &SlotFile) {
         {
             let mut pages = file.kernel_pages.0.lock();

@@ -330,7 +330,9 @@ mod tests {
                 let (first, second, stop) = (&first, &second, &stop);
                 scope.spawn(move || {
                     while stop.load(Ordering::Relaxed) == 0 {
-                        let held = slot.lock_range(segments, owner).expect("nobody keeps it");
+                        let held = slot
+                            .lock_range(segments, owner)
+                            .expect("no writer keeps it");
                         let n = first.load(Ordering::Relaxed) + 1;
                         first.store(n, Ordering::Relaxed);
                         std::hint::black_box((0..100).sum::<u32>());
@@ -352,7 +354,7 @@ mod tests {
                     let taken = holders.lock_out(slot, segments, none);
                     assert!(
                         taken.is_all() && !taken.has_borrowed(),
-                        "no other thread of the daemon is there, and nobody lends"
+                        "no other thread of the daemon takes a word, and no client lends one"
                     );
                     let seen = read();
                     holders.unlock(slot, &taken, none);

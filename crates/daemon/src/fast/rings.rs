@@ -184,7 +184,7 @@ impl Fast {
             }
         }
         for slice in &self.slices {
-            let adopted = slice.adopt_unreported(&|number| self.object(number));
+            let adopted = slice.adopt_unreported(&|id| self.object(id));
             if adopted > 0 {
                 tracing::debug!(
                     slice = slice.id(),
@@ -198,12 +198,12 @@ impl Fast {
     }
 
     /// Returns the object with this id.
-    pub(super) fn object(&self, number: u64) -> Option<Arc<dyn Object>> {
-        if let Some(slot_file) = self.slot_file(number) {
+    pub(super) fn object(&self, id: u64) -> Option<Arc<dyn Object>> {
+        if let Some(slot_file) = self.slot_file(id) {
             return Some(slot_file.file.object());
         }
         let mounted = self.mounted()?;
-        mounted.fs().file(number).ok().map(|file| file.object())
+        mounted.fs().file(id).ok().map(|file| file.object())
     }
 }
 

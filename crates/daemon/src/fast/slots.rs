@@ -47,7 +47,7 @@ pub(crate) struct SlotFile {
     free: Arc<Mutex<FreeSlots>>,
 }
 
-/// What a handle was granted.
+/// The inline access that a handle was granted.
 #[derive(Default)]
 pub(crate) struct Grants {
     pub file: Option<Arc<SlotFile>>,
@@ -85,8 +85,8 @@ impl FreeSlots {
 }
 
 impl Drop for SlotFile {
-    /// Frees the slot's number with the last reference to the slot. A thread that still holds the `SlotFile` would otherwise apply
-    /// its change to the slot's next file.
+    /// Frees the slot's number with the last reference to the slot. A thread that still holds the `SlotFile` would otherwise
+    /// apply its change to the slot's next file.
     fn drop(&mut self) {
         self.free.lock().back.push(self.slot);
     }
@@ -149,10 +149,10 @@ impl Fast {
             .expect("slots are given out within the segment")
     }
 
-    /// Grants a handle inline access to its file. Returns the slot and whether the handle is the file's first writer. Fails
-    /// with `Slots` when no slot is free, with `SetId` when the handle wants to write and the file may have set-id bits or
-    /// capabilities, with `Mapped` while there is another reason against inline access, and with `Busy` when the file has no slot and gets
-    /// none during a change; see `await_changes`. A refused handle is not counted, so the file's next writer is its
+    /// Grants a handle inline access to its file. Returns the slot and whether the handle is the file's first writer. Fails with
+    /// `Slots` when no slot is free, with `SetId` when the handle wants to write and the file may have set-id bits or
+    /// capabilities, with `Mapped` while there is another reason against inline access, and with `Busy` when the file has no slot
+    /// and gets none during a change; see `await_changes`. A refused handle is not counted, so the file's next writer is its
     /// first one.
     pub fn grant(
         &self,
@@ -370,7 +370,7 @@ impl Fast {
                 // `begin_writes`.
                 let is_written = || mounted.fast.written_file(file.ino()).is_some();
                 if let Err(error) = mounted.fs().release_promises(&file, is_written) {
-                    tracing::warn!(ino = file.ino(), %error, "space reserved ahead stays reserved");
+                    tracing::warn!(ino = file.ino(), %error, "cannot release the space that was reserved for an inline writer");
                 }
             });
         }
@@ -393,8 +393,7 @@ impl Mounted {
         self.fast.written_file(ino).is_none()
     }
 
-    /// Absorbs what clients have changed of a file inline so far: dirty pages, size, times. Costs one load when no file is
-    /// written inline.
+    /// Absorbs the inline changes of clients to a file: dirty pages, size, times. Costs one load when no file is written inline.
     pub fn absorb(&self, ino: Ino) {
         if let Some(slot_file) = self.fast.written_file(ino) {
             self.absorb_file(&slot_file);
@@ -452,8 +451,8 @@ impl Mounted {
         true
     }
 
-    /// Logs, once per slot, that a client claims a size beyond the reserved space. Any of the file's writers may have claimed it. Logs nothing
-    /// if the file was truncated since: the reserved space is then newer than the size.
+    /// Logs, once per slot, that a client claims a size beyond the reserved space. Any of the file's writers may have claimed it.
+    /// Logs nothing if the file was truncated since: the reserved space is then newer than the size.
     fn warn_of_size(&self, slot_file: &SlotFile, claimed: SizeWord, reserved: u64) {
         let now = self.fast.slot(slot_file).size();
         if now.same_cuts(claimed) && !slot_file.size_warned.swap(true, Ordering::Relaxed) {
@@ -461,7 +460,7 @@ impl Mounted {
                 ino = slot_file.file.ino(),
                 claimed = claimed.bytes(),
                 reserved,
-                "a program claims that a file is longer than the space reserved for it; what is beyond is ignored"
+                "a program claims that a file is longer than the space reserved for it; bytes beyond it are ignored"
             );
         }
     }

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_that_hoards_tokens_loses_its_own_and_nobody_elses() {
+    fn a_user_that_hoards_tokens_loses_only_its_own() {
         let (tokens, now) = (Tokens::default(), Instant::now());
         let other = tokens.give_at(7, now).unwrap();
         let first = tokens.give_at(8, now).unwrap();

@@ -14,10 +14,10 @@ pub struct Trusted {
 #[allow(missing_docs)] // the fields are what the messages name
 pub enum TrustedError {
     #[error(
-        "there is no user and no group called {0:?}; `getent passwd` and `getent group` list those that are"
+        "there is no user and no group called {0:?}; `getent passwd` and `getent group` list those that exist"
     )]
     Nobody(String),
-    #[error("there is no group called {0:?}; `getent group` lists those that are")]
+    #[error("there is no group called {0:?}; `getent group` lists those that exist")]
     NoGroup(String),
     #[error("the user {member:?} of the group {group:?} cannot be found: {cause}")]
     Member {

@@ -1,7 +1,7 @@
 //! Grants that a program gets together with a read or write that it makes anyway.
 //!
-//! A thread of a client leaves a wish in its block and makes an ordinary call. The thread that serves the request grants the slot before it
-//! replies. Protocol: docs/formats/shm.md, *Wishes*.
+//! A thread of a client leaves a wish in its block and makes an ordinary call. The thread that serves the request grants the slot
+//! before it replies. Protocol: docs/formats/shm.md, *Wishes*.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,8 +46,8 @@ pub(super) struct Wishers {
 struct Entry {
     /// Thread id; 0: none. Changed with `wisher` locked.
     thread: AtomicU32,
-    /// Locked while a wish is answered, which takes locks of slices. A slice may hold these when it revokes a client, so a thread that has the
-    /// clients locked never waits for this lock.
+    /// Locked while a wish is answered, which takes locks of slices. A slice may hold these when it revokes a client, so a thread
+    /// that has the clients locked never waits for this lock.
     wisher: Mutex<Option<Wisher>>,
 }
 
@@ -92,8 +92,8 @@ impl Wishers {
         })
     }
 
-    /// Adds a thread. Leaves the thread out while a wish of the entry is being answered: it names itself again with its next request for a
-    /// slot.
+    /// Adds a thread. Leaves the thread out while a wish of the entry is being answered: it names itself again with its next
+    /// request for a slot.
     fn add(&self, thread: u32, wisher: Wisher) {
         let entry = &self.entries[thread as usize % ENTRIES];
         if let Some(mut place) = entry.wisher.try_lock() {
@@ -118,8 +118,8 @@ impl Wishers {
 }
 
 impl Fast {
-    /// Records which block the thread uses, if the thread belongs to that client. `thread`: its id in the daemon's pid namespace, 0 when it
-    /// has none there.
+    /// Records which block the thread uses, if the thread belongs to that client. `thread`: its id in the daemon's pid namespace,
+    /// 0 when it has none there.
     pub(super) fn knows_thread(&self, block: ClientThread, thread: u32) {
         if thread == 0
             || block.instance != self.control.instance()
@@ -148,8 +148,8 @@ impl Mounted {
         self.fast.wishers.entry(asker.thread).is_some()
     }
 
-    /// Grants the handle a slot if the calling thread has left a wish for its file. Call it before the reply. Never waits: if the grant
-    /// would have to wait, the thread asks by an ioctl later.
+    /// Grants the handle a slot if the calling thread has left a wish for its file. Call it before the reply. Never waits: if the
+    /// grant would have to wait, the thread asks by an ioctl later.
     #[inline]
     pub fn answer_wish(self: &Arc<Self>, handle: &Arc<Handle>, asker: Asker, served: Served) {
         if let Some(entry) = self.fast.wishers.entry(asker.thread)

@@ -1,11 +1,11 @@
 //! Tracks the bytes in which the daemon's pages differ from the kernel's copies.
 //!
 //! The kernel writes a mapped page back whole, although a program has stored to only a part of it. When something else changes a
-//! byte after the kernel was given the page, the page's record keeps the value that the kernel was given. A written-back byte that
-//! differs from this value is a store of the program; an equal byte is not.
+//! byte after the kernel was given the page, the page's record keeps the value that the kernel was given. A written-back byte
+//! that differs from this value is a store of the program; an equal byte is not.
 //!
-//! Invariant: if the kernel has a copy of the page, each of its bytes without a record equals the daemon's byte or was stored by a
-//! program.
+//! Invariant: if the kernel has a copy of the page, each of its bytes without a record equals the daemon's byte or was stored by
+//! a program.
 
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ impl<const PAGE: usize> Changes<PAGE> {
     }
 
     /// Records that the file was truncated to `len` bytes of the page: the kernel zeroes its copies beyond that too.
-    pub fn cut(&mut self, page: u64, len: usize) {
+    pub fn truncate(&mut self, page: u64, len: usize) {
         for page in self
             .pages
             .range(page + 1..)
@@ -224,7 +224,7 @@ mod tests {
         for page in 0..3 {
             changes.change(page, 0, &[0; 4], &[1; 4]);
         }
-        changes.cut(1, 2);
+        changes.truncate(1, 2);
         assert_eq!(
             changes.all().iter().map(|r| r.0).collect::<Vec<_>>(),
             [0, 1]
@@ -232,7 +232,7 @@ mod tests {
         let mut data = [0; 4];
         changes.merge(1, 0, &mut data, &[9; 4]);
         assert_eq!(data, [9, 9, 0, 0]);
-        changes.cut(1, 0);
+        changes.truncate(1, 0);
         assert_eq!(changes.len(), 1);
         assert!(changes.forget_oldest());
         assert_eq!(changes.len(), 0);

@@ -1,8 +1,9 @@
 //! Checks every order in which a mapped page can be stored to, written directly, written back, dropped and read again.
 //!
-//! The page has three bytes. One program stores to the first byte through a mapping. Two others write the other bytes by system calls,
-//! one of them asynchronously: the kernel then drops the page before the write, but not after it. The search visits every reachable
-//! state. It uses the real records of `changes.rs`; the other steps of the kernel and the daemon follow docs/internals/fuse.md.
+//! The page has three bytes. One program stores to the first byte through a mapping. Two others write the other bytes by system
+//! calls, one of them asynchronously: the kernel then drops the page before the write, but not after it. The search visits every
+//! reachable state. It uses the real records of `changes.rs`; the other steps of the kernel and the daemon follow
+//! docs/internals/fuse.md.
 
 use std::collections::HashSet;
 

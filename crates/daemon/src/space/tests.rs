@@ -86,7 +86,7 @@ impl Full {
 }
 
 fn answer<T>(replied: &Replied<T>) -> Result<T> {
-    replied.recv_timeout(LONG).expect("it is answered")
+    replied.recv_timeout(LONG).expect("a request is answered")
 }
 
 fn is_full<T>(replied: &Replied<T>) -> bool {
@@ -124,7 +124,10 @@ fn a_write_that_waits_for_space_keeps_no_lock_of_inline_writers() {
     let held = slot.lock_range(Segments::of(0, 3 * PAGE_BYTES), 7);
     slot.unlock_range(&held.expect("the range is free"));
     let held = slot.extend_lock().try_lock(7);
-    assert!(slot.extend_lock().unlock(held.expect("so is the end")));
+    assert!(
+        slot.extend_lock()
+            .unlock(held.expect("the extend lock is free"))
+    );
     full.free();
     assert_eq!(answer(&waiting).unwrap(), 3 * PAGE as u32);
     assert_eq!(full.read(0, 4 * PAGE), [2; 3 * PAGE]);

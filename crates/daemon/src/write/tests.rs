@@ -22,5 +22,9 @@ fn a_failing_write_ends_before_its_reply() {
         file.after_writings(move || seen.store(true, Ordering::Relaxed));
         let _ = tx.send((written.is_err(), is_over.load(Ordering::Relaxed)));
     });
-    assert_eq!(rx.recv_timeout(LONG), Ok((true, true)), "failed, and over");
+    assert_eq!(
+        rx.recv_timeout(LONG),
+        Ok((true, true)),
+        "it failed, and has ended"
+    );
 }

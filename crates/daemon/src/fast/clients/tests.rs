@@ -122,7 +122,8 @@ impl Programs {
         (owner, latched)
     }
 
-    /// Runs a program that writes a page and continues with `rest` while another of its threads closes the file's last descriptor.
+    /// Runs a program that writes a page and continues with `rest` while another of its threads closes the file's last
+    /// descriptor.
     fn close_amid(
         &mut self,
         key: Key,
@@ -226,7 +227,7 @@ fn closing_a_file_costs_time_by_its_writers_and_not_by_the_number_of_clients() {
     mounted.fast.release(&mounted, &other);
     let visited = mounted.fast.visited.load(Relaxed) - before;
     // A few owner numbers share a bit.
-    assert!((3..=12).contains(&visited), "looked at {visited} clients");
+    assert!((3..=12).contains(&visited), "visited {visited} clients");
     // The slot's next file has writers of its own.
     let granted = mounted
         .fast

@@ -189,7 +189,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
         let found = found.expect("just written");
         let entry = memory.entry(found.index);
         let latched = entry.try_latch(found.state, STOPPED);
-        let latched = latched.expect("nobody writes");
+        let latched = latched.expect("no other writer");
         // This read copies the first pages, and waits for the latch.
         let seen = read(&bed, &handle);
         let (tx, rx) = channel();

@@ -108,8 +108,8 @@ impl Bed {
         made
     }
 
-    /// Closes the last copy of the descriptor. Calls `meanwhile` after the daemon has absorbed the client's changes and before it forgets
-    /// that the file is written.
+    /// Closes the last copy of the descriptor. Calls `meanwhile` after the daemon has absorbed the client's changes and before it
+    /// forgets that the file is written.
     fn release(&self, meanwhile: impl FnOnce()) {
         let fast = &self.mounted.fast;
         let part = fast.files.part(self.handle.file.ino());
@@ -605,7 +605,7 @@ fn a_write_that_extends_the_file_while_its_last_descriptor_is_closed_is_refused_
     let word = fast.info(&bed.file).word();
     let mut made = false;
     bed.release(|| made = bed.extend_after(word, 50_000));
-    assert!(!made || bed.size() == 50_000, "a size is lost");
+    assert!(!made || bed.size() == 50_000, "the size is lost");
     // The same write is refused after the release, when the daemon reads the size no more.
     assert!(!bed.extend_after(word, 50_000));
 }

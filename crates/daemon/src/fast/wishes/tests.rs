@@ -165,13 +165,13 @@ fn false_wishes_grant_nothing_that_the_thread_could_not_ask_for() {
         ..here()
     };
     assert_eq!(program.wish_for(ino, true, stranger, &plain), None);
-    let nobody = Asker {
+    let unnamed = Asker {
         thread: 0,
         ..here()
     };
-    program.name(nobody, program.owner, 0);
+    program.name(unnamed, program.owner, 0);
     assert_eq!(
-        program.wish_for(ino, true, nobody, &plain),
+        program.wish_for(ino, true, unnamed, &plain),
         None,
         "of another pid namespace"
     );
@@ -262,7 +262,10 @@ fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
         drop(answering);
         assert!(named.is_ok() && is_free, "it waits with the clients locked");
     });
-    assert!(!program.bed.mounted.may_wish(here()), "it was left out");
+    assert!(
+        !program.bed.mounted.may_wish(here()),
+        "the thread was left out"
+    );
     fast.knows_thread(block, thread);
     assert!(program.bed.mounted.may_wish(here()));
 }
