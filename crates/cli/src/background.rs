@@ -1,7 +1,7 @@
-//! Starting the daemon: this program once more, in a session of its own.
+//! Starts the daemon: this program again, in a session of its own.
 //!
-//! The daemon's standard output is a pipe to us. It writes one line when it serves, or the message
-//! of what went wrong, and then lets go of the pipe.
+//! The daemon's standard output is a pipe to this process. The daemon writes one line when it serves, or an error message, and
+//! then closes the pipe.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ use crate::args::MountOptions;
 use crate::failure::{Context, Failure};
 use crate::{logging, mounts, preload, serve};
 
-/// What the daemon writes when it serves.
+/// The line that the daemon writes when it serves.
 pub const SERVING: &str = "serving\n";
 
-/// What a mount needs, checked as far as can be before anything is touched.
+/// The checked volume and directory of a mount.
 pub struct Checked {
     /// Absolute path of the volume.
     pub volume: PathBuf,
-    /// Absolute path of the directory, which is empty and no mount.
+    /// Absolute path of the directory, which is empty and not a mount point.
     pub dir: PathBuf,
 }
 
-/// Checks a mount; changes nothing but that a mount whose daemon has died is taken off `dir`.
+/// Checks a mount before anything is touched. Changes nothing, except that it detaches from `dir` a mount whose daemon has died.
 pub fn check(volume: &Path, dir: &Path, options: &MountOptions) -> Result<Checked, Failure> {
     let volume = std::fs::canonicalize(volume).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Failure::new(format!(
@@ -122,14 +122,13 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log);
-    // An inherited descriptor of the caller, such as that of flock(1), would stay open for as long as the volume is
-    // mounted.
+    // An inherited descriptor of the caller, such as the one of flock(1), would stay open for as long as the volume is mounted.
     let child = jericho_sys::process::spawn_with_standard_streams(&mut command);
     let mut child = child.context("cannot start the daemon")?;
     let mut report = String::new();
     if let Some(mut pipe) = child.stdout.take() {
         pipe.read_to_string(&mut report)
-            .context("cannot hear from the daemon")?;
+            .context("cannot read the daemon's report")?;
     }
     if report == SERVING {
         return Ok(());

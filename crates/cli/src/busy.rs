@@ -1,12 +1,12 @@
-//! Who keeps a mount from being unmounted: processes with a file or directory of it open, mapped, or
-//! as their working directory. Best effort: other users' processes are hidden from an ordinary user.
+//! Finds the processes that keep a mount from being unmounted: they have a file or directory of it open, mapped, or as their
+//! working directory. Best effort: an ordinary user does not see processes of other users.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::mounts::Mount;
 
-/// One line for each process, at most `most`.
+/// Returns one line for each process, at most `most` lines.
 pub fn users(mount: &Mount, most: usize) -> Vec<String> {
     let device = rustix::fs::makedev(mount.device.0, mount.device.1);
     let Ok(processes) = std::fs::read_dir("/proc") else {

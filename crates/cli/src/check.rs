@@ -102,7 +102,7 @@ fn text(volume: &str, report: &Report, repair: bool) -> Result<String, std::fmt:
     } else if repair {
         writeln!(
             out,
-            "{volume} is NOT sound, and this could not be repaired: restore what is named \
+            "{volume} is NOT sound, and this could not be repaired: restore the files named \
                        above from a backup"
         )?;
     } else {

@@ -1,4 +1,4 @@
-//! Asking the daemon of a mount: the client side of `jericho_fuse::control`.
+//! Requests to the daemon of a mount: the client side of `jericho_fuse::control`.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::failure::{Context, Failure};
 
-/// The largest value an extended attribute can have.
+/// Maximum size of an extended attribute's value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
 fn get<T: DeserializeOwned>(path: &Path, name: &str) -> Result<T, Failure> {
@@ -20,7 +20,7 @@ fn get<T: DeserializeOwned>(path: &Path, name: &str) -> Result<T, Failure> {
     let length =
         rustix::fs::lgetxattr(path, name, &mut value[..]).map_err(|errno| explain(path, errno))?;
     serde_json::from_slice(&value[..length]).context(format_args!(
-        "the daemon of {} answers in a way this program does not understand; is it another version?",
+        "this program does not understand the answer of the daemon of {}; is it another version?",
         path.display()
     ))
 }
@@ -43,7 +43,7 @@ fn explain(path: &Path, errno: Errno) -> Failure {
     })
 }
 
-/// The counters of the mount that `path` is on. Volumes with many slices come in pages.
+/// Returns the counters of the mount that contains `path`. Counters of many slices come in pages.
 pub fn stat(path: &Path) -> Result<Stat, Failure> {
     let mut all: Stat = get(path, STAT)?;
     let longest = |page: &Stat| {
@@ -75,7 +75,7 @@ pub fn sync(path: &Path) -> Result<(), Failure> {
     mapped.map_err(|errno| explain(path, errno))
 }
 
-/// Discards the free space of the volume that contains `path`, in pieces of at least `minimum` bytes. Returns how many
+/// Discards the free space of the volume that contains `path`, in pieces of at least `minimum` bytes. Returns the number of
 /// bytes.
 pub fn trim(path: &Path, minimum: u64) -> Result<u64, Failure> {
     // Checks first that this is a mount, so that an error below concerns the trim.
@@ -109,27 +109,27 @@ pub fn trim(path: &Path, minimum: u64) -> Result<u64, Failure> {
     }
 }
 
-/// Where a file is.
+/// Returns where a file is.
 pub fn where_is(path: &Path) -> Result<Where, Failure> {
     get(path, WHERE)
 }
 
-/// Where a file is meant to be.
+/// Returns the configured place of a file.
 pub fn place(path: &Path) -> Result<Place, Failure> {
     get(path, PLACE)
 }
 
-/// Places what will be created below; `place` is `node:N` or `slice:N`.
+/// Sets the place of files that will be created below `path`. `place` is `node:N` or `slice:N`.
 pub fn set_place(path: &Path, place: &str) -> Result<(), Failure> {
     set(path, PLACE, place)
 }
 
-/// Says when threads are moved to what is at `path`, or created below: a policy's name or `inherit`.
+/// Sets when threads migrate to the files at or below `path`: a policy's name or `inherit`.
 pub fn set_threads(path: &Path, policy: &str) -> Result<(), Failure> {
     set(path, THREADS, policy)
 }
 
-/// Moves a file; returns when it is there.
+/// Moves a file. Returns when it is at the new place.
 pub fn move_to(path: &Path, place: &str) -> Result<(), Failure> {
     set(path, MOVE, place)
 }

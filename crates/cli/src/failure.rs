@@ -1,9 +1,9 @@
-//! Why a subcommand did not do what it was asked: one message for the user.
+//! The failure of a subcommand: one message for the user.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// What a subcommand ends with.
+/// Result of a subcommand.
 pub type Outcome = Result<ExitCode, Failure>;
 
 /// A message that names the thing, the cause and what to do.
@@ -24,7 +24,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Puts what was being done before an error.
+/// Adds the failed action in front of an error.
 pub trait Context<T> {
     fn context(self, doing: impl fmt::Display) -> Result<T, Failure>;
 }
@@ -35,7 +35,7 @@ impl<T, E: fmt::Display> Context<T> for Result<T, E> {
     }
 }
 
-/// Prints to standard output; a reader that has gone away (`jericho stat | head`) is not an error.
+/// Prints to standard output. A reader that has gone away (`jericho stat | head`) is not an error.
 pub fn print(text: &str) -> Result<(), Failure> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();

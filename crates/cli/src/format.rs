@@ -41,7 +41,7 @@ pub fn run(args: &FormatArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows how much has its space. The host cannot allocate without writing, which takes time.
+/// Shows the progress of the allocation. A host that cannot allocate without writing takes long.
 fn show_progress(done: u64, all: u64) {
     let percent = done * 100 / all.max(1);
     let end = if done == all { "\n" } else { "" };

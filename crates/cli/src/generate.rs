@@ -1,5 +1,5 @@
-//! `jericho completions` and `jericho man`: both come from the command line's own definition, so they
-//! never say anything else.
+//! `jericho completions` and `jericho man`. Both are generated from the definition of the command line, so they never differ from
+//! it.
 
 use std::process::ExitCode;
 

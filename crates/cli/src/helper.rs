@@ -1,6 +1,6 @@
-//! `mount.fuse.jericho` and `umount.fuse.jericho`: this program as mount(8) and umount(8) call it for `mount -t
-//! fuse.jericho` and a line of /etc/fstab. It detects such a call by the name of the program, and translates the
-//! arguments into those of `jericho mount` and `jericho umount`.
+//! `mount.fuse.jericho` and `umount.fuse.jericho`: the names under which mount(8) and umount(8) call this program for `mount -t
+//! fuse.jericho` and lines of /etc/fstab. Detects such a call by the program's name, and translates the arguments into those of
+//! `jericho mount` and `jericho umount`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::failure::{Failure, Outcome};
 
-/// Options that have no effect here: they state a default, or concern mount(8) or systemd.
+/// Options that have no effect here: they state a default, or are for mount(8) or systemd.
 const OF_OTHERS: [&str; 21] = [
     "rw", "defaults", "auto", "noauto", "nofail", "_netdev", "suid", "dev", "exec", "async",
     "nouser", "atime", "diratime", "relatime", "owner", "group", "nogroup", "noowner", "nousers",
@@ -27,10 +27,10 @@ const WITH_VALUE: [&str; 7] = [
     "log",
 ];
 
-/// What the program was called for.
+/// Purpose of a call of the program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Not called as a helper.
+    /// A command of `jericho` itself, not a call as a helper.
     Own,
     /// Arguments for `jericho`.
     Jericho(Vec<OsString>),
@@ -40,7 +40,7 @@ pub enum Call {
     Nothing,
 }
 
-/// Examines the name under which this program was called, and its arguments.
+/// Determines the purpose of this call from the program's name and its arguments.
 pub fn call(arguments: impl IntoIterator<Item = OsString>) -> Result<Call, Failure> {
     let mut arguments = arguments.into_iter();
     let program = arguments.next().unwrap_or_default();
@@ -52,7 +52,7 @@ pub fn call(arguments: impl IntoIterator<Item = OsString>) -> Result<Call, Failu
     }
 }
 
-/// `VOLUME DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`
+/// Translates `VOLUME DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
 fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
     let parsed = Parsed::of(arguments)?;
     if parsed.flags.contains(&b'f') {
@@ -81,7 +81,7 @@ fn mount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
             }
             _ if name.is_empty() || OF_OTHERS.contains(&name) => {}
             _ if name.starts_with("x-") || name.starts_with("comment") => {}
-            // Tolerant, as mount(8) -s asks it to be.
+            // mount(8) -s requests that unknown options are ignored.
             _ if parsed.flags.contains(&b's') => {}
             _ => {
                 return Err(Failure::new(format!(
@@ -103,7 +103,7 @@ pub fn remount(arguments: Vec<OsString>) -> Outcome {
     Err(Failure::new(format!("cannot start mount(8): {error}")))
 }
 
-/// `DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`
+/// Translates `DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`.
 fn umount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
     let parsed = Parsed::of(arguments)?;
     let mut call: Vec<OsString> = vec!["jericho".into(), "umount".into()];

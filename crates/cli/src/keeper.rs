@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use crate::failure::{Context, Outcome};
 use crate::{logging, preload};
 
-/// Builds the command that runs the keeper. Runs this very program, even if its file was replaced since.
+/// Builds the command that runs the keeper. Runs this same program, even if its file was replaced since.
 pub fn command() -> Command {
     let mut command = Command::new("/proc/self/exe");
     preload::unset(&mut command);

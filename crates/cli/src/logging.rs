@@ -1,5 +1,5 @@
-//! Where the daemon's messages go: standard error, always. In the foreground that is the terminal or
-//! the journal; for a background daemon its parent has opened a file there.
+//! The destination of the daemon's messages: always standard error. In the foreground that is the terminal or the journal. For a
+//! background daemon, its parent has opened a file there.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::IsTerminal;
@@ -11,7 +11,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Context, Failure};
 
-/// Starts logging to standard error. RUST_LOG chooses what.
+/// Starts logging to standard error. RUST_LOG filters the messages.
 pub fn start() {
     let filter = EnvFilter::builder()
         .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
@@ -31,7 +31,7 @@ pub fn start() {
     }
 }
 
-/// Opens the file that takes the messages of a background daemon, and says where it is.
+/// Opens the file for the messages of a background daemon. Returns its path too.
 pub fn open(asked: Option<&Path>, volume: &Path) -> Result<(File, PathBuf), Failure> {
     let path = match asked {
         Some(path) => path.to_owned(),
@@ -77,7 +77,7 @@ fn default_dir() -> Result<PathBuf, Failure> {
         })
 }
 
-/// The volume's path as one file name: /srv/a.volume is srv-a.volume.log.
+/// Returns the volume's path as one file name: /srv/a.volume is srv-a.volume.log.
 fn name_of(volume: &Path) -> PathBuf {
     let mut name: Vec<u8> = volume.as_os_str().as_bytes().to_vec();
     while name.first() == Some(&b'/') {
@@ -88,7 +88,7 @@ fn name_of(volume: &Path) -> PathBuf {
             *byte = b'-';
         }
     }
-    // A file name has at most 255 bytes; the end of the path tells volumes apart best.
+    // A file name has at most 255 bytes. The end of the path distinguishes volumes best.
     let start = name.len().saturating_sub(200);
     let mut name = String::from_utf8_lossy(&name[start..]).into_owned();
     name.push_str(".log");

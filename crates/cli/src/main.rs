@@ -1,8 +1,7 @@
-//! The jericho command: makes, mounts, shows and checks volumes.
+//! The `jericho` command: formats, mounts, inspects and checks volumes.
 //!
-//! Reading order: `args` (the contract with scripts), then one module per subcommand. `serve` is the
-//! daemon: `mount` and `run` start this program once more to run it. A subcommand talks to the daemon
-//! of a mount through extended attributes (`control`).
+//! Reading order: `args` (the contract with scripts), then one module per subcommand. `serve` is the daemon; `mount` and `run`
+//! start this program again to run it. A subcommand talks to the daemon of a mount through extended attributes (`control`).
 #![forbid(unsafe_code)]
 
 mod args;
@@ -52,7 +51,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {
-            // Nothing is left to do when nobody reads the message.
+            // An error is ignored: the message cannot be written.
             let _ = std::io::Write::write_fmt(
                 &mut std::io::stderr(),
                 format_args!("jericho: {failure}\n"),

@@ -1,4 +1,4 @@
-//! What is mounted where, as the kernel says.
+//! The kernel's list of mounts.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,30 +6,30 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Context, Failure};
 
-/// Type of our mounts in the kernel's list.
+/// Type of Jericho's mounts in the kernel's list.
 pub const FILESYSTEM: &str = "fuse.jericho";
 
 /// One line of /proc/self/mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// st_dev of its files, as (major, minor).
+    /// st_dev of files on the mount, as (major, minor).
     pub device: (u32, u32),
-    /// The directory.
+    /// The mount point.
     pub dir: PathBuf,
-    /// ext4, fuse.jericho, ...
+    /// Type, for example ext4 or fuse.jericho.
     pub filesystem: String,
-    /// What is mounted: the path of the volume for ours.
+    /// The mounted device or directory; for Jericho, the path of the volume.
     pub source: PathBuf,
 }
 
-/// All mounts that this process sees; the last of several on one directory is the visible one.
+/// Returns all mounts that this process sees. Of several mounts on one directory, the last one is visible.
 pub fn list() -> Result<Vec<Mount>, Failure> {
     let path = "/proc/self/mountinfo";
     let text = std::fs::read(path).context(format_args!("cannot read {path}"))?;
     Ok(text.split(|b| *b == b'\n').filter_map(parse).collect())
 }
 
-/// The visible mount on exactly this directory (absolute, without links).
+/// Returns the visible mount on exactly this directory (absolute, without links).
 pub fn at(dir: &Path) -> Result<Option<Mount>, Failure> {
     Ok(list()?.into_iter().rfind(|m| m.dir == dir))
 }
@@ -50,7 +50,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits.
+/// Decodes a field. The kernel writes space, tab, newline and backslash as three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut i = 0;
@@ -69,8 +69,8 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(out))
 }
 
-/// Absolute path of a directory that may be a mount whose daemon has died, so that nothing can be
-/// asked about the directory itself: only its parent is resolved.
+/// Returns the absolute path of a directory. The directory may be a mount whose daemon has died and that answers nothing; then
+/// only its parent is resolved.
 pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
     match std::fs::canonicalize(dir) {
         Ok(path) => Ok(path),
@@ -87,8 +87,8 @@ pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns whether an error means that a mount's daemon has died: ENOTCONN; for a moment also ECONNABORTED or ECANCELED, when the daemon
-/// served the mount through the kernel's ring.
+/// Returns whether an error means that a mount's daemon has died: ENOTCONN, or for a moment ECONNABORTED or ECANCELED, when the
+/// daemon served the mount over the FUSE ring.
 pub fn says_dead(error: &std::io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_mountinfo_is_understood_with_its_escapes() {
+    fn a_line_of_mountinfo_is_parsed_with_its_escapes() {
         let line = b"36 35 0:52 / /mnt/my\\040dir rw,noatime shared:1 - fuse.jericho /a\\134b rw";
         assert_eq!(
             parse(line),

@@ -1,16 +1,16 @@
-//! Telling the service manager what the daemon is doing (the protocol of sd_notify(3)): one datagram
-//! to the socket that NOTIFY_SOCKET names. Without a service manager nothing happens.
+//! Reports the daemon's state to the service manager (the protocol of sd_notify(3)): one datagram to the socket named by
+//! NOTIFY_SOCKET. Does nothing without a service manager.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Serving; `status` is shown by systemctl.
+/// Reports that the daemon serves. systemctl shows `status`.
 pub fn ready(status: &str) {
     send(&format!("READY=1\nSTATUS={status}"));
 }
 
-/// Unmounting has begun.
+/// Reports that unmounting has begun.
 pub fn stopping() {
     send("STOPPING=1\nSTATUS=writing everything back");
 }

@@ -1,4 +1,4 @@
-//! `jericho place`: shows placement, sets it, and moves what is there.
+//! `jericho place`: shows placement, sets it, and moves files.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use crate::failure::{Context, Failure, Outcome, print, print_json};
 use crate::{control, size};
 
 pub fn run(args: &PlaceArgs) -> Outcome {
-    let place = wanted(args)?;
+    let place = requested(args)?;
     if let Some(policy) = args.threads {
         control::set_threads(&args.path, &policy.to_string())?;
     }
@@ -29,7 +29,7 @@ pub fn run(args: &PlaceArgs) -> Outcome {
     }
     if !metadata.is_dir() {
         return Err(Failure::new(format!(
-            "{} is not a directory: placing decides about what is created later; add --move to move \
+            "{} is not a directory: a place applies to files that are created later; add --move to move \
              the file itself",
             args.path.display()
         )));
@@ -41,13 +41,12 @@ pub fn run(args: &PlaceArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The place asked for, as the daemon understands it; checked here for a message that names what
-/// there is.
-fn wanted(args: &PlaceArgs) -> Result<Option<String>, Failure> {
+/// Returns the requested place in the daemon's notation. Checks it first, for a message that names the valid places.
+fn requested(args: &PlaceArgs) -> Result<Option<String>, Failure> {
     if args.node.is_none() && args.slice.is_none() {
         if args.move_there {
             return Err(Failure::new(
-                "say where to: --move needs --node N (or --slice N)",
+                "the target is missing: --move needs --node N (or --slice N)",
             ));
         }
         return Ok(None);
@@ -87,10 +86,10 @@ fn show(args: &PlaceArgs) -> Outcome {
         let why = if place.explicit {
             "set here"
         } else {
-            "inherited or dealt out"
+            "inherited or assigned in turn"
         };
         print(&format!(
-            "{}: slice {} on node {} ({why}); threads are moved there: {} ({})\n",
+            "{}: slice {} on node {} ({why}); threads migrate there: {} ({})\n",
             args.path.display(),
             place.slice,
             place.node,
@@ -101,10 +100,10 @@ fn show(args: &PlaceArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a move has done so far.
+/// Progress of a move.
 struct Moving {
     place: String,
-    /// Nothing on other filesystems is touched.
+    /// Device number of the filesystem. Files on other filesystems are not moved.
     device: u64,
     progress: ProgressBar,
     files: u64,
@@ -113,7 +112,7 @@ struct Moving {
 }
 
 fn move_all(path: &Path, metadata: &std::fs::Metadata, place: &str) -> Outcome {
-    // Hidden by itself where standard error is no terminal.
+    // Hides itself where standard error is not a terminal.
     let progress = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
         progress.set_style(style);
@@ -144,15 +143,14 @@ fn move_all(path: &Path, metadata: &std::fs::Metadata, place: &str) -> Outcome {
 }
 
 impl Moving {
-    /// Moves a tree. A list of directories still to do, not recursion: trees are as deep as users
-    /// make them.
+    /// Moves a tree. Uses a list of remaining directories instead of recursion, because trees may have any depth.
     fn one(&mut self, path: &Path, metadata: &std::fs::Metadata) {
         if !metadata.is_dir() {
             return self.file(path, metadata);
         }
         let mut directories: Vec<PathBuf> = vec![path.to_owned()];
         while let Some(dir) = directories.pop() {
-            // First, so that what is created while we are in it is placed right.
+            // Set first, so that files created during the move are placed right.
             if let Err(failure) = control::set_place(&dir, &self.place) {
                 self.failed(&failure.to_string());
             }
@@ -176,7 +174,7 @@ impl Moving {
                     Ok(m) if m.dev() != self.device => {}
                     Ok(m) if m.is_dir() => directories.push(path),
                     Ok(m) => self.file(&path, &m),
-                    // Removed since it was listed: nothing to move.
+                    // The file was removed after it was listed.
                     Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                     Err(e) => self.failed(&format!("{}: {e}", path.display())),
                 }

@@ -1,5 +1,4 @@
-//! The library that serves a program's reads and writes in the program itself, and the environment
-//! that makes a program load it.
+//! The library that serves a program's reads and writes inside of the program, and the environment that makes programs load it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,11 +12,11 @@ use crate::mounts;
 
 /// Name of the library's file.
 const LIBRARY: &str = "libjericho_preload.so";
-/// What the dynamic linker reads: libraries to load before all others, separated by colons or spaces.
+/// Variable of the dynamic linker: libraries to load before all others, separated by colons or spaces.
 const LD_PRELOAD: &str = "LD_PRELOAD";
 
-/// Where the library is: what JERICHO_PRELOAD says, or where cargo builds it (below `deps` it is never
-/// an old one), or next to this program, or where `make install` puts it.
+/// Finds the library: the path in JERICHO_PRELOAD, or cargo's output directory (`deps` never has an old one), or the directory of
+/// this program, or the directory of `make install`.
 pub fn find() -> Result<PathBuf, Failure> {
     let candidates = match std::env::var_os("JERICHO_PRELOAD") {
         Some(path) => vec![PathBuf::from(path)],
@@ -40,7 +39,7 @@ pub fn find() -> Result<PathBuf, Failure> {
     })?;
     let found =
         std::fs::canonicalize(found).context(format_args!("cannot use {}", found.display()))?;
-    // The dynamic linker would take it for several.
+    // The dynamic linker would split the path.
     if found.as_os_str().as_bytes().iter().any(is_separator) {
         return Err(Failure::new(format!(
             "{} cannot be preloaded: the dynamic linker takes no path with a colon or a space; put a \
@@ -51,9 +50,9 @@ pub fn find() -> Result<PathBuf, Failure> {
     Ok(found)
 }
 
-/// Makes a command load the library, and tells the library which volumes are mounted.
+/// Makes a command load the library, and passes the mounted volumes to the library.
 ///
-/// Errors: the kernel's list of mounts cannot be read.
+/// Fails if the kernel's list of mounts cannot be read.
 pub fn set(
     command: &mut Command,
     library: &Path,
@@ -61,7 +60,7 @@ pub fn set(
 ) -> Result<(), Failure> {
     let devices = devices()?;
     if devices.is_empty() {
-        // The library then looks for itself, each time a program starts.
+        // The library then searches for mounts itself, each time a program starts.
         command.env_remove("JERICHO_DEVICES");
         eprintln!(
             "jericho: no volume is mounted, so nothing is served inline yet; mount one with: jericho \
@@ -83,7 +82,7 @@ pub fn set(
     Ok(())
 }
 
-/// Makes a command run without the library, if this program runs with it: a daemon has no use for it.
+/// Makes a command run without the library, if this program runs with it. A daemon does not need it.
 pub fn unset(command: &mut Command) {
     let others = others();
     if others.is_empty() {
@@ -93,7 +92,7 @@ pub fn unset(command: &mut Command) {
     }
 }
 
-/// Device numbers of all mounted volumes: `major:minor,major:minor`.
+/// Returns the device numbers of all mounted volumes: `major:minor,major:minor`.
 fn devices() -> Result<String, Failure> {
     let mut devices: Vec<_> = mounts::list()?
         .into_iter()
@@ -109,7 +108,7 @@ fn devices() -> Result<String, Failure> {
     Ok(devices.join(","))
 }
 
-/// What else is preloaded into this program.
+/// Returns the other libraries that are preloaded into this program.
 fn others() -> OsString {
     std::env::var_os(LD_PRELOAD).map_or_else(OsString::new, |list| without_ours(&list))
 }
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_library_is_taken_from_a_list() {
+    fn only_this_library_is_removed_from_a_list() {
         let without = |list: &str| without_ours(list.as_ref()).into_string().unwrap();
         assert_eq!(without(""), "");
         assert_eq!(without("/usr/lib/jericho/libjericho_preload.so"), "");

@@ -1,5 +1,5 @@
-//! `jericho run`: runs a command with the library that serves its reads and writes inline; mounts a
-//! volume around it if asked to.
+//! `jericho run`: runs a command with the library that serves its reads and writes inline. Mounts a volume for the command if
+//! requested.
 
 use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -19,7 +19,7 @@ pub fn run(args: &RunArgs) -> Outcome {
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
         Failure::new("no command was given; write it after --, for example -- bash")
     })?;
-    // Missed before anything is mounted.
+    // Searches for the library before the mount, so that a missing library is reported first.
     let library = match args.no_preload {
         true => None,
         false => Some(preload::find()?),
@@ -39,14 +39,14 @@ pub fn run(args: &RunArgs) -> Outcome {
             refuse_mount_options(&args.options)?;
             refuse_unused_policy(args)?;
             prepare(&mut command)?;
-            // Nothing is left to do afterwards, so it takes our place.
+            // The command replaces this process, because nothing remains to do afterwards.
             let error = command.exec();
             Err(cannot_run(&command, error))
         }
     }
 }
 
-/// Options of a mount, and no mount: nobody would see that they did nothing.
+/// Fails if options of a mount are given without a mount. They would have no effect.
 fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
     let given = options.cache.is_some()
         || options.read_only
@@ -80,7 +80,7 @@ fn cannot_run(command: &Command, error: std::io::Error) -> Failure {
     ))
 }
 
-/// Mounts, runs the command, unmounts.
+/// Mounts the volume, runs the command, and unmounts the volume.
 fn on_mount(
     volume: &Path,
     dir: &Path,
@@ -90,12 +90,12 @@ fn on_mount(
 ) -> Outcome {
     let checked = background::check(volume, dir, options)?;
     umount::wait_for_former(&checked.volume);
-    // Held back from here on: a signal must not end us between mount and unmount.
+    // Collects signals from here on: a signal must not end this process between mount and unmount.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals")?;
     background::start(&checked, options)?;
 
-    // With the mount there, so that it is known to the command.
+    // Prepares the environment after the mount, so that it names the mount.
     let outcome = prepare(&mut command)
         .and_then(|()| command.spawn().map_err(|e| cannot_run(&command, e)))
         .and_then(|child| wait(child, &mut signals));
@@ -118,7 +118,7 @@ fn on_mount(
 fn wait(mut child: Child, signals: &mut Signals) -> Result<ExitStatus, Failure> {
     let pid = Pid::from_child(&child);
     let handle = signals.handle();
-    // Ctrl-C reaches the command from the terminal too; twice would be a different wish.
+    // The terminal sends Ctrl-C to the command too, and commands react differently to a second one.
     let from_terminal = std::io::stdin().is_terminal();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -129,7 +129,7 @@ fn wait(mut child: Child, signals: &mut Signals) -> Result<ExitStatus, Failure> 
                     _ if from_terminal => continue,
                     _ => Signal::INT,
                 };
-                // Already gone: then `wait` is about to say so.
+                // The command may have ended already; then `wait` reports that.
                 if let Err(error) = rustix::process::kill_process(pid, signal) {
                     eprintln!("jericho: cannot pass a signal on: {error}");
                 }

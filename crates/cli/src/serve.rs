@@ -2,12 +2,12 @@
 //!
 //!     open the volume -> mount -> serving -> unmounted -> everything written back, marked clean
 //!
-//! It ends when the directory is unmounted, by whomever, or on SIGTERM, SIGINT or SIGHUP. A mount that
-//! is in use then is detached all the same: who has files open gets a short time to finish, and
-//! ENOTCONN afterwards; what was written is on the device in either case.
+//! The daemon ends when the directory is unmounted, by any process, or on SIGTERM, SIGINT or SIGHUP. If the mount is in use then,
+//! the daemon detaches it: programs with open files get a short time to finish, and ENOTCONN afterwards. All written data reaches
+//! the device in both cases.
 //!
-//! If data cannot be written back when the mount is gone, the daemon keeps it and retries. It names the files in its
-//! log and holds the volume until all data is written, or until a second signal discards it.
+//! If data cannot be written back after the mount has ended, the daemon keeps it and retries. It names the files in its log and
+//! holds the volume until all data is written, or until a second signal discards it.
 
 use std::fs::File;
 use std::io::Write;
@@ -30,32 +30,32 @@ use crate::background::{Checked, SERVING};
 use crate::failure::{Context, Failure, Outcome};
 use crate::{busy, keeper, logging, mounts, notify, utab};
 
-/// How long who uses the mount may go on after SIGTERM.
+/// How long programs may continue to use the mount after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Pause between attempts to write back what could not be written when the mount ended.
+/// Pause between attempts to write back remaining data after the mount has ended.
 const RETRY: Duration = Duration::from_secs(1);
 /// The first signal requests a stop, the second a stop that discards data.
 const SIGNALS_TO_DISCARD: usize = 2;
 /// Requests a stop and never discards: shells and session managers send it in addition to another signal.
 const HANGUP: &str = "SIGHUP";
-/// Most files named in one message.
+/// Maximum number of files named in one message.
 const NAMES_MAX: usize = 100;
 
 enum Event {
-    /// The name of a signal that asks to stop.
+    /// The name of a signal that requests a stop.
     Signal(&'static str),
-    /// The mount is over.
+    /// The mount has ended.
     Unmounted(std::io::Result<()>),
 }
 
-/// Serves in this process; messages and errors go to standard error.
+/// Serves in this process. Messages and errors go to standard error.
 pub fn in_foreground(checked: &Checked, options: &MountOptions) -> Outcome {
     logging::start();
     serve(checked, options, || Ok(()))
 }
 
-/// Serves as the daemon of `background::start`.
+/// Serves as the daemon that `background::start` started.
 pub fn as_daemon(args: &MountArgs) -> Outcome {
     logging::start();
     let checked = Checked {
@@ -65,14 +65,16 @@ pub fn as_daemon(args: &MountArgs) -> Outcome {
     let outcome = leave_directory().and_then(|()| serve(&checked, &args.options, report_serving));
     if let Err(failure) = &outcome {
         tracing::error!(%failure, "the daemon ends");
-        // If we are serving already, this goes to /dev/null.
+        // If the daemon was serving already, standard output is /dev/null.
         let mut out = std::io::stdout();
         if out
             .write_all(format!("{failure}\n").as_bytes())
             .and_then(|()| out.flush())
             .is_err()
         {
-            tracing::warn!("the parent is gone and does not hear of it");
+            tracing::warn!(
+                "cannot report this failure to the parent, because the parent has ended"
+            );
         }
         return Ok(ExitCode::FAILURE);
     }
@@ -84,17 +86,17 @@ fn leave_directory() -> Result<(), Failure> {
     std::env::set_current_dir("/").context("cannot change to /")
 }
 
-/// Tells the parent, and lets go of it.
+/// Reports to the parent, and closes the parent's pipe.
 fn report_serving() -> Result<(), Failure> {
     let mut out = std::io::stdout();
-    let told = out.write_all(SERVING.as_bytes()).and_then(|()| out.flush());
+    let reported = out.write_all(SERVING.as_bytes()).and_then(|()| out.flush());
     let null = File::options()
         .write(true)
         .open("/dev/null")
         .context("cannot open /dev/null")?;
-    rustix::stdio::dup2_stdout(&null).context("cannot let go of the parent's pipe")?;
-    // Interrupted before the mount was there: whoever asked for it does not want it any more.
-    told.context("the process that asked for the mount is gone")
+    rustix::stdio::dup2_stdout(&null).context("cannot close the parent's pipe")?;
+    // The parent was interrupted before the mount was there. The user no longer wants the mount.
+    reported.context("the process that requested the mount has ended")
 }
 
 fn serve(
@@ -103,9 +105,9 @@ fn serve(
     serving: impl FnOnce() -> Result<(), Failure>,
 ) -> Outcome {
     let (events, inbox) = channel();
-    // Before the volume is touched, so that a signal never ends us half way.
+    // Listens before the volume is touched, so that a signal never ends the daemon midway.
     listen_for_signals(events.clone())?;
-    // Each program takes two, and what starts daemons often allows 1024 of 500,000.
+    // Each program takes two descriptors. Service managers often allow 1024 of 500,000.
     limits::raise_open_files();
     let topology =
         Topology::from_spec(&options.topology).map_err(|e| Failure::new(e.to_string()))?;
@@ -162,7 +164,7 @@ fn serve(
         }
         Err(_) => tracing::error!("the threads that wait for the end of the mount are gone"),
     }
-    // Before the volume is free and another process can mount it there.
+    // Removes the entry before the volume is free and another process can mount it there.
     drop(entry);
     write_all_back(&mounted, &checked.volume, &inbox, signals);
     close(&mounted)?;
@@ -175,14 +177,14 @@ pub fn trusted(options: &MountOptions) -> Result<Trusted, Failure> {
     Trusted::from_names(&options.fast_path).map_err(|e| Failure::new(format!("--fast-path: {e}")))
 }
 
-/// Retries until all is written, or nothing more can be written, or `SIGNALS_TO_DISCARD` signals have come.
+/// Retries until everything is written, nothing more can be written, or `SIGNALS_TO_DISCARD` signals have come.
 fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut signals: usize) {
     mounted.end_clients();
-    let mut told = false;
+    let mut reported = false;
     while let Err(error) = mounted.sync() {
         if !mounted.fs().may_recover() {
             tracing::error!(
-                "cannot write any more: {error}; lost: {}. What was synced before is on the volume",
+                "can no longer write: {error}; lost: {}. All data that was synced before is on the volume",
                 shortened(mounted.unwritten())
             );
             return;
@@ -192,8 +194,8 @@ fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut
             tracing::error!("discarded what could not be written, as requested: {names}");
             return;
         }
-        if !told {
-            told = true;
+        if !reported {
+            reported = true;
             tracing::error!(
                 "still writing back: {error}; unwritten: {}. Free space on the host, or discard them with: jericho umount --force {}",
                 shortened(mounted.unwritten()),
@@ -217,7 +219,7 @@ fn write_all_back(mounted: &Mounted, volume: &Path, inbox: &Receiver<Event>, mut
     }
 }
 
-/// Returns the first few names.
+/// Joins the first names, and adds the number of the others.
 fn shortened(names: Vec<String>) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
     let mut text = names[..names.len() - more].join(", ");
@@ -260,16 +262,16 @@ fn watch(running: Arc<Running>, events: Sender<Event>) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("watch".into())
         .spawn(move || {
-            // Nobody waits for it any more when the receiver is gone.
+            // An error is ignored: the receiver has ended and does not wait for this event.
             let _ = events.send(Event::Unmounted(service::run(|| running.wait())));
         })
         .context("cannot start the thread that waits for the end of the mount")?;
     Ok(())
 }
 
-/// Unmounts, by force if need be, and waits until the kernel has let go (or the grace is over).
+/// Unmounts, by force if needed, and waits until the kernel has released the mount or the grace period is over.
 fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
-    // Opened before the mount is detached, because another mount may reuse its number later.
+    // Opened before the mount is detached, because a later mount may reuse its number.
     let connection = connection_of(volume, running.dir());
     match running.unmount(false) {
         Ok(()) => {}
@@ -279,26 +281,26 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
                     tracing::warn!("still in use: {user}");
                 }
             }
-            // Pages changed through mappings are still the kernel's; detaching does not write them.
+            // The kernel holds pages changed through mappings. Detaching does not write them.
             flush_mappings(running.dir());
             if let Err(error) = running.unmount(true) {
                 tracing::error!(%error, "cannot detach");
             }
         }
-        // Unmounted by somebody else at this moment, perhaps; the watch tells.
+        // Another process may have unmounted it at this moment; the watch thread reports that.
         Err(error) => tracing::warn!(%error, "cannot unmount"),
     }
     let mut in_grace = true;
     loop {
-        // Requests in progress when the connection is aborted get the same time once more.
+        // Requests in progress at the abort of the connection get the same time again.
         match inbox.recv_timeout(GRACE) {
             Ok(Event::Unmounted(result)) => return ended(result),
             Ok(Event::Signal(_)) => {}
             Err(RecvTimeoutError::Timeout) if in_grace => {
                 in_grace = false;
                 tracing::warn!("still in use; the programs get ENOTCONN from now on");
-                // Otherwise the kernel ends the connection only some time after this process has ended, and until then
-                // answers requests over the ring with ECANCELED.
+                // Without the abort, the kernel ends the connection only some time after this process has ended, and until then
+                // answers requests over the FUSE ring with ECANCELED.
                 let aborted = match &connection {
                     Ok(connection) => connection.abort().map_err(|e| e.to_string()),
                     Err(error) => Err(error.to_string()),
@@ -313,20 +315,20 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
     }
 }
 
-/// Opens the FUSE connection of this process's mount. No other mount has the volume as its source, because this process holds it.
+/// Opens the FUSE connection of this process's mount. This process holds the volume, so no other mount has it as its source.
 fn connection_of(volume: &Path, dir: &Path) -> Result<Connection, Failure> {
     let is_ours = |m: &mounts::Mount| {
         m.filesystem == mounts::FILESYSTEM && m.source == volume && m.dir == dir
     };
     let mount = mounts::list()?.into_iter().rfind(is_ours);
-    let mount = mount.ok_or_else(|| Failure::new("it is not mounted any more"))?;
+    let mount = mount.ok_or_else(|| Failure::new("it is no longer mounted"))?;
     Connection::of_mount(mount.device.1).context("cannot open its `abort` file")
 }
 
 fn flush_mappings(dir: &Path) {
     let synced = File::open(dir).and_then(|d| Ok(rustix::fs::syncfs(&d)?));
     if let Err(error) = synced {
-        tracing::error!(%error, "cannot write back what was changed through mappings");
+        tracing::error!(%error, "cannot write back changes made through mappings");
     }
 }
 
@@ -337,7 +339,7 @@ fn ended(result: std::io::Result<()>) {
     }
 }
 
-/// " It is mounted on DIR." for a volume that somebody has mounted.
+/// Returns " (it is mounted on DIR)" for a mounted volume, else nothing.
 fn where_mounted(volume: &Path) -> String {
     let Ok(mounts) = mounts::list() else {
         return String::new();

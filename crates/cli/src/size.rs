@@ -1,6 +1,6 @@
-//! Sizes as people write them: 512M, 1G, 4096. K, M, G and T are powers of 1024.
+//! Sizes in users' notation: 512M, 1G, 4096. K, M, G and T are powers of 1024.
 
-/// Bytes of a size like `1G`, `512MiB`, `1.5T` or `4096`.
+/// Parses a size such as `1G`, `512MiB`, `1.5T` or `4096`. Returns bytes.
 pub fn parse(text: &str) -> Result<u64, String> {
     const EXPECTED: &str = "expected a number with K, M, G or T, for example 512M or 1G";
     let text = text.trim();
@@ -39,7 +39,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// A size for people: three significant digits.
+/// Formats a size for users, with three significant digits.
 pub fn human(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut value = bytes as f64;
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_an_example() {
+    fn an_invalid_size_is_refused_with_an_example() {
         for bad in [
             "",
             "G",
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_shown_in_the_unit_that_reads_best() {
+    fn sizes_have_a_suitable_unit() {
         assert_eq!(human(0), "0 B");
         assert_eq!(human(1536), "1.5 KiB");
         assert_eq!(human(1 << 30), "1.0 GiB");

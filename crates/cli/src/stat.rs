@@ -146,12 +146,12 @@ fn row(name: String, node: String, s: &SliceStat) -> [String; 13] {
     ]
 }
 
-/// A share in percent; `-` for the share of nothing.
+/// Formats a share in percent; `-` for the share of nothing.
 pub fn percent(share: Option<f64>) -> String {
     share.map_or("-".into(), |share| format!("{:.1}%", 100.0 * share))
 }
 
-/// Sums of what the table shows.
+/// Sums of the table's columns.
 #[derive(Default)]
 struct Total(SliceStat);
 

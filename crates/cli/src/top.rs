@@ -1,7 +1,7 @@
-//! `jericho top`: what a mounted volume is doing now, on a terminal or as lines.
+//! `jericho top`: the current activity of a mounted volume, on a terminal or as lines.
 //!
-//! All numbers come from `jericho stat`'s counters, asked for again and again; what is shown of rates and shares is of
-//! the time between two answers. The first answer has none before it: its shares are those since the mount.
+//! All numbers come from the counters of `jericho stat`, polled repeatedly. Rates and shares are those of the time between two
+//! answers. The first view has no earlier answer, so its shares are those since the mount.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -35,7 +35,7 @@ pub fn run(args: &TopArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One view for each interval, until nobody reads them or the mount is gone.
+/// Prints one view for each interval, until the reader is gone or the mount has ended.
 fn as_lines(source: &mut Source, interval: Duration) -> Result<(), Failure> {
     loop {
         let text = source.next()?.to_text();
@@ -51,7 +51,7 @@ fn as_lines(source: &mut Source, interval: Duration) -> Result<(), Failure> {
 }
 
 fn on_terminal(source: &mut Source, interval: Duration) -> Result<(), Failure> {
-    // The first answer before the screen is taken: a wrong directory is said on the screen that there was.
+    // Polls once before the screen is taken, so that an error about a wrong directory appears on the normal screen.
     let mut view = source.next()?;
     let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
     let outcome = loop {
@@ -72,7 +72,7 @@ fn on_terminal(source: &mut Source, interval: Duration) -> Result<(), Failure> {
     outcome
 }
 
-/// Waits for the interval; true when the user wants to leave.
+/// Waits for the interval. Returns true when the user wants to leave.
 fn wait_for_key(interval: Duration) -> std::io::Result<bool> {
     let end = Instant::now() + interval;
     loop {
@@ -96,7 +96,7 @@ fn wait_for_key(interval: Duration) -> std::io::Result<bool> {
     }
 }
 
-/// Answers of the daemon, each with the one before.
+/// The daemon's answers. Each is shown relative to the one before.
 struct Source<'a> {
     dir: &'a Path,
     last: Option<(Instant, Stat)>,
@@ -121,7 +121,7 @@ impl Source<'_> {
     }
 }
 
-/// What is shown: a heading and tables.
+/// Contents of the screen: a heading and tables.
 struct View {
     heading: Vec<String>,
     tables: Vec<Part>,
@@ -134,7 +134,7 @@ struct Part {
 }
 
 impl View {
-    /// `before`: an earlier answer of the same daemon, and how long ago it was.
+    /// Creates a view. `before` is an earlier answer of the same daemon, and its age.
     fn new(stat: &Stat, before: Option<(&Stat, Duration)>) -> View {
         let since = match before {
             Some((_, time)) => format!("the last {:.1} s", time.as_secs_f64()),
@@ -244,7 +244,7 @@ impl View {
         }
     }
 
-    /// As lines, each table with its columns aligned.
+    /// Formats the view as lines, each table with its columns aligned.
     fn to_text(&self) -> String {
         let mut out = String::new();
         for line in &self.heading {
@@ -266,7 +266,7 @@ impl View {
 
     fn draw(&self, frame: &mut Frame) {
         let shown: Vec<&Part> = self.tables.iter().filter(|p| !p.rows.is_empty()).collect();
-        // Each table has its head, a border above, and an empty line below.
+        // Each table has a heading line, a border above, and an empty line below.
         let heights = shown
             .iter()
             .map(|p| Constraint::Max(p.rows.len() as u16 + 3));
@@ -338,7 +338,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    /// Counters of a volume of two slices with one client; they grow with `n`.
+    /// Returns counters of a volume of two slices with one client. They grow with `n`.
     fn stat(n: u64) -> Stat {
         let locality = Locality::new(3 * n, n);
         let counters = jericho_daemon::Counters {
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn rates_and_shares_are_of_the_time_between_two_answers() {
         let mut last = stat(1);
-        // Before the interval all was remote: it does not count.
+        // All accesses before the interval were remote; they must not count.
         last.slices[0].locality = Locality::new(3, 1);
         let view = View::new(&stat(3), Some((&last, Duration::from_secs(2))));
         assert_eq!(
@@ -408,7 +408,7 @@ mod tests {
         );
         let first = View::new(&stat(3), None);
         assert_eq!(first.tables[1].rows[0][4], "-");
-        // A client that came in between, and counters that start anew, are no overflow.
+        // New clients, and counters that start again, must not overflow.
         last.clients.clear();
         View::new(&stat(0), Some((&stat(5), Duration::ZERO)));
         View::new(&stat(3), Some((&last, Duration::ZERO)));
@@ -444,7 +444,7 @@ mod tests {
                 "q: leave   space: now",
             ]
         );
-        // A terminal of any size is one.
+        // Draws on terminals of extreme sizes.
         for (width, height) in [(1, 1), (20, 3), (300, 5)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
             terminal.draw(|frame| view.draw(frame)).unwrap();

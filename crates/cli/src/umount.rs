@@ -1,5 +1,5 @@
-//! `jericho umount`: writes everything back, detaches, waits for the daemon to end, and checks that the volume is clean.
-//! If not everything can be written, the volume stays mounted, unless --force discards the rest.
+//! `jericho umount`: writes everything back, detaches the mount, waits for the daemon to end, and checks that the volume is
+//! clean. If not everything can be written, the volume stays mounted, unless --force discards the rest.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -18,11 +18,11 @@ use crate::args::UmountArgs;
 use crate::failure::{Context, Failure, Outcome};
 use crate::{busy, control, mounts};
 
-/// Longest time the daemon may take to end after everything was written.
+/// Maximum time in which the daemon must end after everything was written.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time between two looks at what the daemon of the previous mount is doing.
-const FORMER_LOOK: Duration = Duration::from_secs(1);
-/// Pause between two signals to a daemon that is to discard what it cannot write.
+/// Time between two polls of the daemon of the previous mount.
+const FORMER_POLL: Duration = Duration::from_secs(1);
+/// Pause between two signals to a daemon that shall discard unwritten data.
 const SIGNALS_EVERY: Duration = Duration::from_millis(300);
 
 pub fn run(args: &UmountArgs) -> Outcome {
@@ -36,8 +36,8 @@ pub fn run(args: &UmountArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Unmounts a directory, or ends the daemon that still writes back a volume without a mount. Data that cannot be
-/// written is lost.
+/// Unmounts a directory, or ends the daemon that still writes back a volume without a mount. Discards data that cannot be
+/// written.
 fn discard(path: &Path) -> Result<(), Failure> {
     let resolved = mounts::resolve(path)?;
     let mount = mounts::at(&resolved)?.filter(|m| m.filesystem == mounts::FILESYSTEM);
@@ -57,7 +57,7 @@ fn discard(path: &Path) -> Result<(), Failure> {
                 None => end(pid, path),
             },
             None => Err(Failure::new(format!(
-                "{} is neither a mounted volume nor one that is still written back",
+                "{} is neither mounted nor still being written back",
                 path.display()
             ))),
         };
@@ -76,7 +76,7 @@ fn discard(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the daemon that holds a volume. Ignores other commands that hold one, such as a check that repairs.
+/// Returns the daemon that holds a volume. Ignores other commands that hold one, such as a repairing check.
 pub fn lock_holder(volume: &Path) -> Option<u32> {
     let mode = OpenMode {
         read_only: true,
@@ -85,14 +85,17 @@ pub fn lock_holder(volume: &Path) -> Option<u32> {
     match Volume::lock(volume, mode) {
         Err(VolumeError::Locked { pid: Some(pid), .. }) => {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            let mounts = told(pid).iter().skip(1).any(|argument| argument == "mount");
+            let mounts = arguments_of(pid)
+                .iter()
+                .skip(1)
+                .any(|argument| argument == "mount");
             (name.trim() == "jericho" && mounts).then_some(pid)
         }
         _ => None,
     }
 }
 
-/// Ends a daemon whose mount is gone, whether it could write everything or not.
+/// Ends a daemon whose mount has ended, even if it could not write everything.
 fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
     let Some(daemon) = watch(pid)? else {
         return Ok(());
@@ -112,7 +115,7 @@ fn end(pid: u32, shown: &Path) -> Result<(), Failure> {
 }
 
 /// Returns the arguments with which a process was started.
-fn told(pid: u32) -> Vec<OsString> {
+fn arguments_of(pid: u32) -> Vec<OsString> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
     arguments
@@ -120,10 +123,10 @@ fn told(pid: u32) -> Vec<OsString> {
         .collect()
 }
 
-/// Returns where a daemon has mounted its volume: both are among the paths in its arguments.
+/// Returns the directory on which a daemon has mounted its volume. Both paths are among the daemon's arguments.
 fn served(pid: u32) -> Option<PathBuf> {
     let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
-    let paths: Vec<PathBuf> = told(pid)
+    let paths: Vec<PathBuf> = arguments_of(pid)
         .iter()
         .filter_map(|argument| mounts::resolve(&cwd.join(argument)).ok())
         .collect();
@@ -136,7 +139,7 @@ fn served(pid: u32) -> Option<PathBuf> {
     Some(ours.dir)
 }
 
-/// Returns whether a daemon has no mount. Returns false when its mounts cannot be seen from here.
+/// Returns whether a daemon has no mount. Returns false when its mounts are invisible from here.
 fn is_going_away(pid: u32) -> bool {
     shares_mount_namespace(pid) && served(pid).is_none()
 }
@@ -148,15 +151,15 @@ fn shares_mount_namespace(pid: u32) -> bool {
     own.is_some() && own == namespace(&pid.to_string())
 }
 
-/// Waits for a daemon that is going away, so that its volume can be used: for as long as that daemon holds the volume and has no mount.
+/// Waits until the daemon of a previous mount has released the volume: as long as it holds the volume and has no mount.
 pub fn wait_for_former(volume: &Path) {
     let begun = Instant::now();
     let on_terminal = std::io::stderr().is_terminal();
-    let (mut told, mut counts) = (None, false);
-    // A daemon that has only just begun has no mount yet.
+    let (mut reported, mut counts) = (None, false);
+    // A daemon that has just started has no mount yet either.
     while let Some(pid) = lock_holder(volume).filter(|pid| is_going_away(*pid)) {
-        if told != Some(pid) {
-            told = Some(pid);
+        if reported != Some(pid) {
+            reported = Some(pid);
             eprintln!(
                 "jericho: waiting for process {pid}, which still writes {} back",
                 volume.display()
@@ -165,9 +168,9 @@ pub fn wait_for_former(volume: &Path) {
             counts = true;
             eprint!("\rjericho: waiting for {} s ", begun.elapsed().as_secs());
         }
-        // If it cannot be watched, taking the volume's lock reports that it is in use.
+        // If the daemon cannot be watched, taking the volume's lock reports that the volume is in use.
         let Ok(Some(daemon)) = watch(pid) else { break };
-        if wait_for_end(&daemon, pid, FORMER_LOOK).is_err() {
+        if wait_for_end(&daemon, pid, FORMER_POLL).is_err() {
             break;
         }
     }
@@ -187,15 +190,15 @@ fn mount_at(path: &Path, shown: &Path) -> Result<mounts::Mount, Failure> {
         })
 }
 
-/// Detaches `dir` even if it is in use. Requests nothing of the daemon: it writes everything back when no program uses the
-/// mount any more, and retries if that fails.
+/// Detaches `dir` even if it is in use. Sends no request to the daemon: the daemon writes everything back when no program uses
+/// the mount any more, and retries if that fails.
 fn detach(dir: &Path) -> Result<(), Failure> {
     let path = mounts::resolve(dir)?;
     mount_at(&path, dir)?;
     attach::unmount(&path, true).map_err(|e| Failure::new(e.to_string()))
 }
 
-/// Unmounts `dir`; returns when everything is on the device.
+/// Unmounts `dir`. Returns when everything is on the device.
 pub fn unmount(dir: &Path) -> Result<(), Failure> {
     let path = mounts::resolve(dir)?;
     let shown = dir.display();
@@ -254,12 +257,12 @@ fn daemon_is_gone(dir: &Path) -> bool {
     std::fs::metadata(dir).is_err_and(|e| mounts::says_dead(&e))
 }
 
-/// A descriptor that tells when the process has ended; `None` when it has.
+/// Returns a descriptor that is readable once the process has ended; `None` when it has ended already.
 fn watch(pid: u32) -> Result<Option<OwnedFd>, Failure> {
     let pid = i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
-        .ok_or_else(|| Failure::new(format!("the daemon gives an impossible process id: {pid}")))?;
+        .ok_or_else(|| Failure::new(format!("the daemon returned an invalid process id: {pid}")))?;
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(descriptor) => Ok(Some(descriptor)),
         Err(rustix::io::Errno::SRCH) => Ok(None),
@@ -267,7 +270,7 @@ fn watch(pid: u32) -> Result<Option<OwnedFd>, Failure> {
     }
 }
 
-/// Returns whether the process ended in this time.
+/// Waits for at most `patience`. Returns whether the process has ended.
 fn wait_for_end(daemon: &OwnedFd, pid: u32, patience: Duration) -> Result<bool, Failure> {
     let mut events = [PollFd::new(daemon, PollFlags::IN)];
     let limit = Timespec {
@@ -281,13 +284,13 @@ fn wait_for_end(daemon: &OwnedFd, pid: u32, patience: Duration) -> Result<bool, 
 
 fn in_use(dir: &Path, mount: &mounts::Mount) -> Failure {
     let users = busy::users(mount, 10);
-    let who = if users.is_empty() {
-        String::from("; by whom cannot be seen (try as root)")
+    let list = if users.is_empty() {
+        String::from("; the processes that use it are invisible (try as root)")
     } else {
         format!(":\n  {}", users.join("\n  "))
     };
     Failure::new(format!(
-        "{} is busy; end what uses it and try again{who}",
+        "{} is busy; end the programs that use it and try again{list}",
         dir.display()
     ))
 }

@@ -1,8 +1,8 @@
 //! Tells umount(8) which helper unmounts a Jericho volume.
 //!
-//! umount(8) takes the type of a FUSE mount from statfs, which does not know the subtype, so it would look for a helper
-//! for all FUSE mounts. Its own table, /run/mount/utab, overrides that. The daemon adds an entry only as root and where
-//! the helper is installed, and removes it when it ends.
+//! umount(8) gets the type of a FUSE mount from statfs, which does not know the subtype, so it would search for a helper of all
+//! FUSE mounts. Its own table, /run/mount/utab, overrides that. The daemon adds an entry only as root and if the helper is
+//! installed, and removes it when it ends.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -15,7 +15,7 @@ use rustix::fs::FlockOperation;
 const HELPER: &str = "/sbin/umount.fuse.jericho";
 const DIRECTORY: &str = "/run/mount";
 
-/// The entry of a mount; removed when dropped.
+/// The table's entry of a mount. Dropping it removes the entry.
 pub struct Entry {
     line: Option<Line>,
 }
@@ -29,13 +29,13 @@ struct Line {
 
 /// Adds the entry of a mount. A failure is only logged: the mount then works without the helper.
 pub fn enter(volume: &Path, dir: &Path) -> Entry {
-    let wanted = rustix::process::geteuid().is_root() && Path::new(HELPER).exists();
+    let needed = rustix::process::geteuid().is_root() && Path::new(HELPER).exists();
     let line = Line {
         source: format!("SRC={}", escaped(volume)),
         target: format!("TARGET={}", escaped(dir)),
         options: "OPTS=uhelper=fuse.jericho",
     };
-    let entered = wanted && logged(rewrite(&line, true));
+    let entered = needed && logged(rewrite(&line, true));
     Entry {
         line: entered.then_some(line),
     }
@@ -89,12 +89,12 @@ fn rewrite(line: &Line, put: bool) -> io::Result<()> {
     }
     let temporary = directory.join("utab.jericho");
     fs::write(&temporary, new)?;
-    // Every user reads the table, whatever the daemon's umask is.
+    // All users read the table, independent of the daemon's umask.
     fs::set_permissions(&temporary, Permissions::from_mode(0o644))?;
     fs::rename(temporary, table)
 }
 
-/// Returns a path as the table has it: blanks and backslashes in octal.
+/// Returns a path in the table's notation: blanks and backslashes in octal.
 fn escaped(path: &Path) -> String {
     let bytes = path.as_os_str().as_bytes();
     let text = String::from_utf8_lossy(bytes);
