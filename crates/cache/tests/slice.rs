@@ -505,7 +505,8 @@ fn gets_wait_for_a_latch_without_a_thread() {
     let object: Arc<dyn Object> = Linear::new(1, 0);
     write(slice, &object, 0, 0, &[1; PAGE]).unwrap();
     let found = memory.lookup(Key::new(1, 0)).unwrap();
-    let entry = memory.entry(found.index);
+    let index = found.index;
+    let entry = memory.entry(index);
     let latched = entry
         .try_latch(found.state, 7)
         .expect("the page is not latched");
@@ -514,7 +515,12 @@ fn gets_wait_for_a_latch_without_a_thread() {
     for n in 0..3 {
         let (again, tx) = (slice.clone(), tx.clone());
         slice.get(&object, 0, 1, Intent::Read, move |grant| {
-            let held = grant.unwrap().read(0, 0, &mut [0; PAGE]).unwrap_err();
+            let Err(held) = grant.unwrap().read(0, 0, &mut [0; PAGE]) else {
+                // The slice takes a latch away after a second, in which this thread may not have run.
+                let state = again.memory().entry(index).state();
+                assert!(!state.has(Flags::LATCH), "read a latched page");
+                return tx.send(n).unwrap();
+            };
             again.when_unlatched(held, move || tx.send(n).unwrap());
         });
     }
