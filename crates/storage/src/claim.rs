@@ -6,7 +6,7 @@
 //!
 //! - a lock on a range of bytes (F_OFD_SETLK) of the named inode, and of each file found below it: through partitions,
 //!   loop devices (also stacked ones) and the slaves of stacked devices, as reported by sysfs and LOOP_GET_STATUS64;
-//! - O_EXCL on block devices. A writer holds it for as long as it writes (`BlockDevice`; this module holds it for block
+//! - O_EXCL on block devices. A writer holds it for as long as it writes (module `block`; this module holds it for block
 //!   devices below a loop device, which does not hold them itself). A reader only checks that no process holds it,
 //!   because two readers could not hold it at once.
 //!

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use jericho_sys::block::{self, Open};
 
 use crate::flush::Flusher;
-use crate::handle::Handle;
+use crate::handle::{Handle, Kind, Opened};
 use crate::open::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
@@ -18,58 +18,57 @@ use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 ///
 /// After a failed flush every later one fails with the same cause, because the kernel no longer knows which data was lost.
 #[derive(Debug)]
-pub struct FileDevice {
-    handle: Handle,
+struct RegularFile;
+
+/// Opens the file at `path`. With `create_size`, creates or resizes it. Removes a file that it created if a later step fails.
+pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
+    let write = !options.read_only;
+    if write && options.create_size.is_some_and(|size| size >= BLOCK_BYTES) && create(path)? {
+        return open_existing(path, options).inspect_err(|_| {
+            if let Err(error) = std::fs::remove_file(path) {
+                tracing::warn!(path = %path.display(), %error, "cannot remove the new file");
+            }
+        });
+    }
+    open_existing(path, options)
 }
 
-impl FileDevice {
-    /// Opens the file at `path`. With `create_size`, creates or resizes it. Removes a file that it created if a later step fails.
-    pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
-        let write = !options.read_only;
-        if write && options.create_size.is_some_and(|size| size >= BLOCK_BYTES) && create(path)? {
-            return FileDevice::open_existing(path, options).inspect_err(|_| {
-                if let Err(error) = std::fs::remove_file(path) {
-                    tracing::warn!(path = %path.display(), %error, "cannot remove the new file");
-                }
-            });
-        }
-        FileDevice::open_existing(path, options)
+fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
+    let how = Open {
+        write: !options.read_only,
+        ..Open::default()
+    };
+    let (file, is_direct) = open::open_direct(path, how)?;
+    let metadata = file.metadata().map_err(open::failed(path, "examine it"))?;
+    if !metadata.is_file() {
+        return Err(open::wrong_kind(path, metadata.file_type()));
     }
-
-    fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
-        let how = Open {
-            write: !options.read_only,
-            ..Open::default()
-        };
-        let (file, is_direct) = open::open_direct(path, how)?;
-        let metadata = file.metadata().map_err(open::failed(path, "examine it"))?;
-        if !metadata.is_file() {
-            return Err(open::wrong_kind(path, metadata.file_type()));
-        }
-        let wanted_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
-        let mut size_bytes = metadata.len();
-        if let Some(size) = options
-            .create_size
-            .filter(|size| how.write && *size >= BLOCK_BYTES)
-        {
-            resize(&file, size_bytes, size)
-                .map_err(open::failed(path, "give it the size asked for"))?;
-            size_bytes = size;
-        }
-        let handle = Handle {
-            name: path.to_string_lossy().into(),
-            size_bytes: open::usable_size(path, size_bytes, wanted_bytes)?,
-            is_direct,
-            is_read_only: options.read_only,
-            needs_stable_writes: is_direct && block::needs_stable_writes(&file, &metadata),
-            home_node: options
-                .home_node
-                .or_else(|| block::home_node(metadata.dev())),
-            flusher: Flusher::default(),
-            file,
-        };
-        Ok(Arc::new(FileDevice { handle }))
+    let wanted_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
+    let mut size_bytes = metadata.len();
+    if let Some(size) = options
+        .create_size
+        .filter(|size| how.write && *size >= BLOCK_BYTES)
+    {
+        resize(&file, size_bytes, size)
+            .map_err(open::failed(path, "give it the size asked for"))?;
+        size_bytes = size;
     }
+    let handle = Handle {
+        name: path.to_string_lossy().into(),
+        size_bytes: open::usable_size(path, size_bytes, wanted_bytes)?,
+        is_direct,
+        is_read_only: options.read_only,
+        needs_stable_writes: is_direct && block::needs_stable_writes(&file, &metadata),
+        home_node: options
+            .home_node
+            .or_else(|| block::home_node(metadata.dev())),
+        flusher: Flusher::default(),
+        file,
+    };
+    Ok(Arc::new(Opened {
+        handle,
+        kind: RegularFile,
+    }))
 }
 
 /// Creates an empty file durably. Returns false when the path exists already.
@@ -103,66 +102,23 @@ fn resize(file: &File, old_bytes: u64, new_bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-impl Device for FileDevice {
-    fn name(&self) -> Arc<str> {
-        Arc::clone(&self.handle.name)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.handle.size_bytes
-    }
-
-    fn home_node(&self) -> Option<u32> {
-        self.handle.home_node
-    }
-
-    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        self.handle.read_at(offset_bytes, buf)
-    }
-
-    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        self.handle.write_at(offset_bytes, buf)
-    }
-
-    fn flush(&self) -> Result<(), IoError> {
-        self.handle.flush()
-    }
+impl Kind for RegularFile {
+    const NAME: &'static str = "regular file";
 
     /// Punches a hole. The range reads as zeros afterwards, and writes to it may need space again.
-    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.handle
-            .give_or_take("discard", offset_bytes, length_bytes, |file| {
-                block::punch_hole(file, offset_bytes, length_bytes)
-            })
+    fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {
+        handle.give_or_take("discard", range, |file, at, len| {
+            block::punch_hole(file, at, len)
+        })
     }
 
     fn takes_back(&self) -> TakesBack {
-        match self.handle.is_read_only {
-            true => TakesBack::Nothing,
-            false => TakesBack::Space,
-        }
+        TakesBack::Space
     }
 
-    fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
-        self.handle
-            .give_or_take("provision", offset_bytes, length_bytes, |file| {
-                block::allocate(file, offset_bytes, length_bytes)
-            })
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.handle.is_read_only
-    }
-
-    fn needs_stable_writes(&self) -> bool {
-        self.handle.needs_stable_writes
-    }
-
-    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.handle.file.as_fd())
-    }
-
-    fn describe(&self) -> String {
-        self.handle.describe("regular file")
+    fn provision(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {
+        handle.give_or_take("provision", range, |file, at, len| {
+            block::allocate(file, at, len)
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +13,7 @@ use jericho_sys::uring::Ring;
 
 use crate::aligned::{AlignedBuffer, is_aligned};
 use crate::flush::Flusher;
-use crate::{BLOCK_BYTES, Cause, IoError};
+use crate::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
 
 /// Transfers from unaligned memory go through a bounce buffer of at most this size.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
@@ -32,6 +33,91 @@ pub(crate) struct Handle {
     pub(crate) needs_stable_writes: bool,
     pub(crate) home_node: Option<u32>,
     pub(crate) flusher: Flusher,
+}
+
+/// How one kind of device differs from others.
+pub(crate) trait Kind: Send + Sync {
+    /// What `Device::describe` calls the kind.
+    const NAME: &'static str;
+    /// See `Device::discard`.
+    fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError>;
+    /// See `Device::takes_back`. Only called for a device that may be written.
+    fn takes_back(&self) -> TakesBack;
+    /// See `Device::provision`.
+    fn provision(&self, _handle: &Handle, _range: Range<u64>) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+/// An open device of one kind.
+#[derive(Debug)]
+pub(crate) struct Opened<K> {
+    pub(crate) handle: Handle,
+    pub(crate) kind: K,
+}
+
+impl<K: Kind> Device for Opened<K> {
+    fn name(&self) -> Arc<str> {
+        Arc::clone(&self.handle.name)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.handle.size_bytes
+    }
+
+    fn home_node(&self) -> Option<u32> {
+        self.handle.home_node
+    }
+
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        self.handle.read_at(offset_bytes, buf)
+    }
+
+    fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.handle.write_at(offset_bytes, buf)
+    }
+
+    fn flush(&self) -> Result<(), IoError> {
+        self.handle.flush()
+    }
+
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        let range = range_of(offset_bytes, length_bytes);
+        self.kind.discard(&self.handle, range)
+    }
+
+    fn takes_back(&self) -> TakesBack {
+        match self.handle.is_read_only {
+            true => TakesBack::Nothing,
+            false => self.kind.takes_back(),
+        }
+    }
+
+    fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        let range = range_of(offset_bytes, length_bytes);
+        self.kind.provision(&self.handle, range)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.handle.is_read_only
+    }
+
+    fn needs_stable_writes(&self) -> bool {
+        self.handle.needs_stable_writes
+    }
+
+    fn queue_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.handle.file.as_fd())
+    }
+
+    fn describe(&self) -> String {
+        self.handle.describe(K::NAME)
+    }
+}
+
+/// Returns the range from an offset. A range that would end beyond 2^64 ends there, which no device has.
+fn range_of(offset_bytes: u64, length_bytes: u64) -> Range<u64> {
+    offset_bytes..offset_bytes.saturating_add(length_bytes)
 }
 
 /// A blocking transfer that stopped early: the bytes done, and the cause.
@@ -84,25 +170,25 @@ impl Handle {
         flushed.map_err(|cause| self.error("flush", 0, self.size_bytes, cause))
     }
 
-    /// Runs a discard or a provision on a checked range.
+    /// Runs a discard or a provision on a checked range. `act` takes the file, and the range's offset and length in bytes.
     pub(crate) fn give_or_take(
         &self,
         operation: &'static str,
-        offset_bytes: u64,
-        length_bytes: u64,
-        act: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+        range: Range<u64>,
+        act: impl FnOnce(&File, u64, u64) -> io::Result<()>,
     ) -> Result<(), IoError> {
+        let (offset_bytes, length_bytes) = (range.start, range.end - range.start);
         self.check_range(operation, offset_bytes, length_bytes)?;
         self.check_writable(operation, offset_bytes, length_bytes)?;
         if length_bytes == 0 {
             return Ok(());
         }
-        act(self.file.as_fd())
+        act(&self.file, offset_bytes, length_bytes)
             .map_err(|error| self.error(operation, offset_bytes, length_bytes, cause_of(&error)))
     }
 
-    /// Returns the part of `Device::describe` that both kinds share.
-    pub(crate) fn describe(&self, kind: &str) -> String {
+    /// Returns the text of `Device::describe`.
+    fn describe(&self, kind: &str) -> String {
         let access = match (self.is_direct, self.is_read_only) {
             (true, false) => "direct I/O",
             (true, true) => "direct I/O, read-only",

@@ -35,9 +35,7 @@ use std::time::Duration;
 use jericho_sys::errno;
 
 pub use aligned::AlignedBuffer;
-pub use block::BlockDevice;
 pub use claim::{Access, Claim, ClaimError};
-pub use file::FileDevice;
 pub use jericho_sys::memory::Segment;
 pub use open::{OpenError, OpenOptions, open_device};
 pub use queue::{QueueError, open_pool_queue, open_queue, open_signalling_queue};

@@ -10,7 +10,7 @@ use jericho_sys::block::{self, Open};
 use jericho_sys::errno;
 
 use crate::aligned::AlignedBuffer;
-use crate::{BLOCK_BYTES, BlockDevice, Device, FileDevice};
+use crate::{BLOCK_BYTES, Device};
 
 /// How to open a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,9 +88,9 @@ pub enum OpenError {
 /// Opens the regular file or block device at `path`. Follows symbolic links.
 pub fn open_device(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, OpenError> {
     match std::fs::metadata(path) {
-        Ok(metadata) if metadata.file_type().is_block_device() => BlockDevice::open(path, options),
-        // Also for missing paths and other kinds: `FileDevice::open` creates the file or returns the error.
-        _ => FileDevice::open(path, options),
+        Ok(metadata) if metadata.file_type().is_block_device() => crate::block::open(path, options),
+        // Also for missing paths and other kinds: `file::open` creates the file or returns the error.
+        _ => crate::file::open(path, options),
     }
 }
 
