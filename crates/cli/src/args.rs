@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use jericho_daemon::ThreadPolicy;
+use jericho_daemon::{Counters, Declared, MountCounters, ThreadPolicy};
 use jericho_fuse::Transport;
 
 use crate::size;
@@ -269,8 +269,38 @@ pub struct RunArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
+const STAT_HELP: &str = "\
+Examples:
+  jericho stat /mnt/jericho
+  jericho stat --json /mnt/jericho
+
+Counters start at 0 with each mount. RATIO is the share of page lookups that found their page in the cache (HITS). LOCAL is \
+the share of pages that were accessed by a thread on the pages' home node. For programs that come through the kernel, that \
+thread is the daemon's worker.
+
+Counters of each slice and node in --json:
+";
+
+/// Returns the text after the options in the help of `jericho stat`.
+fn stat_help() -> String {
+    let mut help = String::from(STAT_HELP);
+    list_counters(Counters::DECLARED, &mut help);
+    help.push_str("\nCounters of the mount in --json:\n");
+    list_counters(MountCounters::DECLARED, &mut help);
+    help
+}
+
+fn list_counters(counters: &[Declared], help: &mut String) {
+    for Declared {
+        name, help: text, ..
+    } in counters
+    {
+        help.push_str(&format!("  {name:<20} {text}\n"));
+    }
+}
+
 #[derive(Args, Debug)]
-#[command(after_help = crate::stat::help())]
+#[command(after_help = stat_help())]
 pub struct StatArgs {
     /// The directory of a mount, or any path in it
     pub dir: PathBuf,

@@ -3,43 +3,13 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use jericho_daemon::{Counters, Declared, MountCounters, SliceStat, Stat};
+use jericho_daemon::{SliceStat, Stat};
 
 use crate::args::StatArgs;
 use crate::failure::{Context, Outcome, print, print_json};
 use crate::{control, size};
 
 const PAGE_BYTES: u64 = 4096;
-
-const HELP: &str = "\
-Examples:
-  jericho stat /mnt/jericho
-  jericho stat --json /mnt/jericho
-
-Counters start at 0 with each mount. RATIO is the share of page lookups that found their page in the cache (HITS). LOCAL is \
-the share of pages that were accessed by a thread on the pages' home node. For programs that come through the kernel, that \
-thread is the daemon's worker.
-
-Counters of each slice and node in --json:
-";
-
-/// Returns the text after the options in the command's help.
-pub fn help() -> String {
-    let mut help = String::from(HELP);
-    list(Counters::DECLARED, &mut help);
-    help.push_str("\nCounters of the mount in --json:\n");
-    list(MountCounters::DECLARED, &mut help);
-    help
-}
-
-fn list(counters: &[Declared], help: &mut String) {
-    for Declared {
-        name, help: text, ..
-    } in counters
-    {
-        help.push_str(&format!("  {name:<20} {text}\n"));
-    }
-}
 
 pub fn run(args: &StatArgs) -> Outcome {
     let stat = control::stat(&args.dir)?;
@@ -169,7 +139,7 @@ impl Total {
 
 #[cfg(test)]
 mod tests {
-    use jericho_daemon::Locality;
+    use jericho_daemon::{Counters, Locality};
 
     use super::*;
 
