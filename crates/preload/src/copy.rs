@@ -1,5 +1,4 @@
-//! Copies that the kernel makes from descriptor to descriptor: where no offset is given, it uses the
-//! description's own.
+//! Copies that the kernel makes between two fds. Without a given offset, the kernel uses the description's own.
 
 use std::ffi::{c_int, c_uint};
 

@@ -1,4 +1,5 @@
-//! Results of kernel calls, when the daemon of the file's mount may have died: errno is then ENOTCONN, whatever the kernel says.
+//! Results of kernel calls on files of a mount whose daemon may have died. The program then gets ENOTCONN instead of the kernel's
+//! errno.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -15,7 +16,7 @@ pub fn checked<T: From<i8> + PartialEq>(fd: c_int, result: T) -> T {
     result
 }
 
-/// Returns the result of a call on two descriptors.
+/// Returns the result of a call on two fds.
 #[inline]
 pub fn checked_both<T: From<i8> + PartialEq>(one: c_int, other: c_int, result: T) -> T {
     checked(other, checked(one, result))
@@ -24,7 +25,7 @@ pub fn checked_both<T: From<i8> + PartialEq>(one: c_int, other: c_int, result: T
 /// Returns the result of a call on a path, which is relative to `dir`.
 ///
 /// # Safety
-/// The kernel has read `path`, unless it says EFAULT.
+/// The kernel has read `path`, unless the call failed with EFAULT.
 #[inline]
 pub unsafe fn checked_path<T: From<i8> + PartialEq>(
     dir: c_int,
@@ -32,7 +33,7 @@ pub unsafe fn checked_path<T: From<i8> + PartialEq>(
     result: T,
 ) -> T {
     if result == T::from(-1) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         unsafe { path_failed(dir, path) };
     }
     result
@@ -41,7 +42,7 @@ pub unsafe fn checked_path<T: From<i8> + PartialEq>(
 /// Sets the errno of a call on a path that failed.
 ///
 /// # Safety
-/// The kernel has read `path`, unless it says EFAULT.
+/// The kernel has read `path`, unless the call failed with EFAULT.
 #[cold]
 pub unsafe fn path_failed(dir: c_int, path: *const c_char) {
     let errno = errno::get();
@@ -49,10 +50,10 @@ pub unsafe fn path_failed(dir: c_int, path: *const c_char) {
         return;
     }
     if path.is_null() {
-        // Some calls take it for an empty one.
+        // Some calls treat a null path as an empty one.
         return errno::set(fd::errno_after(dir, errno));
     }
-    // SAFETY: the kernel has read it as a string, because it says none of these errors otherwise.
+    // SAFETY: the kernel fails with these errors only after it has read the path as a string.
     let path = unsafe { CStr::from_ptr(path) };
     errno::set(match path.is_empty() {
         true => fd::errno_after(dir, errno),
@@ -60,8 +61,8 @@ pub unsafe fn path_failed(dir: c_int, path: *const c_char) {
     });
 }
 
-/// Returns the result of close(2). The fd is closed already, so the daemon cannot be asked; a living daemon never gives these
-/// errors.
+/// Returns the result of close(2). The fd is closed already, so the library cannot ask the daemon. A living daemon never gives
+/// these errors.
 #[inline]
 pub fn checked_close(result: c_int) -> c_int {
     if result != 0 && matches!(errno::get(), libc::ECANCELED | libc::ECONNABORTED) {

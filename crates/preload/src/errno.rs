@@ -1,36 +1,36 @@
-//! The program's errno, which is ours to set only when a call fails.
+//! The program's errno. The library may change it only when a call fails.
 
 use std::ffi::c_int;
 
-/// Where the calling thread's errno is.
+/// Returns the address of the calling thread's errno.
 #[inline]
-fn place() -> *mut c_int {
-    // SAFETY: takes nothing. What it returns is the calling thread's alone, and valid while that lives.
+fn location() -> *mut c_int {
+    // SAFETY: the function takes no arguments. The address is the calling thread's alone, and valid while that thread lives.
     unsafe { libc::__errno_location() }
 }
 
 /// Sets the calling thread's errno.
 #[inline]
 pub fn set(errno: c_int) {
-    // SAFETY: see `place`.
-    unsafe { *place() = errno }
+    // SAFETY: see `location`.
+    unsafe { *location() = errno }
 }
 
 /// Returns the calling thread's errno.
 #[inline]
 pub fn get() -> c_int {
-    // SAFETY: see `place`.
-    unsafe { *place() }
+    // SAFETY: see `location`.
+    unsafe { *location() }
 }
 
-/// Does something of ours during which errno may change, and puts the program's back.
+/// Calls `act`, which may change errno, and restores the program's errno afterwards.
 #[inline]
-pub fn kept<T>(doing: impl FnOnce() -> T) -> T {
-    let place = place();
-    // SAFETY: see `place`.
-    let before = unsafe { *place };
-    let answer = doing();
-    // SAFETY: see `place`.
-    unsafe { *place = before };
+pub fn kept<T>(act: impl FnOnce() -> T) -> T {
+    let location = location();
+    // SAFETY: see `location`.
+    let before = unsafe { *location };
+    let answer = act();
+    // SAFETY: see `location`.
+    unsafe { *location = before };
     answer
 }

@@ -1,6 +1,6 @@
-//! Another program in this process, or the end of it without exit handlers.
+//! Calls that run another program in this process, or end it without exit handlers.
 //!
-//! The C library's exec functions call each other inside, past our hooks; so each has its own.
+//! The C library's exec functions call each other internally, past the hooks. So each one has its own hook.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -20,8 +20,8 @@ exports! {
     exit_at_once as _exit, _Exit: (status: c_int);
 }
 
-/// The next program finds the offsets in the kernel. Should the call fail, this program goes on with
-/// them there, and reports once more at its end.
+/// Prepares for an exec: the next program finds the offsets in the kernel. If the exec fails, this program continues with the
+/// offsets there, and reports once more at its end.
 fn before() {
     fork::share_all();
     report::write();
@@ -77,25 +77,25 @@ pub unsafe fn execveat(
     unsafe { real::execveat(dir, path, arguments, environment, flags) }
 }
 
-/// Before execl, which is variadic: see `trampoline`.
+/// Prepares for execl, which is variadic: see `trampoline`.
 pub extern "C" fn before_execl() -> *const c_void {
     before();
     real::symbol::execl.address()
 }
 
-/// Before execle.
+/// Prepares for execle.
 pub extern "C" fn before_execle() -> *const c_void {
     before();
     real::symbol::execle.address()
 }
 
-/// Before execlp.
+/// Prepares for execlp.
 pub extern "C" fn before_execlp() -> *const c_void {
     before();
     real::symbol::execlp.address()
 }
 
-/// No exit handler runs, so the report is written here.
+/// Ends the process. No exit handler runs, so this writes the report.
 unsafe fn exit_at_once(status: c_int) {
     report::write();
     // SAFETY: the caller's arguments.

@@ -1,12 +1,12 @@
-//! How a hook gets its names.
+//! Exports a hook under its names.
 
 /// Exports a function of this module under the names by which programs call it.
 ///
 /// `exports! { read as read, __read: (fd: c_int, ...) -> ssize_t; }` defines the C functions `read` and
 /// `__read`, which call `fn read(fd, ...)` of the module.
 ///
-/// The ABI is "C-unwind" since glibc cancels a thread by unwinding its stack from within the blocking
-/// call, through the hook. The frames own nothing, so nothing is skipped by that.
+/// The ABI is "C-unwind": glibc cancels a thread by unwinding its stack from the blocking call through the hook. The frames own
+/// nothing, so unwinding skips no destructor.
 macro_rules! exports {
     ($($hook:ident as $($name:ident),+ : ($($argument:ident: $type:ty),*) $(-> $answer:ty)?;)*) => {
         $(exports!(@one $hook [$($name)+] ($($argument: $type),*) ($($answer)?));)*
@@ -19,10 +19,10 @@ macro_rules! exports {
             /// The C library's function of this name.
             ///
             /// # Safety
-            /// As the C library's.
+            /// As for the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($argument: $type),*) $(-> $answer)? {
-                // SAFETY: the caller keeps to what the C library asks for.
+                // SAFETY: the caller follows the C library's rules.
                 unsafe { self::$hook($($argument),*) }
             }
         };

@@ -1,4 +1,4 @@
-//! Numbers that come to mean the same description, and what fcntl changes about one.
+//! Fds that become duplicates of others, and changes by fcntl.
 
 use std::ffi::{c_int, c_uint};
 
@@ -17,8 +17,7 @@ exports! {
     login_tty as login_tty: (fd: c_int) -> c_int;
 }
 
-/// Tells the client that `new` means what `old` means; passes `new` on, which may be a failed call's
-/// -1.
+/// Tells the client that `new` is a duplicate of `old`. Returns `new`, which may be the -1 of a failed call.
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old {
         errno::kept(|| {
@@ -51,7 +50,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     duplicated(old, unsafe { real::dup3(old, new, flags) })
 }
 
-// Known to the kernel, not to the `libc` crate.
+// The kernel has this command; the `libc` crate does not.
 const F_DUPFD_QUERY: c_int = 1027;
 const F_CREATED_QUERY: c_int = 1028;
 const F_GET_RW_HINT: c_int = 1035;
@@ -83,14 +82,14 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         | libc::F_OFD_SETLKW => {
             let lock = argument as *const flock;
             if memory::is_readable_one(lock) {
-                // SAFETY: these commands take a struct flock, which is mapped (checked).
+                // SAFETY: these commands take a struct flock. It is mapped, as checked above.
                 let whence = unsafe { (*lock).l_whence };
                 if c_int::from(whence) == libc::SEEK_CUR {
                     share(fd);
                 }
             }
         }
-        // Nothing here changes what a read or write does, or where.
+        // These commands change neither the effect nor the offset of a read or write.
         libc::F_GETFD
         | libc::F_SETFD
         | libc::F_GETFL
@@ -112,11 +111,11 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         | F_GETOWN_EX => {}
         _ => errno::kept(|| fd::to_kernel(fd, Reason::Unknown)),
     }
-    // SAFETY: the caller's arguments; one that the caller did not give is not looked at.
+    // SAFETY: the caller's arguments; the kernel ignores an argument that the caller did not give.
     unsafe { real::fcntl(fd, command, argument) }
 }
 
-/// Another process has the description too, so its offset is the kernel's: as if inherited.
+/// Gets an fd of another process. That process shares the description, so the offset stays in the kernel, as for an inherited fd.
 unsafe fn pidfd_getfd(process: c_int, target: c_int, flags: c_uint) -> c_int {
     // SAFETY: the caller's arguments.
     let fd = unsafe { real::pidfd_getfd(process, target, flags) };
@@ -126,7 +125,7 @@ unsafe fn pidfd_getfd(process: c_int, target: c_int, flags: c_uint) -> c_int {
     fd
 }
 
-/// Puts the terminal on 0, 1 and 2, and closes `fd`.
+/// Makes the terminal fds 0, 1 and 2, and closes `fd`.
 unsafe fn login_tty(fd: c_int) -> c_int {
     errno::kept(|| {
         fd::forget(fd);

@@ -1,4 +1,4 @@
-//! New processes: whoever inherits a description finds its offset in the kernel.
+//! New processes. A child finds the offsets of the descriptions that it inherits in the kernel.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
@@ -31,7 +31,7 @@ exports! {
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
 }
 
-/// Puts every description's offset into the kernel, for good, and gives the thread its CPUs back: a child would inherit both.
+/// Moves every description's offset to the kernel for good, and restores the thread's CPU mask: a child would inherit both.
 pub fn share_all() {
     errno::kept(fd::share_all);
     threads::release();
@@ -40,7 +40,7 @@ pub fn share_all() {
 pub unsafe fn fork() -> pid_t {
     share_all();
     let forking = errno::kept(fd::before_fork);
-    // SAFETY: takes nothing.
+    // SAFETY: fork takes no arguments.
     let pid = unsafe { real::fork() };
     if pid == 0 {
         forking.in_child();
@@ -49,17 +49,17 @@ pub unsafe fn fork() -> pid_t {
     pid
 }
 
-/// As fork: the child of a real vfork runs in its parent's memory, where the dup2 and close that it
-/// makes before it executes a program would change what the parent's numbers mean. POSIX
-/// allows it, since such a child may do nothing that would show the difference.
+/// Does the same as fork. The child of a real vfork runs in its parent's memory. There, the dup2 and close that it makes before
+/// it executes a program would change the state of the parent's fds. POSIX allows a fork here, because such a child may do
+/// nothing that shows the difference.
 pub unsafe fn vfork() -> pid_t {
-    // SAFETY: takes nothing.
+    // SAFETY: fork takes no arguments.
     unsafe { fork() }
 }
 
 unsafe fn bare_fork() -> pid_t {
     share_all();
-    // SAFETY: takes nothing, both.
+    // SAFETY: neither call takes arguments.
     unsafe {
         match real::symbol::_Fork.address().is_null() {
             true => real::fork(),
@@ -71,8 +71,7 @@ unsafe fn bare_fork() -> pid_t {
     }
 }
 
-/// Before clone, which is variadic: see `trampoline`. Only a clone with memory of its own is a new
-/// process as far as we are concerned.
+/// Prepares for clone, which is variadic: see `trampoline`. Only a clone with memory of its own counts as a new process here.
 pub extern "C" fn before_clone(_: usize, _: usize, flags: c_int) -> *const c_void {
     match flags & libc::CLONE_VM {
         0 => {
@@ -87,7 +86,7 @@ pub extern "C" fn before_clone(_: usize, _: usize, flags: c_int) -> *const c_voi
     real::symbol::clone.address()
 }
 
-/// Before a clone that was made with syscall(2).
+/// Prepares for a clone made with syscall(2).
 pub fn before_raw_clone(flags: c_ulong) {
     match flags & libc::CLONE_VM as c_ulong {
         0 => {
@@ -116,7 +115,7 @@ unsafe fn forkpty(
     pid
 }
 
-/// Forks inside, and then puts /dev/null on 0, 1 and 2.
+/// Forks inside the C library, and then puts /dev/null on 0, 1 and 2.
 unsafe fn daemon(keep_dir: c_int, keep_streams: c_int) -> c_int {
     share_all();
     if keep_streams == 0 {
@@ -132,7 +131,7 @@ unsafe fn system(command: *const c_char) -> c_int {
     unsafe { real::system(command) }
 }
 
-/// Runs a shell for $(...).
+/// Runs a shell for `$(...)`.
 unsafe fn wordexp(words: *const c_char, out: *mut c_void, flags: c_int) -> c_int {
     share_all();
     // SAFETY: the caller's arguments.
@@ -173,7 +172,7 @@ unsafe fn pidfd_spawn(
     arguments: *const *mut c_char,
     environment: *const *mut c_char,
 ) -> c_int {
-    // These return the errno; -1 is none.
+    // These functions return the errno, and never -1.
     if real::symbol::pidfd_spawn.address().is_null() {
         return libc::ENOSYS;
     }

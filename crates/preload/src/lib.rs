@@ -1,13 +1,11 @@
-//! `libjericho_preload.so`: the C library's calls on descriptors, for a program that was not
-//! written for Jericho.
+//! `libjericho_preload.so`: the C library's calls on fds, for programs that were not written for Jericho.
 //!
-//! Each function here stands in front of the C library's of the same name. It asks
-//! `jericho_client::fd`, which knows what a number means; whatever is not served inline goes to the
-//! C library as it came. What is hooked and why, and what is not: `docs/internals/preload.md`.
+//! Each function here stands in front of the C library's function of the same name. It asks `jericho_client::fd`, which knows the
+//! state of each fd. Calls that are not served inline go to the C library unchanged. `docs/internals/preload.md` lists the hooked
+//! functions, with reasons.
 //!
-//! Rules for all of it: a hook may run before `main`, after the exit handlers, in a signal handler
-//! and in any thread. So it takes no lock, allocates nothing, never panics, and leaves errno as the
-//! C library would have.
+//! Rules for all hooks: a hook may run before `main`, after the exit handlers, in a signal handler and in any thread. So it takes
+//! no lock, allocates nothing, never panics, and leaves errno as the C library would.
 
 #[cfg(not(all(
     target_os = "linux",

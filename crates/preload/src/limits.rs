@@ -1,4 +1,4 @@
-//! RLIMIT_FSIZE: a new limit also applies to files that are open.
+//! RLIMIT_FSIZE: a new limit also applies to open files.
 
 use std::ffi::{c_int, c_uint};
 
@@ -26,7 +26,7 @@ pub unsafe fn setrlimit(resource: c_uint, limit: *const rlimit) -> c_int {
     changed(resource, unsafe { real::setrlimit(resource, limit) })
 }
 
-/// Also checks when `pid` is another process, because the check is cheap.
+/// Checks the limit even when `pid` is another process, because the check is cheap.
 pub unsafe fn prlimit(
     pid: pid_t,
     resource: c_uint,

@@ -1,4 +1,4 @@
-//! mmap: whoever maps a file sees the kernel's pages, so its descriptions go through the kernel.
+//! mmap: a mapping shows the kernel's pages, so the descriptions of mapped files take the kernel path.
 
 use std::ffi::{c_int, c_void};
 
@@ -30,15 +30,14 @@ pub unsafe fn mmap(
             return libc::MAP_FAILED;
         }
     } else if real::symbol::mmap.known().is_null() {
-        // The program's malloc is starting up and wants memory. Looking mmap up may need malloc.
-        // SAFETY: the caller's arguments.
+        // The program's malloc is starting and needs memory. Looking up mmap may need malloc. SAFETY: the caller's arguments.
         return unsafe { anonymous(at, length, protection, flags) };
     }
     // SAFETY: the caller's arguments.
     unsafe { real::mmap(at, length, protection, flags, fd, offset) }
 }
 
-/// Without the C library.
+/// Maps anonymous memory without the C library.
 unsafe fn anonymous(
     at: *mut c_void,
     length: size_t,

@@ -1,7 +1,7 @@
 //! Memory that the caller names and that a hook reads before the kernel does: lists of buffers, locks, messages.
 //!
-//! The kernel answers EFAULT for an unmapped address, where a read by the hook would end the program. So the hook asks the kernel
-//! first, with a call that reads the memory and changes nothing.
+//! The kernel fails with EFAULT for an unmapped address, where a read by the hook would end the program. So the hook first asks
+//! the kernel, with a call that reads the memory and changes nothing.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,11 +9,11 @@ use crate::{errno, real};
 
 /// Smallest page size of any machine.
 const PAGE: usize = 4096;
-/// No valid operation on a signal mask: the kernel reads the mask first, and then fails with EINVAL.
-const NO_WAY: c_int = -1;
+/// An invalid operation on a signal mask: the kernel reads the mask first, and then fails with EINVAL.
+const INVALID_OPERATION: c_int = -1;
 /// Bytes of the kernel's signal mask.
 const MASK_BYTES: usize = 8;
-/// Most pages that one check covers. Everything that the kernel accepts and a hook reads is shorter.
+/// Most pages that one check covers. Everything that a hook reads and the kernel accepts is shorter.
 const PAGES_MAX: usize = 256;
 
 /// Returns whether `len` bytes at `at` can be read now. Makes no system call for memory in the stack page that the calling
@@ -40,7 +40,7 @@ fn is_page_readable(page: usize) -> bool {
 /// forbidden.
 fn is_refused(at: usize) -> bool {
     errno::kept(|| {
-        let (how, none) = (NO_WAY as usize, 0);
+        let (how, none) = (INVALID_OPERATION as usize, 0);
         // SAFETY: the kernel reads the mask and refuses `how`; it writes nothing.
         let status =
             unsafe { real::syscall(libc::SYS_rt_sigprocmask, how, at, none, MASK_BYTES, 0, 0) };

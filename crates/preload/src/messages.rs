@@ -1,4 +1,4 @@
-//! Descriptors that travel over sockets: from then on two processes share an offset.
+//! Fds that travel over sockets: two processes then share an offset.
 
 use std::ffi::{c_int, c_uint};
 
@@ -18,13 +18,12 @@ exports! {
         -> c_int;
 }
 
-/// Does something with each descriptor that a message carries.
+/// Calls `act` with each fd that a message carries.
 ///
 /// # Safety
 /// `message` is null or a message whose control bytes are `msg_controllen` long.
-unsafe fn each_right(message: *const msghdr, doing: impl Fn(c_int)) {
-    // SAFETY: the macros of the C library keep to `msg_controllen`; that a header's own length does too
-    // is checked for its descriptors below.
+unsafe fn each_right(message: *const msghdr, act: impl Fn(c_int)) {
+    // SAFETY: the macros of the C library keep to `msg_controllen`. The code below checks each header's own length against it.
     unsafe {
         if message.is_null() || (*message).msg_control.is_null() {
             return;
@@ -39,7 +38,7 @@ unsafe fn each_right(message: *const msghdr, doing: impl Fn(c_int)) {
                     .min(end);
                 let numbers = data_end.saturating_sub(data) / size_of::<c_int>();
                 for i in 0..numbers {
-                    doing((data as *const c_int).add(i).read_unaligned());
+                    act((data as *const c_int).add(i).read_unaligned());
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);
@@ -50,29 +49,29 @@ unsafe fn each_right(message: *const msghdr, doing: impl Fn(c_int)) {
 /// The kernel accepts no more messages in one call.
 const MESSAGES_MAX: c_uint = 1024;
 
-/// Shares the descriptors of a message that is about to be sent and that the kernel has not checked yet. Leaves
-/// unreadable memory to the kernel, which refuses it.
+/// Shares the fds of a message that is about to be sent and that the kernel has not checked yet. Leaves unreadable memory to the
+/// kernel, which refuses it.
 ///
 /// # Safety
-/// `message` is a message, or memory of which some is not mapped.
+/// `message` is a message, or memory that may be partly unmapped.
 unsafe fn each_right_given(message: *const msghdr) {
     if !memory::is_readable_one(message) {
         return;
     }
-    // SAFETY: mapped (checked).
+    // SAFETY: the message is mapped, as checked above.
     let (control, len) = unsafe { ((*message).msg_control, (*message).msg_controllen) };
     if memory::is_readable(control, len) {
-        // SAFETY: its control bytes are mapped (checked).
+        // SAFETY: the control bytes are mapped, as checked above.
         unsafe { each_right(message, share) };
     }
 }
 
-/// What was received: known to others, so as if inherited.
+/// Forgets the fds of a received message: other processes know them, as they know inherited fds.
 ///
 /// # Safety
-/// As `each_right`, after a call that filled it.
+/// As for `each_right`, after a call that filled the message.
 unsafe fn received(message: *const msghdr) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     errno::kept(|| unsafe { each_right(message, fd::forget) });
 }
 

@@ -1,4 +1,4 @@
-//! The offset, and the calls that mean it without saying so.
+//! The offset, and the calls that use it implicitly.
 
 use std::ffi::c_int;
 
@@ -27,15 +27,15 @@ pub unsafe fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
     }
 }
 
-/// Locks from the offset on.
+/// Locks a section that begins at the offset.
 unsafe fn lockf(fd: c_int, command: c_int, length: off_t) -> c_int {
     share(fd);
     // SAFETY: the caller's arguments.
     checked(fd, unsafe { real::lockf(fd, command, length) })
 }
 
-/// The requests that count from the offset: bytes left to read, and XFS's old ways to reserve space
-/// and take it back, which the kernel offers for every file.
+/// Requests that count from the offset: bytes left to read, and XFS's old requests to reserve and release space, which the kernel
+/// offers for every file.
 const FROM_OFFSET: [u32; 6] = [
     libc::FIONREAD as u32,
     0x4030_5828, // FS_IOC_RESVSP
@@ -46,10 +46,10 @@ const FROM_OFFSET: [u32; 6] = [
 ];
 
 pub unsafe fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
-    // The kernel looks at 32 bits of it.
+    // The kernel reads only 32 bits of the request.
     if FROM_OFFSET.contains(&(request as u32)) {
         share(fd);
     }
-    // SAFETY: the caller's arguments; one that the caller did not give is not looked at.
+    // SAFETY: the caller's arguments; the kernel ignores an argument that the caller did not give.
     checked(fd, unsafe { real::ioctl(fd, request, argument) })
 }

@@ -1,4 +1,4 @@
-//! Descriptors of files that the program opens, and their end.
+//! Opening and closing of fds.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -31,15 +31,15 @@ exports! {
     closefrom as closefrom: (first: c_int);
 }
 
-/// Before an open that may cut the file: a signal handler must not wait for a write that it has interrupted.
+/// Prepares for an open that may truncate the file: a signal handler must not wait for a write that it has interrupted.
 fn about_to_open(flags: c_int) {
     if flags & libc::O_TRUNC != 0 {
         errno::kept(fd::make_way_in_all_files);
     }
 }
 
-/// Tells the client of a new description, opened by this process, at offset 0; passes `fd` on, which
-/// may be a failed call's -1.
+/// Tells the client of a description that this process has just opened, at offset 0. Returns `fd`, which may be the -1 of a
+/// failed call.
 pub fn opened(fd: c_int, flags: c_int) -> c_int {
     if fd >= 0 {
         errno::kept(|| {
@@ -52,10 +52,10 @@ pub fn opened(fd: c_int, flags: c_int) -> c_int {
     fd
 }
 
-/// Opens a path, which is relative to `dir`, by `call`.
+/// Opens a path, which is relative to `dir`, with `call`.
 ///
 /// # Safety
-/// The kernel reads `path` in `call`, unless that fails with EFAULT.
+/// The kernel reads `path` in `call`, unless that call fails with EFAULT.
 #[inline]
 unsafe fn open_path(
     dir: c_int,
@@ -64,12 +64,12 @@ unsafe fn open_path(
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     about_to_open(flags);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let fd = unsafe { checked_path(dir, path, call()) };
     opened(fd, flags)
 }
 
-/// `mode` is whatever was in the register if the caller gave none; no code uses it then.
+/// Opens a path. `mode` is the register's content if the caller gave none; no code uses it then.
 pub unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's arguments, throughout.
     unsafe {
@@ -84,7 +84,7 @@ unsafe fn open_checked(path: *const c_char, flags: c_int) -> c_int {
     unsafe { open_path(libc::AT_FDCWD, path, flags, || real::__open_2(path, flags)) }
 }
 
-/// For `mode` see `open`.
+/// Opens a path relative to `dir`. For `mode` see `open`.
 pub unsafe fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's arguments, throughout.
     unsafe { open_path(dir, path, flags, || real::openat(dir, path, flags, mode)) }
@@ -101,7 +101,7 @@ pub unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
     unsafe { open_path(libc::AT_FDCWD, path, flags, || real::creat(path, mode)) }
 }
 
-/// Few C libraries have it, but a program may find out by looking for the name, and finds ours.
+/// Opens a path relative to `dir`. Few C libraries have this function, but a program that looks the name up finds the hook.
 pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size: size_t) -> c_int {
     // The kernel has not validated `how` yet, so assume O_TRUNC.
     about_to_open(libc::O_TRUNC);
@@ -132,7 +132,7 @@ unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> 
     opened(fd, flags)
 }
 
-/// How the C library opens temporary files.
+/// The flags with which the C library opens temporary files.
 const TEMPORARY: c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
 
 unsafe fn mkstemp(template: *mut c_char) -> c_int {
@@ -159,7 +159,7 @@ unsafe fn mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int
     opened(fd, TEMPORARY | flags)
 }
 
-/// Forgotten before it is closed: afterwards the number may already be another thread's.
+/// Closes an fd. The client forgets it first: afterwards the fd may already be another thread's.
 pub unsafe fn close(fd: c_int) -> c_int {
     let closing = errno::kept(|| fd::closing(fd));
     // SAFETY: the caller's arguments.
@@ -169,8 +169,8 @@ pub unsafe fn close(fd: c_int) -> c_int {
 }
 
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // CLOSE_RANGE_CLOEXEC closes nothing now. CLOSE_RANGE_UNSHARE concerns descriptors that are
-    // shared with another process, in whose memory we would have to be too.
+    // CLOSE_RANGE_CLOEXEC closes nothing now. CLOSE_RANGE_UNSHARE matters only for a process that shares its fds with another;
+    // both then would have to share their memory, too.
     if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
         errno::kept(|| fd::closing_range(first, last));
     }
@@ -189,7 +189,7 @@ unsafe fn closefrom(first: c_int) {
     let from = first.max(0) as c_uint;
     errno::kept(|| fd::closing_range(from, c_uint::MAX));
     if real::symbol::closefrom.address().is_null() {
-        // SAFETY: closes descriptors, which is what the caller wants.
+        // SAFETY: closes fds, as the caller asks.
         unsafe { close_range(from, c_uint::MAX, 0) };
     } else {
         // SAFETY: the caller's arguments.

@@ -1,8 +1,7 @@
-//! syscall(2): a program that goes around the C library, but by its door.
+//! syscall(2): a program that bypasses the C library's functions but uses its `syscall`.
 //!
-//! What it does to descriptors is the same as by the function of that name, so that is called. All other
-//! numbers go on. (The kernel reads six arguments, and the C library passes as many on, whatever the
-//! caller gave.)
+//! A system call changes fds as the function of that name does, so the hook calls that function. All other numbers go to the
+//! kernel. (The kernel reads six arguments, and the C library passes six on, even if the caller gave fewer.)
 
 use std::ffi::{c_int, c_long, c_uint};
 
@@ -26,8 +25,7 @@ unsafe fn syscall(
     f: usize,
 ) -> c_long {
     let fd = a as c_int;
-    // SAFETY: the kernel's arguments of each call are those of the function, in the same order, except
-    // where it is said.
+    // SAFETY: the kernel's arguments of each call are those of the function, in the same order, except where noted.
     unsafe {
         match number {
             libc::SYS_read => transfer::read(fd, b as _, c) as c_long,
@@ -36,7 +34,7 @@ unsafe fn syscall(
             libc::SYS_pwrite64 => transfer::pwrite(fd, b as _, c, d as _) as c_long,
             libc::SYS_readv => vectors::readv(fd, b as _, c as _) as c_long,
             libc::SYS_writev => vectors::writev(fd, b as _, c as _) as c_long,
-            // The offset comes in two halves, of which the first has all of it on 64 bits.
+            // The offset comes in two halves. On 64 bits, the first half has all of it.
             libc::SYS_preadv => vectors::preadv(fd, b as _, c as _, d as _) as c_long,
             libc::SYS_pwritev => vectors::pwritev(fd, b as _, c as _, d as _) as c_long,
             libc::SYS_preadv2 => vectors::preadv2(fd, b as _, c as _, d as _, f as _) as c_long,
@@ -85,7 +83,7 @@ unsafe fn syscall(
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_clone3 => {
-                // It takes a struct that begins with the flags.
+                // The call takes a struct that begins with the flags.
                 if b >= size_of::<u64>() && memory::is_readable_one(a as *const u64) {
                     fork::before_raw_clone((a as *const u64).read_unaligned());
                 }

@@ -1,8 +1,8 @@
-//! The C library's own functions, behind ours.
+//! The C library's own functions, behind the hooks.
 //!
-//! Each is looked up once with dlsym(RTLD_NEXT). The constructor does that for all; a function that
-//! is called before it ran (by the constructor of another library) is looked up then. An address
-//! can be looked up twice by two threads, to the same result, so no lock is needed.
+//! dlsym(RTLD_NEXT) finds each function once. The constructor looks all of them up. A function that another library's constructor
+//! calls before that is looked up then. Two threads may look up the same address at once with the same result, so no lock is
+//! needed.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -21,7 +21,7 @@ pub struct Symbol {
 }
 
 impl Symbol {
-    /// Of a name that ends with a zero byte; anything else does not compile, as all are constants.
+    /// Makes a symbol of a name that ends with a zero byte. Another name does not compile, because all symbols are constants.
     const fn new(name: &'static str) -> Symbol {
         Symbol {
             name: match CStr::from_bytes_with_nul(name.as_bytes()) {
@@ -32,26 +32,26 @@ impl Symbol {
         }
     }
 
-    /// Where it is; null when this C library does not have it.
+    /// Returns the function's address; null when this C library does not have it.
     pub fn address(&self) -> *mut c_void {
         let known = self.address.load(Relaxed);
         if known.is_null() { self.find() } else { known }
     }
 
-    /// Where it is, if that was looked up already; null if not.
+    /// Returns the function's address if it was looked up already; otherwise null.
     pub fn known(&self) -> *mut c_void {
         self.address.load(Relaxed)
     }
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // A failed look-up leaves a message that the program would take for one of its own, and
-        // dlsym may change errno even when it succeeds.
+        // A failed lookup leaves a message that the program would take for one of its own. dlsym may change errno even when it
+        // succeeds.
         let found = errno::kept(|| {
-            // SAFETY: `name` ends with a zero byte; RTLD_NEXT asks for what comes after this library.
+            // SAFETY: `name` ends with a zero byte; RTLD_NEXT searches the libraries after this one.
             let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
             if found.is_null() {
-                // SAFETY: takes nothing; the message that it returns is not looked at.
+                // SAFETY: dlerror takes no arguments; the returned message is not read.
                 unsafe { libc::dlerror() };
             }
             found
@@ -61,24 +61,24 @@ impl Symbol {
     }
 }
 
-/// What a function that this C library lacks answers, after errno was set to ENOSYS.
-trait Lacking {
+/// The result of a function that this C library lacks, after errno was set to ENOSYS.
+trait Missing {
     const ANSWER: Self;
 }
 
-impl Lacking for c_int {
+impl Missing for c_int {
     const ANSWER: c_int = -1;
 }
-impl Lacking for c_long {
+impl Missing for c_long {
     const ANSWER: c_long = -1;
 }
-impl Lacking for ssize_t {
+impl Missing for ssize_t {
     const ANSWER: ssize_t = -1;
 }
-impl Lacking for () {
+impl Missing for () {
     const ANSWER: () = ();
 }
-impl<T> Lacking for *mut T {
+impl<T> Missing for *mut T {
     const ANSWER: *mut T = std::ptr::null_mut();
 }
 
@@ -99,17 +99,17 @@ macro_rules! real {
             /// The C library's function of this name.
             ///
             /// # Safety
-            /// As the C library's.
+            /// As for the C library's function.
             #[allow(non_snake_case)]
             #[inline]
             pub unsafe fn $name($($argument: $type),*) $(-> $answer)? {
                 let address = symbol::$name.address();
                 if address.is_null() {
                     errno::set(libc::ENOSYS);
-                    return Lacking::ANSWER;
+                    return Missing::ANSWER;
                 }
-                // SAFETY: dlsym found it under the name of a C function with these arguments. The
-                // ABI lets a cancelled thread unwind through here; these frames own nothing.
+                // SAFETY: dlsym found it under the name of a C function with these arguments. The ABI lets a cancelled thread
+                // unwind through here; these frames own nothing.
                 unsafe {
                     let function: unsafe extern "C-unwind" fn($($type),*) $(-> $answer)? =
                         std::mem::transmute(address);
@@ -120,9 +120,9 @@ macro_rules! real {
     };
 }
 
-// Variadic functions (open, fcntl, ioctl, clone's end) are called with all the arguments that they
-// may take, as integers of a register each: on x86-64 and aarch64 Linux a variadic integer or
-// pointer argument is passed exactly as a named one, and one too many is not looked at.
+// Variadic functions (open, fcntl, ioctl, the end of clone) are called with all arguments that they may take, as integers of one
+// register each. On x86-64 and aarch64 Linux, a variadic integer or pointer argument is passed exactly as a named one, and the
+// function ignores an extra one.
 real! {
     fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
     fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
@@ -231,7 +231,7 @@ real! {
     variadic dprintf, __dprintf_chk, clone, execl, execle, execlp;
 }
 
-/// Looks all of them up.
+/// Looks all functions up.
 pub fn find_all() {
     for symbol in symbol::ALL {
         symbol.address();

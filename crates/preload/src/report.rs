@@ -1,4 +1,4 @@
-//! JERICHO_REPORT: what was served inline and what was not, written when the program ends.
+//! JERICHO_REPORT: the report of calls that were served inline and of others, written when the program ends.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int};
@@ -9,15 +9,13 @@ use jericho_client::fd;
 
 use crate::{errno, real};
 
-/// Whether a report is wanted; set once, by `prepare`.
-static WANTED: AtomicBool = AtomicBool::new(false);
-/// What standard error was at the start: device and inode. Number 2 may be anything at the end, also
-/// a file of the program's data.
+/// Whether the user has asked for a report. `prepare` sets it once.
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+/// Device and inode of standard error at the start. At the end, fd 2 may be any file, also one with the program's data.
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
 
-/// The file to append to; empty: standard error. A copy, since programs write their status over their
-/// environment.
+/// The file to append to; empty: standard error. A copy, because programs write their status over their environment.
 struct Path(UnsafeCell<[u8; 4096]>);
 
 // SAFETY: written by `prepare`, before the program's threads exist, and only read afterwards.
@@ -25,7 +23,7 @@ unsafe impl Sync for Path {}
 
 static PATH: Path = Path(UnsafeCell::new([0; 4096]));
 
-/// Reads the wish from the environment. At the start of the program, in its only thread.
+/// Reads JERICHO_REPORT from the environment. Runs at the start of the program, in its only thread.
 pub fn prepare() {
     // SAFETY: the name is a C string; the program runs no other thread that could change the
     // environment.
@@ -38,9 +36,9 @@ pub fn prepare() {
     match value {
         b"\0" | b"0\0" => return,
         [b'/', ..] => {
-            // SAFETY: nobody else reads or writes it yet.
+            // SAFETY: no other code reads or writes it yet.
             let path = unsafe { &mut *PATH.0.get() };
-            // A longer one could not be opened anyway.
+            // A longer path could not be opened anyway.
             let Some(room) = path.get_mut(..value.len()) else {
                 return;
             };
@@ -54,12 +52,12 @@ pub fn prepare() {
             INODE.store(inode, Relaxed);
         }
     }
-    WANTED.store(true, Relaxed);
+    REQUESTED.store(true, Relaxed);
 }
 
-/// Device and inode of number 2; None when it is closed.
+/// Returns device and inode of fd 2; `None` when it is closed.
 fn standard_error() -> Option<(u64, u64)> {
-    // SAFETY: all zeros is a valid struct stat, and it is one that fstat may fill.
+    // SAFETY: all zeros is a valid struct stat, which fstat may fill.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         let status = errno::kept(|| real::fstat(2, &raw mut stat));
@@ -67,15 +65,15 @@ fn standard_error() -> Option<(u64, u64)> {
     }
 }
 
-/// Writes the report, if one is wanted and there is still somewhere to write it to.
+/// Writes the report, if the user has asked for one and its destination still exists.
 pub fn write() {
-    if WANTED.load(Relaxed) {
-        errno::kept(write_wanted);
+    if REQUESTED.load(Relaxed) {
+        errno::kept(write_requested);
     }
 }
 
-fn write_wanted() {
-    // SAFETY: nobody writes it any more.
+fn write_requested() {
+    // SAFETY: no code writes it any more.
     let path = unsafe { &*PATH.0.get() };
     if path[0] == 0 {
         if standard_error() == Some((DEVICE.load(Relaxed), INODE.load(Relaxed))) {
@@ -84,7 +82,7 @@ fn write_wanted() {
         return;
     }
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
-    // SAFETY: `path` is a C string: its last byte is 0 whatever was copied.
+    // SAFETY: `path` is a C string: `prepare` copied it with its zero byte.
     unsafe {
         let fd = real::open(path.as_ptr().cast(), flags, 0o666);
         if fd >= 0 {
@@ -100,18 +98,18 @@ fn write_to(fd: c_int) {
         bytes: [0; 4096],
         length: 0,
     };
-    // An error means that nobody reads it any more; there is nobody to tell.
+    // After an error there is no destination left for a message.
     let process = std::process::id();
     let _ = writeln!(out, "jericho: process {process}");
     let heading = out.length;
     let _ = fd::report(&mut out);
-    // A process that had nothing to do with our volumes is not worth a line.
+    // A process that used no file of a mount is not worth a line.
     if out.length != heading {
         let _ = out.flush();
     }
 }
 
-/// A writer that needs no allocation. A report that fits leaves in one piece.
+/// A writer that allocates nothing. A report that fits is written with one call.
 struct Buffered {
     fd: c_int,
     bytes: [u8; 4096],
@@ -134,7 +132,7 @@ impl Write for Buffered {
         let mut ahead = &self.bytes[..self.length];
         self.length = 0;
         while !ahead.is_empty() {
-            // SAFETY: that many bytes are there.
+            // SAFETY: `ahead` has that many bytes.
             let written = unsafe { real::write(self.fd, ahead.as_ptr().cast(), ahead.len()) };
             match usize::try_from(written) {
                 Ok(bytes) if bytes > 0 => ahead = ahead.get(bytes..).unwrap_or(&[]),

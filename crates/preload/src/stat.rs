@@ -1,4 +1,4 @@
-//! The size of an open file: the kernel may know an older one than what was written inline.
+//! The size of an open file: the kernel's may be older than the latest inline writes.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -19,26 +19,26 @@ exports! {
         (dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, out: *mut libc::statx) -> c_int;
 }
 
-/// After a call about `fd` that succeeded.
+/// Corrects the size after a successful call about `fd`.
 ///
 /// # Safety
-/// `out` is what the call filled.
+/// `out` was filled by the call.
 unsafe fn correct(status: c_int, fd: c_int, out: *mut stat) -> c_int {
     if status == 0
         && let Some(bytes) = errno::kept(|| fd::size(fd))
     {
-        // SAFETY: filled by the call.
+        // SAFETY: the call has filled it.
         unsafe { (*out).st_size = bytes as i64 };
     }
     status
 }
 
-/// Whether such a call is about the descriptor itself: no path, and the flag that allows that.
+/// Returns whether a call is about the fd itself: it has no path, and the flag that allows that.
 ///
 /// # Safety
 /// `path` is null or a string.
 unsafe fn is_about_descriptor(path: *const c_char, flags: c_int) -> bool {
-    // SAFETY: a string has at least its end.
+    // SAFETY: a string has at least its terminating byte.
     flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0)
 }
 

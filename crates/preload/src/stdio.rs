@@ -1,4 +1,4 @@
-//! Streams: what stdio does with its descriptor bypasses every hook, so those stay in the kernel.
+//! Streams: stdio's I/O on its fd bypasses every hook, so the offsets of such fds stay in the kernel.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -26,7 +26,7 @@ exports! {
         (frames: *const *mut c_void, count: c_int, fd: c_int);
 }
 
-/// The stream's descriptor; -1 when it has none (fmemopen) or is null.
+/// Returns the stream's fd; -1 when it has none (fmemopen) or is null.
 ///
 /// # Safety
 /// `file` is null or a stream.
@@ -34,21 +34,21 @@ unsafe fn fd_of(file: *mut FILE) -> c_int {
     if file.is_null() {
         return -1;
     }
-    // SAFETY: a stream.
+    // SAFETY: not null, so it is a stream.
     errno::kept(|| unsafe { real::fileno(file) })
 }
 
-/// A stream that was just opened, or null: its descriptor is stdio's.
+/// Notes the fd of a stream that was just opened (or null): stdio uses it.
 ///
 /// # Safety
 /// `file` is null or a stream.
 unsafe fn opened(file: *mut FILE) -> *mut FILE {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let fd = unsafe { fd_of(file) };
     if fd >= 0 {
         errno::kept(|| {
             streams::add(fd);
-            // What was known is of a number that was closed without our seeing it.
+            // The known state is that of an earlier fd with this number, which was closed past the hooks.
             fd::forget(fd);
             fd::to_kernel(fd, Reason::Stream);
         });
@@ -56,12 +56,12 @@ unsafe fn opened(file: *mut FILE) -> *mut FILE {
     file
 }
 
-/// A stream that is about to be closed, or to get another file.
+/// Prepares for closing a stream, or for its reopening with another file.
 ///
 /// # Safety
 /// `file` is null or a stream.
 unsafe fn closing(file: *mut FILE) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees it.
     let fd = unsafe { fd_of(file) };
     if fd >= 0 {
         errno::kept(|| {
@@ -82,7 +82,7 @@ unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
     }
 }
 
-/// The kernel's offset must be right before: the stream may ask for it at once.
+/// Opens a stream on an fd. The kernel's offset must be right before: the stream may ask for it at once.
 unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if fd >= 0 {
         errno::kept(|| fd::to_kernel(fd, Reason::Stream));
@@ -112,7 +112,7 @@ unsafe fn fclose(file: *mut FILE) -> c_int {
 }
 
 unsafe fn tmpfile() -> *mut FILE {
-    // SAFETY: takes nothing.
+    // SAFETY: tmpfile takes no arguments.
     unsafe { opened(real::tmpfile()) }
 }
 
@@ -130,7 +130,7 @@ unsafe fn pclose(file: *mut FILE) -> c_int {
     }
 }
 
-/// It writes through a stream of its own. A va_list is passed as a pointer on both architectures.
+/// Prints to an fd. The C library writes through a stream of its own. Both architectures pass a va_list as a pointer.
 unsafe fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
     share(fd);
     // SAFETY: the caller's arguments.
@@ -148,19 +148,19 @@ unsafe fn vdprintf_checked(
     unsafe { real::__vdprintf_chk(fd, flag, format, arguments) }
 }
 
-/// Before dprintf and its checked form, which are variadic: see `trampoline`.
+/// Prepares for dprintf and its checked form, which are variadic: see `trampoline`.
 pub extern "C" fn before_dprintf(fd: c_int) -> *const c_void {
     share(fd);
     real::symbol::dprintf.address()
 }
 
-/// See `before_dprintf`.
+/// Does the same as `before_dprintf`.
 pub extern "C" fn before_dprintf_checked(fd: c_int) -> *const c_void {
     share(fd);
     real::symbol::__dprintf_chk.address()
 }
 
-/// Written for crash handlers; it writes past our hooks.
+/// Prints a backtrace. The C library, for crash handlers, writes it past the hooks.
 unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) {
     share(fd);
     // SAFETY: the caller's arguments.

@@ -1,40 +1,39 @@
-//! Which numbers a `FILE` of the C library may be using.
+//! Fds that a `FILE` of the C library may be using.
 //!
-//! What stdio does to its descriptor never passes our hooks, and it uses the kernel's offset. A
-//! program that redirects its output opens a log, makes it number 1 with dup2, and prints: so
-//! whatever comes to sit at such a number has to have its offset in the kernel.
+//! stdio's I/O on its fd bypasses the hooks and uses the kernel's offset. A program that redirects its output opens a log,
+//! duplicates it to fd 1 with dup2, and prints. So any file that comes to such an fd must have its offset in the kernel.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Numbers that are watched; the client serves none above.
-const NUMBERS: usize = 65536;
+/// Fds below this number are tracked; the client serves none above.
+const FDS: usize = 65536;
 
-/// A bit for each number; from the start stdin, stdout and stderr.
-static USED: [AtomicU64; NUMBERS / 64] = {
-    let mut used = [const { AtomicU64::new(0) }; NUMBERS / 64];
+/// One bit for each fd. At the start stdin, stdout and stderr are set.
+static USED: [AtomicU64; FDS / 64] = {
+    let mut used = [const { AtomicU64::new(0) }; FDS / 64];
     used[0] = AtomicU64::new(0b111);
     used
 };
 
 fn word(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
-    let number = usize::try_from(fd).ok()?;
-    Some((USED.get(number / 64)?, 1 << (number % 64)))
+    let fd = usize::try_from(fd).ok()?;
+    Some((USED.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// Whether a `FILE` may be using this number.
+/// Returns whether a `FILE` may be using this fd.
 pub fn uses(fd: c_int) -> bool {
     word(fd).is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0)
 }
 
-/// A `FILE` uses it from now on.
+/// Notes that a `FILE` uses the fd.
 pub fn add(fd: c_int) {
     if let Some((word, bit)) = word(fd) {
         word.fetch_or(bit, Relaxed);
     }
 }
 
-/// Its `FILE` was closed.
+/// Notes that the fd's `FILE` was closed.
 pub fn remove(fd: c_int) {
     if let Some((word, bit)) = word(fd) {
         word.fetch_and(!bit, Relaxed);

@@ -1,4 +1,4 @@
-//! sync and syncfs: the library also asks the mounts' daemons, because the kernel tells them nothing. Also the calls on all pages
+//! sync and syncfs: the library also asks the mounts' daemons, because the kernel does not tell them. Also the calls on all pages
 //! of a file: a signal handler that makes one must not wait for a write that it has interrupted.
 
 use std::ffi::{c_char, c_int};
@@ -57,15 +57,15 @@ unsafe fn posix_fallocate(fd: c_int, offset: off_t, length: off_t) -> c_int {
     // SAFETY: the caller's arguments.
     match unsafe { real::posix_fallocate(fd, offset, length) } {
         0 => 0,
-        // It returns the errno.
+        // The function returns the errno.
         errno => errno::kept(|| fd::errno_after(fd, errno)),
     }
 }
 
-/// Calls the kernel first: the daemons then have what was written through mappings.
+/// Calls the kernel first: the daemons then have the bytes that were written through mappings.
 pub unsafe fn sync_all() {
     errno::kept(fd::make_way_in_all_files);
-    // SAFETY: takes nothing.
+    // SAFETY: sync takes no arguments.
     unsafe { real::sync() };
     errno::kept(sync::sync_all);
 }

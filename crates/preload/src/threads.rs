@@ -1,4 +1,4 @@
-//! Where threads may run: what was narrowed for the sake of locality is put back before somebody inherits it or asks.
+//! The CPUs of threads: a mask that migration has narrowed is restored before another thread inherits it or the program reads it.
 
 use std::ffi::{c_int, c_void};
 
@@ -23,7 +23,7 @@ exports! {
         (thread: pthread_t, size: size_t, cpus: *const cpu_set_t) -> c_int;
 }
 
-/// Gives the calling thread the CPUs back that it had.
+/// Restores the calling thread's own CPU mask.
 #[inline]
 pub fn release() {
     errno::kept(migration::release);
@@ -48,7 +48,7 @@ unsafe fn thrd_create(thread: *mut c_void, start: *const c_void, argument: *mut 
     unsafe { real::thrd_create(thread, start, argument) }
 }
 
-/// Also the answer about another thread is the caller's business; only this one's can be put right from here.
+/// Reads a thread's CPU mask. Only the calling thread's mask can be restored first; that of another thread may be narrow.
 unsafe fn sched_getaffinity(pid: pid_t, size: size_t, cpus: *mut cpu_set_t) -> c_int {
     release();
     // SAFETY: the caller's arguments.

@@ -1,8 +1,8 @@
-//! Hooks of functions with any number of arguments, which Rust cannot define.
+//! Hooks of functions with a variable number of arguments, which Rust cannot define.
 //!
-//! What has to be done for them is done before. So: save the registers that may hold arguments, call
-//! `before`, which returns the C library's function, put the registers back, and go on there
-//! with the stack as it came, as if we had never been.
+//! All work happens before the C library's function: a trampoline saves the registers that may hold arguments and calls `before`,
+//! which returns the C library's function. It then restores the registers and jumps there with the original stack, as if it had
+//! not run.
 
 use crate::{exec, fork, stdio};
 
@@ -12,7 +12,7 @@ macro_rules! trampoline {
             /// The C library's function of this name.
             ///
             /// # Safety
-            /// As the C library's.
+            /// As for the C library's function.
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C-unwind" fn $name() {
@@ -22,8 +22,8 @@ macro_rules! trampoline {
     };
 }
 
-// On entry the stack is 8 bytes off a multiple of 16; seven registers and 128 bytes make it one.
-// rax holds the number of vector registers in use. r11 belongs to nobody between two functions.
+// On entry the stack is 8 bytes off a multiple of 16; seven registers and 128 bytes make it a multiple. rax holds the number of
+// vector registers in use. r11 is free between two functions.
 #[cfg(target_arch = "x86_64")]
 macro_rules! pass_on {
     ($before:path) => {
@@ -68,7 +68,7 @@ macro_rules! pass_on {
     };
 }
 
-// x0-x7 and v0-v7 hold arguments. x16 belongs to nobody between two functions.
+// x0-x7 and v0-v7 hold arguments. x16 is free between two functions.
 #[cfg(target_arch = "aarch64")]
 macro_rules! pass_on {
     ($before:path) => {

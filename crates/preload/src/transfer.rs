@@ -1,4 +1,4 @@
-//! read, write and their kin with one buffer.
+//! read, write and similar calls with one buffer.
 
 use std::ffi::{c_int, c_void};
 
@@ -21,7 +21,7 @@ exports! {
         (fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t;
 }
 
-/// What the kernel transfers in one call at most; a longer one is cut to this.
+/// Most bytes that the kernel transfers in one call; it cuts a longer call to this.
 pub const MOST: usize = 0x7fff_f000;
 
 unsafe extern "C-unwind" {
@@ -29,15 +29,15 @@ unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// A call that is served inline makes no blocking call of the C library, so a thread that finds all its
-/// data in the cache could not be cancelled; this is that point.
+/// Ends the calling thread if another one has cancelled it. A call that is served inline makes no blocking call of the C library,
+/// so otherwise nothing would cancel a thread that finds all its data in the cache.
 #[inline]
 pub fn cancellation_point() {
-    // SAFETY: takes nothing; if it unwinds, the frames of the hooks own nothing.
+    // SAFETY: the function takes no arguments; if it unwinds, the frames of the hooks own nothing.
     unsafe { pthread_testcancel() }
 }
 
-/// What a C function returns for the outcome of a transfer.
+/// Returns the C function's result for the outcome of a transfer.
 #[inline]
 pub fn answer(outcome: Result<usize, i32>) -> ssize_t {
     match outcome {
@@ -49,38 +49,37 @@ pub fn answer(outcome: Result<usize, i32>) -> ssize_t {
     }
 }
 
-/// A buffer and length that the kernel is to judge (EFAULT, EINVAL), not we.
+/// Returns whether the kernel must check a buffer and length (EFAULT, EINVAL).
 #[inline]
-fn is_odd(buffer: *const c_void, count: size_t) -> bool {
+fn is_for_kernel(buffer: *const c_void, count: size_t) -> bool {
     buffer.is_null() || count > isize::MAX as usize
 }
 
-/// The kernel is about to use the description's own offset, so that has to be the true one.
+/// Moves the offset to the kernel, because the kernel is about to use it.
 #[cold]
 pub fn share(fd: c_int) {
     errno::kept(|| fd::share(fd));
 }
 
-/// The caller's room, if it can be looked at without ado; else the long way judges it.
+/// Returns the caller's buffer, if the short path may use it. The long path checks all others.
 ///
 /// # Safety
-/// The caller gives `count` bytes of room at `buffer` that nobody else uses during the call, or an address that no
-/// program has.
+/// The caller gives `count` bytes at `buffer` that no other code uses during the call, or an address that no program has.
 #[inline(always)]
 unsafe fn room<'a>(buffer: *mut c_void, count: size_t) -> Option<&'a mut [u8]> {
     let usual = buffer.addr() >= hit::LOWEST_ADDRESS && count <= MOST;
-    // SAFETY: not null, and the caller's promise.
+    // SAFETY: not null, and the caller guarantees the rest.
     usual.then(|| unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count) })
 }
 
-/// The caller's data, as `room`.
+/// Returns the caller's data, on the same condition as `room`.
 ///
 /// # Safety
 /// The caller gives `count` bytes to read at `data`, or an address that no program has.
 #[inline(always)]
 unsafe fn given<'a>(data: *const c_void, count: size_t) -> Option<&'a [u8]> {
     let usual = data.addr() >= hit::LOWEST_ADDRESS && count <= MOST;
-    // SAFETY: not null, and the caller's promise.
+    // SAFETY: not null, and the caller guarantees the rest.
     usual.then(|| unsafe { std::slice::from_raw_parts(data.cast(), count) })
 }
 
@@ -96,10 +95,10 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
 
 #[inline(never)]
 unsafe fn read_long(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
-    if is_odd(buffer, count) {
+    if is_for_kernel(buffer, count) {
         share(fd);
     } else {
-        // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
+        // SAFETY: the caller gives `count` bytes that no other code uses during the call.
         let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
         if let Some(outcome) = errno::kept(|| fd::read(fd, out)) {
             return answer(outcome);
@@ -111,7 +110,7 @@ unsafe fn read_long(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
 
 unsafe fn read_checked(fd: c_int, buffer: *mut c_void, count: size_t, room: size_t) -> ssize_t {
     if count > room {
-        // SAFETY: the caller's arguments; it ends the program, with the C library's words.
+        // SAFETY: the caller's arguments; the call ends the program, with the C library's message.
         return unsafe { real::__read_chk(fd, buffer, count, room) };
     }
     // SAFETY: the caller's arguments.
@@ -130,8 +129,8 @@ pub unsafe fn pread(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t
 
 #[inline(never)]
 unsafe fn pread_long(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t) -> ssize_t {
-    if !is_odd(buffer, count) && offset >= 0 {
-        // SAFETY: the caller gives `count` bytes of room that nobody else uses during the call.
+    if !is_for_kernel(buffer, count) && offset >= 0 {
+        // SAFETY: the caller gives `count` bytes that no other code uses during the call.
         let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count.min(MOST)) };
         if let Some(outcome) = errno::kept(|| fd::pread(fd, out, offset)) {
             return answer(outcome);
@@ -149,7 +148,7 @@ unsafe fn pread_checked(
     room: size_t,
 ) -> ssize_t {
     if count > room {
-        // SAFETY: the caller's arguments; it ends the program, with the C library's words.
+        // SAFETY: the caller's arguments; the call ends the program, with the C library's message.
         return unsafe { real::__pread_chk(fd, buffer, count, offset, room) };
     }
     // SAFETY: the caller's arguments.
@@ -168,7 +167,7 @@ pub unsafe fn write(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
 
 #[inline(never)]
 unsafe fn write_long(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
-    if is_odd(data, count) {
+    if is_for_kernel(data, count) {
         share(fd);
     } else {
         // SAFETY: the caller gives `count` bytes to read.
@@ -193,7 +192,7 @@ pub unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, offset: off_
 
 #[inline(never)]
 unsafe fn pwrite_long(fd: c_int, data: *const c_void, count: size_t, offset: off_t) -> ssize_t {
-    if !is_odd(data, count) && offset >= 0 {
+    if !is_for_kernel(data, count) && offset >= 0 {
         // SAFETY: the caller gives `count` bytes to read.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast(), count.min(MOST)) };
         if let Some(outcome) = errno::kept(|| fd::pwrite(fd, bytes, offset)) {

@@ -1,4 +1,4 @@
-//! readv, writev and their kin with an offset and flags.
+//! readv, writev and similar calls, also with an offset and flags.
 
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
@@ -25,15 +25,15 @@ exports! {
         (fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
 }
 
-/// Parts of a call that is tried inline. More (the kernel takes 1024) would need a long copy of the
-/// list on the stack, which may be a signal handler's small one.
+/// Most parts of a call that is tried inline. More parts (the kernel takes 1024) would need a long copy of the list on the stack,
+/// which may be a signal handler's small one.
 const PARTS: usize = 64;
 
-/// The caller's list as slices, in memory of ours: null pointers of empty parts must not become
-/// slices, and the caller's list may be read-only. None: the kernel has to judge it.
+/// Returns the caller's list as slices, in memory of the library: null pointers of empty parts must not become slices, and the
+/// caller's list may be read-only. Returns `None` when the kernel has to check the list.
 ///
 /// # Safety
-/// `parts` points to `count` iovecs, or to memory of which some is not mapped, or `count` is not in 0..=1024.
+/// `parts` points to `count` iovecs, or to memory that may be partly unmapped, or `count` is not in 0..=1024.
 unsafe fn list<T>(
     parts: *const iovec,
     count: c_int,
@@ -46,7 +46,7 @@ unsafe fn list<T>(
     }
     let mut total = 0usize;
     for (i, place) in room.iter_mut().take(count).enumerate() {
-        // SAFETY: the caller's list has `count` parts, and its memory is mapped (checked).
+        // SAFETY: the caller's list has `count` parts, and its memory is mapped, as checked above.
         let iovec { iov_base, iov_len } = unsafe { *parts.add(i) };
         total = total.checked_add(iov_len).filter(|t| *t <= MOST)?;
         if iov_base.addr() < LOWEST_ADDRESS && iov_len > 0 {
@@ -58,11 +58,11 @@ unsafe fn list<T>(
         };
         place.write(part(base, iov_len));
     }
-    // SAFETY: the first `count` were just written.
+    // SAFETY: the loop has written the first `count` parts.
     Some(unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), count) })
 }
 
-/// Reads inline, at the description's offset or at `at`. None: the kernel's business.
+/// Reads inline, at the description's offset or at `at`. Returns `None` when the kernel has to make the call.
 unsafe fn read(
     fd: c_int,
     parts: *const iovec,
@@ -71,7 +71,7 @@ unsafe fn read(
 ) -> Option<Result<usize, i32>> {
     let mut room = [const { MaybeUninit::uninit() }; PARTS];
     let part = |base: *mut c_void, length| {
-        // SAFETY: the caller gives that much room in each part, for itself during the call.
+        // SAFETY: the caller gives that many bytes in each part, for itself during the call.
         IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(base.cast(), length) })
     };
     // SAFETY: the caller's list.
@@ -86,7 +86,7 @@ unsafe fn read(
     }
 }
 
-/// Writes inline, at the description's offset or at `at`. None: the kernel's business.
+/// Writes inline, at the description's offset or at `at`. Returns `None` when the kernel has to make the call.
 unsafe fn write(
     fd: c_int,
     parts: *const iovec,
@@ -134,7 +134,7 @@ pub unsafe fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t
     }
 }
 
-/// With an offset of -1 it is readv with flags.
+/// Reads with flags. With an offset of -1 it does as readv with flags.
 pub unsafe fn preadv2(
     fd: c_int,
     parts: *const iovec,
@@ -181,7 +181,7 @@ pub unsafe fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off_
     }
 }
 
-/// With an offset of -1 it is writev with flags.
+/// Writes with flags. With an offset of -1 it does as writev with flags.
 pub unsafe fn pwritev2(
     fd: c_int,
     parts: *const iovec,
