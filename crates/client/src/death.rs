@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_of_a_path_is_what_is_before_its_last_name() {
+    fn the_directory_of_a_path_precedes_its_last_name() {
         for (path, dir) in [
             (c"a", c"."),
             (c"a/b", c"a/"),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_files_whose_filesystem_answers_stay_as_they_are() {
+    fn errors_of_files_whose_filesystem_answers_stay_unchanged() {
         for errno in [EIO, ECANCELED, ECONNABORTED, ENOTCONN] {
             assert_eq!(errno_after_path(-1, c"/proc/none", errno), errno);
             assert_eq!(errno_after_path(-1, c"/", errno), errno);

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sequential_reader_has_every_page_asked_for_once_and_before_it_comes() {
+    fn each_page_is_prefetched_once_and_before_a_sequential_reader_reads_it() {
         let (reader, mut asked) = (ReadAhead::default(), 0..0);
         for page in 0..10_000 {
             if let Some(range) = reader.advance(page, page + 1, 10_000, 512) {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_asked_for_in_pieces() {
+    fn a_window_is_prefetched_in_pieces() {
         let reader = ReadAhead::default();
         let asked: Vec<u64> = (0..10_000)
             .filter_map(|page| reader.advance(page, page + 1, 100_000, 1024))
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_is_where_nothing_would_be_asked_for() {
+    fn a_quiet_read_prefetches_nothing() {
         let (reader, other) = (ReadAhead::default(), ReadAhead::default());
         for page in 0..10_000 {
             let quiet = reader.is_quiet(page, page + 1);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_reader_gets_nothing() {
+    fn a_random_reader_prefetches_nothing() {
         let reader = ReadAhead::default();
         for page in [50, 10, 900, 333, 7, 1200] {
             assert_eq!(reader.advance(page, page + 1, 10_000, 512), None);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_jumps_away_gets_nothing_until_it_goes_on() {
+    fn a_reader_that_jumps_away_prefetches_nothing_until_it_reads_on() {
         let reader = ReadAhead::default();
         for page in 0..1000 {
             reader.advance(page, page + 1, 100_000, 512);

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_listed_in_the_order_of_the_numbers() {
+    fn names_are_listed_in_the_order_of_the_reasons() {
         for (at, (why, _)) in WHYS.iter().enumerate() {
             assert_eq!(*why as usize, at);
         }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_told() {
+    fn the_report_lists_the_counts() {
         kernel(false, Why::Busy);
         to_kernel(Reason::Stream);
         let mut out = vec![];

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_into_parts_in_order() {
+    fn a_read_fills_its_parts_in_order() {
         let bytes: Vec<u8> = (0..200).collect();
         for len in [1, 8, 40, 100, 200] {
             let mut parts = [0, 7, 0, 43, 1, 149, 0].map(|len| vec![0; len]);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_out_as_one_run_of_bytes() {
+    fn a_write_takes_its_parts_in_order() {
         let bytes: Vec<u8> = (0..200).collect();
         let cuts = [0, 0, 7, 50, 50, 51, 200, 200];
         let parts: Vec<_> = cuts

@@ -1,4 +1,4 @@
-//! A real thread is placed. A process of its own, as the nodes of a process are said once.
+//! Migrates a real thread. Needs a process of its own, because a process learns its nodes only once.
 #![forbid(unsafe_code)]
 
 use jericho_client::migration::migrator::NODES;
@@ -7,9 +7,9 @@ use jericho_client::migration::{account, held_on, learn, migrate_if_due, release
 use jericho_format::threads::ThreadPolicy;
 use jericho_sys::affinity::{self, CpuMask};
 
-/// On this very machine, of which each CPU is made a node, as there may be one real one only.
+/// Treats each CPU of this machine as a node, because the machine may have only one real node.
 #[test]
-fn a_real_thread_goes_where_its_data_is_and_gets_its_mask_back() {
+fn a_real_thread_moves_to_its_data_and_gets_its_mask_back() {
     assert!(learn(Nodes::new(|cpu| cpu as u16)));
     assert!(!learn(Nodes::new(|cpu| cpu as u16 / 2)), "another topology");
     let cpus = affinity::get(None).unwrap();

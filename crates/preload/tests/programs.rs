@@ -1,4 +1,4 @@
-//! Programs behave with the library as they do without it, on whatever filesystem.
+//! Programs behave with the library as they do without it, on any filesystem.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use support::{Programs, compare, library, said};
 use tempfile::TempDir;
 
-/// Where the programs that run with the library do their work.
+/// Makes the directory in which the programs with the library work.
 fn place() -> TempDir {
     match std::env::var_os("JERICHO_PRELOAD_TEST_DIR") {
         Some(dir) => TempDir::new_in(dir),
@@ -40,8 +40,8 @@ macro_rules! same {
 
 same! { aliases allocator closing copying early flags forking limits pointers sharing signals streams threads turns }
 
-/// Runs `ends`, which ends in the given way after it has closed its standard error; what its file at
-/// number 2 holds then.
+/// Runs `ends`, which closes its standard error and then ends in the way `how`. Returns its output, and the file that its fd 2
+/// refers to then.
 fn ended(how: &str, report: &str) -> (Output, Vec<u8>) {
     let programs = Programs::new();
     let dir = place();
@@ -56,7 +56,7 @@ fn ended(how: &str, report: &str) -> (Output, Vec<u8>) {
 }
 
 #[test]
-fn a_report_never_gets_into_a_file_that_took_the_place_of_standard_error() {
+fn no_report_is_written_to_a_file_that_has_replaced_standard_error() {
     for how in ["exit", "_exit", "return", "exec"] {
         let (output, file) = ended(how, "1");
         assert_eq!(file, b"data", "{how}");
@@ -65,7 +65,7 @@ fn a_report_never_gets_into_a_file_that_took_the_place_of_standard_error() {
 }
 
 #[test]
-fn a_report_whose_file_cannot_be_written_changes_nothing() {
+fn a_report_file_that_cannot_be_written_changes_nothing() {
     let missing: PathBuf = Path::new("/nonexistent").join("x".repeat(5000));
     for report in ["/nonexistent/report", missing.to_str().expect("UTF-8")] {
         let (_, file) = ended("exit", report);
@@ -74,7 +74,7 @@ fn a_report_whose_file_cannot_be_written_changes_nothing() {
 }
 
 #[test]
-fn a_checked_call_with_a_buffer_too_small_ends_the_program_as_ever() {
+fn a_checked_call_with_a_too_small_buffer_ends_the_program_as_without_the_library() {
     let programs = Programs::new();
     let source = programs.dir().join("overflow.c");
     for call in ["__read_chk(0, b, 11, 10)", "__pread_chk(0, b, 11, 0, 10)"] {

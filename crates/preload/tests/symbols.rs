@@ -1,4 +1,4 @@
-//! The library stands in front of what it should, and of nothing else.
+//! The library hooks exactly the functions that it should.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-/// What the library is there for: if one of these is missing, a program's descriptors go wrong.
+/// The functions that the library exists for. If one is missing, the state of a program's fds goes wrong.
 const HOOKED: &str = "
     open open64 __open __open64 __open_2 __open64_2 openat openat64 __openat_2 __openat64_2 openat2
     creat creat64 open_by_handle_at mkstemp mkstemp64 mkostemp mkostemp64 mkstemps mkstemps64
@@ -28,13 +28,13 @@ const HOOKED: &str = "
     sendmsg sendmmsg __sendmmsg recvmsg recvmmsg sync syncfs fsync fdatasync
     ftruncate ftruncate64 truncate truncate64 fallocate fallocate64 posix_fallocate posix_fallocate64 setrlimit setrlimit64 prlimit prlimit64 syscall";
 
-/// Names of the C library's that look like another name of a function above, and are none.
+/// Names of the C library that look like another name of a function above, and are not.
 const OTHERS: [&str; 1] = [
-    // Unlike _exit it ends in our destructor, by itself.
+    // Unlike _exit, it runs the library's destructor by itself.
     "exit",
 ];
 
-/// Names that an object defines for others, with their versions.
+/// Returns the names that an object exports, with their versions.
 fn defined(object: &Path) -> Vec<(String, String)> {
     let mut command = Command::new("nm");
     command.args(["-D", "--defined-only"]).arg(object);
@@ -56,7 +56,7 @@ fn exported() -> BTreeSet<String> {
         .collect()
 }
 
-/// A name without what makes it another name of the same function.
+/// Returns a name without the prefix or suffix of its variants.
 fn plain(name: &str) -> String {
     let name = name.trim_start_matches("_IO_").trim_start_matches('_');
     let name = name.strip_suffix("_chk").unwrap_or(name);
@@ -68,7 +68,7 @@ fn plain(name: &str) -> String {
 }
 
 #[test]
-fn exactly_what_is_written_down_is_exported() {
+fn the_library_exports_exactly_the_listed_names() {
     let wanted: BTreeSet<String> = HOOKED.split_whitespace().map(str::to_owned).collect();
     let exported = exported();
     let missing: Vec<_> = wanted.difference(&exported).collect();
@@ -81,14 +81,14 @@ fn exactly_what_is_written_down_is_exported() {
 }
 
 #[test]
-fn no_other_name_of_a_hooked_function_is_left_out() {
+fn every_name_of_a_hooked_function_is_hooked() {
     let output = support::succeed(support::compiler().arg("-print-file-name=libc.so.6"));
     let path = String::from_utf8(output.stdout).expect("a path");
     let exported = exported();
     let hooked: BTreeSet<String> = exported.iter().map(|name| plain(name)).collect();
     let library = defined(Path::new(path.trim()));
     assert!(library.len() > 1000, "{path} is no C library");
-    // What is private to the C library's own parts, no program can call.
+    // Programs cannot call the names that are private to the C library's own parts.
     let left_out: BTreeSet<_> = library
         .iter()
         .filter(|(_, version)| version != "GLIBC_PRIVATE")

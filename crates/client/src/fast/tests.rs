@@ -8,7 +8,7 @@ use super::*;
 const OBJECT: u64 = 7;
 const DAEMON: u16 = 1;
 
-/// A volume with one slice and one file, and what its daemon would do.
+/// A volume with one slice and one file, and the daemon's part of the work.
 struct Volume {
     control: Control,
     slots: Slots,
@@ -56,7 +56,7 @@ impl Volume {
         self.slots.slot(0).unwrap()
     }
 
-    /// Pages of zeros that may be written.
+    /// Adds pages of zeros with space reserved.
     fn reserve(&self, pages: std::ops::Range<u64>) {
         for page in pages {
             let key = Key::new(OBJECT, page);
@@ -104,7 +104,7 @@ fn append(file: File<'_>, data: &[u8]) -> Result<u64, Why> {
 }
 
 #[test]
-fn what_is_written_is_read_up_to_the_end_of_the_file() {
+fn written_bytes_are_read_up_to_the_end_of_the_file() {
     let volume = Volume::new(64);
     volume.reserve(0..4);
     let (writer, reader) = (volume.client(true), volume.client(false));
@@ -121,7 +121,7 @@ fn what_is_written_is_read_up_to_the_end_of_the_file() {
         let read = file(&reader).read(at, &mut out);
         assert_eq!((read.done, read.rest), (0, None), "at {at}");
     }
-    // Within the file, over a border of pages, and by parts that don't care about pages.
+    // Within the file, over a page border, and in parts that do not match pages.
     let (a, b, c) = ([1; 50], [2; 4096], [3; 5]);
     let parts = [IoSlice::new(&a), IoSlice::new(&b), IoSlice::new(&c)];
     file(&writer)
@@ -134,7 +134,7 @@ fn what_is_written_is_read_up_to_the_end_of_the_file() {
 }
 
 #[test]
-fn the_slice_hears_of_every_page_that_became_dirty_and_of_each_once() {
+fn each_page_that_became_dirty_is_reported_once() {
     let volume = Volume::new(64);
     volume.reserve(0..4);
     let writer = volume.client(true);
@@ -146,7 +146,7 @@ fn the_slice_hears_of_every_page_that_became_dirty_and_of_each_once() {
 }
 
 #[test]
-fn a_miss_ends_a_read_where_it_is_and_a_write_before_it_begins() {
+fn a_miss_ends_a_read_at_the_page_and_a_write_before_it_begins() {
     let volume = Volume::new(64);
     volume.reserve(0..2);
     volume.reserve(3..4);
@@ -166,13 +166,13 @@ fn a_miss_ends_a_read_where_it_is_and_a_write_before_it_begins() {
 }
 
 #[test]
-fn holes_and_impossible_ends_are_not_made_here() {
+fn writes_that_make_holes_or_impossible_ends_are_not_made_inline() {
     let volume = Volume::new(64);
     volume.reserve(0..3);
     let client = volume.client(true);
     write(file(&client), 0, &[1; 100]).unwrap();
     assert_eq!(write(file(&client), 2 * 4096, b"x"), Err(Why::Far));
-    // In the page that the file ends in there are zeros to be had.
+    // The last page of the file has zeros beyond its end.
     write(file(&client), 200, &[2; 10]).unwrap();
     let mut out = [9; 300];
     assert_eq!(file(&client).read(0, &mut out).done, 210);
@@ -188,7 +188,7 @@ fn holes_and_impossible_ends_are_not_made_here() {
 }
 
 #[test]
-fn who_may_not_write_inline_does_not() {
+fn a_client_that_may_not_write_inline_does_not() {
     let volume = Volume::new(64);
     volume.reserve(0..1);
     volume.slot().set_size(100, false);
@@ -234,7 +234,7 @@ fn a_slot_that_was_given_to_another_file_is_noticed() {
 }
 
 #[test]
-fn a_writer_that_saw_the_file_before_it_was_truncated_writes_nothing() {
+fn a_writer_that_saw_the_file_before_a_truncation_writes_nothing() {
     let volume = Volume::new(64);
     volume.reserve(0..2);
     volume.slot().set_size(8000, false);
@@ -256,7 +256,7 @@ fn a_writer_that_saw_the_file_before_it_was_truncated_writes_nothing() {
 }
 
 #[test]
-fn a_reader_that_saw_the_file_before_it_was_truncated_reads_anew() {
+fn a_reader_that_saw_the_file_before_a_truncation_reads_again() {
     let volume = Volume::new(64);
     volume.reserve(0..2);
     volume.slot().set_size(8000, false);
@@ -272,7 +272,7 @@ fn a_reader_that_saw_the_file_before_it_was_truncated_reads_anew() {
 }
 
 #[test]
-fn a_lock_that_nobody_gives_back_sends_writers_to_the_kernel() {
+fn a_lock_that_is_never_released_sends_writers_to_the_kernel() {
     let volume = Volume::new(64);
     volume.reserve(0..3);
     volume.slot().set_size(2 * 4096, false);
@@ -289,7 +289,7 @@ fn a_lock_that_nobody_gives_back_sends_writers_to_the_kernel() {
     assert_eq!(append(file(&client), b"x"), Ok(9001));
 }
 
-/// Lets threads go on together, awake: one that has to be woken comes too late to meet the others.
+/// Starts all threads together, awake. A thread that has to be woken comes too late to meet the others.
 #[derive(Default)]
 struct Gate {
     arrived: AtomicU64,
@@ -318,14 +318,14 @@ impl Drop for Breaks<'_> {
 }
 
 #[test]
-fn overlapping_writes_over_several_pages_end_as_one_or_the_other() {
+fn of_overlapping_writes_over_several_pages_one_covers_the_other() {
     const PAGES: usize = 80;
     const SHIFT: usize = 3000;
     let volume = Volume::new(256);
     volume.reserve(0..2 * PAGES as u64);
     let sessions = [volume.client(true), volume.client(true)];
     let (start, end) = (Gate::default(), Gate::default());
-    // Every other round makes the file longer, too.
+    // Every other round extends the file, too.
     let len_of = |round: u64| (PAGES / 2 + PAGES * (round % 2) as usize) * PAGE;
     std::thread::scope(|scope| {
         for (who, session) in sessions.iter().enumerate() {
@@ -334,7 +334,8 @@ fn overlapping_writes_over_several_pages_end_as_one_or_the_other() {
                 let _breaks = (Breaks(start), Breaks(end));
                 for round in 0..300 {
                     let data = vec![1 + who as u8; len_of(round)];
-                    // The first is slower, as it gathers, and the second sets out later: it would overtake.
+                    // The first write gathers its bytes and is slower. The second starts later, or it would always overtake the
+                    // first.
                     let piece = [100, data.len()][who];
                     let parts: Vec<_> = data.chunks(piece).map(IoSlice::new).collect();
                     start.pass(round, 3);
@@ -359,7 +360,7 @@ fn overlapping_writes_over_several_pages_end_as_one_or_the_other() {
             let len = len_of(round);
             let size = (PAGES * PAGE).max(100 + SHIFT + len);
             assert_eq!(file(&sessions[0]).read(0, &mut all).done, size);
-            // Each has what is its own, and what both have written is one's.
+            // Each write has its own bytes, and the common bytes are all of one write.
             assert!(all[100..100 + SHIFT].iter().all(|b| *b == 1));
             assert!(all[100 + len..][..SHIFT].iter().all(|b| *b == 2));
             let both = &all[100 + SHIFT..100 + len];
@@ -381,7 +382,7 @@ fn a_read_of_several_pages_never_sees_half_of_a_write() {
             for byte in 1..=3000u32 {
                 write(file(&writer), 0, &[byte as u8; PAGES * PAGE])
                     .expect("no thread keeps a lock");
-                // Else readers have no gap.
+                // Otherwise readers have no gap.
                 std::thread::yield_now();
             }
             stop.store(true, Ordering::Relaxed);
@@ -422,8 +423,8 @@ fn appended_records_are_all_there_and_whole() {
                     };
                     let mut seen = vec![0; data.len()];
                     let at = end - data.len() as u64;
-                    // Appends of the other threads may come between. A thread then asks the daemon, which does not
-                    // exist here.
+                    // Appends of the other threads may come between. A thread would then ask the daemon, which does not exist
+                    // here.
                     while let Some(why) = file(session).read(at, &mut seen).rest {
                         assert!(matches!(why, Why::Changed | Why::Busy), "{why:?}");
                     }
@@ -482,12 +483,12 @@ fn a_reader_never_sees_zeros_that_a_truncation_left() {
 }
 
 #[test]
-fn a_writer_that_stops_half_way_leaves_zeros_behind_the_end() {
+fn a_writer_that_stops_half_way_leaves_zeros_beyond_the_end() {
     let volume = Volume::new(64);
     volume.reserve(0..3);
     volume.slot().set_size(4000, false);
     let client = volume.client(true);
-    // The second page goes away after it was looked at.
+    // The second page is removed after the check.
     let held = file(&client);
     let seen = volume.slot().size();
     held.put(4000, 5000, Source::new(&[IoSlice::new(&[7; 5000])]), |_| {
@@ -544,7 +545,7 @@ fn a_page_that_a_reader_used_is_marked_in_its_area() {
 }
 
 #[test]
-fn a_thread_counts_alone_however_many_ended_before_it() {
+fn a_thread_counts_alone_after_many_threads_have_ended() {
     let volume = Volume::new(16);
     let client = volume.client(false);
     let mut blocks = std::collections::HashSet::new();
@@ -569,8 +570,8 @@ fn a_thread_counts_alone_however_many_ended_before_it() {
     );
 }
 
-/// Returns a volume with a file of so many ones, and a client whose ring is full: only the first page is dirty and can be written
-/// without a report.
+/// Returns a volume with a file of `bytes` ones, and a client whose ring is full. Only the first page is dirty, so that it can be
+/// written without a report.
 fn first_page_writable(bytes: usize) -> (Volume, Session) {
     let volume = Volume::new(64);
     volume.reserve(0..4);
@@ -588,7 +589,7 @@ fn first_page_writable(bytes: usize) -> (Volume, Session) {
 }
 
 #[test]
-fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
+fn a_write_that_stops_half_way_keeps_its_locks_and_lends_them() {
     let (volume, client) = first_page_writable(3 * PAGE);
     for (len, extends) in [(3 * PAGE, false), (3 * PAGE + 10, true)] {
         let bytes = vec![9; len];
@@ -630,7 +631,7 @@ fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
         drop(kept);
         assert!(volume.slot().turns(all).is_some() && !volume.slot().is_extended_by(client.owner));
     }
-    // Nothing of these is seen: the first page cannot be written, or all of it is behind the end.
+    // These writes leave nothing visible: the first page cannot be written, or all bytes are beyond the end.
     let failed = file(&client).write(4096, 2 * PAGE, Source::new(&[IoSlice::new(&[9; 2 * PAGE])]));
     assert!(failed.unwrap_err().kept.is_none());
     assert_eq!(append(file(&client), &[9; 4097]), Err(Why::Absent));
@@ -639,15 +640,15 @@ fn a_write_that_ends_in_its_middle_keeps_its_locks_and_lends_them() {
 }
 
 #[test]
-fn a_request_that_writes_more_than_the_rest_borrows_as_it_does_it_itself() {
+fn a_request_that_writes_more_than_the_rest_borrows_the_expected_words() {
     let (volume, client) = first_page_writable(2 * PAGE);
     let parts = [IoSlice::new(&[9; 2 * PAGE])];
     let failed = file(&client).write(0, 2 * PAGE, Source::new(&parts));
     let kept = failed.unwrap_err().kept.expect("half of it is there");
     assert_eq!(kept.own_borrows(PAGE), Some(0), "one page takes no word");
-    // A long write is made of several. The request also writes those after the one that ended in its middle.
+    // A long write consists of several inline writes. The request also writes those after the one that stopped half-way.
     assert_eq!(kept.own_borrows(PAGE + 1), Some(1));
-    // From the second page on, up to where its word covers another segment.
+    // The rest begins on the second page and ends where its word covers another segment.
     let words = (jericho_shm::WORDS << 16) - PAGE;
     assert_eq!(kept.own_borrows(words), Some(1));
     assert_eq!(kept.own_borrows(words + 1), None);
@@ -685,20 +686,20 @@ fn a_child_does_not_end_its_parents_loan() {
 }
 
 #[test]
-fn what_was_written_after_half_of_a_write_was_seen_is_not_lost() {
+fn a_write_that_answers_half_of_another_write_is_not_lost() {
     let (volume, client) = first_page_writable(3 * PAGE);
     let bytes = vec![9; 3 * PAGE];
     let parts = [IoSlice::new(&bytes)];
     let failed = file(&client).write(0, 3 * PAGE, Source::new(&parts));
     let kept = failed.unwrap_err().kept.expect("half of it is there");
-    // Another program sees a byte of that write, and answers it.
+    // Another program reads a byte of that write, and answers it.
     let other = volume.client(true);
     let mut seen = [0; 8];
     let read = file(&other).read(0, &mut seen);
     assert_eq!((read.rest, seen), (None, [9; 8]), "it sees the first page");
     let answer = [IoSlice::new(&[5; 8])];
     file(&other).write(0, 8, Source::new(&answer)).unwrap();
-    // The lender's request, as the daemon serves it.
+    // The daemon serves the lender's request.
     assert!(kept.is_one_write(0));
     volume.write_as_daemon(kept.done() as u64, &bytes[kept.done()..]);
     assert!(kept.is_one_write(1));
@@ -711,7 +712,7 @@ fn what_was_written_after_half_of_a_write_was_seen_is_not_lost() {
 }
 
 #[test]
-fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
+fn a_write_is_repeated_when_the_file_was_truncated_after_its_first_half() {
     let (volume, client) = first_page_writable(3 * PAGE);
     let bytes = [9; 3 * PAGE];
     let half = || {
@@ -724,7 +725,7 @@ fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
     volume.slot().note_removal();
     assert!(!kept.is_one_write(0) && !kept.is_one_write(1));
     drop(kept);
-    // Its word was taken away, and others may have written over both halves.
+    // The word was taken away, so other writers may have written over both halves.
     let kept = half();
     let taken = volume.slot().take_range(
         Segments::of(0, 1),
@@ -738,7 +739,7 @@ fn a_write_is_made_anew_when_the_file_was_truncated_after_its_first_half() {
 }
 
 #[test]
-fn what_a_write_has_put_behind_the_end_belongs_to_its_rest() {
+fn bytes_that_a_write_has_put_beyond_the_end_belong_to_its_rest() {
     let (volume, client) = first_page_writable(100);
     let bytes = [9; 2 * PAGE];
     let failed = file(&client).write(40, 2 * PAGE, Source::new(&[IoSlice::new(&bytes)]));

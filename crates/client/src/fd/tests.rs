@@ -1,5 +1,5 @@
-//! Descriptors of real files whose daemon is a stand-in: it answers as one would, and hands real segments over.
-//! What is in shared memory differs from what is in the kernel's file, so each byte tells where it came from.
+//! Fds of real files with a stand-in for the daemon, which answers as a daemon does and sends real segments. The bytes in shared
+//! memory differ from those in the kernel's file, so each byte shows where it came from.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
@@ -17,7 +17,7 @@ use jericho_sys::process::wait_readable;
 use super::*;
 use crate::{ask, wish};
 
-/// Held for reading by every test, and for writing by the one that shares the descriptors of all.
+/// All tests hold it for reading. The test that shares all fds of the process holds it for writing.
 static APART: RwLock<()> = RwLock::new(());
 
 const PAGE: usize = 4096;
@@ -89,7 +89,7 @@ impl Daemon {
             owner: 2,
             slices: 1,
         };
-        // In two messages, as of a volume with many slices.
+        // In two messages, as for a volume with many slices.
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         connection.send(&reply.encode(), &fds[..4]).unwrap();
         connection.send(&reply.encode(), &fds[4..]).unwrap();
@@ -117,7 +117,7 @@ impl Daemon {
         answer
     }
 
-    /// Puts pages into the cache, where they are not there.
+    /// Puts those pages into the cache that are not there.
     fn fill(&self, object: u64, pages: std::ops::Range<u64>, byte: u8) {
         for page in pages {
             let key = Key::new(object, page);
@@ -149,7 +149,7 @@ impl Daemon {
     }
 }
 
-/// An open file of a volume; its number is forgotten when it is closed.
+/// An open file of a volume. Dropping it makes the library forget its fd.
 struct Opened {
     file: fs::File,
     daemon: Arc<Daemon>,
@@ -157,7 +157,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// `pages` of `m` in shared memory, and as many bytes of `k` as the file has in the kernel.
+    /// Makes a file with `pages` pages of `m` in shared memory, and `size` bytes of `k` in the kernel.
     fn new(pages: u64, size: u64) -> Opened {
         Opened::with(pages, size, false)
     }
@@ -220,14 +220,14 @@ fn hits_come_from_memory_and_misses_from_the_kernel_at_the_right_place() {
     assert_eq!(f.read(5000), Some(Ok(vec![b'm'; 5000])));
     let mut out = [0; 100];
     assert_eq!(pread(f.fd(), &mut out, 0), Some(Ok(100)));
-    // 3192 bytes hit; the kernel gives the rest.
+    // 3192 bytes hit; the kernel reads the rest.
     let got = f.read(4000).unwrap().unwrap();
     let wanted = [&vec![b'm'; 3192][..], b"K", &vec![b'k'; 807]].concat();
     assert_eq!(got, wanted);
     assert_eq!(f.read(1), Some(Ok(b"k".to_vec())));
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(9001)));
-    assert_eq!(f.kernel_offset(), 0, "nobody has moved it");
-    // The end is where shared memory says.
+    assert_eq!(f.kernel_offset(), 0, "the kernel's offset has not moved");
+    // The end of the file is that of shared memory.
     f.daemon.set_size(8000);
     assert_eq!(lseek(f.fd(), -10, SEEK_END), Some(Ok(7990)));
     assert_eq!(f.read(100), Some(Ok(vec![b'm'; 10])));
@@ -256,7 +256,7 @@ fn vectored_calls_are_one_call() {
 }
 
 #[test]
-fn what_somebody_else_may_have_keeps_its_offset_in_the_kernel() {
+fn an_fd_that_another_process_may_have_keeps_its_offset_in_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     forget(f.fd()); // as if it were inherited
@@ -272,7 +272,7 @@ fn what_somebody_else_may_have_keeps_its_offset_in_the_kernel() {
 }
 
 #[test]
-fn sharing_puts_the_offset_where_it_was() {
+fn sharing_moves_the_offset_to_the_kernel() {
     let _apart = APART.write();
     let (f, unread) = (Opened::new(2, 8192), Opened::new(2, 8192));
     f.read(1234).unwrap().unwrap();
@@ -294,7 +294,7 @@ fn sharing_puts_the_offset_where_it_was() {
 fn duplicates_share_their_offset_until_the_last_is_closed() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
-    // Nothing is known of it yet when it is duplicated.
+    // The fd is still unknown when it is duplicated.
     let other = f.file.try_clone().unwrap();
     duplicated(f.fd(), other.as_raw_fd());
     let mut out = [0; 100];
@@ -303,15 +303,15 @@ fn duplicates_share_their_offset_until_the_last_is_closed() {
     forget(f.fd());
     assert_eq!(read(other.as_raw_fd(), &mut out), Some(Ok(100)));
     let Some(FdState::Described(open)) = description::state(other.as_raw_fd()) else {
-        panic!("it is still there");
+        panic!("the duplicate is not described");
     };
     forget_range(other.as_raw_fd() as u32, other.as_raw_fd() as u32);
-    assert_eq!(open.facts(), None, "nothing is left of it");
+    assert_eq!(open.facts(), None, "the description is gone");
     drop(other);
 }
 
 #[test]
-fn readers_of_one_description_share_its_bytes_out() {
+fn readers_of_one_description_get_each_byte_once() {
     let _apart = APART.read();
     let pages = 200;
     let f = Opened::new(0, pages * 4096);
@@ -357,7 +357,7 @@ fn a_writer_that_goes_on_has_pages_reserved_in_growing_steps() {
     }
     assert_eq!(f.daemon.size(), 1_600_000);
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(1_600_000)));
-    // The first went through the kernel, the second found that there was one before it.
+    // The first write went through the kernel; the second noticed it.
     let reserves = f.daemon.reserves();
     assert!(reserves.len() <= 6, "{reserves:?}");
     assert!(
@@ -371,7 +371,7 @@ fn a_writer_that_goes_on_has_pages_reserved_in_growing_steps() {
 }
 
 #[test]
-fn appends_go_to_the_end_whoever_makes_them() {
+fn appends_inline_and_through_the_kernel_go_to_the_end() {
     let _apart = APART.read();
     let f = Opened::with(2, 4000, true);
     assert_eq!(write(f.fd(), b"one"), Some(Ok(3)));
@@ -383,7 +383,7 @@ fn appends_go_to_the_end_whoever_makes_them() {
     let mut out = [0; 12];
     assert_eq!(pread(f.fd(), &mut out, 3999), Some(Ok(12)));
     assert_eq!(&out, b"monetwothree");
-    // What does not go inline, the kernel appends.
+    // The kernel makes an append that does not go inline.
     let info = f.daemon.control.slot(0).unwrap();
     info.set_flags(SlotInfo::NO_WRITE, 0);
     assert_eq!(write(f.fd(), b"kernel"), Some(Ok(6)));
@@ -394,10 +394,10 @@ fn appends_go_to_the_end_whoever_makes_them() {
 }
 
 #[test]
-fn what_can_not_be_written_inline_goes_through_the_kernel_as_a_whole() {
+fn a_write_that_cannot_be_made_inline_goes_through_the_kernel_as_a_whole() {
     let _apart = APART.read();
     let f = Opened::new(2, 4 * 4096);
-    // The third page is not there.
+    // The third page is not cached.
     assert_eq!(pwrite(f.fd(), &[b'w'; 9000], 4000), Some(Ok(9000)));
     let mut kernel = vec![0; 9002];
     f.file.read_at(&mut kernel, 3999).unwrap();
@@ -411,13 +411,13 @@ fn what_can_not_be_written_inline_goes_through_the_kernel_as_a_whole() {
 }
 
 #[test]
-fn long_writes_are_made_of_several() {
+fn a_long_write_is_made_in_several_pieces() {
     let _apart = APART.read();
     let f = Opened::new(0, 0);
     let pages = 600 * 4096;
     f.daemon.fill(f.object, 0..600, 0);
     f.daemon.set_size(pages);
-    // More than is written at once, of which the last part is not there.
+    // The write is longer than one inline write, and its last part is not cached.
     let data: Vec<u8> = (0..WRITE_MAX + 5000).map(|i| (i / 4096) as u8).collect();
     assert_eq!(pwrite(f.fd(), &data, 0), Some(Ok(data.len())));
     assert_eq!(f.file.metadata().unwrap().len(), data.len() as u64);
@@ -427,7 +427,7 @@ fn long_writes_are_made_of_several() {
 }
 
 #[test]
-fn offsets_and_buffers_that_are_wrong_are_the_kernels_to_judge() {
+fn the_kernel_reports_wrong_offsets_and_buffers() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     assert_eq!(f.read(0), Some(Ok(vec![])));
@@ -442,7 +442,7 @@ fn offsets_and_buffers_that_are_wrong_are_the_kernels_to_judge() {
     assert_eq!(lseek(f.fd(), -9000, SEEK_END), Some(Err(errno::EINVAL)));
     assert_eq!(lseek(f.fd(), 0, 99), Some(Err(errno::EINVAL)));
     assert_eq!(lseek(f.fd(), 10, SEEK_CUR), Some(Ok(10)));
-    // As far as only the kernel can count, if it can: then it has the offset from there on.
+    // Beyond the largest offset of the library, the kernel keeps the offset.
     let far = files::lseek(f.fd(), 1 << 60, SEEK_SET);
     files::lseek(f.fd(), 0, SEEK_SET).unwrap();
     assert_eq!(lseek(f.fd(), 1 << 60, SEEK_SET), Some(far));
@@ -462,7 +462,7 @@ fn offsets_and_buffers_that_are_wrong_are_the_kernels_to_judge() {
 }
 
 #[test]
-fn files_of_others_are_left_alone_after_one_look() {
+fn files_of_other_filesystems_take_the_kernel_path_after_one_check() {
     let _apart = APART.read();
     let (reader, _writer) = std::io::pipe().unwrap();
     let fd = reader.as_raw_fd();
@@ -476,17 +476,21 @@ fn files_of_others_are_left_alone_after_one_look() {
 }
 
 #[test]
-fn a_daemon_that_refuses_leaves_all_to_the_kernel() {
+fn after_a_refusal_all_calls_go_to_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     f.daemon.refuse.store(true, Ordering::Relaxed);
     assert_eq!(f.read(4), None);
     assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
-    assert_eq!(f.daemon.calls.lock().unwrap().len(), 1, "it is asked once");
+    assert_eq!(
+        f.daemon.calls.lock().unwrap().len(),
+        1,
+        "the library asks once"
+    );
 }
 
 #[test]
-fn a_slot_that_was_taken_back_is_asked_for_anew() {
+fn the_library_asks_again_for_a_slot_that_was_taken_back() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     f.read(10).unwrap().unwrap();
@@ -494,7 +498,7 @@ fn a_slot_that_was_taken_back_is_asked_for_anew() {
     info.set(0, 0, 0);
     info.set(f.object, 0, 0);
     assert_eq!(f.read(4), Some(Ok(b"mmmm".to_vec())));
-    // Not given again: the kernel goes on where this ended.
+    // The daemon does not give the slot again, so the kernel continues at this offset.
     info.set(0, 0, 0);
     f.daemon.refuse.store(true, Ordering::Relaxed);
     assert_eq!(f.read(4), None);
@@ -503,14 +507,14 @@ fn a_slot_that_was_taken_back_is_asked_for_anew() {
 }
 
 #[test]
-fn a_session_that_a_known_descriptor_brings_serves_wishes() {
+fn a_session_of_a_described_fd_serves_wishes() {
     let _apart = APART.write();
     let f = Opened::new(2, 8192);
     f.read(10).unwrap().unwrap();
     let device = files::fstat(f.fd()).unwrap().device;
     let instance = || session::of_device(device).map(|session| session.instance);
     assert_eq!(instance(), Some(f.daemon.instance));
-    // As a new session is, before a file of the mount is found to be its daemon's.
+    // A new session looks like this before a file of the mount is found to be its daemon's.
     session::of_device(device).unwrap().serves(0);
     assert_ne!(instance(), Some(f.daemon.instance));
     let info = f.daemon.control.slot(0).unwrap();
@@ -521,7 +525,7 @@ fn a_session_that_a_known_descriptor_brings_serves_wishes() {
 }
 
 #[test]
-fn a_writer_whose_slot_is_not_given_again_hands_its_offset_over() {
+fn a_writer_without_a_new_slot_moves_its_offset_to_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     assert_eq!(write(f.fd(), b"abc"), Some(Ok(3)));
@@ -532,7 +536,7 @@ fn a_writer_whose_slot_is_not_given_again_hands_its_offset_over() {
 }
 
 #[test]
-fn who_is_cut_off_goes_on_through_the_kernel() {
+fn a_revoked_client_continues_through_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     assert_eq!(write(f.fd(), b"abc"), Some(Ok(3)));
@@ -547,13 +551,13 @@ fn who_is_cut_off_goes_on_through_the_kernel() {
 }
 
 #[test]
-fn a_number_that_was_closed_and_opened_behind_our_back_is_not_taken_for_the_old_file() {
+fn an_fd_that_was_closed_and_reused_unseen_does_not_pass_for_the_old_file() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     f.read(10).unwrap().unwrap();
-    // A description of another file comes to have this file's number.
+    // This file's fd becomes the fd of another file's description.
     let Some(FdState::Described(open)) = description::state(f.fd()) else {
-        panic!("it is described");
+        panic!("the fd is not described");
     };
     let other = Facts {
         slot_generation: 77,
@@ -563,7 +567,7 @@ fn a_number_that_was_closed_and_opened_behind_our_back_is_not_taken_for_the_old_
     identity.inode += 1;
     opened(f.fd(), 0);
     let Some(FdState::Unknown { word, .. }) = description::state(f.fd()) else {
-        panic!("nothing is known of it");
+        panic!("the fd is not unknown");
     };
     description::describe(f.fd(), word, &other, identity, Some(5000)).unwrap();
     assert_eq!(write(f.fd(), b"x"), None);
@@ -571,7 +575,7 @@ fn a_number_that_was_closed_and_opened_behind_our_back_is_not_taken_for_the_old_
         description::state(f.fd()),
         Some(FdState::Unknown { opened: false, .. })
     ));
-    // What it was, it is: a file with its offset in the kernel.
+    // Another call finds the same state: a file with its offset in the kernel.
     assert_eq!(f.read(4), None);
     assert_eq!(pread(f.fd(), &mut [0; 4], 0), Some(Ok(4)));
 }
@@ -584,9 +588,9 @@ fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
     reentrancy::enter(reentrancy::Doing::Writing, |thread| {
         assert_eq!(f.read(10), Some(Ok(vec![b'k'; 10])), "the offset moves on");
         assert_eq!(pread(f.fd(), &mut [0; 4], 0), None);
-        // It interrupts a write: what it writes comes after that.
+        // The handler interrupts a write, so its bytes follow those of the write.
         let Some(FdState::Described(open)) = description::state(f.fd()) else {
-            panic!("it is described");
+            panic!("the fd is not described");
         };
         let act = |at| {
             assert_eq!(at, 20);
@@ -602,7 +606,7 @@ fn a_handler_that_interrupts_a_call_goes_to_the_kernel() {
 }
 
 #[test]
-fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_in_the_kernel() {
+fn a_thread_that_writes_while_another_closes_the_fd_finds_the_offset_in_the_kernel() {
     let _apart = APART.read();
     has_threads();
     for range in [false, true] {
@@ -612,12 +616,12 @@ fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_in_the
             false => closing(f.fd()).has_closed(),
             true => closing_range(f.fd() as u32, f.fd() as u32),
         }
-        // It is not closed yet.
+        // The fd is not closed yet.
         assert_eq!(f.kernel_offset(), 10);
     }
 }
 
-/// Returns a file of which 10 bytes were read, and a second number of it.
+/// Returns a file from which 10 bytes were read, and a duplicate of its fd.
 fn read_and_duplicated() -> (Opened, fs::File) {
     let f = Opened::new(2, 8192);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
@@ -627,29 +631,29 @@ fn read_and_duplicated() -> (Opened, fs::File) {
 }
 
 #[test]
-fn a_thread_that_writes_to_a_number_which_another_closes_finds_the_offset_of_its_other_numbers() {
+fn a_thread_that_writes_while_another_closes_the_fd_uses_the_offset_of_its_duplicates() {
     let _apart = APART.read();
     has_threads();
     let (f, copy) = read_and_duplicated();
     let fd = copy.as_raw_fd();
     let closing = closing(fd);
-    // It is not closed yet.
+    // The fd is not closed yet.
     assert_eq!(write(fd, b"between"), Some(Ok(7)));
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(17)));
-    assert_eq!(f.kernel_offset(), 0, "it stays where it was");
-    // By now it is, and the number means nothing, or something else.
+    assert_eq!(f.kernel_offset(), 0, "the kernel's offset stays");
+    // Now the fd is closed, and may have been reused.
     drop(copy);
     assert_eq!(write(fd, b"after"), None);
     closing.has_closed();
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(17)));
     let Some(FdState::Described(open)) = description::state(f.fd()) else {
-        panic!("it is described");
+        panic!("the fd is not described");
     };
     assert!(open.description().has_one_fd());
 }
 
 #[test]
-fn a_number_that_another_thread_has_got_while_it_was_closed_is_that_threads() {
+fn an_fd_that_another_thread_got_during_the_close_is_that_threads() {
     let _apart = APART.read();
     has_threads();
     let (f, copy) = read_and_duplicated();
@@ -665,13 +669,13 @@ fn a_number_that_another_thread_has_got_while_it_was_closed_is_that_threads() {
     }
     forget(fd);
     let Some(FdState::Described(open)) = description::state(f.fd()) else {
-        panic!("it is described");
+        panic!("the fd is not described");
     };
     assert!(open.description().has_one_fd());
 }
 
 #[test]
-fn flags_that_change_are_heard_of() {
+fn changed_flags_take_effect() {
     let _apart = APART.read();
     let f = Opened::new(2, 4000);
     assert_eq!(write(f.fd(), b"a"), Some(Ok(1)));
@@ -682,7 +686,7 @@ fn flags_that_change_are_heard_of() {
 }
 
 #[test]
-fn a_file_that_is_mapped_is_the_kernels() {
+fn a_mapped_file_takes_the_kernel_path() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     f.read(9).unwrap().unwrap();
@@ -694,7 +698,7 @@ fn a_file_that_is_mapped_is_the_kernels() {
 }
 
 #[test]
-fn a_sequential_reader_has_pages_read_ahead_and_only_what_is_not_there() {
+fn a_sequential_reader_prefetches_only_pages_that_are_not_cached() {
     let _apart = APART.read();
     let f = Opened::new(100, 400 * 4096);
     for _ in 0..30 {
@@ -708,7 +712,7 @@ fn a_sequential_reader_has_pages_read_ahead_and_only_what_is_not_there() {
         };
         calls.iter().filter_map(of).collect::<Vec<_>>()
     };
-    assert_eq!(asked(), [], "all of that is there");
+    assert_eq!(asked(), [], "all pages are cached");
     for _ in 30..190 {
         f.read(4096).unwrap().unwrap();
     }
@@ -717,7 +721,7 @@ fn a_sequential_reader_has_pages_read_ahead_and_only_what_is_not_there() {
     assert!(ends.max() >= Some(190), "{asked:?}");
 }
 
-/// Counts the cost of this thread's calls as outside of tests, and makes the process worth attaching.
+/// Counts the cost of this thread's calls, as outside of tests, and makes the process worth attaching.
 struct Counting;
 
 impl Counting {
@@ -746,7 +750,7 @@ fn a_file_of_few_calls_costs_the_daemon_nothing_and_one_of_many_becomes_fast() {
     assert!(f.daemon.calls.lock().unwrap().is_empty());
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])), "from memory");
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(50)));
-    assert_eq!(f.kernel_offset(), 40, "it stays where it was");
+    assert_eq!(f.kernel_offset(), 40, "the kernel's offset stays");
 }
 
 #[test]
@@ -774,7 +778,7 @@ fn long_calls_are_worth_more_and_calls_with_offsets_count_too() {
 }
 
 #[test]
-fn a_number_that_becomes_fast_while_threads_read_gives_each_byte_once() {
+fn an_fd_that_becomes_fast_while_threads_read_gives_each_byte_once() {
     let _apart = APART.read();
     let f = Opened::new(4, 4 * PAGE as u64);
     for _ in 0..300 {
@@ -801,8 +805,8 @@ fn a_number_that_becomes_fast_while_threads_read_gives_each_byte_once() {
 }
 
 #[test]
-fn calls_never_bring_an_earlier_word_of_a_number_back() {
-    // No file has this number.
+fn calls_never_restore_an_earlier_word_of_an_fd() {
+    // No file has this fd.
     const FD: i32 = 60_000;
     let _apart = APART.read();
     description::opened(FD);
@@ -824,7 +828,7 @@ fn calls_never_bring_an_earlier_word_of_a_number_back() {
 }
 
 #[test]
-fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
+fn an_fd_does_not_become_fast_during_a_call_on_it() {
     let _apart = APART.read();
     let _counting = Counting::new();
     let f = Opened::new(2, 8192);
@@ -848,14 +852,14 @@ fn a_number_is_not_fast_while_a_call_on_it_is_under_way() {
     };
     drop(old);
     let Some(FdState::Unknown { word, .. }) = description::state(f.fd()) else {
-        panic!("nothing is known of it");
+        panic!("the fd is not unknown");
     };
     assert!(description::is_in_use(word));
     drop(new);
 }
 
-/// A file whose daemon this process has attached to, and a word that says that its fd is worth a slot. No other test runs
-/// meanwhile.
+/// Returns a file to whose daemon this process has attached, with a word that makes its fd worth a slot. No other test runs at
+/// the same time.
 fn wishing() -> Opened {
     wish::tests::ARE_LEFT.set(false);
     let f = Opened::new(2, 8192);
@@ -892,7 +896,7 @@ fn begin_with_wish(f: &Opened, moves: bool) -> early::Counted {
 }
 
 #[test]
-fn a_wish_that_was_answered_makes_the_number_fast_without_a_request() {
+fn an_answered_wish_makes_the_fd_fast_without_a_request() {
     let _apart = APART.write();
     for moves in [true, false] {
         let f = wishing();
@@ -905,7 +909,7 @@ fn a_wish_that_was_answered_makes_the_number_fast_without_a_request() {
 }
 
 #[test]
-fn a_limit_that_another_process_sets_is_seen_however_the_next_number_becomes_fast() {
+fn a_limit_set_by_another_process_is_noticed_when_the_next_fd_becomes_fast() {
     let _apart = APART.write();
     let set_limit = |limit: &str| {
         let pid = std::process::id().to_string();
@@ -919,7 +923,7 @@ fn a_limit_that_another_process_sets_is_seen_however_the_next_number_becomes_fas
             true => wishing(),
         };
         assert!(!SIZE_LIMITED.load(Relaxed));
-        // More than any test writes.
+        // A limit beyond all writes of the tests.
         set_limit("1099511627776");
         if by_wish {
             let call = begin_with_wish(&f, true);
@@ -942,7 +946,7 @@ fn a_wish_without_an_answer_is_followed_by_a_request() {
     let _apart = APART.write();
     let f = wishing();
     drop(begin_with_wish(&f, true));
-    // The answer of this daemon has another object.
+    // This daemon answers with another object.
     f.daemon.control.slot(0).unwrap().set(f.object, 0, 0);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
     let calls = f.daemon.calls.lock().unwrap();
@@ -959,7 +963,7 @@ fn a_wish_without_an_answer_is_followed_by_a_request() {
 }
 
 #[test]
-fn an_answer_is_not_used_for_a_number_that_was_reused_or_is_in_use() {
+fn an_answer_is_not_used_for_an_fd_that_was_reused_or_is_in_use() {
     let _apart = APART.write();
     let f = wishing();
     let call = begin_with_wish(&f, true);

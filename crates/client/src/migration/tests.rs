@@ -12,18 +12,18 @@ fn mask(cpus: std::ops::Range<u32>) -> CpuMask {
 /// A thread on a machine of four nodes with four CPUs each.
 struct Machine {
     now: u64,
-    /// What its program set.
+    /// The mask that the program has set.
     own: CpuMask,
     mask: CpuMask,
     cpu: u32,
-    /// Its program has set a mask while ours was there.
+    /// The program has set a mask while the migrator's was there.
     interfered: bool,
-    /// The masks that were set, with the time.
+    /// The masks that the migrator has set, with the time.
     sets: Vec<(u64, CpuMask)>,
     idle: [Option<f32>; 4],
     waited: u64,
-    /// Times that the mask was asked for.
-    looks: usize,
+    /// Number of reads of the mask.
+    mask_reads: usize,
 }
 
 impl Machine {
@@ -37,7 +37,7 @@ impl Machine {
             sets: vec![],
             idle: [None; 4],
             waited: 0,
-            looks: 0,
+            mask_reads: 0,
         }
     }
 
@@ -45,21 +45,21 @@ impl Machine {
         self.cpu as usize / 4
     }
 
-    /// Where the kernel would put it.
-    fn settle(&mut self) {
+    /// Moves the thread to a CPU of its mask, as the kernel does.
+    fn run_on_mask(&mut self) {
         if !self.mask.contains(self.cpu) {
             self.cpu = (0..16).find(|cpu| self.mask.contains(*cpu)).unwrap_or(0);
         }
     }
 
     fn program_sets(&mut self, mask: CpuMask, held: bool) {
-        // A program that sets the very mask that was set for it cannot be told from one that set none.
-        if self.sets.last().is_some_and(|(_, ours)| *ours == mask) {
+        // A program may set the very mask that the migrator has set. The migrator cannot notice that.
+        if self.sets.last().is_some_and(|(_, last)| *last == mask) {
             return;
         }
         self.interfered |= held && mask != self.mask;
         (self.own, self.mask) = (mask, mask);
-        self.settle();
+        self.run_on_mask();
     }
 
     /// Uses `bytes` at `node` over `time`, then decides.
@@ -73,7 +73,7 @@ impl Machine {
         migrator.decide(self.now, self);
     }
 
-    /// Times that it was brought to another node.
+    /// Returns the number of moves to another node.
     fn moves(&self) -> usize {
         let narrow = self.sets.iter().filter(|(_, m)| *m != self.own);
         narrow.count()
@@ -82,17 +82,17 @@ impl Machine {
 
 impl World for Machine {
     fn mask(&mut self) -> Option<CpuMask> {
-        self.looks += 1;
+        self.mask_reads += 1;
         Some(self.mask)
     }
 
     fn set_mask(&mut self, mask: &CpuMask) -> bool {
         assert!(mask.is_subset(&self.own), "{mask:?} widens {:?}", self.own);
         assert!(!mask.is_empty());
-        assert!(!self.interfered, "the program had placed it");
+        assert!(!self.interfered, "the program has set its own mask");
         self.mask = *mask;
         self.sets.push((self.now, *mask));
-        self.settle();
+        self.run_on_mask();
         true
     }
 
@@ -113,7 +113,7 @@ impl World for Machine {
 }
 
 #[test]
-fn a_thread_that_uses_one_other_node_is_brought_there_and_keeps_its_mask() {
+fn a_thread_that_uses_one_other_node_is_moved_there_and_keeps_its_mask() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     for _ in 0..100 {
         m.uses(&mut migrator, 2, MIB, MS);
@@ -122,9 +122,9 @@ fn a_thread_that_uses_one_other_node_is_brought_there_and_keeps_its_mask() {
 }
 
 #[test]
-fn what_does_not_outweigh_a_move_moves_nothing() {
+fn use_that_does_not_outweigh_a_move_causes_none() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
-    // The window holds what is used in 1/ln 2 of a half-life: a little less than a move costs.
+    // In a steady state, the window holds the use of 1/ln 2 half-lives: a little less than the cost of a move.
     let each = (MOVE_COST * 0.6) as u64 / 10;
     for _ in 0..10_000 {
         m.uses(&mut migrator, 2, each, HALF_LIFE / 10);
@@ -133,7 +133,7 @@ fn what_does_not_outweigh_a_move_moves_nothing() {
 }
 
 #[test]
-fn a_thread_that_is_local_already_is_not_touched() {
+fn a_thread_that_is_already_local_is_not_moved() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     for _ in 0..10_000 {
         m.uses(&mut migrator, 0, 4 * MIB, MS);
@@ -142,7 +142,7 @@ fn a_thread_that_is_local_already_is_not_touched() {
 }
 
 #[test]
-fn a_thread_that_the_scheduler_keeps_taking_away_is_held_and_let_go_when_it_uses_something_else() {
+fn a_thread_that_the_scheduler_keeps_moving_away_is_held_until_it_uses_other_data() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     for _ in 0..(NUDGES + 1) * 3000 {
         m.uses(&mut migrator, 2, MIB, MS);
@@ -160,7 +160,7 @@ fn a_thread_that_the_scheduler_keeps_taking_away_is_held_and_let_go_when_it_uses
     assert_eq!((migrator.held_on(), m.node(), m.mask), (None, 1, m.own));
 }
 
-/// Held on node 2.
+/// Returns a migrator that holds the thread on node 2.
 fn held(m: &mut Machine) -> Migrator {
     let mut migrator = Migrator::new();
     for _ in 0..20_000 {
@@ -174,7 +174,7 @@ fn held(m: &mut Machine) -> Migrator {
 }
 
 #[test]
-fn a_held_thread_is_let_go_when_it_uses_nothing_any_more() {
+fn a_held_thread_is_released_when_it_uses_nothing() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
     migrator.release_if_idle(m.now + IDLE, &mut m);
@@ -184,7 +184,7 @@ fn a_held_thread_is_let_go_when_it_uses_nothing_any_more() {
 }
 
 #[test]
-fn a_held_thread_is_let_go_when_its_files_are_never_to_be_followed() {
+fn a_held_thread_is_released_when_its_files_have_policy_never() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
     for _ in 0..3000 {
@@ -194,7 +194,7 @@ fn a_held_thread_is_let_go_when_its_files_are_never_to_be_followed() {
 }
 
 #[test]
-fn a_held_thread_that_waits_while_there_are_idle_cpus_is_let_go_and_not_brought_back_soon() {
+fn a_held_thread_that_waits_beside_idle_cpus_is_released_and_not_moved_back_soon() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
     let began = m.now;
@@ -202,7 +202,7 @@ fn a_held_thread_that_waits_while_there_are_idle_cpus_is_let_go_and_not_brought_
         m.waited += MS / 2;
         m.uses(&mut migrator, 2, MIB, MS);
     }
-    assert_eq!(migrator.held_on(), Some(2), "nowhere is known to be idle");
+    assert_eq!(migrator.held_on(), Some(2), "no node is known to be idle");
     m.idle[0] = Some(0.9);
     for _ in 0..1000 {
         m.waited += MS / 2;
@@ -216,7 +216,7 @@ fn a_held_thread_that_waits_while_there_are_idle_cpus_is_let_go_and_not_brought_
     assert_eq!((migrator.held_on(), m.mask), (None, m.own));
     let last = m.sets[m.sets.len() - 1].0;
     assert!(last > began);
-    // Its waiting is over, and it may be brought there again, but not before the time is.
+    // The wait is over, so the migrator may move the thread there again, but only after the back-off.
     let before = m.sets.len();
     while m.sets.len() == before {
         m.uses(&mut migrator, 2, MIB, MS);
@@ -225,7 +225,7 @@ fn a_held_thread_that_waits_while_there_are_idle_cpus_is_let_go_and_not_brought_
 }
 
 #[test]
-fn nobody_is_moved_to_a_full_node() {
+fn no_thread_is_moved_to_a_full_node() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.idle[2] = Some(0.01);
     for _ in 0..10_000 {
@@ -240,14 +240,14 @@ fn nobody_is_moved_to_a_full_node() {
 }
 
 #[test]
-fn a_program_that_keeps_a_thread_off_the_node_is_obeyed() {
+fn a_program_can_keep_a_thread_off_a_node() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.program_sets(mask(0..4), false);
     for _ in 0..10_000 {
         m.uses(&mut migrator, 2, MIB, MS);
     }
     assert_eq!(m.sets, []);
-    // As far as it lets us.
+    // The migrator then uses the CPUs that the program allows.
     m.program_sets(mask(0..10), false);
     for _ in 0..1000 {
         m.uses(&mut migrator, 2, MIB, MS);
@@ -256,7 +256,7 @@ fn a_program_that_keeps_a_thread_off_the_node_is_obeyed() {
 }
 
 #[test]
-fn a_thread_that_its_program_places_is_left_alone_from_then_on() {
+fn a_thread_whose_mask_the_program_sets_is_left_alone_from_then_on() {
     let mut m = Machine::new();
     let mut migrator = held(&mut m);
     m.program_sets(mask(0..8), true);
@@ -270,7 +270,7 @@ fn a_thread_that_its_program_places_is_left_alone_from_then_on() {
 }
 
 #[test]
-fn always_moves_at_the_first_remote_access_and_back_at_the_next() {
+fn policy_always_moves_a_thread_at_the_first_remote_access_and_back_at_the_next() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     migrator.hold_on(1, 3, &mut m);
     assert_eq!(
@@ -282,7 +282,7 @@ fn always_moves_at_the_first_remote_access_and_back_at_the_next() {
         (migrator.held_on(), m.node(), m.mask),
         (Some(1), 1, mask(4..8))
     );
-    // On a node without CPUs there is nothing to run on.
+    // A node without CPUs cannot hold the thread.
     migrator.hold_on(3, 9, &mut m);
     migrator.hold_on(4, NOWHERE, &mut m);
     migrator.release(&mut m);
@@ -290,26 +290,26 @@ fn always_moves_at_the_first_remote_access_and_back_at_the_next() {
 }
 
 #[test]
-fn always_does_not_look_at_the_mask_with_each_access_that_may_not_be_local() {
+fn policy_always_does_not_read_the_mask_for_each_access_to_a_refused_node() {
     let (mut m, mut migrator) = (Machine::new(), Migrator::new());
     m.program_sets(mask(0..4), false);
     for now in 1..1000 {
         migrator.hold_on(now, 2, &mut m);
     }
-    assert_eq!((m.looks, migrator.held_on()), (1, None));
-    // The program lets it go there.
+    assert_eq!((m.mask_reads, migrator.held_on()), (1, None));
+    // The program allows the node.
     m.program_sets(mask(0..16), false);
     migrator.hold_on(1000 * MS, 2, &mut m);
     assert_eq!(migrator.held_on(), Some(2));
 }
 
 proptest! {
-    /// Two nodes in turn, whatever the amounts, faster than the window forgets: nothing happens.
+    /// For any amounts: a thread that alternates between two nodes faster than the window decays is not moved.
     #[test]
     fn no_ping_pong(bytes in 1..64 * MIB, time in 1..HALF_LIFE / 4, first in 0..4usize, second in 0..4usize) {
         let (mut m, mut migrator) = (Machine::new(), Migrator::new());
         let second = if first == second { (first + 1) % 4 } else { second };
-        // Both are in the window before the first decision that could move.
+        // The window has both nodes before the first decision that could move the thread.
         for node in [first, second] {
             m.now += time;
             migrator.advance(m.now, &mut m);
@@ -321,9 +321,9 @@ proptest! {
         prop_assert_eq!(m.sets, []);
     }
 
-    /// Whatever a thread uses, its program does and the machine says: no mask but a part of the program's own (the model
-    /// asserts it), no mask after the program set one meanwhile, no moves faster than they are held, and in the end
-    /// what was there before.
+    /// For any use, any calls of the program and any state of the machine: each mask is a part of the program's own (the machine
+    /// asserts that), the migrator sets no mask after the program has set one, moves are no closer together than the hold time,
+    /// and in the end the thread has the program's mask.
     #[test]
     fn the_program_has_the_last_word(
         steps in prop::collection::vec((0..6usize, 0..16 * MIB, 0..2 * HOLD_MIN, 0..40u32, 0..4usize), 1..400)
@@ -344,7 +344,7 @@ proptest! {
             m.uses(&mut migrator, node, bytes, time);
             if m.interfered {
                 migrator.release(&mut m);
-                // What its program set is there, and stays.
+                // The mask is the program's, and stays.
                 prop_assert!(migrator.is_hands_off() || m.mask == m.own);
             }
         }
@@ -352,7 +352,7 @@ proptest! {
         prop_assert_eq!(m.mask, m.own);
     }
 
-    /// However a thread wanders between nodes: decisions by the window leave it in peace for a while after each.
+    /// For any order of nodes: after a move by the window, none follows for a while.
     #[test]
     fn moves_are_rare(steps in prop::collection::vec((0..4usize, 0..64 * MIB, 0..HOLD_MIN / 4), 1..500)) {
         let (mut m, mut migrator) = (Machine::new(), Migrator::new());

@@ -1,8 +1,8 @@
-//! Programs in C that use the C library's calls in all ways, and check what they get.
+//! Programs in C that use the C library's calls in all ways, and check the results.
 //!
-//! Each is run as it is, and again with the library preloaded, in another directory: both have to
-//! succeed and to say the same. That directory is an ordinary one here; with JERICHO_PRELOAD_TEST_DIR, or from
-//! the tests of the command, it is one of a mount.
+//! Each program runs as it is, and again with the library preloaded, in another directory. Both runs must succeed with the same
+//! output. The second directory is an ordinary one here. With JERICHO_PRELOAD_TEST_DIR, or from the tests of the command, it is
+//! one of a mount.
 #![allow(dead_code)] // each test program uses its own part
 
 use std::fs;
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// The library that cargo has built for the tests.
+/// Returns the library that cargo has built for the tests.
 pub fn library() -> PathBuf {
     let program = std::env::current_exe().expect("a test knows its own path");
     let path = program.with_file_name("libjericho_preload.so");
@@ -19,7 +19,7 @@ pub fn library() -> PathBuf {
     path
 }
 
-/// The C compiler, which scripts/setup installs.
+/// Returns the C compiler, which scripts/setup installs.
 pub fn compiler() -> Command {
     Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
 }
@@ -33,7 +33,7 @@ pub fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// What a command said and how it ended.
+/// Returns a command's output and exit status, for messages.
 pub fn said(command: &Command, output: &Output) -> String {
     format!(
         "{command:?} ended with {}\n{}\n{}",
@@ -43,7 +43,7 @@ pub fn said(command: &Command, output: &Output) -> String {
     )
 }
 
-/// Programs, built in a directory that vanishes with this.
+/// Programs, built in a directory that is removed together with this value.
 pub struct Programs(TempDir);
 
 impl Programs {
@@ -51,12 +51,12 @@ impl Programs {
         Programs(TempDir::new().expect("a directory for programs"))
     }
 
-    /// Where what was built is.
+    /// Returns the directory of the built programs.
     pub fn dir(&self) -> &Path {
         self.0.path()
     }
 
-    /// Builds `source` (of tests/programs, without .c) with further arguments of the compiler.
+    /// Builds `source` (of tests/programs, without .c) with further compiler arguments.
     pub fn build(&self, source: &str, target: &str, arguments: &[&str]) -> PathBuf {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../preload/tests/programs")
@@ -66,7 +66,7 @@ impl Programs {
         succeed(
             compiler()
                 .args(["-O1", "-Wall", "-Werror", "-Wno-unused-result", "-pthread"])
-                // Wrong arguments are part of it.
+                // The sources make calls with wrong arguments on purpose.
                 .args([
                     "-Wno-nonnull",
                     "-Wno-stringop-overflow",
@@ -80,7 +80,7 @@ impl Programs {
         target
     }
 
-    /// A program by its name, with the arguments it wants after the directory it works in.
+    /// Returns a program by its name, with the arguments that follow its directory.
     pub fn program(&self, name: &str) -> (PathBuf, Vec<PathBuf>) {
         match name {
             "sharing" => {
@@ -101,7 +101,7 @@ impl Programs {
     }
 }
 
-/// The programs that take a directory and have to end with success.
+/// The programs that take a directory and must succeed.
 pub const NAMES: [&str; 14] = [
     "aliases",
     "allocator",
@@ -119,8 +119,8 @@ pub const NAMES: [&str; 14] = [
     "turns",
 ];
 
-/// Builds a program, runs it in a directory of its own, and again with a command like `hooked` in
-/// `dir`, and compares what they say.
+/// Builds a program, runs it in a directory of its own, and again with a command like `hooked` in `dir`, and compares their
+/// outputs.
 pub fn compare(name: &str, hooked: impl Fn(&Path) -> Command, dir: &Path) {
     let programs = Programs::new();
     let (program, arguments) = programs.program(name);
