@@ -5,11 +5,11 @@
  *   access table read random|sequential|hot BLOCK SECONDS FILE...
  *   access call write append BLOCK SECONDS FILE...
  *
- * One thread for each FILE; a file may be given twice. Prints operations a second of all threads together. `map`
- * copies between the mapped file and a buffer, at the offsets that `call` would use: the bare cost of the copy.
- * `table` copies from pages that it looks up in a table of the shape that a slice has (docs/formats/shm.md), and looks again
- * whether they are still there: what no cache in shared memory can do without. It neither knows descriptors nor counts.
- * `append` writes a new file again and again; making and removing it is not counted.
+ * Runs one thread for each FILE; a file may be given twice. Prints the operations per second of all threads together.
+ * `map` copies between the mapped file and a buffer, at the offsets that `call` would use: the cost of the copy alone.
+ * `table` copies from pages that it looks up in a table shaped like a slice's (docs/formats/shm.md), and validates each
+ * lookup after the copy. Every cache in shared memory must do that. It handles no descriptors and keeps no counters.
+ * `append` writes a new file repeatedly. The time to create and remove the file is not measured.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -87,7 +87,7 @@ static uint64_t key_of(uint64_t page)
     return 1ull << 34 | page;
 }
 
-/* As for a cache of eight times the file. */
+/* Fills a table that is as large as for a cache of eight times the file. */
 static struct table fill_table(int fd, const char *file, uint64_t bytes)
 {
     uint64_t pages = bytes / PAGE;
@@ -112,7 +112,7 @@ static struct table fill_table(int fd, const char *file, uint64_t bytes)
     return table;
 }
 
-/* 0: somebody changed the page meanwhile, which nobody does here. */
+/* Copies a page. Returns 0 if the page changed during the copy, which never happens here. */
 static __attribute__((noinline)) int copy_page(const struct table *table, uint64_t at, char *buffer, size_t bytes)
 {
     if (at + bytes > table->bytes)
@@ -199,7 +199,7 @@ static void access_blocks(struct job *job, char *buffer)
                     memcpy(map + at, buffer, block);
                 else
                     memcpy(buffer, map + at, block);
-                /* Nobody looks at the buffer: without this the copies could be left out. */
+                /* No code reads the buffer. Without this, the compiler could omit the copies. */
                 __asm__ volatile("" : : "r"(buffer), "r"(map) : "memory");
             } else if (by_table) {
                 if (!copy_page(&table, (uint64_t)at, buffer, block))

@@ -4,10 +4,11 @@
  *   crowd read|apart|together|append THREADS SECONDS FILE
  *   crowd idle PROCESSES FILE
  *
- * Prints operations a second of all threads together. `read`: 4 KiB at random. `apart`: writes of 8 KiB, each thread in a part
- * of its own of the file. `together`: the same, all in the first 64 KiB, at 8 KiB boundaries. `append`: writes of 4 KiB at the end of the file, which
- * is emptied when it has 64 MiB; that is not counted.
- * `idle` has processes that each have read and written the file, and then wait until its standard input ends; it says "ready" when all do.
+ * Prints the operations per second of all threads together. `read`: 4 KiB at random. `apart`: writes of 8 KiB, each thread
+ * in a part of its own of the file. `together`: the same, all in the first 64 KiB, at 8 KiB boundaries. `append`: writes of
+ * 4 KiB at the end of the file, which is emptied when it has 64 MiB; the time to empty it is not measured.
+ * `idle` starts processes that each read and write the file once, and then wait until standard input ends. It prints
+ * "ready" when all of them wait.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -75,7 +76,7 @@ static void append(long number, const char *buffer)
     int fd = open(file, O_WRONLY | O_APPEND);
     if (fd < 0)
         die(file);
-    /* The first time warms up, and is not counted. */
+    /* The first round warms up and is not measured. */
     for (int counted = 0; used < seconds; counted = 1) {
         if (number == 0) {
             if (ftruncate(fd, 0) != 0)
@@ -195,7 +196,7 @@ int main(int count, char **arguments)
         struct timespec rest = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
         nanosleep(&rest, NULL);
         stop = 1;
-        /* Until the last has ended: a thread that waits for its turn is at one operation. */
+        /* Measures until the last thread has ended, because a thread that waits for its turn is still in an operation. */
         for (int n = 0; n < threads; n++)
             pthread_join(ids[n], NULL);
         used = now() - begun;

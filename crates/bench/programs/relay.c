@@ -3,9 +3,9 @@
  *
  *   relay FILE OFFSET BYTES DIR
  *
- * The least that a daemon can do that has to ask a device for what is read through /dev/fuse: one thread, one ring that
- * waits for requests and for the device alike, no cache, and no second thread to wake. Says "mounted" when it is, and
- * ends when DIR is unmounted.
+ * The minimal daemon that reads from a device for requests through /dev/fuse: one thread, one io_uring that waits for
+ * requests and for the device, no cache, and no second thread to wake. Prints "mounted" when it is, and ends when DIR is
+ * unmounted.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,7 +24,7 @@
 
 enum { DEPTH = 64, READ_MAX = 1 << 20, REQUEST_MAX = READ_MAX + 4096, REQUESTS_COME = DEPTH };
 
-/* A read on its way to the device. */
+/* A read in flight at the device. */
 struct slot {
     uint64_t unique;
     char *buffer;
@@ -46,7 +46,7 @@ static void reply(uint64_t unique, int error, const void *body, size_t bytes)
 {
     struct fuse_out_header head = {.len = sizeof head + bytes, .error = error, .unique = unique};
     struct iovec parts[] = {{&head, sizeof head}, {(void *)body, bytes}};
-    /* ENOENT: the caller was interrupted and has gone. */
+    /* ENOENT: the program was interrupted and no longer waits. */
     if (writev(fuse, parts, 2) < 0 && errno != ENOENT) die("reply");
 }
 
@@ -68,7 +68,7 @@ static void start_read(uint64_t unique, const struct fuse_read_in *in)
     entry->user_data = index;
 }
 
-/* Takes one request, if there is one. */
+/* Handles one request, if there is one. */
 static int take_request(char *request)
 {
     ssize_t got = read(fuse, request, REQUEST_MAX);

@@ -1,10 +1,11 @@
 /*
- * As relay.c, with requests through the kernel's ring (FUSE over io_uring, Linux 6.14):
+ * Does the same as relay.c with requests through the FUSE ring (FUSE over io_uring, Linux 6.14):
  *
  *   relay_ring FILE OFFSET BYTES DIR
  *
- * A thread for each CPU serves that CPU's queue, with one ring for requests and the device. The threads may run anywhere:
- * bound to their CPUs they were slower. The kernel has to offer it (/sys/module/fuse/parameters/enable_uring).
+ * A thread for each CPU serves that CPU's queue, with one io_uring for requests and the device. The threads may run on any
+ * CPU, because threads bound to their CPUs were slower. The kernel must have FUSE over io_uring enabled
+ * (/sys/module/fuse/parameters/enable_uring).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -25,7 +26,7 @@ enum { DEPTH = 32, READ_MAX = 1 << 20, REQUEST_MAX = READ_MAX + 4096 };
 enum { DEVICE, FUSE }; /* registered files */
 enum { FROM_DEVICE = 0x100 };
 
-/* Of linux/fuse.h since 7.42, which older systems do not have. */
+/* From linux/fuse.h of FUSE 7.42, which older systems do not have. */
 enum { REGISTER = 1, COMMIT_AND_FETCH = 2, OVER_IO_URING = 1 << (41 - 32) };
 struct ring_header {
     char in_out[128], op[128];
@@ -39,7 +40,7 @@ struct ring_command {
     uint8_t padding[6];
 };
 
-/* A request that may be here. */
+/* An entry for a request. */
 struct entry {
     struct ring_header head;
     char *payload;
@@ -62,7 +63,7 @@ static struct fuse_attr attributes(uint64_t node)
     return a;
 }
 
-/* Answers all but reads into `out`: its bytes, or an errno below zero. */
+/* Writes the answer to any request but a read into `out`. Returns its bytes, or a negative errno. */
 static int answer(uint32_t opcode, uint64_t node, void *out)
 {
     switch (opcode) {
@@ -87,7 +88,7 @@ static int answer(uint32_t opcode, uint64_t node, void *out)
     }
 }
 
-/* An entry of a ring made with IORING_SETUP_SQE128. */
+/* A submission entry of a ring created with IORING_SETUP_SQE128. */
 struct long_sqe {
     struct io_uring_sqe sqe;
     char more[64];
@@ -193,7 +194,7 @@ int main(int argc, char **argv)
     if (!request) die("memory");
     puts("mounted");
     fflush(stdout);
-    /* The handshake and what the ring does not carry. */
+    /* Serves the handshake and requests that do not come through the ring. */
     for (;;) {
         ssize_t got = read(fuse, request, REQUEST_MAX);
         if (got < 0) {

@@ -1,5 +1,5 @@
-//! The program `access` (programs/access.c): blocks read or written in a loop so tight that the program itself costs
-//! nothing worth mentioning, and the bare copy and lookup that bound it.
+//! The program `access` (programs/access.c): reads or writes blocks in a loop so tight that the program itself costs almost
+//! nothing. Also measures its ceilings: a plain copy and a lookup.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,14 +10,14 @@ use crate::settings::Settings;
 
 const SOURCE: &str = include_str!("../programs/access.c");
 
-/// How the bytes are moved.
+/// How the bytes are copied.
 #[derive(Clone, Copy)]
 pub enum Engine {
     /// read, write, pread, pwrite.
     Calls,
     /// memcpy from or to a mapping of the file.
     Copy,
-    /// As a hit does: looks a page up in a table of the same shape, copies and looks again; and nothing else.
+    /// Does what a hit must do, and no more: looks a page up in a table of the same shape, copies it and validates the lookup.
     Lookup,
 }
 
@@ -27,10 +27,10 @@ pub struct Access {
     jericho: PathBuf,
 }
 
-/// One run of it.
+/// A run of the program.
 #[derive(Clone, Copy)]
 pub struct Loop<'a> {
-    /// What it does for each.
+    /// How the bytes are copied.
     pub engine: Engine,
     /// `read` or `write`.
     pub direction: &'a str,
@@ -38,12 +38,12 @@ pub struct Loop<'a> {
     pub order: &'a str,
     /// Bytes in an operation.
     pub block_bytes: u32,
-    /// How long it measures.
+    /// Duration of the measurement.
     pub seconds: f64,
 }
 
 impl Access {
-    /// Compiles it into the directory of the run.
+    /// Compiles the program into the directory of the run.
     pub fn compile(settings: &Settings) -> Result<Access> {
         Ok(Access {
             program: compile(settings, "access", SOURCE, "-pthread")?,
@@ -51,7 +51,7 @@ impl Access {
         })
     }
 
-    /// Operations a second of one thread for each of `files`; `inline`: as a program under `jericho run`.
+    /// Returns operations per second of one thread for each of `files`. With `inline`, runs as a program under `jericho run`.
     pub fn measure(&self, job: Loop, files: &[&Path], inline: bool) -> Result<f64> {
         let mut command = if inline {
             let mut command = Command::new(&self.jericho);

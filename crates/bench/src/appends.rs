@@ -1,5 +1,4 @@
-//! Small writes at the end of a file through the mount, as a program that keeps a log makes them. The baseline is a filesystem
-//! that does nothing.
+//! Small writes at the end of a file through the mount, as programs write logs. The baseline is a filesystem that does nothing.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -37,11 +36,11 @@ fn append(mnt: &Path, time: Duration) -> Result<f64> {
 /// Makes one comparison, over one transport.
 pub fn run(
     settings: &Settings,
-    wanted: impl Fn(&str) -> bool,
+    selected: impl Fn(&str) -> bool,
     transport: Transport,
 ) -> Result<Vec<Comparison>> {
     let name = format!("{}appends", transport.prefix());
-    if settings.self_test || !wanted(&name) {
+    if settings.self_test || !selected(&name) {
         return Ok(Vec::new());
     }
     let mut volume = Volume::format(settings, "appends", "2G")?;
@@ -54,11 +53,11 @@ pub fn run(
         conditions: format!("write(2) of {RECORD_BYTES} bytes with O_APPEND, one thread"),
         unit: "writes/s",
         ours: transport.side(),
-        peer: null::NAME,
+        baseline: null::NAME,
         target_ratio: Some(0.9),
         our_values: Vec::new(),
-        peer_values: Vec::new(),
-        bounds: Vec::new(),
+        baseline_values: Vec::new(),
+        ceilings: Vec::new(),
     };
     Ok(vec![comparison.run(
         settings.rounds,

@@ -1,7 +1,7 @@
-//! Reads that miss, against fio with io_uring and O_DIRECT on the same blocks of the volume's file.
+//! Reads that miss. The baseline is fio with io_uring and O_DIRECT on the same blocks of the volume's file.
 //!
-//! The same misses are measured twice: through the mount, where the kernel's FUSE transport is part of the
-//! path, and by driving the slices in this process, where it is not.
+//! The same misses are measured twice: through the mount, with the kernel's FUSE transport, and through the slices in this
+//! process, without it.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::null::{self, NullMount};
 use crate::relay::{self, Relay};
 use crate::settings::{MIB, Settings, Transport};
 
-/// One way to read the file.
+/// A way to read the file.
 struct Pattern {
     name: &'static str,
     rw: &'static str,
@@ -48,7 +48,7 @@ const CACHE: &str = "256M";
 const CACHE_BYTES: u64 = 256 * MIB;
 const NAME: &str = "file";
 
-/// Bytes of the volume's file that hold data, found with SEEK_DATA: (offset, length) of the longest run.
+/// Returns the longest run of data in the volume's file as (offset, length), found with SEEK_DATA.
 fn longest_data(file: &Path) -> Result<(u64, u64)> {
     use rustix::fs::{SeekFrom, seek};
     let fd = File::open(file)?;
@@ -68,7 +68,7 @@ fn longest_data(file: &Path) -> Result<(u64, u64)> {
     }
 }
 
-/// The options that both sides share.
+/// Returns the options that both sides share.
 fn common(pattern: &Pattern, bytes: u64, runtime_s: u32) -> Vec<String> {
     vec![
         format!("rw={}", pattern.rw),
@@ -87,7 +87,7 @@ fn fio(file: &Path, args: &[String]) -> Result<f64> {
     Ok(Job::on_file(file, &args).run()?.mib_per_s)
 }
 
-/// Offsets of a pattern's reads in order; random ones visit every block once, like fio's.
+/// Returns the offsets of a pattern's reads in order. Random reads visit every block once, like fio's.
 fn offsets(pattern: &Pattern, bytes: u64) -> Vec<u64> {
     let block = u64::from(pattern.block_bytes);
     let mut offsets: Vec<u64> = (0..bytes / block).map(|n| n * block).collect();
@@ -103,21 +103,21 @@ fn offsets(pattern: &Pattern, bytes: u64) -> Vec<u64> {
     offsets
 }
 
-/// Chains of reads: the end of one starts the next, wherever it ends.
+/// Chains of reads. The end of a read starts the next one, in any thread.
 struct Driver {
     mounted: Arc<Mounted>,
     handle: Arc<Handle>,
     block_bytes: u32,
     rest: Mutex<std::vec::IntoIter<u64>>,
     until: Instant,
-    /// Bytes read so far. Not told by the channel: waking the waiting thread for each read would be measured too.
+    /// Bytes read so far. A channel would wake the waiting thread for each read, which would be measured too.
     read_bytes: Arc<AtomicU64>,
-    /// Says what failed; who waits for its end wakes when the last chain has dropped it.
+    /// Receives an error. The receiver's wait ends when the last chain has dropped this sender.
     failed: mpsc::Sender<String>,
 }
 
 impl Driver {
-    /// Goes on with a chain; its buffer goes along.
+    /// Continues a chain, with its buffer.
     fn pump(self: Arc<Self>, mut buffer: Vec<u8>) {
         const ENDED: u8 = 1;
         const RETURNED: u8 = 2;
@@ -126,7 +126,8 @@ impl Driver {
             let Some(offset) = next.filter(|_| Instant::now() < self.until) else {
                 break;
             };
-            // Whoever comes second goes on: the read's end here, in a loop, or elsewhere, when it has waited.
+            // The read ends in this thread at once, or later in another one. The later of the two, the return of `read` or the
+            // end of the read, continues the chain.
             let state = Arc::new((AtomicU8::new(0), Mutex::new(Vec::new())));
             let (driver, theirs) = (self.clone(), state.clone());
             let answer = move |result: jericho_fs::Result<usize>, buffer: Vec<u8>| {
@@ -137,7 +138,7 @@ impl Driver {
                     // The receiver outlives every sender.
                     Err(error) => drop(driver.failed.send(error.to_string())),
                 }
-                // Nobody else looks before the swap.
+                // The other thread reads this only after the swap.
                 if let Ok(mut kept) = theirs.1.lock() {
                     *kept = buffer;
                 }
@@ -161,7 +162,7 @@ fn take(kept: &Mutex<Vec<u8>>) -> Vec<u8> {
         .map_or_else(|_| Vec::new(), |mut kept| std::mem::take(&mut *kept))
 }
 
-/// Reads through the slices in this process, `depth` at a time; MiB a second.
+/// Reads through the slices in this process, `depth` reads at a time. Returns MiB per second.
 fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration) -> Result<f64> {
     let mounted = Mounted::open(OpenOptions {
         threads: Default::default(),
@@ -194,7 +195,7 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
         driver.clone().pump(Vec::new());
     }
     drop(driver);
-    // Ends when the last chain of reads has dropped its driver.
+    // The loop ends when the last chain of reads has dropped its driver.
     if let Some(error) = failures.into_iter().next() {
         return Err(error.into());
     }
@@ -205,11 +206,12 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
     Ok(read_bytes as f64 / MIB as f64 / seconds)
 }
 
-/// Two patterns, each through the mount by each transport, and in process.
-pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+/// Compares two patterns, each through the mount over each transport, and in process.
+pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
     let over = |t: &Transport, p: &Pattern| format!("{}cold {} mount", t.prefix(), p.name);
     let in_process = |p: &Pattern| format!("cold {} slice", p.name);
-    let any = |p| wanted(&in_process(p)) || settings.transports.iter().any(|t| wanted(&over(t, p)));
+    let any =
+        |p| selected(&in_process(p)) || settings.transports.iter().any(|t| selected(&over(t, p)));
     if settings.self_test || !PATTERNS.iter().any(any) {
         return Ok(Vec::new());
     }
@@ -226,7 +228,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
     volume.umount()?;
     run_command(Command::new("sync").arg(&volume.file))?;
     let (data_offset, data_bytes) = longest_data(&volume.file)?;
-    // Of both sides as many bytes; what the peer reads was written by us and lies on the same device.
+    // Both sides read the same number of bytes. The baseline reads the blocks that Jericho wrote.
     let bytes = data_bytes.min(file_bytes) / MIB * MIB;
     if bytes < file_bytes / 2 {
         return Err(format!(
@@ -256,15 +258,15 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
             ),
             unit: "MiB/s",
             ours,
-            peer: "fio io_uring O_DIRECT on the same file",
+            baseline: "fio io_uring O_DIRECT on the same file",
             target_ratio,
             our_values: Vec::new(),
-            peer_values: Vec::new(),
-            bounds: Vec::new(),
+            baseline_values: Vec::new(),
+            ceilings: Vec::new(),
         };
         for transport in &settings.transports {
             let name = over(transport, pattern);
-            if !wanted(&name) {
+            if !selected(&name) {
                 continue;
             }
             volume.transport = *transport;
@@ -274,26 +276,26 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
                 volume.umount()?;
                 result
             };
-            // What the transport alone can do, without a device.
+            // The ceiling of the transport alone, without a device.
             let null = NullMount::mount(settings)?;
-            // And with the device, but nothing else.
+            // The ceiling of the transport with the device.
             let relay = Relay::mount(settings, &raw_file, data_offset, bytes, *transport)?;
             let nothing = || fio(&null.mnt().join(NAME), &args);
-            let mut bounds = vec![Side::new(null::NAME, nothing)];
+            let mut ceilings = vec![Side::new(null::NAME, nothing)];
             if let Some(relay) = &relay {
                 let relayed = || fio(&relay.mnt().join(NAME), &args);
-                bounds.push(Side::new(relay::NAME, relayed));
+                ceilings.push(Side::new(relay::NAME, relayed));
             }
             let through_fuse = comparison(name, transport.side(), Some(0.9));
             comparisons.push(through_fuse.run_with(
                 settings.rounds,
                 through_the_mount,
                 raw,
-                bounds,
+                ceilings,
             )?);
         }
         let name = in_process(pattern);
-        if wanted(&name) {
+        if selected(&name) {
             let runtime = Duration::from_secs(runtime_s.into());
             let driven = || drive_slices(&raw_file, pattern, bytes, runtime);
             let without_fuse = comparison(name, "slice, in process", Some(0.9));

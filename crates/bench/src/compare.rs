@@ -1,4 +1,4 @@
-//! Sides measured in turn: A B A B ... so that whatever else the machine does meets them all.
+//! Sides measured in turn: A B A B and so on, so that other activity of the machine affects all sides.
 
 use serde::Serialize;
 
@@ -6,14 +6,14 @@ use crate::Result;
 use crate::report::number;
 use crate::stats::Summary;
 
-/// What can be measured again and again, and its name; a value is better when it is larger.
+/// A side of a comparison: a measurement that can be repeated, and its name. Larger values are better.
 pub struct Side<'a> {
     name: &'static str,
     measure: Box<dyn FnMut() -> Result<f64> + 'a>,
 }
 
 impl<'a> Side<'a> {
-    /// A side that `measure` measures once.
+    /// Creates a side. Each call of `measure` measures it once.
     pub fn new(name: &'static str, measure: impl FnMut() -> Result<f64> + 'a) -> Side<'a> {
         Side {
             name,
@@ -22,8 +22,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Measures all sides `rounds` times in turn; who begins changes from round to round. The values of each side, round by
-/// round, in the order of the sides.
+/// Measures all sides `rounds` times in turn. The first side changes from round to round. Returns the values of each side, round
+/// by round, in the order of the sides.
 pub fn in_turn(what: &str, rounds: u32, sides: &mut [Side]) -> Result<Vec<Vec<f64>>> {
     let mut values = vec![Vec::new(); sides.len()];
     for round in 0..rounds as usize {
@@ -42,78 +42,84 @@ pub fn in_turn(what: &str, rounds: u32, sides: &mut [Side]) -> Result<Vec<Vec<f6
     Ok(values)
 }
 
-/// Something simpler that does the same, and that no way of ours can be faster than.
+/// A simpler program that does less of the same work. No implementation of Jericho can be faster.
 #[derive(Clone, Debug, Serialize)]
-pub struct Bound {
-    /// What it is.
+pub struct Ceiling {
+    /// Its name.
     pub name: &'static str,
     /// Its value of each round.
     pub values: Vec<f64>,
 }
 
-/// What a workload measured, round by round.
+/// The values of a workload, round by round.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// Name for `--only` and the table.
     pub name: String,
     /// The conditions, in words.
     pub conditions: String,
-    /// Of the values: more is better.
+    /// Unit of the values. More is better.
     pub unit: &'static str,
-    /// The side that is compared.
+    /// Name of Jericho's side.
     pub ours: &'static str,
-    /// What it is compared with.
-    pub peer: &'static str,
-    /// The ratio that is promised, where one is.
+    /// Name of the side that Jericho is compared with.
+    #[serde(rename = "peer")]
+    pub baseline: &'static str,
+    /// The promised ratio, if there is one.
     pub target_ratio: Option<f64>,
-    /// Our value of each round.
+    /// Jericho's value of each round.
     pub our_values: Vec<f64>,
-    /// The peer's value of each round.
-    pub peer_values: Vec<f64>,
-    /// What bounds both sides, where it was measured.
-    pub bounds: Vec<Bound>,
+    /// The baseline's value of each round.
+    #[serde(rename = "peer_values")]
+    pub baseline_values: Vec<f64>,
+    /// The ceilings of both sides, if they were measured.
+    #[serde(rename = "bounds")]
+    pub ceilings: Vec<Ceiling>,
 }
 
 impl Comparison {
-    /// Measures both sides `rounds` times in turn; who begins changes from round to round.
+    /// Measures both sides `rounds` times in turn. The first side changes from round to round.
     pub fn run(
         self,
         rounds: u32,
         ours: impl FnMut() -> Result<f64>,
-        peer: impl FnMut() -> Result<f64>,
+        baseline: impl FnMut() -> Result<f64>,
     ) -> Result<Comparison> {
-        self.run_with(rounds, ours, peer, Vec::new())
+        self.run_with(rounds, ours, baseline, Vec::new())
     }
 
-    /// The same with what bounds both.
+    /// Does the same as `run`, with ceilings.
     pub fn run_with<'a>(
         mut self,
         rounds: u32,
         ours: impl FnMut() -> Result<f64> + 'a,
-        peer: impl FnMut() -> Result<f64> + 'a,
-        bounds: Vec<Side<'a>>,
+        baseline: impl FnMut() -> Result<f64> + 'a,
+        ceilings: Vec<Side<'a>>,
     ) -> Result<Comparison> {
-        let names: Vec<_> = bounds.iter().map(|side| side.name).collect();
-        let mut sides = vec![Side::new(self.ours, ours), Side::new(self.peer, peer)];
-        sides.extend(bounds);
+        let names: Vec<_> = ceilings.iter().map(|side| side.name).collect();
+        let mut sides = vec![
+            Side::new(self.ours, ours),
+            Side::new(self.baseline, baseline),
+        ];
+        sides.extend(ceilings);
         let mut values = in_turn(&self.name, rounds, &mut sides)?.into_iter();
         self.our_values = values.next().unwrap_or_default();
-        self.peer_values = values.next().unwrap_or_default();
-        let bounds = names.into_iter().zip(values);
-        self.bounds = bounds
-            .map(|(name, values)| Bound { name, values })
+        self.baseline_values = values.next().unwrap_or_default();
+        let ceilings = names.into_iter().zip(values);
+        self.ceilings = ceilings
+            .map(|(name, values)| Ceiling { name, values })
             .collect();
         Ok(self)
     }
 
-    /// Ratios of the pairs, ours to the peer's.
+    /// Returns the ratios of the pairs, Jericho's value to the baseline's.
     pub fn ratio(&self) -> Option<Summary> {
-        self.to_peer(&self.our_values)
+        self.to_baseline(&self.our_values)
     }
 
-    /// The same of a bound or of ours.
-    pub fn to_peer(&self, values: &[f64]) -> Option<Summary> {
-        let pairs = values.iter().zip(&self.peer_values);
+    /// Returns the ratios of other values to the baseline's.
+    pub fn to_baseline(&self, values: &[f64]) -> Option<Summary> {
+        let pairs = values.iter().zip(&self.baseline_values);
         let ratios: Vec<f64> = pairs.map(|(a, b)| a / b).collect();
         Summary::of(&ratios)
     }

@@ -19,9 +19,9 @@ const ATTACHED: usize = 1000;
 /// Size of the file, the same for all numbers of threads, so that all use the CPUs' caches equally.
 const FILE_MIB: usize = 64;
 /// Target: throughput relative to two threads.
-const WANTED: f64 = 0.95;
+const TARGET: f64 = 0.95;
 
-const PEER: &str = "2 threads";
+const BASELINE: &str = "2 threads";
 const SIDES: [(u32, &str); 4] = [
     (1, "1 thread"),
     (8, "8 threads"),
@@ -51,7 +51,7 @@ struct Crowd<'a> {
     program: PathBuf,
 }
 
-/// Idle programs; they end when dropped.
+/// Idle programs. Dropping it ends them.
 struct Attached(Child);
 
 impl Drop for Attached {
@@ -117,10 +117,10 @@ impl Crowd<'_> {
 
     fn compare(&self, work: &str, conditions: &str, idle: &str) -> Result<Vec<Comparison>> {
         let name = |threads| format!("crowd {work} {threads}{idle}");
-        let peer = Side::new(PEER, || self.measure(work, 2));
+        let baseline = Side::new(BASELINE, || self.measure(work, 2));
         let others =
             SIDES.map(|(threads, side)| Side::new(side, move || self.measure(work, threads)));
-        let mut sides: Vec<Side> = [peer].into_iter().chain(others).collect();
+        let mut sides: Vec<Side> = [baseline].into_iter().chain(others).collect();
         let values = in_turn(
             &format!("crowd {work}{idle}"),
             self.settings.rounds,
@@ -132,24 +132,24 @@ impl Crowd<'_> {
             conditions: conditions.into(),
             unit: "operations/s",
             ours: side,
-            peer: PEER,
-            target_ratio: (*threads > 2).then_some(WANTED),
+            baseline: BASELINE,
+            target_ratio: (*threads > 2).then_some(TARGET),
             our_values: our_values.clone(),
-            peer_values: values[0].clone(),
-            bounds: Vec::new(),
+            baseline_values: values[0].clone(),
+            ceilings: Vec::new(),
         };
         Ok(rows.map(row).collect())
     }
 }
 
-/// Everything that has `crowd` in its name.
-pub fn run_all(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+/// Runs the comparisons with `crowd` in their names.
+pub fn run_all(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
     let idle = format!(", {ATTACHED} attached");
     let mut rows = Vec::new();
     let names = |idle: &str| -> Vec<(&str, &str)> {
         let works = WORKS.iter().copied();
         works
-            .filter(|(work, _)| wanted(&format!("crowd {work}{idle}")))
+            .filter(|(work, _)| selected(&format!("crowd {work}{idle}")))
             .collect()
     };
     let (alone, beside) = (names(""), names(&idle));

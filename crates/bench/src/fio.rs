@@ -1,4 +1,4 @@
-//! One run of fio and what it measured.
+//! A run of fio and its results.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,29 +7,29 @@ use serde_json::Value;
 
 use crate::Result;
 
-/// A job for fio; `args` are its options without the leading dashes.
+/// A job for fio. `args` are its options without the leading dashes.
 pub struct Job {
     command: Command,
 }
 
-/// What all jobs of a run did together.
+/// Results of all jobs of a run together.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
-    /// Operations a second.
+    /// Operations per second.
     pub iops: f64,
-    /// MiB a second, the final sync included where the job asks for one.
+    /// MiB per second, including the final sync if the job has one.
     pub mib_per_s: f64,
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
 }
 
 impl Job {
-    /// A job whose files are in a directory.
+    /// Creates a job whose files are in a directory.
     pub fn in_dir(dir: &Path, args: &[&str]) -> Job {
         Job::new(format!("--directory={}", dir.display()), args)
     }
 
-    /// A job on one file.
+    /// Creates a job on one file.
     pub fn on_file(file: &Path, args: &[&str]) -> Job {
         Job::new(format!("--filename={}", file.display()), args)
     }
@@ -48,7 +48,7 @@ impl Job {
         Job { command }
     }
 
-    /// The same job as a program under `jericho run`.
+    /// Returns the same job as a program under `jericho run`.
     pub fn under(self, jericho: &Path) -> Job {
         let mut command = Command::new(jericho);
         command
@@ -58,7 +58,7 @@ impl Job {
         Job { command }
     }
 
-    /// Runs it to its end.
+    /// Runs the job to its end.
     pub fn run(mut self) -> Result<Measured> {
         let output = self
             .command
@@ -73,7 +73,7 @@ impl Job {
             )
             .into());
         }
-        // Notes to the user may stand before the JSON.
+        // Notes to the user may precede the JSON.
         let json = text.find('{').map_or("", |start| &text[start..]);
         let report: Value = serde_json::from_str(json)
             .map_err(|e| format!("fio printed no JSON ({e}):\n{text}"))?;

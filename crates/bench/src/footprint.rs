@@ -1,4 +1,4 @@
-//! What the daemon takes when it does nothing, and for very many files.
+//! The daemon's use of memory and CPU, idle and with very many files.
 
 use std::fs;
 use std::path::Path;
@@ -10,20 +10,20 @@ use crate::Result;
 use crate::mounts::Volume;
 use crate::settings::{MIB, Settings};
 
-/// The daemon's appetite.
+/// The daemon's use of resources.
 #[derive(Clone, Debug, Serialize)]
 pub struct Footprint {
     /// Files on the volume.
     pub inodes: u32,
-    /// Resident memory of the daemon after all were made, without the cache's frames, in MiB.
+    /// Resident memory of the daemon after the creation of all files, without the cache's frames, in MiB.
     pub private_mib_after_create: f64,
-    /// The same after a remount and a walk that looked at each of them.
+    /// The same after a remount and a walk that read the attributes of all files.
     pub private_mib_after_walk: f64,
-    /// Its resident memory in all after the walk, in MiB.
+    /// All resident memory of the daemon after the walk, in MiB.
     pub resident_mib_after_walk: f64,
     /// Size of the cache, in MiB.
     pub cache_mib: u64,
-    /// Files made a second.
+    /// Files created per second.
     pub creates_per_s: f64,
     /// CPU time in ten idle seconds, in clock ticks of 10 ms.
     pub idle_ticks_in_10_s: u64,
@@ -34,7 +34,7 @@ pub struct Footprint {
 const CACHE_MIB: u64 = 64;
 const FILES_IN_A_DIRECTORY: u32 = 10_000;
 
-/// A number of KiB from /proc/PID/status, in MiB.
+/// Returns a number of KiB from /proc/PID/status, in MiB.
 fn status_mib(pid: u32, key: &str) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status
@@ -47,7 +47,7 @@ fn status_mib(pid: u32, key: &str) -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// utime + stime.
+/// Returns utime + stime.
 fn cpu_ticks(pid: u32) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, fields) = stat
@@ -72,8 +72,8 @@ fn walk(dir: &Path) -> Result<u64> {
 }
 
 /// Measures a volume with a million files.
-pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Option<Footprint>> {
-    if settings.self_test || !wanted("footprint") {
+pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Option<Footprint>> {
+    if settings.self_test || !selected("footprint") {
         return Ok(None);
     }
     let inodes = settings.pick(1_000_000, 50_000);
@@ -102,7 +102,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Option<
     }
     let (private, resident) = (status_mib(pid, "RssAnon")?, status_mib(pid, "VmRSS")?);
 
-    // The commit of what the walk changed (access times) is over by then.
+    // By then, the changes of the walk (access times) are committed.
     std::thread::sleep(Duration::from_secs(settings.pick(60, 15)));
     let before = cpu_ticks(pid)?;
     std::thread::sleep(Duration::from_secs(10));

@@ -1,8 +1,8 @@
-//! Small random reads and writes that hit, through the mount, against libfuse's passthrough with direct I/O.
+//! Small random reads and writes that hit, through the mount. The baseline is libfuse's passthrough with direct I/O.
 //!
-//! Both sides answer from memory: ours from a slice's frames, the passthrough from the kernel's page
-//! cache under it. What is compared is the path from the program to that memory and back. Beside them runs a
-//! filesystem that does nothing, which shows how much of that path is the kernel's transport.
+//! Both sides answer from memory: Jericho from a slice's frames, the passthrough from the kernel's page cache. The comparison is
+//! of the path from the program to that memory and back. The ceiling is a filesystem that does nothing, which shows the cost of
+//! the kernel's transport.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::mounts::{Passthrough, Volume};
 use crate::null::{self, NullMount};
 use crate::settings::{Settings, Transport};
 
-/// A side that answers, and how to see that it answered from its cache.
+/// A mount that serves the jobs.
 enum Mount {
     Jericho(Volume),
     Passthrough(Passthrough),
@@ -36,7 +36,7 @@ impl Mount {
         }
     }
 
-    /// Runs the job and refuses the number when more than one operation in a hundred missed.
+    /// Runs the job. Fails when more than 1 % of the operations missed.
     fn measure(&self, job: impl Fn(&Path) -> Result<Measured>) -> Result<f64> {
         let before = self.misses()?;
         let measured = job(&self.mnt())?;
@@ -52,10 +52,10 @@ impl Mount {
     }
 }
 
-/// Reads and writes, one and two jobs: over one transport: four comparisons.
+/// Compares reads and writes, each with one and two jobs, over one transport.
 pub fn run(
     settings: &Settings,
-    wanted: impl Fn(&str) -> bool,
+    selected: impl Fn(&str) -> bool,
     transport: Transport,
 ) -> Result<Vec<Comparison>> {
     let workloads = [
@@ -66,7 +66,7 @@ pub fn run(
     ];
     let workloads =
         workloads.map(|(rw, jobs)| (format!("{}hit {rw} {jobs}", transport.prefix()), rw, jobs));
-    if !workloads.iter().any(|(name, ..)| wanted(name)) {
+    if !workloads.iter().any(|(name, ..)| selected(name)) {
         return Ok(Vec::new());
     }
     let ours = if settings.self_test {
@@ -74,16 +74,16 @@ pub fn run(
     } else {
         let mut volume = Volume::format(settings, "hits", "2G")?;
         volume.transport = transport;
-        // Both files are less than the tenth of it at which write-back begins, as they are on the other side.
+        // The files of both jobs are smaller than a tenth of the cache, where write-back would begin.
         volume.mount(settings.pick("4G", "1536M"))?;
         Mount::Jericho(volume)
     };
-    let peer = Mount::Passthrough(Passthrough::mount(settings, "passthrough")?);
+    let baseline = Mount::Passthrough(Passthrough::mount(settings, "passthrough")?);
     let null_side = Mount::Null(NullMount::mount(settings)?);
     let size = format!("size={}M", settings.pick(192, 64));
     let runtime = format!("runtime={}", settings.pick(8, 2));
-    // Files of both jobs, written and read once, so that they are in the caches.
-    for side in [&ours, &peer] {
+    // Writes and reads the files of both jobs once, so that they are in the caches.
+    for side in [&ours, &baseline] {
         for rw in ["write", "read"] {
             let rw = format!("rw={rw}");
             Job::in_dir(
@@ -95,7 +95,7 @@ pub fn run(
     }
     let mut comparisons = Vec::new();
     for (name, rw, jobs) in workloads {
-        if !wanted(&name) {
+        if !selected(&name) {
             continue;
         }
         let job = |mnt: &Path| {
@@ -119,16 +119,16 @@ pub fn run(
             conditions: format!("4 KiB, fio psync, {jobs} job(s), everything cached"),
             unit: "IOPS",
             ours: transport.side(),
-            peer: "libfuse passthrough_hp, direct I/O",
+            baseline: "libfuse passthrough_hp, direct I/O",
             target_ratio: Some(1.3),
             our_values: Vec::new(),
-            peer_values: Vec::new(),
-            bounds: Vec::new(),
+            baseline_values: Vec::new(),
+            ceilings: Vec::new(),
         };
         comparisons.push(comparison.run_with(
             settings.rounds,
             || ours.measure(job),
-            || peer.measure(job),
+            || baseline.measure(job),
             vec![Side::new(null::NAME, || null_side.measure(job))],
         )?);
     }

@@ -1,25 +1,25 @@
-//! Hits of programs under `jericho run`, served in their own threads, against the kernel's page cache and against the
-//! bare copy.
+//! Hits of programs under `jericho run`, served in their own threads. Compared with the kernel's page cache and with a plain
+//! copy.
 //!
-//! The same unmodified program (fio, or the small loop of [`crate::access`]) runs on a file of a Jericho mount, on a file of
-//! the directory's own filesystem and on a tmpfs; all three answer from memory. fio's mmap engine on the same data
-//! is the bound: it does nothing but copy.
+//! The same unmodified program (fio, or the small loop of [`crate::access`]) runs on a file of a Jericho mount, on a file of the
+//! directory's own filesystem and on a tmpfs. All three answer from memory. The ceiling is fio's mmap engine on the same data,
+//! which only copies.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Result;
 use crate::access::{Access, Engine, Loop};
-use crate::compare::{Bound, Comparison, Side, in_turn};
+use crate::compare::{Ceiling, Comparison, Side, in_turn};
 use crate::fio::Job;
 use crate::mounts::Volume;
 use crate::settings::Settings;
 
-/// A job of fio, and what is promised of it.
+/// A job of fio, and its targets.
 struct Workload {
     rw: &'static str,
     block: &'static str,
-    /// Wanted ratio to the page cache, to tmpfs and to the mmap engine, where there is one.
+    /// Target ratios to the page cache, to tmpfs and to the mmap engine, if there are any.
     page_cache: f64,
     tmpfs: Option<f64>,
     mmap: Option<f64>,
@@ -60,16 +60,16 @@ const MMAP: &str = "mmap engine";
 const COPY: &str = "copy from a mapping";
 const LOOKUP: &str = "lookup and copy alone";
 
-/// What inline hits were measured to be.
+/// Measurements of inline hits.
 #[derive(Default)]
 pub struct Inline {
-    /// One for each workload and peer.
+    /// One for each workload and baseline.
     pub comparisons: Vec<Comparison>,
-    /// Accesses by clients that were local, of all, if the daemon counts them; 0 to 1.
+    /// Share of local accesses among all accesses of clients, 0 to 1, if the daemon counts them.
     pub share_local: Option<f64>,
 }
 
-/// A directory of its own on the tmpfs that every Linux has.
+/// A directory of this run on the tmpfs that every Linux has.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -94,7 +94,7 @@ impl Drop for Tmpfs {
     }
 }
 
-/// The three places of the data, and how to run things there.
+/// The three places of the data, with jobs to run there.
 struct Places<'a> {
     settings: &'a Settings,
     volume: Volume,
@@ -106,7 +106,7 @@ struct Places<'a> {
 impl Places<'_> {
     fn make(settings: &Settings) -> Result<Places<'_>> {
         let mut volume = Volume::format(settings, "inline", "2G")?;
-        // The files of two threads stay below a tenth of it, where write-back would begin.
+        // The files of two threads stay below a tenth of the cache, where write-back would begin.
         volume.mount(settings.pick("3G", "1536M"))?;
         let page_cache = settings.dir.join("inline.page-cache");
         fs::create_dir_all(&page_cache)?;
@@ -136,7 +136,7 @@ impl Places<'_> {
             self.size.clone(),
         ];
         let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
-        // What fio does besides the I/O would hide what is compared; and it must not empty the caches.
+        // Turns off fio's other work, which would hide the difference. fio must not empty the caches either.
         args.extend(["gtod_reduce=1", "norandommap=1", "invalidate=0"]);
         args.extend(["time_based", "thread"]);
         if workload.rw.ends_with("write") {
@@ -145,7 +145,7 @@ impl Places<'_> {
         Job::in_dir(dir, &args)
     }
 
-    /// Runs something on our mount and refuses its number when more than one of a hundred operations missed.
+    /// Runs something on the Jericho mount. Fails when more than 1 % of the operations missed.
     fn hits_only(&self, run: impl FnOnce() -> Result<(f64, u64)>) -> Result<f64> {
         let before = self.volume.total("misses")?;
         let (value, operations) = run()?;
@@ -180,11 +180,11 @@ impl Places<'_> {
         let values = in_turn(name, self.settings.rounds, &mut sides)?;
         let [ours, page_cache, tmpfs, mmap] = <[Vec<f64>; 4]>::try_from(values)
             .map_err(|_| "four sides give four lists of values")?;
-        let bound = Bound {
+        let ceiling = Ceiling {
             name: MMAP,
             values: mmap.clone(),
         };
-        let row = |peer, peer_values, target_ratio, bounds| Comparison {
+        let row = |baseline, baseline_values, target_ratio, ceilings| Comparison {
             name: name.into(),
             conditions: format!(
                 "fio psync, {threads} thread(s), a file of {} MiB each, everything cached",
@@ -192,25 +192,26 @@ impl Places<'_> {
             ),
             unit: "IOPS",
             ours: OURS,
-            peer,
+            baseline,
             target_ratio,
             our_values: ours.clone(),
-            peer_values,
-            bounds,
+            baseline_values,
+            ceilings,
         };
         Ok(vec![
             row(
                 PAGE_CACHE,
                 page_cache,
                 Some(workload.page_cache),
-                vec![bound.clone()],
+                vec![ceiling.clone()],
             ),
-            row(TMPFS, tmpfs, workload.tmpfs, vec![bound]),
+            row(TMPFS, tmpfs, workload.tmpfs, vec![ceiling]),
             row(MMAP, mmap, workload.mmap, Vec::new()),
         ])
     }
 
-    /// One of the loops that fio's own cost would hide, with the bare copy, and a bare lookup before it, as bounds.
+    /// Compares a tight loop, because fio's own cost would hide the difference. The ceilings are a plain copy, and a lookup with
+    /// a copy.
     fn compare_loop(&self, access: &Access, name: &str, tight: &Tight) -> Result<Comparison> {
         let job = Loop {
             engine: Engine::Calls,
@@ -227,7 +228,7 @@ impl Places<'_> {
         let (ours, theirs) = (self.volume.mnt().join(file), self.page_cache.join(file));
         let run_ours = || access.measure(job, &[&ours], true);
         let measure_ours = || {
-            // Pages of a new file cannot be there before.
+            // Pages of a new file always miss.
             if tight.order == "append" {
                 return run_ours();
             }
@@ -238,7 +239,7 @@ impl Places<'_> {
         };
         let copy = Loop {
             engine: Engine::Copy,
-            // There is no copy that makes a file longer: what bounds it is the copy into one that is long enough.
+            // No copy makes a file longer. The ceiling is the copy into a file that is long enough.
             order: if tight.order == "append" {
                 "sequential"
             } else {
@@ -251,26 +252,26 @@ impl Places<'_> {
             let (access, mapped, job) = (access, &mapped, Loop { engine, ..copy });
             move || access.measure(job, &[mapped], false)
         };
-        let mut bounds = vec![Side::new(COPY, bare(Engine::Copy))];
+        let mut ceilings = vec![Side::new(COPY, bare(Engine::Copy))];
         if tight.order == "random" {
-            bounds.push(Side::new(LOOKUP, bare(Engine::Lookup)));
+            ceilings.push(Side::new(LOOKUP, bare(Engine::Lookup)));
         }
         let comparison = Comparison {
             name: name.into(),
             conditions: tight.conditions.into(),
             unit: "operations/s",
             ours: OURS,
-            peer: PAGE_CACHE,
+            baseline: PAGE_CACHE,
             target_ratio: tight.target_ratio,
             our_values: Vec::new(),
-            peer_values: Vec::new(),
-            bounds: Vec::new(),
+            baseline_values: Vec::new(),
+            ceilings: Vec::new(),
         };
         let run_theirs = || access.measure(job, &[&theirs], false);
-        comparison.run_with(self.settings.rounds, measure_ours, run_theirs, bounds)
+        comparison.run_with(self.settings.rounds, measure_ours, run_theirs, ceilings)
     }
 
-    /// How much two threads do, in units of what one does: ours against the bare copy.
+    /// Measures the throughput of two threads relative to one: Jericho's and the plain copy's.
     fn scaling(&self, access: &Access, name: &str, hot: bool) -> Result<Comparison> {
         let scale = |dir: &Path, engine, inline| {
             let job = Loop {
@@ -298,11 +299,11 @@ impl Places<'_> {
             ),
             unit: "threads",
             ours: OURS,
-            peer: COPY,
+            baseline: COPY,
             target_ratio: None,
             our_values: Vec::new(),
-            peer_values: Vec::new(),
-            bounds: Vec::new(),
+            baseline_values: Vec::new(),
+            ceilings: Vec::new(),
         };
         comparison.run(
             self.settings.rounds,
@@ -354,18 +355,18 @@ const SCALING: [(&str, bool); 2] = [
     ("inline scaling, one hot page", true),
 ];
 
-/// All that has `inline` in its name.
-pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Inline> {
+/// Runs the comparisons with `inline` in their names.
+pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Inline> {
     let jobs: Vec<(String, &Workload, u32)> = WORKLOADS
         .iter()
         .flat_map(|w| {
             let name = |threads| format!("inline {} {} {threads}", w.rw, w.block);
             w.threads.iter().map(move |t| (name(t), w, *t))
         })
-        .filter(|(name, ..)| wanted(name))
+        .filter(|(name, ..)| selected(name))
         .collect();
-    let tight: Vec<&Tight> = TIGHT.iter().filter(|t| wanted(t.name)).collect();
-    let scaling: Vec<_> = SCALING.iter().filter(|(name, _)| wanted(name)).collect();
+    let tight: Vec<&Tight> = TIGHT.iter().filter(|t| selected(t.name)).collect();
+    let scaling: Vec<_> = SCALING.iter().filter(|(name, _)| selected(name)).collect();
     if settings.self_test || jobs.is_empty() && tight.is_empty() && scaling.is_empty() {
         return Ok(Inline::default());
     }

@@ -1,9 +1,9 @@
-//! Workloads and measurements: ratios of two things measured alternately in one run.
+//! Workloads and measurements: ratios of two sides measured alternately in one run.
 //!
-//! Machines are noisy, so no absolute time is a claim here. A [`compare::Comparison`] runs its two sides in
-//! turn, several rounds, and reports medians, quartiles and the ratio of each round's pair. What the
-//! two sides are is in one module for each workload: [`hits`], [`inline`], [`crowds`], [`cold`], [`write_back`],
-//! [`small_files`]; [`footprint`] measures the daemon's memory and idleness.
+//! Machines are noisy, so this crate makes no claim about absolute times. A [`compare::Comparison`] runs its two sides in turn
+//! for several rounds, and reports medians, quartiles and the ratio of each round's pair. Each workload has a module that defines
+//! its sides: [`hits`], [`inline`], [`crowds`], [`cold`], [`write_back`], [`small_files`], [`appends`]. [`footprint`] measures
+//! the daemon's memory and its idle CPU time.
 #![forbid(unsafe_code)]
 
 pub mod access;
@@ -24,7 +24,7 @@ pub mod small_files;
 pub mod stats;
 pub mod write_back;
 
-/// What any measurement may fail with; the message names the command or file and the cause.
+/// Error of a measurement. The message names the command or file, and the cause.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of a measurement.

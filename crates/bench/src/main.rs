@@ -1,4 +1,4 @@
-//! `jericho-bench`: the project's measurements, see docs/performance.md.
+//! `jericho-bench`: the project's measurements; see docs/performance.md.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use jericho_bench::{
     Result, appends, cold, crowds, footprint, hits, inline, small_files, write_back,
 };
 
-/// Compares Jericho with its peers in alternating runs.
+/// Compares Jericho with its baselines in alternating runs.
 #[derive(Parser)]
 struct Arguments {
     /// The jericho command.
@@ -19,10 +19,10 @@ struct Arguments {
     /// passthrough_hp with direct I/O (scripts/passthrough-hp builds it).
     #[arg(long)]
     passthrough: PathBuf,
-    /// Where bench.json and bench.md are written.
+    /// Directory for bench.json and bench.md.
     #[arg(long)]
     out: PathBuf,
-    /// A directory on the device to be measured, made for the run and removed afterwards.
+    /// A directory on the device to be measured, created for the run and removed afterwards.
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Rounds of each side of a comparison [default: 7, quick: 3].
@@ -40,33 +40,33 @@ struct Arguments {
 }
 
 fn measure(settings: &Settings, only: &[String]) -> Result<Report> {
-    let wanted =
+    let selected =
         |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
     let mut report = Report {
         conditions: report::conditions(settings),
         ..Report::default()
     };
     for transport in &settings.transports {
-        let hits = hits::run(settings, wanted, *transport)?;
+        let hits = hits::run(settings, selected, *transport)?;
         report.comparisons.extend(hits);
     }
-    let inline = inline::run(settings, wanted)?;
+    let inline = inline::run(settings, selected)?;
     report.comparisons.extend(inline.comparisons);
     report.share_local = inline.share_local;
     report
         .comparisons
-        .extend(crowds::run_all(settings, wanted)?);
+        .extend(crowds::run_all(settings, selected)?);
     for transport in &settings.transports {
-        let small_files = small_files::run(settings, wanted, *transport)?;
+        let small_files = small_files::run(settings, selected, *transport)?;
         report.comparisons.extend(small_files);
-        let appends = appends::run(settings, wanted, *transport)?;
+        let appends = appends::run(settings, selected, *transport)?;
         report.comparisons.extend(appends);
     }
     report
         .comparisons
-        .extend(write_back::run(settings, wanted)?);
-    report.comparisons.extend(cold::run(settings, wanted)?);
-    report.footprint = footprint::run(settings, wanted)?;
+        .extend(write_back::run(settings, selected)?);
+    report.comparisons.extend(cold::run(settings, selected)?);
+    report.footprint = footprint::run(settings, selected)?;
     Ok(report)
 }
 
@@ -94,7 +94,7 @@ fn main() -> Result<()> {
         transports: Transport::offered(),
     };
     let measured = measure(&settings, &arguments.only);
-    // The mounts are gone by now, whatever happened.
+    // The mounts have ended by now, even after a failure.
     std::fs::remove_dir_all(&settings.dir)?;
     let report = measured?;
     report.write(&arguments.out)?;

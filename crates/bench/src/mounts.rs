@@ -1,4 +1,4 @@
-//! The two things that are mounted and compared.
+//! The mounts that are compared: Jericho volumes and libfuse's passthrough.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Result;
 use crate::settings::{Settings, Transport};
 
-/// Runs a command to its end; its output, or an error with everything it said.
+/// Runs a command to its end. Returns its output, or an error with everything that it printed.
 pub fn run(command: &mut Command) -> Result<String> {
     let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
     if output.status.success() {
@@ -23,7 +23,7 @@ pub fn run(command: &mut Command) -> Result<String> {
     Err(format!("{command:?} failed ({}):\n{out}{err}", output.status).into())
 }
 
-/// Compiles a program of the benchmark's own into the directory of the run; `flag` is one for the compiler.
+/// Compiles a program of the benchmark into the directory of the run. `flag` is a compiler flag.
 pub fn compile(settings: &Settings, name: &str, source: &str, flag: &str) -> Result<PathBuf> {
     let (file, program) = (
         settings.dir.join(format!("{name}.c")),
@@ -40,11 +40,11 @@ pub fn compile(settings: &Settings, name: &str, source: &str, flag: &str) -> Res
 /// A volume on an ordinary file.
 pub struct Volume {
     jericho: PathBuf,
-    /// The file.
+    /// Path of the file.
     pub file: PathBuf,
     mnt: PathBuf,
     mounted: bool,
-    /// How it is mounted, from the next time on.
+    /// Transport of the next mount.
     pub transport: Transport,
 }
 
@@ -67,7 +67,7 @@ impl Volume {
         })
     }
 
-    /// Mounts it with a fresh, empty cache.
+    /// Mounts the volume with a new, empty cache.
     pub fn mount(&mut self, cache: &str) -> Result<()> {
         run(Command::new(&self.jericho)
             .arg("mount")
@@ -79,19 +79,19 @@ impl Volume {
         Ok(())
     }
 
-    /// Unmounts it: everything is on the device afterwards.
+    /// Unmounts the volume. Everything is on the device afterwards.
     pub fn umount(&mut self) -> Result<()> {
         run(Command::new(&self.jericho).arg("umount").arg(&self.mnt))?;
         self.mounted = false;
         Ok(())
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mnt(&self) -> &Path {
         &self.mnt
     }
 
-    /// `jericho stat --json`.
+    /// Returns the output of `jericho stat --json`.
     pub fn stat(&self) -> Result<Value> {
         let text = run(Command::new(&self.jericho)
             .arg("stat")
@@ -101,7 +101,7 @@ impl Volume {
             .map_err(|e| format!("jericho stat printed no JSON ({e}): {text}"))?)
     }
 
-    /// Sum of a counter over the slices.
+    /// Returns the sum of a counter over the slices.
     pub fn total(&self, counter: &str) -> Result<u64> {
         let stat = self.stat()?;
         let slices = stat["slices"]
@@ -117,7 +117,7 @@ impl Volume {
             .sum()
     }
 
-    /// Process id of the daemon.
+    /// Returns the process id of the daemon.
     pub fn daemon_pid(&self) -> Result<u32> {
         let pid = self.stat()?["pid"]
             .as_u64()
@@ -135,19 +135,19 @@ impl Drop for Volume {
     }
 }
 
-/// passthrough_hp over a directory of the same device.
+/// passthrough_hp over a directory on the same device.
 pub struct Passthrough {
     child: Child,
-    /// The directory behind it.
+    /// The directory that it passes through.
     pub source: PathBuf,
     mnt: PathBuf,
 }
 
-/// Without splice it is the faster of its variants for small transfers, so that is what we compare with.
+/// Options of passthrough_hp. The variant without splice is the fastest one for small transfers, so it is the baseline.
 const PASSTHROUGH_OPTIONS: [&str; 2] = ["--foreground", "--nosplice"];
 
 impl Passthrough {
-    /// Mounts an empty directory through it.
+    /// Mounts an empty directory through passthrough_hp.
     pub fn mount(settings: &Settings, name: &str) -> Result<Passthrough> {
         let (source, mnt) = (
             settings.dir.join(format!("{name}.source")),
@@ -179,7 +179,7 @@ impl Passthrough {
         Ok(Passthrough { child, source, mnt })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mnt(&self) -> &Path {
         &self.mnt
     }
@@ -188,7 +188,7 @@ impl Passthrough {
 impl Drop for Passthrough {
     fn drop(&mut self) {
         detach(&self.mnt);
-        // It ends by itself once it is unmounted; when that failed, it has to be told.
+        // The process ends after the unmount. If that failed, it must be killed.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             std::thread::sleep(Duration::from_millis(200));
             let _ = self.child.kill();
@@ -200,7 +200,7 @@ impl Drop for Passthrough {
     }
 }
 
-/// The device number tells a mounted directory from one that is not.
+/// Returns the device number of a directory. It changes when something is mounted there.
 fn device_of(path: &Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
     Ok(fs::metadata(path)
@@ -208,7 +208,7 @@ fn device_of(path: &Path) -> Result<u64> {
         .dev())
 }
 
-/// Unmounts; says so when that fails.
+/// Unmounts a directory. Prints a message if that fails.
 pub fn detach(mnt: &Path) {
     let lazily = [("umount", "-l"), ("fusermount3", "-uz")];
     let ended = lazily

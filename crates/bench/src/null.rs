@@ -1,7 +1,7 @@
-//! A filesystem that does nothing, mounted the way Jericho is: the most that any daemon behind the kernel's FUSE
-//! transport could reach with these flags, this library and as many threads.
+//! A filesystem that does nothing, mounted in the same way as Jericho. It is the ceiling for a daemon behind the kernel's FUSE
+//! transport with these flags, this library and this number of threads.
 //!
-//! Every name in it is a file. Reads are answered from one buffer, writes are dropped.
+//! Every name in it is a file. Reads return bytes of one buffer, and writes are dropped.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,14 +20,14 @@ use fuser::{
 use crate::Result;
 use crate::settings::Settings;
 
-/// What it is called in tables.
+/// Name of the filesystem in tables.
 pub const NAME: &str = "a FUSE filesystem that does nothing";
 const TTL: Duration = Duration::from_secs(3600);
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const FILE_BYTES: u64 = 4 << 30;
-/// As of Jericho, see crates/fuse.
+/// The same value as Jericho's, see crates/fuse.
 const BACKGROUND_REQUESTS: u16 = 256;
-/// As `jericho mount` on a small machine: one thread per CPU, at least four.
+/// The same as `jericho mount` on a small machine: one thread per CPU, at least four.
 const THREADS_MIN: usize = 4;
 
 struct Null {
@@ -63,14 +63,14 @@ fn attr(ino: INodeNo) -> FileAttr {
     }
 }
 
-/// The inode of a name; never 0, nor the root's.
+/// Returns the inode of a name; never 0, and never the root's.
 fn inode(name: &OsStr) -> INodeNo {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     INodeNo(hasher.finish() | 2)
 }
 
-/// The flags of Jericho's own descriptors, see crates/fuse.
+/// Returns the flags of Jericho's own descriptors, see crates/fuse.
 fn flags() -> FopenFlags {
     FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
 }
@@ -84,7 +84,7 @@ impl Filesystem for Null {
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ] {
-            // What this kernel does not know is left out, as by Jericho.
+            // Ignores flags that this kernel does not support, as Jericho does.
             let _ = config.add_capabilities(flag);
         }
         config.set_max_write(REQUEST_BYTES_MAX).map_err(too_much)?;
@@ -194,12 +194,12 @@ impl Filesystem for Null {
 /// The filesystem that does nothing, mounted and served by threads of this process.
 pub struct NullMount {
     mnt: PathBuf,
-    /// Unmounts when it is dropped.
+    /// Unmounts when dropped.
     _session: BackgroundSession,
 }
 
 impl NullMount {
-    /// Mounts it in the directory of the run.
+    /// Mounts the filesystem in the directory of the run.
     pub fn mount(settings: &Settings) -> Result<NullMount> {
         let mnt = settings.dir.join("null.mnt");
         std::fs::create_dir_all(&mnt)?;
@@ -210,7 +210,7 @@ impl NullMount {
         ];
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         config.n_threads = Some(cpus.max(THREADS_MIN));
-        // A channel of its own for each thread, where the device may be opened (see crates/fuse).
+        // Each thread has a channel of its own, if the device can be opened (see crates/fuse).
         let device = File::options().read(true).write(true).open("/dev/fuse");
         config.clone_fd = device.is_ok();
         config.acl = SessionACL::Owner;
@@ -223,7 +223,7 @@ impl NullMount {
         })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mnt(&self) -> &Path {
         &self.mnt
     }

@@ -1,5 +1,5 @@
-//! The programs `relay` and `relay_ring` (programs): the least that a daemon can do that has to ask a device for what is read
-//! through one of the kernel's FUSE transports.
+//! The programs `relay` and `relay_ring`: the minimal daemons that read from a device through one of the kernel's FUSE
+//! transports.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,19 +12,19 @@ use crate::settings::{Settings, Transport};
 const SOURCE: &str = include_str!("../programs/relay.c");
 const RING_SOURCE: &str = include_str!("../programs/relay_ring.c");
 
-/// What it is called in tables.
+/// Name of the relay in tables.
 pub const NAME: &str = "a FUSE filesystem that does nothing but read the device";
 
-/// The relay, mounted and served by a process of its own.
+/// The relay, mounted and served by its own process.
 pub struct Relay {
     mnt: PathBuf,
-    /// Ends when it is unmounted.
+    /// The process ends when the relay is unmounted.
     process: Child,
 }
 
 impl Relay {
-    /// Compiles it into the directory of the run, and mounts it there: every name in it is `bytes` of `file` from
-    /// `offset` on. `None`, and a word on standard error, for who may not mount.
+    /// Compiles the relay into the directory of the run, and mounts it there. Every name in it is `bytes` of `file` from `offset`
+    /// on. Returns `None` and prints a message if the user may not mount.
     pub fn mount(
         settings: &Settings,
         file: &Path,
@@ -33,7 +33,7 @@ impl Relay {
         transport: Transport,
     ) -> Result<Option<Relay>> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("relay: only root can mount it; its bound is left out");
+            eprintln!("relay: only root can mount it; its ceiling is left out");
             return Ok(None);
         }
         let program = match transport {
@@ -59,7 +59,7 @@ impl Relay {
         Ok(Some(relay))
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mnt(&self) -> &Path {
         &self.mnt
     }
@@ -68,7 +68,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         detach(&self.mnt);
-        // It ends by itself then; should it still be mounted, it must not be waited for without end.
+        // The process ends after the unmount. If the unmount failed, waiting would not end, so the process is killed.
         drop(self.process.kill());
         drop(self.process.wait());
     }

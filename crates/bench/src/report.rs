@@ -1,4 +1,4 @@
-//! What was measured, as JSON for programs and as a table for docs/performance.md.
+//! The results of a run, as JSON for programs and as a table for docs/performance.md.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,20 +12,20 @@ use crate::footprint::Footprint;
 use crate::settings::Settings;
 use crate::stats::Summary;
 
-/// A whole run.
+/// The results of a run.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// Machine and versions, one line each.
     pub conditions: Vec<String>,
-    /// Ratios.
+    /// The comparisons, with their ratios.
     pub comparisons: Vec<Comparison>,
-    /// Accesses of clients that were local to their node, of all, where clients were measured; 0 to 1.
+    /// Share of local accesses among all accesses of clients, 0 to 1, if clients were measured.
     pub share_local: Option<f64>,
-    /// The daemon's appetite, where it was measured.
+    /// The daemon's use of resources, if it was measured.
     pub footprint: Option<Footprint>,
 }
 
-/// First line that a command prints, or why it did not.
+/// Returns the first line that a command prints, or why it failed.
 fn first_line(program: &str, args: &[&str]) -> String {
     match std::process::Command::new(program).args(args).output() {
         Ok(output) => String::from_utf8_lossy(&output.stdout)
@@ -37,7 +37,7 @@ fn first_line(program: &str, args: &[&str]) -> String {
     }
 }
 
-/// A value of a `key: value` or `key : value` file of proc.
+/// Returns a value of a `key: value` or `key : value` file of /proc.
 fn from_proc(file: &str, key: &str) -> String {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = text
@@ -47,7 +47,7 @@ fn from_proc(file: &str, key: &str) -> String {
     line.map_or("?".into(), |(_, value)| value.trim().to_owned())
 }
 
-/// The conditions of this run.
+/// Returns the conditions of this run.
 pub fn conditions(settings: &Settings) -> Vec<String> {
     let cpus = std::thread::available_parallelism().map_or(0, |n| n.get());
     let dir = settings.dir.display().to_string();
@@ -79,7 +79,7 @@ pub fn conditions(settings: &Settings) -> Vec<String> {
     ]
 }
 
-/// Digits that a reader can take in: 12,345 or 1.23.
+/// Formats a number with few digits: 12,345 or 1.23.
 pub fn number(value: f64) -> String {
     if value < 100.0 {
         return format!("{value:.2}");
@@ -107,41 +107,43 @@ fn cell(summary: Option<Summary>) -> String {
 }
 
 impl Report {
-    /// A table of medians with quartiles.
+    /// Returns a table of medians with quartiles.
     pub fn markdown(&self) -> String {
         let mut text = String::new();
         for line in &self.conditions {
             let _ = writeln!(text, "- {line}");
         }
         text.push_str(
-            "\nMedian (lower-upper quartile); ratio: Jericho to peer; bound: to the same peer, something that does less.\n\n",
+            "\nMedian (lower-upper quartile); ratio: Jericho to the baseline; ceiling: something that does less, to the same baseline.\n\n",
         );
-        text.push_str("| workload | Jericho | peer | unit | ratio | wanted | bound | conditions |\n|---|---|---|---|---|---|---|---|\n");
+        text.push_str("| workload | Jericho | baseline | unit | ratio | target | ceiling | conditions |\n|---|---|---|---|---|---|---|---|\n");
         for c in &self.comparisons {
-            let (ours, peer) = (Summary::of(&c.our_values), Summary::of(&c.peer_values));
-            let wanted = c
+            let (ours, baseline) = (Summary::of(&c.our_values), Summary::of(&c.baseline_values));
+            let target = c
                 .target_ratio
                 .map_or("-".into(), |target| target.to_string());
-            let bounds: Vec<String> = c
-                .bounds
+            let ceilings: Vec<String> = c
+                .ceilings
                 .iter()
-                .map(|bound| format!("{}: {}", bound.name, cell(c.to_peer(&bound.values))))
+                .map(|ceiling| {
+                    format!("{}: {}", ceiling.name, cell(c.to_baseline(&ceiling.values)))
+                })
                 .collect();
-            let bound = match bounds.is_empty() {
+            let ceiling = match ceilings.is_empty() {
                 true => "-".into(),
-                false => bounds.join("; "),
+                false => ceilings.join("; "),
             };
             let _ = writeln!(
                 text,
-                "| {} | {} | {} | {} | **{}** | {wanted} | {bound} | {}; {} against {} |",
+                "| {} | {} | {} | {} | **{}** | {target} | {ceiling} | {}; {} against {} |",
                 c.name,
                 cell(ours),
-                cell(peer),
+                cell(baseline),
                 c.unit,
                 cell(c.ratio()),
                 c.conditions,
                 c.ours,
-                c.peer
+                c.baseline
             );
         }
         if let Some(share) = self.share_local {
@@ -182,21 +184,21 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::Bound;
+    use crate::compare::Ceiling;
 
     #[test]
-    fn a_table_tells_medians_quartiles_and_the_ratios_of_the_pairs() {
+    fn the_table_has_medians_quartiles_and_the_ratios_of_the_pairs() {
         let report = Report {
             comparisons: vec![Comparison {
                 name: "x".into(),
                 conditions: "c".into(),
                 unit: "IOPS",
                 ours: "a",
-                peer: "b",
+                baseline: "b",
                 target_ratio: Some(1.3),
                 our_values: vec![3000.0, 2000.0, 4000.0],
-                peer_values: vec![1000.0, 1000.0, 1000.0],
-                bounds: vec![Bound {
+                baseline_values: vec![1000.0, 1000.0, 1000.0],
+                ceilings: vec![Ceiling {
                     name: "nothing",
                     values: vec![4000.0; 3],
                 }],

@@ -1,44 +1,44 @@
-//! What is measured with, and how long.
+//! Settings of a run: programs, directory and duration.
 
 use std::path::PathBuf;
 
-/// Where the programs are and how thorough a run is.
+/// Paths of the programs, and how thorough a run is.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The `jericho` command.
     pub jericho: PathBuf,
     /// libfuse's passthrough_hp with direct I/O.
     pub passthrough: PathBuf,
-    /// Directory on the device that is measured; everything in it is made and removed by the run.
+    /// Directory on the device that is measured. The run creates and removes everything in it.
     pub dir: PathBuf,
-    /// How often each side of a comparison runs.
+    /// Number of times that each side of a comparison runs.
     pub rounds: u32,
     /// Minutes instead of an hour: smaller data, shorter runs. Not for quoting.
     pub quick: bool,
-    /// Measures the passthrough against itself: every ratio must come out near 1.
+    /// Measures the passthrough against itself: each ratio must be near 1.
     pub self_test: bool,
-    /// Over which mounts are measured.
+    /// Transports to benchmark.
     pub transports: Vec<Transport>,
 }
 
 impl Settings {
-    /// `full`, or `quick` in a quick run.
+    /// Returns `full`, or `quick` in a quick run.
     pub fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 }
 
-/// How requests come from the kernel to a mount of ours (`--transport`).
+/// Transport of requests from the kernel to a Jericho mount (`--transport`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// By /dev/fuse.
+    /// Requests through /dev/fuse.
     Device,
-    /// Through the kernel's ring.
+    /// Requests through the FUSE ring (FUSE over io_uring).
     Ring,
 }
 
 impl Transport {
-    /// Those that this kernel offers; a word on standard error when that is not both.
+    /// Returns the transports that this kernel supports. Prints a message if these are not both.
     pub fn offered() -> Vec<Transport> {
         const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
         if std::fs::read_to_string(SWITCH).is_ok_and(|switch| switch.trim() == "Y") {
@@ -48,7 +48,7 @@ impl Transport {
         vec![Transport::Device]
     }
 
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Device => "device",
@@ -56,7 +56,7 @@ impl Transport {
         }
     }
 
-    /// What the names of its measurements begin with.
+    /// Returns the prefix of the names of its measurements.
     pub fn prefix(self) -> &'static str {
         match self {
             Transport::Device => "",
@@ -64,7 +64,7 @@ impl Transport {
         }
     }
 
-    /// What our side is called in tables.
+    /// Returns the name of Jericho's side in tables.
     pub fn side(self) -> &'static str {
         match self {
             Transport::Device => "mount",

@@ -1,4 +1,4 @@
-//! Many small files created and written through both mounts.
+//! Many small files, created and written through both mounts.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::settings::{Settings, Transport};
 const FILES_IN_A_DIRECTORY: u32 = 1000;
 const FILE_BYTES: usize = 4096;
 
-/// Files a second, the removal afterwards not counted.
+/// Returns files per second, without the removal afterwards.
 fn create(mnt: &Path, files: u32) -> Result<f64> {
     let root = mnt.join("files");
     fs::create_dir(&root)?;
@@ -32,27 +32,27 @@ fn create(mnt: &Path, files: u32) -> Result<f64> {
     Ok(f64::from(files) / seconds)
 }
 
-/// As many as wanted, or fewer where a process may not have so many descriptors: the passthrough keeps one for each file
-/// that the kernel knows.
-fn files_possible(wanted: u32) -> u32 {
+/// Returns `files`, or fewer if the limit of descriptors is too low: the passthrough keeps a descriptor for each file that the
+/// kernel knows.
+fn files_possible(files: u32) -> u32 {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // What it starts has the same limit.
+    // Programs that this process starts have the same limit.
     let _ = setrlimit(Resource::Nofile, limit);
-    let room = limit.maximum.map_or(wanted, |most| {
-        u32::try_from(most.saturating_sub(u64::from(2 * FILES_IN_A_DIRECTORY))).unwrap_or(wanted)
+    let room = limit.maximum.map_or(files, |most| {
+        u32::try_from(most.saturating_sub(u64::from(2 * FILES_IN_A_DIRECTORY))).unwrap_or(files)
     });
-    wanted.min(room / FILES_IN_A_DIRECTORY * FILES_IN_A_DIRECTORY)
+    files.min(room / FILES_IN_A_DIRECTORY * FILES_IN_A_DIRECTORY)
 }
 
-/// One comparison, over one transport.
+/// Makes one comparison, over one transport.
 pub fn run(
     settings: &Settings,
-    wanted: impl Fn(&str) -> bool,
+    selected: impl Fn(&str) -> bool,
     transport: Transport,
 ) -> Result<Vec<Comparison>> {
     let name = format!("{}small files", transport.prefix());
-    if !wanted(&name) {
+    if !selected(&name) {
         return Ok(Vec::new());
     }
     let files = files_possible(settings.pick(100_000, 10_000));
@@ -62,19 +62,19 @@ pub fn run(
         conditions: format!("{files} files of 4 KiB created, written and closed by one thread"),
         unit: "files/s",
         ours: transport.side(),
-        peer: "libfuse passthrough_hp, direct I/O",
+        baseline: "libfuse passthrough_hp, direct I/O",
         target_ratio: Some(1.0),
         our_values: Vec::new(),
-        peer_values: Vec::new(),
-        bounds: Vec::new(),
+        baseline_values: Vec::new(),
+        ceilings: Vec::new(),
     };
-    let peer = || create(passthrough.mnt(), files);
+    let baseline = || create(passthrough.mnt(), files);
     if settings.self_test {
         let other = Passthrough::mount(settings, "self")?;
         return Ok(vec![comparison.run(
             settings.rounds,
             || create(other.mnt(), files),
-            peer,
+            baseline,
         )?]);
     }
     let mut volume = Volume::format(settings, "small-files", "4G")?;
@@ -83,6 +83,6 @@ pub fn run(
     Ok(vec![comparison.run(
         settings.rounds,
         || create(volume.mnt(), files),
-        peer,
+        baseline,
     )?])
 }

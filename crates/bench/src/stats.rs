@@ -1,20 +1,20 @@
-//! Medians and quartiles of a handful of rounds.
+//! Medians and quartiles of a few rounds.
 
 use serde::Serialize;
 
-/// The middle of some measurements and how far they spread.
+/// Median and quartiles of some measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// A quarter lies below.
+    /// A quarter of the values are below.
     pub lower_quartile: f64,
-    /// Half lies below.
+    /// Half of the values are below.
     pub median: f64,
-    /// A quarter lies above.
+    /// A quarter of the values are above.
     pub upper_quartile: f64,
 }
 
 impl Summary {
-    /// Of at least one value; interpolates between neighbours.
+    /// Returns the summary of at least one value. Interpolates between neighbours.
     pub fn of(values: &[f64]) -> Option<Summary> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Sequential write-back, alone and as the end of writes through the mount, against fio's O_DIRECT writes.
+//! Sequential write-back, alone and after writes through the mount. The baseline is fio's O_DIRECT writes.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,11 +11,11 @@ use crate::fio::Job;
 use crate::mounts::Volume;
 use crate::settings::{MIB, Settings};
 
-/// Writes in flight on the raw side: enough to keep the device busy.
+/// Writes of the baseline in flight: enough to keep the device busy.
 const RAW_DEPTH: u32 = 8;
 
-/// Dirty bytes for the measurement of write-back alone: below the background limit (a tenth) of its cache, so that
-/// none are written before it begins.
+/// Dirty bytes for the measurement of write-back alone. They are less than the background limit of the cache (a tenth), so that
+/// write-back does not begin before the measurement.
 const ALONE_BYTES: u64 = 120 << 20;
 const ALONE_CACHE: &str = "1280M";
 
@@ -25,18 +25,18 @@ fn comparison(name: &str, conditions: String, target_ratio: Option<f64>) -> Comp
         conditions,
         unit: "MiB/s",
         ours: "mount",
-        peer: "fio O_DIRECT on the same device",
+        baseline: "fio O_DIRECT on the same device",
         target_ratio,
         our_values: Vec::new(),
-        peer_values: Vec::new(),
-        bounds: Vec::new(),
+        baseline_values: Vec::new(),
+        ceilings: Vec::new(),
     }
 }
 
-/// Write-back alone (fsync of dirty pages), and writes with their fsync through the mount.
-pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+/// Compares write-back alone (fsync of dirty pages), and writes with their fsync through the mount.
+pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
     let (alone, whole) = ("write-back", "write and fsync");
-    if settings.self_test || !(wanted(alone) || wanted(whole)) {
+    if settings.self_test || !(selected(alone) || selected(whole)) {
         return Ok(Vec::new());
     }
     let whole_bytes = settings.pick(1024, 256) * MIB;
@@ -58,22 +58,22 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         Ok(Job::on_file(&raw_file, &args).run()?.mib_per_s)
     };
     let mut comparisons = Vec::new();
-    // Both files get their blocks before it counts.
+    // Both files get their blocks before the measurement.
     raw(whole_bytes)?;
-    if wanted(alone) {
+    if selected(alone) {
         volume.mount(ALONE_CACHE)?;
         let file = volume.mnt().join("alone");
         let ours = || write_back_alone(&file);
         ours()?;
         let conditions = format!(
-            "fsync of {} MiB of dirty pages, cache {ALONE_CACHE}; peer: 1 MiB writes, io_uring, depth {RAW_DEPTH}",
+            "fsync of {} MiB of dirty pages, cache {ALONE_CACHE}; baseline: 1 MiB writes, io_uring, depth {RAW_DEPTH}",
             ALONE_BYTES / MIB
         );
         let comparison = comparison(alone, conditions, Some(0.9));
         comparisons.push(comparison.run(settings.rounds, ours, || raw(ALONE_BYTES))?);
         volume.umount()?;
     }
-    if wanted(whole) {
+    if selected(whole) {
         volume.mount(whole_cache)?;
         let size = format!("size={whole_bytes}");
         let ours = || {
@@ -83,7 +83,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
         };
         ours()?;
         let conditions = format!(
-            "fio psync, 1 MiB writes and fsync, {} MiB, cache {whole_cache}; peer: io_uring, depth {RAW_DEPTH}",
+            "fio psync, 1 MiB writes and fsync, {} MiB, cache {whole_cache}; baseline: io_uring, depth {RAW_DEPTH}",
             whole_bytes / MIB
         );
         let comparison = comparison(whole, conditions, None);
@@ -93,7 +93,7 @@ pub fn run(settings: &Settings, wanted: impl Fn(&str) -> bool) -> Result<Vec<Com
     Ok(comparisons)
 }
 
-/// Dirties pages, then times their fsync; MiB a second.
+/// Makes pages dirty, then measures their fsync. Returns MiB per second.
 fn write_back_alone(file: &Path) -> Result<f64> {
     let mut file = File::options()
         .create(true)
