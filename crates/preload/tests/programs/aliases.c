@@ -1,4 +1,4 @@
-/* Every name of every call that moves bytes, opens or asks: same bytes, same errno. */
+/* Every name of every call that transfers bytes, opens or queries: same bytes, same errno. */
 #include "check.h"
 #include <sys/uio.h>
 #include <sys/syscall.h>
@@ -43,7 +43,7 @@ static void opens(void) {
         SUCCEEDS(__openat64_2(AT_FDCWD, "data", O_RDONLY)),
     };
     for (size_t i = 0; i < sizeof descriptors / sizeof *descriptors; i++) {
-        /* From the start, each with an offset of its own. */
+        /* Each with an offset of its own, from the beginning of the file. */
         NEXT_ARE_FROM(descriptors[i], 0);
         NEXT_ARE_FROM(descriptors[i], 10);
         closes(descriptors[i]);
@@ -116,7 +116,7 @@ static void reads(void) {
     READS(readv(fd, v, 3), 4100);
     READS(preadv2(fd, v, 3, -1, 0), 4100);
     READS(preadv64v2(fd, v, 3, -1, 0), 4100);
-    /* More parts than are tried inline. */
+    /* More parts than the library tries inline. */
     struct iovec many[1024];
     for (int i = 0; i < 1024; i++) many[i] = (struct iovec){b + i * 8, 8};
     READS(readv(fd, many, 65), 65 * 8);

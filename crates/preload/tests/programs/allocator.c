@@ -1,5 +1,5 @@
-/* A program with a malloc of its own, which gets its memory from mmap when it is first called: perhaps
-   by whoever looks up a function. */
+/* A program with its own malloc, which gets its memory from mmap at its first call. That call may come from a lookup of a
+   function. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@ static size_t used;
 #define MEMORY (256ul << 20)
 
 void *malloc(size_t size) {
-    /* Not recursive: a call from within would never end. */
+    /* Not recursive: a nested call would never end. */
     pthread_mutex_lock(&lock);
     if (!memory) {
         memory = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

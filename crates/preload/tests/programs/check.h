@@ -1,4 +1,4 @@
-/* What the programs share: they check themselves, and say what they did on standard output. */
+/* Shared by the programs. Each checks itself, and prints its steps on standard output. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
         }                                                                                          \
     } while (0)
 
-/* A call that succeeds leaves errno alone. */
+/* A call that succeeds leaves errno unchanged. */
 #define UNTOUCHED 12345
 #define SUCCEEDS(call)                                                                             \
     ({                                                                                             \
@@ -29,7 +29,7 @@
         CHECK(errno == UNTOUCHED);                                                                 \
         answer;                                                                                    \
     })
-/* One that fails says so in one way. */
+/* A call that fails returns -1 and sets errno. */
 #define FAILS(call, with)                                                                          \
     do {                                                                                           \
         errno = UNTOUCHED;                                                                         \
@@ -37,7 +37,7 @@
         CHECK(errno == (with));                                                                    \
     } while (0)
 
-/* Byte number i of every file that `fill` makes. */
+/* Returns byte `i` of every file that `fill` makes. */
 static inline unsigned char at(long i) { return (unsigned char)(i * 31 + i / 251); }
 
 static inline int is_from(const void *bytes, long count, long offset) {
@@ -46,7 +46,7 @@ static inline int is_from(const void *bytes, long count, long offset) {
     return 1;
 }
 
-/* Makes a file of that many bytes and returns nothing but success. */
+/* Makes a file of `bytes` bytes. */
 static inline void fill(const char *name, long bytes) {
     unsigned char *data = malloc(bytes);
     CHECK(data);
@@ -58,7 +58,7 @@ static inline void fill(const char *name, long bytes) {
     free(data);
 }
 
-/* The next 10 bytes of a descriptor are those at `offset`. */
+/* Checks that the next 10 bytes of an fd are those at `offset`. */
 #define NEXT_ARE_FROM(fd, offset)                                                                  \
     do {                                                                                           \
         unsigned char bytes_[10];                                                                   \
@@ -78,7 +78,7 @@ static inline void done(const char *what) {
     fflush(stdout);
 }
 
-/* Every program begins like this: its argument is the directory to work in. */
+/* Begins every program: its argument is the directory to work in. */
 #define BEGIN                                                                                      \
     CHECK(argc > 1);                                                                               \
     CHECK(chdir(argv[1]) == 0)

@@ -1,4 +1,4 @@
-/* A number that was closed means what it is opened as next, whichever way it was closed. */
+/* A closed fd refers to the file that is opened next, after each way to close it. */
 #include "check.h"
 #include <dirent.h>
 #include <linux/close_range.h>
@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
         CHECK(open("b", O_RDONLY) == fd);
         holds(fd, b);
         ways[i](fd);
-        /* Something that is no file at all. */
+        /* An fd that is no file. */
         int ends[2];
         CHECK(pipe(ends) == 0 && ends[0] == fd);
         CHECK(write(ends[1], "pipe", 4) == 4);
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
         holds(fd, b);
         ways[i](fd);
     }
-    /* Closed only at exec: still open now. */
+    /* Closed only at exec, so it is still open. */
     int fd = open("a", O_RDONLY);
     holds(fd, a);
     SUCCEEDS(close_range(fd, ~0u, CLOSE_RANGE_CLOEXEC));

@@ -1,4 +1,4 @@
-/* Calls that use the offset without being given one, between reads and writes that do. */
+/* Calls that use the offset implicitly, between reads and writes that use it. */
 #include "check.h"
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
     CHECK(close(from) == 0 && close(to) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
     done("splice");
 
-    /* Bytes left, and locks from here on. */
+    /* Bytes left, and locks from the offset on. */
     from = open("data", O_RDWR);
     NEXT_ARE_FROM(from, 0);
     int left;

@@ -1,4 +1,4 @@
-/* Uses a descriptor that a library opened before main, and leaves it to its destructor. */
+/* Uses an fd that a library opened before main, and leaves it to the library's destructor. */
 #include "check.h"
 
 int early_descriptor(void);

@@ -1,4 +1,4 @@
-/* A library that works with files before main and after it. */
+/* A library that uses files before main and after it. */
 #include "check.h"
 
 static int kept = -1;

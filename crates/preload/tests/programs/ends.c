@@ -1,5 +1,5 @@
-/* Standard error is closed, and its number becomes that of a file, before the program ends in one of its
-   ways. Usage: DIR exit|_exit|return|exec */
+/* Closes standard error, whose fd then becomes that of a file, and ends in one of several ways. Usage: DIR exit|_exit|return|exec
+   */
 #include "check.h"
 
 int main(int argc, char **argv) {

@@ -1,4 +1,4 @@
-/* What the flags of a description change about its writes. */
+/* The effect of a description's flags on its writes. */
 #include "check.h"
 
 static long size_of(int fd) {
@@ -22,12 +22,12 @@ int main(int argc, char **argv) {
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     CHECK(write(fd, "two", 3) == 3);
     CHECK(lseek(fd, 0, SEEK_CUR) == 6);
-    /* Two descriptions, each at the end that the other has moved. */
+    /* Two descriptions; each appends at the end that the other has moved. */
     int other = open("appended", O_WRONLY | O_APPEND);
     CHECK(write(other, "three", 5) == 5);
     CHECK(write(fd, "four", 4) == 4);
     CHECK(lseek(fd, 0, SEEK_CUR) == 15 && lseek(other, 0, SEEK_CUR) == 11);
-    /* As Linux does it: the offset of a pwrite is ignored. */
+    /* As on Linux: the offset of a pwrite is ignored. */
     CHECK(pwrite(fd, "five", 4, 0) == 4);
     is("appended", "onetwothreefourfive");
     CHECK(close(other) == 0 && close(fd) == 0);
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     SUCCEEDS(fcntl(fd, F_SETFD, FD_CLOEXEC));
     CHECK(SUCCEEDS(fcntl(fd, F_GETFD)) == FD_CLOEXEC);
 
-    /* Truncated and extended while it is open, by another description too. */
+    /* Truncated and extended while it is open, also by another description. */
     other = open("changed", O_RDWR);
     CHECK(ftruncate(other, 5) == 0 && size_of(fd) == 5);
     CHECK(lseek(fd, 0, SEEK_END) == 5 && read(fd, &c, 1) == 0);

@@ -1,5 +1,4 @@
-/* Threads that fork while others make the first access of the process to a file: no child waits for a thread that it does not
- * have. */
+/* Threads that fork while others make the process's first access to a file. No child waits for a thread that it does not have. */
 #include "check.h"
 #include <pthread.h>
 #include <signal.h>
@@ -9,12 +8,12 @@
 #define THREADS 6
 #define ROUNDS 40
 #define BYTES 20000
-/* Nothing here takes longer, unless it waits for ever. */
+/* Seconds after which a thread certainly waits forever. */
 #define LIMIT_S 60
 
 static pthread_barrier_t begin;
 
-/* Opens and reads and writes, as the first one or not. */
+/* Opens, reads and writes, as the first access of the process or a later one. */
 static void accesses(int number) {
     char name[20];
     unsigned char bytes[3000];
@@ -34,7 +33,7 @@ static void accesses(int number) {
 static void *forks(void *argument) {
     int number = (int)(long)argument;
     pthread_barrier_wait(&begin);
-    /* Some first, and some a little later: what lies between is another each time. */
+    /* Some threads start at once, and some a little later, at a different moment each time. */
     struct timespec pause = {0, number % 3 * 30000};
     if (number >= 3) nanosleep(&pause, NULL);
     if (number % 2) accesses(number);
@@ -46,7 +45,7 @@ static void *forks(void *argument) {
     default: child = fork();
     }
     if (child == 0) {
-        /* Not inherited. */
+        /* The child does not inherit the alarm. */
         alarm(LIMIT_S);
         accesses(THREADS + number);
         _exit(0);
@@ -72,7 +71,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     fill("common", BYTES);
-    /* A process has only one first access. */
+    /* A process has only one first access, so this runs in a new process each time. */
     for (int round = 0; round < ROUNDS; round++) {
         pid_t child = fork();
         if (child == 0) {

@@ -1,4 +1,4 @@
-/* A limit of the size of files that is set after they were opened, by each call that sets one. */
+/* A limit of file sizes that is set after the files were opened, by each call that can set one. */
 #include "check.h"
 #include <signal.h>
 #include <sys/resource.h>
@@ -31,7 +31,7 @@ static void by_prlimits_number(rlim_t to) {
 
 static void (*const ways[])(rlim_t) = {by_setrlimit, by_prlimit, by_number, by_prlimits_number};
 
-/* Writes of 100 bytes are at home in the library by now, and make the file longer. */
+/* The fd is inline by now. Writes of 100 bytes extend the file. */
 static long warm(const char *name, int flags) {
     char bytes[100];
     memset(bytes, 'b', sizeof bytes);
@@ -48,7 +48,7 @@ static void limited(void (*set)(rlim_t), int flags) {
     set(end + 150);
     told = 0;
     CHECK(write(fd, bytes, 100) == 100 && told == 0);
-    /* What fits. */
+    /* A part of the bytes fits. */
     CHECK(write(fd, bytes, 100) == 50 && told == 0);
     FAILS(write(fd, bytes, 100), EFBIG);
     CHECK(told == 1);
@@ -57,7 +57,7 @@ static void limited(void (*set)(rlim_t), int flags) {
     CHECK(lseek(fd, 0, SEEK_CUR) == end + 150 && lseek(fd, 0, SEEK_END) == end + 150);
     /* Below the limit nothing has changed. */
     if (!flags) CHECK(pwrite(fd, bytes, 100, 50) == 100);
-    /* A child has it too. */
+    /* A child has the limit, too. */
     int child = fork();
     if (child == 0) {
         FAILS(write(fd, bytes, 100), EFBIG);

@@ -1,5 +1,5 @@
-/* Addresses that are not mapped are refused with EFAULT by each call that takes one, as by the kernel, and do no harm. Plain
- * buffers of read and write are not among them (see the documents), but for the first page. */
+/* Each call that takes an address fails with EFAULT for an unmapped one, as in the kernel, and does no harm. Plain buffers of
+   read and write are not covered (see the documentation), except in the first page. */
 #include "check.h"
 #include <sched.h>
 #include <sys/mman.h>
@@ -15,11 +15,11 @@ int main(int argc, char **argv) {
     fill("file", 64 << 10);
     int fd = open("file", O_RDWR);
     char byte[16];
-    /* Often enough that the file has gone whatever way it goes. */
+    /* Enough calls for the fd to have its description. */
     for (int i = 0; i < 100; i++) CHECK(pread(fd, byte, 10, 0) == 10 && is_from(byte, 10, 0));
     for (int i = 0; i < 100; i++) CHECK(pwrite(fd, byte, 10, 0) == 10);
 
-    /* A page that is there, and one behind it that is not. */
+    /* A mapped page, followed by an unmapped one. */
     char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pages != MAP_FAILED && mprotect(pages + PAGE, PAGE, PROT_NONE) == 0);
     void *bad[] = {NULL, (void *)8, pages + PAGE, pages + PAGE - 8, (void *)-1, (void *)-4096};
@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
         FAILS(sendmsg(pair[0], bad[i], 0), EFAULT);
         FAILS(sendmmsg(pair[0], bad[i], 2, 0), EFAULT);
         FAILS(recvmsg(pair[1], bad[i], MSG_DONTWAIT), EFAULT);
-        /* A message whose control bytes are not there. */
+        /* A message whose control bytes are not mapped. */
         struct iovec one = {byte, 1};
         struct msghdr message = {.msg_iov = &one, .msg_iovlen = 1};
         message.msg_control = bad[i];
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
         if (bad[i]) {
             FAILS(syscall(SYS_clone3, bad[i], 88), EFAULT);
         }
-        /* A short string may be in front of the end of a page. */
+        /* A short string may lie before the end of a page. */
         if (bad[i] && bad[i] != pages + PAGE - 8) {
             struct stat status;
             FAILS(fstatat(fd, bad[i], &status, AT_EMPTY_PATH), EFAULT);
@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
             FAILS(copy_file_range(fd, bad[i], fd, NULL, 1, 0), EFAULT);
         }
     }
-    /* In the first page, where NULL with an offset is. */
+    /* In the first page, where NULL plus an offset points. */
     for (int i = 0; i < 2; i++) {
         void *buffer = bad[i];
         struct iovec part = {buffer, 10};
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
         FAILS(writev(fd, &part, 1), EFAULT);
         FAILS(pwritev(fd, &part, 1, 0), EFAULT);
     }
-    /* Lists that are there, wherever they are: on the heap, at the end of a page, across two. */
+    /* Mapped lists in all places: on the heap, at the end of a page, across two pages. */
     CHECK(mprotect(pages + PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
     struct iovec *lists[] = {malloc(2 * sizeof(struct iovec)), (void *)(pages + PAGE - 32),
                              (void *)(pages + PAGE - 16)};

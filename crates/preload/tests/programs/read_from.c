@@ -1,5 +1,5 @@
-/* A program that inherited a descriptor: its next 10 bytes are those from an offset. Also linked
-   statically, where nothing can be preloaded. Usage: read_from FD OFFSET */
+/* A program that inherited an fd: its next 10 bytes are those from an offset. Also linked statically, where no library can be
+   preloaded. Usage: read_from FD OFFSET */
 #include "check.h"
 
 int main(int argc, char **argv) {

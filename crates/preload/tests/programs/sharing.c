@@ -1,5 +1,5 @@
-/* One offset for all who have the description, however they came by it. Usage: DIR READ_FROM STATIC_READ_FROM,
-   the latter two being programs. */
+/* All holders of a description use one offset, however they got it. Usage: DIR READ_FROM STATIC_READ_FROM; the last two are
+   programs. */
 #include "check.h"
 #include <pthread.h>
 #include <pty.h>
@@ -18,7 +18,7 @@ int __fcntl(int, int, ...);
 
 static const char *reader, *static_reader;
 static char number[16], offset[16];
-/* A fresh description each time: sharing may be for good. */
+/* A fresh description each time, because sharing may be permanent. */
 static int fd;
 static long next;
 
@@ -29,13 +29,13 @@ static void fresh(void) {
     next = 0;
 }
 
-/* We read ten bytes and go on from there. */
+/* This process reads ten bytes and continues there. */
 static void here(int with) {
     NEXT_ARE_FROM(with, next);
     next += 10;
 }
 
-/* What a child is told. */
+/* The arguments of a child. */
 static void tell(void) {
     snprintf(number, sizeof number, "%d", fd);
     snprintf(offset, sizeof offset, "%ld", next);
@@ -63,14 +63,14 @@ static void duplicates(void) {
     CHECK(SUCCEEDS(lseek(copies[1], 5, SEEK_SET)) == 5);
     next = 5;
     here(copies[4]);
-    /* The original goes, the copies stay. */
+    /* The original is closed, the copies stay. */
     CHECK(close(fd) == 0);
     here(copies[3]);
     for (int i = 0; i < count; i++) {
         here(copies[i]);
         if (copies[i] != fd) CHECK(close(copies[i]) == 0);
     }
-    /* Before anything was read. */
+    /* Before any read. */
     fd = open("data", O_RDONLY);
     next = 0;
     int copy = SUCCEEDS(dup(fd));
@@ -87,7 +87,7 @@ static void duplicates(void) {
 }
 
 static void over_another(void) {
-    /* dup2 closes what was there. */
+    /* dup2 closes the fd's earlier file. */
     fill("other", 5000);
     int other = open("other", O_RDWR);
     CHECK(pwrite(other, "XXXXXXXXXX", 10, 0) == 10);
@@ -123,7 +123,7 @@ static void children(void) {
         succeeded(pid);
         next += 20;
         here(fd);
-        /* And the other way round: what the child opens is its own. */
+        /* The reverse: an fd that the child opens is its own. */
         pid = forks[i]();
         if (pid == 0) {
             fresh();
@@ -138,7 +138,7 @@ static void children(void) {
         for (int j = 0; j < 10; j++) ten[j] = at(90000 + j);
         CHECK(pwrite(fd, ten, 10, 90000) == 10);
     }
-    /* Both go on, the child after the parent. */
+    /* Both continue, the child after the parent. */
     fresh();
     here(fd);
     int go[2];
@@ -193,7 +193,7 @@ static void children(void) {
     done("children");
 }
 
-/* A child as shells and interpreters make them. */
+/* Creates a child as shells and interpreters do. */
 #define EXECUTED(name, make, call)                                                                 \
     do {                                                                                           \
         fresh();                                                                                   \
@@ -224,7 +224,7 @@ static void programs(void) {
         EXECUTED("fexecve", fork, fexecve(open(program, O_RDONLY), arguments, environ));
         EXECUTED("execveat", fork, execveat(AT_FDCWD, program, arguments, environ, 0));
         EXECUTED("syscall", fork, syscall(SYS_execve, program, arguments, environ));
-        /* The child moves numbers about before it executes, as a shell does. */
+        /* The child rearranges its fds before it executes, as a shell does. */
         EXECUTED("moves", vfork, {
             dup2(fd, 150);
             close(fd);
@@ -232,7 +232,7 @@ static void programs(void) {
             close(150);
             execv(program, arguments);
         });
-        /* And one whose program does not exist goes on. */
+        /* A child whose program does not exist continues. */
         EXECUTED("fails", fork, {
             CHECK(execl("./missing", "missing", NULL) == -1 && errno == ENOENT);
             here(fd);
@@ -282,7 +282,7 @@ static void programs(void) {
         next += 10;
         here(fd);
     }
-    /* More arguments than there are registers, floats among them in the neighbour. */
+    /* More arguments than there are registers. */
     pid_t pid = fork();
     if (pid == 0) {
         execlp("sh", "sh", "-c", "test \"$*\" = 'a b c d e f g h i j k l'", "0", "a", "b", "c", "d", "e",
@@ -335,7 +335,7 @@ static void sockets(void) {
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof fd);
-    /* Opened after the fork: nobody else has it until it is sent. */
+    /* Opened after the fork: no other process has it until it is sent. */
     fresh();
     here(fd);
     here(fd);
@@ -365,7 +365,7 @@ static void background(void) {
     pid_t pid = fork();
     if (pid == 0) {
         CHECK(daemon(1, 0) == 0);
-        /* Out of sight: the answer goes through the pipe. 0 to 2 are /dev/null now. */
+        /* The child's output is invisible, because 0 to 2 are /dev/null now: it answers through the pipe. */
         char nothing, *answer = "n";
         unsigned char ten[10];
         if (read(fd, ten, 10) == 10 && is_from(ten, 10, next) && read(0, &nothing, 1) == 0 &&

@@ -7,8 +7,8 @@
 #define SIGNALS 300
 static int fd, own;
 static volatile sig_atomic_t seen, wrong;
-/* One signal, a little later. The next one is asked for when this one is dealt with: a timer that goes on by itself would leave
-   a slow host no time between two. */
+/* One signal, a little later. The handler sets the next timer: a periodic timer would leave a slow host no time between two
+   signals. */
 static const struct itimerval soon = {{0, 0}, {0, 300}};
 
 static void handler(int signal) {
@@ -61,8 +61,8 @@ int main(int argc, char **argv) {
     }
     done("handlers");
 
-    /* A call that waits for something else is interrupted as ever: the handler stays
-       armed until that has happened, whenever the read begins. */
+    /* A call that waits for something else is interrupted as without the library. The timer stays armed until that has happened,
+       whenever the read begins. */
     action.sa_handler = nothing;
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     int ends[2];

@@ -1,4 +1,4 @@
-/* Streams and descriptors in turn: the offset is one. */
+/* Streams and fds in turn share one offset. */
 #include "check.h"
 #include <execinfo.h>
 #include <stdarg.h>
@@ -44,7 +44,7 @@ static void mixed(void) {
         }
         CHECK(fclose(file) == 0);
     }
-    /* A descriptor that was read before it became a stream's. */
+    /* An fd that was read before it became a stream's. */
     int fd = open("data", O_RDONLY);
     NEXT_ARE_FROM(fd, 0);
     FILE *file = fdopen(fd, "r");
@@ -54,7 +54,7 @@ static void mixed(void) {
     CHECK(fseek(file, 500, SEEK_SET) == 0);
     CHECK(fflush(file) == 0);
     NEXT_ARE_FROM(fd, 500);
-    /* And while it is one, a duplicate of it. */
+    /* A duplicate of the fd while it is a stream's. */
     int copy = dup(fd);
     NEXT_ARE_FROM(copy, 510);
     CHECK(fclose(file) == 0);
@@ -119,7 +119,7 @@ static void formatted(void) {
     done("formatted");
 }
 
-/* As a daemon redirects its output: the stream knows nothing of it. */
+/* Redirects output as a daemon does, without the stream's knowledge. */
 static void redirected(void) {
     fflush(stdout);
     int before = dup(1);
@@ -135,7 +135,7 @@ static void redirected(void) {
     CHECK(write(fd, "sixth\n", 6) == 6);
     CHECK(dup2(before, 1) == 1);
     contains("log", "first\nsecond\nthird\nfourth\nfifth\nsixth\n");
-    /* The number is free, and the next file gets it. */
+    /* The fd is free, and the next file gets it. */
     CHECK(close(1) == 0);
     int again = open("log2", O_RDWR | O_CREAT | O_TRUNC, 0600);
     CHECK(again == 1);

@@ -1,4 +1,4 @@
-/* Threads on one description, and the end of a thread by another's wish. */
+/* Threads on one description, and the cancellation of a thread by another. */
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -42,7 +42,7 @@ static void records(void) {
     done("records");
 }
 
-/* Writers that append: none overwrites another. */
+/* Writers that append: none overwrites another's bytes. */
 static void *appends(void *number) {
     char line[17];
     int fd = open("lines", O_WRONLY | O_APPEND);
@@ -73,7 +73,7 @@ static void appended(void) {
     done("appended");
 }
 
-/* Numbers that come and go in all threads at once. */
+/* Fds that are opened and closed in all threads at once. */
 static void *opens(void *number) {
     char name[16];
     unsigned char byte, expected = (unsigned char)(long)number;
@@ -98,8 +98,8 @@ static void numbers(void) {
     done("numbers");
 }
 
-/* A number that is closed while a thread writes to it, and another one of the same description: each write is made where the last one ended, or
-   not at all. */
+/* One thread closes an fd while another writes to it, and a duplicate stays open. Each write continues where the last one ended,
+   or fails. */
 static void *writes_on(void *number) {
     long written = 0;
     char record[RECORD];
@@ -178,7 +178,7 @@ static void cancelled(void) {
         CHECK(result == PTHREAD_CANCELED);
     }
     done("cancelled");
-    /* Once more, surely within the call. */
+    /* Once more, certainly during the call. */
     int before = cleaned;
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, reads_on, NULL) == 0);

@@ -1,5 +1,5 @@
-/* Records that threads and a signal handler write one behind the other through one descriptor: none is lost, and there is no room
-   between two. */
+/* Threads and a signal handler write records one after the other through one fd. No record is lost, and there is no gap between
+   two. */
 #include "check.h"
 #include <pthread.h>
 #include <signal.h>
@@ -18,7 +18,7 @@ static volatile sig_atomic_t seen, rounds;
 static pthread_barrier_t turn;
 static unsigned char *file;
 static volatile int over;
-/* The next signal is asked for when this one is dealt with. */
+/* The handler sets the next timer. */
 static const struct itimerval soon = {{0, 0}, {0, 200}};
 
 static int put(int who, int number, int length) {
@@ -48,7 +48,7 @@ static void with_signals(int how) {
     CHECK(pthread_sigmask(how, &set, NULL) == 0);
 }
 
-/* Whether the file holds what was written in this round, up to the offset. Gives the records of each. */
+/* Checks that the file holds this round's records up to the offset. Counts the records of each writer. */
 static void look(int counts[4]) {
     long end = lseek(fd, 0, SEEK_CUR), at = 0;
     CHECK(end > 0 && pread(fd, file, end, 0) == end);
@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
 
     for (int i = 0; i < 200; i++) CHECK(put(1, i, 10000));
-    /* A handler that interrupts writes, and seeks: what it writes while the offset is moved back may end up before that. */
+    /* The handler interrupts writes and seeks. Bytes that it writes while the offset is moved back may lie before that offset. */
     CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
     while (seen < SIGNALS) {
         CHECK(lseek(fd, 0, SEEK_SET) == 0);
@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     with_signals(SIG_BLOCK);
     done("handler");
 
-    /* The same beside another thread, for which the one that is interrupted often waits. */
+    /* The same beside another thread, for which the interrupted thread often waits. */
     pthread_t thread;
     CHECK(pthread_barrier_init(&turn, NULL, 2) == 0);
     CHECK(pthread_create(&thread, NULL, other, NULL) == 0);
