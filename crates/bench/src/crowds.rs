@@ -110,7 +110,7 @@ impl Crowd<'_> {
             .as_array()
             .map_or(0, Vec::len);
         if line != "ready\n" || clients < ATTACHED {
-            return Err(format!("{clients} programs are attached, and not {ATTACHED}").into());
+            return Err(format!("expected {ATTACHED} attached programs, found {clients}").into());
         }
         Ok(attached)
     }

@@ -80,7 +80,7 @@ pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Optio
     let cache = format!("{CACHE_MIB}M");
     let mut volume = Volume::format(settings, "footprint", "8G")?;
     volume.mount(&cache)?;
-    eprintln!("footprint: making {inodes} files");
+    eprintln!("footprint: creating {inodes} files");
     let begun = std::time::Instant::now();
     for dir in 0..inodes / FILES_IN_A_DIRECTORY {
         let dir = volume.mnt().join(format!("directory{dir}"));
@@ -98,7 +98,7 @@ pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Optio
     let pid = volume.daemon_pid()?;
     let seen = walk(volume.mnt())?;
     if seen != u64::from(inodes) {
-        return Err(format!("{seen} files of {inodes} are there after the remount").into());
+        return Err(format!("found {seen} of {inodes} files after the remount").into());
     }
     let (private, resident) = (status_mib(pid, "RssAnon")?, status_mib(pid, "VmRSS")?);
 

@@ -43,7 +43,7 @@ impl Mount {
         let missed = self.misses()? - before;
         if missed * 100 > measured.operations {
             return Err(format!(
-                "{missed} of {} operations missed: no benchmark of hits",
+                "{missed} of {} operations missed, so this does not measure hits",
                 measured.operations
             )
             .into());

@@ -78,7 +78,7 @@ impl Tmpfs {
         const TMPFS_MAGIC: i64 = 0x0102_1994;
         let about = rustix::fs::statfs(root).map_err(|e| format!("{}: {e}", root.display()))?;
         if about.f_type as i64 != TMPFS_MAGIC {
-            return Err(format!("{} is no tmpfs", root.display()).into());
+            return Err(format!("{} is not a tmpfs", root.display()).into());
         }
         let dir = root.join(format!("jericho-bench-{}", std::process::id()));
         fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -152,7 +152,7 @@ impl Places<'_> {
         let missed = self.volume.total("misses")? - before;
         if missed * 100 > operations {
             return Err(format!(
-                "{missed} of {operations} operations missed: no benchmark of hits"
+                "{missed} of {operations} operations missed, so this does not measure hits"
             )
             .into());
         }

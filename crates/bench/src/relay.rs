@@ -33,7 +33,7 @@ impl Relay {
         transport: Transport,
     ) -> Result<Option<Relay>> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("relay: only root can mount it; its ceiling is left out");
+            eprintln!("relay: only root can mount it; its ceiling is omitted");
             return Ok(None);
         }
         let program = match transport {
@@ -54,7 +54,7 @@ impl Relay {
         }
         let relay = Relay { mnt, process };
         if said.trim() != "mounted" {
-            return Err("relay did not mount; what it says is above".into());
+            return Err("relay did not mount; see its messages above".into());
         }
         Ok(Some(relay))
     }

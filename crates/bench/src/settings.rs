@@ -44,7 +44,7 @@ impl Transport {
         if std::fs::read_to_string(SWITCH).is_ok_and(|switch| switch.trim() == "Y") {
             return vec![Transport::Device, Transport::Ring];
         }
-        eprintln!("the kernel's ring is not offered ({SWITCH}); its rows are left out");
+        eprintln!("this kernel does not offer the FUSE ring ({SWITCH}); its rows are omitted");
         vec![Transport::Device]
     }
 

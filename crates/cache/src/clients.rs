@@ -79,7 +79,7 @@ impl State {
         if known || word.owner() == OWNER_DAEMON {
             self.latches.quarantine.push((word.owner(), word.frame()));
         } else {
-            self.give_kept_frame(word.frame());
+            self.free_left_frame(word.frame());
         }
         true
     }
@@ -93,7 +93,7 @@ impl State {
         let copied = shared.memory.copy_out(word.frame(), 0, &mut bytes);
         let filled = shared.memory.copy_in(frame, 0, &bytes);
         if filled.is_err() || !shared.memory.entry(index).break_latch(word, frame) {
-            self.frames.give(frame);
+            self.frames.release(frame);
             return None;
         }
         self.latches.seen.remove(&index);
@@ -156,9 +156,9 @@ impl State {
     }
 
     /// Takes back a frame that its page has left, unless the device still reads from it.
-    fn give_kept_frame(&mut self, frame: u32) {
+    fn free_left_frame(&mut self, frame: u32) {
         if !self.latches.in_transfer.values().any(|left| *left == frame) {
-            self.give_frame(frame);
+            self.free_frame(frame);
         }
     }
 
@@ -169,7 +169,7 @@ impl State {
             return;
         };
         if !self.quarantined().any(|kept| kept == frame) {
-            self.give_kept_frame(frame);
+            self.free_left_frame(frame);
         }
     }
 
@@ -295,7 +295,7 @@ impl Slice {
         let quarantine = std::mem::take(&mut state.latches.quarantine);
         for (holder, frame) in quarantine {
             if holder == owner {
-                state.give_kept_frame(frame);
+                state.free_left_frame(frame);
             } else {
                 state.latches.quarantine.push((holder, frame));
             }
@@ -319,7 +319,7 @@ impl Slice {
         if named.is_empty() {
             return 0;
         }
-        if !self.drain(object.id(), named.clone(), Flags::NONE) {
+        if !self.await_writers(object.id(), named.clone(), Flags::NONE) {
             tracing::warn!(
                 object = object.id(),
                 "stopped waiting for an inline write that does not end"
@@ -384,7 +384,7 @@ impl Slice {
             return;
         };
         quarantine.swap_remove(at);
-        state.give_kept_frame(frame);
+        state.free_left_frame(frame);
         drop(state);
         shared.evict_waker.wake();
     }
@@ -397,7 +397,7 @@ impl Slice {
         // before it are found below.
         drop(self.shared.lock());
         let found = crate::invalidate::resident(&self.shared, object.id(), &(0..u64::MAX));
-        let drained = self.drain(object.id(), found.clone(), Flags::BACKED);
+        let drained = self.await_writers(object.id(), found.clone(), Flags::BACKED);
         self.take_unknown(object, &found);
         drained
     }
@@ -410,12 +410,12 @@ impl Slice {
             let _state = self.shared.lock();
             crate::invalidate::resident(&self.shared, object, &pages)
         };
-        self.drain(object, found, Flags::NONE)
+        self.await_writers(object, found, Flags::NONE)
     }
 
     /// Clears flags in the states of an object's pages and waits until no page is latched or being filled. The change of the
     /// state, even with no flags, orders the caller before the next thread that latches the page.
-    fn drain(&self, object: u64, found: Vec<(u64, u32)>, clear: Flags) -> bool {
+    fn await_writers(&self, object: u64, found: Vec<(u64, u32)>, clear: Flags) -> bool {
         let shared = &self.shared;
         let mut busy: Vec<u32> = found.into_iter().map(|(_, index)| index).collect();
         let begun = Instant::now();
@@ -472,7 +472,7 @@ impl Shared {
         if count == 0 || !nothing {
             return false;
         }
-        // Fails when somebody counts at this moment.
+        // Fails if another thread changes the count at this moment.
         let _ = self
             .dirty_pages
             .compare_exchange(count, 0, Relaxed, Relaxed);

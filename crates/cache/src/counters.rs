@@ -62,8 +62,8 @@ pub struct Declared {
     pub help: &'static str,
 }
 
-/// Declares counters: a struct of the cells that threads add to, and a struct of their values with the same fields. The values are added
-/// and subtracted with saturation, because programs count some of them and may count anything.
+/// Declares counters: a struct of the cells that threads add to, and a struct of their values with the same fields. Additions and
+/// subtractions of values saturate, because programs write some of the counters and may write any value.
 #[macro_export]
 macro_rules! counters {
     (

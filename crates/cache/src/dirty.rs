@@ -91,7 +91,7 @@ pub(crate) struct DirtyIndex {
     objects: HashMap<u64, DirtyObject>,
     /// Ids in the order of `since`. Ids that are no longer in `objects` are skipped.
     order: VecDeque<(u64, Instant)>,
-    /// Ordered by object id, so that probes go round.
+    /// Ordered by object id, so that probes visit all objects in turn.
     failed: BTreeMap<u64, FailedObject>,
     /// Number of pages in `failed`.
     failed_pages: u64,
@@ -184,7 +184,7 @@ impl DirtyIndex {
             return false;
         };
         self.failed_pages -= failed.pages.len();
-        self.give_back(failed);
+        self.return_to_write_back(failed);
         true
     }
 
@@ -192,11 +192,11 @@ impl DirtyIndex {
     pub fn retry_all(&mut self) {
         self.failed_pages = 0;
         for (_, failed) in std::mem::take(&mut self.failed) {
-            self.give_back(failed);
+            self.return_to_write_back(failed);
         }
     }
 
-    fn give_back(&mut self, failed: FailedObject) {
+    fn return_to_write_back(&mut self, failed: FailedObject) {
         let (id, since) = (failed.object.id(), failed.since);
         let retried = self.retried.entry(id).or_default();
         retried.merge(&failed.pages);
@@ -236,7 +236,7 @@ impl DirtyIndex {
             taken.insert(page);
             self.remove_failed(id, page);
         }
-        self.give_back(FailedObject {
+        self.return_to_write_back(FailedObject {
             object,
             pages: taken,
             since,

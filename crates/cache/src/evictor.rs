@@ -110,6 +110,7 @@ pub(crate) struct Evictor {
     groups: HashMap<u64, Group>,
     /// Syncs that wait for a latched page.
     latched: Vec<u64>,
+    /// Entry where the sweep continues.
     hand: u32,
     /// Entry where the next sample begins.
     sample: u32,
@@ -504,16 +505,16 @@ impl Evictor {
             .dirty
             .fail(&part.object, part.first, part.entries.len() as u64, now);
         state.write_back_failed(&shared, error, now);
-        state.end_vain_waits(&shared, now, &mut after);
+        state.fail_throttled(&shared, now, &mut after);
         drop(state);
         if self.outage_reported.replace(now).is_none() {
-            outage::tell(&shared, Some(error));
+            outage::notify(&shared, Some(error));
         }
         run(&shared, after);
     }
 
-    /// Resumes writers that wait in vain, writes one failed piece as a trial, and ends an outage that is over.
-    fn mind_outage(&mut self) {
+    /// Resumes throttled writers that would wait in vain, writes one failed piece as a trial, and ends an outage that is over.
+    fn handle_outage(&mut self) {
         let shared = self.shared.clone();
         let mut after = After::default();
         let now = Instant::now();
@@ -525,11 +526,11 @@ impl Evictor {
                 .is_some_and(|failed| now - failed >= outage::CALM)
             {
                 self.outage_reported = None;
-                outage::tell(&shared, None);
+                outage::notify(&shared, None);
             }
             return;
         }
-        state.end_vain_waits(&shared, now, &mut after);
+        state.fail_throttled(&shared, now, &mut after);
         let mut chosen = None;
         if state.is_probe_due(now) {
             // Failed pages that are no longer dirty need no trial.
@@ -549,7 +550,7 @@ impl Evictor {
     /// Does background write-back and eviction. Returns how long the evictor may sleep.
     fn work(&mut self) -> Option<Duration> {
         let shared = self.shared.clone();
-        let short = {
+        let needs_frames = {
             let mut state = shared.lock();
             state.drain_reports(&shared);
             if shared.correct_dirty_count(&state) && !state.throttled.is_empty() {
@@ -561,7 +562,8 @@ impl Evictor {
                 run(&shared, after);
                 state = shared.lock();
             }
-            let short = state.frames.free() < shared.limits.free_low || !state.stalled.is_empty();
+            let needs_frames =
+                state.frames.free() < shared.limits.free_low || !state.stalled.is_empty();
             if !state.invalidations.is_empty() {
                 let mut after = After::default();
                 state.retry_waiting(&shared, &mut after);
@@ -569,10 +571,10 @@ impl Evictor {
                 drop(state);
                 run(&shared, after);
             }
-            short
+            needs_frames
         };
-        self.mind_outage();
-        let starved = short && !self.evict();
+        self.handle_outage();
+        let starved = needs_frames && !self.evict();
         shared.repair_if_needed(starved);
         let skipped = self.write_back(starved);
         let state = shared.lock();
@@ -587,9 +589,9 @@ impl Evictor {
         if state.damage.is_suspected() || state.outage.is_some() {
             return Some(Duration::from_millis(250));
         }
-        let some =
+        let is_active =
             shared.dirty() > 0 || !shared.reports.is_empty() || self.outage_reported.is_some();
-        some.then_some(Duration::from_millis(500))
+        is_active.then_some(Duration::from_millis(500))
     }
 
     /// Starts background write-backs: of old pages, and of any pages while too many are dirty or frames are missing. Returns
@@ -604,13 +606,15 @@ impl Evictor {
             {
                 let mut state = shared.lock();
                 let now = Instant::now();
-                let many = shared.dirty() >= u64::from(shared.limits.dirty_background);
+                let too_many = shared.dirty() >= u64::from(shared.limits.dirty_background);
                 while pages < BATCH_PAGES {
                     let (id, attempt) = match state.dirty.retried(&busy) {
                         Some(id) => (id, Attempt::Again),
                         None => match state.dirty.oldest(&busy) {
                             Some((id, since))
-                                if starved || many || now - since >= shared.limits.dirty_age =>
+                                if starved
+                                    || too_many
+                                    || now - since >= shared.limits.dirty_age =>
                             {
                                 (id, Attempt::First)
                             }
@@ -654,7 +658,7 @@ impl Evictor {
             // Chooses the threshold so that a sweep of a quarter of the table finds enough pages.
             self.sampled_age((u64::from(need) * 4 * 256 / u64::from(resident)).min(256) as u32)
         };
-        let mut looked = 0;
+        let mut visited = 0;
         let mut old = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
             let epoch = shared.epoch();
@@ -666,7 +670,7 @@ impl Evictor {
                 } else {
                     self.hand + 1
                 };
-                looked += 1;
+                visited += 1;
                 let word = shared.memory.entry(index).state();
                 if !Shared::is_idle(word) {
                     continue;
@@ -678,7 +682,7 @@ impl Evictor {
                         break;
                     }
                 } else if age > 200 {
-                    shared.memory.set_age(index, epoch, 200); // before it wraps and looks young
+                    shared.memory.set_age(index, epoch, 200); // before it wraps around to a young age
                 }
             }
             let mut after = After::default();
@@ -700,11 +704,11 @@ impl Evictor {
             if free_now >= shared.limits.free_high {
                 return true;
             }
-            if looked >= entries {
+            if visited >= entries {
                 if age_min == 0 {
                     return free_now >= shared.limits.free_low && shared.lock().stalled.is_empty();
                 }
-                (age_min, looked) = (0, 0);
+                (age_min, visited) = (0, 0);
             }
         }
     }

@@ -51,7 +51,7 @@ impl Frames {
 
     /// Takes a frame back. Returns false, without effect, if the number is invalid or the frame is free already: a client has
     /// corrupted the table.
-    pub fn give(&mut self, frame: u32) -> bool {
+    pub fn release(&mut self, frame: u32) -> bool {
         let bit = 1 << (frame % 64);
         match self.words.get_mut(frame as usize / 64) {
             Some(word) if *word & bit == 0 => {
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(taken, (0..130).collect::<Vec<_>>());
         assert_eq!(frames.free(), 0);
         for f in [7, 129, 64] {
-            frames.give(f);
+            frames.release(f);
         }
         taken = (0..3).map(|_| frames.take()).collect();
         taken.sort_unstable();
@@ -86,9 +86,9 @@ mod tests {
     fn a_frame_that_is_free_or_none_at_all_is_not_taken_back() {
         let mut frames = Frames::new(100);
         let taken = frames.take();
-        frames.give(taken);
-        frames.give(taken);
-        frames.give(100_000);
+        frames.release(taken);
+        frames.release(taken);
+        frames.release(100_000);
         assert_eq!(frames.free(), 100);
     }
 }

@@ -416,7 +416,7 @@ fn drop_fill(state: &mut State, shared: &Arc<Shared>, index: u32, after: &mut Af
     let word = entry.state();
     if word.has(Flags::FILL) && shared.memory.remove(index, word) {
         let frame = state.filling.remove(&index);
-        state.give_frame(frame.unwrap_or(word.frame()));
+        state.free_frame(frame.unwrap_or(word.frame()));
     }
     state.fill_ended(shared, index, after);
 }

@@ -19,7 +19,7 @@ pub enum Error {
         message: Arc<str>,
     },
     /// The object now belongs to another slice. The caller looks it up again and asks that slice.
-    #[error("the file was re-homed to another slice meanwhile")]
+    #[error("the file was moved to another slice")]
     Moved,
     /// The slice is shutting down.
     #[error("the volume is being unmounted")]

@@ -1,7 +1,7 @@
 //! Outages: periods in which pages cannot be written back.
 //!
 //! ```text
-//!   none ── a write-back fails ──▶ outage ── no page has failed for RETRY, and none waits or is being tried again ──▶ none
+//!   none ── a write-back fails ──▶ outage ── no failure for RETRY, and all failed pages were retried ──▶ none
 //! ```
 //!
 //! Pages whose write-back failed stay dirty; none is lost. Only the evictor changes the outage. It writes one piece of the failed
@@ -22,7 +22,7 @@ use crate::state::{After, Shared, State};
 /// Pause before pages whose write-back failed are retried.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
-/// The observer learns of the end of an outage when nothing has failed for this long. A page that happens to find room
+/// The observer learns of the end of an outage when nothing has failed for this long. A single page that finds space
 /// does not count as an end.
 pub(crate) const CALM: Duration = Duration::from_secs(5);
 
@@ -97,7 +97,7 @@ impl State {
 
     /// Returns the outage's error to writers that wait for fewer dirty pages, if the failed pages alone exceed the
     /// limit or no write has succeeded for a while.
-    pub fn end_vain_waits(&mut self, shared: &Shared, now: Instant, after: &mut After) {
+    pub fn fail_throttled(&mut self, shared: &Shared, now: Instant, after: &mut After) {
         let Some(outage) = &self.outage else { return };
         let since = self.throttled_since.max(outage.written_at);
         let idle = now.saturating_duration_since(since) >= RETRY;
@@ -133,8 +133,8 @@ impl Slice {
     }
 }
 
-/// Tells the observer. Must be called without the lock.
-pub(crate) fn tell(shared: &Shared, error: Option<&Error>) {
+/// Calls the observer, or logs without one. Must be called without the lock.
+pub(crate) fn notify(shared: &Shared, error: Option<&Error>) {
     if let Some(observer) = shared.on_outage.get() {
         observer(error);
         return;

@@ -17,7 +17,7 @@ use crate::state::{Shared, State};
 /// Time between a suspicion and the repair. A correct writer reports a page that it made dirty within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The same after a repair that found nothing while frames are still missing. A failing device has the same effect.
-const PATIENCE_IN_VAIN: Duration = Duration::from_secs(30);
+const PATIENCE_NOTHING_FOUND: Duration = Duration::from_secs(30);
 
 /// Evidence of a corrupted table.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub(crate) struct Damage {
     /// An impossible state was seen; it is not only a lack of frames.
     certain: bool,
     /// The last repair found nothing.
-    in_vain: bool,
+    found_nothing: bool,
     /// Pages that were dirty at the last repair and not in the index.
     unknown: HashMap<u32, Word>,
 }
@@ -37,8 +37,8 @@ impl Damage {
     }
 
     fn is_due(&self) -> bool {
-        let patience = match self.in_vain && !self.certain {
-            true => PATIENCE_IN_VAIN,
+        let patience = match self.found_nothing && !self.certain {
+            true => PATIENCE_NOTHING_FOUND,
             false => PATIENCE,
         };
         self.since.is_some_and(|since| since.elapsed() >= patience)
@@ -158,7 +158,7 @@ impl Shared {
                 state.damage.suspect(false);
             } else if !state.damage.certain {
                 state.damage.since = None;
-                state.damage.in_vain = false;
+                state.damage.found_nothing = false;
             }
             state.damage.is_due()
         };
@@ -177,7 +177,7 @@ impl Shared {
         let again = evicted + frames > 0 || !state.damage.unknown.is_empty();
         state.damage.since = (again || starved).then(Instant::now);
         state.damage.certain = again;
-        state.damage.in_vain = !again;
+        state.damage.found_nothing = !again;
         drop(state);
         if evicted + frames > 0 {
             tracing::warn!(

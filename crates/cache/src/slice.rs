@@ -267,7 +267,7 @@ impl Slice {
         state.throttled.push_back(Box::new(resume));
         // Checks again under the lock, because the last write-back may have ended just before.
         state.retry_waiting(&self.shared, &mut after);
-        state.end_vain_waits(&self.shared, now, &mut after);
+        state.fail_throttled(&self.shared, now, &mut after);
         drop(state);
         run(&self.shared, after);
     }

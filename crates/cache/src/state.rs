@@ -192,7 +192,7 @@ impl State {
     pub fn remove(&mut self, shared: &Shared, index: u32, seen: Word) -> bool {
         let removed = shared.memory.remove(index, seen);
         if removed {
-            self.give_frame(seen.frame());
+            self.free_frame(seen.frame());
         }
         removed
     }
@@ -205,8 +205,8 @@ impl State {
     }
 
     /// Takes a frame back. A frame that is free already, or an invalid number, means that a client corrupted the table.
-    pub fn give_frame(&mut self, frame: u32) {
-        if !self.frames.give(frame) {
+    pub fn free_frame(&mut self, frame: u32) {
+        if !self.frames.release(frame) {
             self.damage.suspect(true);
         }
     }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_told_from_damage() {
+    fn a_newer_version_is_distinguished_from_damage() {
         let mut label = Label::new();
         label.version = U32::new(VERSION + 1);
         assert_eq!(

@@ -44,10 +44,10 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
             sector_bytes,
         });
     }
-    let wanted_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
+    let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
     let handle = Handle {
         name: path.to_string_lossy().into(),
-        size_bytes: open::usable_size(path, size_bytes, wanted_bytes)?,
+        size_bytes: open::usable_size(path, size_bytes, required_bytes)?,
         is_direct,
         is_read_only: options.read_only,
         needs_stable_writes: is_direct && block::needs_stable_writes(&file, &metadata),

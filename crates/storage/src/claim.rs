@@ -56,7 +56,7 @@ pub enum ClaimError {
     Open(#[from] OpenError),
     /// The backing file of a loop device cannot be opened here.
     #[error(
-        "{} is over {}, which cannot be opened here ({why}), so that another use of it would not be noticed",
+        "{} is backed by {}, which cannot be opened here ({why}); another use of that file would not be detected",
         .path.display(), .below.display()
     )]
     Hidden {

@@ -43,7 +43,7 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
     if !metadata.is_file() {
         return Err(open::wrong_kind(path, metadata.file_type()));
     }
-    let wanted_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
+    let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
     let mut size_bytes = metadata.len();
     if let Some(size) = options
         .create_size
@@ -55,7 +55,7 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
     }
     let handle = Handle {
         name: path.to_string_lossy().into(),
-        size_bytes: open::usable_size(path, size_bytes, wanted_bytes)?,
+        size_bytes: open::usable_size(path, size_bytes, required_bytes)?,
         is_direct,
         is_read_only: options.read_only,
         needs_stable_writes: is_direct && block::needs_stable_writes(&file, &metadata),

@@ -35,13 +35,13 @@ pub(crate) struct Handle {
     pub(crate) flusher: Flusher,
 }
 
-/// How one kind of device differs from others.
+/// The differences between the kinds of devices.
 pub(crate) trait Kind: Send + Sync {
-    /// What `Device::describe` calls the kind.
+    /// Name of the kind in `Device::describe`.
     const NAME: &'static str;
     /// See `Device::discard`.
     fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError>;
-    /// See `Device::takes_back`. Only called for a device that may be written.
+    /// See `Device::takes_back`. Called only for writable devices.
     fn takes_back(&self) -> TakesBack;
     /// See `Device::provision`.
     fn provision(&self, _handle: &Handle, _range: Range<u64>) -> Result<(), IoError> {

@@ -56,14 +56,14 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The device has less than one block, or less than required.
-    #[error("{}: has {size_bytes} bytes where at least {wanted_bytes} are needed", .path.display())]
+    #[error("{}: has {size_bytes} bytes where at least {required_bytes} are needed", .path.display())]
     TooSmall {
         /// The given path.
         path: PathBuf,
         /// Size of the device.
         size_bytes: u64,
         /// Required size.
-        wanted_bytes: u64,
+        required_bytes: u64,
     },
     /// The device's sectors are larger than `BLOCK_BYTES`.
     #[error("{}: has sectors of {sector_bytes} bytes; at most {BLOCK_BYTES} are supported", .path.display())]
@@ -178,18 +178,18 @@ pub(crate) fn failed(path: &Path, action: &'static str) -> impl FnOnce(io::Error
     }
 }
 
-/// Returns the usable part of `size_bytes`. Fails if it is less than `wanted_bytes`.
+/// Returns the usable part of `size_bytes`. Fails if it is less than `required_bytes`.
 pub(crate) fn usable_size(
     path: &Path,
     size_bytes: u64,
-    wanted_bytes: u64,
+    required_bytes: u64,
 ) -> Result<u64, OpenError> {
-    let wanted_bytes = wanted_bytes.max(BLOCK_BYTES);
-    if size_bytes < wanted_bytes {
+    let required_bytes = required_bytes.max(BLOCK_BYTES);
+    if size_bytes < required_bytes {
         return Err(OpenError::TooSmall {
             path: path.to_path_buf(),
             size_bytes,
-            wanted_bytes,
+            required_bytes,
         });
     }
     Ok(size_bytes - size_bytes % BLOCK_BYTES)

@@ -274,7 +274,7 @@ fn every_wrong_path_is_refused_with_its_name_and_its_reason() {
 }
 
 #[test]
-fn a_file_gets_exactly_the_size_asked_for() {
+fn a_file_gets_exactly_the_requested_size() {
     let directory = tempfile::tempdir().unwrap();
     for blocks in [16, 4, 64] {
         let device = file_device(directory.path(), blocks);

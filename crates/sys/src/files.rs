@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_go_where_they_are_told_and_errors_are_returned() {
+    fn bytes_go_to_the_given_offsets_and_errors_are_returned() {
         let file = tempfile::tempfile().unwrap();
         let fd = file.as_raw_fd();
         assert_eq!(pwrite(fd, b"hello", 3), Ok(5));

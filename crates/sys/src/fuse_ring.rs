@@ -555,7 +555,7 @@ impl FuseRing {
     }
 }
 
-/// `struct fuse_uring_cmd_req`.
+/// Returns a `struct fuse_uring_cmd_req`.
 fn command(queue: u16, commit_id: u64) -> [u8; 80] {
     let mut command = [0; 80];
     command[8..16].copy_from_slice(&commit_id.to_ne_bytes());

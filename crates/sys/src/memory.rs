@@ -103,7 +103,7 @@ impl Mapping {
         if size < len as u64 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("the shared memory segment has {size} bytes where {len} were promised"),
+                format!("the shared memory segment has {size} bytes instead of {len}"),
             ));
         }
         if !rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {

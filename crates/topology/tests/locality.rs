@@ -10,7 +10,7 @@ use jericho_topology::{NodeId, Topology};
 const SLOT_A: &str = "sys/devices/pci0000:00/0000:00:01.0";
 const SLOT_B: &str = "sys/devices/pci0000:80/0000:80:01.0";
 
-/// Four sockets, with a PCI slot on node 1 and another on node 2.
+/// Returns a machine of four sockets, with a PCI slot on node 1 and another on node 2.
 fn server() -> FakeMachine {
     let machine = FakeMachine::four_sockets();
     machine.write(&format!("{SLOT_A}/numa_node"), "1\n");

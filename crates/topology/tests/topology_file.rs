@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const SPECIFICATION: &str = include_str!("../../../docs/formats/topology.md");
 
-/// The one example in the specification.
+/// Returns the example in the specification.
 fn documented_example() -> &'static str {
     let (_, from_start) = SPECIFICATION
         .split_once("```topology\n")

@@ -11,7 +11,7 @@ use jericho_sys::memory::Mapping;
 
 pub const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// A directory on the usual disk and one on tmpfs.
+/// Returns a directory on the usual disk and one on tmpfs.
 pub fn directories() -> Vec<tempfile::TempDir> {
     let shm = Path::new("/dev/shm");
     let mut directories = vec![tempfile::tempdir().unwrap()];
