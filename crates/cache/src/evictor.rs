@@ -731,8 +731,8 @@ impl Evictor {
     }
 }
 
-/// Marks dirty pages of an object in a range for write-back. Returns these pages, the pages that could not be taken now (latched,
-/// or still in flight from the last write-back), and where to continue if there are more.
+/// Marks dirty pages of an object in a range for write-back. Returns three things: these pages; the pages that could not be taken
+/// now (latched, or still in flight from the last write-back); the page where to continue if there are more.
 fn choose(
     state: &mut State,
     shared: &Arc<Shared>,

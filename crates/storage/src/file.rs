@@ -49,8 +49,7 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
         .create_size
         .filter(|size| how.write && *size >= BLOCK_BYTES)
     {
-        resize(&file, size_bytes, size)
-            .map_err(open::failed(path, "give it the size asked for"))?;
+        resize(&file, size_bytes, size).map_err(open::failed(path, "set its size"))?;
         size_bytes = size;
     }
     let handle = Handle {

@@ -109,8 +109,8 @@ pub(crate) fn length_bytes(transfer: &Transfer) -> u64 {
         .fold(0, |sum, segment| sum.saturating_add(segment.len as u64))
 }
 
-/// Refuses invalid transfers. Fails with EINVAL for blocks that the device does not have or that are not whole, with EFAULT for
-/// memory that is outside of its mapping or must not be written, and with EROFS.
+/// Refuses invalid transfers. Fails with EINVAL for blocks that the device does not have or that are not whole. Fails with EFAULT
+/// for memory that is outside of its mapping or must not be written. Fails with EROFS for a write to a read-only device.
 pub(crate) fn check(transfer: &Transfer, devices: &[Arc<dyn Device>]) -> Result<(), IoError> {
     let length_bytes = length_bytes(transfer);
     let device = devices.get(usize::from(transfer.device));

@@ -1,9 +1,8 @@
 //! A queue on io_uring.
 //!
-//! The way of a transfer: `submit` checks it and puts it into the backlog. `wait`, or `submit` for every fourth transfer, moves
-//! transfers from the backlog into the ring, as many as fit (from a copy, if the device needs stable writes), and enters the
-//! kernel. `complete` handles each result: it makes a completion, or puts the rest of a short transfer back at the front of the
-//! backlog.
+//! `submit` checks a transfer and puts it into the backlog. `wait`, or `submit` for every fourth transfer, moves as many
+//! transfers as fit from the backlog into the ring and enters the kernel. Devices that need stable writes get a copy. `complete`
+//! handles each result: it makes a completion, or puts the rest of a short transfer back at the front of the backlog.
 
 use std::collections::VecDeque;
 use std::io;

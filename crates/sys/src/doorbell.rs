@@ -71,7 +71,7 @@ impl Doorbell {
         }
     }
 
-    /// Withdraws that declaration after the sleep. Returns whether the doorbell was rung, and consumes the ring. Only the owner calls it.
+    /// Withdraws that declaration after the sleep. Returns whether the doorbell was rung, and resets it. Only the owner calls it.
     pub(crate) fn disarm(&self) -> bool {
         // No read-modify-write when there is nothing to change. A ring that this load misses ends the next sleep.
         self.state.load(Ordering::Relaxed) != AWAKE
@@ -91,7 +91,7 @@ impl Doorbell {
     }
 
     /// Sleeps until the doorbell is rung or for `timeout` (`None`: no limit; zero: does not sleep). Returns whether it was rung,
-    /// and consumes the ring. Fails with ENOMEM. Only the owner calls it.
+    /// and resets the doorbell. Fails with ENOMEM. Only the owner calls it.
     pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

@@ -5,9 +5,9 @@
 //! ring. The command ends when the kernel has put a request into the entry; the next command commits the reply and fetches again.
 //!
 //! # Access to an entry
-//! The kernel copies into and out of an entry only inside io_uring_enter(2) of the thread that owns the ring (the flags
-//! SINGLE_ISSUER and DEFER_TASKRUN), and only while a command of that entry is queued. From the end of one command until the push
-//! of the next one, the daemon owns the entry, in at most two shares:
+//! The kernel copies into and out of an entry only while a command of that entry is queued, and only inside io_uring_enter(2) of
+//! the thread that owns the ring (because of SINGLE_ISSUER and DEFER_TASKRUN). From the end of one command until the push of the
+//! next one, the daemon owns the entry, in at most two shares:
 //! - [`Payload`] may read the payload of a request that has one;
 //! - [`Reply`] may write the payload, but only for a request that has none.
 //!
@@ -364,16 +364,16 @@ impl FuseRing {
         self.ended
     }
 
-    /// Sends the finished answers and waits. Returns when a request has come (`take` returns it), when another thread has
-    /// answered a request, when the doorbell was rung, when `other` reports other work, or when the mount has ended. Polls for
-    /// `poll` before it sleeps; events that `other` checks must ring the doorbell to end the sleep. Fails with the kernel's
-    /// answer to the registration (EINVAL: the payloads are too small; EOPNOTSUPP: not negotiated).
+    /// Sends the finished answers, then waits for one of these events: a request has come (`take` returns it), another thread has
+    /// answered a request, the doorbell was rung, `other` reports other work, or the mount has ended. Polls for `poll` before it
+    /// sleeps; events that `other` checks must ring the doorbell to end the sleep. Fails with the kernel's answer to the
+    /// registration (EINVAL: the payloads are too small; EOPNOTSUPP: not negotiated).
     pub fn wait(&mut self, poll: Duration, mut other: impl FnMut() -> bool) -> io::Result<()> {
         if !self.enabled {
             self.ring.submitter().register_enable_rings()?;
             self.enabled = true;
         }
-        // Consumes the ring of the doorbell before the answers are checked, because a later answer rings again.
+        // Resets the doorbell before the answers are checked, because a later answer rings it again.
         self.shared.doorbell.disarm();
         self.commit();
         let mut begun = None;
@@ -392,7 +392,7 @@ impl FuseRing {
         self.poll_doorbell();
         let want = usize::from(self.shared.doorbell.arm());
         let entered = self.enter(want);
-        // The next wait, or the caller of this one, handles the cause of the ring.
+        // The next wait, or the caller of this one, handles the event that rang the doorbell.
         self.shared.doorbell.disarm();
         entered?;
         self.reap()

@@ -6,9 +6,10 @@
 //! # Races on the bytes
 //! A segment is shared with other threads, other processes and the kernel's I/O, which Rust cannot see. [`Mapping::copy_out`] and
 //! [`Mapping::copy_in`] are plain memory copies on raw pointers. No reference to the shared bytes is ever made, so the compiler
-//! may not assume that they are stable. A copy may be torn. Every caller therefore either owns the bytes exclusively by protocol
-//! (a latch, an I/O in flight), or validates after the copy (a version word read before and after, with the fences in `shm`) and
-//! discards a copy that does not validate. The copied bytes are integers, which have no invalid bit pattern.
+//! may not assume that they are stable. A copy may be torn. Therefore every caller does one of two things. It owns the bytes
+//! exclusively by protocol (a latch, an I/O in flight). Or it validates after the copy (a version word read before and after,
+//! with the fences in `shm`), and discards a copy that does not validate. The copied bytes are integers, which have no invalid
+//! bit pattern.
 
 use std::io;
 use std::ops::Range;
@@ -258,9 +259,9 @@ impl Mapping {
     /// Populates a byte range for writing (MADV_POPULATE_WRITE), so that a lack of memory on a node is an error here and not a
     /// SIGBUS later.
     ///
-    /// Keeps contents. The range must start on a page. Fails with EINVAL for a bad range, a read-only mapping or a kernel before
-    /// 5.14, with ENOMEM, and with EFAULT for a page that cannot be allocated at all (its access would be a SIGBUS). Part of the
-    /// range may be populated then.
+    /// Keeps contents. The range must start on a page. Part of the range may be populated after a failure. Fails with EINVAL for
+    /// a bad range, a read-only mapping or a kernel before 5.14. Fails with ENOMEM, or with EFAULT for a page that cannot be
+    /// allocated at all (its access would be a SIGBUS).
     ///
     /// Before the kernel reports that a node has no memory, it may kill a process to make room, by its usual choice. Compare with
     /// `limits::node_available_bytes` first.

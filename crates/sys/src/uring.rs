@@ -1,13 +1,13 @@
 //! An io_uring that owns all memory and descriptors of its operations, so that queueing an operation is safe.
 //!
 //! The kernel reads and writes memory, descriptors and iovecs long after the call that queued the operation. The ring owns them
-//! until the completion: each operation in flight has a slot with its memory segments (which keep their mappings alive) and
-//! iovecs, the ring holds duplicates of the descriptors, and dropping the ring waits for all operations in flight.
+//! until the completion. Each operation in flight has a slot with iovecs and memory segments, which keep their mappings alive.
+//! The ring holds duplicates of the descriptors. Dropping the ring waits for all operations in flight.
 //!
 //! Invariants:
 //! - a slot holds a request exactly while the kernel may use the slot's memory;
-//! - at most `depth` operations and one poll of the doorbell are in flight, and both the submission ring and the completion ring
-//!   are larger than that, so neither can overflow.
+//! - at most `depth` operations and one poll of the doorbell are in flight. The submission ring and the completion ring are
+//!   larger than that, so neither can overflow.
 //!
 //! # One thread
 //! The ring is created disabled and starts with its first `enter`. The flags SINGLE_ISSUER and DEFER_TASKRUN save interrupts and
@@ -250,7 +250,7 @@ impl Ring {
 
     /// Starts the pushed requests, then appends completions. Returns when there is at least one, when the doorbell was rung, or
     /// after `timeout` (`None`: no limit; zero: does not sleep). May also return early without completions. Returns whether the
-    /// doorbell was rung, and consumes the ring of the doorbell. Fails with EEXIST when the ring has moved between threads (see
+    /// doorbell was rung, and resets the doorbell. Fails with EEXIST when the ring has moved between threads (see
     /// the module); any other error is a bug.
     pub fn wait(
         &mut self,

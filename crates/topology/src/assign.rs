@@ -1,6 +1,6 @@
 //! `virtual:N`: assigns the CPUs and the memory of the machine to N virtual nodes.
 //!
-//! Virtual nodes get their memory from the kernel's memory nodes in next, and their CPUs from near that memory if possible, so
+//! Virtual nodes get their memory from the kernel's memory nodes in turn, and their CPUs from near that memory if possible, so
 //! that measurements on a real machine stay meaningful. Every CPU is assigned. If there are enough CPUs, each is assigned once
 //! and every node gets at least one. With more nodes than CPUs, the remaining nodes share CPUs round robin.
 

@@ -79,7 +79,7 @@ impl FakeMachine {
         symlink(self.root().join(target), path).expect("a link");
     }
 
-    /// Makes the filesystem that the temporary directory really is on appear to be on the block device
+    /// Makes the filesystem of the temporary directory appear to be on the block device
     /// with this directory in the fake sysfs. Returns the path of a file on it.
     pub fn file_on(&self, device_dir: &str) -> PathBuf {
         let file = self.write("a volume", "");
