@@ -54,7 +54,7 @@ impl Access {
 }
 
 /// The way to make a call.
-pub(crate) enum First {
+pub(crate) enum CallPath {
     /// Inline. The call looks the fd up first if it is unknown.
     Inline,
     /// Through the kernel.
@@ -118,26 +118,26 @@ fn units_of(bytes: usize) -> u32 {
 
 /// Decides how to make a call. `moves`: the call uses and moves the offset.
 #[inline]
-pub(crate) fn begin(fd: i32, access: Access, moves: bool) -> First {
+pub(crate) fn begin(fd: i32, access: Access, moves: bool) -> CallPath {
     match description::state(fd) {
         Some(FdState::Unknown { .. }) => begin_unknown(fd, access, moves),
-        _ => First::Inline,
+        _ => CallPath::Inline,
     }
 }
 
 #[cold]
-fn begin_unknown(fd: i32, access: Access, moves: bool) -> First {
+fn begin_unknown(fd: i32, access: Access, moves: bool) -> CallPath {
     let units = access.units();
     loop {
         let Some(FdState::Unknown { opened, word }) = description::state(fd) else {
-            return First::Inline;
+            return CallPath::Inline;
         };
         if !description::is_ours(word) {
             match files::identify(fd) {
                 Ok(file) if !devices::is_ours(file.device) => description::set_kernel(fd, word),
                 Ok(file) if file.is_regular => description::note_ours(fd, word),
                 // The inline path reports the error.
-                _ => return First::Inline,
+                _ => return CallPath::Inline,
             }
             continue;
         }
@@ -156,19 +156,19 @@ fn begin_unknown(fd: i32, access: Access, moves: bool) -> First {
                     .then(|| Wish::new(fd, goes_on))
                     .flatten();
                 if wish.is_none() {
-                    return First::Inline;
+                    return CallPath::Inline;
                 }
             }
         }
         if description::count_call(fd, word, units, counted, wish.is_some()) {
             UNITS.fetch_add(units.min(UNITS_OF_PROCESS), Ordering::Relaxed);
             if !counted && wish.is_none() {
-                return First::Ordinary;
+                return CallPath::Ordinary;
             }
             if let Some(wish) = &wish {
                 wish.leave();
             }
-            return First::Counted(Counted {
+            return CallPath::Counted(Counted {
                 fd,
                 word,
                 more: 0,

@@ -23,7 +23,7 @@ use crate::description::{
     self, APPEND, Facts, FdState, Identity, NO_INLINE_WRITE, Open, READ, SYNC, TO_KERNEL, WRITE,
 };
 use crate::devices;
-use crate::early::{self, Access, First};
+use crate::early::{self, Access, CallPath};
 use crate::fast::{Failed, File, Kept, WRITE_MAX, Why};
 use crate::hit::LOWEST_ADDRESS;
 use crate::offset::{OFFSET_MAX, Position};
@@ -794,9 +794,9 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<Result<usize>> {
     let (len, mut tries) = (out.len(), 0);
     loop {
         match early::begin(fd, Access::Read, true) {
-            First::Inline => {}
-            First::Ordinary => return by_kernel(fd, None, len, false),
-            First::Counted(call) => {
+            CallPath::Inline => {}
+            CallPath::Ordinary => return by_kernel(fd, None, len, false),
+            CallPath::Counted(call) => {
                 let _: Option<()> = by_kernel(fd, None, len, false);
                 return Some(call.has_read(files::read(fd, out)));
             }
@@ -865,9 +865,9 @@ fn readv_here(
     let mut tries = 0;
     loop {
         match early::begin(fd, Access::Read, true) {
-            First::Inline => {}
-            First::Ordinary => return by_kernel(fd, None, len, false),
-            First::Counted(call) => {
+            CallPath::Inline => {}
+            CallPath::Ordinary => return by_kernel(fd, None, len, false),
+            CallPath::Counted(call) => {
                 let _: Option<()> = by_kernel(fd, None, len, false);
                 return Some(call.has_read(files::readv(fd, parts)));
             }
@@ -888,9 +888,9 @@ fn readv_here(
 #[inline]
 fn ordinary(fd: i32, access: Access) -> Option<Option<early::Counted>> {
     match early::begin(fd, access, false) {
-        First::Inline => Some(None),
-        First::Counted(call) => Some(Some(call)),
-        First::Ordinary => None,
+        CallPath::Inline => Some(None),
+        CallPath::Counted(call) => Some(Some(call)),
+        CallPath::Ordinary => None,
     }
 }
 
@@ -1370,9 +1370,9 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     let mut tries = 0;
     loop {
         match early::begin(fd, Access::Write(data.len), true) {
-            First::Inline => {}
-            First::Ordinary => return by_kernel(fd, None, data.len, true),
-            First::Counted(call) => {
+            CallPath::Inline => {}
+            CallPath::Ordinary => return by_kernel(fd, None, data.len, true),
+            CallPath::Counted(call) => {
                 let _: Option<()> = by_kernel(fd, None, data.len, true);
                 let result = match data.parts {
                     [part] => files::write(fd, part),
@@ -1457,9 +1457,9 @@ pub fn lseek(fd: i32, offset: i64, whence: i32) -> Option<Result<i64>> {
     let mut tries = 0;
     loop {
         match early::begin(fd, Access::Seek, true) {
-            First::Inline => {}
-            First::Ordinary => return None,
-            First::Counted(_call) => return Some(files::lseek(fd, offset, whence)),
+            CallPath::Inline => {}
+            CallPath::Ordinary => return None,
+            CallPath::Counted(_call) => return Some(files::lseek(fd, offset, whence)),
         }
         let result = lseek_here(fd, offset, whence);
         if result.is_some() || !early::is_undecided(fd, &mut tries) {
@@ -1686,14 +1686,14 @@ pub fn prepare() {
 pub fn before_fork() -> Forking {
     Forking {
         may_attach: session::may_attach(),
-        _alone: session::keep_others_from_attaching(),
+        _attach_lock: session::lock_attaching(),
     }
 }
 
 /// A fork in progress.
 pub struct Forking {
     may_attach: bool,
-    _alone: session::Alone,
+    _attach_lock: session::AttachLock,
 }
 
 impl Forking {

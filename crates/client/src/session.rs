@@ -63,7 +63,7 @@ pub struct Session {
     /// The owner number with which this process latches and locks.
     pub owner: u16,
     /// The volume's nodes are those by which this process's threads migrate.
-    follows: bool,
+    may_migrate: bool,
     /// The thread policy of this run, if it has one. It takes precedence over that of a file, and that one over the volume's.
     policy_of_run: Option<ThreadPolicy>,
     /// The word `FIRST` of the mark, which tells whether the session is this process's own.
@@ -86,7 +86,7 @@ impl Session {
         jericho_sys::rseq::current_cpu();
         let nodes = Nodes::new(|cpu| control.node_of_cpu(cpu));
         Session {
-            follows: migration::learn(nodes),
+            may_migrate: migration::learn(nodes),
             policy_of_run: migration::policy_of_run(),
             first: mark.word(FIRST),
             device: AtomicU64::new(0),
@@ -187,7 +187,7 @@ impl Session {
     pub fn place(&self, thread: &Thread, slice: u16, file: Option<ThreadPolicy>) -> Place<'_> {
         let home = self.control.node_of_slice(slice);
         let node = self.control.node_of_cpu(jericho_sys::rseq::current_cpu());
-        let used = self.follows.then(|| {
+        let used = self.may_migrate.then(|| {
             let policy = self.policy_of_run.or(file);
             let policy = policy.unwrap_or_else(|| self.control.policy());
             thread.migration.cell(policy, home, node)
@@ -279,9 +279,9 @@ fn attach_locked(instance: u64, token: u64) -> io::Result<&'static Session> {
 }
 
 /// Keeps other threads from attaching while it lives. In the child of a fork the word is zero anyway.
-pub struct Alone(Option<&'static AtomicU64>);
+pub struct AttachLock(Option<&'static AtomicU64>);
 
-impl Drop for Alone {
+impl Drop for AttachLock {
     fn drop(&mut self) {
         if let Some(attaching) = self.0 {
             attaching.store(0, Ordering::Release);
@@ -311,18 +311,18 @@ pub fn before_bare_fork() {
 }
 
 /// Waits until no thread is attaching, for as long as attaching may take.
-pub fn keep_others_from_attaching() -> Alone {
+pub fn lock_attaching() -> AttachLock {
     let Some(mark) = MARK.get() else {
-        return Alone(None);
+        return AttachLock(None);
     };
     let attaching = mark.word(ATTACHING);
     for _ in 0..ATTACHING_POLLS {
         if attaching.swap(1, Ordering::Acquire) == 0 {
-            return Alone(Some(attaching));
+            return AttachLock(Some(attaching));
         }
         std::thread::sleep(ATTACHING_POLL);
     }
-    Alone(None)
+    AttachLock(None)
 }
 
 pub fn mark() -> io::Result<&'static ForkMark> {

@@ -452,14 +452,14 @@ impl SliceMemory {
     /// Does the same as `read`, but leaves the mark to the caller, which may not write stamps. Returns the entry's index.
     #[inline]
     pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
-        let mut turns = 0;
+        let mut polls = 0;
         loop {
             let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
             let copy = |frame| self.copy_out(frame, offset, out);
             if try_read(entry, state, copy)?.is_some() {
                 return Ok(index);
             }
-            turns = pause(turns)?;
+            polls = pause(polls)?;
         }
     }
 
@@ -581,7 +581,7 @@ impl SliceMemory {
         epoch: u8,
         still: impl Fn() -> bool,
     ) -> Result<bool, Miss> {
-        let mut turns = 0;
+        let mut polls = 0;
         loop {
             let (found, entry) = self.find(key).ok_or(Miss::Absent)?;
             let written = self.write_found(entry, found, offset, data, writer, &still)?;
@@ -589,7 +589,7 @@ impl SliceMemory {
                 self.touch(found.index, epoch);
                 return Ok(was_clean);
             }
-            turns = pause(turns)?;
+            polls = pause(polls)?;
         }
     }
 
@@ -602,7 +602,7 @@ impl SliceMemory {
         owner: u16,
         epoch: u8,
     ) -> Result<bool, Miss> {
-        let mut turns = 0;
+        let mut polls = 0;
         loop {
             let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
             let copy = |frame| self.overwrite(frame, offset, data);
@@ -610,7 +610,7 @@ impl SliceMemory {
                 self.touch(index, epoch);
                 return Ok(was_clean);
             }
-            turns = pause(turns)?;
+            polls = pause(polls)?;
         }
     }
 
@@ -777,15 +777,15 @@ impl SliceMemory {
 
 /// Spins, then yields, then gives up: a descheduled holder needs the CPU that spinning would use.
 #[cold]
-fn pause(turns: u32) -> Result<u32, Miss> {
-    if turns < SPINS {
+fn pause(polls: u32) -> Result<u32, Miss> {
+    if polls < SPINS {
         std::hint::spin_loop();
-    } else if turns < SPINS * 4 {
+    } else if polls < SPINS * 4 {
         std::thread::yield_now();
     } else {
         return Err(Miss::Busy);
     }
-    Ok(turns + 1)
+    Ok(polls + 1)
 }
 
 #[cfg(all(test, not(loom)))]

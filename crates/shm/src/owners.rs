@@ -8,7 +8,7 @@
 //! The latch is a full barrier. So the daemon finds the client in the set, or the client finds the flag.
 
 use crate::entry::State;
-use crate::reports::{bits, place};
+use crate::reports::{bits, word_and_bit};
 use crate::sync::{AtomicU64, Ordering};
 
 const WORDS: usize = 4;
@@ -33,7 +33,7 @@ impl Owners {
     /// Adds an owner, before the client latches a page of the file.
     #[cold]
     pub fn add(&self, owner: u16) {
-        let (word, bit) = place::<WORDS>(owner);
+        let (word, bit) = word_and_bit::<WORDS>(owner);
         if !self.contains(owner) {
             self.words[word].fetch_or(bit, Ordering::SeqCst);
         }
@@ -42,7 +42,7 @@ impl Owners {
     /// Returns whether the set contains an owner.
     #[inline]
     pub fn contains(&self, owner: u16) -> bool {
-        let (word, bit) = place::<WORDS>(owner);
+        let (word, bit) = word_and_bit::<WORDS>(owner);
         self.words[word].load(Ordering::Relaxed) & bit != 0
     }
 

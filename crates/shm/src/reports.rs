@@ -26,7 +26,7 @@ impl<'a, const W: usize> Reports<'a, W> {
     /// doorbell rung.
     #[inline]
     pub fn set(&self, owner: u16) -> bool {
-        let (word, bit) = place::<W>(owner);
+        let (word, bit) = word_and_bit::<W>(owner);
         // Loads first: all clients share the line, and the bit stays set until the daemon comes.
         if self.words[word].load(Ordering::SeqCst) & bit == 0 {
             self.words[word].fetch_or(bit, Ordering::SeqCst);
@@ -54,7 +54,7 @@ impl<'a, const W: usize> Reports<'a, W> {
 
     /// Begins to drain the ring of `owner`, which the caller has locked.
     pub fn begin(&self, draining: &Draining<W>, owner: u16) {
-        let (word, bit) = place::<W>(owner);
+        let (word, bit) = word_and_bit::<W>(owner);
         draining.words[word].fetch_or(bit, Ordering::Relaxed);
         self.words[word].fetch_and(!bit, Ordering::SeqCst);
         // Clears the bit before it reads the ring: a client that found the bit set has its key there.
@@ -63,7 +63,7 @@ impl<'a, const W: usize> Reports<'a, W> {
 
     /// Ends the drain: the pages that the ring named are absorbed. The caller still holds the ring's lock.
     pub fn end(&self, draining: &Draining<W>, owner: u16) {
-        let (word, bit) = place::<W>(owner);
+        let (word, bit) = word_and_bit::<W>(owner);
         draining.words[word].fetch_and(!bit, Ordering::Release);
     }
 }
@@ -92,6 +92,6 @@ pub(crate) fn bits(mut left: u64) -> impl Iterator<Item = u16> {
 
 /// Returns the word and bit of an owner.
 #[inline]
-pub(crate) fn place<const W: usize>(owner: u16) -> (usize, u64) {
+pub(crate) fn word_and_bit<const W: usize>(owner: u16) -> (usize, u64) {
     (usize::from(owner / 64) % W, 1 << (owner % 64))
 }

@@ -1,8 +1,8 @@
 /*
- * hostile SEED FILE...: a client that lies. Gets a volume's segments as docs/formats/shm.md says, from the ioctl on the
- * FILEs and the hand-over, says "ready", and then writes nonsense over all that it may write until it is killed.
+ * hostile SEED FILE...: a malicious client. Gets a volume's segments as docs/formats/shm.md says, by the ioctl on the FILEs and
+ * the handshake, prints "ready", and then writes random words over all segments that it may write, until it is killed.
  *
- * Nothing here is of the project: the numbers are the document's.
+ * Uses no code of the project: the numbers are those of the document.
  */
 #define _GNU_SOURCE
 #include <errno.h>

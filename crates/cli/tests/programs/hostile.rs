@@ -29,12 +29,12 @@ const END_MAX: Duration = Duration::from_secs(15);
 const FILES: usize = 4;
 const FILE_BYTES: usize = 1 << 20;
 
-/// One request of the program below, with whatever result, and its name.
+/// Makes one request of the program below, with any result. Returns its name.
 fn request(random: &mut Random, dir: &Path, files: &mut [File]) -> &'static str {
     let file = &files[random.below(FILES as u64) as usize];
     let at = random.below(FILE_BYTES as u64);
     let mut bytes = vec![1; 1 + random.below(9000) as usize];
-    // What they answer is not asked: the cache may be spoilt. That they answer is.
+    // The daemon must answer. The result does not matter, because the cache may be corrupted.
     match random.below(20) {
         0..8 => {
             let _ = file.read_at(&mut bytes, at);

@@ -832,7 +832,7 @@ fn an_fd_does_not_become_fast_during_a_call_on_it() {
     let _apart = APART.read();
     let _counting = Counting::new();
     let f = Opened::new(2, 8192);
-    let First::Counted(call) = early::begin(f.fd(), Access::Write(10), true) else {
+    let CallPath::Counted(call) = early::begin(f.fd(), Access::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
     for _ in 0..10 {
@@ -843,11 +843,11 @@ fn an_fd_does_not_become_fast_during_a_call_on_it() {
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(110)));
     // The end of a call that began before the fd was reused changes nothing.
     opened(f.fd(), 0);
-    let First::Counted(old) = early::begin(f.fd(), Access::Write(10), true) else {
+    let CallPath::Counted(old) = early::begin(f.fd(), Access::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
     opened(f.fd(), 0);
-    let First::Counted(new) = early::begin(f.fd(), Access::Write(10), true) else {
+    let CallPath::Counted(new) = early::begin(f.fd(), Access::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
     drop(old);
@@ -890,7 +890,7 @@ fn grant(f: &Opened) {
 
 fn begin_with_wish(f: &Opened, moves: bool) -> early::Counted {
     match early::begin(f.fd(), Access::Read, moves) {
-        First::Counted(call) => call,
+        CallPath::Counted(call) => call,
         _ => panic!("the library makes the call that leaves a wish"),
     }
 }
@@ -976,7 +976,7 @@ fn an_answer_is_not_used_for_an_fd_that_was_reused_or_is_in_use() {
     ));
     let call = begin_with_wish(&f, true);
     grant(&f);
-    let First::Counted(other) = early::begin(f.fd(), Access::Read, true) else {
+    let CallPath::Counted(other) = early::begin(f.fd(), Access::Read, true) else {
         panic!("another call moves the offset");
     };
     drop(call);
