@@ -27,7 +27,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// Most bytes of one inline write. Its caller makes several writes of a longer one, as the kernel does. Bounds the time for which
 /// the locks are held.
 pub const WRITE_MAX: usize = 8 << 20;
-/// Times that a read restarts because the file was truncated or a write over several pages interfered.
+/// Attempts to read, which fail when the file is truncated or a write over several pages interferes.
 const READ_TRIES: u32 = 3;
 
 /// Why an access was not made inline.
@@ -221,7 +221,7 @@ impl<'a> File<'a> {
         self.if_named(named)
     }
 
-    /// Returns a writable file if this process already is among its writers. Stores nothing, because the caller only reads.
+    /// Returns the file, writable if this process already is among its writers. Stores nothing, because the caller only reads.
     #[inline]
     pub fn for_reading(self) -> File<'a> {
         self.if_named(self.memory.is_writable() && self.slot.writers().contains(self.session.owner))

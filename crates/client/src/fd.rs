@@ -4,7 +4,7 @@
 //! Jericho mount, or takes the kernel path, or the kernel keeps its offset. `Some` is the result of the call, made here: without
 //! the kernel where that is possible, otherwise by the same system call at the right offset.
 //!
-//! An fd is described when its calls have cost enough (`early`). The library keeps its offset if this process opened it and has
+//! An fd gets a description when its calls have cost enough (`early`). The library keeps its offset if this process opened it and has
 //! not shared it with another process (`share`, `share_all`). Otherwise the kernel keeps the offset, and only calls with an
 //! offset of their own go inline.
 
@@ -43,24 +43,24 @@ const BYTES_MAX: usize = 0x7fff_f000;
 const PARTS_MAX: usize = 1024;
 /// Most parts of a rest that is written alone. With more parts, the whole write is made again.
 const REST_PARTS_MAX: usize = 64;
-/// Furthest that is read ahead: 4 MiB.
+/// Largest window of read-ahead: 4 MiB.
 const WINDOW_PAGES_MAX: u32 = 1024;
 /// Pages reserved beyond the end for a writer that goes on: the number doubles from the first to the second.
 const RESERVE_MIN: u32 = 16;
 const RESERVE_MAX: u32 = 1024;
 /// End of a description's last extending write, if there was none.
 pub(crate) const NEVER: u64 = u64::MAX;
-/// Times that an append reserves pages that other writers then use up, before it goes through the kernel.
+/// Reservations that an append makes before it goes through the kernel, if other writers use up the pages each time.
 const APPEND_TRIES: u32 = 4;
-/// Extending writes that ask for no pages after the daemon has refused to reserve.
+/// Number of extending writes that ask for no pages after the daemon has refused a reservation.
 const RESERVE_PAUSE: u32 = 64;
 /// The same after other writers repeatedly took the pages.
 const BUSY_PAUSE: u32 = 4;
-/// Times that a writer asks for pages that the daemon is reserving at the same time.
+/// Requests of a writer for pages that the daemon is reserving for another request at the same time.
 const ASK_TRIES: u32 = 4;
-/// Times that a reader reads again because another thread moved the offset, before it locks the offset.
+/// Attempts to read without the offset's lock, which fail when another thread moves the offset.
 const READ_TRIES: u32 = 3;
-/// Times that an fd is looked up again because it changed its meaning meanwhile.
+/// Attempts to look an fd up, which fail when its state changes meanwhile.
 const LOOKUPS: u32 = 3;
 
 /// Most pages that the daemon checks in one call: 1 GiB.
@@ -1260,7 +1260,7 @@ fn reserve(
             d.reserve_pause.store(RESERVE_PAUSE, Relaxed);
             return Ok(false);
         }
-        // The daemon's thread that reserves pages in advance is reserving these now.
+        // The daemon's thread that reserves pages in advance has these in hand now.
         std::thread::yield_now();
     }
     d.reserve_pause.store(BUSY_PAUSE, Relaxed);
@@ -1388,8 +1388,8 @@ fn write_data(fd: i32, data: Data<'_, '_>, offset: Option<i64>) -> Option<Result
     }
 }
 
-/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Otherwise the kernel uses an older
-/// size than after the inline writes of this program or another: for the new offset, for RWF_APPEND, and as the end of the copy,
+/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Otherwise the kernel uses the
+/// size from before the inline writes of this program or another: for the new offset, for RWF_APPEND, and as the end of the copy,
 /// without an error.
 pub fn refresh_size(fd: i32) {
     let _ = files::fstat(fd);

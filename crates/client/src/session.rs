@@ -295,14 +295,14 @@ pub fn may_attach() -> bool {
     !BARE.load(Ordering::Acquire) || MARK.get().is_some_and(allowed)
 }
 
-/// Allows the child to attach if its parent might: the C library's fork leaves no lock closed in the child.
+/// Allows this process to attach, after the C library's fork of a parent that might: that fork leaves no lock closed in the child.
 pub fn allow_attaching() {
     if let Some(mark) = MARK.get() {
         mark.word(MAY_ATTACH).store(1, Ordering::Release);
     }
 }
 
-/// Prepares for a child that is made other than by the C library's fork.
+/// Prepares for a child that is made other than by the C library's fork. The child may not attach.
 pub fn before_bare_fork() {
     if may_attach() && mark().is_ok() {
         allow_attaching();
@@ -310,7 +310,8 @@ pub fn before_bare_fork() {
     }
 }
 
-/// Waits until no thread is attaching, for as long as attaching may take.
+/// Waits until no thread is attaching, and keeps other threads from it while the result lives. Gives up after the longest time
+/// that attaching takes.
 pub fn lock_attaching() -> AttachLock {
     let Some(mark) = MARK.get() else {
         return AttachLock(None);
