@@ -241,7 +241,7 @@ impl Slice {
         get::get(&self.shared, object, first, count, Intent::Read, None);
     }
 
-    /// Reports pages that were made dirty inline. `SliceMemory::write` returned for each page that it was clean.
+    /// Reports pages that were made dirty inline. For each of them `SliceMemory::write` returned that it was clean before.
     pub fn dirtied(&self, object: &Arc<dyn Object>, first: u64, count: u32) {
         get::report(&self.shared, object, first, count);
     }
@@ -337,8 +337,8 @@ impl Slice {
             .values()
             .filter_map(|w| w.first_of(object, from))
             .min();
-        // A page that is chosen but not yet in flight shows only in its state word, so check that too. The index may also name
-        // clean pages.
+        // The index may also name clean pages, so the state word decides. A page that is chosen but not yet in flight is in neither
+        // `writing` nor the index; `chosen_first` finds it.
         let index = state
             .dirty
             .pages(object, from..u64::MAX)

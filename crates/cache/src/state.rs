@@ -50,6 +50,7 @@ pub(crate) struct Shared {
     pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// See `Slice::set_collector`.
     pub collector: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// See `Slice::set_on_broken`.
     pub on_broken: OnceLock<Box<dyn Fn(u16) -> bool + Send + Sync>>,
     /// See `Slice::set_on_outage`.
     pub on_outage: OnceLock<Observer>,

@@ -338,6 +338,7 @@ impl Device for SimDevice {
                     }
                 },
             );
+        // As on real devices, the error of an errno names the part that was not written.
         result.map_err(|error| IoError {
             offset_bytes: error.offset_bytes + stopped,
             length_bytes: error.length_bytes - stopped,
