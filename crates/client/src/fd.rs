@@ -4,8 +4,8 @@
 //! Jericho mount, or takes the kernel path, or the kernel keeps its offset. `Some` is the result of the call, made here: without
 //! the kernel where that is possible, otherwise by the same system call at the right offset.
 //!
-//! An fd gets a description when its calls have cost enough (`early`). The library keeps its offset if this process opened it and has
-//! not shared it with another process (`share`, `share_all`). Otherwise the kernel keeps the offset, and only calls with an
+//! An fd gets a description when its calls have cost enough (`early`). The library keeps its offset if this process opened it and
+//! has not shared it with another process (`share`, `share_all`). Otherwise the kernel keeps the offset, and only calls with an
 //! offset of their own go inline.
 
 use std::io::{IoSlice, IoSliceMut, Write};
