@@ -56,6 +56,7 @@ demo: setup-demo
 OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped::
 
 test: setup-test
+	codespell
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) build --workspace

@@ -263,3 +263,55 @@ fn every_page_is_listed_in_the_index_of_its_directory() {
         }
     }
 }
+
+/// Returns the code of a source without its comments and without the unit tests at its end.
+fn code(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod tests").next();
+    let lines = code.unwrap_or_default().lines();
+    lines
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
+/// Returns the names that a crate's threads are given: literals, without a number at the end.
+fn names_of_threads(name: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (path, text) in sources(name) {
+        if path.ends_with("tests.rs") {
+            continue;
+        }
+        let code = code(&text);
+        for call in [".name(", "spawn(", "Worker::new(", "start("] {
+            for (at, _) in code.match_indices(call) {
+                let rest = code[at + call.len()..].trim_start();
+                let rest = rest.strip_prefix("format!(").unwrap_or(rest);
+                if let Some(literal) = rest.strip_prefix('"') {
+                    let end = literal.find(['"', '{']).expect("a literal ends");
+                    names.insert(literal[..end].trim_end_matches('-').to_owned());
+                }
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn the_table_of_threads_has_the_names_that_threads_are_given() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| thread |"));
+    let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
+    let documented: BTreeSet<String> = rows
+        .flat_map(|row| row.split('|').nth(1).expect("a cell").split(','))
+        .map(|name| name.trim().to_owned())
+        .collect();
+    let mut given: BTreeSet<String> = ["storage", "cache", "fs", "daemon", "fuse", "cli"]
+        .into_iter()
+        .flat_map(names_of_threads)
+        .collect();
+    // `cache` makes its threads' names from a role.
+    given.remove("");
+    assert_eq!(documented, given, "ARCHITECTURE.md (left), sources (right)");
+}

@@ -140,12 +140,12 @@ impl Fs {
         };
         let discarder = if core.discards.is_on() {
             core.allocator.remember_freed();
-            Some(start("jericho-discard", discard::run)?)
+            Some(start("discarder", discard::run)?)
         } else {
             None
         };
         let committer =
-            start("jericho-commit", commit::run).inspect_err(|_| core.discards.stop_now())?;
+            start("committer", commit::run).inspect_err(|_| core.discards.stop_now())?;
         let fs = Arc::new(Fs {
             core,
             committer: Mutex::new(Some(committer)),
