@@ -59,6 +59,7 @@ test: setup-test
 	codespell
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --no-deps --document-private-items
 	$(CARGO) build --workspace
 	scripts/with-ring off $(CARGO) test --workspace --no-fail-fast
 	scripts/with-ring on $(CARGO) test -p jericho-cli --no-fail-fast --test commands --test posix

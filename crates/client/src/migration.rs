@@ -1,7 +1,7 @@
 //! Moves threads near the data that they use, where that helps, and never against their program's own choice of CPUs.
 //!
 //! [`account`] is called with each inline access and adds to a few cells of the thread. [`migrate_if_due`] is called when the
-//! thread holds nothing that others wait for. Once for each [`DECIDE_BYTES`] it reads the clock and asks the [`migrator`] for a
+//! thread holds nothing that others wait for. Once for each `DECIDE_BYTES` it reads the clock and asks the `migrator` for a
 //! decision. Nothing here allocates.
 //!
 //! Migration must not disturb the program. A caller that forks, executes, starts a thread or asks for the thread's affinity calls

@@ -123,10 +123,7 @@ fn a_committer_that_panics_ends_the_process_with_its_name_and_cause() {
     let name = "a_committer_that_panics_ends_the_process_with_its_name_and_cause";
     if std::env::var_os("JERICHO_TEST_CHILD").is_none() {
         let said = aborted(name);
-        assert!(
-            said.contains("the thread committer panicked"),
-            "{said}"
-        );
+        assert!(said.contains("the thread committer panicked"), "{said}");
         assert!(said.contains("wants a panic"), "{said}");
         return;
     }

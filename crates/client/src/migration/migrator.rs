@@ -43,7 +43,7 @@ const LOST: f32 = 0.25;
 pub const HOLD_MIN: u64 = 250 * MS;
 /// Longest delay before the next move.
 pub const HOLD_MAX: u64 = 16_000 * MS;
-/// Nudges to one node, each within [`NUDGED_SOON`] of the one before, after which the next move holds the thread.
+/// Nudges to one node, each within `NUDGED_SOON` of the one before, after which the next move holds the thread.
 pub const NUDGES: u32 = 3;
 /// See [`NUDGES`].
 const NUDGED_SOON: u64 = 4_000 * MS;

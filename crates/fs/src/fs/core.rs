@@ -52,7 +52,7 @@ pub struct Core {
     pub took_data: Vec<AtomicBool>,
     pub closed: AtomicBool,
     pub discards: Discards,
-    /// An [`AccessTimes`].
+    /// An `AccessTimes`.
     pub access_times: AtomicU8,
 }
 
