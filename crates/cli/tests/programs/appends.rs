@@ -10,10 +10,10 @@ use crate::roles;
 use crate::volume::Volume;
 
 const THREADS: usize = 32;
-/// Of each thread.
+/// Records that each thread appends.
 const RECORDS: usize = 312;
 const RECORD: usize = 4_096;
-/// Of all writes, those that are made inline at least: 95 in a hundred. The first few of each descriptor are not.
+/// Least writes that must be inline: 95 in a hundred. The first few writes of each descriptor go through the kernel.
 const INLINE_MIN: usize = THREADS * RECORDS * 95 / 100;
 const HANG: Duration = Duration::from_secs(240);
 
@@ -35,9 +35,9 @@ fn appender() {
                 let log = File::options().append(true).create(true).open(path);
                 let mut log = log.expect("open");
                 for number in 0..RECORDS {
-                    // So each finds the end where others have moved it, however long a thread runs at a time.
+                    // The threads append in rounds, so each append finds an end that other threads moved.
                     line.wait();
-                    // Whole, or the records would not be.
+                    // One call must write the whole record: a second call could append behind another thread's record.
                     let written = log.write(&record(thread, number)).expect("write");
                     assert_eq!(written, RECORD);
                 }
@@ -46,7 +46,7 @@ fn appender() {
     });
 }
 
-/// Looks whether each record is there once, and those of a thread in the order in which it wrote them.
+/// Asserts that the file holds each record once, and each thread's records in the order in which the thread wrote them.
 fn assert_whole(path: &Path) {
     let log = std::fs::read(path).expect("read");
     assert_eq!(log.len(), THREADS * RECORDS * RECORD);
@@ -63,22 +63,22 @@ fn assert_whole(path: &Path) {
     }
 }
 
-/// Writes that were made inline, as the library reports them.
+/// Returns the number of inline writes in the library's report.
 pub fn inline(report: &str) -> usize {
     let writes = report.lines().find(|line| line.contains("writes:"));
     let words: Vec<&str> = writes.expect("writes").split_whitespace().collect();
     let inline = words.iter().position(|word| *word == "inline");
-    let count = inline.expect("those inline") - 1;
+    let count = inline.expect("the number of inline writes") - 1;
     words[count].parse().expect("a number")
 }
 
 #[test]
-fn of_several_threads_to_one_file_stay_inline_and_whole() {
+fn appends_of_several_threads_to_one_file_stay_inline_and_whole() {
     let volume = Volume::mounted("256M", 1, "256M");
     let (path, report) = (volume.at("log"), volume.outside("report"));
     let mut command = roles::command("appends::appender", &[path.to_str().expect("UTF-8")], true);
     let mut appender = roles::start(command.env("JERICHO_REPORT", &report));
-    let status = roles::wait_for_end(&mut appender, "who appends", HANG);
+    let status = roles::wait_for_end(&mut appender, "the appending program", HANG);
     assert!(status.success(), "{}", roles::said_by(&mut appender));
     assert_whole(&path);
     let report = std::fs::read_to_string(report).expect("the report");

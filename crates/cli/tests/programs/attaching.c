@@ -1,4 +1,4 @@
-/* Reads a file while a timer interrupts whatever waits, every 50 us. */
+/* Reads a file while a timer signal interrupts the program every 50 us. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -1,14 +1,14 @@
-//! A program attaches to a volume while signals interrupt whatever waits.
+//! A program attaches to a volume while signals interrupt its system calls.
 
 use crate::program::{succeed, under_run};
 use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("attaching.c");
-/// Programs, each of which attaches once.
+/// Programs that the test starts. Each attaches once.
 const PROGRAMS: usize = 20;
 
 #[test]
-fn a_program_that_is_interrupted_all_the_time_attaches_all_the_same() {
+fn a_program_attaches_while_signals_interrupt_it() {
     let volume = Volume::mounted("256M", 1, "32M");
     let program = volume.compile("attaching", SOURCE, &["-O1", "-Wall", "-Werror"]);
     let file = volume.at("file");

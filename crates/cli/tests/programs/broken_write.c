@@ -1,4 +1,4 @@
-/* Ends in the middle of a write that makes a file longer: of its two pages only the first can be read. */
+/* Dies in the middle of a write that extends a file: the write's buffer has two pages, and only the first is readable. */
 #include <string.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,7 +16,7 @@ int main(int argc, char **argv)
 		return 6;
 	char bytes[1000];
 	memset(bytes, 'a', sizeof bytes);
-	/* A write whose pages are not reserved yet is the kernel's, which says EFAULT or writes what it can read. */
+	/* A write whose pages are not reserved yet goes through the kernel, which fails with EFAULT or writes the readable bytes. */
 	for (int try = 0; try < 1000; try++) {
 		unlink(argv[1]);
 		int fd = open(argv[1], O_RDWR | O_CREAT | O_EXCL, 0644);

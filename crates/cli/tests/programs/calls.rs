@@ -1,5 +1,5 @@
-//! The C library's calls in all ways, on a mount under `jericho run`, and as they are elsewhere: the
-//! programs of the preload library's own tests.
+//! The test programs of the preload library, which make the C library's calls in all ways. They must behave on a mount under
+//! `jericho run` as in an ordinary directory.
 
 use crate::program::within_run;
 use crate::volume::Volume;

@@ -1,4 +1,4 @@
-"""Reads and writes one file in all ways, as it is told by standard input, and says what it found."""
+"""Reads and writes one file in all ways. Reads commands from standard input and prints the bytes that each read found."""
 import ctypes
 import mmap
 import os
@@ -13,7 +13,7 @@ mapped = None
 
 
 def drained(copy, name):
-    """What `copy(offset, count)` has put into a file."""
+    """Returns the bytes that calls of `copy(offset, count)` put into the file `name`."""
     os.ftruncate(outs[name], 0)
     os.lseek(outs[name], 0, os.SEEK_SET)
     done = 0
@@ -48,7 +48,7 @@ def mapping(kept):
 
 
 def piece_of(copy, at, name):
-    """What one call of `copy` puts into a file."""
+    """Returns the bytes that one call of `copy` puts into the file `name`."""
     os.ftruncate(outs[name], 0)
     os.lseek(outs[name], 0, os.SEEK_SET)
     return os.pread(outs[name], copy(at), 0)
@@ -63,10 +63,10 @@ def piece_spliced(at):
 
 
 def piece_mapped(at):
-    """SIGBUS ends the program where the kernel takes the file for shorter."""
+    """Reads a piece through the mapping. SIGBUS ends the program if the kernel knows a shorter file."""
     global mapped
     if mapped is None:
-        # Longer than the file, which mmap.mmap refuses, after it has asked for the size.
+        # The mapping is longer than the file. mmap.mmap refuses that, and asks for the file's size, which must not happen here.
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]

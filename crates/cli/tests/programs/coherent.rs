@@ -1,5 +1,5 @@
-//! What one program writes inline, another sees through every call, whether it runs under `jericho run` or not. This includes
-//! programs that read the kernel's page cache.
+//! A program sees through every call the bytes that another program wrote inline, whether it runs under `jericho run` or not. This
+//! includes programs that read the kernel's page cache.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ const WAYS: [&str; 6] = [
     "kept_mmap",
 ];
 
-/// The test program, which takes its commands line by line.
+/// A running `coherent.py`, which reads one command from each line of its standard input.
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -62,7 +62,7 @@ fn value(round: usize) -> usize {
 }
 
 /// Returns in how many rounds one call of a reader saw other bytes than those just written.
-fn wrong(writer: &mut Peer, mut reader: Option<&mut Peer>, way: &str) -> usize {
+fn wrong_rounds(writer: &mut Peer, mut reader: Option<&mut Peer>, way: &str) -> usize {
     let mut wrong = 0;
     for round in 0..ROUNDS {
         let byte = value(round);
@@ -92,7 +92,7 @@ fn inline_bytes(volume: &Volume) -> u64 {
 
 fn writer(volume: &Volume) -> Peer {
     let mut writer = Peer::start(volume, "writer", under_run("python3"), "write");
-    // The first calls are made in the ordinary way.
+    // The first calls go through the kernel.
     for _ in 0..50 {
         assert_eq!(writer.ask("write 1"), "ok");
     }
@@ -100,11 +100,11 @@ fn writer(volume: &Volume) -> Peer {
 }
 
 #[test]
-fn a_program_without_the_library_sees_by_every_call_what_was_written_inline() {
+fn every_call_without_the_library_sees_inline_writes() {
     let volume = volume();
     let mut writer = writer(&volume);
     let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");
-    let found = WAYS.map(|way| (way, wrong(&mut writer, Some(&mut reader), way)));
+    let found = WAYS.map(|way| (way, wrong_rounds(&mut writer, Some(&mut reader), way)));
     assert_eq!(found, WAYS.map(|way| (way, 0)), "of {ROUNDS}");
     reader.end();
     writer.end();
@@ -112,11 +112,11 @@ fn a_program_without_the_library_sees_by_every_call_what_was_written_inline() {
 }
 
 #[test]
-fn a_program_with_the_library_sees_by_every_call_what_another_has_written_inline() {
+fn every_call_with_the_library_sees_inline_writes_of_another_program() {
     let volume = volume();
     let mut writer = writer(&volume);
     let mut reader = Peer::start(&volume, "reader", under_run("python3"), "read");
-    let found = WAYS.map(|way| (way, wrong(&mut writer, Some(&mut reader), way)));
+    let found = WAYS.map(|way| (way, wrong_rounds(&mut writer, Some(&mut reader), way)));
     assert_eq!(found, WAYS.map(|way| (way, 0)), "of {ROUNDS}");
     reader.end();
     writer.end();
@@ -124,10 +124,10 @@ fn a_program_with_the_library_sees_by_every_call_what_another_has_written_inline
 }
 
 #[test]
-fn a_program_sees_by_every_call_what_it_has_written_inline_itself() {
+fn every_call_sees_inline_writes_of_its_own_program() {
     let volume = volume();
     let mut writer = writer(&volume);
-    let found = WAYS.map(|way| (way, wrong(&mut writer, None, way)));
+    let found = WAYS.map(|way| (way, wrong_rounds(&mut writer, None, way)));
     assert_eq!(found, WAYS.map(|way| (way, 0)), "of {ROUNDS}");
     writer.end();
     volume.finish();
@@ -145,9 +145,9 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
     let inline_bytes = || inline_bytes(&volume);
     assert_eq!(writer.ask("write 1"), "ok");
     let begin = counts();
-    assert_eq!(begin[1], 1, "granted when it first writes");
-    // A read that a program waits for fills no page cache.
-    assert_eq!(wrong(&mut writer, Some(&mut reader), "pread"), 0);
+    assert_eq!(begin[1], 1, "the first write gets the permission");
+    // Plain reads do not fill the page cache.
+    assert_eq!(wrong_rounds(&mut writer, Some(&mut reader), "pread"), 0);
     assert_eq!(counts(), begin);
     let before = inline_bytes();
     assert!(before >= (SIZE * ROUNDS) as u64);
@@ -157,7 +157,7 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
     assert_eq!(writer.ask("write 7"), "ok");
     assert_eq!(inline_bytes(), before, "withheld");
     assert_eq!(reader.ask("kept_mmap"), format!("{SIZE} 7"));
-    // Granted again after the program has written a while, although the mapping stays.
+    // The daemon grants inline writes again after a while, although the mapping stays.
     let deadline = Instant::now() + Duration::from_secs(60);
     while inline_bytes() == before {
         assert_eq!(writer.ask("write 8"), "ok");
@@ -167,7 +167,7 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
     assert_eq!(granted[1], begin[1] + 1);
     assert_eq!(writer.ask("write 9"), "ok");
     assert_eq!(reader.ask("kept_mmap"), format!("{SIZE} 9"));
-    // A workload that mixes both is not granted writes in each round.
+    // In a workload that mixes writes and mapped reads, the daemon does not grant inline writes in each round.
     for round in 0..ROUNDS {
         assert_eq!(writer.ask(&format!("write {}", value(round))), "ok");
         let found = reader.ask("kept_mmap");
@@ -182,7 +182,7 @@ fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
 const PIECE: usize = 1_000;
 const PIECE_WAYS: [&str; 4] = ["sendfile", "splice", "copy_file_range", "mmap"];
 
-/// The next piece of a file that grows.
+/// A file that grows piece by piece: the offset and the number of its next piece.
 struct Growing {
     at: usize,
     round: usize,
@@ -198,8 +198,13 @@ impl Growing {
     }
 }
 
-/// Returns in how many rounds a reader did not see the piece that has just made the file longer.
-fn short(growing: &mut Growing, writer: &mut Peer, reader: &mut Peer, way: &str) -> usize {
+/// Returns in how many rounds a reader did not see the piece that the writer had just appended.
+fn rounds_without_piece(
+    growing: &mut Growing,
+    writer: &mut Peer,
+    reader: &mut Peer,
+    way: &str,
+) -> usize {
     let mut short = 0;
     for _ in 0..ROUNDS / 2 {
         let (at, byte) = growing.put(writer);
@@ -210,16 +215,19 @@ fn short(growing: &mut Growing, writer: &mut Peer, reader: &mut Peer, way: &str)
 }
 
 #[test]
-fn a_program_without_the_library_sees_by_every_call_what_has_made_a_file_longer() {
+fn every_call_without_the_library_sees_bytes_that_extended_the_file() {
     let volume = volume();
     let counted = || inline_bytes(&volume);
     let mut writer = writer(&volume);
     let mut growing = Growing { at: SIZE, round: 0 };
     for known_before in [true, false] {
-        // Without a reader the file is made longer inline, once the previous reader's descriptor is released.
+        // Once the previous reader's descriptor is released, there is no reader and the writer extends the file inline.
         let (before, deadline) = (counted(), Instant::now() + Duration::from_secs(60));
         while counted() == before {
-            assert!(Instant::now() < deadline, "never inline");
+            assert!(
+                Instant::now() < deadline,
+                "the file was never extended inline"
+            );
             growing.put(&mut writer);
         }
         let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");
@@ -227,7 +235,7 @@ fn a_program_without_the_library_sees_by_every_call_what_has_made_a_file_longer(
             assert_eq!(reader.ask("size"), growing.at.to_string());
         }
         let found = PIECE_WAYS.map(|way| {
-            let short = short(&mut growing, &mut writer, &mut reader, way);
+            let short = rounds_without_piece(&mut growing, &mut writer, &mut reader, way);
             (way, short)
         });
         assert_eq!(found, PIECE_WAYS.map(|way| (way, 0)), "{known_before}");
@@ -238,14 +246,14 @@ fn a_program_without_the_library_sees_by_every_call_what_has_made_a_file_longer(
 }
 
 #[test]
-fn a_program_sees_what_makes_a_file_longer_that_it_had_open_before_the_writer() {
+fn a_reader_that_opened_the_file_before_the_writer_sees_bytes_that_extend_it() {
     let volume = volume();
     let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");
     assert_eq!(reader.ask("size"), SIZE.to_string());
     let mut writer = writer(&volume);
     let mut growing = Growing { at: SIZE, round: 0 };
     let found = PIECE_WAYS.map(|way| {
-        let short = short(&mut growing, &mut writer, &mut reader, way);
+        let short = rounds_without_piece(&mut growing, &mut writer, &mut reader, way);
         (way, short)
     });
     assert_eq!(found, PIECE_WAYS.map(|way| (way, 0)));
@@ -254,7 +262,7 @@ fn a_program_sees_what_makes_a_file_longer_that_it_had_open_before_the_writer() 
     volume.finish();
 }
 
-/// Two programs of one size that print different words.
+/// Compiles two programs of equal size that print different words.
 fn programs(volume: &Volume) -> [PathBuf; 2] {
     ["one", "two"].map(|word| {
         let text =
@@ -264,13 +272,13 @@ fn programs(volume: &Volume) -> [PathBuf; 2] {
 }
 
 #[test]
-fn a_program_that_was_written_inline_is_executed_as_it_was_written() {
+fn an_executable_file_that_was_written_inline_runs_with_the_new_bytes() {
     let volume = volume();
     let programs = programs(&volume);
     let target = volume.at("program");
     std::fs::copy(&programs[0], &target).expect("copy");
     for round in 0..ROUNDS / 4 {
-        // Written in place, and closed, because a file that is open for writing cannot be executed.
+        // `dd` writes in place and closes the file, because a file that is open for writing cannot be executed.
         let mut write = under_run("dd");
         write.arg(format!("if={}", programs[round % 2].display()));
         write.arg(format!("of={}", target.display()));

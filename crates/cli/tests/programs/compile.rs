@@ -1,4 +1,4 @@
-//! A compiler reads, writes and maps on the mount, and what it made is executed from there.
+//! A compiler reads, writes and maps files on the mount, and its output runs from there.
 
 use crate::program::shell_in;
 use crate::volume::Volume;
@@ -29,7 +29,7 @@ END
            cp static copy && strip copy && ./copy"##,
     );
     volume.remount();
-    // Executed from a cold cache: pages come in through the program loader's mappings.
+    // The cache is cold: the program loader's mappings read the pages.
     shell_in(&dir, "./static && LD_LIBRARY_PATH=. ./shared && ./copy");
     volume.finish();
 }

@@ -4,7 +4,7 @@ use crate::program::{run_in, shell_in};
 use crate::same::behaves_the_same;
 use crate::volume::Volume;
 
-/// Copies at random, and edge cases; prints what each call returns.
+/// Copies at random, and in edge cases. Prints the result of each call.
 const RANDOM: &str = r#"
 import errno, hashlib, os, random
 random.seed(11)
@@ -45,7 +45,7 @@ print(says(lambda: os.copy_file_range(files[0], files[1], 0, 0, 0)))
 "#;
 
 #[test]
-fn copies_within_a_file_and_between_files_say_and_do_the_same() {
+fn copies_within_a_file_and_between_files_return_and_do_the_same() {
     let script = format!("cat > p.py <<'END'\n{RANDOM}\nEND\npython3 p.py");
     behaves_the_same("32M", &script);
 }
@@ -73,7 +73,7 @@ fn copies_from_a_file_that_a_program_makes_longer_reach_its_end() {
     behaves_the_same("32M", &script);
 }
 
-/// Copies a file whole, as cp does.
+/// Copies a whole file, as cp does.
 const WHOLE: &str = "
 import os, sys
 a, b = os.open(sys.argv[1], os.O_RDONLY), os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
@@ -89,7 +89,10 @@ fn holes_are_copied_as_holes_and_across_slices() {
         .iter()
         .map(|dir| volume.where_is(dir)["slice"].clone())
         .collect();
-    assert_ne!(slices[0], slices[1], "directories of the root take turns");
+    assert_ne!(
+        slices[0], slices[1],
+        "directories of the root alternate between the slices"
+    );
     shell_in(
         &volume.mnt(),
         "truncate -s 200M one/a
@@ -130,7 +133,7 @@ for n in range(200):
     volume.finish();
 }
 
-/// Copies to files that are mapped, until all is copied: by the call, and by the mapping, they hold what was copied.
+/// Copies to mapped files, and asserts that reads and the mapping both show the copied bytes.
 const MAPPED: &str = r#"
 import mmap, os, random
 random.seed(12)

@@ -1,4 +1,4 @@
-//! The daemon is killed while programs write. What was synced is there, the volume mounts and is sound.
+//! The test kills the daemon while programs write. Then the volume mounts, is sound, and holds all synced data.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -15,7 +15,7 @@ const O_DSYNC: i32 = 0o10000;
 const PAGE: u64 = 4096;
 const PAGES: u64 = 256;
 
-/// Content that tells where and when it was written.
+/// Returns a page whose content tells its number and the round in which it was written.
 fn page(number: u64, round: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(PAGE as usize);
     while bytes.len() < PAGE as usize {
@@ -25,7 +25,7 @@ fn page(number: u64, round: u64) -> Vec<u8> {
     bytes
 }
 
-/// Appends records of odd length and syncs each; counts what was acknowledged.
+/// Appends records of odd length, syncs each, and counts the synced ones in `acknowledged`.
 fn append(path: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
     let mut file = File::options().append(true).create(true).open(path)?;
     loop {
@@ -67,7 +67,7 @@ fn overwrite(path: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
 fn assert_overwritten(path: &Path, acknowledged: u64) {
     let bytes = fs::read(path).expect("the overwritten file");
     for number in 0..PAGES.min(acknowledged) {
-        // The newest acknowledged round of this page, or the one in flight when the daemon died.
+        // The page may hold its newest acknowledged round, or the round that was in flight when the daemon died.
         let round = (acknowledged - 1 - number) / PAGES;
         let at = (number * PAGE) as usize;
         let found = bytes
@@ -108,7 +108,7 @@ fn assert_published(dir: &Path, acknowledged: u64) {
 
 /// sqlite3 commits numbered rows with synchronous=EXTRA and prints each number after its commit.
 fn commit(db: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
-    // A line as soon as it is printed: sqlite3 alone would keep them until its buffer is full.
+    // stdbuf passes on each line at once: sqlite3 alone would keep the lines until its buffer is full.
     let mut child = command("stdbuf")
         .args(["-oL", "sqlite3", "-bail"])
         .arg(db)
@@ -132,7 +132,7 @@ fn commit(db: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
     for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
         let n = line?
             .parse()
-            .expect("sqlite prints the numbers that it was told to");
+            .expect("sqlite prints the numbers of the commands");
         acknowledged.store(n, Ordering::SeqCst);
     }
     child.wait()?;
@@ -152,8 +152,8 @@ fn assert_committed(db: &Path, acknowledged: u64) {
     assert_eq!(rows.trim(), acknowledged.to_string(), "committed rows");
 }
 
-/// Kills the daemon once every writer has had `wanted` acknowledgements, then looks at everything.
-fn everything_synced_survives(wanted: u64) {
+/// Kills the daemon once every writer has `target` acknowledgements. Then asserts that all synced data is there.
+fn everything_synced_survives(target: u64) {
     let volume = Volume::mounted("512M", 2, "8M");
     let counters: [AtomicU64; 4] = Default::default();
     let (logs, pages) = (
@@ -164,7 +164,7 @@ fn everything_synced_survives(wanted: u64) {
         volume.make_dir("published"),
         volume.make_dir("db").join("test.db"),
     );
-    // The directories above were not synced by their writers: a crash may take what nobody synced.
+    // The writers do not sync the directories above, and a crash may lose directories that are not synced.
     for dir in ["logs", "pages", "published", "db", "."] {
         File::open(volume.at(dir))
             .and_then(|dir| dir.sync_all())
@@ -178,7 +178,7 @@ fn everything_synced_survives(wanted: u64) {
             scope.spawn(|| publish(&published, publications)),
             scope.spawn(|| commit(&db, commits)),
         ];
-        // Makes the cache turn over meanwhile; dies with the daemon.
+        // Fills the cache with other data meanwhile. It ends when the daemon dies.
         let churn = scope.spawn(|| {
             for n in 0.. {
                 fs::write(
@@ -189,10 +189,10 @@ fn everything_synced_survives(wanted: u64) {
             io::Result::Ok(())
         });
         let deadline = Instant::now() + Duration::from_secs(120);
-        while counters.iter().any(|c| c.load(Ordering::SeqCst) < wanted) {
+        while counters.iter().any(|c| c.load(Ordering::SeqCst) < target) {
             let stuck = Instant::now() > deadline || writers.iter().any(|w| w.is_finished());
             if stuck {
-                // The writers must end before the scope can.
+                // The scope ends only after the writers.
                 volume.crash();
                 panic!("a writer failed or hangs; acknowledged so far: {counters:?}");
             }
@@ -200,12 +200,12 @@ fn everything_synced_survives(wanted: u64) {
         }
         volume.crash();
         for writer in writers {
-            // They end by the error of the dead mount; sqlite ends with a status instead.
+            // The error of the dead mount ends the writers. sqlite ends with a status instead.
             let _ = writer.join().expect("a writer does not panic");
         }
         churn
             .join()
-            .expect("it does not panic")
+            .expect("the thread does not panic")
             .expect_err("the mount is gone");
     });
     let [appends, overwrites, publications, commits] = counters.map(AtomicU64::into_inner);
@@ -218,17 +218,17 @@ fn everything_synced_survives(wanted: u64) {
 }
 
 #[test]
-fn what_was_synced_survives_a_killed_daemon_early() {
+fn synced_data_survives_a_daemon_that_is_killed_early() {
     everything_synced_survives(3);
 }
 
 #[test]
-fn what_was_synced_survives_a_killed_daemon_in_the_middle() {
+fn synced_data_survives_a_daemon_that_is_killed_in_the_middle() {
     everything_synced_survives(40);
 }
 
 #[test]
-fn what_was_synced_survives_a_killed_daemon_late() {
+fn synced_data_survives_a_daemon_that_is_killed_late() {
     everything_synced_survives(200);
 }
 
@@ -247,7 +247,7 @@ fn a_volume_whose_daemon_was_killed_is_sound_and_mounts_again_each_time() {
         File::open(&dir)
             .and_then(|dir| dir.sync_all())
             .expect("sync of the directory");
-        // Not synced: may be there or not, and must not harm what is.
+        // This file is not synced: the crash may lose it, and it must not harm the synced files.
         fs::write(dir.join(format!("loose{round}")), vec![1; 5 << 20]).expect("write");
         drop(file);
         volume.crash();
@@ -255,7 +255,7 @@ fn a_volume_whose_daemon_was_killed_is_sound_and_mounts_again_each_time() {
         volume.mount();
         for n in 0..=round {
             assert_eq!(
-                fs::read(dir.join(format!("kept{n}"))).expect("what was synced"),
+                fs::read(dir.join(format!("kept{n}"))).expect("a synced file"),
                 page(n, n)
             );
         }
@@ -264,7 +264,7 @@ fn a_volume_whose_daemon_was_killed_is_sound_and_mounts_again_each_time() {
 }
 
 #[test]
-fn a_name_that_was_replaced_by_what_was_written_inline_is_whole_after_a_crash() {
+fn a_file_that_was_written_inline_and_renamed_over_another_is_whole_after_a_crash() {
     const PROGRAM: &str = "
 import os, sys
 new, name = sys.argv[1] + '/new', sys.argv[1] + '/name'

@@ -26,27 +26,27 @@ use crate::roles::wait_until;
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;
-/// Programs that write, and threads of each. The last program writes through the kernel.
+/// Writing programs, and threads of each. The last program writes through the kernel.
 const PROGRAMS: u64 = 4;
 const INLINE_PROGRAMS: u64 = 3;
 const THREADS_EACH: u64 = 12;
 const THREADS: u64 = PROGRAMS * THREADS_EACH;
 /// Threads of each of the two programs that verify.
 const VERIFIERS_EACH: u64 = 8;
-/// Every thread has one in each page of the first file.
+/// Bytes of a cell. Every thread has one cell in each page of the first file.
 const CELL: usize = 64;
 const CELL_PAGES: u64 = 12;
 const PAGES_EACH: u64 = 8;
 const MOST_PAGES_IN_A_WRITE: u64 = 4;
 const LINE: usize = 256;
 const LINES_EACH_MAX: u64 = 1500;
-/// Nothing here takes longer unless it hangs.
+/// Limit of every wait. A program that reaches it hangs.
 const HANG: Duration = Duration::from_secs(90);
-/// How long programs are killed (`make soak` asks for more), and how often at least.
+/// How long the test kills programs (`make soak` asks for more), and how often at least.
 const SECONDS: u64 = 12;
 const KILLS_MIN: u32 = 8;
 
-/// Returns the cell of a thread in a page after the write with this number. A cell is the start of a page's record.
+/// Returns a thread's cell in a page after the write with this sequence number. A cell is the start of a page's record.
 fn cell(thread: u64, page: u64, sequence: u64) -> Vec<u8> {
     record(1 << 16 | thread << 8 | page, sequence)[..CELL].to_vec()
 }
@@ -61,7 +61,7 @@ fn line(thread: u64, sequence: u64) -> Vec<u8> {
     line
 }
 
-/// Returns the entry for the number of writes of a thread, to see that it goes on.
+/// Returns the entry for the number of a thread's writes, which shows that the thread continues.
 fn writes(thread: u64) -> Entry {
     Entry::Own(thread)
 }
@@ -87,7 +87,7 @@ fn threads_of(program: u64) -> Range<u64> {
     program * THREADS_EACH..(program + 1) * THREADS_EACH
 }
 
-/// The files, as a process of the test sees them.
+/// The test's files as one of its processes sees them.
 struct Files<'a>(&'a Stage);
 
 impl Files<'_> {
@@ -187,7 +187,7 @@ impl Files<'_> {
                             _ => verify_line(files.2, &mut random),
                         };
                         judged.fetch_add(u64::from(is_judged), Ordering::Relaxed);
-                        // Leaves the CPUs to the writers.
+                        // The pause leaves the CPUs to the writers.
                         std::thread::sleep(Duration::from_micros(500));
                     }
                 });
@@ -235,7 +235,7 @@ impl Files<'_> {
         true
     }
 
-    /// Asserts that each byte of the cells and pages of a dead or idle program is of the noted write or of the one after it.
+    /// Asserts that each byte in the cells and pages of a dead or idle program comes from the noted write or from the one after it.
     fn assert_nothing_foreign(&self, program: u64) {
         let (cells, pages) = self.cells_and_pages();
         for thread in threads_of(program) {
@@ -249,7 +249,7 @@ impl Files<'_> {
                 let foreign = (0..CELL).find(|at| !known(*at));
                 assert_eq!(
                     foreign, None,
-                    "the cell of thread {thread} in page {page} has a byte that nobody wrote"
+                    "the cell of thread {thread} in page {page} has a byte that no write contained"
                 );
             }
             for page in thread * PAGES_EACH..(thread + 1) * PAGES_EACH {
@@ -261,8 +261,8 @@ impl Files<'_> {
         }
     }
 
-    /// Asserts that the file of lines holds each noted line once, in its thread's order, and no other lines than those that
-    /// `unacknowledged` names.
+    /// Asserts that the file of lines holds each noted line once, in its thread's order. It may also hold the lines that
+    /// `unacknowledged` names, and no others.
     fn assert_lines(&self, unacknowledged: &BTreeSet<(u64, u64)>) {
         let bytes = std::fs::read(self.lines()).expect("the lines");
         assert_eq!(bytes.len() % LINE, 0, "a line is not whole");
@@ -292,7 +292,7 @@ impl Files<'_> {
     }
 }
 
-/// Reads the last line, or any. Returns false when there is none.
+/// Reads and checks the last line or a random one. Returns false when there is no line.
 fn verify_line(lines: &File, random: &mut Random) -> bool {
     let size = lines.metadata().expect("metadata").len();
     let count = size / LINE as u64;
@@ -313,7 +313,7 @@ fn verify_line(lines: &File, random: &mut Random) -> bool {
     true
 }
 
-/// The other processes of the test below.
+/// Runs as a writing or a verifying process of the test below.
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
 fn role() {
@@ -325,14 +325,14 @@ fn role() {
 
 /// Asserts that the counters of `jericho stat` agree with each other, once the daemon has seen the end of all programs.
 fn assert_counters(volume: &Volume) {
-    // This process is one of them when it runs under `jericho run` itself.
+    // The test's own process is a client too when it runs under `jericho run`.
     let is_another = |client: &serde_json::Value| client["pid"] != std::process::id();
     let programs_left = || {
         let stat = volume.stat();
         let clients = stat["clients"].as_array().expect("a list");
         clients.iter().any(is_another)
     };
-    wait_until("no dead program is a client", || !programs_left());
+    wait_until("the daemon forgets the dead programs", || !programs_left());
     let stat = volume.stat();
     let mut inline = 0;
     for slice in stat["slices"].as_array().expect("a list") {
@@ -348,7 +348,7 @@ fn assert_counters(volume: &Volume) {
 }
 
 #[test]
-fn many_threads_of_killed_and_living_programs_lose_and_tear_nothing() {
+fn many_threads_of_killed_and_running_programs_lose_and_tear_nothing() {
     let volume = Volume::mounted("512M", 2, "8M");
     let on_mount = volume.make_dir("crowd");
     let pages = 0..THREADS * PAGES_EACH;
@@ -373,11 +373,11 @@ fn many_threads_of_killed_and_living_programs_lose_and_tear_nothing() {
         hang: HANG,
     };
     let mut play = Play::start(plan, on_mount, ledger);
-    // Lines that a program may have appended when it was killed.
+    // Lines that a program may have appended without noting them, because it was killed.
     let mut unacknowledged = BTreeSet::new();
     let mut after_kill = |stage: &Stage, program| {
         for thread in threads_of(program) {
-            // The next program goes on behind the line that this one may have been appending.
+            // The next program continues after the line that this one may have been appending.
             let next = stage.ledger.get(appended(thread)) + 1;
             unacknowledged.insert((thread, next));
             stage.ledger.set(appended(thread), next);
@@ -385,7 +385,7 @@ fn many_threads_of_killed_and_living_programs_lose_and_tear_nothing() {
         Files(stage).assert_nothing_foreign(program);
     };
     play.kill_again_and_again(&mut after_kill);
-    // Each thread goes on.
+    // Each thread must continue.
     for program in 0..PROGRAMS {
         play.wait_until_whole(program);
         for thread in threads_of(program) {

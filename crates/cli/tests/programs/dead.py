@@ -1,4 +1,4 @@
-"""Makes each call in a thread of its own when the daemon no longer answers, and prints those that fail with anything but ENOTCONN.
+"""Makes each call in a thread of its own while the daemon is stopped, and prints the calls that do not fail with ENOTCONN.
 
 Usage: dead.py ROOT MARKS. ROOT/N/file and ROOT/N/other belong to call N."""
 
@@ -43,7 +43,7 @@ def posix_fallocate(fd, path, to):
     return -1
 
 
-# `fd`: of the call's file; `path`: of its other file; `to`: a descriptor of that.
+# `fd` is open on the call's first file. `path` names its other file, and `to` is open on that.
 CALLS = {
     "pread": lambda fd, path, to: libc.pread(fd, ctypes.create_string_buffer(8), long(8), long(HOLE_AT)),
     "pwrite": lambda fd, path, to: libc.pwrite(fd, b"data", long(4), long(HOLE_AT)),

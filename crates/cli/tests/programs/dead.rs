@@ -1,5 +1,5 @@
-//! Calls under `jericho run` that are in progress when the daemon is killed: all fail with ENOTCONN, over both transports. The kernel's own
-//! error depends on what the request was waiting for.
+//! Calls under `jericho run` that are in progress when the daemon is killed all fail with ENOTCONN, over both transports. Without
+//! the library, the error depends on the state of the request in the kernel.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/dead.py")
 }
 
-/// Returns the processes with this argument: the interpreter, and the commands that started it.
+/// Returns the processes that have this argument: the interpreter, and the commands that started it.
 fn processes(argument: &str) -> Vec<u64> {
     let all = fs::read_dir("/proc").expect("proc is mounted");
     let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -29,7 +29,7 @@ fn processes(argument: &str) -> Vec<u64> {
     pids.filter(with).collect()
 }
 
-/// Returns how many threads of these processes wait in the kernel for a daemon, and where all threads are.
+/// Returns how many threads of the processes wait in the kernel for a daemon, and the current system calls of all threads.
 fn waiting(pids: &[u64]) -> (usize, Vec<String>) {
     let tasks = pids
         .iter()
@@ -48,17 +48,17 @@ fn waiting(pids: &[u64]) -> (usize, Vec<String>) {
     (count, at)
 }
 
-/// Returns whether no thread of a process runs any more after SIGSTOP. The threads stop only when one of them has got the CPU to take the
-/// signal; until then the others go on.
+/// Returns whether SIGSTOP has stopped all threads of a process. The threads stop only when one of them has got a CPU to take the
+/// signal. Until then the others continue.
 fn is_stopped(pid: u64) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process exists");
     let stats = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
-    // The state follows the name, which is in brackets.
+    // The state follows the name, which is in parentheses.
     let state = |stat: String| stat.rsplit_once(") ")?.1.chars().next();
     stats.into_iter().all(|stat| state(stat) == Some('T'))
 }
 
-/// The numbers of the calls that the program makes, and those that the library makes for them.
+/// The numbers of the system calls that the program makes, and of those that the library makes for them.
 const ASKING: &[i64] = &[
     libc::SYS_pread64,
     libc::SYS_pwrite64,
@@ -115,12 +115,13 @@ fn calls_in_progress_when_the_daemon_is_killed_all_say_enotconn() {
     }
     kill("STOP", daemon);
     let deadline = Instant::now() + LONG;
-    // If it never stops, not all calls wait for it below.
+    // If the daemon never stops, the wait for all calls below fails.
     while !is_stopped(daemon) && Instant::now() < deadline {
         std::thread::sleep(PAUSE);
     }
     fs::write(marks.join("stopped"), "").expect("a mark");
-    // Until all calls wait for the daemon. It is killed whatever happens, because processes that look at the mount would wait, too.
+    // Waits until all calls wait for the daemon. The test kills the daemon even if that fails, because all processes that access the
+    // mount would wait for the stopped daemon.
     let pids = processes(&marks.display().to_string());
     let deadline = Instant::now() + LONG;
     let all_wait = loop {

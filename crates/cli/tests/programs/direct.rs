@@ -33,7 +33,7 @@ fn direct_and_buffered_access_see_the_same_bytes() {
         &dir,
         &format!("dd if=buffered iflag=direct bs=4k | cmp - {reference}"),
     );
-    // One page replaced through each door, seen through the other.
+    // Each kind of descriptor replaces a page, and the other kind must see it.
     shell_in(
         &dir,
         &format!(

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::program::{command, succeed};
 use crate::volume::Volume;
 
-/// Writes with verification in `dir`; `args` add to or override what is common.
+/// Runs fio in `dir`, with verification. `args` add to the common arguments or override them.
 pub fn verify(dir: &Path, args: &[&str]) {
     succeed(
         command("fio")
@@ -23,7 +23,7 @@ pub fn verify(dir: &Path, args: &[&str]) {
     );
 }
 
-/// Reads back what an earlier `verify` with the same arguments wrote.
+/// Reads back the data that an earlier `verify` with the same arguments wrote.
 fn verify_only(dir: &Path, args: &[&str]) {
     let args: Vec<&str> = args.iter().copied().chain(["--verify_only"]).collect();
     verify(dir, &args);
@@ -81,7 +81,7 @@ fn a_working_set_six_times_the_cache_stays_correct() {
     );
     assert!(
         volume.total("evictions") > 0,
-        "six times the cache fits without evicting?"
+        "files of six times the cache caused no eviction"
     );
     assert!(volume.total("written_back_bytes") > 0);
     volume.finish();

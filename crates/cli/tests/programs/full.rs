@@ -1,4 +1,4 @@
-//! A full volume: the program that needs space is told, everybody else goes on.
+//! A full volume: a program that needs space gets an error, and all others continue.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use crate::volume::Volume;
 const ERRNO_NO_SPACE: i32 = 28;
 
 #[test]
-fn a_full_volume_stops_only_those_who_need_space() {
+fn a_full_volume_stops_only_programs_that_need_space() {
     let volume = Volume::mounted("256M", 2, "16M");
     let (dir, filling) = (volume.make_dir("steady"), volume.make_dir("filling"));
     let steady = dir.join("file");
@@ -21,7 +21,7 @@ fn a_full_volume_stops_only_those_who_need_space() {
     let full = AtomicBool::new(false);
     let rounds = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        // Overwrites, syncs and reads a file that has its space, from before until after the volume is full.
+        // Overwrites, syncs and reads a file whose space is allocated, from before until after the volume is full.
         let other = scope.spawn(|| {
             let file = File::options()
                 .read(true)
@@ -35,7 +35,7 @@ fn a_full_volume_stops_only_those_who_need_space() {
                 let offset = round * 37 % 1024 * 4096;
                 file.write_all_at(&[round as u8; 4096], offset)
                     .expect("an overwrite needs no space");
-                file.sync_data().expect("nor does its sync");
+                file.sync_data().expect("a sync needs no space");
                 file.read_exact_at(&mut page, offset).expect("read");
                 assert_eq!(page, [round as u8; 4096]);
                 if last {
@@ -65,18 +65,18 @@ fn a_full_volume_stops_only_those_who_need_space() {
         other.join().expect("the program that needs no space");
     });
 
-    // Until the last byte is gone, too, and with an exact error.
+    // Writes fail with ENOSPC once the last space is used.
     let mut number = 0;
     let error = loop {
         match fs::write(filling.join(format!("more{number}")), vec![1; 1 << 20]) {
             Ok(()) => number += 1,
             Err(error) => break error,
         }
-        assert!(number < 1000, "a volume of 256 MiB takes a thousand more?");
+        assert!(number < 1000, "a volume of 256 MiB took {number} MiB more");
     };
     assert_eq!(error.raw_os_error(), Some(ERRNO_NO_SPACE), "{error}");
 
-    // Removing what filled it makes room again.
+    // Removing the files that filled the volume frees their space.
     fs::remove_dir_all(&filling).expect("removing needs no space");
     verify(
         &volume.make_dir("again"),

@@ -1,8 +1,9 @@
 /* One process stores through a shared mapping to one half of a page while another writes the other half by a call: pwrite(2), an
    asynchronous write, a copy (copy_file_range(2)) from FILE.source, or pwrite(2) and then a hole (fallocate(2)). Prints the number of
-   pairs, the lost writes and the lost stores: bytes that are not there when both are done. Then waits until the mapping has the last
-   write. Usage: halves FILE PAIRS pwrite|aio|copy|punch [COMMAND...]. FILE has at least one page. With COMMAND, the process that
-   writes is started by it (COMMAND... PROGRAM -w FILE PAIRS WAY), and opens the file anew after every REOPEN pairs. */
+   pairs, of lost writes and of lost stores. A write or a store is lost if its bytes are missing when both are done. Then waits until
+   the mapping shows the last write. Usage: halves FILE PAIRS pwrite|aio|copy|punch [COMMAND...]. FILE has at least one page. With
+   COMMAND, COMMAND starts the writing process (COMMAND... PROGRAM -w FILE PAIRS WAY), which reopens the file after every REOPEN
+   pairs. */
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>
@@ -20,7 +21,7 @@
 
 enum { PAGE = 4096, HALF = PAGE / 2, REOPEN = 25, TURNS = 9 };
 
-/* The last pair that was begun, and the last that the writer has finished. */
+/* The last pair that was begun, and the last pair that the writer has finished. */
 struct turns {
     _Atomic uint64_t begun;
     _Atomic uint64_t finished;
@@ -92,11 +93,11 @@ static void write_halves(const char *path, struct turns *turns, uint64_t pairs, 
             err(2, "fallocate");
         atomic_store(&turns->finished, pair);
     }
-    /* Not _exit: a library may have something to report. */
+    /* exit and not _exit: the preload library writes its report at exit. */
     exit(0);
 }
 
-/* The memory that both processes have at descriptor TURNS. */
+/* Maps the memory that both processes have open as descriptor TURNS. */
 static struct turns *shared_turns(void)
 {
     struct turns *turns = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, TURNS, 0);
@@ -140,11 +141,11 @@ int main(int argc, char **argv)
     volatile uint64_t *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
         err(2, "mmap of %s", argv[1]);
-    /* The mapping has the page before the first pair. */
+    /* Loads the page into the mapping before the first pair. */
     (void)page[0];
     for (uint64_t pair = 1; pair <= pairs; pair++) {
         atomic_store(&turns->begun, pair);
-        /* Other moments of the write in each pair. */
+        /* Delays the store differently in each pair, so that stores meet different moments of the write. */
         for (volatile unsigned delay = 0; delay < pair * 37 % 8192; delay++)
             ;
         page[0] = pair;

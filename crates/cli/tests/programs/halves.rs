@@ -1,4 +1,5 @@
-//! One process stores through a shared mapping to one half of a page while another writes the other half, by a system call or inline.
+//! One process stores to one half of a page through a shared mapping, while another process writes the other half by a system call
+//! or inline. Both halves must survive.
 
 use std::path::PathBuf;
 
@@ -9,23 +10,24 @@ use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("halves.c");
 const PAIRS: u32 = 3_000;
-/// Pairs of the slower tests. If the daemon copied to a part of a mapped page, one copy in three would lose a store.
+/// Pairs of a store and a write in the slower tests. A daemon that copied to a part of a mapped page would lose one store in
+/// three copies.
 const FEW: u32 = 1_000;
 
-/// The program, and a file of one page.
+/// Returns the compiled program and a file of one page.
 fn program_and_file(volume: &Volume) -> [PathBuf; 2] {
     let program = volume.compile("halves", SOURCE, &["-O2", "-Wall", "-Werror"]);
     let file = volume.at("file");
     std::fs::write(&file, [0; 4096]).expect("a page");
-    std::fs::write(&file, [0; 4096]).expect("a page that is there");
+    std::fs::write(&file, [0; 4096]).expect("an overwrite of the page");
     [program, file]
 }
 
-/// The writes and the stores that are lost.
-fn lost(way: &str, pairs: u32) -> (u32, u32) {
+/// Runs the program. Returns the numbers of lost writes and of lost stores.
+fn lost_writes_and_stores(way: &str, pairs: u32) -> (u32, u32) {
     let volume = Volume::mounted("256M", 2, "16M");
     let [program, file] = program_and_file(&volume);
-    // Nothing is kept of a file that nobody maps.
+    // The daemon keeps nothing for a file that no program maps.
     assert_eq!(volume.stat()["mapped_kept"], 0);
     let mut halves = command(&program);
     let said = succeed(halves.arg(&file).arg(pairs.to_string()).arg(way));
@@ -34,11 +36,11 @@ fn lost(way: &str, pairs: u32) -> (u32, u32) {
     assert!(kept("mapped_kept") > 0);
     assert_eq!(kept("mapped_forgotten"), 0);
     volume.finish();
-    numbers(&said, pairs)
+    parse_lost(&said, pairs)
 }
 
-/// What the program found: the writes and the stores that are lost.
-fn numbers(said: &str, pairs: u32) -> (u32, u32) {
+/// Parses the program's output. Returns the numbers of lost writes and of lost stores.
+fn parse_lost(said: &str, pairs: u32) -> (u32, u32) {
     println!("{}", said.trim_end());
     let words: Vec<&str> = said.split_whitespace().collect();
     let number = |at: usize| words[at].parse().expect("a number");
@@ -48,26 +50,26 @@ fn numbers(said: &str, pairs: u32) -> (u32, u32) {
 
 #[test]
 fn a_write_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
-    assert_eq!(lost("pwrite", PAIRS), (0, 0));
+    assert_eq!(lost_writes_and_stores("pwrite", PAIRS), (0, 0));
 }
 
 #[test]
 fn a_store_survives_a_copy_to_the_other_half_of_its_page() {
-    assert_eq!(lost("copy", FEW), (0, 0));
+    assert_eq!(lost_writes_and_stores("copy", FEW), (0, 0));
 }
 
 #[test]
 fn a_hole_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
-    assert_eq!(lost("punch", FEW), (0, 0));
+    assert_eq!(lost_writes_and_stores("punch", FEW), (0, 0));
 }
 
 #[test]
-fn an_asynchronous_write_survives_it_too_and_the_mapping_shows_it_at_last() {
-    assert_eq!(lost("aio", PAIRS), (0, 0));
+fn an_asynchronous_write_survives_a_store_and_the_mapping_shows_it_at_last() {
+    assert_eq!(lost_writes_and_stores("aio", PAIRS), (0, 0));
 }
 
-/// The program that maps the file runs without the library. So its stores come while the other program's inline writes are withheld and
-/// granted in turn.
+/// The program that maps the file runs without the library. So its stores arrive while the daemon withholds and grants the other
+/// program's inline writes in turn.
 #[test]
 fn an_inline_write_survives_a_store_through_a_mapping_to_the_other_half_of_its_page() {
     let volume = Volume::mounted("256M", 2, "16M");
@@ -79,7 +81,7 @@ fn an_inline_write_survives_a_store_through_a_mapping_to_the_other_half_of_its_p
         .args(again::run_prefix())
         .env("JERICHO_REPORT", &report);
     let said = succeed(&mut halves);
-    assert_eq!(numbers(&said, PAIRS), (0, 0));
+    assert_eq!(parse_lost(&said, PAIRS), (0, 0));
     let stat = volume.stat();
     let count = |name: &str| stat[name].as_u64().expect(name);
     let turns = ["writes_granted", "writes_withheld"].map(count);

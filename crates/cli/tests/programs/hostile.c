@@ -1,8 +1,8 @@
 /*
- * hostile SEED FILE...: a malicious client. Gets a volume's segments as docs/formats/shm.md says, by the ioctl on the FILEs and
- * the handshake, prints "ready", and then writes random words over all segments that it may write, until it is killed.
+ * hostile SEED FILE...: a malicious client. Gets a volume's segments as docs/formats/shm.md says: by the ioctl on the FILEs and
+ * the handshake. Prints "ready". Then writes random words over all segments that it may write, until it is killed.
  *
- * Uses no code of the project: the numbers are those of the document.
+ * Uses no code of the project: all offsets and constants come from that document.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -103,7 +103,7 @@ static void ask(int fd, int file, uint64_t *instance)
     slots[file] = argument.answer.slot;
 }
 
-/* The right to write, of a descriptor that is open for writing. */
+/* Returns a token, which gives the right to write. The descriptor must be open for writing. */
 static uint64_t ask_for_token(int fd)
 {
     union {
@@ -115,7 +115,7 @@ static uint64_t ask_for_token(int fd)
     return argument.answer.token;
 }
 
-/* Receives one message; gives how many descriptors came with it. */
+/* Receives one message. Returns the number of descriptors that came with it. */
 static int receive(int socket, struct message *reply, int *fds)
 {
     union {
@@ -144,7 +144,7 @@ static struct segment map(int fd, int protection)
     return segment;
 }
 
-static void take_over(uint64_t instance, uint64_t token)
+static void get_segments(uint64_t instance, uint64_t token)
 {
     int to = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     struct sockaddr_un name = {.sun_family = AF_UNIX};
@@ -219,7 +219,7 @@ static uint64_t some_state(const struct slice *slice)
     return frame | flags | some_owner() << 32 | below(1 << 22) << 42;
 }
 
-static void lie_about_an_entry(struct slice *slice)
+static void corrupt_entry(struct slice *slice)
 {
     static const uint64_t single[] = {VALID, DIRTY, LATCH, WRITE_BACK, FILL, BACKED};
     uint64_t *key = word(slice->table, 16 * below(slice->entries)), *state = key + 1;
@@ -231,20 +231,20 @@ static void lie_about_an_entry(struct slice *slice)
     case 3: put(state, number()); break;
     case 4: __atomic_fetch_xor(state, single[below(6)], __ATOMIC_SEQ_CST); break;
     case 5:
-        /* A latch that looks like somebody's. */
+        /* A latch with a possible owner. */
         put(state, (get(state) & ~(1023ull << 32)) | LATCH | some_owner() << 32);
         break;
-    case 6: /* Two entries with one frame, */
+    case 6: /* Gives two entries the same frame. */
         put(state, (get(state) & ~0x3ffffffull) | (get(other + 1) & 0x3ffffff));
         break;
-    case 7: put(key, get(other)); break; /* of one page, */
-    default: /* in each other's place. */
+    case 7: put(key, get(other)); break; /* Gives two entries the same page. */
+    default: /* Copies the other entry over this one. */
         put(key, get(other));
         put(state, get(other + 1));
     }
 }
 
-static void lie_in_a_slice(void)
+static void corrupt_slice(void)
 {
     struct slice *slice = &slices[below(slice_count)];
     uint16_t *overflow = (uint16_t *)(slice->table.at + 16ull * slice->entries);
@@ -253,13 +253,13 @@ static void lie_in_a_slice(void)
     case 1: slice->stamps.at[below(slice->entries)] = number(); break;
     case 2: slice->stamps.at[(slice->entries + 63) / 64 * 64 + below(2)] = number(); break;
     case 3: put(word(slice->frames, 8 * below(slice->frame_count * 512ull)), number()); break;
-    default: lie_about_an_entry(slice);
+    default: corrupt_entry(slice);
     }
 }
 
-static void lie_about_a_file(void)
+static void corrupt_file_slot(void)
 {
-    /* Mostly of the files that it has, but of any other, too. */
+    /* Chooses one of the client's files, and sometimes any other. */
     uint32_t slot = below(8) ? slots[below(files)] : below(64);
     size_t at = PAGE + 256ull * slot;
     size_t lock_at = below(4) ? 128 + 4 * below(30) : below(2) ? 64 : 72;
@@ -277,7 +277,7 @@ static void lie_about_a_file(void)
     }
 }
 
-/* Tells the daemon that this thread's wishes are in the first block. */
+/* Tells the daemon that this thread uses the first block for its wishes. */
 static void name_this_thread(uint64_t instance)
 {
     union {
@@ -288,13 +288,13 @@ static void name_this_thread(uint64_t instance)
     NEED(argument.answer.status == 0);
 }
 
-/* Leaves a false wish, sometimes for another file, and makes the daemon serve a read of this thread, which may answer it. */
+/* Writes a false wish, sometimes for another file. Then makes a read, with which the daemon may answer the wish. */
 static void wish(void)
 {
     struct segment area = segments[AREA];
     int file = below(files);
     uint64_t block = 69632;
-    /* The words of an answer; those of the wish follow. */
+    /* The words of the answer. The words of the wish follow. */
     for (int i = 2; i < 5; i++)
         if (below(3) == 0) put(word(area, block + 24 + 8 * i), number());
     put(word(area, block + 32), objects[below(4) ? file : (int)below(files)]);
@@ -303,7 +303,7 @@ static void wish(void)
     (void)!pread(descriptors[file], &byte, 1, below(1 << 20));
 }
 
-static void lie_in_the_area(void)
+static void corrupt_area(void)
 {
     struct segment area = segments[AREA];
     switch (below(9)) {
@@ -327,15 +327,15 @@ static void lie_in_the_area(void)
     }
 }
 
-/* Nobody may make a segment shorter: whoever looks at it then would be killed. */
-static void cut_a_segment(void)
+/* Tries to shrink a segment, which must fail: SIGBUS would kill every process that then accesses the missing part. */
+static void try_to_shrink_segment(void)
 {
     struct segment segment = segments[below(3 + 3 * slice_count)];
     NEED(ftruncate(segment.fd, below(segment.bytes)) != 0);
 }
 
-/* Whole tables of one lie. */
-static void lie_at_large(void)
+/* Corrupts a whole table in one way. */
+static void corrupt_whole_table(void)
 {
     struct slice *slice = &slices[below(slice_count)];
     uint64_t kind = below(6), same = some_state(slice);
@@ -364,22 +364,22 @@ int main(int count, char **arguments)
         ask(fd, files, &instance);
         if (files == 0) token = ask_for_token(fd);
     }
-    take_over(instance, token);
+    get_segments(instance, token);
     name_this_thread(instance);
     printf("ready\n");
     fflush(stdout);
-    /* Much at once makes tables that nobody believes; little leaves the daemon time to work with each lie. */
-    uint64_t lies_max = (uint64_t[]){5, 50, 200}[below(3)], large = (uint64_t[]){100, 500, 1000000}[below(3)];
+    /* Many corruptions at once make tables that the daemon rejects. Few at once leave it time to work with each corrupted word. */
+    uint64_t batch_max = (uint64_t[]){5, 50, 200}[below(3)], table_interval = (uint64_t[]){100, 500, 1000000}[below(3)];
     for (;;) {
-        for (uint64_t lies = below(lies_max); lies > 0; lies--) {
+        for (uint64_t batch = below(batch_max); batch > 0; batch--) {
             switch (below(4)) {
-            case 0: lie_about_a_file(); break;
-            case 1: lie_in_the_area(); break;
-            default: lie_in_a_slice();
+            case 0: corrupt_file_slot(); break;
+            case 1: corrupt_area(); break;
+            default: corrupt_slice();
             }
         }
-        if (below(200) == 0) cut_a_segment();
-        if (below(large) == 0) lie_at_large();
+        if (below(200) == 0) try_to_shrink_segment();
+        if (below(table_interval) == 0) corrupt_whole_table();
         struct timespec pause = {0, below(2000000)};
         nanosleep(&pause, NULL);
     }

@@ -1,7 +1,7 @@
-//! A client that lies: a program that got a volume's segments writes nonsense over all that it may write.
+//! A malicious client: a program that holds a volume's segments writes random words over all memory that it may write.
 //!
-//! It spoils what the volume has in its cache, which it could have done with the volume's file, too. But the daemon lives on, and
-//! every request of other programs ends: with an error if need be. Metadata stays sound, and another volume notices nothing.
+//! It corrupts the cached data of the volume, which it could also do through the volume's file. But the daemon continues, and
+//! every request of other programs ends, if necessary with an error. Metadata stays sound, and other volumes are not affected.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -18,18 +18,18 @@ use crate::roles::{self, from_environment};
 use crate::volume::{Volume, jericho};
 
 const SOURCE: &str = include_str!("hostile.c");
-/// How long it lies, unless JERICHO_HOSTILE_MS says otherwise.
-const LIES_MS: u64 = 4000;
-/// How long programs go on afterwards.
+/// How long the client corrupts memory, unless JERICHO_HOSTILE_MS says otherwise.
+const CORRUPTING_MS: u64 = 4000;
+/// How long the ordinary programs continue after the end of the malicious one.
 const AFTERWARDS: Duration = Duration::from_secs(2);
-/// A request takes no longer. A page that is latched costs whoever wants it a second.
+/// Limit of one request. A page that stays latched delays each request for it by a second.
 const REQUEST_MAX: Duration = Duration::from_secs(8);
-/// Nor does the end of a program or of the daemon.
+/// Limit for the end of a program or of the daemon.
 const END_MAX: Duration = Duration::from_secs(15);
 const FILES: usize = 4;
 const FILE_BYTES: usize = 1 << 20;
 
-/// Makes one request of the program below, with any result. Returns its name.
+/// Makes a random request, as the ordinary program below, and ignores its result. Returns the request's name.
 fn request(random: &mut Random, dir: &Path, files: &mut [File]) -> &'static str {
     let file = &files[random.below(FILES as u64) as usize];
     let at = random.below(FILE_BYTES as u64);
@@ -83,7 +83,7 @@ fn open(dir: &Path, number: usize) -> std::io::Result<File> {
     options.open(dir.join(format!("file{number}")))
 }
 
-/// The ordinary program of the test below.
+/// Runs as an ordinary program of the test below.
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
 fn role() {
@@ -94,51 +94,51 @@ fn role() {
     let mut random = Random::new(seed.parse().expect("a seed"));
     let files: std::io::Result<Vec<File>> = (0..FILES).map(|number| open(dir, number)).collect();
     let mut files = files.expect("files");
-    let (mut count, mut longest, mut what) = (0, Duration::ZERO, "");
+    let (mut count, mut longest, mut slowest) = (0, Duration::ZERO, "");
     while !stop.exists() {
         let begun = Instant::now();
         let name = request(&mut random, dir, &mut files);
         count += 1;
         if begun.elapsed() > longest {
-            (longest, what) = (begun.elapsed(), name);
+            (longest, slowest) = (begun.elapsed(), name);
         }
     }
     println!(
-        "\n{count} requests, longest {} ms: {what}",
+        "\n{count} requests, longest {} ms: {slowest}",
         longest.as_millis()
     );
-    assert!(longest < REQUEST_MAX, "{what} took {longest:?}");
+    assert!(longest < REQUEST_MAX, "{slowest} took {longest:?}");
 }
 
-/// A child that ends with the test.
+/// A child process that is killed when dropped.
 struct Started {
     child: Child,
-    who: &'static str,
+    name: &'static str,
 }
 
 impl Started {
-    fn of(who: &'static str, command: &mut Command) -> Started {
+    fn of(name: &'static str, command: &mut Command) -> Started {
         let child = roles::start(command);
-        Started { child, who }
+        Started { child, name }
     }
 
-    /// What it said; panics unless it succeeds in time.
+    /// Waits for the program's end and returns its output. Panics unless it succeeds in time.
     fn end(&mut self) -> String {
-        let status = roles::wait_for_end(&mut self.child, self.who, END_MAX);
+        let status = roles::wait_for_end(&mut self.child, self.name, END_MAX);
         let said = roles::said_by(&mut self.child);
-        assert!(status.success(), "{}: {status}\n{said}", self.who);
+        assert!(status.success(), "{}: {status}\n{said}", self.name);
         said
     }
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // It may hang in a request: it is not waited for.
+        // Does not wait for the end: the program may hang in a request.
         let _ = self.child.kill();
     }
 }
 
-/// Runs it; panics unless it ends in time.
+/// Runs a command. Panics unless it ends in time.
 fn in_time(command: &mut Command) -> std::process::Output {
     let begun = Instant::now();
     let output = outcome(command);
@@ -152,11 +152,11 @@ fn compiled(volume: &Volume) -> PathBuf {
 }
 
 #[test]
-fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() {
+fn a_malicious_client_harms_neither_the_daemon_nor_metadata_nor_other_volumes() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let seed = from_environment("JERICHO_SEED")
         .unwrap_or_else(|| now.map_or(1, |now| now.as_nanos() as u64));
-    // Shown when the test fails. Who meets which lie depends on the machine, too.
+    // The output shows the seed when the test fails. The order in which programs meet corrupted words also depends on the machine.
     println!("JERICHO_SEED={seed}");
     let mut random = Random::new(seed);
     let volume = Volume::mounted("512M", 2, "8M");
@@ -181,27 +181,39 @@ fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() 
             hostile.arg(dir.join(format!("file{number}")));
         }
     }
-    let mut ordinary = |who, dir: &Path, inline| {
+    let mut ordinary = |name, dir: &Path, inline| {
         let seed = random.below(1 << 40).to_string();
         let path = |path: &Path| path.display().to_string();
         let role = [&*seed, &path(dir), &path(&stop)];
-        Started::of(who, &mut roles::command("hostile::role", &role, inline))
+        Started::of(name, &mut roles::command("hostile::role", &role, inline))
     };
     let mut programs = [
-        ordinary("who goes through the kernel", &dirs[0], false),
-        ordinary("another that does", &dirs[1], false),
-        ordinary("who goes inline", &dirs[2], true),
+        ordinary(
+            "the first program that goes through the kernel",
+            &dirs[0],
+            false,
+        ),
+        ordinary(
+            "the second program that goes through the kernel",
+            &dirs[1],
+            false,
+        ),
+        ordinary("the inline program", &dirs[2], true),
     ];
-    let mut hostile = Started::of("who lies", &mut hostile);
+    let mut hostile = Started::of("the malicious program", &mut hostile);
     let mut said = String::new();
     let pipe = hostile.child.stdout.as_mut().expect("a pipe");
     BufReader::new(pipe).read_line(&mut said).expect("a line");
     if said != "ready\n" {
-        panic!("it does not get the segments: {}", hostile.end());
+        panic!(
+            "the malicious program did not get the segments: {}",
+            hostile.end()
+        );
     }
 
-    let lies = Duration::from_millis(from_environment("JERICHO_HOSTILE_MS").unwrap_or(LIES_MS));
-    let until = Instant::now() + lies;
+    let corrupting =
+        Duration::from_millis(from_environment("JERICHO_HOSTILE_MS").unwrap_or(CORRUPTING_MS));
+    let until = Instant::now() + corrupting;
     while Instant::now() < until {
         std::thread::sleep(Duration::from_millis(200));
         let stat = in_time(jericho().arg("stat").arg(volume.mnt()).arg("--json"));
@@ -210,7 +222,7 @@ fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() 
     }
     assert!(
         hostile.child.try_wait().expect("wait").is_none(),
-        "it should lie until it is killed: {}",
+        "the malicious program ended before it was killed: {}",
         hostile.end()
     );
     hostile.child.kill().expect("kill");
@@ -220,9 +232,9 @@ fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() 
     std::fs::write(&stop, "").expect("write");
     for program in &mut programs {
         let said = program.end();
-        println!("{}: {said}", program.who);
+        println!("{}: {said}", program.name);
     }
-    // Once nobody asks for anything, nothing is done. What is dirty is written back by the sync.
+    // Without requests the daemon must be idle. The sync writes back the dirty pages first.
     let pid = volume.daemon_pid();
     let _ = in_time(within_limit("sync").arg("-f").arg(volume.mnt()));
     let used = (0..4).find_map(|_| {
@@ -233,10 +245,10 @@ fn a_client_that_lies_harms_neither_the_daemon_nor_metadata_nor_other_volumes() 
     });
     assert!(
         used.is_some(),
-        "the daemon works on for nobody\n{}",
+        "the daemon uses CPU time without requests\n{}",
         volume.log()
     );
-    // It can be used on, whatever is in its cache.
+    // The volume stays usable, although its cache is corrupted.
     let new = dirs[0].join("new");
     let _ = in_time(within_limit("cp").args([&program, &new]));
     let _ = in_time(within_limit("cmp").args([&program, &new]));

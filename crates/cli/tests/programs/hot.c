@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Reads and writes that the kernel has counted for this process. */
+/* Returns how many reads and writes the kernel has counted for this process. */
 static long calls(void)
 {
     char text[512] = "";
@@ -30,14 +30,14 @@ int main(int count, char **arguments)
     size_t bytes = (size_t)atol(arguments[3]);
     int puts = strcmp(arguments[1], "put") == 0;
     int fd = open(arguments[4], puts ? O_RDWR : O_RDONLY);
-    /* The first read is the one that finds out about the file. */
+    /* With the first read the library learns of the file. */
     if (bytes > sizeof to || fd < 0 || pread(fd, to, bytes, 0) != (ssize_t)bytes)
         return 4;
     long before = calls();
     if (strcmp(arguments[1], "copy") == 0) {
         for (long n = 0; n < times; n++) {
             memcpy(to, from, bytes);
-            /* Nobody looks at what was copied: without this the copies could be left out. */
+            /* The program does not use the copied bytes. Without this barrier the compiler could remove the copies. */
             __asm__ volatile("" : : "r"(to), "r"(from) : "memory");
         }
     } else if (puts) {

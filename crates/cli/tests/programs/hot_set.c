@@ -14,7 +14,7 @@
 
 #define PAGE 4096
 
-/* Reads that the kernel has counted for this process. */
+/* Returns how many reads the kernel has counted for this process. */
 static long reads(void)
 {
     char text[512] = "";
@@ -26,7 +26,7 @@ static long reads(void)
     return found ? atol(found + 7) : -1;
 }
 
-/* pread(2) that the library does not see. */
+/* Calls pread(2) past the library. */
 static long kernel_pread(int fd, void *to, size_t bytes, off_t at)
 {
 #if defined __x86_64__
@@ -56,7 +56,7 @@ int main(int count, char **arguments)
     if (hot < 0 || scanned < 0 || fstat(hot, &of_hot) || fstat(scanned, &of_scanned))
         return 4;
     long pages = of_hot.st_size / PAGE, random = 1;
-    /* All of it is in the cache, and known to the library. */
+    /* From here on the whole hot set is in the cache, and the library knows the file. */
     for (long n = 0; n < pages; n++)
         if (pread(hot, page, PAGE, n * PAGE) != PAGE)
             return 5;

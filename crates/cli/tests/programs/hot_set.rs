@@ -1,4 +1,4 @@
-//! What a program reads repeatedly stays in the cache while another reads much data once.
+//! Pages that a program reads repeatedly stay in the cache while a scan reads much data once.
 
 use crate::program::{succeed, within_run};
 use crate::volume::Volume;
@@ -16,7 +16,7 @@ fn reads_and_misses(hot_mib: u64) -> (u64, u64) {
     let dir = volume.make_dir("dir");
     let (hot, scanned) = (dir.join("hot"), dir.join("scanned"));
     std::fs::write(&hot, vec![7; (hot_mib << 20) as usize]).expect("write");
-    // Holes take frames as data does.
+    // The file is sparse: holes take frames as data does.
     let file = std::fs::File::create(&scanned).expect("create");
     file.set_len((10 * CACHE_MIB) << 20).expect("set_len");
     file.sync_all().expect("sync");
@@ -32,13 +32,13 @@ fn reads_and_misses(hot_mib: u64) -> (u64, u64) {
     let (reads, missed) = (numbers[0], numbers[1]);
     println!("{missed} of {reads} reads of a hot set of {hot_mib} MiB missed");
     let evicted = volume.total("evictions") - evicted;
-    assert!(evicted > 120_000, "the scan evicted {evicted} pages only");
+    assert!(evicted > 120_000, "the scan evicted only {evicted} pages");
     volume.finish();
     (reads, missed)
 }
 
 #[test]
-fn what_is_read_inline_all_the_time_stays_under_a_scan_of_ten_times_the_cache() {
+fn pages_that_are_read_inline_repeatedly_survive_a_scan_of_ten_times_the_cache() {
     let (reads, missed) = reads_and_misses(8);
     assert!(
         missed * 1000 <= reads,
@@ -46,10 +46,10 @@ fn what_is_read_inline_all_the_time_stays_under_a_scan_of_ten_times_the_cache() 
     );
 }
 
-/// A thread has 4,096 marks, and marks of different pages overwrite each other. A page without a mark in one round of the evictor
-/// gets one in another.
+/// A thread has 4,096 reference marks, and marks of different pages overwrite each other. A page whose mark was overwritten in one
+/// round of the evictor gets a mark in another round.
 #[test]
-fn a_hot_set_of_more_pages_than_a_thread_has_marks_stays_too() {
+fn a_hot_set_of_more_pages_than_a_thread_has_marks_survives_the_scan() {
     let (reads, missed) = reads_and_misses(24);
     assert!(
         missed * 100 <= reads,

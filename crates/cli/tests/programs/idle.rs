@@ -1,11 +1,11 @@
-//! A daemon that has nothing to do does nothing.
+//! A daemon without work uses no CPU time.
 
 use std::time::{Duration, Instant};
 
 use crate::fio::verify;
 use crate::volume::Volume;
 
-/// CPU time that a process has used, in clock ticks (10 ms each).
+/// Returns the CPU time that a process has used, in clock ticks of 10 ms.
 pub fn cpu_ticks(pid: u64) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon runs");
     // The name in parentheses may hold spaces; utime and stime are the 14th and 15th field of all.
@@ -24,7 +24,7 @@ fn an_idle_daemon_uses_no_cpu() {
         &["--rw=randwrite", "--bs=4k", "--size=8M"],
     );
     let pid = volume.daemon_pid();
-    // Write-back of what fio left dirty is work, not idleness.
+    // First the daemon must write back the pages that fio left dirty.
     let deadline = Instant::now() + Duration::from_secs(120);
     while volume.total("dirty") > 0 {
         assert!(
@@ -33,8 +33,8 @@ fn an_idle_daemon_uses_no_cpu() {
         );
         std::thread::sleep(Duration::from_millis(500));
     }
-    // A group commit may follow; then the daemon has to fall silent. Ten seconds without a tick
-    // (one is allowed for the end of the request above) must come within a minute.
+    // A group commit may follow. Then the daemon must become idle: within a minute there must be ten seconds with at most one tick,
+    // which is allowed for the end of the request above.
     let mut used = Vec::new();
     for _ in 0..6 {
         let before = cpu_ticks(pid);

@@ -1,5 +1,5 @@
-//! What a hit costs the program that reads or writes, in instructions and in locked ones: unlike times, they are the same in every
-//! run.
+//! The cost of a cache hit for the reading or writing program, in instructions and in locked instructions. Unlike times, these
+//! counts are the same in every run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,20 +10,21 @@ use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("hot.c");
 const PAGE: u32 = 4096;
-/// Rounds of a run. An event that happens once in it, such as the move of a thread (50,000 instructions), adds one or two instructions to
-/// the average round.
+/// Rounds of a run. An event that happens once in a run, for example a thread's migration (50,000 instructions), adds one or two
+/// instructions to the average round.
 const TIMES: u64 = 40_000;
 /// Instructions that a read and a write of a cached page may cost beside the copy of its bytes.
 const READ_MOST: u64 = 250;
 const WRITE_MOST: u64 = 340;
-/// Locked instructions of a write: its page's latch is taken and given back.
+/// Locked instructions of a write: it takes and releases its page's latch.
 const LATCH: f64 = 2.0;
-/// Locked instructions per round, on average, that are not the hit's: some rounds find the page clean because it was written back, or the
-/// thread is moved.
+/// Other locked instructions per round, on average: in some rounds the page is clean because it was written back, or the thread is
+/// migrated.
 const NOW_AND_THEN: f64 = 0.02;
 
-/// The command and its library as users have them: without optimization nothing could be said about their cost.
-fn optimized_jericho() -> PathBuf {
+/// Builds the command and its library in release mode, as users have them, and returns the command. The cost of unoptimized code
+/// has no meaning.
+fn build_optimized_jericho() -> PathBuf {
     let target = Path::new(again::run_prefix()[0]).ancestors().nth(2);
     let target = target.expect("the command lies in TARGET/PROFILE");
     let mut build = Command::new(std::env::var_os("CARGO").expect("cargo runs the tests"));
@@ -39,17 +40,17 @@ fn optimized_jericho() -> PathBuf {
     target.join("release/jericho")
 }
 
-/// A program under callgrind, and under `jericho run` where one is given.
+/// A program that runs under callgrind and `jericho run`.
 struct Counted<'a> {
     jericho: &'a Path,
     program: PathBuf,
     file: PathBuf,
-    /// What callgrind writes.
+    /// The file to which callgrind writes its counts.
     counts: PathBuf,
 }
 
 impl Counted<'_> {
-    /// Returns the instructions and locked instructions of one run, and how many calls of its loop the kernel saw.
+    /// Returns the instructions and locked instructions of one run, and how many calls of the program's loop reached the kernel.
     fn run(&self, way: &str, times: u64) -> ([u64; 2], u64) {
         let mut command = within_limit(self.jericho);
         command.args(["run", "--", "valgrind", "--tool=callgrind"]);
@@ -67,14 +68,14 @@ impl Counted<'_> {
         ([(); 2].map(|()| sums.next().expect("two sums")), calls)
     }
 
-    /// Returns the instructions and locked instructions of one round of the loop: the difference between a run of `TIMES` rounds and one of
-    /// twice as many, in which the costs of start and end cancel out.
+    /// Returns the instructions and locked instructions of one round of the loop. They come from the difference between a run of
+    /// `TIMES` rounds and one of twice as many, in which the costs of start and end cancel out.
     fn each(&self, way: &str) -> [f64; 2] {
         let ((once, calls), (twice, more_calls)) = (self.run(way, TIMES), self.run(way, 2 * TIMES));
-        // Valgrind and the program's look at the counter make a few calls.
+        // Valgrind makes a few calls, and the program makes a few to read the counter.
         assert!(
             calls < TIMES / 20 && more_calls < TIMES / 20,
-            "the kernel saw {calls} and {more_calls} calls: no hits in the program's own thread"
+            "the kernel saw {calls} and {more_calls} calls: the library did not serve the hits"
         );
         [0, 1].map(|sum| (twice[sum] as f64 - once[sum] as f64) / TIMES as f64)
     }
@@ -82,7 +83,7 @@ impl Counted<'_> {
 
 #[test]
 fn a_hit_of_a_page_takes_few_instructions_beside_the_copy() {
-    let jericho = optimized_jericho();
+    let jericho = build_optimized_jericho();
     let volume = Volume::mounted("256M", 2, "32M");
     let file = volume.make_dir("dir").join("hot");
     std::fs::write(&file, [7; 4 * PAGE as usize]).expect("write");

@@ -1,5 +1,5 @@
-/* Writes whose bytes lie where the program has no access yet: a SIGSEGV handler interrupts the copy in the middle of a
-   page, uses the same file, and lets the copy go on. */
+/* Writes from a buffer whose second part the program cannot read yet. So a SIGSEGV handler interrupts the copy in the middle of a
+   page, uses the same file, and lets the copy continue. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <setjmp.h>
@@ -21,7 +21,7 @@
     } while (0)
 
 static int fd, round_, handled;
-static char *trap; /* PAGES pages, of which the first is there */
+static char *trap; /* PAGES pages; the handler makes all but the first readable */
 #define PAGES 8
 static void (*in_handler)(void);
 static sigjmp_buf away;
@@ -33,7 +33,7 @@ static void handler(int signal) {
     in_handler();
 }
 
-/* Bytes of a write that is interrupted when `half` of them are copied. */
+/* Returns a buffer of `len` bytes for a write that is interrupted once the first `half` bytes are copied. */
 static char *trapped(size_t len, size_t half, char byte) {
     CHECK(mprotect(trap, PAGES * PAGE, PROT_READ | PROT_WRITE) == 0);
     memset(trap, byte, PAGES * PAGE);
@@ -42,8 +42,8 @@ static char *trapped(size_t len, size_t half, char byte) {
     return trap + PAGE - half;
 }
 
-/* A write through the kernel is not interrupted: it fails, or ends where the bytes do. Then it is tried again; where the number
-   has an offset of its own, `again` puts things right. */
+/* Repeats a write until it is interrupted. A write through the kernel is not interrupted: it fails, or ends before the unreadable
+   bytes. Before each attempt, `again` restores the file and the descriptor's offset. */
 #define TRIES 1000
 #define INTERRUPTED(write_call, len, again)                                               \
     do {                                                                                  \
@@ -70,13 +70,13 @@ static void same_page(void) {
     char bytes[100];
     CHECK(pread(fd, bytes, 100, 3900) == 100);
     for (int i = 0; i < 100; i++) CHECK(bytes[i] == 'o');
-    CHECK(pwrite(fd, "hhhh", 4, 100) == 4);  /* what is copied already */
-    CHECK(pwrite(fd, "hhhh", 4, 1900) == 4); /* what is not */
-    CHECK(pwrite(fd, "hhhh", 4, 3000) == 4); /* what never will be */
+    CHECK(pwrite(fd, "hhhh", 4, 100) == 4);  /* Bytes that are copied already. */
+    CHECK(pwrite(fd, "hhhh", 4, 1900) == 4); /* Bytes that are not copied yet. */
+    CHECK(pwrite(fd, "hhhh", 4, 3000) == 4); /* Bytes beyond the write. */
     CHECK(pread(fd, bytes, 4, 100) == 4 && memcmp(bytes, "hhhh", 4) == 0);
 }
 
-static void by_another_number(void) {
+static void by_another_descriptor(void) {
     int other = open("file", O_RDWR);
     char bytes[4];
     CHECK(other >= 0 && read(other, bytes, 4) == 4 && write(other, "hhhh", 4) == 4);
@@ -94,7 +94,7 @@ static void several_pages(void) {
 }
 
 static int log_fd;
-/* The kernel may know a size from before this. */
+/* Extends the log and returns its size. The kernel may still know an older size. */
 static long lengthen(void) {
     CHECK(write(log_fd, old, 3 * PAGE) == 3 * PAGE);
     return lseek(log_fd, 0, SEEK_END);
@@ -104,11 +104,11 @@ static void line(void) { CHECK(write(log_fd, "handler\n", 8) == 8); }
 
 static void synced(void) { CHECK(fsync(fd) == 0 && fdatasync(fd) == 0 && fsync(log_fd) == 0); }
 
-static void cut(void) { CHECK(ftruncate(fd, 500) == 0 && lseek(fd, 0, SEEK_END) == 500); }
+static void truncated(void) { CHECK(ftruncate(fd, 500) == 0 && lseek(fd, 0, SEEK_END) == 500); }
 
 static void log_synced(void) { CHECK(fsync(log_fd) == 0 && syscall(SYS_fdatasync, log_fd) == 0); }
 
-static void log_cut(void) { CHECK(ftruncate(log_fd, 4) == 0); }
+static void log_truncated(void) { CHECK(ftruncate(log_fd, 4) == 0); }
 
 static void allocated(void) {
     CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) == 0);
@@ -126,7 +126,7 @@ static void volume_synced(void) { CHECK(syncfs(fd) == 0); }
 
 static void everything_synced(void) { sync(); }
 
-static void cut_by_name(void) {
+static void truncated_by_name(void) {
     CHECK(truncate("file", 500) == 0 && lseek(fd, 0, SEEK_END) == 500);
     CHECK(close(open("file", O_WRONLY | O_TRUNC)) == 0);
     CHECK(lseek(fd, 0, SEEK_END) == 0);
@@ -144,7 +144,7 @@ int main(int argc, char **argv) {
     fd = open("file", O_RDWR | O_CREAT | O_TRUNC, 0644);
     log_fd = open("log", O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0644);
     CHECK(fd >= 0 && log_fd >= 0);
-    /* The first calls are made in the ordinary way. */
+    /* The first calls go through the kernel. */
     for (int i = 0; i < 100; i++) CHECK(pread(fd, old, 1, 0) == 0 && pread(log_fd, old, 1, 0) == 0);
     CHECK(write(log_fd, "begin--\n", 8) == 8);
     for (round_ = 0; round_ < rounds; round_++) {
@@ -155,7 +155,7 @@ int main(int argc, char **argv) {
         all(2000, 3000, 'o');
         all(3000, 3004, 'h');
 
-        in_handler = by_another_number;
+        in_handler = by_another_descriptor;
         INTERRUPTED(write(fd, trapped(2000, 1000, 'w'), 2000), 2000, (restore(), lseek(fd, 0, SEEK_SET)));
         CHECK(lseek(fd, 0, SEEK_CUR) == 2000);
         all(0, 2000, 'w');
@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
         all(PAGE, 4 * PAGE, 'w');
         all(4 * PAGE, 2000 + 5 * PAGE, 'h');
 
-        /* Lines of a log: each is there once and whole. */
+        /* The log holds each line once and whole. */
         in_handler = line;
         long end = 0;
         INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lengthen());
@@ -197,14 +197,14 @@ int main(int argc, char **argv) {
         CHECK(pread(log_fd, text, sizeof text, end) == 3000);
         for (int i = 0; i < 3000; i++) CHECK(text[i] == 'w');
 
-        /* The write comes after the truncation, wherever its handler was. */
-        in_handler = cut;
+        /* The write takes effect after the truncation, wherever the handler interrupted it. */
+        in_handler = truncated;
         INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
         CHECK(lseek(fd, 0, SEEK_END) == 2000);
         all(0, 2000, 'w');
         restore();
 
-        in_handler = log_cut;
+        in_handler = log_truncated;
         INTERRUPTED(write(log_fd, trapped(3000, 1500, 'w'), 3000), 3000, end = lengthen());
         CHECK(lseek(log_fd, 0, SEEK_END) == 3004 && pread(log_fd, text, sizeof text, 4) == 3000);
         for (int i = 0; i < 3000; i++) CHECK(text[i] == 'w');
@@ -222,7 +222,7 @@ int main(int argc, char **argv) {
         CHECK(pread(log_fd, text, sizeof text, end) == 3000);
         for (int i = 0; i < 3000; i++) CHECK(text[i] == 'w');
 
-        in_handler = cut_by_name;
+        in_handler = truncated_by_name;
         INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
         CHECK(lseek(fd, 0, SEEK_END) == 2000);
         all(0, 2000, 'w');
@@ -233,11 +233,12 @@ int main(int argc, char **argv) {
         all(0, 2000, 'w');
         CHECK(handled == 12);
     }
-    /* Once, as all that the machine has is written. */
+    /* Only once, because the call writes back all dirty data of the machine. */
     in_handler = everything_synced;
     INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), 2000, restore());
     all(0, 2000, 'w');
-    /* A handler that does not return leaves its thread without the fast path; what it uses then ends its interrupted write. */
+    /* A handler that does not return leaves its thread without the fast path. The thread's next use of the file ends the interrupted
+       write. */
     in_handler = leave;
     if (sigsetjmp(away, 1) == 0) INTERRUPTED(pwrite(fd, trapped(2000, 1000, 'w'), 2000, 0), -1, (void)0);
     CHECK(pwrite(fd, "after", 5, 10) == 5);

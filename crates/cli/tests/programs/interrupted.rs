@@ -1,4 +1,4 @@
-//! A signal handler uses the file whose write it has interrupted: it does not wait, and its program stays on the fast path.
+//! A signal handler uses the file whose write it interrupted. It must not wait, and its program must stay on the fast path.
 
 use crate::program::{succeed, under_run};
 use crate::volume::Volume;
@@ -7,7 +7,7 @@ const SOURCE: &str = include_str!("interrupted.c");
 const ROUNDS: &str = "40";
 
 #[test]
-fn a_handler_that_uses_the_file_it_interrupted_a_write_of_costs_nobody_anything() {
+fn a_handler_uses_the_file_whose_write_it_interrupted_without_a_wait() {
     let volume = Volume::mounted("256M", 2, "32M");
     let options = ["-O1", "-Wall", "-Werror", "-Wno-unused-result"];
     let program = volume.compile("interrupted", SOURCE, &options);
