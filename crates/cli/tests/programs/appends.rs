@@ -79,7 +79,7 @@ fn appends_of_several_threads_to_one_file_stay_inline_and_whole() {
     let mut command = roles::command("appends::appender", &[path.to_str().expect("UTF-8")], true);
     let mut appender = roles::start(command.env("JERICHO_REPORT", &report));
     let status = roles::wait_for_end(&mut appender, "the appending program", HANG);
-    assert!(status.success(), "{}", roles::said_by(&mut appender));
+    assert!(status.success(), "{}", roles::output_of(&mut appender));
     assert_whole(&path);
     let report = std::fs::read_to_string(report).expect("the report");
     assert!(inline(&report) >= INLINE_MIN, "{report}");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::program::{command, succeed, under_run};
-use crate::roles::{self, LONG, kill, said_by, wait_until};
+use crate::roles::{self, LONG, kill, output_of, wait_until};
 use crate::volume::Volume;
 
 const PAUSE: Duration = Duration::from_millis(5);
@@ -109,7 +109,7 @@ fn calls_in_progress_when_the_daemon_is_killed_all_say_enotconn() {
         assert!(
             !ended && Instant::now() < deadline,
             "{}",
-            said_by(&mut child)
+            output_of(&mut child)
         );
         std::thread::sleep(PAUSE);
     }
@@ -140,6 +140,6 @@ fn calls_in_progress_when_the_daemon_is_killed_all_say_enotconn() {
     let ended = Path::new("/proc").join(daemon.to_string());
     wait_until("the daemon's end", || !ended.exists());
     volume.detach();
-    assert!(status.success(), "{}", said_by(&mut child));
+    assert!(status.success(), "{}", output_of(&mut child));
     volume.check();
 }

@@ -125,7 +125,7 @@ impl Started {
     /// Waits for the program's end and returns its output. Panics unless it succeeds in time.
     fn end(&mut self) -> String {
         let status = roles::wait_for_end(&mut self.child, self.name, END_MAX);
-        let said = roles::said_by(&mut self.child);
+        let said = roles::output_of(&mut self.child);
         assert!(status.success(), "{}: {status}\n{said}", self.name);
         said
     }

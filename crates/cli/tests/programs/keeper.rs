@@ -1,5 +1,5 @@
-//! What programs under `jericho run` see when the daemon ends: no access to a cache that nothing writes back. They also do not
-//! keep its memory.
+//! When the daemon ends, programs under `jericho run` lose access to the cache, because nothing writes it back any more. They also
+//! release its memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,30 +7,30 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::roles::{self, LONG, kill, said_by, wait_until};
+use crate::roles::{self, LONG, kill, output_of, wait_until};
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;
-/// Pages of the file that is in the cache.
+/// Pages of the test's file that are in the cache.
 const PAGES: u64 = 64;
-/// Position of a hole in the file that no program has read.
+/// Offset of a hole in the file that no program has read.
 const HOLE_AT: u64 = 512 << 20;
-/// Accesses before the daemon is killed, and after the program has seen the error.
+/// Accesses of one series. A program makes a series before the daemon is killed, and one after the first error.
 const ACCESSES: u64 = 2000;
-/// Memory of emptied segments that a program may still have: pages of zeros that its calls in progress touched afterwards.
+/// Memory that a program may keep of emptied segments: pages of zeros that its calls in progress touched afterwards.
 const LEFT_KIB_MAX: u64 = 64;
 
 /// A program with a file open on the mount.
 struct Program {
     file: Option<File>,
     writes: bool,
-    /// Where the program and the test leave marks for each other.
+    /// The directory in which the program and the test create files as marks for each other.
     marks: PathBuf,
 }
 
 impl Program {
     fn file(&self) -> &File {
-        self.file.as_ref().expect("it is open")
+        self.file.as_ref().expect("the file is open")
     }
 
     fn access(&self, at: u64) -> Result<(), i32> {
@@ -52,7 +52,7 @@ impl Program {
         (0..ACCESSES).try_for_each(|n| self.access(n % PAGES * PAGE as u64))
     }
 
-    /// Checks that no access is served and that each fails in the same way.
+    /// Asserts that each access fails with ENOTCONN.
     fn assert_over(&self) {
         for n in 0..ACCESSES {
             let got = self.access(n % PAGES * PAGE as u64);
@@ -69,7 +69,7 @@ impl Program {
     }
 }
 
-/// A program that the tests below start.
+/// Runs as a program of the tests below.
 #[test]
 #[ignore = "a part of the tests here, which start it as a process of its own"]
 fn role() {
@@ -93,7 +93,7 @@ fn role() {
                 if let Err(errno) = program.access_all() {
                     break errno;
                 }
-                assert!(Instant::now() < deadline, "it is never told");
+                assert!(Instant::now() < deadline, "no access ever fails");
             };
             assert_eq!(errno, libc::ENOTCONN);
             program.assert_over();
@@ -101,21 +101,21 @@ fn role() {
             program.wait_for("mounted again");
             program.assert_over();
         }
-        // Both are killed before the program continues.
+        // The test kills the daemon and its keeper before the program continues.
         "untold" => {
             program.mark("begun");
             program.wait_for("killed");
-            // The kernel's error is the program's only notice.
+            // Only the kernel's error tells the program that the daemon has ended.
             assert_eq!(program.access(HOLE_AT), Err(libc::ENOTCONN));
             program.assert_over();
         }
-        // The daemon is stopped, and killed while a request waits for it.
+        // The test stops the daemon, and kills it while this program's request waits.
         "under way" => {
             program.mark("begun");
             program.wait_for("stopped");
             assert_eq!(program.access(HOLE_AT), Err(libc::ENOTCONN));
         }
-        // Unmounted after the program has closed its file.
+        // The test unmounts the volume after the program has closed its file.
         _ => {
             program.file = None;
             program.mark("begun");
@@ -124,7 +124,7 @@ fn role() {
     }
 }
 
-/// A running program; ends with the test.
+/// A running program. It is killed when dropped.
 struct Started {
     child: Child,
     marks: PathBuf,
@@ -155,7 +155,7 @@ impl Started {
             let late = Instant::now() > deadline;
             if ended.is_some() || late {
                 let _ = self.child.kill();
-                panic!("not {name}: {ended:?}\n{}", said_by(&mut self.child));
+                panic!("not {name}: {ended:?}\n{}", output_of(&mut self.child));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -163,10 +163,10 @@ impl Started {
 
     fn end(mut self) {
         let status = roles::wait_for_end(&mut self.child, "the program", 2 * LONG);
-        assert!(status.success(), "{}", said_by(&mut self.child));
+        assert!(status.success(), "{}", output_of(&mut self.child));
     }
 
-    /// Returns whether a thread of the process is in pwrite(2). `calls`: the system calls of its threads.
+    /// Returns whether a thread of the process is in pwrite(2). Writes the current system calls of its threads to `calls`.
     fn is_writing(&self, calls: &mut String) -> bool {
         let tasks = format!("/proc/{}/task", self.child.id());
         let tasks = std::fs::read_dir(tasks).expect("the process runs");
@@ -178,17 +178,17 @@ impl Started {
         calls.lines().any(|call| call.starts_with(&pwrite))
     }
 
-    /// Returns how many KiB of the volume's segments, without its own area, the process has in memory.
+    /// Returns how many KiB of the volume's segments the process has in memory, without the process's own area.
     fn segments_kib(&self) -> u64 {
         let path = format!("/proc/{}/smaps", self.child.id());
         let smaps = std::fs::read_to_string(path).expect("the process runs");
         assert!(!smaps.is_empty(), "the process has ended");
-        let (mut ours, mut sum) = (false, 0);
+        let (mut is_segment, mut sum) = (false, 0);
         for line in smaps.lines() {
             let first = line.split_whitespace().next().unwrap_or_default();
             if !first.ends_with(':') {
-                ours = line.contains("/memfd:jericho") && !line.contains("-area-");
-            } else if ours && first == "Rss:" {
+                is_segment = line.contains("/memfd:jericho") && !line.contains("-area-");
+            } else if is_segment && first == "Rss:" {
                 let kib = line.split_whitespace().nth(1);
                 sum += kib.and_then(|kib| kib.parse::<u64>().ok()).expect("KiB");
             }
@@ -227,7 +227,7 @@ fn has_ended(pid: u64) -> bool {
     process(pid).is_none_or(|(state, _)| state == 'Z')
 }
 
-/// Returns the keeper of a daemon.
+/// Returns the process id of a daemon's keeper.
 fn keeper_of(daemon: u64) -> Option<u64> {
     let pids = std::fs::read_dir("/proc").expect("proc is mounted");
     let mut pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -239,12 +239,12 @@ fn keeper_of(daemon: u64) -> Option<u64> {
 }
 
 #[test]
-fn programs_are_told_when_the_daemon_is_killed_and_see_nothing_of_it_again() {
+fn programs_lose_access_when_the_daemon_is_killed_and_stay_without_it() {
     let (volume, file) = volume_with_file();
     let mut reader = Started::begin(&volume, &file, "reader", false, "until told");
     let mut writer = Started::begin(&volume, &file, "writer", true, "until told");
     let daemon = volume.daemon_pid();
-    // One that has made the file is forgotten a moment after its end.
+    // The daemon may list the client that made the file for a moment longer.
     wait_until("two programs are inline", || {
         volume.stat()["clients"].as_array().map(Vec::len) == Some(2)
     });
@@ -271,7 +271,7 @@ fn programs_are_told_when_the_daemon_is_killed_and_see_nothing_of_it_again() {
 }
 
 #[test]
-fn an_unmounted_volume_holds_no_memory_though_programs_still_have_it_mapped() {
+fn programs_release_the_memory_of_an_unmounted_volume() {
     let (volume, file) = volume_with_file();
     let program = Started::begin(&volume, &file, "program", true, "until unmounted");
     assert!(program.segments_kib() > 2 * LEFT_KIB_MAX);
@@ -285,7 +285,7 @@ fn an_unmounted_volume_holds_no_memory_though_programs_still_have_it_mapped() {
 }
 
 #[test]
-fn programs_whose_daemon_and_keeper_were_both_killed_are_told_by_the_kernel() {
+fn programs_get_the_kernels_error_when_daemon_and_keeper_are_both_killed() {
     let (volume, file) = volume_with_file();
     let program = Started::begin(&volume, &file, "program", false, "untold");
     let keeper = keeper_of(volume.daemon_pid()).expect("a keeper");
@@ -298,7 +298,7 @@ fn programs_whose_daemon_and_keeper_were_both_killed_are_told_by_the_kernel() {
 }
 
 #[test]
-fn a_keeper_that_dies_is_replaced_and_the_new_one_knows_all_programs() {
+fn a_keeper_that_dies_is_replaced_by_one_that_knows_all_programs() {
     let (volume, file) = volume_with_file();
     let mut program = Started::begin(&volume, &file, "program", true, "until told");
     let daemon = volume.daemon_pid();
@@ -309,13 +309,13 @@ fn a_keeper_that_dies_is_replaced_and_the_new_one_knows_all_programs() {
         second = keeper_of(daemon).filter(|pid| *pid != first && has_segments(*pid));
         second.is_some()
     });
-    // Also of the program that came before it.
+    // The new keeper must also get the area of the program that attached before it started.
     let area = "-area-";
     let second = second.expect("a keeper");
     wait_until("the area of the program", || {
         descriptors(second).iter().any(|name| name.contains(area))
     });
-    // It was started while the volume was mounted.
+    // This keeper started while the volume was mounted, so it could have inherited the device or the lock.
     assert_has_no_device_or_lock(&volume, second);
     volume.crash();
     program.wait_for("told");
@@ -324,34 +324,37 @@ fn a_keeper_that_dies_is_replaced_and_the_new_one_knows_all_programs() {
     volume.check();
 }
 
-/// A daemon that answers no request until it is killed. It is killed in any case, because a process that looks at its mount would
-/// wait too.
-struct Stopped(u64);
+/// A stopped daemon, which answers no request. It is killed when dropped, because every process that accesses the mount would wait
+/// for it.
+struct StoppedDaemon(u64);
 
-impl Stopped {
-    fn daemon(pid: u64) -> Stopped {
+impl StoppedDaemon {
+    fn stop(pid: u64) -> StoppedDaemon {
         kill("STOP", pid);
-        Stopped(pid)
+        StoppedDaemon(pid)
     }
 }
 
-impl Drop for Stopped {
+impl Drop for StoppedDaemon {
     fn drop(&mut self) {
         kill("KILL", self.0);
     }
 }
 
 #[test]
-fn a_write_that_was_under_way_when_the_daemon_was_killed_fails_like_all_others() {
+fn a_write_in_progress_when_the_daemon_is_killed_fails_with_enotconn() {
     let (volume, file) = volume_with_file();
     let program = Started::begin(&volume, &file, "program", true, "under way");
     let daemon = volume.daemon_pid();
-    let stopped = Stopped::daemon(daemon);
+    let stopped = StoppedDaemon::stop(daemon);
     program.mark("stopped");
     let mut calls = String::new();
     let deadline = Instant::now() + LONG;
     while !program.is_writing(&mut calls) {
-        assert!(Instant::now() < deadline, "it does not write: {calls}");
+        assert!(
+            Instant::now() < deadline,
+            "the program does not write: {calls}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(stopped);
@@ -361,7 +364,7 @@ fn a_write_that_was_under_way_when_the_daemon_was_killed_fails_like_all_others()
     volume.check();
 }
 
-/// Returns what the descriptors of a process refer to.
+/// Returns the names to which the descriptors of a process refer.
 fn descriptors(pid: u64) -> Vec<String> {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd"));
     let fds = fds.map(|fds| fds.flatten().collect::<Vec<_>>());
@@ -372,8 +375,8 @@ fn descriptors(pid: u64) -> Vec<String> {
         .collect()
 }
 
-/// A keeper with the mount's channel would keep programs waiting; one with the volume's lock would keep the next
-/// daemon waiting.
+/// Asserts that a keeper holds neither the FUSE device nor the volume's lock. With the device it would keep programs waiting, and
+/// with the lock the next daemon.
 fn assert_has_no_device_or_lock(volume: &Volume, keeper: u64) {
     let log = volume.outside("log").display().to_string();
     for name in descriptors(keeper) {
@@ -402,7 +405,7 @@ fn a_keeper_has_segments_and_no_device_or_lock_and_outlives_what_stops_the_daemo
     let daemon = volume.daemon_pid();
     let keeper = keeper_of(daemon).expect("a keeper");
     assert_has_no_device_or_lock(&volume, keeper);
-    // Its own session: a signal to the daemon's process group does not reach it.
+    // The keeper has a session of its own, so signals to the daemon's process group do not reach it.
     let session = |pid: u64| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
         let words: Vec<String> = stat
@@ -418,7 +421,7 @@ fn a_keeper_has_segments_and_no_device_or_lock_and_outlives_what_stops_the_daemo
     for signal in ["TERM", "INT", "HUP"] {
         kill(signal, keeper);
     }
-    // The signals have arrived and are blocked.
+    // The signals are pending, because the keeper blocks them.
     let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).expect("it runs");
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     let pending = u64::from_str_radix(pending.expect("a mask").trim(), 16).expect("a mask");

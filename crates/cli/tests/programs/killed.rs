@@ -1,7 +1,7 @@
-//! Programs under `jericho run` are killed in the middle of their writes, again and again, while others verify.
+//! The test kills programs under `jericho run` in the middle of their writes, again and again, while other programs verify.
 //!
-//! A killed writer may leave half of its last write, as after any killed program: never bytes that nobody wrote, never a page
-//! that hangs, never a loss of what it wrote before. After it all, the volume is sound and holds the same.
+//! A killed writer may leave half of its last write, as on any filesystem. It must not leave bytes that no write contained or a
+//! page that blocks other programs, and its earlier writes must stay. In the end the volume is sound and holds the same data.
 //!
 //! Writers own pages of one file, each of which holds a record (see `killing`), and a log of text.
 
@@ -20,29 +20,29 @@ use crate::killing::{
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;
-/// The first ones run under `jericho run`, the last one does not: both ways are killed and mixed.
+/// Writing programs. The first `INLINE_WRITERS` run under `jericho run`, the last one does not, so that both kinds are mixed.
 const WRITERS: u64 = 3;
 const INLINE_WRITERS: u64 = 2;
 const PAGES_EACH: u64 = 300;
 const MOST_PAGES_IN_A_WRITE: u64 = 4;
 const LOG_BYTES_MOST: u64 = 4 << 20;
-/// Nothing here takes longer unless it hangs.
+/// Limit of every wait. A program that reaches it hangs.
 const HANG: Duration = Duration::from_secs(60);
-/// How long writers are killed (`make soak` asks for more), but at least so often.
+/// How long the test kills writers (`make soak` asks for more), and how often at least.
 const SECONDS: u64 = 8;
 const KILLS_MIN: u32 = 10;
 
-/// Returns the entry for the bytes of a writer's log that are written.
+/// Returns the entry for the number of bytes that a writer has written to its log.
 fn log_entry(writer: u64) -> Entry {
     Entry::Own(writer)
 }
 
-/// Returns the entry for the sequence number of a page that is written.
+/// Returns the entry for the sequence number that was last written to a page.
 fn record_entry(page: u64) -> Entry {
     Entry::Own(WRITERS + page)
 }
 
-/// The files, as a process of the test sees them.
+/// The test's files as one of its processes sees them.
 struct Files<'a>(&'a Stage);
 
 impl Files<'_> {
@@ -54,7 +54,7 @@ impl Files<'_> {
         self.0.on_mount.join(format!("log{writer}"))
     }
 
-    /// Writes pages and log of one writer until it is killed.
+    /// Writes the pages and the log of one writer until the process is killed.
     fn write(&self, writing: Writing) {
         let (writer, mut random) = (writing.number, writing.random);
         let (ledger, records) = (&self.0.ledger, self.records());
@@ -98,7 +98,7 @@ impl Files<'_> {
         }
     }
 
-    /// Reads pages and logs of all writers until it is told to stop; gives how many reads could be judged.
+    /// Reads pages and logs of all writers until the test ends. Returns how many reads were judged.
     fn verify(&self, mut random: Random) -> u64 {
         let (ledger, records) = (&self.0.ledger, self.records());
         let (mut judged, mut bytes) = (0, vec![0; PAGE]);
@@ -110,7 +110,7 @@ impl Files<'_> {
             read.expect("a read of a record");
             let to = ledger.get(record_entry(page)) + 1;
             if whole.is_none() || ledger.whole(writer) != whole {
-                // A killed writer's page may be half written: that is judged when it is dead.
+                // The page of a killed writer may be half written. `assert_nothing_foreign` judges it when the writer is dead.
                 continue;
             }
             assert_record(&bytes, page, from, to);
@@ -129,14 +129,14 @@ impl Files<'_> {
         let mut bytes = vec![0; (logged - at).min(5000) as usize];
         let log = File::open(self.log(writer)).expect("the log opens");
         let read = log.read_exact_at(&mut bytes, at);
-        // It may have been emptied meanwhile, by the successor of a killed writer.
+        // The next writer may have emptied the log meanwhile, after this one was killed.
         if self.0.ledger.whole(writer) == whole {
             read.unwrap_or_else(|e| panic!("log of writer {writer} at {at} of {logged}: {e}"));
             assert_text(writer, at, &bytes, logged);
         }
     }
 
-    /// What a dead writer left: each byte is the noted write's or the one's in which it died.
+    /// Asserts that each byte that a dead writer left comes from the noted write or from the next, in which the writer died.
     fn assert_nothing_foreign(&self, writer: u64) {
         let records = self.records();
         let mut bytes = vec![0; PAGE];
@@ -156,7 +156,7 @@ impl Files<'_> {
     }
 }
 
-/// The bytes at an offset of a log are what its writer appended there.
+/// Asserts that the bytes at an offset of a log are the bytes that its writer appended there.
 fn assert_text(writer: u64, at: u64, bytes: &[u8], logged: u64) {
     let expected = text(writer, at..at + bytes.len() as u64);
     let foreign: Vec<usize> = (0..bytes.len())
@@ -174,7 +174,7 @@ fn assert_text(writer: u64, at: u64, bytes: &[u8], logged: u64) {
     }
 }
 
-/// The other processes of the test below.
+/// Runs as a writing or a verifying process of the test below.
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
 fn role() {
@@ -185,7 +185,7 @@ fn role() {
 }
 
 #[test]
-fn programs_killed_in_their_writes_leave_nothing_that_nobody_wrote() {
+fn programs_killed_in_their_writes_leave_only_bytes_that_they_wrote() {
     let volume = Volume::mounted("512M", 2, "8M");
     let on_mount = volume.make_dir("killed");
     let pages = WRITERS * PAGES_EACH;

@@ -1,7 +1,8 @@
-//! What the tests share that kill writing programs again and again while other programs verify.
+//! The common part of tests that kill writing programs again and again while other programs verify.
 //!
-//! After each write a program notes a sequence number in a [`Ledger`] beside the mount, which survives its death. So a page holds
-//! at any time the *record* of the noted number or the one after it. A killed program may leave its last writes half done.
+//! After each write a program notes a sequence number in a [`Ledger`] beside the mount. The ledger survives the program's death. So
+//! a page holds at any time the *record* of the noted number or of the next one. A killed program may leave its last writes half
+//! done.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use jericho_sim::Random;
 
-use crate::roles::{self, from_environment, said_by};
+use crate::roles::{self, from_environment, output_of};
 
 const PAGE: usize = 4096;
-/// Most writing programs of a test.
+/// Largest number of writing programs in a test.
 const PROGRAMS_MAX: u64 = 16;
 
 fn mix(mut n: u64) -> u64 {
@@ -23,14 +24,14 @@ fn mix(mut n: u64) -> u64 {
     n ^ (n >> 31)
 }
 
-/// Returns what a page holds after its write with this number. The number comes first.
+/// Returns the content of a page after its write with this sequence number. The number comes first.
 pub fn record(page: u64, sequence: u64) -> Vec<u8> {
     let cells = (1..PAGE as u64 / 8).map(|cell| mix((page << 44) ^ (sequence << 9) ^ cell));
     let cells = std::iter::once(sequence).chain(cells);
     cells.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Returns bytes of the endless text that belongs to a writer.
+/// Returns a range of the endless text that belongs to a writer.
 pub fn text(writer: u64, range: std::ops::Range<u64>) -> Vec<u8> {
     let byte = |at: u64| (mix((writer << 56) ^ (at / 8)) >> (at % 8 * 8)) as u8;
     range.map(byte).collect()
@@ -41,7 +42,7 @@ pub fn number_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// Returns how many cells of a page belong to which of some records.
+/// Says how many 8-byte cells of a page belong to each of the records from `from` to `to`.
 fn blame(bytes: &[u8], page: u64, from: u64, to: u64) -> String {
     let cells = |bytes: &[u8]| -> Vec<[u8; 8]> { bytes.as_chunks().0.to_vec() };
     let found = cells(bytes);
@@ -67,7 +68,7 @@ pub fn assert_record(bytes: &[u8], page: u64, from: u64, to: u64) {
     );
 }
 
-/// Asserts that each byte of a page is of the noted record or of the one after it.
+/// Asserts that each byte of a page comes from the noted record or from the next one.
 pub fn assert_record_or_next(bytes: &[u8], page: u64, noted: u64) {
     let (old, new) = (record(page, noted), record(page, noted + 1));
     let known = |at: usize| bytes[at] == old[at] || bytes[at] == new[at];
@@ -82,20 +83,20 @@ pub struct Ledger(File);
 
 #[derive(Clone, Copy)]
 pub enum Entry {
-    /// Not 0: verifiers end.
+    /// Not 0 when the verifiers must end.
     Stop,
-    /// Process id of a program, 0 until it runs.
+    /// The process id of a program. 0 until the program runs.
     Pid(u64),
-    /// One more before each kill of a program.
+    /// The number of kills of a program. The test increments it before each kill.
     Kills(u64),
-    /// The number of kills for which a program has written all that it owns anew: none of it is half written.
+    /// The number of kills after which the program has rewritten all its data, so that nothing is half written.
     WholeSince(u64),
-    /// An entry that the test numbers itself.
+    /// An entry of the test, which numbers its entries itself.
     Own(u64),
 }
 
 impl Ledger {
-    /// Creates a ledger of zeros with so many entries of the test's own.
+    /// Creates a ledger of zeros with `own` entries of the test.
     pub fn create(path: &Path, own: u64) {
         let zeros = vec![0; Ledger::offset(Entry::Own(own)) as usize];
         std::fs::write(path, zeros).expect("the ledger");
@@ -130,14 +131,14 @@ impl Ledger {
         self.0.write_all_at(&bytes, at).expect("the ledger");
     }
 
-    /// Returns the number of a program's kills, if nothing that it owns may be half written.
+    /// Returns the number of a program's kills. Returns `None` if some of its data may be half written.
     pub fn whole(&self, program: u64) -> Option<u64> {
         let kills = self.get(Entry::Kills(program));
         (self.get(Entry::WholeSince(program)) == kills).then_some(kills)
     }
 }
 
-/// The directory on the mount and the ledger, as a process of a test sees them.
+/// The directory on the mount and the ledger, as a process of the test sees them.
 pub struct Stage {
     pub on_mount: PathBuf,
     pub ledger: Ledger,
@@ -160,12 +161,13 @@ impl Stage {
 /// A program that writes until it is killed.
 pub struct Writing {
     pub number: u64,
-    /// Its number of kills when it began.
+    /// The program's number of kills when it began.
     pub kills: u64,
     pub random: Random,
 }
 
-/// Plays this process's part of a test, if it has one. `verify` returns how many reads it has judged.
+/// Runs `write` or `verify`, as the test that started this process asks. Does nothing in other processes. `verify` returns how many
+/// reads it has judged.
 pub fn play(write: impl FnOnce(&Stage, Writing), verify: impl FnOnce(&Stage, Random) -> u64) {
     let Some([kind, number, seed, on_mount, ledger]) = roles::role() else {
         return;
@@ -175,7 +177,7 @@ pub fn play(write: impl FnOnce(&Stage, Writing), verify: impl FnOnce(&Stage, Ran
     if kind == "write" {
         let number = number.parse().expect("a number");
         let kills = stage.ledger.get(Entry::Kills(number));
-        // Only now: a kill is counted once the process is known.
+        // The process id is noted only after the kills are read: once the test knows the process, it may count the next kill.
         let pid = std::process::id().into();
         stage.ledger.set(Entry::Pid(number), pid);
         let writing = Writing {
@@ -189,23 +191,23 @@ pub fn play(write: impl FnOnce(&Stage, Writing), verify: impl FnOnce(&Stage, Ran
     }
 }
 
-/// What a test says of itself.
+/// The parameters of a test.
 pub struct Plan {
-    /// The name of the test that is a part, and calls `play`.
+    /// The name of the ignored test that calls `play`.
     pub role: &'static str,
-    /// Programs that write. The first `inline` ones run under `jericho run`, the others do not.
+    /// Number of writing programs. The first `inline` of them run under `jericho run`, the others do not.
     pub programs: u64,
     pub inline: u64,
-    /// How long programs are killed (`make soak` asks for more), but at least so often.
+    /// How long the test kills programs (`make soak` asks for more), and how often at least.
     pub seconds: u64,
     pub kills_min: u32,
-    /// Longest time before each kill.
+    /// Longest pause before a kill.
     pub pause_max: Duration,
-    /// Nothing takes longer unless it hangs.
+    /// Limit of every wait. A program that reaches it hangs.
     pub hang: Duration,
 }
 
-/// A test: its processes and what it knows of them.
+/// A running test with its processes.
 pub struct Play {
     pub stage: Stage,
     plan: Plan,
@@ -216,12 +218,12 @@ pub struct Play {
 }
 
 impl Play {
-    /// Starts all programs, and two that verify.
+    /// Starts all writing programs and two verifying ones.
     pub fn start(plan: Plan, on_mount: PathBuf, ledger: PathBuf) -> Play {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = from_environment("JERICHO_SEED")
             .unwrap_or_else(|| now.map_or(1, |now| now.as_nanos() as u64));
-        // Shown when the test fails. The moments of the kills depend on the machine, too.
+        // The output shows the seed when the test fails. The moments of the kills also depend on the machine.
         println!("JERICHO_SEED={seed}");
         let mut play = Play {
             stage: Stage::open(on_mount, &ledger),
@@ -232,7 +234,7 @@ impl Play {
             random: Random::new(seed),
         };
         for program in 0..play.plan.programs {
-            // Nothing of a program is whole until it says so.
+            // A program's data is not whole until the program notes that.
             play.stage.ledger.set(Entry::Kills(program), 1);
             let child = play.start_program(program);
             play.programs.push(child);
@@ -257,13 +259,16 @@ impl Play {
         self.start_process("write", program, program < self.plan.inline)
     }
 
-    /// Waits for something that a program will do, unless it ends or hangs.
+    /// Waits until `done`. Panics if the program ends before or hangs.
     pub fn wait_for(&mut self, program: u64, what: &str, done: impl Fn(&Ledger) -> bool) {
         let deadline = Instant::now() + self.plan.hang;
         while !done(&self.stage.ledger) {
             let child = &mut self.programs[program as usize];
             if child.try_wait().expect("wait").is_some() {
-                panic!("program {program} ended before {what}:\n{}", said_by(child));
+                panic!(
+                    "program {program} ended before {what}:\n{}",
+                    output_of(child)
+                );
             }
             assert!(
                 Instant::now() < deadline,
@@ -274,12 +279,12 @@ impl Play {
     }
 
     pub fn wait_until_whole(&mut self, program: u64) {
-        self.wait_for(program, "it has written everything once", |ledger| {
+        self.wait_for(program, "it had written everything once", |ledger| {
             ledger.whole(program).is_some()
         });
     }
 
-    /// Kills programs and starts them again until the time is over. Calls `after` when one is dead.
+    /// Kills programs and restarts them until the time is over. Calls `after` with each dead program.
     pub fn kill_again_and_again(&mut self, mut after: impl FnMut(&Stage, u64)) {
         let seconds = from_environment("JERICHO_SOAK_SECONDS").unwrap_or(self.plan.seconds);
         let until = Instant::now() + Duration::from_secs(seconds);
@@ -287,7 +292,7 @@ impl Play {
         while Instant::now() < until || kills < self.plan.kills_min {
             let program = self.random.below(self.plan.programs);
             if self.random.below(4) > 0 {
-                // Most die in the middle of their work, some while they begin.
+                // Most programs die in the middle of their work, some at their start.
                 self.wait_until_whole(program);
             }
             let pause_max = self.plan.pause_max.as_micros() as u64;
@@ -299,16 +304,16 @@ impl Play {
         println!("{kills} kills");
     }
 
-    /// Kills all programs for good.
+    /// Kills all programs and does not restart them.
     pub fn kill_all(&mut self, mut after: impl FnMut(&Stage, u64)) {
         (0..self.plan.programs).for_each(|program| self.kill(program, &mut after));
     }
 
     fn kill(&mut self, program: u64, after: &mut impl FnMut(&Stage, u64)) {
-        self.wait_for(program, "it runs", |ledger| {
+        self.wait_for(program, "it ran", |ledger| {
             ledger.get(Entry::Pid(program)) != 0
         });
-        // Counted before the kill, so that no verifier judges half a page.
+        // The test counts the kill before it kills, so that no verifier judges a half-written page.
         let kills = self.stage.ledger.get(Entry::Kills(program));
         self.stage.ledger.set(Entry::Kills(program), kills + 1);
         let pid = self.stage.ledger.get(Entry::Pid(program)) as i32;
@@ -318,7 +323,10 @@ impl Play {
         let killed_one = format!("program {program}, which was killed,");
         roles::wait_for_end(child, &killed_one, self.plan.hang);
         if killed.is_err() {
-            panic!("program {program} had ended by itself:\n{}", said_by(child));
+            panic!(
+                "program {program} ended before it was killed:\n{}",
+                output_of(child)
+            );
         }
         after(&self.stage, program);
     }
@@ -329,19 +337,19 @@ impl Play {
         for (how, mut child) in std::mem::take(&mut self.verifiers) {
             let verifier = format!("the program that verifies {how}");
             let status = roles::wait_for_end(&mut child, &verifier, self.plan.hang);
-            let said = said_by(&mut child);
+            let said = output_of(&mut child);
             assert!(status.success(), "verifying {how}:\n{said}");
             let judged = said.lines().find_map(|line| line.strip_prefix("judged "));
             let judged: u64 = judged.and_then(|n| n.parse().ok()).expect("a count");
             println!("{judged} reads judged {how}");
-            assert!(judged > 0, "nothing could be judged {how}");
+            assert!(judged > 0, "no reads judged {how}");
         }
     }
 }
 
 impl Drop for Play {
     fn drop(&mut self) {
-        // When the test has failed they still run.
+        // If the test has failed, its programs still run.
         self.stage.ledger.set(Entry::Stop, 1);
         for (program, child) in (0..).zip(&mut self.programs) {
             let pid = self.stage.ledger.get(Entry::Pid(program)) as i32;

@@ -1,4 +1,4 @@
-//! Programs that are too large to install for every `make test`: a Java machine and PostgreSQL. `make programs` runs them.
+//! Programs that are too large to install for every `make test`: a Java virtual machine and PostgreSQL. `make programs` runs them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::again;
 use crate::program::{succeed, within_limit};
 use crate::same::behaves_the_same;
 
-/// Streams, channels, positions, mappings, children: what the class library has for files.
+/// Uses the class library's operations on files: streams, channels, positions, mappings and child processes.
 const JAVA: &str = r#"
 import java.io.*;
 import java.nio.*;
@@ -98,7 +98,7 @@ fn a_java_program_is_compiled_and_runs_the_same() {
     behaves_the_same("64M", &script);
 }
 
-/// In a directory with `jericho` and its library, as a user who is not root.
+/// A script for a directory with `jericho` and its library. It runs as a user who is not root.
 const POSTGRES: &str = r#"
 PATH=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1):$PATH
 mkdir mnt socket
@@ -169,8 +169,8 @@ trap - EXIT
 echo all done
 "#;
 
-/// Becomes `nobody`, where /dev/fuse is open to everybody, as it is on an ordinary machine: PostgreSQL refuses to run as
-/// root, and only programs of the user who mounted a volume have its pages inline.
+/// Runs the script as `nobody`, with a /dev/fuse that all users may open, as on an ordinary machine. PostgreSQL refuses to run as
+/// root, and only programs of the user who mounted a volume access its pages inline.
 const AS_NOBODY: &str = "
     mkdir dev && mount -t tmpfs none dev && mknod -m 666 dev/fuse c 10 229
     mount --bind dev/fuse /dev/fuse
@@ -187,7 +187,7 @@ fn copy_command_and_library(to: &Path) {
 #[test]
 #[ignore = "needs PostgreSQL: make programs"]
 fn postgresql_recovers_from_kills_with_its_data_on_a_mount() {
-    // Neither the build nor its files need be where another user can go.
+    // The temporary directory is open to other users. The build directory may not be.
     let dir = tempfile::tempdir().expect("a directory");
     let all = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(dir.path(), all).expect("chmod");

@@ -1,6 +1,6 @@
-//! Real programs on a mounted volume, through the built `jericho` command and nothing else.
+//! Real programs on a mounted volume. The tests use only the built `jericho` command.
 //!
-//! A program that is missing is a failure that says so: `scripts/setup test` installs them all.
+//! A test fails if its program is not installed. `scripts/setup test` installs all programs.
 #![forbid(unsafe_code)]
 
 #[path = "../support/again.rs"]

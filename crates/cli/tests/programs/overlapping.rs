@@ -1,5 +1,5 @@
-//! Overlapping writes over several pages end as one or the other, and reads over several pages see all of a write or none of it:
-//! inline, through the mount, and both at once.
+//! Of two overlapping writes over several pages, one is last in all pages. A read over several pages sees all of a write or nothing
+//! of it. This holds inline, through the mount, and for both at once.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,13 +13,13 @@ const BYTES: usize = 60_000;
 const AT: u64 = 3_000;
 const SECONDS: u64 = 3;
 
-/// Writes blocks of one repeated byte, another byte each time, and reads; prints how often it did.
+/// Writes blocks of one repeated byte, with a different byte each time, and reads them. Prints the number of rounds.
 const PROGRAM: &str = "
 import os, sys, time
 first, at, count = map(int, sys.argv[1:4])
 file = os.open('f', os.O_RDWR)
 end, n = time.monotonic() + float(sys.argv[4]), 0
-# Inline writers go on until the others have ended: without one nothing is promised.
+# Inline writers continue until the others have ended: the guarantee holds only while there is an inline writer.
 inline = sys.argv[5] == 'inline'
 while n < 50 or (not os.path.exists('stop') if inline else time.monotonic() < end):
     os.pwrite(file, bytes([first + n % 100]) * count, at)
@@ -30,10 +30,10 @@ while n < 50 or (not os.path.exists('stop') if inline else time.monotonic() < en
 print(n)
 ";
 
-fn run(inline: usize, by_mount: usize) {
+fn run(inline: usize, through_mount: usize) {
     let volume = Volume::mounted("256M", 2, "32M");
     std::fs::write(volume.at("f"), vec![0; 100_000]).expect("write");
-    let programs: Vec<_> = (0..inline + by_mount)
+    let programs: Vec<_> = (0..inline + through_mount)
         .map(|n| {
             let mut command = match n < inline {
                 true => under_run("python3"),
@@ -47,16 +47,16 @@ fn run(inline: usize, by_mount: usize) {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
             let program = command.spawn().expect("python3");
-            // The promise begins with the first inline writer, whose first writes are ordinary calls.
+            // The guarantee begins with the first inline writer, whose first writes go through the kernel.
             let deadline = Instant::now() + Duration::from_secs(60);
             while n < inline && volume.stat()["writes_granted"] == 0 {
-                assert!(Instant::now() < deadline, "nobody writes inline");
+                assert!(Instant::now() < deadline, "no program writes inline");
                 std::thread::sleep(Duration::from_millis(5));
             }
             program
         })
         .collect();
-    // Reads without the library in the meantime.
+    // Meanwhile the test reads without the library.
     let (file, mut bytes, mut reads) =
         (File::open(volume.at("f")).expect("open"), vec![0; BYTES], 0);
     let end = Instant::now() + Duration::from_secs(SECONDS);
@@ -72,7 +72,7 @@ fn run(inline: usize, by_mount: usize) {
         if n < inline {
             std::fs::write(volume.at("stop"), "").expect("write");
         }
-        let output = program.wait_with_output().expect("it ends");
+        let output = program.wait_with_output().expect("the program ends");
         assert!(
             output.status.success(),
             "{}",
@@ -91,11 +91,11 @@ fn run(inline: usize, by_mount: usize) {
 }
 
 #[test]
-fn of_two_programs_that_write_inline() {
+fn writes_of_two_inline_programs_do_not_mix() {
     run(2, 0);
 }
 
 #[test]
-fn of_one_inline_and_one_by_the_mount() {
+fn writes_of_an_inline_program_and_one_through_the_mount_do_not_mix() {
     run(1, 1);
 }

@@ -1,4 +1,4 @@
-//! Runs a program to its end, within a limit of time, and tells everything when it fails.
+//! Runs a program to its end within a time limit, and prints all its output when it fails.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -6,17 +6,18 @@ use std::process::{Command, Output, Stdio};
 
 use crate::again;
 
-/// Far more than any program here needs: only something that hangs meets it.
+/// Time limit in seconds, far more than any program here needs. A program that reaches it hangs.
 const LIMIT_S: u32 = 300;
 
-/// A command that is killed when it hangs, so that a stuck mount fails its test instead of blocking all.
+/// Returns a command that is killed when it hangs, so that a stuck mount fails one test and does not block all.
 pub fn within_limit(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("timeout");
     limit(&mut command, program);
     command
 }
 
-/// The same; where the test runs under `jericho run`, so does the command, with the volumes that are mounted by now.
+/// Returns a command with the same limit. If the test runs under `jericho run`, the command does too, with the volumes that are
+/// mounted by now.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     if again::under_run() {
         under_run(program)
@@ -25,7 +26,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     }
 }
 
-/// A command under `jericho run`.
+/// Returns a command under `jericho run`, with the same limit.
 pub fn under_run(program: impl AsRef<OsStr>) -> Command {
     let [jericho, run, dashes] = again::run_prefix();
     let mut command = Command::new(jericho);
@@ -41,12 +42,12 @@ fn limit(command: &mut Command, program: impl AsRef<OsStr>) {
         .env("LC_ALL", "C");
 }
 
-/// Runs it, whatever its status.
+/// Runs a command. Returns its output, with any status.
 pub fn outcome(command: &mut Command) -> Output {
     command.output().expect("coreutils' timeout runs")
 }
 
-/// Runs it and gives its standard output; panics with all it said unless it succeeded.
+/// Runs a command and returns its standard output. Panics with all its output unless it succeeds.
 pub fn succeed(command: &mut Command) -> String {
     let output = outcome(command);
     assert!(
@@ -59,17 +60,17 @@ pub fn succeed(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// `program args...`, run in `dir`, must succeed.
+/// Runs `program args...` in `dir` and returns its standard output. Panics unless it succeeds.
 pub fn run_in(dir: &Path, program: &str, args: &[&str]) -> String {
     succeed(command(program).args(args).current_dir(dir))
 }
 
-/// A script for `sh -e`, run in `dir`, must succeed.
+/// Runs a script with `sh -e` in `dir` and returns its standard output. Panics unless it succeeds.
 pub fn shell_in(dir: &Path, script: &str) -> String {
     run_in(dir, "sh", &["-e", "-c", script])
 }
 
-/// A command under `jericho run`, on the volumes that are mounted by now.
+/// Returns a command under `jericho run`, with the volumes that are mounted by now.
 pub fn within_run(program: &Path) -> Command {
     let mut command = command(env!("CARGO_BIN_EXE_jericho"));
     command.args(["run", "--"]).arg(program);

@@ -1,6 +1,7 @@
-/* Records of many pages, all bytes of a record equal: one program writes them, others read and compare. A further program changes
-   the file elsewhere all the time, so that writes are interrupted in their middle.
-   Usage: records write|read|vector|punch FILE RECORDS BYTES FIRST. It prints how often it did, and ends when its standard input does. */
+/* Records of many pages. All bytes of a record are equal. One program writes records, others read and compare them. A further
+   program changes the file elsewhere repeatedly, so that it interrupts writes in their middle.
+   Usage: records write|read|vector|punch FILE RECORDS BYTES SEED. Ends when its standard input ends, and prints the number of
+   rounds. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -22,7 +23,7 @@ static int goes_on(void) {
     return poll(&input, 1, 0) == 0;
 }
 
-/* In parts that end within pages. */
+/* Reads into several buffers whose ends lie within pages. */
 static ssize_t read_vector(int fd, char *bytes, size_t len, off_t at) {
     struct iovec parts[PARTS];
     size_t begin = 0, size = len / PARTS - 100;
@@ -48,13 +49,13 @@ int main(int argc, char **argv) {
     for (; goes_on(); times++) {
         off_t at = (off_t)(rand_r(&seed) % records) * len;
         if (*what == 'p') {
-            /* Behind the records. */
+            /* Punches the page after the records. */
             if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)records * len, 4096) != 0)
                 FAIL("fallocate: %m\n");
             usleep(200);
         } else if (*what == 'w') {
             memset(bytes, 1 + (int)(rand_r(&seed) % 255), len);
-            /* Twice, so that the second finds the pages in the cache. */
+            /* Writes twice, so that the second write finds the pages in the cache. */
             for (int n = 0; n < 2; n++)
                 if (pwrite(fd, bytes, len, at) != (ssize_t)len)
                     FAIL("pwrite: %m\n");

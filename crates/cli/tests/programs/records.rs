@@ -1,5 +1,5 @@
-//! Readers see all of a write over many pages or none of it, also when the file changes or a page is evicted in the middle of the write, so
-//! that the library ends it through the kernel.
+//! Readers see all of a write over many pages or nothing of it. This holds also when the file changes or a page is evicted in the
+//! middle of the write, so that the library completes the write through the kernel.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -25,7 +25,7 @@ impl Records {
     fn new(cache: &'static str, count: usize, bytes: usize) -> Records {
         let volume = Volume::mounted("256M", 2, cache);
         let program = volume.compile("records", SOURCE, &["-O2", "-Wall", "-Werror"]);
-        // A page behind the records.
+        // The file has a page after the records.
         std::fs::write(volume.at("f"), vec![1; count * bytes + 4096]).expect("write");
         Records {
             volume,
@@ -35,7 +35,7 @@ impl Records {
         }
     }
 
-    /// Starts one of the programs; it ends when its standard input is closed.
+    /// Starts one of the programs, which ends when its standard input is closed.
     fn start(&self, number: usize, mut command: Command, what: &str) -> Child {
         let (count, bytes) = (self.count.to_string(), self.bytes.to_string());
         command.arg(what).arg(self.volume.at("f"));
@@ -44,8 +44,8 @@ impl Records {
         command.stderr(Stdio::piped()).spawn().expect("it starts")
     }
 
-    /// Runs them all beside each other: `(under run, what)`. The first one ends last, because without an inline writer nothing is
-    /// promised.
+    /// Runs all programs at the same time. Each is `(under run, what)`. The first one ends last, because the guarantee holds only while
+    /// there is an inline writer.
     fn run(self, programs: &[(bool, &str)]) {
         let mut running = Vec::new();
         for (number, (inline, what)) in programs.iter().enumerate() {
@@ -80,7 +80,7 @@ impl Records {
 }
 
 #[test]
-fn are_whole_though_the_file_is_changed_in_the_middle_of_their_writes() {
+fn records_are_whole_though_the_file_is_changed_in_the_middle_of_their_writes() {
     Records::new("64M", 2, BYTES).run(&[
         (true, "write"),
         (true, "read"),
@@ -90,12 +90,12 @@ fn are_whole_though_the_file_is_changed_in_the_middle_of_their_writes() {
 }
 
 #[test]
-fn are_whole_though_their_pages_are_evicted_all_the_time() {
+fn records_are_whole_though_their_pages_are_evicted_repeatedly() {
     Records::new("16M", 40, BYTES).run(&[(true, "write"), (true, "read"), (false, "read")]);
 }
 
 #[test]
-fn are_whole_to_who_reads_them_in_parts() {
-    // The kernel counts the pages of each part by themselves.
+fn records_are_whole_for_readers_of_several_buffers() {
+    // The kernel counts the pages of each buffer separately.
     Records::new("64M", 2, BYTES / 2).run(&[(true, "write"), (true, "vector"), (false, "punch")]);
 }

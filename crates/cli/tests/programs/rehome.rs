@@ -18,7 +18,7 @@ fn files_in_use_are_rehomed_without_a_wrong_byte() {
     let moves_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let fio = scope.spawn(|| {
-            // At least one whole run overlaps the moves, however fast either is.
+            // At least one whole run of fio overlaps the moves, at any speed of both.
             while !moves_over.load(Ordering::SeqCst) {
                 verify(
                     &dir,
@@ -31,7 +31,7 @@ fn files_in_use_are_rehomed_without_a_wrong_byte() {
                 );
             }
         });
-        let mover = scope.spawn(|| {
+        let moving = scope.spawn(|| {
             for n in 0..6 {
                 let node = (1 - n % 2).to_string();
                 succeed(
@@ -48,8 +48,8 @@ fn files_in_use_are_rehomed_without_a_wrong_byte() {
                 );
             }
         });
-        let moved = mover.join();
-        // Also when a move failed: the other thread must not go on for ever.
+        let moved = moving.join();
+        // Ends the other thread, also when a move failed.
         moves_over.store(true, Ordering::SeqCst);
         moved.expect("every move");
         fio.join().expect("fio");
@@ -60,7 +60,7 @@ fn files_in_use_are_rehomed_without_a_wrong_byte() {
 }
 
 #[test]
-fn what_is_created_in_a_placed_directory_lives_on_its_node() {
+fn files_created_in_a_placed_directory_lie_on_its_node() {
     let volume = Volume::mounted("512M", 2, "32M");
     for node in ["0", "1"] {
         let dir = volume.make_dir(&format!("on-{node}"));

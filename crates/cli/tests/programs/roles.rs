@@ -1,22 +1,22 @@
-//! Tests that start this program again, in processes that play a part of them, and what such tests share.
+//! Tests that start this test program again, in other processes that take a role in the test, and their common functions.
 
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::again;
 
-/// What a process is told of its part; none, and a test that is a part does nothing.
+/// The variable with the arguments of a process's role. Without it, a test that is a role does nothing.
 const ROLE: &str = "JERICHO_TEST_ROLE";
 /// Only a hang takes this long.
 pub const LONG: Duration = Duration::from_secs(90);
 
-/// A number from the environment.
+/// Returns a number from the environment.
 pub fn from_environment(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
     Some(value.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
 }
 
-/// The process that is the test `name` and is told `role`, under `jericho run` or not.
+/// Returns a command that runs the test `name` with the role's arguments, under `jericho run` if `inline`.
 pub fn command(name: &str, role: &[&str], inline: bool) -> Command {
     let me = std::env::current_exe().expect("this program has a path");
     let mut command = if inline {
@@ -33,14 +33,14 @@ pub fn command(name: &str, role: &[&str], inline: bool) -> Command {
     command
 }
 
-/// What this process was told.
+/// Returns the arguments of this process's role.
 pub fn role<const N: usize>() -> Option<[String; N]> {
     let role = std::env::var(ROLE).ok()?;
     let parts: Vec<String> = role.split('\t').map(str::to_owned).collect();
     Some(parts.try_into().unwrap_or_else(|_| panic!("{role}")))
 }
 
-/// Starts it with pipes for what it says.
+/// Starts a command with pipes for its output.
 pub fn start(command: &mut Command) -> Child {
     command
         .stdin(Stdio::null())
@@ -50,8 +50,8 @@ pub fn start(command: &mut Command) -> Child {
         .expect("the program starts")
 }
 
-/// What a process that has ended said.
-pub fn said_by(child: &mut Child) -> String {
+/// Returns the output of a process that has ended.
+pub fn output_of(child: &mut Child) -> String {
     let mut said = String::new();
     for pipe in [
         child.stdout.take().map(std::io::read_to_string),
@@ -69,7 +69,7 @@ pub fn kill(signal: &str, pid: u64) {
     assert!(status.expect("kill runs").success(), "{signal} to {pid}");
 }
 
-/// Waits until a condition holds. Panics when that takes as long as only a hang does.
+/// Waits until a condition holds. Panics after `LONG`.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;
     while !is_so() {
@@ -78,17 +78,17 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until it ends; panics when it takes longer than `most`.
-pub fn wait_for_end(child: &mut Child, who: &str, most: Duration) -> ExitStatus {
+/// Waits until a process ends. Panics when that takes longer than `most`.
+pub fn wait_for_end(child: &mut Child, name: &str, most: Duration) -> ExitStatus {
     let deadline = Instant::now() + most;
     loop {
         if let Some(status) = child.try_wait().expect("wait") {
             return status;
         }
         if Instant::now() > deadline {
-            // It does not have to die for the test to end.
+            // Does not wait: a process that hangs in the kernel may not die.
             let _ = child.kill();
-            panic!("{who} hangs");
+            panic!("{name} hangs");
         }
         std::thread::sleep(Duration::from_millis(1));
     }

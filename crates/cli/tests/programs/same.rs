@@ -1,5 +1,5 @@
-//! Programs behave under `jericho run` exactly as without Jericho: the same script, in a plain directory and on the mount,
-//! prints the same, ends the same and leaves the same files.
+//! Programs behave under `jericho run` exactly as without Jericho. The same script runs in a plain directory and on the mount, and
+//! must have the same output, status and files.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use crate::program::{outcome, shell_in, under_run, within_limit};
 use crate::volume::Volume;
 
-/// Names, kinds, modes, sizes, link targets and contents of everything below a directory.
+/// Returns the names, kinds, modes, sizes, link targets and checksums of all files below a directory.
 fn tree(dir: &Path) -> String {
     shell_in(
         dir,
@@ -16,13 +16,13 @@ fn tree(dir: &Path) -> String {
     )
 }
 
-fn assert_same(what: &str, plain: &str, ours: &str) {
-    if plain == ours {
+fn assert_same(what: &str, plain: &str, on_mount: &str) {
+    if plain == on_mount {
         return;
     }
     let differing: Vec<String> = plain
         .lines()
-        .zip(ours.lines())
+        .zip(on_mount.lines())
         .filter(|(a, b)| a != b)
         .take(5)
         .map(|(a, b)| format!("  plain: {a}\n  here:  {b}"))
@@ -30,22 +30,22 @@ fn assert_same(what: &str, plain: &str, ours: &str) {
     panic!(
         "{what} under jericho run differs ({} against {} lines):\n{}",
         plain.lines().count(),
-        ours.lines().count(),
+        on_mount.lines().count(),
         differing.join("\n")
     );
 }
 
-/// What a script prints and how it ends.
+/// Runs a script. Returns its output and status.
 fn run_script(mut command: Command, dir: &Path, script: &str) -> Output {
     command.args(["-e", "-c", script]).current_dir(dir);
     outcome(command.env("PYTHONHASHSEED", "0"))
 }
 
-/// The two directories that scripts ran in, to go on with.
+/// The two directories in which scripts run: a plain one and one on the mount.
 pub struct Pair {
     volume: Volume,
     plain: PathBuf,
-    ours: PathBuf,
+    on_mount: PathBuf,
 }
 
 impl Pair {
@@ -53,7 +53,7 @@ impl Pair {
         let volume = Volume::mounted("1G", 2, cache);
         let plain = volume.outside("plain");
         std::fs::create_dir(&plain).expect("mkdir");
-        let ours = volume.make_dir("dir");
+        let on_mount = volume.make_dir("dir");
         let mut library = under_run("grep");
         library.args(["-q", "libjericho_preload", "/proc/self/maps"]);
         assert!(
@@ -63,41 +63,57 @@ impl Pair {
         Pair {
             volume,
             plain,
-            ours,
+            on_mount,
         }
     }
 
-    /// Runs a script with `sh -e` in both.
+    /// Runs a script with `sh -e` in both directories, and asserts that output, status and files are the same.
     pub fn run(&self, script: &str) {
         let plain = run_script(within_limit("sh"), &self.plain, script);
         assert!(
             plain.status.success(),
             "without Jericho (127: not installed, see scripts/setup): {plain:?}"
         );
-        let ours = run_script(under_run("sh"), &self.ours, script);
+        let on_mount = run_script(under_run("sh"), &self.on_mount, script);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert_same("what it says", &text(&plain.stderr), &text(&ours.stderr));
-        assert_same("what it prints", &text(&plain.stdout), &text(&ours.stdout));
-        assert_eq!(plain.status, ours.status);
-        assert_same("what it leaves", &tree(&self.plain), &tree(&self.ours));
+        assert_same(
+            "the standard error",
+            &text(&plain.stderr),
+            &text(&on_mount.stderr),
+        );
+        assert_same(
+            "the standard output",
+            &text(&plain.stdout),
+            &text(&on_mount.stdout),
+        );
+        assert_eq!(plain.status, on_mount.status);
+        assert_same(
+            "the tree of files",
+            &tree(&self.plain),
+            &tree(&self.on_mount),
+        );
     }
 
-    /// The same files are there after a remount.
+    /// Asserts that the files are the same after a remount.
     pub fn finish(self) {
         self.volume.remount();
-        assert_same("what stays", &tree(&self.plain), &tree(&self.ours));
+        assert_same(
+            "the tree of files after a remount",
+            &tree(&self.plain),
+            &tree(&self.on_mount),
+        );
         self.volume.finish();
     }
 }
 
-/// Runs a script in both, and all is still there after a remount.
+/// Runs a script in both directories, and asserts that results are the same, also after a remount.
 pub fn behaves_the_same(cache: &'static str, script: &str) {
     let pair = Pair::new(cache);
     pair.run(script);
     pair.finish();
 }
 
-/// Files to work on: the same in both directories, without a source of randomness that differs.
+/// Makes files to work on. They have the same content in both directories, so the script uses no randomness.
 const FILES: &str = "
     mkdir -p tree/a/b
     for n in $(seq 300); do seq $n $((n * 20)) > tree/a/file$n; done
@@ -172,7 +188,7 @@ fn grep_sort_and_sed_find_the_same() {
     );
 }
 
-/// Ordinary, unbuffered, appending, vectored, mapped and shared descriptors; what each sees of the others.
+/// Uses ordinary, unbuffered, appending, vectored, mapped and shared descriptors, and prints what each sees of the others' writes.
 const PYTHON: &str = r#"
 import fcntl, hashlib, mmap, os, random, socket, subprocess, sys, tempfile, shutil
 

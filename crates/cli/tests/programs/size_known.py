@@ -1,5 +1,5 @@
-# size_known.py FILE WAY COMMAND...: another program, by COMMAND, makes a file longer inline while this one has it open. Then this one
-# appends. Every record must be where the file ended, and the descriptor's offset behind it.
+# size_known.py FILE WAY COMMAND...: a program that COMMAND starts extends a file inline while this program has the file open. Then this
+# program appends. Each record must begin at the file's old end, and the descriptor's offset must be after the record.
 import os, subprocess, sys
 
 path, way, command = sys.argv[1], sys.argv[2], sys.argv[3:]
@@ -14,7 +14,7 @@ elif way == "same":
     other = os.open(path, os.O_WRONLY | os.O_APPEND)
     for i in range(40):
         os.write(other, b"a" * 100)
-else:  # "own": by this descriptor itself; "fork": it is inherited afterwards
+else:  # "own": this descriptor extends the file; "fork": it does, and a child inherits it afterwards
     for i in range(40):
         os.write(fd, b"a" * 100)
     if way == "fork":
@@ -33,7 +33,7 @@ for i in range(6):
         offset = os.lseek(fd, 0, os.SEEK_CUR)
         assert offset == len(expected), (way, i, offset)
     if way == "fork":
-        # Linux appends this, too, and leaves the offset.
+        # Linux appends these bytes despite the offset 3, and leaves the descriptor's offset.
         os.pwrite(fd, b"a" * 100, 3)
         expected += b"a" * 100
 found = open(path, "rb").read()

@@ -1,4 +1,4 @@
-//! Appends whose place or offset the kernel computes, after a program has made the file longer inline.
+//! Appends whose position the kernel computes, after a program has extended the file inline.
 
 use crate::program::{command, succeed, under_run};
 use crate::volume::Volume;

@@ -1,4 +1,4 @@
-//! The size of a file that programs extend and truncate inline is what they made it, and the bytes beyond are zeros.
+//! A file that programs extend and truncate inline has exactly the size that they gave it, and reads as zeros when it grows again.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::roles;
 use crate::volume::Volume;
 
 const ROUNDS: u64 = 2_000;
-/// Appends without asking for the size.
+/// Appends to a file without asking for its size.
 const APPEND: &str = "import os, sys
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
 for _ in range(60):
@@ -39,19 +39,19 @@ fn changer() {
                 .expect("write");
             at += len;
         }
-        let cut = 1 + round * 13 % 9_000;
-        file.set_len(cut).expect("ftruncate");
+        let size_after_cut = 1 + round * 13 % 9_000;
+        file.set_len(size_after_cut).expect("ftruncate");
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&file, punch, 0, 100).expect("fallocate");
         let size = file.metadata().expect("stat").len();
-        assert_eq!(size, cut, "round {round}");
+        assert_eq!(size, size_after_cut, "round {round}");
     }
 }
 
 /// Asks for a file's size until the test stops it.
 #[test]
 #[ignore = "a part of the test here, which starts it as a process of its own"]
-fn looker() {
+fn size_reader() {
     let Some([path, stop]) = roles::role() else {
         return;
     };
@@ -67,20 +67,26 @@ fn a_truncated_file_does_not_grow_by_itself_while_others_ask_for_its_size() {
     let volume = Volume::mounted("256M", 1, "16M");
     let (path, stop) = (volume.at("file"), volume.outside("stop"));
     let (path, stop) = (path.to_str().expect("UTF-8"), stop.to_str().expect("UTF-8"));
-    let looker = |_| roles::start(&mut roles::command("sizes::looker", &[path, stop], false));
-    let mut lookers: Vec<_> = (0..2).map(looker).collect();
+    let size_reader = |_| {
+        roles::start(&mut roles::command(
+            "sizes::size_reader",
+            &[path, stop],
+            false,
+        ))
+    };
+    let mut size_readers: Vec<_> = (0..2).map(size_reader).collect();
     let mut changer = roles::start(&mut roles::command("sizes::changer", &[path], true));
-    let status = roles::wait_for_end(&mut changer, "who changes the size", HANG);
+    let status = roles::wait_for_end(&mut changer, "the program that changes the size", HANG);
     std::fs::write(stop, "").expect("write");
-    for looker in &mut lookers {
-        roles::wait_for_end(looker, "who asks for the size", HANG);
+    for size_reader in &mut size_readers {
+        roles::wait_for_end(size_reader, "the program that asks for the size", HANG);
     }
-    assert!(status.success(), "{}", roles::said_by(&mut changer));
+    assert!(status.success(), "{}", roles::output_of(&mut changer));
     volume.finish();
 }
 
 #[test]
-fn what_is_appended_by_the_mount_comes_behind_what_a_program_that_has_ended_appended_inline() {
+fn an_append_through_the_mount_lands_after_the_inline_appends_of_an_ended_program() {
     let volume = Volume::mounted("256M", 1, "16M");
     let path = volume.at("log");
     let log = File::options().append(true).create(true).open(&path);
@@ -89,12 +95,12 @@ fn what_is_appended_by_the_mount_comes_behind_what_a_program_that_has_ended_appe
     for round in 0..10 {
         log.write_all(&line).expect("write");
         expected.extend(line);
-        // More calls than the first, ordinary ones, and over several pages.
+        // Enough appends that some are inline (the first ones go through the kernel), over several pages.
         let mut append = under_run("python3");
         append.args(["-c", APPEND]).arg(&path);
         succeed(&mut append);
         expected.resize(expected.len() + 301 * 60, 0);
-        // No program has asked for the size in between, so the kernel knows the old one.
+        // No program has asked for the size meanwhile, so the kernel still knows the old one.
         log.write_all(&line).expect("write");
         expected.extend(line);
         log.write_all(&[7; 9000]).expect("write");
@@ -112,7 +118,7 @@ fn what_is_appended_by_the_mount_comes_behind_what_a_program_that_has_ended_appe
 }
 
 #[test]
-fn a_program_that_dies_in_a_write_leaves_zeros_behind_the_end_of_the_file() {
+fn a_program_that_dies_in_a_write_leaves_zeros_after_the_end_of_the_file() {
     let volume = Volume::mounted("256M", 1, "16M");
     let (source, options) = (
         include_str!("broken_write.c"),
@@ -122,7 +128,7 @@ fn a_program_that_dies_in_a_write_leaves_zeros_behind_the_end_of_the_file() {
     for round in 0..4 {
         let path = volume.at(&format!("file{round}"));
         let ended = outcome(under_run(&program).arg(&path));
-        // Only then was the write made inline: the kernel would have said EFAULT.
+        // SIGSEGV proves that the write was inline: the kernel would have failed it with EFAULT.
         let signal = ended
             .status
             .signal()
@@ -132,7 +138,7 @@ fn a_program_that_dies_in_a_write_leaves_zeros_behind_the_end_of_the_file() {
         assert_eq!(size, 100_000);
         let file = File::options().read(true).write(true).open(&path);
         let file = file.expect("open");
-        // Three ways to extend it, and then all of them after the dirty pages were written back.
+        // Three ways to extend the file, and then one of them after write-back of the dirty pages.
         match round {
             0 => file.set_len(120_000).expect("ftruncate"),
             1 => file.write_all_at(b"a", 119_999).expect("write"),

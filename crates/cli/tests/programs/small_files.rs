@@ -1,4 +1,4 @@
-//! Many clients that make, fill, rename, read and remove small files in shared directories.
+//! Many clients create, write, rename, read and remove small files in shared directories.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,13 +10,13 @@ use crate::volume::Volume;
 const CLIENTS: u64 = 4;
 const ROUNDS: u64 = 1500;
 
-/// What the client that owns the name put there; its length differs from file to file.
+/// Returns the content that a client gives its file `n`. The length differs from file to file.
 fn content(client: u64, n: u64) -> Vec<u8> {
     let line = format!("client {client} file {n}\n");
     line.repeat(1 + (n * 7919 % 400) as usize).into_bytes()
 }
 
-/// One client's work in directories that all of them use; gives what must be there afterwards.
+/// Does one client's work in directories that all clients use. Returns the files that must be there afterwards.
 fn work(root: &Path, client: u64) -> BTreeMap<String, Vec<u8>> {
     let mut expected = BTreeMap::new();
     for n in 0..ROUNDS {
@@ -61,7 +61,7 @@ fn list(root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn many_small_files_of_many_clients_are_all_there() {
+fn small_files_of_many_clients_are_all_there() {
     let volume = Volume::mounted("512M", 2, "16M");
     let root = volume.make_dir("shared");
     for d in 0..7 {
@@ -80,7 +80,7 @@ fn many_small_files_of_many_clients_are_all_there() {
     for _ in 0..2 {
         assert!(
             list(&root).iter().eq(expected.keys()),
-            "the directories list something else"
+            "the directories list other names"
         );
         for (name, bytes) in &expected {
             assert_eq!(&fs::read(root.join(name)).expect("read"), bytes, "{name}");
@@ -96,7 +96,7 @@ fn a_program_that_writes_and_reads_many_small_files_once_makes_the_same_requests
     let dir = volume.make_dir("dir");
     let (whole, report) = (volume.outside("whole"), volume.outside("report"));
     fs::write(&whole, vec![7; 200 * 4096]).expect("a file elsewhere");
-    // 200 files, each written with one call; then each is read to its end.
+    // `split` writes 200 files with one call each. Then `cat` reads each file to its end.
     let mut split = under_run("split");
     split.args(["-b", "4096", "-a", "3"]).arg(&whole).arg("f-");
     succeed(split.current_dir(&dir).env("JERICHO_REPORT", &report));
@@ -111,7 +111,7 @@ fn a_program_that_writes_and_reads_many_small_files_once_makes_the_same_requests
             .current_dir(&dir)
             .env("JERICHO_REPORT", &report),
     );
-    // No descriptor asked for anything, and no process attached.
+    // The library sent no request for a descriptor, and no process attached.
     let said = fs::read_to_string(&report).unwrap_or_default();
     assert!(!said.contains("inline"), "{said}");
     volume.finish();

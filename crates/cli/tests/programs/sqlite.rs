@@ -1,11 +1,11 @@
-//! sqlite3 with both of its journals.
+//! sqlite3 with both kinds of journal.
 
 use std::path::Path;
 
 use crate::program::{command, run_in, succeed};
 use crate::volume::Volume;
 
-/// SQL in, text out.
+/// Runs SQL commands and returns the text that sqlite3 prints.
 fn sqlite(db: &Path, sql: &str) -> String {
     succeed(command("sqlite3").arg("-bail").arg(db).arg(sql))
         .trim()
@@ -33,7 +33,7 @@ fn a_database_stays_whole(journal: &str) {
         );
     }
     sqlite(&db, "DELETE FROM t WHERE id % 2 = 0; VACUUM");
-    // The database is larger than it was cached: 10,000 rows of 400 bytes and an index over 8 MiB of frames.
+    // The database is larger than the cache: 10,000 rows of 400 bytes and an index need more than 8 MiB of frames.
     volume.remount();
     assert_eq!(sqlite(&db, "PRAGMA integrity_check"), "ok");
     assert_eq!(

@@ -1,4 +1,4 @@
-/* Stops in the middle of an inline write over several pages: the bytes of its second page are not there yet. */
+/* Stops in the middle of an inline write over several pages, when the second page of the write's buffer causes a SIGSEGV. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -37,7 +37,7 @@ int main(int argc, char **argv)
 			return 4;
 	if (mprotect(pages + PAGE, PAGE, PROT_NONE) != 0)
 		return 5;
-	/* A write through the kernel is not interrupted. */
+	/* Repeats the write: a write through the kernel fails and does not stop the program. */
 	for (int try = 0; try < 1000; try++)
 		pwrite(fd, pages, 2 * PAGE, 0);
 	return 6;

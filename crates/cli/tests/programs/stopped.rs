@@ -16,7 +16,7 @@ use crate::volume::Volume;
 const SOURCE: &str = include_str!("stopped.c");
 const O_DIRECT: i32 = 0o40000;
 const PAGE: u64 = 4096;
-/// The read waits for at most a second: on a slow machine it may be over before the other request is made.
+/// Attempts. The read waits for at most a second, so on a slow machine it may end before the other request begins.
 const TRIES: u32 = 30;
 const HANG: Duration = Duration::from_secs(60);
 
@@ -24,7 +24,7 @@ const HANG: Duration = Duration::from_secs(60);
 fn sleeps_in_pread(tid: &str) -> bool {
     let syscall = std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall"));
     let number = syscall.ok().and_then(|line| {
-        // "running" while it does not sleep.
+        // The file says "running" while the thread does not sleep.
         line.split(' ').next()?.parse().ok()
     });
     number == Some(libc::SYS_pread64)
@@ -47,7 +47,7 @@ fn pin() -> String {
 }
 
 /// Returns whether another request on the same CPU was answered while the read waited.
-fn overtakes(volume: &Volume, program: &Path, turn: u32) -> bool {
+fn overtakes(volume: &Volume, program: &Path, attempt: u32) -> bool {
     let mut stopped = under_run(program)
         .arg(volume.at("f"))
         .stdout(Stdio::piped())
@@ -66,8 +66,8 @@ fn overtakes(volume: &Volume, program: &Path, turn: u32) -> bool {
     let overtaken = std::thread::scope(|scope| {
         let (file, done) = (&file, &done);
         scope.spawn(move || {
-            tell.send(pin()).expect("the other is there");
-            // None of the pages that the write has latched.
+            tell.send(pin()).expect("the other thread runs");
+            // These pages are not latched by the stopped write.
             let mut bytes = vec![0; 3 * PAGE as usize];
             file.read_exact_at(&mut bytes, 4 * PAGE).expect("read");
             done.store(true, Ordering::SeqCst);
@@ -75,13 +75,15 @@ fn overtakes(volume: &Volume, program: &Path, turn: u32) -> bool {
         let other = scope.spawn(move || {
             pin();
             let begun = Instant::now();
-            let reader = told.recv_timeout(HANG).expect("the reader says its number");
+            let reader = told
+                .recv_timeout(HANG)
+                .expect("the reader sends its thread id");
             while !sleeps_in_pread(&reader) && !done.load(Ordering::SeqCst) {
-                assert!(begun.elapsed() < HANG, "the read is never made");
+                assert!(begun.elapsed() < HANG, "the read never begins");
                 std::thread::yield_now();
             }
             // The kernel does not know this name yet, so it asks the daemon.
-            let absent = std::fs::metadata(volume.at(&format!("absent{turn}")));
+            let absent = std::fs::metadata(volume.at(&format!("absent{attempt}")));
             assert!(absent.is_err());
             !done.load(Ordering::SeqCst)
         });
@@ -98,7 +100,10 @@ fn a_stopped_writer_delays_reads_of_its_file_and_no_other_request_of_the_same_cp
     let options = ["-O1", "-Wall", "-Werror", "-Wno-unused-result"];
     let program = volume.compile("stopped", SOURCE, &options);
     std::fs::write(volume.at("f"), vec![b'o'; 100_000]).expect("write");
-    let overtaken = (0..TRIES).any(|turn| overtakes(&volume, &program, turn));
-    assert!(overtaken, "all waited for the stopped writer");
+    let overtaken = (0..TRIES).any(|attempt| overtakes(&volume, &program, attempt));
+    assert!(
+        overtaken,
+        "in all attempts the other request waited for the stopped writer"
+    );
     volume.finish();
 }

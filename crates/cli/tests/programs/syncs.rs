@@ -4,11 +4,11 @@ use crate::program::{outcome, succeed, under_run};
 use crate::volume::Volume;
 
 #[test]
-fn what_was_written_before_a_sync_under_run_is_there_after_the_daemon_was_killed() {
+fn data_written_before_a_sync_under_run_survives_a_killed_daemon() {
     for arguments in [&[][..], &["-f", "written"]] {
         let volume = Volume::mounted("256M", 2, "32M");
         let dir = volume.make_dir("dir");
-        // Several megabytes from a program that does not sync, inline and through the mount.
+        // A program that does not sync writes several megabytes, inline and through the mount.
         let write =
             "head -c 3000000 /dev/zero | tr '\\0' x > written && head -c 1000 written > small";
         succeed(under_run("sh").args(["-e", "-c", write]).current_dir(&dir));
@@ -24,7 +24,7 @@ fn what_was_written_before_a_sync_under_run_is_there_after_the_daemon_was_killed
 }
 
 #[test]
-fn a_sync_of_a_file_elsewhere_is_as_ever() {
+fn a_sync_of_a_file_outside_the_mount_works_as_usual() {
     let volume = Volume::mounted("256M", 1, "32M");
     let file = volume.outside("elsewhere");
     std::fs::write(&file, "x").expect("a file");

@@ -1,4 +1,4 @@
-//! Threads that read through the mount are moved to their data, and get their CPUs back.
+//! The daemon migrates threads that read through the mount to their data, and later gives them their CPUs back.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,14 +9,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::program::succeed;
 use crate::volume::{Volume, jericho};
 
-/// Longer than anything that is waited for takes on the slowest machine.
+/// Limit of every wait, longer than the slowest machine needs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn mine() -> CpuSet {
+fn own_cpus() -> CpuSet {
     sched_getaffinity(None).expect("affinity")
 }
 
-/// A volume with a file on each of two nodes, whose threads are to follow it always.
+/// Returns a volume with a file on each of two nodes, with the policy that threads always follow the file.
 fn volume() -> (Volume, [File; 2]) {
     let volume = Volume::mounted("256M", 2, "32M");
     let files = ["0", "1"].map(|node| {
@@ -34,14 +34,14 @@ fn volume() -> (Volume, [File; 2]) {
     (volume, files)
 }
 
-fn moved(volume: &Volume) -> u64 {
+fn migrations(volume: &Volume) -> u64 {
     volume.stat()["threads_moved"].as_u64().expect("a number")
 }
 
 #[test]
-fn a_thread_is_moved_to_what_it_reads_and_only_that_thread() {
+fn only_the_reading_thread_is_migrated_to_its_data() {
     let (volume, files) = volume();
-    let all = mine();
+    let all = own_cpus();
     if all.count() < 2 {
         eprintln!("not tested: there is one CPU");
         return;
@@ -49,73 +49,78 @@ fn a_thread_is_moved_to_what_it_reads_and_only_that_thread() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (mut page, end) = ([0; 4096], Instant::now() + PATIENCE);
-            // Wherever it is now: one of the nodes is another one.
+            // The thread is on one of the two nodes, so one of the files is on the other node.
             let mut seen = all;
             while seen == all && Instant::now() < end {
                 for file in &files {
                     for _ in 0..500 {
                         file.read_exact_at(&mut page, 0).expect("read");
-                        seen = mine();
+                        seen = own_cpus();
                         if seen != all {
                             break;
                         }
                     }
                 }
             }
-            assert_ne!(seen, all, "never moved, {}", volume.stat());
+            assert_ne!(
+                seen,
+                all,
+                "the thread was never migrated, {}",
+                volume.stat()
+            );
             let lost = (0..CpuSet::MAX_CPU).any(|cpu| seen.is_set(cpu) && !all.is_set(cpu));
             assert!(!lost, "{seen:?} has more than {all:?}");
-            // It uses nothing any more.
-            while mine() != all && Instant::now() < end {
+            // The thread uses no file any more, so its CPUs must come back.
+            while own_cpus() != all && Instant::now() < end {
                 std::thread::yield_now();
             }
-            assert_eq!(mine(), all, "the mask is back");
+            assert_eq!(own_cpus(), all, "the thread's CPUs after the migration");
         });
     });
-    assert_eq!(mine(), all);
-    assert!(moved(&volume) > 0);
+    assert_eq!(own_cpus(), all);
+    assert!(migrations(&volume) > 0);
     drop(files);
     volume.finish();
 }
 
 #[test]
-fn a_thread_that_its_program_has_placed_stays_there() {
+fn a_thread_that_its_program_has_bound_is_not_migrated() {
     let (volume, files) = volume();
-    let all = mine();
+    let all = own_cpus();
     let first = (0..CpuSet::MAX_CPU)
         .find(|cpu| all.is_set(*cpu))
         .expect("a CPU");
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut own = CpuSet::new();
-            own.set(first);
-            sched_setaffinity(None, &own).expect("affinity");
+            let mut first_only = CpuSet::new();
+            first_only.set(first);
+            sched_setaffinity(None, &first_only).expect("affinity");
             let mut page = [0; 4096];
-            for turn in 0..4000 {
-                files[turn % 2].read_exact_at(&mut page, 0).expect("read");
-                assert_eq!(mine(), own);
+            for round in 0..4000 {
+                files[round % 2].read_exact_at(&mut page, 0).expect("read");
+                assert_eq!(own_cpus(), first_only);
             }
         });
     });
-    assert_eq!(moved(&volume), 0);
+    assert_eq!(migrations(&volume), 0);
     drop(files);
     volume.finish();
 }
 
 #[test]
-fn nobody_is_moved_where_nobody_is_to_be() {
+fn no_thread_is_migrated_when_the_policy_is_never() {
     let (volume, files) = volume();
     for node in 0..2 {
         let file = volume.at(&format!("on-{node}/file"));
         succeed(jericho().args(["place", "--threads", "never"]).arg(file));
     }
     let mut page = [0; 4096];
-    for turn in 0..4000 {
-        files[turn / 500 % 2]
+    for round in 0..4000 {
+        files[round / 500 % 2]
             .read_exact_at(&mut page, 0)
             .expect("read");
     }
-    assert_eq!(moved(&volume), 0);
+    assert_eq!(migrations(&volume), 0);
     drop(files);
     volume.finish();
 }

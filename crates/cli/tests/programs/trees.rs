@@ -1,11 +1,11 @@
-//! Whole trees with all their metadata go in and come out unchanged.
+//! Copies of whole trees into the volume and out of it keep all metadata.
 
 use std::path::Path;
 
 use crate::program::{command, run_in, shell_in, succeed};
 use crate::volume::Volume;
 
-/// Every kind of thing and attribute that a backup has to keep.
+/// Makes a tree with every kind of file and attribute that a backup has to keep.
 fn make_tree(dir: &Path) {
     shell_in(
         dir,
@@ -48,7 +48,7 @@ fn is_root() -> bool {
     succeed(command("id").arg("-u")).trim() == "0"
 }
 
-/// Nothing in the content or metadata of the trees differs, to the nanosecond.
+/// Asserts that two trees have the same content and metadata, with times equal to the nanosecond.
 fn assert_same(dir: &Path, from: &Path, to: &Path) {
     let (from, to) = (format!("{}/", from.display()), format!("{}/", to.display()));
     let differences = run_in(
@@ -93,7 +93,7 @@ fn a_tree_copied_by_tar_keeps_its_metadata() {
     );
     assert!(
         blocks.trim().parse::<u64>().expect("a number") < 2048,
-        "sparse takes {blocks} sectors"
+        "the copy of the sparse file takes {blocks} sectors"
     );
     volume.remount();
     assert_same(&dir, &outside.join("tree"), &dir.join("tree"));

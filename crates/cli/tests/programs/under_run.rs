@@ -1,12 +1,13 @@
-//! Every program here once more under `jericho run`, its reads and writes answered in its own threads.
+//! Runs every test of this program again under `jericho run`, where the library answers reads and writes in the program's own
+//! threads.
 
 use crate::again;
 
 #[test]
 fn every_program_has_the_same_result_under_run() {
-    // `idle` waits for the daemon, not for programs; `threads` is about those that the daemon moves, which it
-    // does to none under `jericho run`; `coherent`, `overlapping` and one of `halves` need programs without the library beside those
-    // with it; the others are there anyway.
+    // The list names the tests that do not run again. `idle` tests the daemon alone. `threads` tests migration by the daemon, which
+    // does not happen under `jericho run`. `coherent`, `overlapping` and one test of `halves` need programs without the library
+    // beside programs with it. The others use `jericho run` themselves.
     again::cases_again(&[
         "under_run::",
         "idle::",

@@ -1,4 +1,4 @@
-//! A volume on an ordinary file, driven by the `jericho` command as a user would.
+//! A volume on an ordinary file. The tests control it with the `jericho` command, as a user would.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,19 +8,19 @@ use serde_json::Value;
 use crate::again::TestDir;
 use crate::program::{command, outcome, succeed, within_limit};
 
-/// The command under test.
+/// Returns the command under test.
 pub fn jericho() -> Command {
     within_limit(env!("CARGO_BIN_EXE_jericho"))
 }
 
-/// A volume and the directory it is mounted on; both vanish with it, also when a test panics.
+/// A volume and its mount point. Both are removed when it is dropped, also when a test panics.
 pub struct Volume {
     dir: TestDir,
     cache: &'static str,
 }
 
 impl Volume {
-    /// Formats a volume and mounts it on as many virtual nodes as it has slices.
+    /// Formats a volume and mounts it with as many virtual nodes as it has slices.
     pub fn mounted(size: &str, slices: u16, cache: &'static str) -> Volume {
         let volume = Volume {
             dir: TestDir::new(),
@@ -41,34 +41,34 @@ impl Volume {
         volume
     }
 
-    /// The file that holds the volume.
+    /// Returns the path of the file that holds the volume.
     pub fn file(&self) -> PathBuf {
         self.dir.path().join("volume")
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mnt(&self) -> PathBuf {
         self.dir.path().join("mnt")
     }
 
-    /// A path on the mounted volume.
+    /// Returns a path on the mounted volume.
     pub fn at(&self, path: &str) -> PathBuf {
         self.mnt().join(path)
     }
 
-    /// A directory on the mounted volume, made.
+    /// Makes a directory on the mounted volume and returns its path.
     pub fn make_dir(&self, path: &str) -> PathBuf {
         let path = self.at(path);
         std::fs::create_dir_all(&path).expect("mkdir on the mount");
         path
     }
 
-    /// A path beside the volume, not on it.
+    /// Returns a path outside the volume.
     pub fn outside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Compiles a program in C beside the volume.
+    /// Compiles a C program outside the volume and returns its path.
     pub fn compile(&self, name: &str, source: &str, options: &[&str]) -> PathBuf {
         let (file, program) = (self.outside(&format!("{name}.c")), self.outside(name));
         std::fs::write(&file, source).expect("the source");
@@ -77,7 +77,7 @@ impl Volume {
         program
     }
 
-    /// Mounts it.
+    /// Mounts the volume.
     pub fn mount(&self) {
         succeed(
             jericho()
@@ -91,41 +91,41 @@ impl Volume {
         self.dir.is_mounted_now();
     }
 
-    /// What its daemons have said so far.
+    /// Returns the log of the volume's daemons so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.outside("log")).expect("the log")
     }
 
-    /// Unmounts it; everything is on the device afterwards.
+    /// Unmounts the volume. Afterwards all data is on the device.
     pub fn umount(&self) {
         succeed(jericho().arg("umount").arg(self.mnt()));
     }
 
-    /// The unmounted volume is sound.
+    /// Asserts that the unmounted volume is sound.
     pub fn check(&self) {
         succeed(jericho().arg("check").arg(self.file()));
     }
 
-    /// Unmounts, checks, mounts again: nothing is in a cache any more.
+    /// Unmounts, checks and mounts the volume. Afterwards its cache is empty.
     pub fn remount(&self) {
         self.umount();
         self.check();
         self.mount();
     }
 
-    /// Unmounts and checks; the end of a test.
+    /// Unmounts and checks the volume at the end of a test.
     pub fn finish(self) {
         self.umount();
         self.check();
     }
 
-    /// `jericho stat --json`.
+    /// Returns the result of `jericho stat --json`.
     pub fn stat(&self) -> Value {
         let text = succeed(jericho().arg("stat").arg(self.mnt()).arg("--json"));
         serde_json::from_str(&text).expect("stat --json prints JSON")
     }
 
-    /// Sum of a counter over the slices.
+    /// Returns the sum of a counter over all slices.
     pub fn total(&self, counter: &str) -> u64 {
         let stat = self.stat();
         let slices = stat["slices"].as_array().expect("slices is a list");
@@ -139,24 +139,24 @@ impl Volume {
             .sum()
     }
 
-    /// `jericho where --json`.
+    /// Returns the result of `jericho where --json`.
     pub fn where_is(&self, path: &Path) -> Value {
         let text = succeed(jericho().arg("where").arg(path).arg("--json"));
         serde_json::from_str(&text).expect("where --json prints JSON")
     }
 
-    /// Process id of the daemon.
+    /// Returns the process id of the daemon.
     pub fn daemon_pid(&self) -> u64 {
         self.stat()["pid"]
             .as_u64()
             .expect("stat tells the daemon's pid")
     }
 
-    /// Kills the daemon with SIGKILL and takes the dead mount away.
+    /// Kills the daemon with SIGKILL and removes the dead mount.
     pub fn crash(&self) {
         let pid = self.daemon_pid().to_string();
         succeed(command("kill").args(["-KILL", &pid]));
-        // Only when the process is gone is its lock on the volume gone.
+        // The lock on the volume is released only when the process has ended.
         succeed(command("tail").args(["--pid", &pid, "-f", "/dev/null"]));
         self.detach();
     }
@@ -181,7 +181,7 @@ impl Volume {
                     .success();
             assert!(
                 ended,
-                "the mount {} could not be taken away",
+                "the mount {} could not be removed",
                 self.mnt().display()
             );
         }
@@ -193,7 +193,7 @@ impl Drop for Volume {
         if !self.is_mounted() {
             return;
         }
-        // A test failed half-way: nothing of it may stay behind, a hung daemon included.
+        // The test failed before its end. The mount and a hung daemon must not stay.
         let stat = outcome(jericho().arg("stat").arg(self.mnt()).arg("--json"));
         let pid = serde_json::from_slice::<Value>(&stat.stdout)
             .ok()

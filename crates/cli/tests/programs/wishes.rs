@@ -1,4 +1,4 @@
-//! Descriptors that get the fast path with a read or write that the program makes anyway.
+//! Descriptors that get the fast path together with one of the program's reads or writes, without a request of their own.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use crate::program::{succeed, under_run};
 use crate::volume::Volume;
 
 const FILES: u64 = 200;
-/// Most files of a thread that get the fast path by a request of their own: the first, by which its process attaches, and the second, which
-/// names the thread's block. Twice as many, because another thread may take its place in the daemon's table.
+/// Largest number of a thread's files that may get the fast path by a request of their own. One request attaches the process, and a
+/// second names the thread's block. The limit is twice that, because another thread may take the thread's entry in the daemon's table.
 const REQUESTS_OF_THREAD: u64 = 4;
 
-/// Defines `each(do)`, which calls `do` for the number of each file, and `write_six(n)`, which returns the descriptor that it has
-/// used.
+/// Defines `each(do)`, which calls `do` with the number of each file, and `write_six(n)`, which writes file `n` with six calls and
+/// returns its descriptor.
 const EACH: &str = "
 import os, threading
 def each(do, files=range(200)):
@@ -24,8 +24,8 @@ def write_six(n, flags=os.O_WRONLY):
     return fd
 ";
 
-/// Runs a script in the volume's directory under `jericho run`. Returns how many slots were asked for by a request meanwhile, and how many
-/// were granted with a read or write.
+/// Runs a script on the mount under `jericho run`. Returns how many slots programs asked for by a request meanwhile, and how many
+/// the daemon granted with a read or write.
 fn run(volume: &Volume, script: &str) -> (u64, u64) {
     run_as(volume, under_run("python3"), script)
 }
@@ -131,7 +131,7 @@ for n in range(200):
     volume.finish();
 }
 
-/// Reads files into a mapping of another one, whose pages the kernel then reads in the same thread.
+/// Reads a file into a mapping of another file. The kernel then reads the pages of the mapping in the same thread.
 const INTO_A_MAPPING: &str = "
 import mmap
 each(lambda n: os.close(write_six(n)))
