@@ -1,17 +1,17 @@
-//! The daemon's own threads run where they should. (Not of workers: each is bound by its first request.)
+//! The daemon's threads run on the right nodes. The test leaves out the workers, because a worker's first request binds it.
 
 use std::fs;
 
 use crate::guest::{CPUS, MEMORY_ONLY, NEAREST, NODES, Volume, node_of};
 
-/// Names of the daemon's threads, and the list of CPUs where each may run.
+/// Returns the names of the daemon's threads, and the list of CPUs where each may run.
 fn threads(volume: &Volume) -> Vec<(String, String)> {
     let pid = volume.stat()["pid"].as_u64().expect("a process id");
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon's threads");
     tasks
         .map(|task| {
             let status = task.expect("a thread").path().join("status");
-            let status = fs::read_to_string(status).expect("its status");
+            let status = fs::read_to_string(status).expect("the thread's status");
             let value = |name: &str| {
                 let found = status.lines().find_map(|line| line.strip_prefix(name));
                 found.expect("a line").trim().to_owned()

@@ -1,18 +1,19 @@
-//! The guest: its nodes as `scripts/lab` makes them, its disk, and the volume on it.
+//! The guest: the nodes that `scripts/lab` gives it, its disk, and the volume on the disk.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Its nodes; all have memory.
+/// The guest's nodes. All have memory.
 pub const NODES: usize = 5;
-/// Those that have CPUs, the first.
+/// The nodes that have CPUs. They come first.
 pub const CPU_NODES: usize = 4;
-/// The one that has none, and the node with CPUs that is nearest to it.
+/// The node that has no CPUs.
 pub const MEMORY_ONLY: usize = 4;
+/// The node with CPUs that is nearest to `MEMORY_ONLY`.
 pub const NEAREST: usize = 1;
-/// CPUs go round over the nodes that have some, twice.
+/// The guest's CPUs. They are assigned in turn to the nodes with CPUs, two to each.
 pub const CPUS: usize = 8;
 /// Distances between nodes.
 pub const DISTANCES: [[u64; NODES]; NODES] = [
@@ -22,30 +23,30 @@ pub const DISTANCES: [[u64; NODES]; NODES] = [
     [21, 21, 12, 10, 28],
     [24, 17, 28, 28, 10],
 ];
-/// Memory that each node was given; the kernel keeps some of it.
+/// Memory that `scripts/lab` gives each node. The kernel keeps some of it.
 pub const MEMORY_BYTES: u64 = 768 << 20;
 
 const DISK: &str = "/dev/vda";
 const MNT: &str = "/mnt";
 
-/// The node of a CPU.
+/// Returns the node of a CPU.
 pub fn node_of(cpu: usize) -> usize {
     cpu % CPU_NODES
 }
 
-/// Runs `jericho` with arguments that are parted by spaces, and gives what it says; panics unless it succeeds.
+/// Runs `jericho` with arguments that are separated by spaces. Returns its standard output. Panics unless it succeeds.
 pub fn jericho(arguments: &str) -> String {
     let mut command = Command::new("/usr/bin/jericho");
     succeed(command.args(arguments.split_whitespace()))
 }
 
-/// The same, which answers in JSON.
+/// Runs `jericho` with arguments that make it print JSON. Returns the parsed value.
 pub fn ask(arguments: &str) -> Value {
     let text = jericho(arguments);
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("jericho {arguments}: {e}: {text}"))
 }
 
-/// Runs a command that must succeed; its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 pub fn succeed(command: &mut Command) -> String {
     let output = command
         .output()
@@ -60,11 +61,11 @@ pub fn succeed(command: &mut Command) -> String {
     text
 }
 
-/// The volume on the guest's disk, new and mounted; unmounted with this value.
+/// A mounted volume on the guest's disk. It is unmounted when dropped.
 pub struct Volume;
 
 impl Volume {
-    /// With the number of slices that `format` chooses.
+    /// Formats and mounts a volume with the number of slices that `format` chooses.
     pub fn new() -> Volume {
         jericho(&format!("format {DISK} --force"));
         let volume = Volume;
@@ -76,7 +77,7 @@ impl Volume {
         jericho(&format!("mount {DISK} {MNT} --cache 64M"));
     }
 
-    /// By a daemon that may run on the CPUs of this node only.
+    /// Mounts the volume with a daemon that may run only on the CPUs of this node.
     pub fn mount_on_cpus_of(&self, node: usize) {
         let cpus = (0..CPUS).filter(|cpu| node_of(*cpu) == node);
         let mask: u64 = cpus.map(|cpu| 1 << cpu).sum();
@@ -93,7 +94,8 @@ impl Volume {
         jericho(&format!("check {DISK}"));
     }
 
-    /// A file of so many MiB in a directory of its own for each node, in the order of the nodes. Bytes tell pages and files apart.
+    /// Writes one file of `mib` MiB on each node, in directories of their own. Returns the files in the order of the nodes. Their bytes
+    /// differ from page to page and from file to file.
     pub fn file_on_each_node(&self, mib: usize) -> Vec<PathBuf> {
         let mut files = vec![PathBuf::new(); NODES];
         for number in 0..NODES {
@@ -116,7 +118,7 @@ impl Volume {
         ask(&format!("stat {MNT} --json"))
     }
 
-    /// Pages that were accessed so far: from their own node, from others.
+    /// Returns how many pages were accessed so far from their own node and from other nodes.
     pub fn accesses(&self) -> [u64; 2] {
         let stat = self.stat();
         ["local", "remote"].map(|which| stat["locality"][which].as_u64().expect("a number"))
@@ -125,20 +127,20 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // A case that failed half-way leaves it mounted.
+        // A case that failed before its end leaves the volume mounted.
         let _ = Command::new("/usr/bin/jericho")
             .args(["umount", MNT])
             .output();
     }
 }
 
-/// What is in the file of this number.
+/// Returns the content of the file with this number.
 pub fn content(number: usize, mib: usize) -> Vec<u8> {
     let words = (0..mib << 17).map(|word| (word * NODES + number) as u64);
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Prints a number that the page about the lab quotes.
+/// Prints a number that the documentation of the lab quotes.
 pub fn tell(what: &str, number: f64) {
     println!("\nlab: {what}: {number:.3}");
 }

@@ -1,4 +1,4 @@
-//! The nodes are found as they are.
+//! Jericho finds the machine's nodes with their properties.
 
 use crate::guest::{
     CPUS, DISTANCES, MEMORY_BYTES, MEMORY_ONLY, NEAREST, NODES, Volume, ask, node_of,

@@ -1,7 +1,7 @@
-//! Binding, placement and locality where there are nodes: the suite that `make lab` runs in a machine with five of
-//! them. Elsewhere its cases are ignored.
+//! Binding, placement and locality on a machine with several nodes. `make lab` runs this suite in a virtual machine with five nodes.
+//! Elsewhere its cases are ignored.
 //!
-//! Times mean nothing in there. What is compared is where pages and threads are, and shares of accesses.
+//! Times mean nothing in the virtual machine. The cases compare the nodes of pages and threads, and shares of local accesses.
 #![forbid(unsafe_code)]
 
 mod daemon;

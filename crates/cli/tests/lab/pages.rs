@@ -1,10 +1,10 @@
-//! Pages lie on the home node of their file, as the kernel tells it, and survive.
+//! Pages lie on the home node of their file, as the kernel reports, and keep their bytes.
 
 use std::path::Path;
 
 use crate::guest::{NODES, Volume, content};
 
-/// Asserts that all of a file that is in memory is on this node.
+/// Asserts that all cached pages of a file lie on this node.
 fn assert_lies_on(volume: &Volume, node: usize, file: &Path) -> u64 {
     let found = volume.where_is(file);
     let resident = found["resident_bytes"].as_u64().expect("bytes");
@@ -34,7 +34,7 @@ fn pages_that_took_the_frames_of_others_lie_there_too() {
     let volume = Volume::new();
     let files = volume.file_on_each_node(4);
     for (node, file) in files.iter().enumerate() {
-        // Twice what the slice has frames for.
+        // The file has twice as many pages as the slice has frames.
         let large = file.with_file_name("large");
         std::fs::write(&large, content(node, 32)).expect("write");
         assert_lies_on(&volume, node, &large);
@@ -84,7 +84,7 @@ fn the_bytes_are_the_same_after_unmount_check_and_mount() {
     }
     let numbers = files.iter().map(|file| {
         let bytes = std::fs::read(file).expect("read");
-        u64::from_le_bytes(*bytes.first_chunk().expect("it is not empty"))
+        u64::from_le_bytes(*bytes.first_chunk().expect("the page is not empty"))
     });
     let mut numbers: Vec<u64> = numbers.collect();
     numbers.sort();

@@ -1,11 +1,11 @@
 /*
- * reader MILLISECONDS THREAD...: each THREAD is CPU,KIND,FILE: a thread that begins on that CPU, reads that file from start to
- * end again and again, and rests for two seconds. KIND `free`: it may run everywhere once it has begun; `own`: it has
- * said where it wants to run. They begin together.
+ * reader MILLISECONDS THREAD...: each THREAD is CPU,KIND,FILE. The thread begins on that CPU, reads that file from start to end again
+ * and again, and then rests for two seconds. With KIND `free`, the thread may run on all CPUs once it has begun. With `own`, it
+ * stays bound to its CPU. All threads begin together.
  *
- * Prints a line for each thread: its first CPUs with the bytes that it had read when it was seen there (CPU:BYTES,...), for each
- * CPU how often it was seen there in the second half of its time (CPU:TIMES,...), and where it was allowed to run: before, after its
- * last read, and when it had rested.
+ * Prints a line for each thread: its first CPUs with the bytes that it had read when it was seen there (CPU:BYTES,...), for
+ * each CPU how often the thread was seen there in the second half of its time (CPU:TIMES,...), and the CPUs where it was allowed to
+ * run before its first read, after its last read, and after its rest.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -42,7 +42,8 @@ static long now_ms(void)
     return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* As the kernel has it: asking by sched_getaffinity would be a request of the program, and put back what was narrowed. */
+/* Writes the list of CPUs where this thread may run, as the kernel has it. A call of sched_getaffinity would make the library restore
+   the CPUs that a migration took away. */
 static void allowed(char to[64])
 {
     char text[8192] = "";

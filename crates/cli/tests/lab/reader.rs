@@ -1,4 +1,4 @@
-//! An unmodified program whose threads read files (`reader.c`), and what became of them.
+//! Runs an unmodified program whose threads read files (`reader.c`), and parses where the threads ran.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,29 +6,29 @@ use std::process::Command;
 
 use crate::guest::{node_of, succeed};
 
-/// How long it reads.
+/// How long the program reads.
 const MILLISECONDS: &str = "6000";
 
-/// What one of its threads is to do.
+/// The task of one of the program's threads.
 pub struct Task<'a> {
     pub begins_on: usize,
     pub is_placed_by_program: bool,
     pub file: &'a Path,
 }
 
-/// What became of a thread.
+/// Where a thread ran and could run.
 #[derive(Debug)]
 pub struct Thread {
-    /// Its first CPUs, with the bytes that it had read when it was seen there.
+    /// The thread's first CPUs, each with the bytes that the thread had read when it was seen there.
     pub steps: Vec<(usize, u64)>,
-    /// Share of its second half that it was seen on each node.
+    /// For each node, the share of the second half of the thread's time that it spent there.
     pub share_on: BTreeMap<usize, f64>,
-    /// Where it might run, in the kernel's words: before its first read, after its last, and when it had rested.
+    /// The CPUs where the thread may run, as the kernel prints them: before its first read, after its last read, and after its rest.
     pub allowed: [String; 3],
 }
 
 impl Thread {
-    /// Bytes that it had read when it was first seen on a node.
+    /// Returns the bytes that the thread had read when it was first seen on a node.
     pub fn came_to(&self, node: usize) -> Option<u64> {
         let mut steps = self.steps.iter();
         steps
@@ -41,7 +41,8 @@ impl Thread {
     }
 }
 
-/// Runs it under `jericho run` with this policy; `None`: without, through the kernel.
+/// Runs the program under `jericho run` with this policy. With `None`, runs it without the library, so that it reads through the
+/// kernel.
 pub fn read(policy: Option<&str>, tasks: &[Task]) -> Vec<Thread> {
     let mut command = match policy {
         Some(policy) => {
@@ -87,7 +88,7 @@ fn parse(line: &str) -> Thread {
     }
 }
 
-/// Of `CPU:NUMBER,CPU:NUMBER,`.
+/// Parses `CPU:NUMBER,CPU:NUMBER,`.
 fn pairs(text: &str) -> Vec<(usize, u64)> {
     let pair = |pair: &str| {
         let (cpu, number) = pair.split_once(':')?;

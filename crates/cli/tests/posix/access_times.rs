@@ -1,4 +1,4 @@
-//! Mount options that say when a read changes the access time.
+//! Mount options that control when a read changes the access time.
 //!
 //! The kernel notifies the daemon of changed options with a delay, so the tests wait up to a minute for the change.
 
@@ -59,7 +59,7 @@ fn reads_of_a_descriptor_with_o_noatime_leave_the_access_time() {
 }
 
 #[test]
-fn noatime_and_strictatime_are_honoured_and_followed() {
+fn changed_access_time_options_take_effect() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("not tested: needs root (to remount)");
         return;
@@ -70,10 +70,10 @@ fn noatime_and_strictatime_are_honoured_and_followed() {
     let day = Duration::from_secs(86_400);
     let (old, now) = (UNIX_EPOCH + day, SystemTime::now());
 
-    // By default: relatime.
+    // The default is relatime.
     assert!(
         read_after(&v, old, now) >= now,
-        "it is older than the last change"
+        "relatime: a read must update an access time that is older than the last change"
     );
     for round in 0..2 {
         remount(MountFlags::NOATIME);
@@ -82,7 +82,7 @@ fn noatime_and_strictatime_are_honoured_and_followed() {
             assert_eq!(read_after(&v, old, now), old, "round {round}");
         }
         remount(MountFlags::STRICTATIME);
-        // Newer than the change and less than a day old: relatime would leave it.
+        // This access time is newer than the change and less than a day old, so relatime would leave it.
         let later = SystemTime::now() + day;
         at_last("strictatime", || read_after(&v, later, now) != later);
         for _ in 0..5 {

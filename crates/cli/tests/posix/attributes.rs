@@ -90,7 +90,7 @@ fn owner_and_mode_are_kept_and_a_change_of_owner_drops_set_id() {
 }
 
 #[test]
-fn a_write_by_somebody_else_drops_set_id() {
+fn a_write_by_another_user_drops_set_id() {
     let v = Volume::mounted();
     fs::write(v.at("f"), b"x").unwrap();
     fs::set_permissions(v.at("f"), fs::Permissions::from_mode(0o6777)).unwrap();
@@ -194,7 +194,7 @@ fn access_control_lists_grant_deny_and_are_inherited() {
         listed.contains("user:65534:r--") && listed.contains("mask::r--"),
         "{listed}"
     );
-    // chmod changes the mask, and the mask limits what was granted.
+    // chmod changes the mask, and the mask limits the granted rights.
     fs::set_permissions(v.at("f"), fs::Permissions::from_mode(0o600)).unwrap();
     assert!(!sh(&format!("{nobody} cat f")).status.success());
 

@@ -31,7 +31,7 @@ fn stat_is_right_after_each_change() {
 }
 
 #[test]
-fn a_file_that_would_be_too_large_is_refused_and_harms_nobody() {
+fn a_file_that_would_be_too_large_is_refused_and_the_volume_stays_usable() {
     let v = Volume::mounted();
     let file = File::create(v.at("f")).unwrap();
     file.write_all_at(b"here", 0).unwrap();
@@ -121,7 +121,7 @@ fn appending_writers_lose_nothing() {
         bytes.chunks(101).all(|c| c.iter().all(|b| *b == c[0])),
         "a record was torn"
     );
-    // pwrite on such a descriptor appends, as on every Linux filesystem.
+    // pwrite on a descriptor with O_APPEND appends, as on every Linux filesystem.
     let file = File::options().append(true).open(v.at("log")).unwrap();
     file.write_all_at(b"end", 0).unwrap();
     assert!(fs::read(v.at("log")).unwrap().ends_with(b"end"));
@@ -221,7 +221,7 @@ fn a_copy_by_the_kernel_is_a_copy() {
     assert!(fs::read(v.at("b")).unwrap() == pattern(9, 700_001));
 }
 
-/// Writes and syncs while a timer interrupts it.
+/// Writes and syncs while a timer signal interrupts the program.
 const INTERRUPTED: &str = "
 import os, signal
 signal.signal(signal.SIGALRM, lambda *_: None)
@@ -255,7 +255,7 @@ fn a_running_program_is_not_truncated() {
         |options: &mut fs::OpenOptions| options.custom_flags(libc::O_TRUNC).open(&program);
     let opens = [
         truncating(fs::OpenOptions::new().write(true)),
-        // Linux truncates for a reader, too.
+        // O_TRUNC truncates a file that is opened for reading, too.
         truncating(fs::OpenOptions::new().read(true)),
     ];
     let left = fs::metadata(&program).unwrap().len();

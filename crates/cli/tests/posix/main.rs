@@ -1,4 +1,4 @@
-//! What a POSIX program expects of a filesystem, through the mount.
+//! The behaviour that POSIX programs expect of a filesystem, tested through the mount.
 #![forbid(unsafe_code)]
 
 #[path = "../support/mod.rs"]

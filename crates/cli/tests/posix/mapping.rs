@@ -1,4 +1,4 @@
-//! Memory mappings and programs that run from the mount.
+//! Memory mappings, and programs that run from the mount.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

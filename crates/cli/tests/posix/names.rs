@@ -48,7 +48,7 @@ fn rename_of_directories_follows_the_rules() {
 }
 
 #[test]
-fn a_file_that_never_had_a_name_gets_one_or_goes() {
+fn a_file_without_a_name_gets_a_name_or_is_removed() {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::OpenOptionsExt;
     let v = Volume::mounted();
@@ -134,7 +134,7 @@ fn symbolic_links_keep_their_target() {
 }
 
 #[test]
-fn special_files_are_what_they_were_made() {
+fn special_files_keep_their_kind_and_numbers() {
     let v = Volume::mounted();
     let make = |name: &str, kind, dev| {
         rustix::fs::mknodat(CWD, v.at(name), kind, Mode::from_raw_mode(0o600), dev).unwrap();
@@ -205,7 +205,7 @@ fn many_entries(count: usize) {
     for name in names.iter().step_by(97) {
         fs::metadata(v.at("many").join(name)).unwrap();
     }
-    // Removing while listing must still reach every entry.
+    // A listing that removes entries must still reach every entry.
     for entry in fs::read_dir(v.at("many")).unwrap() {
         fs::remove_file(entry.unwrap().path()).unwrap();
     }
@@ -220,12 +220,12 @@ fn a_directory_of_twenty_thousand_entries_lists_each_once() {
 }
 
 #[test]
-#[ignore = "minutes; run with --ignored"]
+#[ignore = "takes minutes; run with --ignored"]
 fn a_directory_of_a_million_entries_lists_each_once() {
     many_entries(1_000_000);
 }
 
-/// `handle NAME` prints the handle of a file, `open HANDLE` what is in the file behind it, or the error.
+/// With `handle NAME`, prints the handle of a file. With `open HANDLE`, prints the content of the handle's file, or the error.
 const HANDLES: &str = "
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -267,12 +267,12 @@ fn a_handle_of_a_file_opens_it_also_when_the_kernel_has_forgotten_it() {
     let [file, dir, removed] = names.map(|name| handles("handle", name));
     assert_eq!(handles("open", &file), "content");
     fs::remove_file(v.at("removed")).unwrap();
-    // After that the kernel knows none of them.
+    // After the remount the kernel has forgotten all files.
     v.remount();
     assert_eq!(handles("open", &file), "content");
     assert_eq!(handles("open", &dir), "f");
     assert_eq!(handles("open", &removed), "Stale file handle");
-    // Another file may have its number: it is not the one.
+    // Another file may have got the inode number of the removed file. The handle must not open it.
     fs::write(v.at("another"), b"content").unwrap();
     assert_eq!(handles("open", &removed), "Stale file handle");
 }

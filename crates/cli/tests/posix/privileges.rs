@@ -1,5 +1,5 @@
-//! Bits and attributes that let a program run with rights that its caller does not have: they are cleared when another
-//! user changes the file.
+//! Bits and attributes that let a program run with rights that its caller does not have. A change of the file by another user
+//! clears them.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -22,7 +22,7 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-/// Returns what a shell prints that another user runs in the mount.
+/// Runs a shell script on the mount as another user. Returns its output.
 fn as_nobody(v: &Volume, script: &str) -> String {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
@@ -43,7 +43,7 @@ fn make_sources(v: &Volume) {
     }
 }
 
-/// Changes of the content of `f`.
+/// Returns commands that change the content of `f`.
 fn changes() -> [String; 9] {
     let copy = |name: &str, to: u64| {
         python(&format!(
@@ -60,13 +60,13 @@ fn changes() -> [String; 9] {
         python("d = os.open('f', os.O_RDWR); os.pwrite(d, b'y', 1)"),
         copy("data", 0),
         copy("hole", 0),
-        // Behind its end.
+        // Behind the end of the file.
         copy("hole", 8192),
     ]
 }
 
 #[test]
-fn a_program_that_somebody_else_wrote_to_no_longer_runs_as_its_owner() {
+fn a_program_that_another_user_wrote_to_does_not_run_as_its_owner() {
     let v = Volume::mounted();
     open_to_all(&v.mnt());
     for round in 0..3 {
@@ -79,7 +79,7 @@ fn a_program_that_somebody_else_wrote_to_no_longer_runs_as_its_owner() {
 }
 
 #[test]
-fn a_change_of_content_by_somebody_else_drops_the_set_id_bits() {
+fn a_change_of_content_by_another_user_drops_the_set_id_bits() {
     let v = Volume::mounted();
     open_to_all(&v.mnt());
     make_sources(&v);
@@ -88,7 +88,7 @@ fn a_change_of_content_by_somebody_else_drops_the_set_id_bits() {
         set_mode(&v.at("f"), 0o6777);
         as_nobody(&v, &change);
         assert_eq!(mode(&v.at("f")), 0o777, "{change}");
-        // Root may keep them.
+        // A change by root keeps the bits.
         set_mode(&v.at("f"), 0o6777);
         succeed(
             Command::new("sh")
@@ -100,7 +100,7 @@ fn a_change_of_content_by_somebody_else_drops_the_set_id_bits() {
 }
 
 #[test]
-fn a_change_of_owner_drops_the_set_id_bits_of_all_that_is_no_directory() {
+fn a_change_of_owner_drops_the_set_id_bits_except_of_a_directory() {
     let v = Volume::mounted();
     let script = python(
         "import socket; open('f', 'w'); os.mkfifo('fifo'); os.mknod('null', 0o020666, os.makedev(1, 3)); \
@@ -162,7 +162,7 @@ fn an_access_control_list_by_an_owner_outside_the_group_drops_set_group_id() {
 }
 
 #[test]
-fn a_change_by_anybody_drops_the_capabilities_of_a_file() {
+fn a_change_by_any_user_drops_the_capabilities_of_a_file() {
     let v = Volume::mounted();
     open_to_all(&v.mnt());
     make_sources(&v);
@@ -194,9 +194,9 @@ fn a_change_by_anybody_drops_the_capabilities_of_a_file() {
     for change in changes() {
         give();
         as_nobody(&v, &change);
-        assert!(!has(), "{change} by somebody else");
+        assert!(!has(), "{change} by another user");
     }
-    // Through a descriptor that was open before and may write inline.
+    // A write through a descriptor that was open before and may write inline.
     let file = fs::File::options()
         .read(true)
         .write(true)
@@ -208,7 +208,7 @@ fn a_change_by_anybody_drops_the_capabilities_of_a_file() {
         assert!(!has(), "a write through a descriptor");
     }
     drop(file);
-    // Changes of other data do not clear it.
+    // Changes other than of content and owner do not clear the attribute.
     setxattr(v.at("f"), CAPABILITY, &capability, XattrFlags::empty()).unwrap();
     set_mode(&v.at("f"), 0o600);
     fs::rename(v.at("f"), v.at("g")).unwrap();

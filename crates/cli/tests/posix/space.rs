@@ -1,4 +1,4 @@
-//! Holes, preallocation, free space, and what happens when there is none left.
+//! Holes, preallocation, free space and full volumes.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -89,7 +89,7 @@ impl Volume {
 }
 
 #[test]
-fn free_space_shrinks_with_what_is_written_and_comes_back() {
+fn free_space_shrinks_with_writes_and_grows_with_removals() {
     let v = Volume::mounted();
     let free = || statvfs(v.mnt()).unwrap().f_bfree * statvfs(v.mnt()).unwrap().f_frsize;
     let before = free();
@@ -97,7 +97,7 @@ fn free_space_shrinks_with_what_is_written_and_comes_back() {
     fs::write(v.at("f"), pattern(1, 20 << 20)).unwrap();
     assert!(before - free() >= 20 << 20);
     fs::remove_file(v.at("f")).unwrap();
-    // The kernel lets go of a removed file a little later, in its own time.
+    // The kernel releases a removed file at a later time of its choice.
     let limit = Instant::now() + Duration::from_secs(30);
     while free() + (2 << 20) < before {
         assert!(
@@ -112,7 +112,7 @@ fn free_space_shrinks_with_what_is_written_and_comes_back() {
 }
 
 #[test]
-fn a_full_volume_says_so_and_goes_on_working() {
+fn a_full_volume_fails_with_enospc_and_stays_usable() {
     let v = Volume::of_size("128M");
     v.mount();
     fs::write(v.at("precious"), pattern(1, 1 << 20)).unwrap();
@@ -128,7 +128,7 @@ fn a_full_volume_says_so_and_goes_on_working() {
     };
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
     assert!(written > 32, "full after {written} MiB");
-    file.sync_all().expect("what was accepted can be written");
+    file.sync_all().expect("accepted data can be written back");
     drop(file);
     assert!(fs::read(v.at("precious")).unwrap() == pattern(1, 1 << 20));
     fs::remove_file(v.at("big")).unwrap();
@@ -167,7 +167,8 @@ fn the_space_of_a_removed_file_is_free_when_remove_returns() {
 
 #[test]
 fn the_space_of_a_removed_file_is_free_for_many_writers_at_once() {
-    // As many of one user may wait over the ring; half as many with many CPUs, and the others have turns.
+    // Over the FUSE ring, 8 requests of one user may wait at once. On a machine with many CPUs only 4 may, and the others wait for
+    // their turn.
     const WRITERS: usize = 8;
     let v = Volume::of_size("128M");
     v.mount();
@@ -180,7 +181,7 @@ fn the_space_of_a_removed_file_is_free_for_many_writers_at_once() {
         while file.write_all(&chunk).is_ok() {}
         fs::remove_file(v.at("big")).unwrap();
         std::thread::scope(|scope| {
-            // Some find the volume full and wait; the file is closed in the middle of it.
+            // Some writers find the volume full and wait. The test closes the file while they wait.
             let writers: Vec<_> = (files.iter())
                 .map(|mut file| {
                     let chunk = &chunk;

@@ -1,14 +1,14 @@
-//! The same promises for programs that read and write through the preload library, and that it really is in the way.
+//! The same behaviour for programs that read and write through the preload library, and a test that the library serves them.
 
 use super::support::{Volume, again, jericho, pattern, succeed};
 
 #[test]
 fn every_case_has_the_same_result_in_a_program_under_run() {
-    // Inline reads leave the access time as it is.
+    // Inline reads do not change access times, so the tests of access times cannot run here.
     again::cases_again(&["under_run::", "access_times::"]);
 }
 
-/// Reads and writes pages that are cached, many times, and prints how many read and write calls the kernel counted.
+/// Reads and writes cached pages many times. Prints how many read and write calls the kernel counted.
 const CALLS: &str = "
 import os
 file = os.open('f', os.O_RDWR)
@@ -40,12 +40,12 @@ fn reads_and_writes_of_cached_pages_make_no_system_calls() {
         .split_whitespace()
         .map(|n| n.parse().expect("a number"))
         .collect();
-    // Reading the counters takes a few calls, and a page may be written back at this moment.
+    // The program makes a few calls to read the counters, and an access goes through the kernel if write-back has its page.
     assert!(
         matches!(calls[..], [reads, writes] if reads < 100 && writes < 100),
         "of 2,000 reads and writes the kernel saw {said}"
     );
-    // What was written there is what everybody else reads.
+    // Programs without the library read the bytes that the program wrote inline.
     let bytes = std::fs::read(v.at("f")).unwrap();
     let mut expected = pattern(1, 65_536);
     expected[0] = b'x';

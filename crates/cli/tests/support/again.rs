@@ -1,9 +1,9 @@
-//! The cases of a test program once more, in processes under `jericho run`.
+//! Runs the cases of a test program again, in processes under `jericho run`.
 //!
-//! `jericho run` tells its command which volumes are mounted at that moment, so a case cannot begin there: its volume is not
-//! mounted yet. Each case gets a process of its own instead. It begins as usual, and once its volume is mounted it becomes
-//! `jericho run -- THE-SAME-TEST THE-SAME-CASE`. There it begins anew, and its fixture finds the volume mounted.
-//! What the case and the programs that it starts read and write goes through the preload library from then on.
+//! `jericho run` tells its command which volumes are mounted at that moment, so a case cannot start under `jericho run`: its volume
+//! is not mounted yet. Instead, each case starts as usual in a process of its own. Once its volume is mounted, the process executes
+//! `jericho run -- THE-SAME-TEST THE-SAME-CASE`. So the case starts a second time, and its fixture finds the volume mounted. From
+//! then on, reads and writes of the case and of its programs go through the preload library.
 #![allow(dead_code)] // each test program uses its own part
 
 use std::collections::BTreeSet;
@@ -15,28 +15,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tempfile::TempDir;
 
-/// Set for a case that is to end up under `jericho run`: the directory that it works in.
+/// The variable that tells a case to continue under `jericho run`. Its value is the case's working directory.
 const DIR: &str = "JERICHO_TEST_DIR";
-/// Set once it is there.
+/// The variable that is set once the case runs under `jericho run`.
 const UNDER: &str = "JERICHO_TEST_UNDER_RUN";
-/// What such a case says, so that none counts that never got there.
+/// The line that a case prints under `jericho run`. A case without it does not count as passed.
 const MARK: &str = "this case runs under jericho run";
-/// The name of the first directory of a case, which is handed over.
+/// The name of a case's first directory. The case's second process takes it over.
 const FIRST: &str = "first";
-/// Far more than any case needs: only something that hangs meets it.
+/// Time limit in seconds, far more than any case needs. A case that reaches it hangs.
 const LIMIT_S: &str = "900";
 
-/// Whether this process runs under `jericho run`.
+/// Returns whether this process runs under `jericho run`.
 pub fn under_run() -> bool {
     std::env::var_os(UNDER).is_some()
 }
 
-/// What a command needs in front of it to run under `jericho run`.
+/// Returns the words before a command that run it under `jericho run`.
 pub fn run_prefix() -> [&'static str; 3] {
     [env!("CARGO_BIN_EXE_jericho"), "run", "--"]
 }
 
-/// Asserts that this process has the library that answers its reads and writes.
+/// Asserts that this process has loaded the preload library.
 fn assert_library_is_loaded() {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("proc is mounted");
     assert!(
@@ -45,17 +45,17 @@ fn assert_library_is_loaded() {
     );
 }
 
-/// A directory of one fixture, gone with it.
+/// A directory of one fixture. It is removed when dropped.
 pub struct TestDir {
     path: PathBuf,
-    /// There is a mounted volume in it, which nobody has asked for yet.
+    /// True while the directory has a mounted volume that the fixture has not taken yet.
     mounted: AtomicBool,
 }
 
 impl TestDir {
-    /// A new directory; the first one of a case under `jericho run` is what its earlier self left.
+    /// Creates a directory. The first one of a case under `jericho run` is the directory of its earlier process.
     pub fn new() -> TestDir {
-        // Beside the build, not in a tmpfs, which knows no direct I/O.
+        // In the build directory, because /tmp may be a tmpfs, which has no direct I/O.
         let parent = std::env::var_os(DIR);
         let parent = parent.map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from);
         static FIRST_IS_TAKEN: AtomicBool = AtomicBool::new(false);
@@ -85,18 +85,18 @@ impl TestDir {
         &self.path
     }
 
-    /// Whether a volume is there and mounted, formatted by this case's earlier self.
+    /// Returns whether the directory has a mounted volume, which this case's earlier process formatted.
     pub fn is_taken_over(&self) -> bool {
         self.mounted.load(Ordering::Relaxed)
     }
 
-    /// Whether the volume is mounted already. True once: after an unmount it has to be mounted as ever.
+    /// Returns whether the volume is mounted already. Returns true only once: after an unmount the fixture mounts the volume as usual.
     pub fn take_mount(&self) -> bool {
         self.mounted.swap(false, Ordering::Relaxed)
     }
 
-    /// To be called when the volume of this directory has been mounted: where this process is a case that has to go
-    /// under `jericho run`, it does, and the call does not return.
+    /// Continues this case under `jericho run` if `cases_again` started it. Then the call does not return. The fixture calls this when
+    /// it has mounted the volume of this directory.
     pub fn is_mounted_now(&self) {
         if std::env::var_os(DIR).is_none() || under_run() {
             return;
@@ -119,7 +119,7 @@ impl Drop for TestDir {
     }
 }
 
-/// Mounted directories below a directory.
+/// Returns the mount points below a directory.
 fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("proc is mounted");
     let dirs = mounts.lines().filter_map(|line| line.split(' ').nth(1));
@@ -128,7 +128,7 @@ fn mounts_below(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes a directory, unless something is mounted in it: that would be emptied, too.
+/// Removes a directory. Does nothing if it has a mount point, because the removal would also empty the mounted filesystem.
 fn remove(dir: &Path) {
     let mounts = mounts_below(dir);
     if !mounts.is_empty() {
@@ -138,7 +138,7 @@ fn remove(dir: &Path) {
     }
 }
 
-/// Takes away what a case that failed left mounted.
+/// Detaches the mounts that a failed case has left.
 fn detach_below(dir: &Path) {
     for mount in mounts_below(dir) {
         let commands = [
@@ -150,11 +150,11 @@ fn detach_below(dir: &Path) {
             umount.args(&command[1..]).arg(&mount).stderr(Stdio::null());
             umount.status().is_ok_and(|status| status.success())
         });
-        assert!(gone, "{} cannot be taken away", mount.display());
+        assert!(gone, "{} cannot be unmounted", mount.display());
     }
 }
 
-/// Names of this test program's cases; those to be ignored are left out.
+/// Returns the names of this test program's cases, without the ignored ones.
 fn cases() -> BTreeSet<String> {
     let list = |option: &[&str]| -> BTreeSet<String> {
         let me = std::env::current_exe().expect("this program has a path");
@@ -171,7 +171,7 @@ fn cases() -> BTreeSet<String> {
     list(&[]).difference(&ignored).cloned().collect()
 }
 
-/// Runs one case in a process of its own; what went wrong.
+/// Runs one case in a process of its own. Fails with the output of the case.
 fn run_case(case: &str) -> Result<(), String> {
     let parent = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for the case");
     let me = std::env::current_exe().expect("this program has a path");
@@ -200,7 +200,7 @@ fn run_case(case: &str) -> Result<(), String> {
     ))
 }
 
-/// Runs each case of this test program whose name begins with none of `without`; all must pass.
+/// Runs each case of this test program whose name begins with none of `without`. Panics unless all pass.
 pub fn cases_again(without: &[&str]) {
     let chosen: Vec<String> = cases()
         .into_iter()

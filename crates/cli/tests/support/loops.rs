@@ -5,12 +5,11 @@ use std::process::Command;
 
 use super::output;
 
-/// A loop device; detached when dropped.
+/// A loop device. It is detached when dropped.
 pub struct Loop(pub PathBuf);
 
 impl Loop {
-    /// Makes a loop device over `file`. Returns `None` and prints a message where this user or machine has no loop
-    /// devices.
+    /// Makes a loop device over `file`. Returns `None` and prints a message if this user or machine has no loop devices.
     pub fn over(file: &Path) -> Option<Loop> {
         Loop::made_by(Command::new("losetup").args(["--find", "--show"]).arg(file))
     }

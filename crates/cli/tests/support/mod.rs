@@ -1,5 +1,5 @@
-//! A volume on an ordinary file and its mount, driven by the real command; both vanish with the
-//! guard, also when a test panics.
+//! A volume on an ordinary file and its mount, which tests control with the real command. Both are removed when the guard is
+//! dropped, also when a test panics.
 #![allow(dead_code)] // each test program uses its own part
 
 pub mod again;
@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 use again::TestDir;
 
-/// The command under test.
+/// Returns the command under test with arguments.
 pub fn jericho<A: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_jericho"));
     command
@@ -22,14 +22,14 @@ pub fn jericho<A: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = A>) -> 
     command
 }
 
-/// Runs a command; panics with all it said when it cannot be started.
+/// Runs a command and returns its output. Panics if it cannot be started.
 pub fn output(command: &mut Command) -> Output {
     command
         .output()
         .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"))
 }
 
-/// Runs a command that must succeed; its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 pub fn succeed(command: &mut Command) -> String {
     let output = output(command);
     assert!(
@@ -42,7 +42,7 @@ pub fn succeed(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("output is text")
 }
 
-/// Runs a command that must fail with this status; its standard error.
+/// Runs a command that must fail with this status. Returns its standard error.
 pub fn fail(command: &mut Command, status: i32) -> String {
     let output = output(command);
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -53,12 +53,12 @@ pub fn fail(command: &mut Command, status: i32) -> String {
     );
     assert!(
         !message.trim().is_empty(),
-        "{command:?} failed without a word"
+        "{command:?} failed without a message"
     );
     message
 }
 
-/// Returns where `scripts/setup test` puts a program that it installs with cargo.
+/// Returns the path at which `scripts/setup test` installs a program with cargo.
 fn tool(name: &str) -> PathBuf {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .parent()
@@ -72,7 +72,7 @@ fn tool(name: &str) -> PathBuf {
     path
 }
 
-/// Returns a command that runs such a program, under `jericho run` when `run` is true.
+/// Returns a command that runs a program of `scripts/setup test`, under `jericho run` if `run` is true.
 pub fn tool_command(name: &str, run: bool) -> Command {
     let mut command = match run {
         true => jericho(["run", "--"]),
@@ -88,13 +88,13 @@ pub fn number(name: &str, default: u64) -> u64 {
     value.map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// A volume, perhaps mounted.
+/// A volume. It may be mounted.
 pub struct Volume {
     dir: TestDir,
 }
 
 impl Volume {
-    /// A volume of 256 MiB with two slices.
+    /// Formats a volume of 256 MiB with two slices.
     pub fn formatted() -> Volume {
         Volume::of_size("256M")
     }
@@ -129,12 +129,12 @@ impl Volume {
         self.dir.path().join("mnt")
     }
 
-    /// A path on the mount.
+    /// Returns a path on the mount.
     pub fn at(&self, name: &str) -> PathBuf {
         self.mnt().join(name)
     }
 
-    /// A path beside the mount.
+    /// Returns a path beside the mount point.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -143,7 +143,7 @@ impl Volume {
         self.beside("log")
     }
 
-    /// `jericho mount` for this volume, not yet run.
+    /// Returns the command `jericho mount` for this volume.
     pub fn mount_command(&self) -> Command {
         let mut command = jericho([
             "mount",
@@ -229,7 +229,7 @@ impl Drop for Volume {
         }
         let umount = jericho(["umount"]).arg(self.mnt()).output();
         if !umount.is_ok_and(|o| o.status.success()) {
-            // Detached, its daemon ends by itself once nobody uses it.
+            // The daemon of a detached mount ends by itself once no program uses the mount.
             let _ = Command::new("fusermount3")
                 .args(["-u", "-z"])
                 .arg(self.mnt())
@@ -237,17 +237,17 @@ impl Drop for Volume {
         }
         if std::thread::panicking() {
             let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-            eprintln!("the daemon said:\n{log}");
+            eprintln!("the daemon's log:\n{log}");
         }
     }
 }
 
-/// Makes a path usable by everybody.
+/// Gives all users all rights on a path.
 pub fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, Permissions::from_mode(0o777)).expect("chmod");
 }
 
-/// Bytes that differ from page to page and from seed to seed.
+/// Returns bytes that differ from page to page and from seed to seed.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);

@@ -1,5 +1,4 @@
-//! The unit that the project ships, run by systemd: the suite that `make systemd` runs in a container. Elsewhere its cases are
-//! ignored.
+//! The systemd unit of the project. `make systemd` runs this suite in a container with systemd. Elsewhere its cases are ignored.
 #![forbid(unsafe_code)]
 
 mod processes;
@@ -9,10 +8,10 @@ mod unit;
 
 use std::time::{Duration, Instant};
 
-/// Only a hang takes this long.
+/// Limit of every wait. A process that reaches it hangs.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Waits until a condition holds; panics when that takes too long.
+/// Waits until a condition holds. Panics after `LONG`.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;
     while !is_so() {

@@ -1,4 +1,4 @@
-//! What /proc says of processes.
+//! Reads the state of processes from /proc.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ pub fn has_ended(pid: u64) -> bool {
     state_of(pid).is_none_or(|state| state == 'Z')
 }
 
-/// Returns the inodes of the memory that a process has open.
+/// Returns the inodes of the memory segments that a process has open.
 pub fn memory_of(pid: u64) -> BTreeSet<u64> {
     let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else {
         return BTreeSet::new();
@@ -36,7 +36,7 @@ pub fn openers_of(memory: &BTreeSet<u64>) -> Vec<u64> {
         .collect()
 }
 
-/// Returns how many KiB of a volume's segments, without its own area, a process has in memory.
+/// Returns how many KiB of a volume's segments a process has in memory, without the process's own area.
 pub fn segments_kib(pid: u64) -> u64 {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process runs");
     assert!(!smaps.is_empty(), "the process has ended");

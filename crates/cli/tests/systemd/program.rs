@@ -1,4 +1,4 @@
-//! A program under `jericho run` that reads or writes a file in a loop: this suite, started again.
+//! A program under `jericho run` that reads or writes a file in a loop. The program is this suite, started as another process.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -12,14 +12,14 @@ use crate::service::Service;
 use crate::{LONG, processes, wait_until};
 
 pub const PAGE: usize = 4096;
-/// Pages of the file.
+/// Pages of the program's file.
 pub const PAGES: usize = 64;
-/// Accesses that show that a program goes on.
+/// Accesses after which a program has certainly continued.
 const SOME: u64 = 20_000;
-/// What the process is told of its part.
+/// The variable with the arguments of the process's role.
 const ROLE: &str = "JERICHO_TEST_ROLE";
-/// Begins a line that a test waits for.
-const SAYS: &str = "program: ";
+/// The prefix of the lines that a test waits for.
+const PREFIX: &str = "program: ";
 
 /// Accesses pages in a round until one fails. Returns its errno, and how many succeeded.
 fn access_until_error(file: &File, writes: bool) -> (i32, u64) {
@@ -37,18 +37,18 @@ fn access_until_error(file: &File, writes: bool) -> (i32, u64) {
         }
         assert!(
             !done.is_multiple_of(SOME) || Instant::now() < deadline,
-            "it is never told"
+            "no access ever fails"
         );
     }
     unreachable!()
 }
 
-/// The page that a program writes as its access of this number.
+/// Returns the page that a program writes in its access `number`.
 pub fn content(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(PAGE / 8)
 }
 
-/// The process that `Program` starts.
+/// Runs as the process that `Program` starts.
 #[test]
 #[ignore = "a part of the cases here, which start it as a process of its own"]
 fn role() {
@@ -60,8 +60,8 @@ fn role() {
     let open = || File::options().read(true).write(writes).open(path);
     let first = open().expect("open");
     let (errno, done) = access_until_error(&first, writes);
-    println!("{SAYS}{errno} {done}");
-    // Its standard input ends when the test is done with it.
+    println!("{PREFIX}{errno} {done}");
+    // The test closes this process's standard input when it ends.
     for order in std::io::stdin().lines() {
         let answer = match &*order.expect("an order") {
             "old file" => first.read_at(&mut [0; PAGE], 0),
@@ -69,13 +69,13 @@ fn role() {
             order => panic!("{order}"),
         };
         match answer {
-            Ok(bytes) => println!("{SAYS}{bytes} bytes"),
-            Err(error) => println!("{SAYS}{error}"),
+            Ok(bytes) => println!("{PREFIX}{bytes} bytes"),
+            Err(error) => println!("{PREFIX}{error}"),
         }
     }
 }
 
-/// A running program; killed with this value.
+/// A running program. It is killed when dropped.
 pub struct Program {
     child: Child,
     orders: ChildStdin,
@@ -83,7 +83,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts a program that reads or writes. Returns when it does so inline.
+    /// Starts a program that reads or writes. Returns when its accesses are inline.
     pub fn start(service: &Service, file: &Path, writes: bool) -> Program {
         let way = if writes { "writes" } else { "reads" };
         let me = std::env::current_exe().expect("this program has a path");
@@ -101,8 +101,8 @@ impl Program {
         let (to, lines) = channel();
         std::thread::spawn(move || {
             for line in from.lines().map_while(Result::ok) {
-                if let Some((_, line)) = line.split_once(SAYS) {
-                    // Nobody waits for it any more when the test is over.
+                if let Some((_, line)) = line.split_once(PREFIX) {
+                    // The send fails when the test is over. That is harmless.
                     let _ = to.send(line.to_owned());
                 }
             }
@@ -112,7 +112,7 @@ impl Program {
             orders,
             lines,
         };
-        program.goes_on_inline(service);
+        program.wait_until_continues_inline(service);
         program
     }
 
@@ -121,7 +121,7 @@ impl Program {
     }
 
     /// Waits until the program has made many more inline accesses.
-    pub fn goes_on_inline(&self, service: &Service) {
+    pub fn wait_until_continues_inline(&self, service: &Service) {
         let accesses = || {
             let stat = service.stat();
             let clients = stat["clients"].as_array().expect("a list").iter();
@@ -133,15 +133,15 @@ impl Program {
     }
 
     /// Waits for the program's next line.
-    fn says(&self) -> String {
+    fn next_line(&self) -> String {
         let line = self.lines.recv_timeout(LONG);
         line.unwrap_or_else(|e| panic!("the program says nothing: {e}"))
     }
 
     /// Waits until an access of the program has failed, which must be with ENOTCONN, and its part of the memory is freed. Returns how many
     /// accesses succeeded.
-    pub fn is_told(&self) -> u64 {
-        let line = self.says();
+    pub fn wait_until_access_fails(&self) -> u64 {
+        let line = self.next_line();
         let (errno, done) = line.split_once(' ').expect("two numbers");
         assert_eq!(errno, libc::ENOTCONN.to_string());
         wait_until("the memory is given back", || {
@@ -150,14 +150,14 @@ impl Program {
         done.parse().expect("a number")
     }
 
-    /// Lets it read a page, through `old file` or `new file`; returns what it says of that.
+    /// Makes the program read a page through its `old file` or a `new file`. Returns the line that the program prints.
     pub fn reads(&mut self, which: &str) -> String {
         writeln!(self.orders, "{which}").expect("the program runs");
-        self.says()
+        self.next_line()
     }
 }
 
-/// Memory of emptied segments that a program may still have: pages of zeros that its calls in progress touched afterwards.
+/// Memory that a program may keep of emptied segments: pages of zeros that its calls in progress touched afterwards.
 pub const LEFT_KIB_MAX: u64 = 64;
 
 impl Drop for Program {

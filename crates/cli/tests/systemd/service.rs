@@ -1,4 +1,4 @@
-//! An instance of the unit, with a volume of its own.
+//! An instance of the unit with its own volume.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{processes, wait_until};
 
-/// Runs a command that must succeed; its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 pub fn succeed(command: &mut Command) -> String {
     let output = command
         .output()
@@ -28,16 +28,16 @@ pub fn kill(signal: &str, pid: u64) {
     succeed(Command::new("kill").args(["-s", signal, &pid.to_string()]));
 }
 
-/// Where the container keeps its volumes.
+/// The directory with the container's volumes.
 const VOLUMES: &str = "/run/suite/volumes";
 
-/// The unit that mounts on a directory.
+/// Returns the name of the unit that mounts on a directory.
 pub fn unit_of(dir: &str) -> String {
     let instance = succeed(Command::new("systemd-escape").args(["--path", dir]));
     format!("jericho@{}.service", instance.trim())
 }
 
-/// A started service; stopped with this value.
+/// A started service. It is stopped when dropped.
 pub struct Service {
     unit: String,
     volume: PathBuf,
@@ -45,13 +45,13 @@ pub struct Service {
 }
 
 impl Service {
-    /// As an administrator makes and starts one. The directory's name needs escapes in a unit's name, and quotes in a command.
+    /// Makes and starts a service as an administrator does. The directory's name needs escapes in a unit's name and quotes in a command.
     pub fn started(name: &str) -> Service {
         let dir = format!("/srv/{name}-it is");
         Service::started_with(&dir, &format!("/etc/jericho{dir}.conf"))
     }
 
-    /// Mounts on this directory, with settings from this file.
+    /// Starts a service that mounts on this directory, with settings from this file.
     pub fn started_with(dir: &str, settings: &str) -> Service {
         fs::create_dir_all(dir).expect("mkdir");
         fs::create_dir_all("/etc/jericho/srv").expect("mkdir");
@@ -79,7 +79,7 @@ impl Service {
         succeed(Command::new("systemctl").args([verb, &*self.unit]));
     }
 
-    /// What systemd says of the unit.
+    /// Returns a property of the unit.
     pub fn property(&self, name: &str) -> String {
         let mut command = Command::new("systemctl");
         let text = succeed(command.args(["show", "-P", name, &*self.unit]));
@@ -98,7 +98,7 @@ impl Service {
     pub fn processes(&self) -> Vec<u64> {
         let slice = self.property("Slice");
         assert_eq!(slice, "system-jericho.slice");
-        // systemd's name for the group begins with the unit's; the property says nothing once the unit has stopped.
+        // systemd's name for the control group begins with the unit's name. The property is empty once the unit has stopped.
         let group = Path::new("/sys/fs/cgroup/system.slice")
             .join(slice)
             .join(&self.unit);
@@ -119,7 +119,7 @@ impl Service {
             .filter(|pid| *pid != daemon)
             .collect();
         let [keeper] = others[..] else {
-            panic!("beside the daemon {daemon} there are {others:?}");
+            panic!("expected one process beside the daemon {daemon}, found {others:?}");
         };
         let args = fs::read(format!("/proc/{keeper}/cmdline")).expect("it runs");
         assert_eq!(args.split(|byte| *byte == 0).nth(1), Some(&b"keeper"[..]));
@@ -140,14 +140,14 @@ impl Service {
             .any(|line| line.split(' ').nth(4) == Some(&dir))
     }
 
-    /// Checks that the unit is active, and its mount answered by the daemon.
+    /// Asserts that the unit is active and that its daemon answers on the mount.
     pub fn assert_serves(&self) {
         assert_eq!(self.property("ActiveState"), "active");
         assert!(self.is_mounted());
         assert_eq!(self.stat()["pid"], self.daemon());
     }
 
-    /// Waits until systemd has started it again, so many times since the first start.
+    /// Waits until systemd has restarted the unit `number` times.
     pub fn wait_for_restart(&self, number: usize) {
         wait_until("systemd starts it again", || {
             self.property("NRestarts") == number.to_string()
@@ -156,7 +156,7 @@ impl Service {
         self.assert_serves();
     }
 
-    /// Waits until the unit has no process; it must have stopped cleanly.
+    /// Waits until the unit has no process. Asserts that it stopped cleanly.
     pub fn assert_over(&self) {
         assert_eq!(self.property("ActiveState"), "inactive");
         assert_eq!(self.property("Result"), "success");
@@ -188,7 +188,7 @@ impl Drop for Service {
                 let _ = std::io::stderr().write_all(&output.stdout);
             }
         }
-        // A case that failed half-way leaves anything: none of it may stop the next case.
+        // A case that failed before its end may leave a mount or processes, which must not make the next case fail.
         for pid in self.processes() {
             if !processes::has_ended(pid) {
                 let _ = Command::new("kill")

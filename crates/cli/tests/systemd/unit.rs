@@ -1,4 +1,4 @@
-//! What the unit promises.
+//! The guarantees of the unit.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use crate::program::{LEFT_KIB_MAX, PAGE, PAGES, Program, content};
 use crate::service::{Service, kill, succeed, unit_of};
 use crate::wait_until;
 
-/// What a file has for a start.
+/// Returns the first content of a file.
 fn first_content() -> Vec<u8> {
     (0..PAGES as u64).flat_map(|n| content(!n)).collect()
 }
@@ -27,11 +27,11 @@ fn with_synced_file(name: &str) -> (Service, PathBuf) {
 #[test]
 #[ignore = "for the container of make systemd"]
 fn systemd_finds_nothing_wrong_with_the_unit() {
-    // It says what it finds, and succeeds in spite of some.
+    // The command prints its findings, and succeeds in spite of some of them.
     let output = Command::new("systemd-analyze")
         .args(["verify", "--man=no", "jericho@srv-data.service"])
         .output()
-        .expect("systemd-analyze is here");
+        .expect("systemd-analyze is installed");
     let said = [output.stdout, output.stderr].concat();
     assert_eq!(String::from_utf8_lossy(&said), "");
     assert!(output.status.success(), "{}", output.status);
@@ -44,7 +44,7 @@ fn settings_may_have_the_name_of_the_instance_and_without_settings_the_start_fai
     service.assert_serves();
     let other = unit_of("/srv/none");
     let output = Command::new("systemctl").args(["start", &*other]).output();
-    let output = output.expect("systemctl is here");
+    let output = output.expect("systemctl is installed");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
         !output.status.success() && said.contains("Assert"),
@@ -62,7 +62,7 @@ fn a_start_ends_when_the_mount_serves_and_programs_are_served_inline() {
     assert!(segments_kib(program.pid()) > 2 * LEFT_KIB_MAX);
     assert_eq!(service.keeper(), keeper);
     assert_eq!(service.property("NRestarts"), "0");
-    // For many programs it opens more files than systemd lets it at first.
+    // The daemon must have raised its limit of open files to the maximum, because many programs need more than systemd's default.
     let limits = fs::read_to_string(format!("/proc/{}/limits", service.daemon()));
     let limits = limits.expect("the daemon runs");
     let files = limits
@@ -81,7 +81,7 @@ fn a_killed_daemon_is_replaced_and_its_programs_and_memory_are_released() {
     let memory = memory_of(daemon);
     assert!(openers_of(&memory).contains(&keeper));
     kill("KILL", daemon);
-    program.is_told();
+    program.wait_until_access_fails();
     wait_until("the keeper ends", || has_ended(keeper));
     assert_eq!(openers_of(&memory), [0; 0]);
     service.wait_for_restart(1);
@@ -94,7 +94,7 @@ fn a_killed_daemon_is_replaced_and_its_programs_and_memory_are_released() {
 
 #[test]
 #[ignore = "for the container of make systemd"]
-fn a_keeper_that_is_late_is_let_alone_and_keeps_nobody_waiting() {
+fn systemd_does_not_wait_for_a_late_keeper_or_kill_it() {
     let (service, file) = with_synced_file("late");
     let program = Program::start(&service, &file, false);
     let (daemon, keeper) = (service.daemon(), service.keeper());
@@ -104,23 +104,23 @@ fn a_keeper_that_is_late_is_let_alone_and_keeps_nobody_waiting() {
     service.wait_for_restart(1);
     assert_eq!(state_of(keeper), Some('T'));
     kill("CONT", keeper);
-    program.is_told();
+    program.wait_until_access_fails();
     wait_until("the keeper ends", || has_ended(keeper));
     let another = Program::start(&service, &file, false);
-    another.goes_on_inline(&service);
+    another.wait_until_continues_inline(&service);
 }
 
 #[test]
 #[ignore = "for the container of make systemd"]
-fn a_stop_writes_everything_back_and_leaves_no_mount_and_no_process() {
+fn a_stop_writes_all_data_back_and_leaves_no_mount_and_no_process() {
     let (service, file) = with_synced_file("stop");
-    // One that has the file open, so that the mount is in use; what it wrote no fsync has seen.
+    // The program has the file open, so the mount is in use. No fsync has covered its writes.
     let program = Program::start(&service, &file, true);
     let unsynced = service.dir().join("unsynced");
     fs::write(&unsynced, first_content()).expect("write");
     service.systemctl("stop");
     service.assert_over();
-    let done = program.is_told();
+    let done = program.wait_until_access_fails();
     service.check();
     service.systemctl("start");
     assert_eq!(fs::read(&unsynced).expect("read"), first_content());
@@ -137,7 +137,7 @@ fn a_restart_loses_nothing_that_a_running_program_has_written() {
     service.assert_serves();
     assert_ne!(service.daemon(), daemon);
     assert_eq!(service.property("Result"), "success");
-    let done = program.is_told();
+    let done = program.wait_until_access_fails();
     wait_until("the keeper ends", || has_ended(keeper));
     assert_has_all_that_was_written(&file, done);
     assert_eq!(program.reads("new file"), format!("{PAGE} bytes"));
@@ -145,7 +145,8 @@ fn a_restart_loses_nothing_that_a_running_program_has_written() {
     let _another = Program::start(&service, &file, true);
 }
 
-/// Checks a file of which so many accesses of a writing program succeeded. Of the access that failed the file may have some, too.
+/// Asserts that a file holds the first `done` writes of a writing program. The file may also hold a part of the next write, which
+/// failed.
 fn assert_has_all_that_was_written(file: &std::path::Path, done: u64) {
     let bytes = fs::read(file).expect("read");
     assert_eq!(bytes.len(), PAGES * PAGE);
@@ -163,7 +164,7 @@ fn assert_has_all_that_was_written(file: &std::path::Path, done: u64) {
 
 #[test]
 #[ignore = "for the container of make systemd"]
-fn an_unmount_by_somebody_else_stops_the_unit_for_good() {
+fn an_unmount_by_an_administrator_stops_the_unit_without_a_restart() {
     let (service, _) = with_synced_file("unmounted");
     succeed(Command::new("jericho").arg("umount").arg(service.dir()));
     wait_until("the unit stops", || {
