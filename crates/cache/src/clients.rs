@@ -189,8 +189,8 @@ impl State {
 impl Slice {
     /// Sets the callback that takes in what clients have reported (it calls `dirtied_by_client`). The slice calls it before each
     /// query of the dirty pages, without a lock of the slice. Set once.
-    pub fn set_announcer(&self, announcer: Box<dyn Fn() + Send + Sync>) {
-        let _ = self.shared.announcer.set(announcer);
+    pub fn set_report_drain(&self, report_drain: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.shared.report_drain.set(report_drain);
     }
 
     /// Sets the callback that collects which pages clients have used (with `SliceMemory::touch`). It visits a bounded number of
@@ -392,7 +392,7 @@ impl Slice {
     /// Stops inline writes of an object. When this returns, no client changes its pages inline, and the slice knows every page
     /// that clients have changed, also unreported ones. `may_write_inline` of the object must return false already. Waits for
     /// writers, at most until a latch is taken away. Returns false if a writer outlasts that.
-    pub fn withdraw(&self, object: &Arc<dyn Object>) -> bool {
+    pub fn revoke_writes(&self, object: &Arc<dyn Object>) -> bool {
         // Pages inserted after this point learn from the object that they must not be written inline. Pages inserted
         // before it are found below.
         drop(self.shared.lock());
@@ -455,8 +455,8 @@ impl Slice {
 impl Shared {
     /// Takes in what clients have reported. Must not be called with the lock held.
     pub fn drain_clients(&self) {
-        if let Some(announcer) = self.announcer.get() {
-            announcer();
+        if let Some(report_drain) = self.report_drain.get() {
+            report_drain();
         }
     }
 

@@ -600,7 +600,7 @@ impl Grant {
     }
 
     /// Returns BACKED for a page that is published now, if clients may write the object inline. The page was inserted before this
-    /// check. `Slice::withdraw` therefore either runs before the check or finds the page in its fill.
+    /// check. `Slice::revoke_writes` therefore either runs before the check or finds the page in its fill.
     fn backed(&self) -> Flags {
         match self.object.may_write_inline() {
             true => Flags::BACKED,
@@ -614,7 +614,7 @@ impl Grant {
         if entry.state().has(Flags::BACKED) {
             return;
         }
-        // Checks under the lock: `Slice::withdraw` takes it after the object has refused, and then visits the pages.
+        // Checks under the lock: `Slice::revoke_writes` takes it after the object has refused, and then visits the pages.
         let _state = self.shared.lock();
         if self.object.may_write_inline() {
             entry.mark(Flags::BACKED);

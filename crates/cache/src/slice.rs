@@ -135,7 +135,7 @@ impl Slice {
             evict_waker: write_queue.waker(),
             closing: AtomicBool::new(false),
             parked: 0.into(),
-            announcer: OnceLock::new(),
+            report_drain: OnceLock::new(),
             collector: OnceLock::new(),
             on_broken: OnceLock::new(),
             on_outage: OnceLock::new(),

@@ -46,8 +46,8 @@ pub(crate) struct Shared {
     pub closing: AtomicBool,
     /// Length of `State::parked`; for a moment it may be larger.
     pub parked: AtomicUsize,
-    /// See `Slice::set_announcer`.
-    pub announcer: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// See `Slice::set_report_drain`.
+    pub report_drain: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// See `Slice::set_collector`.
     pub collector: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// See `Slice::set_on_broken`.

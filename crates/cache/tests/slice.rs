@@ -482,7 +482,7 @@ fn pages_of_an_object_that_forbids_inline_writes_are_never_open_to_them() {
         assert_eq!(backed(page), allowed, "a new page");
     }
     linear.inline.store(false, Ordering::SeqCst);
-    assert!(slice.withdraw(&object));
+    assert!(slice.revoke_writes(&object));
     assert!(!backed(0));
     for page in 0..2 {
         write(slice, &object, page, 100, &[2; 50]).unwrap();

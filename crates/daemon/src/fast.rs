@@ -222,7 +222,7 @@ impl Mounted {
         }
         for slice in &fast.slices {
             let weak = Arc::downgrade(self);
-            slice.set_announcer(Box::new(move || {
+            slice.set_report_drain(Box::new(move || {
                 if let Some(mounted) = weak.upgrade() {
                     mounted.fast.drain_rings();
                 }

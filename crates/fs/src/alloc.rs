@@ -1,16 +1,14 @@
-//! Space of the slices: containers (allocation groups) with a bitmap each.
+//! Space of the slices: containers (allocation groups) with one bitmap each.
 //!
-//! In memory: one bitmap per container, loaded when first used, of blocks that are in use, promised
-//! to a write-back in flight, or freed by a transaction that is not yet durable. On the volume: the
-//! store's bitmap, changed by the same transaction that adds or removes the extents, so the two
-//! always agree there. Chunks of the metadata region are in no durable bitmap: the superblock
-//! names them, and they are set in memory when a container is loaded.
+//! The bitmap in memory is loaded when its container is first used. Its set bits are blocks in use, blocks allocated to a
+//! write-back in flight, and blocks freed by a transaction that is not durable yet. The bitmap on the volume is in the store.
+//! The transaction that adds or removes extents also changes the stored bitmap, so the two always agree. Chunks of the metadata
+//! region are in no stored bitmap: the superblock names them, and the allocator sets their bits when it loads a container.
 //!
-//! Invariants: `available` + `reserved` is at most the number of clear bits of all containers, so a
-//! reservation can always be honoured. (Blocks that are lent out to be discarded, `lend.rs`, are set and counted in
-//! neither.) A container is loaded before a transaction that frees its blocks commits (`Store` calls `load_for`). If it
-//! were loaded afterwards, blocks would look free before `release_committed`, be allocated, and be released again under
-//! their new owner.
+//! Invariants: `available` + `reserved` is at most the number of clear bits in all containers, so every reservation can be
+//! used. (Blocks lent to be discarded, see `lend.rs`, have their bits set and count in neither.) A container is loaded before
+//! the commit of a transaction that frees its blocks (`Store` calls `load_for`). If it were loaded later, the blocks would look
+//! free before `release_committed`. The allocator could then allocate them and release them again while another file owns them.
 
 mod bits;
 mod lend;
@@ -31,17 +29,17 @@ use crate::types::SliceId;
 /// A contiguous range of blocks of one slice, numbered from the slice's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocks {
-    /// Which slice's space.
+    /// Slice that contains the blocks.
     pub slice: SliceId,
     /// First block within the slice.
     pub first: u64,
-    /// How many.
+    /// Number of blocks.
     pub count: u32,
 }
 
 /// One container.
 struct Container {
-    /// Number of clear bits and lent blocks; also correct while the bitmap is not loaded.
+    /// Number of clear bits and lent blocks. Correct even while the bitmap is not loaded.
     free: AtomicU32,
     bits: Mutex<Option<Bits>>,
 }
@@ -53,13 +51,14 @@ struct Space {
     /// Container in which the next search starts.
     cursor: AtomicUsize,
     containers: Box<[Container]>,
-    /// Metadata chunks in this slice when the volume was opened: first block, sorted.
+    /// First blocks of the metadata chunks that this slice had when the volume was opened, sorted.
     chunks: Vec<u64>,
     places: Vec<Place>,
 }
 
 impl Space {
-    /// Device and block there of a range of the slice, if it is contiguous.
+    /// Returns the device of a contiguous range of the slice, and the range's first block there. Returns `None` if the range is
+    /// not contiguous.
     fn place(&self, first: u64, blocks: u64) -> Option<(u16, u64)> {
         let within =
             |p: &&Place| p.slice_first <= first && first + blocks <= p.slice_first + p.blocks;
@@ -71,7 +70,7 @@ impl Space {
     }
 }
 
-/// Where a range of a slice is.
+/// Location of a range of a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// First block within the slice.
@@ -80,40 +79,40 @@ pub struct Place {
     pub device: u16,
     /// First block on the device.
     pub device_first: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
-/// A slice as the allocator has to know it.
+/// Facts about a slice that the allocator needs.
 #[derive(Clone, Debug, Default)]
 pub struct SpaceOptions {
     /// Capacity in blocks.
     pub blocks: u64,
     /// First blocks of the metadata chunks within the slice.
     pub chunks: Vec<u64>,
-    /// Where the slice is, in order; may be empty when the metadata region never grows.
+    /// Locations of the slice's ranges, in order. May be empty if the metadata region never grows.
     pub places: Vec<Place>,
 }
 
-/// The allocator of the volume. All calls are thread-safe; none does device I/O but the first touch
-/// of a container (a read of the store).
+/// The allocator of the volume. All calls are thread-safe. Only the first use of a container does device I/O (a read of the
+/// store).
 pub struct Allocator {
     store: StoreRef,
     container_blocks: u64,
     chunk_blocks: u64,
     slices: Vec<Space>,
-    /// Free minus promised.
+    /// Free blocks that are neither reserved nor lent.
     available: AtomicU64,
     reserved: AtomicU64,
     loans: Loans,
 }
 
-/// Passes over all containers before an allocation gives up what was promised to it.
+/// Number of passes over all containers after which an allocation of reserved blocks fails.
 const PASSES_MAX: usize = 1000;
 
 impl Allocator {
-    /// The allocator of slices of these capacities, over what the store's bitmaps say is used.
-    /// `chunk_blocks`: blocks of a chunk of the metadata region (any number when there are none).
+    /// Creates the allocator from the capacities of the slices and the use that the store's bitmaps record. `chunk_blocks` is
+    /// the number of blocks in a chunk of the metadata region; without chunks its value does not matter.
     pub fn new(
         store: StoreRef,
         slices: Vec<SpaceOptions>,
@@ -188,9 +187,9 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// Promises `blocks` blocks of the volume to data that will be written later (delayed
-    /// allocation), preferring nothing. Errors: ENOSPC when free minus promised is less. What the
-    /// metadata region keeps as spare chunks is not free, so removals get through on a full volume.
+    /// Reserves `blocks` blocks for data that will be written later (delayed allocation), in no particular slice. Fails with
+    /// ENOSPC if fewer are available. The spare chunks of the metadata region are not available, so that removals succeed on a
+    /// full volume.
     pub fn reserve(&self, blocks: u64) -> Result<()> {
         let take = |available: u64| available.checked_sub(blocks);
         match self
@@ -205,17 +204,16 @@ impl Allocator {
         }
     }
 
-    /// Takes back a promise.
+    /// Returns reserved blocks.
     pub fn unreserve(&self, blocks: u64) {
         self.reserved.fetch_sub(blocks, Ordering::AcqRel);
         self.available.fetch_add(blocks, Ordering::AcqRel);
     }
 
-    /// Turns `count` promised blocks into blocks: in `slice` if it has room, else in the others
-    /// (most free first). `near`: a block after which the file's data should continue. Appends
-    /// ranges that add up to `count` (few and long rather than many). Cannot fail for lack of space,
-    /// since the space was promised; when the store cannot be read, nothing is allocated and the
-    /// promise stays.
+    /// Allocates `count` reserved blocks, in `slice` if it has room, else in the other slices (those with the most free blocks
+    /// first). `near` is a block after which the file's data should continue. Appends ranges that add up to `count`, and
+    /// prefers few long ranges. Cannot fail for lack of space, because the space is reserved. If the store cannot be read,
+    /// allocates nothing, and the blocks stay reserved.
     pub fn allocate(
         &self,
         slice: SliceId,
@@ -227,7 +225,7 @@ impl Allocator {
         let result = self.allocate_all(slice, near, count, &mut ranges);
         if result.is_err() {
             for blocks in ranges {
-                // Free again, but still promised.
+                // The blocks are free again, but still reserved.
                 self.give_back(blocks, "undone allocation");
             }
         } else {
@@ -250,8 +248,8 @@ impl Allocator {
         }
         let mut passes = 0;
         while left > 0 {
-            // A pass can miss blocks that others give back or take meanwhile, but the promise
-            // says that they are somewhere.
+            // A pass can miss blocks while other threads free and allocate some. The reservation guarantees that enough blocks
+            // are free.
             if passes == PASSES_MAX {
                 return Err(Error::Damaged("the counts of free blocks are wrong".into()));
             }
@@ -270,7 +268,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// The other slices, most free first.
+    /// Returns the other slices, those with the most free blocks first.
     fn by_free(&self, but: SliceId) -> Vec<SliceId> {
         let mut slices: Vec<SliceId> = (0..self.slices.len() as SliceId).collect();
         slices.retain(|slice| *slice != but);
@@ -278,7 +276,7 @@ impl Allocator {
         slices
     }
 
-    /// Takes blocks from `first` on as long as they are free. Gives how many.
+    /// Allocates consecutive free blocks from `first` on. Returns their number.
     fn extend(
         &self,
         slice: SliceId,
@@ -314,7 +312,7 @@ impl Allocator {
         Ok(done)
     }
 
-    /// Takes up to `want` blocks of a slice. Gives how many.
+    /// Allocates up to `want` blocks of a slice. Returns their number.
     fn allocate_in(&self, slice: SliceId, want: usize, out: &mut Vec<Blocks>) -> Result<usize> {
         let Some(space) = self.slices.get(usize::from(slice)) else {
             return Ok(0);
@@ -322,7 +320,7 @@ impl Allocator {
         let containers = space.containers.len();
         let start = space.cursor.load(Ordering::Relaxed);
         let mut done = 0;
-        // First containers with room for all or at least a quarter free, then any.
+        // Tries containers that have room for all blocks or are a quarter free, and then all containers.
         for enough in [(self.container_blocks / 4).max(1), 1] {
             for step in 0..containers {
                 let index = (start + step) % containers;
@@ -367,7 +365,7 @@ impl Allocator {
         space.free.fetch_sub(count as u64, Ordering::AcqRel);
     }
 
-    /// Locks a container that exists, loading its bitmap when it is used for the first time.
+    /// Locks a container that exists. Loads its bitmap on first use.
     fn lock(&self, slice: SliceId, index: usize) -> Result<MutexGuard<'_, Option<Bits>>> {
         let space = &self.slices[usize::from(slice)];
         let container = &space.containers[index];
@@ -401,8 +399,8 @@ impl Allocator {
         Ok(guard)
     }
 
-    /// Loads the containers of blocks that a transaction is about to free. Blocks beyond a slice
-    /// are left to the transaction to refuse.
+    /// Loads the containers of blocks that a transaction is about to free. Ignores blocks beyond a slice, which the transaction
+    /// refuses.
     pub(crate) fn load_for(&self, blocks: Blocks) -> Result<()> {
         for (index, _, _) in pieces(self.container_blocks, blocks.first, u64::from(blocks.count)) {
             let space = self.slices.get(usize::from(blocks.slice));
@@ -413,26 +411,26 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives blocks back that no committed extent names (an allocation that was never committed).
+    /// Frees blocks that no committed extent names (an allocation that was not committed).
     pub fn release_uncommitted(&self, blocks: Blocks) {
         let freed = self.give_back(blocks, "uncommitted allocation");
         self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
-    /// As `release_uncommitted`, but the space stays promised: undoes `allocate`.
+    /// Undoes `allocate`: frees the blocks as `release_uncommitted` does, but keeps the space reserved.
     pub fn unallocate(&self, blocks: Blocks) {
         let freed = self.give_back(blocks, "allocation without data");
         self.reserved.fetch_add(freed, Ordering::AcqRel);
     }
 
-    /// Gives blocks back whose removal has just become durable.
+    /// Frees blocks whose removal has just become durable.
     pub fn release_committed(&self, blocks: Blocks) {
         let freed = self.give_back(blocks, "removed extent");
         self.available.fetch_add(freed, Ordering::AcqRel);
     }
 
-    /// Clears the bits of blocks. Gives how many were set: never more than were taken may become
-    /// available, whatever the caller says, or a promise could not be kept.
+    /// Clears the bits of blocks. Returns how many were set. The caller must make only these available, even if it named more
+    /// blocks: otherwise more space could be reserved than is free.
     fn give_back(&self, blocks: Blocks, what: &str) -> u64 {
         let mut cleared = 0;
         for (index, at, count) in
@@ -459,31 +457,31 @@ impl Allocator {
             cleared += n;
         }
         if cleared != blocks.count {
-            tracing::error!(?blocks, what, "blocks given back that were free already");
+            tracing::error!(?blocks, what, "blocks were freed that were free already");
         }
         u64::from(cleared)
     }
 
-    /// Blocks of a slice that are free (neither used nor allocated in flight).
+    /// Returns the number of free blocks of a slice, neither used nor allocated in flight.
     pub fn free_of(&self, slice: SliceId) -> u64 {
         self.slices
             .get(usize::from(slice))
             .map_or(0, |s| s.free.load(Ordering::Acquire))
     }
 
-    /// Capacity of a slice in blocks, metadata in it included.
+    /// Returns the capacity of a slice in blocks, including its metadata.
     pub fn capacity_of(&self, slice: SliceId) -> u64 {
         self.slices
             .get(usize::from(slice))
             .map_or(0, |s| s.capacity)
     }
 
-    /// Blocks promised but not allocated.
+    /// Returns the number of blocks that are reserved and not allocated.
     pub fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Acquire)
     }
 
-    /// Blocks that can still be promised, of the whole volume.
+    /// Returns the number of blocks of the volume that can still be reserved.
     pub fn available(&self) -> u64 {
         self.available.load(Ordering::Acquire)
     }
@@ -500,7 +498,7 @@ fn slices_chunks(slices: &[Space]) -> Vec<(SliceId, u64)> {
     slices.iter().enumerate().flat_map(of).collect()
 }
 
-/// Cuts a range of blocks at containers: (container, first bit, bits).
+/// Splits a range of blocks at container boundaries. Returns (container, first bit, number of bits) for each piece.
 fn pieces(
     container_blocks: u64,
     first: u64,
@@ -520,7 +518,7 @@ fn pieces(
     })
 }
 
-/// Appends a range, to the one before where it continues that.
+/// Appends a range. Joins it with the last one if it continues that range.
 fn push(out: &mut Vec<Blocks>, blocks: Blocks) {
     if let Some(last) = out.last_mut()
         && last.slice == blocks.slice

@@ -1,32 +1,32 @@
-//! What an operation on the filesystem can meet.
+//! Errors of filesystem operations.
 
 use jericho_storage::IoError;
 
 /// Result of a filesystem operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error with the errno a program gets and, where there is one, the cause.
+/// An error, with the errno for the program and the cause if there is one.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// An outcome that POSIX names (ENOENT, EEXIST, ...): errno.
+    /// An outcome for which POSIX has an errno (ENOENT, EEXIST, ...).
     #[error("{}", std::io::Error::from_raw_os_error(*.0))]
     Errno(i32),
     /// A device failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The metadata store failed; what it said.
+    /// The metadata store failed. Holds its message.
     #[error("metadata store: {0}")]
     Store(String),
-    /// The volume's bytes contradict themselves; what and where.
+    /// The bytes of the volume contradict each other. Holds the place and the contradiction.
     #[error("volume is damaged: {0}; run jericho check")]
     Damaged(String),
-    /// A panic left an operation half done in memory.
+    /// A panic interrupted an operation, so the state in memory may be inconsistent.
     #[error("an operation panicked half way")]
     HalfDone,
 }
 
 impl Error {
-    /// The errno that a program should see.
+    /// Returns the errno for the program.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Errno(e) => *e,
@@ -37,8 +37,8 @@ impl Error {
         }
     }
 
-    /// Returns whether the volume is full. A device whose host is full fails with the same errno, but no removal of files on
-    /// the volume helps it.
+    /// Returns whether the volume is full. If the host of a device is full, the errno is the same, but removing files on the
+    /// volume does not help.
     pub fn is_full_volume(&self) -> bool {
         matches!(self, Error::Errno(28)) // ENOSPC
     }

@@ -1,7 +1,7 @@
-//! The filesystem of an open volume: what the mount and the data path call.
+//! The filesystem of an open volume: the operations that the mount and the data path call.
 //!
-//! In memory is the truth, the store is behind it: see docs/internals/fs.md for the orders that make a
-//! crash safe and the order of locks.
+//! Memory holds the current state, and the store follows it. docs/internals/fs.md describes the order of writes that makes a
+//! crash safe, and the order of locks.
 
 mod acl;
 mod commit;
@@ -53,23 +53,23 @@ use crate::store::Change;
 use crate::types::*;
 use crate::volume::Volume;
 
-/// Called once when an operation that waits for devices is over, perhaps in another thread.
+/// Callback of an operation that waits for devices. Called once when the operation ends, perhaps in another thread.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// How the filesystem is run.
+/// Options for opening the filesystem.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
-    /// Nothing is changed, not even access times.
+    /// Prevents all changes, also of access times.
     pub read_only: bool,
-    /// Inodes kept in memory beyond those that are open or dirty.
+    /// Number of inodes to keep in memory besides those that are open or dirty.
     pub inode_cache: usize,
-    /// Memory for the metadata store's pages.
+    /// Bytes of memory for the pages of the metadata store.
     pub store_cache_bytes: usize,
-    /// Longest time in milliseconds that a change stays only in memory (group commit).
+    /// Longest time in milliseconds for which a change is only in memory (group commit).
     pub commit_interval_ms: u64,
 }
 
-/// The filesystem. Dropping it without `close` is a crash: what was not durable is lost.
+/// The filesystem. Dropping it without `close` acts like a crash: changes that are not durable are lost.
 pub struct Fs {
     core: Arc<Core>,
     committer: Mutex<Option<JoinHandle<()>>>,
@@ -77,9 +77,9 @@ pub struct Fs {
 }
 
 impl Fs {
-    /// Opens the filesystem: reads what it needs, removes what was open without a name at the end of the
-    /// last mount, starts the committer thread. `slices`: the caches by slice; without any, files can be
-    /// named but not read or written.
+    /// Opens the filesystem: reads the state that it needs, removes the files that were open without a name at the end of the
+    /// last mount, and starts the committer thread. `slices` are the caches by slice. Without caches, files can be named but
+    /// not read or written.
     pub fn open(
         volume: Arc<Volume>,
         slices: Vec<Arc<Slice>>,
@@ -88,12 +88,12 @@ impl Fs {
         Fs::open_with_policy(volume, slices, options, Box::new(FollowParent))
     }
 
-    /// Whether changes have to wait for the device: more has been changed than is kept in memory.
+    /// Returns whether changes have to wait for the committer, because memory holds as many uncommitted changes as it may.
     pub fn is_behind(&self) -> bool {
         !self.core.commits.has_room()
     }
 
-    /// As `open`, with another placement policy.
+    /// Opens the filesystem as `open` does, with the given placement policy.
     pub fn open_with_policy(
         volume: Arc<Volume>,
         slices: Vec<Arc<Slice>>,
@@ -101,7 +101,7 @@ impl Fs {
         policy: Box<dyn Policy>,
     ) -> Result<Arc<Fs>> {
         options.read_only |= volume.read_only();
-        // Comes first, because opening the store may write.
+        // Runs before the store is opened, because opening the store may write.
         if !options.read_only {
             volume.mark_dirty()?;
         }
@@ -180,8 +180,7 @@ impl Fs {
         self.core.commit_now()
     }
 
-    /// Writes everything back, commits, marks the volume clean, stops the committer. After it every call
-    /// fails with ESHUTDOWN.
+    /// Writes everything back, commits, marks the volume clean and stops the committer. Later calls fail with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
         let result = self.sync_all();
@@ -192,7 +191,7 @@ impl Fs {
             join(&self.discarder);
         }
         self.stop();
-        // The last writes of all, before the volume may be called clean.
+        // Makes the last writes to the volume. Only afterwards may the volume be marked clean.
         let closed = self.core.store.close();
         result.and(closed)?;
         if !self.core.options.read_only {
@@ -210,14 +209,14 @@ impl Fs {
         self.core.table.clear();
     }
 
-    /// Writes everything back and commits: sync(2).
+    /// Writes everything back and commits, as sync(2) does.
     pub fn sync_all(&self) -> Result<()> {
         if self.core.options.read_only {
             return self.core.alive();
         }
         self.core.alive()?;
         let files = self.core.table.files_to_sync();
-        // Tries every file even if one fails, so that everything that can be written is.
+        // Tries every file even if one fails, so that as much as possible is written.
         let written: Vec<Result<()>> = self
             .core
             .slices
@@ -231,7 +230,7 @@ impl Fs {
         self.core.commit_now()
     }
 
-    /// Commits all operations so far. Does not write back the data of files.
+    /// Commits all operations that have ended. Does not write back the data of files.
     pub fn commit(&self) -> Result<()> {
         self.core.may_change()?;
         self.core.commit_now()
@@ -242,7 +241,7 @@ impl Fs {
         self.core.may_change().is_ok()
     }
 
-    /// statfs.
+    /// Returns the counts that statfs(2) reports.
     pub fn statfs(&self) -> Result<StatFs> {
         self.core.alive()?;
         let allocator = &self.core.allocator;
@@ -262,19 +261,19 @@ impl Fs {
         })
     }
 
-    /// Inodes in memory now.
+    /// Returns the number of inodes in memory.
     pub fn cached_inodes(&self) -> usize {
         self.core.table.len()
     }
 }
 
-/// Waits for the end of a thread. Does nothing in that thread itself: a callback of the committer may drop the last handle.
+/// Waits for the end of a thread. Returns at once in that thread itself: a callback of the committer may drop the last handle.
 fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
     let Some(thread) = thread.lock().take() else {
         return;
     };
     if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-        tracing::error!("a thread of the filesystem had panicked");
+        tracing::error!("a thread of the filesystem panicked");
     }
 }
 

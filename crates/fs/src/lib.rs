@@ -1,6 +1,6 @@
 //! Namespace, inodes, extents, allocation, placement and the metadata store.
 //!
-//! Knows pages only as ranges of a file, and no client: who asked is not its business.
+//! Knows pages only as ranges of a file. Does not know clients: the daemon checks which client may ask for an operation.
 #![forbid(unsafe_code)]
 
 pub mod alloc;

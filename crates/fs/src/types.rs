@@ -1,8 +1,8 @@
-//! The nouns of the filesystem's interface.
+//! Types of the filesystem's interface.
 
 use std::time::SystemTime;
 
-/// Inode number, 1 is the root.
+/// Inode number. 1 is the root.
 pub type Ino = u64;
 /// The root directory.
 pub const ROOT: Ino = 1;
@@ -29,12 +29,12 @@ pub enum Kind {
     BlockDevice,
 }
 
-/// stat(2), with nanosecond times relative to the epoch.
+/// Attributes as stat(2) returns them, with nanosecond times relative to the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
-    /// Changes each time an inode number is used again.
+    /// Differs each time an inode number is reused.
     pub generation: u32,
     /// File type.
     pub kind: Kind,
@@ -50,7 +50,7 @@ pub struct Attr {
     pub rdev: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Space held, in 512-byte units; delayed allocations count.
+    /// Space held, in units of 512 bytes. Delayed allocations count.
     pub blocks: u64,
     /// Last access.
     pub atime: SystemTime,
@@ -62,7 +62,7 @@ pub struct Attr {
     pub btime: SystemTime,
 }
 
-/// On whose behalf an operation is made.
+/// The user that requests an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     /// User.
@@ -73,29 +73,29 @@ pub struct Caller {
     pub umask: u32,
 }
 
-/// When a read changes the access time.
+/// Which reads change the access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AccessTimes {
-    /// When the access time is not newer than the last change, or a day old (`relatime`).
+    /// Reads after the last change, and reads when the access time is at least a day old (`relatime`).
     #[default]
     Relative,
-    /// Never (`noatime`).
+    /// No read (`noatime`).
     Never,
-    /// At every read (`strictatime`), to one tick of the clock.
+    /// Every read (`strictatime`), with the resolution of one clock tick.
     Always,
 }
 
 /// A time to set.
 #[derive(Clone, Copy, Debug)]
 pub enum SetTime {
-    /// The time of the call.
+    /// The time at which the operation runs.
     Now,
     /// This time.
     At(SystemTime),
 }
 
-/// What setattr changes; `None` stays.
+/// Attributes that setattr changes. `None` leaves the attribute as it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetAttr {
     /// chmod (07777).
@@ -106,26 +106,26 @@ pub struct SetAttr {
     pub gid: Option<u32>,
     /// truncate.
     pub size: Option<u64>,
-    /// utimens.
+    /// Access time of utimens.
     pub atime: Option<SetTime>,
-    /// utimens.
+    /// Modification time of utimens.
     pub mtime: Option<SetTime>,
-    /// Clear the set-id bits, unless it is a directory.
+    /// Clears the set-id bits, except those of a directory.
     pub drop_set_id: bool,
-    /// Set by the kernel with some setattrs.
+    /// Change time. The kernel sets it with some setattr requests.
     pub ctime: Option<SystemTime>,
 }
 
 /// statfs(2), in blocks of `format::PAGE_BYTES`.
 #[derive(Clone, Copy, Debug)]
 pub struct StatFs {
-    /// Blocks that hold data, in all.
+    /// Total blocks for data.
     pub blocks: u64,
-    /// Blocks neither used nor promised to unwritten data.
+    /// Blocks that are neither used nor reserved for unwritten data.
     pub free: u64,
-    /// Inodes, in all.
+    /// Total inodes.
     pub files: u64,
-    /// Inodes that can still be made.
+    /// Inodes that can still be created.
     pub files_free: u64,
     /// Longest name in bytes.
     pub name_max: u32,
@@ -136,19 +136,19 @@ pub struct StatFs {
 pub struct Trimmed {
     /// Blocks that devices discarded.
     pub blocks: u64,
-    /// Where the next part begins; `None` when the trim is complete.
+    /// Start of the next part. `None` when the trim is complete.
     pub next: Option<u64>,
 }
 
 /// One directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Inode.
+    /// Inode number.
     pub ino: Ino,
-    /// Its type.
+    /// Type of the inode.
     pub kind: Kind,
     /// Name bytes.
     pub name: Vec<u8>,
-    /// Pass to readdir to go on after this entry.
+    /// Position for `readdir` to continue after this entry.
     pub cookie: u64,
 }

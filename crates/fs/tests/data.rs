@@ -456,7 +456,7 @@ fn the_rest_of_a_page_that_is_written_back_while_it_is_cut_is_zeros() {
     let (is_armed, object) = (armed.clone(), file.object());
     let slice = &mount.slices[usize::from(file.slice())];
     let asked = Arc::downgrade(slice);
-    slice.set_announcer(Box::new(move || {
+    slice.set_report_drain(Box::new(move || {
         if is_armed.swap(false, Ordering::SeqCst) {
             let (sender, receiver) = channel();
             asked.upgrade().unwrap().sync(

@@ -439,7 +439,7 @@ impl Mounted {
 
     /// Revokes the clients' right to write the file's pages, and then absorbs what they have written.
     fn revoke_inline_writes(&self, file: &Arc<File>) {
-        if !self.slice(file.slice()).withdraw(&file.object()) {
+        if !self.slice(file.slice()).revoke_writes(&file.object()) {
             tracing::warn!(ino = file.ino(), "an inline writer does not finish");
         }
         self.absorb(file.ino());

@@ -275,7 +275,7 @@ impl Fast {
     }
 
     /// Counts one more reason against inline access of the file. Clients that have latched a page may finish; see
-    /// `Slice::withdraw`.
+    /// `Slice::revoke_writes`.
     pub(super) fn end_inline(&self, slot_file: &SlotFile) {
         // Takes the lock, so that a concurrent release does not miss this reason.
         let _files = self.files.part(slot_file.file.ino()).write();

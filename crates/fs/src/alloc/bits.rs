@@ -1,18 +1,18 @@
-//! The bitmap of one container in memory: a set bit is a block that must not be handed out.
+//! The bitmap of one container in memory. The allocator does not hand out blocks whose bit is set.
 
 /// Bits of a container.
 pub(super) struct Bits {
     words: Box<[u64]>,
-    /// Where the next search starts (next fit): behind what was handed out last.
+    /// Start of the next search (next fit): the block after the last one handed out.
     next: usize,
-    /// Blocks that were freed and not lent since, even if they were allocated again. `None`: there are none.
+    /// Blocks that were freed and not lent since, even if they were allocated again. `None` if there are none.
     freed: Option<Box<[u64]>>,
     /// The container is queued to be searched for freed blocks.
     pub(super) is_queued: bool,
 }
 
 impl Bits {
-    /// From the durable bitmap, or all free.
+    /// Creates the bitmap from the words of the stored one. All-zero words mean that all blocks are free.
     pub(super) fn new(words: Box<[u64]>) -> Bits {
         Bits {
             words,
@@ -26,7 +26,7 @@ impl Bits {
         self.words.len() * 64
     }
 
-    /// Clear bits.
+    /// Returns the number of clear bits.
     pub(super) fn free(&self) -> u32 {
         self.words.iter().map(|w| w.count_zeros()).sum()
     }
@@ -45,7 +45,7 @@ impl Bits {
         }
     }
 
-    /// Sets bits; gives how many were clear.
+    /// Sets bits. Returns how many were clear.
     pub(super) fn set(&mut self, first: usize, count: usize) -> u32 {
         let mut changed = 0;
         Self::for_each_mask(first, count, |word, mask| {
@@ -55,7 +55,7 @@ impl Bits {
         changed
     }
 
-    /// Clears bits; gives how many were set.
+    /// Clears bits. Returns how many were set.
     pub(super) fn clear(&mut self, first: usize, count: usize) -> u32 {
         let mut changed = 0;
         Self::for_each_mask(first, count, |word, mask| {
@@ -65,7 +65,7 @@ impl Bits {
         changed
     }
 
-    /// Records that blocks were freed. Returns whether the container must now be queued; false if it is queued already.
+    /// Records that blocks were freed. Returns whether the caller must now queue the container; false if it is queued already.
     pub(super) fn note_freed(&mut self, first: usize, count: usize) -> bool {
         let words = self.words.len();
         let freed = self.freed.get_or_insert_with(|| vec![0; words].into());
@@ -114,7 +114,7 @@ impl Bits {
         }
     }
 
-    /// First bit at or after `from` that is clear (or, with `set`, set); `len` when there is none.
+    /// Returns the first clear bit (or, with `set`, the first set bit) at or after `from`, or `len` if there is none.
     fn find(&self, from: usize, set: bool) -> usize {
         let flip = if set { 0 } else { u64::MAX };
         self.find_in(from, |word| self.words[word] ^ flip)
@@ -137,7 +137,7 @@ impl Bits {
         word * 64 + bits.trailing_zeros() as usize
     }
 
-    /// Takes a run that starts exactly at `first`, of at most `want` blocks; gives its length.
+    /// Takes a run that starts exactly at `first`, of at most `want` blocks. Returns its length.
     pub(super) fn take_at(&mut self, first: usize, want: usize) -> usize {
         if first >= self.len() {
             return 0;
@@ -150,11 +150,11 @@ impl Bits {
         count
     }
 
-    /// Takes the first run of `want` blocks after what was taken last, or else the longest run that
-    /// there is if it has at least `least` blocks. Gives (first, count).
+    /// Takes the first run of `want` blocks after the previous allocation. If there is none, takes the longest run that has at
+    /// least `least` blocks. Returns (first, count).
     pub(super) fn take(&mut self, want: usize, least: usize) -> Option<(usize, usize)> {
         let mut best: Option<(usize, usize)> = None;
-        // From `next` to the end, then from the start; a run over `next` is seen whole then.
+        // Searches from `next` to the end, then from the start. The second search sees a run across `next` whole.
         for (from, until) in [(self.next, self.len()), (0, self.next)] {
             let mut at = from;
             while at < until {
@@ -181,7 +181,7 @@ impl Bits {
         Some((first, count))
     }
 
-    /// Takes the last run of exactly `want` blocks. Gives (first, count).
+    /// Takes the last run of exactly `want` blocks. Returns (first, count).
     pub(super) fn take_last(&mut self, want: usize) -> Option<(usize, usize)> {
         let (mut at, mut last) = (0, None);
         while at < self.len() {

@@ -1,10 +1,10 @@
 //! Free blocks that are lent out to be discarded.
 //!
-//! Lent blocks are set in the bitmap and taken from `available`: they are not allocated, and the clear blocks suffice for
-//! every reservation. They stay in the counts of free blocks, because no file has them. A caller that would otherwise fail
-//! with ENOSPC calls `recall` and tries once more.
+//! Lent blocks have their bits set and do not count in `available`. They are therefore not allocated, and the clear blocks
+//! suffice for every reservation. They still count as free, because no file has them. A caller that would otherwise fail with
+//! ENOSPC calls `recall` and tries once more.
 //!
-//! The record of which blocks were freed since their last discard exists in memory only, by container.
+//! Only memory records, by container, which blocks were freed since their last discard.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,8 +16,8 @@ use super::{Allocator, Blocks};
 use crate::error::Result;
 use crate::types::SliceId;
 
-/// At most this part of the available blocks is lent, so that writers rarely have to wait for a loan.
-const LENT_PART: u64 = 4;
+/// Divisor of the available blocks: at most one in this many is lent, so that writers rarely wait for a loan.
+const LENT_DIVISOR: u64 = 4;
 
 /// The loans of all slices, and the containers in which blocks were freed.
 #[derive(Default)]
@@ -35,42 +35,42 @@ pub(super) struct Loans {
 struct State {
     lent: usize,
     recalls: usize,
-    /// Recalls that `recall_in_turn` made, which are among `recalls`.
+    /// How many of `recalls` were made by `recall_in_turn`.
     in_turn: usize,
     /// Threads in `recall_in_turn` that let a lender go first.
     aside: usize,
-    /// Threads in `lend` that wait for the end of a recall, and how many have waited so far.
+    /// Threads in `lend` that wait for the end of a recall.
     waiting: usize,
     waited: u64,
-    /// `lend` does not wait for the end of a recall.
+    /// Prevents `lend` from waiting for the end of a recall.
     at_once: bool,
 }
 
-/// Which free blocks to lend, all in one container.
+/// The free blocks to lend, all in one container.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Slice.
+    /// Slice of the container.
     pub slice: SliceId,
-    /// Container of the slice.
+    /// Index of the container in the slice.
     pub container: usize,
-    /// Only these blocks of the container.
+    /// Range of the container to lend from.
     pub within: Range<usize>,
-    /// Only blocks that were freed and not lent since.
+    /// Whether to lend only blocks that were freed and not lent since.
     pub freed: bool,
-    /// Only runs of at least this many blocks.
+    /// Least length of a free run.
     pub run_least: usize,
-    /// At most this many blocks.
+    /// Largest number of blocks to lend.
     pub most: usize,
 }
 
-/// A range of free blocks that cannot be allocated until this is dropped.
+/// A range of free blocks. The allocator does not allocate them until the loan is dropped.
 pub struct Loan<'a> {
     allocator: &'a Allocator,
-    /// The range.
+    /// The lent range.
     pub blocks: Blocks,
     /// The block of the container after the range.
     pub end: usize,
-    /// Whether the free run continues at `end`.
+    /// Whether blocks after `end` continue the free run.
     pub goes_on: bool,
 }
 
@@ -112,7 +112,7 @@ impl Allocator {
         Some((slice, index))
     }
 
-    /// Makes `lend` return nothing instead of waiting while a `Recall` exists, which may be as long as a file is being moved.
+    /// Makes `lend` return nothing instead of waiting for the end of a `Recall`, which may last as long as the move of a file.
     pub fn lend_at_once(&self) {
         self.loans.state.lock().at_once = true;
         self.loans.changed.notify_all();
@@ -129,13 +129,13 @@ impl Allocator {
             }
             state.waiting -= 1;
             state.waited += 1;
-            // For `recall_in_turn`.
+            // Wakes a thread that waits in `recall_in_turn`.
             self.loans.changed.notify_all();
         }
         if state.recalls > 0 {
             return Ok(None);
         }
-        let most = (self.available() / LENT_PART).min(wanted.most as u64) as usize;
+        let most = (self.available() / LENT_DIVISOR).min(wanted.most as u64) as usize;
         if most == 0 || wanted.container >= self.containers_of(wanted.slice) {
             return Ok(None);
         }
@@ -149,7 +149,7 @@ impl Allocator {
             return Ok(None);
         };
         let run = run.min(end - at);
-        // Splits a run into parts of one length, so that the last one is not too short to be worth a discard.
+        // Splits a run into parts of equal length, because a short last part would not be worth a discard.
         let count = run.div_ceil(run.div_ceil(most));
         if self.reserve(count as u64).is_err() {
             return Ok(None);
@@ -169,16 +169,17 @@ impl Allocator {
         }))
     }
 
-    /// Waits until nothing is lent, and prevents lending until the recall is dropped. The caller must hold no lock
-    /// that a slice needs, because the slice would stall for that time.
+    /// Waits until nothing is lent, and prevents lending until the recall is dropped. The caller must hold no lock that a slice
+    /// needs: the slice would stall during the wait.
     pub fn recall(&self) -> Recall<'_> {
         self.recall_locked(self.loans.state.lock(), false)
     }
 
-    /// Does the same as `recall`, but a thread that waits in `lend` goes first. For a caller that recalls again and again.
+    /// Does the same as `recall`, but first lets a thread that waits in `lend` have its turn. For a caller that recalls
+    /// repeatedly.
     ///
-    /// While a lender waits no further recall in turn begins, so those that exist come to an end, even if callers overlap. A caller
-    /// does not wait for other recalls: no lender could go before them.
+    /// While a lender waits, no further recall in turn begins, so those that exist end, even if callers overlap. The caller
+    /// does not wait for recalls made by `recall`, because a lender could not go before them.
     pub fn recall_in_turn(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();
         let waited = state.waited;

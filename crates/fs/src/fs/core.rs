@@ -1,4 +1,4 @@
-//! What the filesystem's parts share: the volume, the caches, the inodes in memory, the batches.
+//! State that the parts of the filesystem share: the volume, the caches, the inodes in memory and the batches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -30,7 +30,7 @@ pub const FIRST_HASH: u64 = 3;
 /// Longest name in bytes.
 pub const NAME_MAX: usize = 255;
 
-/// Shared by the filesystem's handle, its files and its committer.
+/// State shared by the filesystem's handle, its files and its committer.
 pub struct Core {
     pub volume: Arc<Volume>,
     pub store: StoreRef,
@@ -39,30 +39,30 @@ pub struct Core {
     pub options: FsOptions,
     pub table: Table,
     pub numbers: Mutex<Numbers>,
-    /// Given to inodes made now; grows with every batch that frees numbers.
+    /// Generation for inodes created now. Increases with every batch that frees inode numbers.
     pub generation: AtomicU32,
-    /// Held by whoever changes a directory's parent.
+    /// Held by a thread that changes a directory's parent.
     pub rename: Mutex<()>,
     pub policy: Box<dyn Policy>,
-    /// Directories made in the root so far: the placement cursor.
+    /// Number of directories created in the root so far. Determines the placement of the next one.
     pub turn: AtomicU64,
     pub commits: Commits,
     pub leaving: Leaving,
-    /// Devices that took data since they were last flushed.
+    /// By device: whether it took data since it was last flushed.
     pub took_data: Vec<AtomicBool>,
     pub closed: AtomicBool,
     pub discards: Discards,
-    /// An `AccessTimes`.
+    /// The current `AccessTimes`.
     pub access_times: AtomicU8,
 }
 
 impl Core {
-    /// Slices of the volume.
+    /// Returns the number of slices of the volume.
     pub fn slice_count(&self) -> SliceId {
         self.volume.slices().len() as SliceId
     }
 
-    /// ESHUTDOWN after the end.
+    /// Fails with ESHUTDOWN after the filesystem was closed.
     pub fn alive(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             Err(ESHUTDOWN)
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Whether anything may be changed.
+    /// Fails if nothing may be changed.
     pub fn may_change(&self) -> Result<()> {
         self.alive()?;
         if self.options.read_only {
@@ -80,34 +80,34 @@ impl Core {
         self.commits.failure()
     }
 
-    /// Starts an operation on the namespace: all of what is done until the guard is dropped goes into
-    /// one batch. May wait for the committer; the caller holds no lock. Not to be nested.
+    /// Starts an operation on the namespace. All changes made until the guard is dropped go into one batch. May wait for the
+    /// committer, so the caller holds no lock. Must not be nested.
     pub fn begin(&self) -> Result<Gate<'_>> {
         self.may_change()?;
         self.commits.wait_for_room();
         let gate = self.commits.enter();
-        // The batch may contain half an operation by now.
+        // After a failure the batch may contain half an operation.
         self.commits.failure()?;
         Ok(gate)
     }
 
-    /// The hash of a name, which is also its entry's cookie.
+    /// Returns the hash of a name, which is also the cookie of its entry.
     pub fn hash(&self, name: &[u8]) -> u64 {
         self.volume.hash_name(name).max(FIRST_HASH)
     }
 
-    /// An inode that exists. ESTALE when it does not.
+    /// Returns an inode. Fails with ESTALE if it does not exist.
     pub fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
         self.alive()?;
         self.table.get_or_load(ino, || {
             let rec = self.store.inode(ino)?.ok_or(ESTALE)?;
             self.refuse_impossible(ino, &rec)?;
-            // Reads this before the kernel learns of the inode.
+            // Calls `is_known` before the kernel learns of the inode.
             Ok(Inode::loaded(ino, rec, self.table.is_known(ino)))
         })
     }
 
-    /// Fails for a record that no correct writer produces.
+    /// Fails for a record that a correct writer cannot produce.
     fn refuse_impossible(&self, ino: Ino, rec: &InodeRecord) -> Result<()> {
         let no_slice = |slice: Option<SliceId>| {
             slice.filter(|slice| usize::from(*slice) >= self.volume.slices().len())
@@ -124,7 +124,7 @@ impl Core {
         )))
     }
 
-    /// A directory. ENOTDIR.
+    /// Returns the inode of a directory. Fails with ENOTDIR for other inodes.
     pub fn directory(&self, ino: Ino) -> Result<Arc<Inode>> {
         let inode = self.inode(ino)?;
         if inode.kind == Kind::Directory {
@@ -134,7 +134,7 @@ impl Core {
         }
     }
 
-    /// The entry of a name, under the directory's lock.
+    /// Finds the entry of a name. The caller holds the directory's lock.
     pub fn find(
         &self,
         dir: &Inode,
@@ -144,13 +144,13 @@ impl Core {
     ) -> Result<Option<(Ino, Kind)>> {
         match meta.overlay.get(hash, name) {
             Some(entry) => Ok(entry),
-            // No batch has the directory yet, so the store knows no entry of it.
+            // No batch has included the directory yet, so the store has no entry of it.
             None if !meta.stored => Ok(None),
             None => self.store.entry(dir.ino, hash, name),
         }
     }
 
-    /// Changes an entry in memory and in the batch, under the directory's lock and the gate.
+    /// Changes an entry in memory and in the batch. The caller holds the directory's lock and the gate.
     pub fn put_entry(
         &self,
         dir: &Inode,
@@ -177,14 +177,14 @@ impl Core {
         });
     }
 
-    /// The inode's attributes go with the next batch. May be called under any lock but the batch's own.
+    /// Includes the inode's attributes in the next batch. The caller may hold any lock except the batch's own.
     pub fn mark_dirty(&self, inode: &Arc<Inode>) {
         if !inode.dirty.swap(true, Ordering::AcqRel) {
             self.commits.push_dirty(inode.clone());
         }
     }
 
-    /// Data went to these blocks: their devices are flushed before the next batch.
+    /// Records that data was written to blocks. Their devices are flushed before the next batch.
     pub fn took_data(&self, blocks: Blocks) {
         for run in self.volume.runs(blocks) {
             if let Some(flag) = self.took_data.get(usize::from(run.device))
@@ -195,7 +195,7 @@ impl Core {
         }
     }
 
-    /// The data side of a regular file, under the inode's lock. EISDIR, EINVAL for other kinds.
+    /// Returns the data side of a regular file. Fails with EISDIR or EINVAL for other kinds. The caller holds the inode's lock.
     pub fn file_of(self: &Arc<Self>, inode: &Arc<Inode>, meta: &Meta) -> Result<Arc<File>> {
         match inode.kind {
             Kind::File => {}
@@ -230,7 +230,7 @@ impl Core {
         Ok(file)
     }
 
-    /// As `file_of`, taking the inode's lock.
+    /// Returns the data side as `file_of` does. Takes the inode's lock.
     pub fn file(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<Arc<File>> {
         let meta = inode.meta.read();
         self.file_of(inode, &meta)
@@ -241,7 +241,7 @@ impl Core {
         if inode.blocks.load(Ordering::Relaxed) == BLOCKS_UNKNOWN {
             let rows = self.store.extents(inode.ino)?;
             let pages = rows.iter().map(|row| u64::from(row.blocks.count)).sum();
-            // Lost when the file was loaded meanwhile, which counts for itself.
+            // The exchange fails if another thread has loaded the file meanwhile and set its count.
             let _ = inode.blocks.compare_exchange(
                 BLOCKS_UNKNOWN,
                 pages,
@@ -252,8 +252,8 @@ impl Core {
         Ok(())
     }
 
-    /// Removes an inode that has no name, no open and no reference. Does not wait: its pages are dropped,
-    /// then the committer takes it.
+    /// Removes an inode that has no name, no open descriptor and no reference. Does not wait: the cache drops its pages, and
+    /// then the committer removes it.
     pub fn reap(self: &Arc<Self>, inode: &Arc<Inode>) {
         if !inode.unlinked.load(Ordering::Acquire) || self.options.read_only {
             return;
@@ -269,8 +269,11 @@ impl Core {
         let file = match self.ready_to_die(inode, &mut meta) {
             Ok(file) => file,
             Err(error) => {
-                // It stays an orphan: the next mount tries again.
-                tracing::warn!("file {} has no name any more and stays: {error}", inode.ino);
+                // The inode stays an orphan, and the next mount removes it.
+                tracing::warn!(
+                    "cannot remove file {}, which has no name, until the next mount: {error}",
+                    inode.ino
+                );
                 self.leaving.remove(&[inode.ino]);
                 return;
             }
@@ -286,11 +289,14 @@ impl Core {
                 }
             }
             Err(error) => {
-                tracing::warn!("file {} stays until the next mount: {error}", dead.ino);
+                tracing::warn!(
+                    "cannot remove file {}, which has no name, until the next mount: {error}",
+                    dead.ino
+                );
                 core.leaving.remove(&[dead.ino]);
             }
         };
-        // A narrow range: the cache then looks at these pages and not at all of its own.
+        // With a narrow range the cache checks only these pages and not all pages it holds.
         let pages = file.as_ref().map_or(0, |file| file.end_page());
         match file.as_ref().and_then(|file| file.cache()) {
             Some(cache) if pages > 0 => cache.invalidate(inode.ino, 0..pages, Box::new(bury)),
@@ -298,7 +304,7 @@ impl Core {
         }
     }
 
-    /// Reads what the batch that removes an inode must name.
+    /// Reads the data that the batch which removes an inode must name.
     fn ready_to_die(
         self: &Arc<Self>,
         inode: &Arc<Inode>,
@@ -312,11 +318,11 @@ impl Core {
         }
     }
 
-    /// Waits until everything done so far is durable.
+    /// Waits until all changes made so far are durable.
     pub fn commit_now(&self) -> Result<()> {
         let (sender, receiver) = sync_channel(1);
         let done: Done = Box::new(move |result| {
-            // The other end waits below, so it is there.
+            // The receiver waits below, so it exists.
             let _ = sender.send(result);
         });
         self.commits.enqueue(Waiter {
@@ -328,14 +334,14 @@ impl Core {
     }
 }
 
-/// Pages of a file, all that there can be.
+/// Largest number of pages of a file.
 pub const PAGES: u64 = jericho_format::PAGE_MAX + 1;
 
-/// Waits for an operation of a cache.
+/// Runs an operation of a cache and waits for its end.
 pub fn wait(start: impl FnOnce(jericho_cache::Done)) -> Result<()> {
     let (sender, receiver) = sync_channel(1);
     start(Box::new(move |result| {
-        // The other end waits below, so it is there.
+        // The receiver waits below, so it exists.
         let _ = sender.send(result);
     }));
     receiver
@@ -344,7 +350,7 @@ pub fn wait(start: impl FnOnce(jericho_cache::Done)) -> Result<()> {
         .map_err(Error::from)
 }
 
-/// Checks a name that is to be made or looked up.
+/// Checks a name to be created or looked up.
 pub fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(ENAMETOOLONG);

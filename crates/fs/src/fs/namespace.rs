@@ -1,4 +1,4 @@
-//! Names: lookup, making and removing things, links, attributes.
+//! Operations on names (lookup, create, remove, link) and on attributes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ const SETUID: u16 = 0o4000;
 pub(super) const SETGID: u16 = 0o2000;
 const GROUP_EXEC: u16 = 0o010;
 
-/// What is to be made.
+/// A new inode to create.
 struct New<'a> {
     kind: Kind,
     perm: u16,
@@ -29,8 +29,7 @@ struct New<'a> {
 }
 
 impl Fs {
-    /// Looks a name up, also "." and "..". Accepts "." for a file that is no directory, to find an inode by its
-    /// number.
+    /// Looks up a name, also "." and "..". Accepts "." for a file that is not a directory, to find an inode by its number.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         let core = &self.core;
         if name == b"." {
@@ -60,7 +59,7 @@ impl Fs {
                     .find(&parent, &meta, core.hash(name), name)?
                     .ok_or(ENOENT)?;
                 let inode = core.inode(ino)?;
-                // Under the directory's lock: whoever removes the name after us sees the reference.
+                // The directory's lock is held, so a thread that removes the name later sees the reference.
                 core.table.count_lookup(ino);
                 inode
             }
@@ -74,7 +73,7 @@ impl Fs {
         (self.core.attr(inode)).inspect_err(|_| self.forget(inode.ino, 1))
     }
 
-    /// The kernel forgets `n` lookups.
+    /// Subtracts `n` lookups that the kernel has forgotten.
     pub fn forget(&self, ino: Ino, n: u64) {
         let core = &self.core;
         if core.table.forget(ino, n)
@@ -84,13 +83,13 @@ impl Fs {
         }
     }
 
-    /// stat.
+    /// Returns the attributes of an inode.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         let inode = self.core.inode(ino)?;
         self.core.attr(&inode)
     }
 
-    /// chmod, chown, utimens, and truncate (which waits for the cache).
+    /// Changes attributes (chmod, chown, utimens), and the size (truncate, which waits for the cache).
     pub fn setattr(&self, ino: Ino, set: SetAttr, caller: Caller) -> Result<Attr> {
         let core = &self.core;
         core.may_change()?;
@@ -139,7 +138,7 @@ impl Fs {
         core.attr(&inode)
     }
 
-    /// Makes a file of any kind but directory and symlink; `perm` is before umask and default ACL.
+    /// Creates a file of any kind except directory and symlink. `perm` is the mode before umask and default ACL.
     pub fn mknod(
         &self,
         dir: Ino,
@@ -170,7 +169,7 @@ impl Fs {
         )
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     pub fn mkdir(&self, dir: Ino, name: &[u8], perm: u16, caller: Caller) -> Result<Attr> {
         let new = New {
             kind: Kind::Directory,
@@ -181,7 +180,7 @@ impl Fs {
         self.make(dir, Some(name), new, caller)
     }
 
-    /// Makes a symbolic link. ENAMETOOLONG for a target over 4095 bytes.
+    /// Creates a symbolic link. Fails with ENAMETOOLONG for a target over 4095 bytes.
     pub fn symlink(&self, dir: Ino, name: &[u8], target: &[u8], caller: Caller) -> Result<Attr> {
         if target.len() > TARGET_MAX {
             return Err(ENAMETOOLONG);
@@ -198,8 +197,8 @@ impl Fs {
         self.make(dir, Some(name), new, caller)
     }
 
-    /// Makes a regular file without a name in the directory's place (O_TMPFILE): `link` may name it; else
-    /// it goes when nobody refers to it any more.
+    /// Creates a regular file without a name, placed as if it were in the directory (O_TMPFILE). `link` may give it a name.
+    /// Without a name it is removed with its last reference.
     pub fn tmpfile(&self, dir: Ino, perm: u16, caller: Caller) -> Result<Attr> {
         self.make(
             dir,
@@ -297,7 +296,7 @@ impl Fs {
         Ok(attr)
     }
 
-    /// Reads a symbolic link.
+    /// Returns the target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.core.inode(ino)?;
         let meta = inode.meta.read();
@@ -308,7 +307,7 @@ impl Fs {
             .ok_or(EINVAL)
     }
 
-    /// Hard link.
+    /// Creates a hard link.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         let core = &self.core;
         if name == b"." || name == b".." {
@@ -355,7 +354,7 @@ impl Fs {
         core.attr(&inode)
     }
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name of an inode that is not a directory.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         if name == b"." || name == b".." {
             return Err(EISDIR);
@@ -407,21 +406,21 @@ impl Fs {
     }
 }
 
-/// chown by an ordinary user takes set-id bits off a file.
+/// Returns the mode after chown by an ordinary user, which clears the set-id bits of a file.
 pub(super) fn without_set_id(perm: u16) -> u16 {
     let set_gid = if perm & GROUP_EXEC != 0 { SETGID } else { 0 };
     perm & !(SETUID | set_gid)
 }
 
 impl Core {
-    /// stat of an inode.
+    /// Returns the attributes of an inode.
     pub fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {
         self.count_blocks(inode)?;
         let meta = inode.meta.read();
         Ok(inode.attr(&meta))
     }
 
-    /// One name less, under the gate and the inode's lock. The last one makes it an orphan.
+    /// Removes one link from the count. Without links the inode is an orphan. The caller holds the gate and the inode's lock.
     pub fn drop_link(&self, inode: &Arc<Inode>, meta: &mut Meta, now: i128) {
         meta.rec.nlink = match inode.kind {
             Kind::Directory => 0,

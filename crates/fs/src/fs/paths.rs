@@ -1,15 +1,15 @@
-//! Paths of inodes, for messages. A file does not know its names, so the search reads directories.
+//! Finds the paths of inodes, for messages. A file does not know its names, so the search reads directories.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::Fs;
 use crate::types::{Ino, Kind, ROOT};
 
-/// Most entries that a search reads. Inodes not found by then get no path.
+/// Largest number of entries that a search reads. Inodes that it did not find by then get no path.
 const ENTRIES_MAX: usize = 1_000_000;
 
 impl Fs {
-    /// Returns a path from the volume's root for each of these inodes that has one and is found within the limit.
+    /// Returns one path from the volume's root for each inode that has a path and is found within the limit.
     pub fn paths_of(&self, mut wanted: HashSet<Ino>) -> Vec<String> {
         let mut found = vec![];
         let mut directories = VecDeque::from([(ROOT, String::new())]);

@@ -250,7 +250,7 @@ impl Fs {
         }
         if let Some(old) = old {
             // Clients write inline without asking: they have to ask from here on, and wait with the others.
-            if !old.withdraw(object) {
+            if !old.revoke_writes(object) {
                 return Err(EBUSY);
             }
             wait(|done| old.sync(object, 0..PAGES, done))?;

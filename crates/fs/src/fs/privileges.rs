@@ -1,9 +1,9 @@
-//! Privileges of a program file: its set-id bits and its capabilities. They let a program run with rights that its
-//! caller does not have.
+//! Privileges of a program file: its set-id bits and its capabilities. The program runs with rights that its caller does not
+//! have.
 //!
-//! Privileges vouch for the content, so they are cleared before the content changes. Every write has to check them,
-//! so the inode caches the answer ([`Privileges`]). A change that may affect the answer clears the cache, under the
-//! lock that guards the data it was computed from.
+//! Privileges hold for one content only, so they are cleared before the content changes. Every write has to check them, so the
+//! inode caches the result ([`Privileges`]). A change that may affect the result clears the cache, under the lock that guards
+//! the data the result was computed from.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -22,20 +22,19 @@ const UNKNOWN: u8 = 0;
 const NONE: u8 = 1;
 const SOME: u8 = 2;
 
-/// What is known about an inode's privileges.
+/// The cached result of the check of an inode's privileges.
 #[derive(Default)]
 pub struct Privileges(AtomicU8);
 
 impl Privileges {
-    /// Returns the state of an inode that is being created with this mode.
+    /// Returns the state of an inode that is being created with this mode and without capabilities.
     pub fn without_capability(perm: u16) -> Privileges {
         let known = Privileges::default();
         known.set(perm & SET_ID != 0);
         known
     }
 
-    /// Clears the cached answer before the mode or the attribute changes. The caller holds the inode's lock
-    /// exclusively.
+    /// Clears the cached result before the mode or the attribute changes. The caller holds the inode's lock exclusively.
     pub fn forget(&self) {
         self.0.store(UNKNOWN, Ordering::Release);
     }

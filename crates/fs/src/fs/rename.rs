@@ -1,7 +1,7 @@
-//! rename: moving, replacing and exchanging names.
+//! Renames: move, replace and exchange names.
 //!
-//! A directory's parent changes only under the rename mutex, so whoever holds it can walk up the tree
-//! without locks. Two directories are locked ancestor first, unrelated ones by number.
+//! A directory's parent changes only under the rename mutex, so the thread that holds it can walk up the tree without locks. If
+//! a rename locks two directories, it locks the ancestor first, or the smaller number if neither is an ancestor of the other.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ const EXCHANGE: u32 = 2;
 
 type Locked<'a> = RwLockWriteGuard<'a, Meta>;
 
-/// The directories of a rename, locked.
+/// The locked directories of a rename.
 struct Pair<'a> {
     from: Locked<'a>,
-    /// `None`: the same directory.
+    /// The second directory, or `None` if both are the same.
     to: Option<Locked<'a>>,
 }
 
@@ -42,7 +42,8 @@ struct Side<'a> {
 }
 
 impl Fs {
-    /// renameat2(2) with its flags (RENAME_NOREPLACE = 1, RENAME_EXCHANGE = 2; others EINVAL).
+    /// Renames as renameat2(2) does with these flags. Accepts RENAME_NOREPLACE (1) and RENAME_EXCHANGE (2), and fails with
+    /// EINVAL for others.
     pub fn rename(
         &self,
         dir: Ino,
@@ -54,9 +55,8 @@ impl Fs {
         self.rename_absorbing((dir, name), (new_dir, new_name), flags, |_| ())
     }
 
-    /// Does the same as `rename` for files that clients change inline. Calls `absorb` with each file that replaces
-    /// another, before that file's data is written back. The filesystem then has the size and the dirty pages that
-    /// the clients have made.
+    /// Does the same as `rename` for files that clients change inline. If a file replaces another one, calls `absorb` with it
+    /// before its data is written back. `absorb` gives the filesystem the size and the dirty pages that clients have made.
     pub fn rename_absorbing(
         &self,
         (dir, name): (Ino, &[u8]),
@@ -100,8 +100,8 @@ impl Fs {
         Ok(())
     }
 
-    /// A file that replaces another is written back first, so that a program which replaces by rename
-    /// without a sync finds the old or the new contents after a crash, never an empty file.
+    /// Writes back a file that is about to replace another one. A program that replaces contents by rename without a sync
+    /// therefore finds the old or the new contents after a crash, never an empty file.
     fn write_replacement(
         &self,
         (dir, name): (Ino, &[u8]),
@@ -127,7 +127,7 @@ impl Fs {
             return Ok(());
         };
         absorb(ino);
-        // What programs write until the close reaches the device with the close.
+        // Closing the file writes back the pages that programs dirty after this.
         file.note_replacing();
         let Some(cache) = file.cache() else {
             return Ok(());
@@ -142,7 +142,7 @@ impl Fs {
 }
 
 impl Core {
-    /// A directory and those above it. The rename mutex is held, no directory is locked.
+    /// Returns a directory and all directories above it. The caller holds the rename mutex and no lock of a directory.
     fn line(&self, ino: Ino) -> Result<Vec<Ino>> {
         let mut line = vec![ino];
         let mut seen = HashSet::from([ino]);
@@ -201,7 +201,7 @@ impl Core {
             return Err(ENOENT);
         }
         if other.is_some_and(|(ino, _)| ino == moved) {
-            return Ok(None); // two names of one file: nothing to do, says POSIX
+            return Ok(None); // POSIX: a rename between two names of one file does nothing
         }
         if kind == Kind::Directory && to_line.contains(&moved) {
             return Err(EINVAL);

@@ -1,4 +1,4 @@
-//! Extended attributes, and access control lists as two of them.
+//! Extended attributes. Access control lists are two of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const VALUE_MAX: usize = 65_536;
 const CREATE: u32 = 1;
 const REPLACE: u32 = 2;
 
-/// What something new gets from its directory's default ACL.
+/// Permissions and ACLs that a new inode gets from its directory's default ACL.
 pub struct Inherited {
     pub perm: u16,
     pub access: Option<Box<[u8]>>,
@@ -27,7 +27,7 @@ pub struct Inherited {
 }
 
 impl Fs {
-    /// Value. ENODATA when there is none of the name.
+    /// Returns the value of an attribute. Fails with ENODATA if it does not exist.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let inode = self.core.inode(ino)?;
         self.core.with_xattrs(&inode)?;
@@ -38,13 +38,13 @@ impl Fs {
         }
     }
 
-    /// flags: XATTR_CREATE = 1, XATTR_REPLACE = 2.
+    /// Sets an attribute. `flags` may be XATTR_CREATE (1) or XATTR_REPLACE (2).
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
         self.put(ino, name, value, flags, false)
     }
 
-    /// Does the same as `setxattr` for an access control list that a user outside of the file's group sets; this clears
-    /// set-group-id.
+    /// Sets an attribute as `setxattr` does. If it is an access control list, also clears set-group-id: the user that sets it
+    /// is not in the file's group.
     pub fn setxattr_of_outsider(
         &self,
         ino: Ino,
@@ -103,7 +103,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Names, each ended by NUL.
+    /// Returns the names of the attributes. A NUL byte ends each.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.core.inode(ino)?;
         self.core.with_xattrs(&inode)?;
@@ -116,7 +116,7 @@ impl Fs {
         Ok(names)
     }
 
-    /// Removes one. ENODATA when there is none.
+    /// Removes an attribute. Fails with ENODATA if it does not exist.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         let core = &self.core;
         let _gate = core.begin()?;
@@ -139,7 +139,7 @@ impl Fs {
 }
 
 impl Core {
-    /// Reads the names of the attributes, once. They stay with the inode; values stay in the store.
+    /// Reads the names of the attributes on first use. The names stay in memory with the inode; the values stay in the store.
     pub fn load_xattrs(&self, ino: Ino, meta: &mut Meta) -> Result<()> {
         if meta.xattrs.is_none() {
             let mut all = BTreeMap::new();
@@ -173,7 +173,7 @@ impl Core {
         }
     }
 
-    /// Sets or removes an attribute in memory and in the batch, under the gate and the inode's lock.
+    /// Sets or removes an attribute in memory and in the batch. The caller holds the gate and the inode's lock.
     pub(super) fn put_xattr(
         &self,
         inode: &Arc<Inode>,
@@ -200,7 +200,8 @@ impl Core {
         }
     }
 
-    /// What something made in a directory gets: permissions by the default ACL, or by the umask without.
+    /// Returns the permissions and ACLs of a new inode in a directory: from the default ACL, or from the umask if there is
+    /// none.
     pub fn inherit_acl(
         &self,
         parent: &Inode,
@@ -236,7 +237,7 @@ impl Core {
         })
     }
 
-    /// Gives something new what it inherited.
+    /// Sets the ACLs that a new inode inherits.
     pub fn put_inherited(&self, inode: &Arc<Inode>, meta: &mut Meta, inherited: Inherited) {
         for (name, value) in [(ACCESS, inherited.access), (DEFAULT, inherited.default)] {
             if value.is_some() {
@@ -245,7 +246,7 @@ impl Core {
         }
     }
 
-    /// After chmod: the access ACL says the same as the mode.
+    /// Makes the access ACL agree with the mode after chmod.
     pub fn acl_follows_mode(&self, inode: &Arc<Inode>, meta: &mut Meta) -> Result<()> {
         self.load_xattrs(inode.ino, meta)?;
         let Some(xattr) = meta.xattrs.as_ref().and_then(|all| all.get(ACCESS)) else {

@@ -262,7 +262,7 @@ fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
     let key = Key::new(handle.file.ino(), 3);
     programs.write(key, BeforeTheReport);
     // Migration of a file calls this before it writes dirty pages back and drops the others.
-    assert!(programs.slice().withdraw(&handle.file.object()));
+    assert!(programs.slice().revoke_writes(&handle.file.object()));
     assert_eq!(programs.slice().first_dirty(key.object(), 0), Some(3));
 }
 
