@@ -1,4 +1,4 @@
-//! POSIX access control lists in the kernel's binary form (version 2), and what they mean for a mode.
+//! POSIX access control lists in the kernel's binary form (version 2), and their relation to the mode.
 
 use super::errno::EINVAL;
 use crate::error::Result;
@@ -24,15 +24,15 @@ struct Entry {
     id: u32,
 }
 
-/// A valid ACL: entries in order of tags, the three base entries once each, a mask when there are
-/// named entries.
+/// A valid ACL. Its entries are in order of tags, each of the three base entries occurs once, and it has a mask if it has named
+/// entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl {
     entries: Vec<Entry>,
 }
 
 impl Acl {
-    /// From the attribute's value; `None` for one without entries (which removes the ACL). EINVAL.
+    /// Parses the attribute's value. Returns `None` for a value without entries, which removes the ACL. Fails with EINVAL.
     pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
         let (version, rest) = value.split_first_chunk::<4>().ok_or(EINVAL)?;
         if u32::from_le_bytes(*version) != VERSION {
@@ -79,7 +79,7 @@ impl Acl {
             && unique
     }
 
-    /// The attribute's value.
+    /// Returns the attribute's value.
     pub fn to_bytes(&self) -> Box<[u8]> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         for e in &self.entries {
@@ -95,7 +95,7 @@ impl Acl {
         bytes.into()
     }
 
-    /// Whether the mode alone says the same.
+    /// Returns whether the mode alone grants the same permissions.
     pub fn is_mode(&self) -> bool {
         self.entries.len() == 3
     }
@@ -114,13 +114,13 @@ impl Acl {
         }
     }
 
-    /// The permission bits (0777) of a file with this access ACL: the group's are the mask's.
+    /// Returns the permission bits (0777) of a file with this access ACL. The group's bits are those of the mask.
     pub fn mode(&self) -> u16 {
         let group = self.perm(MASK).or(self.perm(GROUP_OBJ)).unwrap_or(0);
         self.perm(USER_OBJ).unwrap_or(0) << 6 | group << 3 | self.perm(OTHER).unwrap_or(0)
     }
 
-    /// chmod: owner, mask (or group) and other become the mode's.
+    /// Sets owner, mask (or group) and other from the mode, as chmod does.
     pub fn set_mode(&mut self, mode: u16) {
         self.set(USER_OBJ, mode >> 6);
         if !self.set(MASK, mode >> 3) {
@@ -129,8 +129,8 @@ impl Acl {
         self.set(OTHER, mode);
     }
 
-    /// The access ACL of a file made with `mode` under this default ACL, and its mode: what the ACL
-    /// gives, limited by what the creator asked for.
+    /// Returns the access ACL and the mode of a file created with `mode` under this default ACL. The permissions are those of
+    /// the ACL, limited by `mode`.
     pub fn inherit(&self, mode: u16) -> (Acl, u16) {
         let mut acl = self.clone();
         acl.set(USER_OBJ, self.perm(USER_OBJ).unwrap_or(0) & (mode >> 6));

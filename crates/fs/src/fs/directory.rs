@@ -1,9 +1,8 @@
-//! readdir: entries in order of the hashes of their names.
+//! readdir: returns entries in order of the hashes of their names.
 //!
-//! The cookie of an entry is the hash of its name: it stays valid whatever is made or removed
-//! meanwhile. Names of one hash (one pair in 2^63) cannot be told apart by it: all of them but the last
-//! carry the cookie before theirs, so that a reader that stops between them gets them again rather
-//! than loses one.
+//! The cookie of an entry is the hash of its name, so it stays valid when other entries are created or removed. Names with
+//! equal hashes (one pair in 2^63) have no cookie of their own. All of them but the last carry the cookie before their hash. A
+//! reader that stops between them gets them again instead of missing one.
 
 use super::Fs;
 use super::core::FIRST_HASH;
@@ -13,13 +12,13 @@ use crate::types::{DirEntry, Ino, Kind};
 /// Cookies of "." and "..".
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
-/// Entries read at first, since a reader's buffer takes few; then more and more.
+/// Number of entries to read at first, because a reader's buffer takes few. Later reads are larger.
 const FIRST_ENTRIES: usize = 64;
 const MOST_ENTRIES: usize = 1024;
 
 impl Fs {
-    /// Entries after `cookie` (0: from the start, "." and ".." first); calls `each` until it returns false.
-    /// No lock is held while `each` runs.
+    /// Calls `each` with the entries after `cookie` until it returns false. With cookie 0 begins with "." and "..". Holds no
+    /// lock while `each` runs.
     pub fn readdir(
         &self,
         dir: Ino,

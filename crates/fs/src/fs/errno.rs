@@ -1,4 +1,4 @@
-//! The errnos that the filesystem gives, as Linux numbers them.
+//! The errnos that the filesystem returns, with their Linux numbers.
 
 use crate::error::Error;
 

@@ -1,4 +1,4 @@
-//! Where the pages of a file are: the extent map, and what of it the store knows.
+//! The extent map of a file: where its pages are, and which part of it the store has.
 //!
 //! ```text
 //!             begin_write           allocate             written
@@ -8,10 +8,11 @@
 //!                                                ▲                 │
 //!                                                └─────────────────┘ allocate, to another slice
 //! ```
-//! `unwrite` (zeroing a range) leads from every state but the hole to Unwritten, in the same blocks. `remove` (truncate, punch) leads from every state to the hole. The store is told of `Data` and
-//! `Unwritten` only; of a page in `Pending` it keeps what it had. `stored` mirrors the rows of the
-//! store as of the last batch, and the difference, computed when a batch is cut, yields the rows to
-//! change and the blocks to mark used and free: they cannot contradict each other.
+//! `unwrite` (zeroing a range) changes every state except the hole to Unwritten, in the same blocks. `take_out` (truncate,
+//! punch) changes every state to the hole. The store has only `Data` and `Unwritten` pages; for a page in `Pending` it keeps
+//! the earlier state. `stored` mirrors the rows of the store as of the last batch. When a batch is sealed, the difference
+//! between `extents` and `stored` gives both the rows to change and the blocks to mark used or free, so these cannot contradict
+//! each other.
 
 use std::ops::Range;
 
@@ -23,8 +24,8 @@ use crate::error::Result;
 use crate::store::{Change, Extent};
 use crate::types::{Ino, SliceId};
 
-/// Most pages placed at once beyond those asked for: a long run for a large file, but not all of it
-/// under one lock.
+/// Largest number of pages to place at once beyond the requested ones. A large file gets long runs, but the lock is not held
+/// for all of it.
 const PLACE_AHEAD_PAGES: u32 = 16_384;
 
 /// A block of a slice.
@@ -42,7 +43,7 @@ impl At {
         }
     }
 
-    /// `count` blocks from here.
+    /// Returns the `count` blocks that start here.
     pub fn blocks(self, count: u32) -> Blocks {
         Blocks {
             slice: self.slice,
@@ -52,27 +53,27 @@ impl At {
     }
 }
 
-/// What a page in `Pending` was.
+/// Earlier state of a page in `Pending`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Was {
-    /// A hole, to the store.
+    /// A hole in the store.
     Hole,
     /// Unwritten, in the same blocks.
     Unwritten,
-    /// Data, in these blocks.
+    /// Data in these blocks.
     Data(At),
 }
 
 /// The state of a page that is not a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Space is promised, no blocks yet.
+    /// The page has reserved space and no blocks yet.
     Delalloc,
-    /// Blocks were given to write-back, which has not said yet that they are written.
+    /// Write-back has blocks for the page and has not reported it as written yet.
     Pending { to: At, was: Was },
-    /// The data is in these blocks.
+    /// The page's data is in these blocks.
     Data(At),
-    /// Blocks that read as zeros.
+    /// The page has blocks and reads as zeros.
     Unwritten(At),
 }
 
@@ -101,7 +102,7 @@ impl Step for State {
 }
 
 impl State {
-    /// Where reading finds the page; `None`: zeros.
+    /// Returns the blocks that a read uses, or `None` if the page reads as zeros.
     pub fn readable(self) -> Option<At> {
         match self {
             State::Data(at)
@@ -112,7 +113,7 @@ impl State {
         }
     }
 
-    /// What the store should have.
+    /// Returns the row that the store should have.
     fn durable(self) -> Option<Row> {
         match self {
             State::Data(at) => Some(Row {
@@ -140,7 +141,7 @@ impl State {
         }
     }
 
-    /// The blocks that it holds: at most two ranges.
+    /// Returns the blocks that the page holds: at most two ranges.
     fn holds(self) -> [Option<At>; 2] {
         match self {
             State::Delalloc => [None, None],
@@ -183,9 +184,9 @@ pub struct Map {
 }
 
 impl Map {
-    /// Builds the map from the store's rows. `capacity` returns the number of blocks of a slice, or 0 for a slice that does
-    /// not exist. Data beyond `size_pages` comes from a write whose size never became durable: it is dropped, because a later
-    /// growth of the file would show it. Fails with what is wrong when a row is one that no correct writer produces.
+    /// Builds the map from the store's rows. `capacity` returns the number of blocks of a slice, or 0 for a slice that does not
+    /// exist. Data beyond `size_pages` comes from a write whose size never became durable. It is dropped, because otherwise a
+    /// later growth of the file would show it. Fails with a message if a correct writer cannot have produced a row.
     pub fn load(
         rows: Vec<Extent>,
         size_pages: u64,
@@ -260,7 +261,7 @@ impl Map {
         self.changed.push(range);
     }
 
-    /// Whether the store has, or the current batch will give it, all there is.
+    /// Returns whether the store has all of the map, or gets the rest with the current batch.
     pub fn is_clean(&self) -> bool {
         self.changed.is_empty()
             && !self
@@ -269,12 +270,12 @@ impl Map {
                 .any(|r| matches!(r.state, State::Delalloc | State::Pending { .. }))
     }
 
-    /// Whether the next batch has something to tell the store.
+    /// Returns whether the next batch has to change rows of this map.
     pub fn has_changes(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Promises space for the holes of a range. ENOSPC: nothing changed.
+    /// Reserves space for the holes of a range. Fails with ENOSPC, and then changes nothing.
     pub fn reserve(&mut self, pages: Range<u64>, allocator: &Allocator) -> Result<()> {
         let holes = self.extents.holes(pages);
         allocator.reserve(holes.iter().map(|(_, count)| count).sum())?;
@@ -290,7 +291,7 @@ impl Map {
         Ok(())
     }
 
-    /// Gives every page of a range blocks for write-back, in `home` where there is room.
+    /// Gives every page of a range blocks for write-back, in `home` if it has room.
     pub fn place(&mut self, pages: Range<u64>, home: SliceId, allocator: &Allocator) -> Result<()> {
         let mut at = pages.start;
         while at < pages.end {
@@ -325,7 +326,7 @@ impl Map {
                 }
                 Some(State::Delalloc) => self.place_reserved(at, until, home, allocator)?,
                 None => {
-                    // A page that became dirty around a truncation, after its promise was taken back.
+                    // The page became dirty during a truncation, which has already released its reserved space.
                     self.reserve(at..until, allocator)?;
                     continue;
                 }
@@ -335,8 +336,8 @@ impl Map {
         Ok(())
     }
 
-    /// Places a promised run that holds `[first, until)`: all of it when it is not too long, so that a
-    /// file written in one go is in one piece whatever order its pages are written back in.
+    /// Places a reserved run that holds `[first, until)`. Places the whole run unless it is too long, so that a file written in
+    /// one go is contiguous in whatever order its pages are written back.
     fn place_reserved(
         &mut self,
         first: u64,
@@ -356,9 +357,9 @@ impl Map {
             at.filter(|at| at.slice == home).map(|at| at.block)
         });
         let mut blocks = Vec::new();
-        let count = (end - start) as u32; // of one run, so it fits
+        let count = (end - start) as u32; // within one run, so it fits
         let result = allocator.allocate(home, near, count, &mut blocks);
-        // What was given before an error is used: its promise is gone.
+        // Uses the blocks that were allocated before an error, because their reservation is used up.
         let mut page = start;
         for blocks in blocks {
             let to = At {
@@ -376,8 +377,8 @@ impl Map {
         result
     }
 
-    /// Takes blocks in other slices than `home` from pages that were placed with those before them and have not been written;
-    /// their promise stays. Nothing may be dirty, nor on its way to the device.
+    /// Takes blocks in other slices than `home` from pages that were placed ahead and not written. Their space stays reserved.
+    /// The file must have no dirty page and no page in flight to the device.
     pub fn unplace(&mut self, home: SliceId, allocator: &Allocator) {
         let ahead: Vec<_> = self.extents.from(0).collect();
         for run in ahead {
@@ -393,7 +394,7 @@ impl Map {
         }
     }
 
-    /// Gives data that is in another slice new blocks at home. Without room there it stays.
+    /// Gives data in another slice new blocks in `home`. Without room there the data stays where it is.
     fn relocate(
         &mut self,
         page: u64,
@@ -435,7 +436,7 @@ impl Map {
         result
     }
 
-    /// Pages given by `place` are on the device. Gives whether the store has to be told.
+    /// Records that pages placed by `place` are on the device. Returns whether the store has to change.
     pub fn written(&mut self, pages: Range<u64>, allocator: &Allocator) -> bool {
         let pending: Vec<_> = self
             .extents
@@ -458,8 +459,8 @@ impl Map {
         !pending.is_empty()
     }
 
-    /// Makes the pages of a range that are no holes unwritten. They keep their blocks. Returns the runs that changed, as they were before, for
-    /// `release_earlier`, which the caller calls once no transfer can be in flight.
+    /// Makes the pages of a range that are not holes unwritten. They keep their blocks. Returns the changed runs in their
+    /// earlier state. The caller passes them to `release_earlier` once no transfer can be in flight.
     pub fn unwrite(
         &mut self,
         pages: Range<u64>,
@@ -486,7 +487,7 @@ impl Map {
         Ok(before)
     }
 
-    /// Gives back the earlier places of pages that `unwrite` returned.
+    /// Frees the earlier blocks of pages that `unwrite` returned.
     pub fn release_earlier(&mut self, before: Vec<Run<State>>, allocator: &Allocator) {
         for run in before {
             if let State::Pending {
@@ -499,7 +500,7 @@ impl Map {
         }
     }
 
-    /// Adds unwritten blocks for the holes of a range. ENOSPC: nothing changed.
+    /// Adds unwritten blocks for the holes of a range. Fails with ENOSPC, and then changes nothing.
     pub fn preallocate(
         &mut self,
         pages: Range<u64>,
@@ -553,7 +554,7 @@ impl Map {
         Ok(())
     }
 
-    /// Moves unwritten blocks that are in another slice to `home` (nothing has to be copied).
+    /// Moves unwritten blocks from other slices to `home`, without copying.
     pub fn rehome_unwritten(&mut self, home: SliceId, allocator: &Allocator) -> Result<()> {
         let away: Vec<_> = self
             .extents
@@ -574,8 +575,8 @@ impl Map {
         Ok(())
     }
 
-    /// Takes pages out: from now on they read as holes. What they held goes to `release` once nothing
-    /// can be in flight to it any more.
+    /// Makes a range of pages a hole for all later reads. Returns the removed runs. The caller passes them to `release` once no
+    /// transfer to their blocks can be in flight.
     pub fn take_out(&mut self, pages: Range<u64>, allocator: &Allocator) -> Vec<Run<State>> {
         let removed = self.extents.remove(pages);
         for run in &removed {
@@ -587,8 +588,7 @@ impl Map {
         removed
     }
 
-    /// Gives back blocks of removed pages that the store never heard of. Those it knows are freed by
-    /// the next batch.
+    /// Frees the blocks of removed pages that the store does not have. The next batch frees the others.
     pub fn release(&mut self, removed: Vec<Run<State>>, allocator: &Allocator) {
         for run in removed {
             for at in run.state.holds().into_iter().flatten() {
@@ -615,7 +615,7 @@ impl Map {
         }
     }
 
-    /// What a batch has to change in the store, and the blocks that are free once it is durable.
+    /// Appends the changes of the store for the next batch, and the blocks that are free once it is durable.
     pub fn differences(&mut self, ino: Ino, changes: &mut Vec<Change>, freed: &mut Vec<Blocks>) {
         let mut ranges = std::mem::take(&mut self.changed);
         ranges.sort_by_key(|range| range.start);
@@ -631,7 +631,7 @@ impl Map {
         changes: &mut Vec<Change>,
         freed: &mut Vec<Blocks>,
     ) {
-        // Whole rows, and the neighbours, which may become one with what is between them.
+        // Compares whole rows, and includes the neighbours, because new rows may join with them.
         let before = range.start.saturating_sub(1);
         let start = self
             .stored
@@ -694,7 +694,7 @@ impl Map {
         }
     }
 
-    /// Removes everything, of a file that is no more: nothing of it is in flight.
+    /// Removes all extents of a file that is being removed. No transfer of the file is in flight.
     pub fn remove_all(
         &mut self,
         ino: Ino,
@@ -741,7 +741,7 @@ fn only_in_first(row: Run<Row>, other: &Runs<Row>, mut each: impl FnMut(Blocks))
     }
 }
 
-/// Cuts a range of pages into runs whose length fits a run's count.
+/// Splits a range of pages into runs whose length fits a run's count.
 fn chunks(page: u64, count: u64) -> impl Iterator<Item = (u64, u32)> {
     const MOST: u64 = 1 << 30;
     (0..count.div_ceil(MOST)).map(move |i| {

@@ -1,7 +1,7 @@
-//! A regular file in memory: its extent map, and what the cache asks of it.
+//! A regular file in memory: its extent map, and the calls that the cache makes to it.
 //!
-//! Locks: `exclusive` before the inode's lock before `map`. The calls of `Object` are made under a
-//! slice's lock and take `map` only; so nobody may call a slice while holding `map`.
+//! Order of locks: `exclusive`, then the inode's lock, then `map`. A slice calls the methods of `Object` under its own lock,
+//! and they take only `map`. A thread that holds `map` must therefore not call a slice.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -18,65 +18,64 @@ use super::inode::{Inode, Meta};
 use crate::error::Error;
 use crate::types::{Ino, SliceId};
 
-/// The outcome of an operation of a cache.
+/// Result of an operation of a cache.
 pub type CacheResult = std::result::Result<(), CacheError>;
 
-/// A regular file in memory: what the data path needs. Shared by every open descriptor.
+/// A regular file in memory: the state that the data path needs. All open descriptors share it.
 pub struct File {
     pub(super) core: Arc<Core>,
     pub(super) inode: Arc<Inode>,
     home: AtomicU16,
     threads: AtomicU8,
     size: AtomicU64,
-    /// Shared: reserving space, moving pieces. Exclusive: taking pages out, changing the home.
+    /// Held shared to reserve space and to move pieces. Held exclusively to take pages out and to change the home.
     pub(super) exclusive: RwLock<()>,
     pub(super) map: RwLock<Map>,
-    /// Truncations in progress: a batch leaves size and extents as they were.
+    /// Number of truncations in progress. Meanwhile a batch leaves size and extents as they were.
     pub(super) hold: AtomicU32,
     /// The last batch had to leave out the end of the file: the next page written changes that.
     pub(super) size_pending: AtomicBool,
-    /// Bytes up to here were on the device when a sync of the file ended. Changed with `reaches` locked, or raised by
+    /// Bytes up to this one were on the device when a sync of the file ended. Changed with `reaches` locked, or increased by
     /// the committer.
     pub(super) synced_size: AtomicU64,
-    /// Sizes that the syncs in progress will have reached.
+    /// The sizes that the syncs in progress can guarantee when they end.
     pub(super) reaches: Mutex<Vec<Weak<AtomicU64>>>,
-    /// Bytes after the end in the last page on the device may not be zero: a write reached it whose
-    /// size did not become durable.
+    /// The last page on the device may hold other bytes than zeros after the end of the file: a write extended the file over
+    /// them, and its size did not become durable.
     pub(super) tail_unsure: AtomicBool,
-    /// When the times were last set by a write, in ticks.
+    /// Time of the last write that set the times, in ticks.
     pub(super) tick: AtomicU64,
     /// A failed write-back that no fsync has reported.
     error: Mutex<Option<Error>>,
     writers: Mutex<Writers>,
     writers_changed: Condvar,
-    /// New contents replace old ones: the file was truncated to nothing, or renamed over another. Cleared by the last
-    /// close.
+    /// New contents replace old ones: the file was truncated to nothing, or renamed over another. The last close clears this.
     replacing: AtomicBool,
-    /// Clients may write its pages in the cache.
+    /// Clients may write the file's pages in the cache.
     inline_writes: AtomicBool,
-    /// Descriptors that use it through the kernel alone.
+    /// Number of descriptors that use the file through the kernel alone.
     kernel_users: AtomicU32,
-    /// Number of times that it got a first inline writer.
+    /// Number of times that the file got a first inline writer.
     first_writers: AtomicU64,
 }
 
-/// Who holds the file's home where it is.
+/// The writers that keep the file's home from changing.
 #[derive(Default)]
 struct Writers {
     count: u32,
-    /// The home is about to change: new ones wait.
+    /// The home is about to change, so new writers wait.
     shut: bool,
-    /// Number of writers that have come so far.
+    /// Number of writers that have begun so far.
     came: u64,
-    /// Each new writer is told that it is watched.
+    /// Each new writer learns that it is watched.
     watch: bool,
-    /// Writers, among `count`, that were not told.
+    /// Number of writers in `count` that are not watched.
     unwatched: u32,
-    /// Callbacks that wait for the writers present at the time.
+    /// Callbacks that wait for the writers that were active when they were registered.
     waiting: Vec<Waiting>,
 }
 
-/// A callback that waits for the writers that came before the number `before`.
+/// A callback that waits for all writers with a number below `before`.
 struct Waiting {
     before: u64,
     left: u32,
@@ -91,20 +90,20 @@ impl Writers {
         self.came - 1
     }
 
-    /// Removes a writer. Returns the callbacks for which it was the last.
+    /// Removes a writer. Returns the callbacks that waited only for it.
     fn go(&mut self, number: u64) -> Vec<Waiting> {
         self.count -= 1;
         for waiting in &mut self.waiting {
             waiting.left -= u32::from(number < waiting.before);
         }
-        // Usually there is none.
+        // Usually empty.
         self.waiting.extract_if(.., |w| w.left == 0).collect()
     }
 }
 
-/// A writer between `begin_write` and `end_write`. While one is held the file's home does not change, so
-/// that no page is changed in a cache that was just given up. May be dropped in any thread; whoever
-/// holds it must not truncate or move the same file.
+/// A writer between `begin_write` and `end_write`. While it exists, the file's home does not change, so the writer changes no
+/// page in a cache that the file has just left. May be dropped in any thread. The thread that holds it must not truncate or
+/// move the same file.
 pub struct Writing {
     file: Arc<File>,
     number: u64,
@@ -175,22 +174,23 @@ impl File {
         })
     }
 
-    /// Inode number.
+    /// Returns the inode number.
     pub fn ino(&self) -> Ino {
         self.inode.ino
     }
 
-    /// The file as the cache sees it.
+    /// Returns the file as the object that the cache uses.
     pub fn object(self: &Arc<Self>) -> Arc<dyn Object> {
         self.clone()
     }
 
-    /// Slice that caches it now. May change at any time (re-homing): a Get answers `Moved` then.
+    /// Returns the slice that caches the file now. It may change at any time (re-homing); a get in the old slice then returns
+    /// `Moved`.
     pub fn slice(&self) -> SliceId {
         self.home.load(Ordering::Acquire)
     }
 
-    /// When the threads that use it are moved to its data.
+    /// Returns when the threads that use the file migrate to its data.
     pub fn threads(&self) -> ThreadsOfInode {
         ThreadsOfInode::from_byte(self.threads.load(Ordering::Relaxed))
     }
@@ -199,11 +199,11 @@ impl File {
         self.threads.store(threads.byte(), Ordering::Relaxed);
     }
 
-    /// Returns whether the kernel's page cache may have pages of the file, for example after a mapping or sendfile. A file that
-    /// was created in this mount, or that the kernel did not know before, has none.
+    /// Returns whether the kernel's page cache may have pages of the file, for example after a mapping or sendfile. The kernel
+    /// has no pages of a file that was created in this mount, or that it did not know before.
     pub fn kernel_may_have_pages(&self) -> bool {
         let pages = &self.inode.kernel_pages;
-        // Loads in this order: if both values are equal, no read began between the drop and the second load.
+        // The order of the loads matters: if both values are equal, no read began between the drop and the second load.
         let dropped = pages.dropped.load(Ordering::SeqCst);
         pages.filled.load(Ordering::SeqCst) != dropped
     }
@@ -216,26 +216,26 @@ impl File {
             .fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns how many reads have filled the page cache so far, for `kernel_has_dropped` after the kernel has dropped its pages. A drop
-    /// waits for a read in progress and covers its pages.
+    /// Returns the number of reads that have filled the kernel's page cache so far. After the kernel has dropped its pages, the
+    /// caller passes the number to `kernel_has_dropped`. A drop waits for a read in progress and covers its pages.
     pub fn kernel_pages_so_far(&self) -> u64 {
         self.inode.kernel_pages.filled.load(Ordering::SeqCst)
     }
 
-    /// Records that the kernel has dropped what it had at `so_far`. It may still have pages of reads that began
-    /// since.
+    /// Records that the kernel has dropped the pages of the first `so_far` reads. It may still have pages of reads that began
+    /// later.
     pub fn kernel_has_dropped(&self, so_far: u64) {
         let pages = &self.inode.kernel_pages;
         pages.dropped.fetch_max(so_far, Ordering::SeqCst);
     }
 
-    /// Size in bytes now.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Holds the file's home where it is for the length of a write. Taken before `begin_write`, dropped
-    /// after `end_write`.
+    /// Prevents changes of the file's home during a write. The caller takes the guard before `begin_write` and drops it after
+    /// `end_write`.
     pub fn writing(self: &Arc<Self>) -> Writing {
         let mut writers = self.writers.lock();
         while writers.shut {
@@ -244,15 +244,15 @@ impl File {
         Writing::begin(self, &mut writers)
     }
 
-    /// `writing`, unless it would have to wait until the file has its new home.
+    /// Does the same as `writing`, but returns `None` instead of waiting for a change of the home.
     pub fn try_writing(self: &Arc<Self>) -> Option<Writing> {
         let mut writers = self.writers.try_lock()?;
         let may_begin = !writers.shut;
         may_begin.then(|| Writing::begin(self, &mut writers))
     }
 
-    /// Calls `then` when the writers that hold the file's home now (`writing`) are done: at once, or in the thread of the last of them,
-    /// which `then` must not block. Writers that come later see what the caller did before.
+    /// Calls `then` when all current writers (`writing`) have ended: at once, or in the thread of the last one, which `then`
+    /// must not block. Writers that begin later see all changes that the caller made before.
     pub fn after_writings(&self, then: impl FnOnce() + Send + 'static) {
         let mut writers = self.writers.lock();
         if writers.count > 0 {
@@ -292,14 +292,14 @@ impl File {
         self.inode.opens.load(Ordering::Acquire) > 0
     }
 
-    /// Keeps new writers out and waits until those that are there are done. Not to be called with
-    /// `exclusive`, which writers take for a moment.
+    /// Stops new writers from beginning, and waits until the current ones have ended. The caller must not hold `exclusive`,
+    /// which writers take briefly.
     pub(super) fn shut_writers_out(&self) {
         let mut writers = self.writers.lock();
         while writers.shut {
             self.writers_changed.wait(&mut writers);
         }
-        // New ones wait from now on, so the count only goes down.
+        // New writers wait from now on, so the count only decreases.
         writers.shut = true;
         while writers.count > 0 {
             self.writers_changed.wait(&mut writers);
@@ -312,12 +312,12 @@ impl File {
         Writing::begin(self, &mut self.writers.lock())
     }
 
-    /// Whether clients may write pages that come into the cache from now on.
+    /// Sets whether clients may write pages that enter the cache from now on.
     pub fn set_inline_writes(&self, allowed: bool) {
         self.inline_writes.store(allowed, Ordering::SeqCst);
     }
 
-    /// Counts one more open descriptor that uses the file through the kernel alone, or one less.
+    /// Counts a descriptor that uses the file through the kernel alone: adds one with `more`, else subtracts one.
     pub fn count_kernel_user(&self, more: bool) {
         match more {
             true => self.kernel_users.fetch_add(1, Ordering::SeqCst),
@@ -325,36 +325,37 @@ impl File {
         };
     }
 
-    /// Returns whether a descriptor uses the file through the kernel alone, which then has to know its size.
+    /// Returns whether a descriptor uses the file through the kernel alone. The kernel then has to know the file's size.
     pub fn has_kernel_users(&self) -> bool {
         self.kernel_users.load(Ordering::SeqCst) > 0
     }
 
-    /// Counts a first inline writer. Called after the file counts as written inline, and before the writer may write.
+    /// Counts a first inline writer. The caller has already registered the file as written inline, and has not let the writer
+    /// write yet.
     pub fn count_first_writer(&self) {
         self.first_writers.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns a count that changes before the file's first inline writer writes. A reader that reads the count, finds no inline writer, and
-    /// later reads the same count has read no inline writes.
+    /// Returns a count that changes before the file's first inline writer writes. A reader loads the count, sees that the file
+    /// has no inline writer, reads, and loads the count again. If it did not change, the reader has read no inline writes.
     pub fn first_writers(&self) -> u64 {
-        // After what was read before.
+        // Orders the load after the caller's reads of the data.
         fence(Ordering::Acquire);
         self.first_writers.load(Ordering::Acquire)
     }
 
-    /// The page after the last one of the size, or that is promised or preallocated.
+    /// Returns the first page after the size and after all reserved or preallocated pages.
     pub fn promised_end_page(&self) -> u64 {
         self.end_page()
     }
 
-    /// Writers may go on.
+    /// Lets writers begin again.
     pub(super) fn let_writers_in(&self) {
         self.writers.lock().shut = false;
         self.writers_changed.notify_all();
     }
 
-    /// The page after the last one that can be in a cache: of the size, or promised, or preallocated.
+    /// Returns the first page after all that can be in a cache: pages within the size, reserved pages and preallocated pages.
     pub(super) fn end_page(&self) -> u64 {
         let promised = self.map.read().extents.end();
         self.size().div_ceil(PAGE_BYTES).max(promised)
@@ -368,7 +369,7 @@ impl File {
         self.home.store(slice, Ordering::Release);
     }
 
-    /// The cache of the file's home. `None` when the filesystem was opened without caches.
+    /// Returns the cache of the file's home, or `None` if the filesystem was opened without caches.
     pub(super) fn cache(&self) -> Option<&Arc<Slice>> {
         self.core.slices.get(usize::from(self.slice()))
     }
@@ -383,36 +384,36 @@ impl File {
         self.replacing.load(Ordering::Acquire)
     }
 
-    /// Clears that record.
+    /// Clears the record made by `note_replacing`.
     pub(super) fn note_replaced(&self) {
         self.replacing.store(false, Ordering::Release);
     }
 
-    /// Whether nothing of the extents is newer than the last batch.
+    /// Returns whether the last batch has all extents as they are now.
     pub(super) fn is_clean(&self) -> bool {
         self.map.try_read().is_some_and(|map| map.is_clean())
     }
 
-    /// Whether the store, once the last batch is durable, knows all that matters of the file.
+    /// Returns whether the store will have all of the file's state once the last batch is durable.
     pub(super) fn is_forgettable(&self) -> bool {
         self.is_clean()
             && !self.size_pending.load(Ordering::Acquire)
             && self.error.try_lock().is_some_and(|error| error.is_none())
     }
 
-    /// After the map changed: stat's count of blocks.
+    /// Sets the number of blocks for stat. Called after the map changed.
     pub(super) fn count_blocks(&self, map: &Map) {
         self.inode
             .blocks
             .store(map.extents.pages(), Ordering::Relaxed);
     }
 
-    /// The first page >= `from` whose newest bytes are only in memory.
+    /// Returns the first page at or after `from` whose newest bytes are only in memory.
     pub(super) fn first_dirty(&self, from: u64) -> Option<u64> {
         self.cache()?.first_dirty(self.ino(), from)
     }
 
-    /// The remembered write-back error, which is then forgotten.
+    /// Returns and clears the recorded write-back error.
     pub(super) fn take_error(&self) -> Option<Error> {
         self.error.lock().take()
     }
@@ -489,7 +490,7 @@ impl Object for File {
         let pages = range(first, count);
         let ready = |state| matches!(state, State::Pending { .. } | State::Data(_));
         {
-            // Mostly what is overwritten was placed long ago.
+            // Overwritten pages usually have their place already, so this case needs only a read lock.
             let map = self.map.read();
             let home = File::slice(self);
             let in_place = |state| matches!(state, State::Data(at) if at.slice == home);
@@ -527,7 +528,7 @@ impl Object for File {
             let map = self.map.read();
             for run in map.extents.within(pages.clone()) {
                 if let State::Pending { to: at, .. } | State::Data(at) = run.state {
-                    // Before the state changes: a batch that sees the new state must flush.
+                    // Comes before the change of state: a batch that sees the new state must flush this device.
                     self.core.took_data(at.blocks(run.count));
                 }
                 changed |= matches!(run.state, State::Pending { .. });

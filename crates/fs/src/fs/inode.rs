@@ -1,8 +1,8 @@
 //! Inodes in memory.
 //!
-//! What is here is the truth; the store has what the last durable batch had. An inode stays in the
-//! table while anything of it is newer than the store (`dirty`, or `included_in` a batch that is
-//! not durable), while it is open, and while it has no name but is still referenced.
+//! Inodes in memory are current; the store has the state of the last durable batch. An inode stays in the table while any part
+//! of it is newer than the store (`dirty`, or `included_in` a batch that is not durable), while it is open, and while it has no
+//! name but is still referenced.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,32 +17,32 @@ use super::times::to_system;
 use crate::store::InodeRecord;
 use crate::types::{Attr, Ino, Kind};
 
-/// In `Inode::blocks`: nobody counted yet.
+/// Value of `Inode::blocks` before the blocks are counted.
 pub const BLOCKS_UNKNOWN: u64 = u64::MAX;
 
 /// An extended attribute.
 pub struct Xattr {
-    /// `None`: the store has it.
+    /// The value, or `None` if the value is in the store.
     pub value: Option<Box<[u8]>>,
-    /// Batch that the value belongs to.
+    /// Batch that includes the value.
     pub seq: u64,
 }
 
-/// What an inode's lock guards.
+/// The data that an inode's lock guards.
 pub struct Meta {
-    /// Attributes as they are now. The size that is committed may be smaller.
+    /// Current attributes. The committed size may be smaller.
     pub rec: InodeRecord,
     /// Size in the record of the last batch.
     pub committed_size: u64,
-    /// A batch has it, so the store has it or will.
+    /// A batch has included the inode, so the store has it or will have it.
     pub stored: bool,
-    /// Nobody can reach it any more; it is being removed.
+    /// The inode is being removed. No name and no reference leads to it.
     pub dead: bool,
     /// A batch has removed it.
     pub buried: bool,
-    /// Directories: entries newer than the store.
+    /// Entries of a directory that are newer than the store.
     pub overlay: Overlay,
-    /// Extended attributes by name, all of them; `None`: not read yet.
+    /// All extended attributes by name, or `None` if they were not read yet.
     pub xattrs: Option<BTreeMap<Box<[u8]>, Xattr>>,
 }
 
@@ -51,22 +51,22 @@ pub struct Inode {
     pub ino: Ino,
     pub kind: Kind,
     pub meta: RwLock<Meta>,
-    /// Regular files: the data side, once used. The file points back here; the table breaks the cycle
-    /// when it drops the inode.
+    /// The data side of a regular file, once it was used. The file refers back to the inode; the table breaks the cycle when it
+    /// drops the inode.
     pub file: Mutex<Option<Arc<File>>>,
-    /// Opens not closed.
+    /// Number of opens that were not closed.
     pub opens: AtomicU32,
-    /// Has no name (nlink 0): kept in the table until nobody refers to it.
+    /// The inode has no name (nlink 0). It stays in the table until its last reference is gone.
     pub unlinked: AtomicBool,
-    /// In the list of inodes to be written with the next batch.
+    /// The inode is in the list for the next batch.
     pub dirty: AtomicBool,
-    /// The last batch that wrote it.
+    /// The last batch that included the inode.
     pub included_in: AtomicU64,
-    /// Used since the evictor last looked.
+    /// The inode was used since the table's hand last passed it.
     pub referenced: AtomicBool,
-    /// Pages that hold space.
+    /// Number of pages that have space.
     pub blocks: AtomicU64,
-    /// Changed with the lock of `meta` held.
+    /// Changes only with the lock of `meta` held.
     pub privileges: Privileges,
     /// See `File::kernel_may_have_pages`.
     pub kernel_pages: KernelPages,
@@ -76,7 +76,7 @@ pub struct Inode {
 pub struct KernelPages {
     /// Number of reads that fill the page cache and have begun.
     pub filled: AtomicU64,
-    /// How many of these reads, in order, had their pages dropped by the kernel.
+    /// Number of these reads, from the first on, whose pages the kernel has dropped.
     pub dropped: AtomicU64,
 }
 
@@ -90,7 +90,7 @@ impl KernelPages {
 }
 
 impl Inode {
-    /// Creates an inode from its record in the store. `known`: the kernel knows the inode already, so it may have
+    /// Creates an inode from its record in the store. `known` tells that the kernel already knows the inode, so it may have
     /// pages of it.
     pub fn loaded(ino: Ino, rec: InodeRecord, known: bool) -> Arc<Inode> {
         let blocks = if rec.kind == Kind::File {
@@ -101,7 +101,7 @@ impl Inode {
         Inode::build(ino, rec, true, blocks, None, known)
     }
 
-    /// One that is being made.
+    /// Creates an inode that the store does not have yet.
     pub fn made(ino: Ino, rec: InodeRecord) -> Arc<Inode> {
         Inode::build(ino, rec, false, 0, Some(BTreeMap::new()), false)
     }
@@ -142,17 +142,17 @@ impl Inode {
         })
     }
 
-    /// Whether anything of it is newer than the last durable batch.
+    /// Returns whether any part of the inode is newer than the last durable batch.
     pub fn is_uncommitted(&self, durable: u64) -> bool {
         self.dirty.load(Ordering::Acquire) || self.included_in.load(Ordering::Acquire) > durable
     }
 
-    /// Forgets the data side of a file that is closed and durable: the store can tell it again.
+    /// Drops the data side of a file that is closed and durable. It can be loaded from the store again.
     pub fn give_up_file(&self, durable: u64) {
         let Some(mut slot) = self.file.try_lock() else {
             return;
         };
-        // Only the slot hands out more references, so a count of one stays one.
+        // New references come only from the slot, which is locked, so a count of one stays one.
         let is_idle = slot
             .as_ref()
             .is_some_and(|f| Arc::strong_count(f) == 1 && f.is_forgettable());
@@ -165,7 +165,7 @@ impl Inode {
         }
     }
 
-    /// stat. `blocks` of a file must have been counted.
+    /// Returns the attributes for stat. The blocks of a file must have been counted.
     pub fn attr(&self, meta: &Meta) -> Attr {
         let rec = &meta.rec;
         let pages = match self.blocks.load(Ordering::Relaxed) {

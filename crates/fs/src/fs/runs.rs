@@ -1,17 +1,17 @@
-//! Runs of consecutive pages that share a state, in order of pages; none overlap.
+//! Runs of consecutive pages that share a state, ordered by page and without overlaps.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The state of a run.
 pub trait Step: Copy {
-    /// The state of the page `pages` after one that is in this state.
+    /// Returns the state of the page that is `pages` pages after a page in this state.
     fn advance(self, pages: u64) -> Self;
-    /// Whether a page in state `next` right after this one belongs to the same run.
+    /// Returns whether the next page, in state `next`, belongs to the same run as a page in this state.
     fn joins(self, next: Self) -> bool;
 }
 
-/// A run: first page, number of pages, state of the first page.
+/// A run: its first page, its number of pages, and the state of the first page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run<S> {
     pub page: u64,
@@ -20,13 +20,13 @@ pub struct Run<S> {
 }
 
 impl<S> Run<S> {
-    /// The page after the last one.
+    /// Returns the page after the last one.
     pub fn end(&self) -> u64 {
         self.page + u64::from(self.count)
     }
 }
 
-/// Pages and their states. A page that is not there is a hole.
+/// Pages and their states. A page in no run is a hole.
 #[derive(Clone, Debug)]
 pub struct Runs<S> {
     map: BTreeMap<u64, (u32, S)>,
@@ -43,12 +43,12 @@ impl<S> Default for Runs<S> {
 }
 
 impl<S: Step> Runs<S> {
-    /// Pages that are not holes.
+    /// Returns the number of pages that are not holes.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// The run that holds the page, whole.
+    /// Returns the whole run that holds the page.
     pub fn containing(&self, page: u64) -> Option<Run<S>> {
         let (&first, &(count, state)) = self.map.range(..=page).next_back()?;
         let run = Run {
@@ -59,7 +59,7 @@ impl<S: Step> Runs<S> {
         (page < run.end()).then_some(run)
     }
 
-    /// Whole runs from the one that holds `page` or follows it.
+    /// Returns the whole runs that end after `page`, in order.
     pub fn from(&self, page: u64) -> impl Iterator<Item = Run<S>> + '_ {
         let start = self.containing(page).map_or(page, |run| run.page);
         self.map
@@ -67,7 +67,7 @@ impl<S: Step> Runs<S> {
             .map(|(&page, &(count, state))| Run { page, count, state })
     }
 
-    /// The parts of runs within a range.
+    /// Returns the parts of runs within a range.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Run<S>> + '_ {
         let Range { start, end } = range;
         self.from(start)
@@ -75,7 +75,7 @@ impl<S: Step> Runs<S> {
             .map(move |run| clip(run, start, end))
     }
 
-    /// The holes within a range: (first page, pages).
+    /// Returns the holes within a range as (first page, number of pages).
     pub fn holes(&self, range: Range<u64>) -> Vec<(u64, u64)> {
         let mut holes = Vec::new();
         let mut at = range.start;
@@ -91,7 +91,7 @@ impl<S: Step> Runs<S> {
         holes
     }
 
-    /// Whether the range has no hole.
+    /// Returns whether the range has no hole.
     pub fn covers(&self, range: Range<u64>) -> bool {
         let mut at = range.start;
         for run in self.from(range.start) {
@@ -103,7 +103,7 @@ impl<S: Step> Runs<S> {
         at >= range.end
     }
 
-    /// Takes a range out; gives what was there, clipped to it.
+    /// Removes the pages of a range. Returns their runs, clipped to the range.
     pub fn remove(&mut self, range: Range<u64>) -> Vec<Run<S>> {
         if range.is_empty() {
             return Vec::new();
@@ -131,7 +131,7 @@ impl<S: Step> Runs<S> {
         removed
     }
 
-    /// Adds a run as it is; the pages must be holes.
+    /// Adds a run without joining it with its neighbours. The pages must be holes.
     pub fn insert_alone(&mut self, run: Run<S>) {
         debug_assert!(self.within(run.page..run.end()).next().is_none());
         if run.count > 0 {
@@ -140,7 +140,7 @@ impl<S: Step> Runs<S> {
         }
     }
 
-    /// Adds a run and joins it with its neighbours; the pages must be holes.
+    /// Adds a run and joins it with its neighbours. The pages must be holes.
     pub fn insert(&mut self, run: Run<S>) {
         if run.count == 0 {
             return;
@@ -172,13 +172,13 @@ impl<S: Step> Runs<S> {
         self.map.insert(run.page, (run.count, run.state));
     }
 
-    /// Replaces whatever is in the range of the run.
+    /// Replaces the pages of the run's range with the run.
     pub fn set(&mut self, run: Run<S>) {
         self.remove(run.page..run.end());
         self.insert(run);
     }
 
-    /// The end of the last run; 0 when there is none.
+    /// Returns the end of the last run, or 0 if there is none.
     pub fn end(&self) -> u64 {
         self.map
             .last_key_value()
@@ -196,7 +196,7 @@ fn clip<S: Step>(run: Run<S>, start: u64, end: u64) -> Run<S> {
     }
 }
 
-/// Both as one run, when the second continues the first and the sum fits.
+/// Joins two runs, if the second continues the first and the sum of their lengths fits.
 pub fn join<S: Step>(a: Run<S>, b: Run<S>) -> Option<Run<S>> {
     let continues = a.end() == b.page && a.state.advance(u64::from(a.count)).joins(b.state);
     let count = a.count.checked_add(b.count).filter(|_| continues)?;

@@ -1,4 +1,4 @@
-//! fallocate and seek: space and holes.
+//! fallocate and lseek: space and holes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ const KEEP_SIZE: i32 = 0x01;
 const PUNCH_HOLE: i32 = 0x02;
 const ZERO_RANGE: i32 = 0x10;
 
-/// What fallocate(2) does to a range's bytes.
+/// Effect of fallocate(2) on the bytes of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// They get space and stay what they are.
+    /// The bytes get space and keep their values.
     Nothing,
-    /// They get space and become zeros.
+    /// The bytes get space and become zeros.
     Zero,
-    /// They become a hole.
+    /// The bytes become a hole.
     Punch,
 }
 
@@ -45,15 +45,15 @@ fn check(mode: i32, offset: u64, len: u64) -> Result<(u64, Change)> {
 }
 
 impl Fs {
-    /// Runs `attempt`, which takes space for a file. If the volume is full, waits for space that is being freed and runs it
-    /// again. Takes seconds, during which the caller holds no lock, and `attempt` none when it returns. Not for a thread that
-    /// serves requests: the wait may be for a request that the thread would serve.
+    /// Runs `attempt`, which takes space for a file. If the volume is full, waits for space that is being freed, and runs it
+    /// again. May take seconds. The caller holds no lock, and `attempt` holds none when it returns. A thread that serves
+    /// requests must not call this, because the wait may be for a request that the thread would serve.
     pub fn with_space<T>(&self, file: &File, attempt: impl FnMut() -> Result<T>) -> Result<T> {
         self.core.with_space(file.ino(), || true, attempt)
     }
 
-    /// Does the same as `with_space`, but waits only while `may_wait` returns true. It is asked when an attempt has failed after
-    /// what was removed became durable. Otherwise the call waits for devices, but for no request.
+    /// Does the same as `with_space`, but waits for requests only while `may_wait` returns true. Calls `may_wait` when an
+    /// attempt has failed although removals have been made durable. If it returns false, the call still waits for devices.
     pub fn with_space_if<T>(
         &self,
         file: &File,
@@ -63,8 +63,8 @@ impl Fs {
         self.core.with_space(file.ino(), may_wait, attempt)
     }
 
-    /// Returns whether a range of a file may soon have space: false if its holes need more than is free and than the files have
-    /// that a caller of `with_space` waits for.
+    /// Returns whether a range of a file may soon have space. Returns false if its holes need more than the free space and the
+    /// space of the files that a caller of `with_space` waits for.
     pub fn may_have_room(&self, file: &File, offset: u64, len: u64) -> bool {
         let pages = offset / PAGE_BYTES..offset.saturating_add(len).div_ceil(PAGE_BYTES);
         let holes = file.map.read().extents.holes(pages);
@@ -72,29 +72,29 @@ impl Fs {
         self.core.may_have_room(file.ino(), missing)
     }
 
-    /// Returns how many callers of `with_space` wait for space that is being freed.
+    /// Returns the number of callers of `with_space` that wait for space.
     pub fn space_waits(&self) -> usize {
         self.core.leaving.waiters()
     }
 
-    /// Sets how long `with_space` waits at most, which is seconds by default.
+    /// Sets the longest wait of `with_space`. The default is some seconds.
     pub fn set_space_patience(&self, patience: Duration) {
         self.core.leaving.set_patience(patience);
     }
 
-    /// Ends all waits for space for good.
+    /// Ends all current and future waits for space.
     pub fn end_space_waits(&self) {
         self.core.leaving.close();
     }
 
-    /// Returns whether the volume has space for this many more bytes.
+    /// Returns whether the volume has space for the given number of additional bytes.
     pub fn has_room_for(&self, bytes: u64) -> bool {
         bytes.div_ceil(PAGE_BYTES) < self.core.allocator.available()
     }
 
-    /// fallocate(2) modes: 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3, ZERO_RANGE 0x10 (| KEEP_SIZE). Fails
-    /// with EOPNOTSUPP for others. Waits for the cache when it drops pages. Fails with ENOSPC at once when there is no space now; see
-    /// `with_space`.
+    /// Does what fallocate(2) does, for the modes 0, KEEP_SIZE 1, PUNCH_HOLE|KEEP_SIZE 3 and ZERO_RANGE 0x10 (| KEEP_SIZE).
+    /// Fails with EOPNOTSUPP for other modes. Waits for the cache when it drops pages. Fails with ENOSPC at once if the volume
+    /// has no space now; see `with_space`.
     pub fn fallocate(&self, file: &Arc<File>, mode: i32, offset: u64, len: u64) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
@@ -107,7 +107,7 @@ impl Fs {
             if end > size && !keep_size {
                 self.clear_tail(file)?;
             }
-            // Before anything is zeroed: without space for the holes nothing changes.
+            // Comes before anything is zeroed: if the holes cannot get space, nothing changes.
             let mut map = file.map.write();
             map.preallocate(pages, file.slice(), &core.allocator)?;
             file.count_blocks(&map);
@@ -115,7 +115,7 @@ impl Fs {
         match change {
             Change::Nothing => {}
             Change::Zero => self.zero(file, offset..end)?,
-            // Beyond the end there are zeros already, in whole pages that may be given back.
+            // Bytes beyond the end are zeros already. The whole pages there may have space to free.
             Change::Punch => self.punch(file, offset..end)?,
         }
         let mut meta = file.inode.meta.write();
@@ -137,7 +137,8 @@ impl Fs {
         check(mode, offset, len).map(drop)
     }
 
-    /// SEEK_DATA (`data` true) / SEEK_HOLE; ENXIO past the end. Pages dirty in the cache are data.
+    /// Returns the offset for SEEK_DATA (`data` is true) or SEEK_HOLE. Fails with ENXIO past the end. Pages that are dirty in
+    /// the cache are data.
     pub fn seek(&self, file: &Arc<File>, offset: u64, data: bool) -> Result<u64> {
         self.core.alive()?;
         let size = file.size();
@@ -153,12 +154,12 @@ impl Fs {
             }
             page = next;
         }
-        // The end of the file is a hole.
+        // The end of the file counts as a hole.
         if data { Err(ENXIO) } else { Ok(size) }
     }
 
-    /// Returns whether a page is data, and the first page after it that has to be checked again. A page that has no data on
-    /// the device (hole, reserved, preallocated) is data if the cache has newer bytes.
+    /// Returns whether a page is data, and the first page after it that has to be checked again. A page without data on the
+    /// device (hole, reserved, preallocated) is data if the cache has newer bytes.
     fn segment(&self, file: &File, page: u64, end: u64) -> (bool, u64) {
         if let Some(until) = file.data_from(page) {
             return (true, until.min(end));
@@ -167,7 +168,7 @@ impl Fs {
         if dirty == Some(page) {
             return (true, page + 1);
         }
-        // Checks the map again: the page may have been dirty before and written back since.
+        // Checks the map again: the page may have been dirty at the first check and written back since.
         if let Some(until) = file.data_from(page) {
             return (true, until.min(end));
         }

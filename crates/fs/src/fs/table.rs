@@ -1,8 +1,7 @@
-//! The inodes in memory, and how often the kernel was told of each.
+//! The inodes in memory, and the number of references that the kernel has to each.
 //!
-//! The two are apart so that an inode can leave memory while the kernel still knows its number.
-//! Clean inodes beyond the limit are dropped by CLOCK: a hand goes round each shard, an inode that was
-//! used since the hand last passed stays.
+//! The two are separate, so that an inode can leave memory while the kernel still knows its number. The table drops clean
+//! inodes beyond the limit by CLOCK: a hand goes round each shard, and an inode that was used since the hand last passed stays.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -17,16 +16,16 @@ use crate::error::Result;
 use crate::types::Ino;
 
 const SHARDS: usize = 64;
-/// Inodes that the hand looks at for each one that comes in, at most: bounds the work of an operation.
+/// Largest number of inodes that the hand passes for each inode added. Bounds the work of one operation.
 const HAND_STEPS: usize = 4;
 
-/// Inode numbers are dense and ours, so one multiplication spreads them well enough.
+/// Hashes inode numbers. They are dense and assigned by this filesystem, so one multiplication spreads them well enough.
 #[derive(Default)]
 pub struct InoHasher(u64);
 
 impl Hasher for InoHasher {
     fn finish(&self) -> u64 {
-        // All numbers of a shard end in the same bits: bring the mixed ones down.
+        // All numbers of a shard end in the same bits, so the mixed high bits are moved down.
         self.0 ^ (self.0 >> 32)
     }
     fn write(&mut self, bytes: &[u8]) {
@@ -39,7 +38,7 @@ impl Hasher for InoHasher {
     }
 }
 
-/// A map by inode number.
+/// A map with inode numbers as keys.
 pub type InoMap<V> = HashMap<Ino, V, BuildHasherDefault<InoHasher>>;
 
 #[derive(Default)]
@@ -48,18 +47,18 @@ struct Shard {
     hand: VecDeque<Ino>,
 }
 
-/// The table.
+/// The table of inodes.
 pub struct Table {
     shards: Vec<Mutex<Shard>>,
-    /// References of the kernel.
+    /// The kernel's references by inode.
     lookups: Vec<Mutex<InoMap<u64>>>,
     limit_per_shard: usize,
-    /// The last durable batch: an inode of a later one must stay.
+    /// The last durable batch. An inode that a later batch included must stay.
     durable: AtomicU64,
 }
 
 impl Table {
-    /// A table that keeps about `limit` clean inodes.
+    /// Creates a table that keeps about `limit` clean inodes.
     pub fn new(limit: usize) -> Table {
         Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -69,8 +68,8 @@ impl Table {
         }
     }
 
-    /// The inode, through `load` when it is not in memory. `load` runs under the shard's lock: two
-    /// loads of one inode, the older of which wins, would bring back what was changed in between.
+    /// Returns the inode, and calls `load` if it is not in memory. `load` runs under the shard's lock. Without the lock two
+    /// threads could load one inode, and the older state could replace later changes.
     pub fn get_or_load(
         &self,
         ino: Ino,
@@ -88,12 +87,12 @@ impl Table {
         Ok(inode)
     }
 
-    /// The inode if it is in memory.
+    /// Returns the inode if it is in memory.
     pub fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
         self.shards[shard_of(ino)].lock().inodes.get(&ino).cloned()
     }
 
-    /// Adds one that was just made.
+    /// Adds an inode that was just created.
     pub fn insert(&self, inode: Arc<Inode>) {
         let mut shard = self.shards[shard_of(inode.ino)].lock();
         self.add(&mut shard, inode);
@@ -106,7 +105,7 @@ impl Table {
             shard.hand.push_back(ino);
         }
         if shard.hand.len() > 2 * shard.inodes.len() + 64 {
-            // Most of what the hand would pass was removed.
+            // More than half of the hand's entries are of removed inodes.
             shard.hand = shard.inodes.keys().copied().collect();
         }
         for _ in 0..HAND_STEPS {
@@ -134,7 +133,7 @@ impl Table {
         }
     }
 
-    /// Whether nothing would be lost. Only the table can hand out more references, and its shard is
+    /// Returns whether the inode can be dropped without losing state. New references come only from the table, whose shard is
     /// locked, so a count of one stays one.
     fn may_go(&self, inode: &Arc<Inode>) -> bool {
         let Some(file) = inode.file.try_lock() else {
@@ -154,16 +153,16 @@ impl Table {
                 .is_none_or(|file| Arc::strong_count(file) == 1 && file.is_forgettable())
     }
 
-    /// Every batch up to this one is durable.
+    /// Records that every batch up to `seq` is durable.
     pub fn set_durable(&self, seq: u64) {
         self.durable.store(seq, Ordering::Release);
     }
 
-    /// Drops inodes beyond the limit that may go: after a batch made many clean.
+    /// Drops clean inodes beyond the limit. Called after a batch made many inodes clean.
     pub fn trim(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
-            // Twice round: the first round only takes the mark off.
+            // Goes round twice, because the first round only clears the reference marks.
             let mut steps = shard.hand.len() * 2;
             while shard.inodes.len() > self.limit_per_shard && steps > 0 {
                 self.step(&mut shard);
@@ -172,7 +171,7 @@ impl Table {
         }
     }
 
-    /// Removes an inode that is no more.
+    /// Removes an inode that has been removed from the filesystem.
     pub fn remove(&self, ino: Ino) {
         let removed = self.shards[shard_of(ino)].lock().inodes.remove(&ino);
         if let Some(inode) = removed {
@@ -180,7 +179,7 @@ impl Table {
         }
     }
 
-    /// Drops everything, so that the cycles between inodes and files are gone.
+    /// Drops all inodes, which ends the cycles between inodes and files.
     pub fn clear(&self) {
         for shard in &self.shards {
             let shard = std::mem::take(&mut *shard.lock());
@@ -190,7 +189,7 @@ impl Table {
         }
     }
 
-    /// What `pick` gives for each inode in memory.
+    /// Returns the results of `pick` for all inodes in memory.
     pub fn collect<T>(&self, pick: impl Fn(&Arc<Inode>) -> Option<T>) -> Vec<T> {
         let mut picked = Vec::new();
         for shard in &self.shards {
@@ -199,17 +198,17 @@ impl Table {
         picked
     }
 
-    /// Inodes in memory.
+    /// Returns the number of inodes in memory.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|s| s.lock().inodes.len()).sum()
     }
 
-    /// The kernel was told of the inode once more.
+    /// Counts one more reference of the kernel to the inode.
     pub fn count_lookup(&self, ino: Ino) {
         *self.lookups[shard_of(ino)].lock().entry(ino).or_insert(0) += 1;
     }
 
-    /// The kernel forgot `n` of them; gives whether it knows the inode no more.
+    /// Subtracts `n` references of the kernel. Returns whether the kernel has none left.
     pub fn forget(&self, ino: Ino, n: u64) -> bool {
         let mut lookups = self.lookups[shard_of(ino)].lock();
         let Entry::Occupied(mut count) = lookups.entry(ino) else {
@@ -223,7 +222,7 @@ impl Table {
         gone
     }
 
-    /// Whether the kernel knows the inode.
+    /// Returns whether the kernel knows the inode.
     pub fn is_known(&self, ino: Ino) -> bool {
         self.lookups[shard_of(ino)].lock().contains_key(&ino)
     }

@@ -1,21 +1,21 @@
-//! Taking pages out of a file: truncate and punch. Zeroing a range.
+//! Takes pages out of a file (truncate, punch) and zeroes ranges.
 //!
-//! While it runs, `hold` keeps batches from writing the file's size and extents, so the store goes from
-//! the state before to the state after. The order:
+//! Meanwhile `hold` keeps batches from writing the file's size and extents, so the store changes directly from the state before
+//! to the state after. The steps:
 //!
-//! 1. `exclusive`: nobody reserves space for the file
-//! 2. the size is set; pages leave the extent map: reads from now on return zeros
-//! 3. the cache drops these pages and waits for their transfers; then no transfer to their blocks is in flight.
-//!    If the evictor chose a page before 2 and placed it after 2, the page is in the extent map again: 2 and 3
-//!    are repeated until there is no such page
-//! 4. the rest of partial pages is zeroed in the cache
-//! 5. blocks the store never heard of go back at once; those it knows become free with the batch that
-//!    tells it so
+//! 1. Take `exclusive`, so that no thread reserves space for the file.
+//! 2. Set the size and remove pages from the extent map. Reads now return zeros.
+//! 3. The cache drops these pages and waits for their transfers. Afterwards no transfer to their blocks is in flight. If the
+//!    evictor chose a page before step 2 and placed it after step 2, the page is in the extent map again. Steps 2 and 3 are
+//!    repeated until no such page exists.
+//! 4. Zero the rest of partial pages in the cache.
+//! 5. Free the blocks that the store does not have. The other blocks become free with the batch that removes their extents from
+//!    the store.
 //!
-//! If blocks were freed before 3, a write-back in flight could overwrite a block of another file.
+//! If blocks were freed before step 3, a write-back in flight could overwrite a block of another file.
 //!
-//! Zeroing a range takes the same steps, but pages become unwritten in 2 and keep their blocks: it needs no space for pages
-//! that have some.
+//! Zeroing a range takes the same steps, but in step 2 pages become unwritten and keep their blocks. It needs no space for
+//! pages that have blocks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use super::runs::Run;
 use super::times::now_ns;
 use crate::error::Result;
 
-/// Keeps batches from the file's extents.
+/// Keeps batches from writing the file's size and extents.
 struct Hold<'a> {
     file: &'a Arc<File>,
 }
@@ -45,7 +45,7 @@ impl<'a> Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        // Before batches include the file again, which is only half truncated.
+        // Must come before batches include the file again, because the file is only half truncated.
         self.file.core.commits.fail_if_panicking();
         self.file.hold.fetch_sub(1, Ordering::AcqRel);
         self.file.core.mark_dirty(&self.file.inode);
@@ -83,7 +83,7 @@ impl Fs {
             file.note_replacing();
         }
         if size >= old {
-            // Space allocated beyond the old end stays, as zeros.
+            // Space that is allocated beyond the old end stays, and reads as zeros.
             return Ok(());
         }
         self.take_out(file, size.div_ceil(PAGE_BYTES)..end_page)?;
@@ -93,11 +93,12 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes back the space that was promised beyond the end of the file for writes that did not come, unless `is_needed`. Keeps
-    /// writers out for that long; what was preallocated stays.
+    /// Releases the space that was reserved beyond the end of the file for writes that did not come, unless `is_needed` returns
+    /// true. Locks writers out meanwhile. Keeps preallocated space.
     ///
-    /// A client that writes inline may have bytes beyond the end that the file does not know of yet. `is_needed` has to say so. A
-    /// client that starts to write inline after `is_needed` was called, and waits by `after_writings`, waits until the space was taken back.
+    /// A client that writes inline may have bytes beyond the end that the file does not know of yet. `is_needed` must return
+    /// true then. If a client begins to write inline after the call of `is_needed`, and waits with `after_writings`, it waits
+    /// until the space is released.
     pub fn release_promises(
         &self,
         file: &Arc<File>,
@@ -122,7 +123,7 @@ impl Fs {
         let promised: Vec<Range<u64>> = {
             let map = file.map.read();
             let runs = map.extents.from(end);
-            // Also when blocks were found for it, with those of pages before it.
+            // Includes pages that got blocks when the pages before them were placed.
             let unwritten = |state| {
                 matches!(
                     state,
@@ -143,8 +144,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Zeroes everything beyond the end of the file, after a program died in a write that would have extended it. Locks
-    /// the daemon's writers out meanwhile. Keeps preallocated space.
+    /// Zeroes all bytes beyond the end of the file, after a program died in a write that would have extended it. Locks the
+    /// daemon's writers out meanwhile. Keeps preallocated space.
     pub fn clear_behind_end(&self, file: &Arc<File>) -> Result<()> {
         file.shut_writers_out();
         let result = self.clear_behind_end_alone(file);
@@ -166,7 +167,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Returns the first pages from `from` on that may hold bytes, in the cache or on the device.
+    /// Returns the first range of pages at or after `from` that may hold bytes, in the cache or on the device.
     fn written_behind(&self, file: &Arc<File>, from: u64) -> Option<Range<u64>> {
         let dirty = file.first_dirty(from);
         let map = file.map.read();
@@ -182,14 +183,14 @@ impl Fs {
         None
     }
 
-    /// Makes a range read as zeros and gives its whole pages' space back. `exclusive` is held.
+    /// Makes a range read as zeros, and frees the space of its whole pages. The caller holds `exclusive`.
     pub(super) fn punch(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
         self.zero_ends(file, bytes, |whole| {
             self.take_out(file, whole.start..whole.end.min(file.end_page()))
         })
     }
 
-    /// Makes a range without holes read as zeros. Its pages keep their space. `exclusive` is held.
+    /// Makes a range without holes read as zeros. Its pages keep their space. The caller holds `exclusive`.
     pub(super) fn zero(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
         self.zero_ends(file, bytes, |whole| self.unwrite(file, whole))
     }
@@ -211,7 +212,7 @@ impl Fs {
         self.zero_bytes(file, whole.end * PAGE_BYTES..bytes.end)
     }
 
-    /// Steps 2, 3 and 5 for whole pages. A `Hold` is there.
+    /// Does steps 2, 3 and 5 for whole pages. The caller has a `Hold`.
     fn take_out(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
         let allocator = &self.core.allocator;
         let removed = self.change_whole(file, &pages, |map| {
@@ -223,7 +224,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Does steps 2, 3 and 5 for whole pages that keep their blocks. A `Hold` is there.
+    /// Does steps 2, 3 and 5 for whole pages that keep their blocks. The caller has a `Hold`.
     fn unwrite(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
         let allocator = &self.core.allocator;
         let before = self.change_whole(file, &pages, |map| {
@@ -233,8 +234,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Steps 2 and 3: has `change` change the map, and the cache drop the pages, until no transfer has changed the map meanwhile. Returns
-    /// the runs that `change` has returned.
+    /// Does steps 2 and 3: `change` changes the map and the cache drops the pages, repeatedly until no transfer has changed the
+    /// map meanwhile. Returns the runs that `change` returned.
     fn change_whole(
         &self,
         file: &Arc<File>,
@@ -259,7 +260,7 @@ impl Fs {
         Ok(before)
     }
 
-    /// Zeroes bytes within one page, if it holds anything but zeros.
+    /// Zeroes bytes within one page, unless the page reads as zeros.
     fn zero_bytes(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -276,8 +277,8 @@ impl Fs {
         let is_needed = match holds_data() {
             None => false,
             Some(true) => true,
-            // Reserved or preallocated: the page holds bytes only if the cache has newer ones, or had them and has written them
-            // back since.
+            // The page is reserved or preallocated. It holds bytes only if the cache has newer ones, or has written newer ones
+            // back meanwhile.
             Some(false) => {
                 cache.first_dirty(file.ino(), page) == Some(page) || holds_data() == Some(true)
             }
