@@ -21,7 +21,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::bits::Bits;
 use self::lend::Loans;
-pub use self::lend::{Loan, Recall, Wanted};
+pub use self::lend::{Loan, LoanRequest, Recall};
 use crate::error::{Error, Result};
 use crate::store::StoreRef;
 use crate::types::SliceId;

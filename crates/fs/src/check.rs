@@ -1,8 +1,8 @@
-//! Checking a volume, and repairing what can be repaired.
+//! Checks a volume, and repairs it where possible.
 //!
-//! A check works on a copy-on-write view in memory, so that it writes nothing, not even the recovery
-//! of a store whose last writer died. A repair checks first, then changes rows in passes: what one
-//! pass removes shows as a wrong count in the next, until nothing is found any more.
+//! A check works on a copy-on-write view in memory, so that it writes nothing, not even the recovery of a store whose last
+//! writer died. A repair checks first and then changes rows in passes. Rows that one pass removes make counts wrong, which the
+//! next pass finds. The repair ends when a pass finds nothing.
 
 mod names;
 mod space;
@@ -25,65 +25,65 @@ use crate::volume::overlay::Overlay;
 use crate::volume::superblocks::{Superblocks, read_copies};
 use crate::volume::{OpenMode, Volume, VolumeError, format};
 
-/// How to check.
+/// Options of a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CheckOptions {
-    /// Repair what can be repaired, then check again.
+    /// Repairs the volume where possible, and checks again.
     pub repair: bool,
     /// Checks the volume even if another machine has not unmounted it (`OpenMode::force`).
     pub force: bool,
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Nothing is wrong.
     Info,
-    /// Space that belongs to nothing: harmless but lost.
+    /// Space that belongs to nothing. It is lost, but does no harm.
     Leak,
     /// The volume contradicts itself.
     Damage,
 }
 
-/// Something that a check found.
+/// A result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad.
+    /// Severity.
     pub severity: Severity,
-    /// What and where.
+    /// Description, with the place.
     pub text: String,
 }
 
-/// What a check found.
+/// All results of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// In the order found; after a repair, what is left.
+    /// The findings in order. After a repair, the remaining ones.
     pub findings: Vec<Finding>,
-    /// What a repair changed: the findings that it was for.
+    /// The findings that a repair has put right.
     pub repaired: Vec<Finding>,
-    /// Directories.
+    /// Number of directories.
     pub directories: u64,
-    /// Other inodes.
+    /// Number of other inodes.
     pub files: u64,
-    /// Bytes of the slices that extents use.
+    /// Bytes of the slices used by extents.
     pub used_bytes: u64,
-    /// Bytes of the slices and of the first device that metadata uses.
+    /// Bytes of the slices and of the first device used by metadata.
     pub metadata_bytes: u64,
 }
 
 impl Report {
-    /// Nothing is wrong (any more).
+    /// Returns whether nothing is wrong, after a repair if one was requested.
     pub fn is_sound(&self) -> bool {
         self.findings.iter().all(|f| f.severity == Severity::Info)
     }
 }
 
-/// Most passes of a repair; each removes at least one finding or is the last.
+/// Largest number of passes of a repair. Each pass removes at least one finding or is the last.
 const PASSES_MAX: usize = 8;
-/// Findings that are kept; a volume full of damage need not fill memory with messages.
+/// Largest number of findings kept, so that messages about a badly damaged volume do not fill memory.
 const FINDINGS_MAX: usize = 10_000;
 
-/// What one pass over the store finds, and the rows that would put it right.
+/// The findings of one pass over the store, and the rows that would put them right.
 struct Pass<'v> {
     volume: &'v Volume,
     report: Report,
@@ -93,18 +93,18 @@ struct Pass<'v> {
     lost_and_found: Option<Ino>,
 }
 
-/// An inode and what points at it.
+/// An inode, and the entries that refer to it.
 struct Seen {
     record: InodeRecord,
-    /// Entries that name it.
+    /// Number of entries that name the inode.
     names: u64,
-    /// Directories: entries in it, and how many of them are directories.
+    /// Number of entries in a directory, and of directories among them.
     entries: u64,
     subdirectories: u64,
-    /// A name leads from the root to it.
+    /// A path leads from the root to the inode.
     reachable: bool,
     orphan: bool,
-    /// Directories: the key of the entry that names it.
+    /// Key of the entry that names a directory.
     name_key: Option<Box<[u8]>>,
 }
 
@@ -122,9 +122,8 @@ impl Pass<'_> {
     }
 }
 
-/// Checks the volume whose first device is at `path`. Errors: what keeps a volume from being opened at
-/// all (missing, truncated, of another volume, mounted) and failures of devices; everything else
-/// is in the report.
+/// Checks the volume whose first device is at `path`. Fails if the volume cannot be opened at all (missing, truncated, of
+/// another volume, mounted) or a device fails. The report has all other results.
 pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> {
     check_among(path, &[], options)
 }
@@ -176,17 +175,16 @@ pub fn check_devices(
     repaired.retain(|f| f.severity != Severity::Info);
     repair(&devices, &mut repaired)?;
     let mut report = look(&devices)?;
-    // What is still there was not repaired.
+    // Findings that are still there were not repaired.
     repaired.retain(|f| !report.findings.contains(f));
     report.repaired = repaired;
     Ok(report)
 }
 
-/// In the text of findings that no repair can help.
+/// Part of the text of findings that no repair can put right.
 const BEYOND_REPAIR: &str = "restore the volume from a backup";
 
-/// Checks the label of the first device; true when it is damaged. With `repair` it is written again
-/// from the superblock.
+/// Checks the label of the first device. Returns whether it is damaged. With `repair` writes it again from the superblock.
 fn check_label(
     path: &Path,
     repair: bool,
@@ -215,7 +213,7 @@ fn check_label(
     Ok(true)
 }
 
-/// One check over a view that swallows writes.
+/// Runs one check over a view that keeps writes in memory.
 fn look(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let copies = read_copies(&*devices[0])?;
     let views = devices.iter().map(|d| Overlay::over(d.clone())).collect();
@@ -239,7 +237,7 @@ fn look(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let region = Region::new(volume.devices().to_vec(), volume.superblocks().clone());
     match Store::verify(&region) {
         Ok(true) => {}
-        // The recovery that an unclean end asks for counts as a change.
+        // After an unclean end a recovery is expected, and is not a finding.
         Ok(false) if volume.is_dirty() => {}
         Ok(false) => find(Severity::Leak, "the metadata store needed recovery".into()),
         Err(Error::Io(error)) => return Err(error.into()),
@@ -274,7 +272,7 @@ fn open_store(volume: &Volume) -> Result<StoreRef, Error> {
     volume.open_store_only(64 << 20)
 }
 
-/// Everything that is wrong in the store, with the rows that would put it right.
+/// Finds everything that is wrong in the store, and the rows that would put it right.
 fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
     let report = Report {
         metadata_bytes: volume
@@ -312,11 +310,11 @@ fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
     Ok((pass.report, pass.fixes))
 }
 
-/// Changes the volume until nothing is found, or nothing helps.
+/// Changes the volume until a pass finds nothing or cannot improve it.
 fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<(), VolumeError> {
     let volume = Volume::open_from_devices(devices.to_vec(), OpenMode::WRITE)?;
     volume.mark_dirty()?;
-    // Writes the other copy of the superblock too, so that both are whole again.
+    // Also writes the other copy of the superblock, so that both are valid again.
     volume.superblocks().update(|_| {})?;
     for _ in 0..PASSES_MAX {
         let store = open_store(&volume)?;
@@ -327,8 +325,8 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
             }
         }
         if fixes.is_empty() {
-            // Growth of the region by these commits took what bitmaps had free; an allocator that
-            // opens proves that the counts agree.
+            // These commits may have grown the region into blocks that the bitmaps show as free. Opening an allocator proves
+            // that the counts agree.
             let allocator = Allocator::of_volume(&store, &volume)?;
             drop(allocator);
             break;

@@ -1,4 +1,4 @@
-//! A volume: its devices, its superblock, its slices' ranges and its metadata region.
+//! A volume: its devices, its superblock, the ranges of its slices and its metadata region.
 
 pub mod error;
 mod find;
@@ -37,7 +37,7 @@ use crate::types::SliceId;
 pub struct DeviceRun {
     /// Index in `Volume::devices`.
     pub device: u16,
-    /// Where.
+    /// First byte of the range.
     pub offset_bytes: u64,
     /// Length in blocks.
     pub blocks: u32,
@@ -46,9 +46,9 @@ pub struct DeviceRun {
 /// A slice of the volume.
 #[derive(Clone, Debug)]
 pub struct Slice {
-    /// Its index.
+    /// Index of the slice.
     pub id: SliceId,
-    /// Node of the device that it is on, as far as known when the volume was formatted: a hint.
+    /// Node of the slice's device, if it was known when the volume was formatted. Only a hint.
     pub node: Option<u32>,
     /// Capacity in blocks.
     pub blocks: u64,
@@ -56,12 +56,12 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Index of the device that holds the slice's first block.
+    /// Returns the index of the device that holds the slice's first block.
     pub fn device(&self) -> u16 {
         self.regions.first().map_or(0, |r| r.device)
     }
 
-    /// Where it is, in order.
+    /// Returns the locations of the slice, in order.
     pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
         self.regions.iter().copied()
     }
@@ -78,7 +78,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// A volume of devices whose superblock was read and whose labels were checked.
+    /// Creates a volume from devices whose superblock was read and whose labels were checked.
     fn assemble(
         devices: Vec<Arc<dyn Device>>,
         superblocks: Superblocks,
@@ -96,33 +96,33 @@ impl Volume {
         }
     }
 
-    /// The devices, by index.
+    /// Returns the devices, by index.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
     }
 
-    /// The slices, by id.
+    /// Returns the slices, by id.
     pub fn slices(&self) -> &[Slice] {
         &self.slices
     }
 
-    /// The superblock.
+    /// Returns the superblock.
     pub fn superblocks(&self) -> &Arc<Superblocks> {
         &self.superblocks
     }
 
-    /// Identifies the volume.
+    /// Returns the identity of the volume.
     pub fn uuid(&self) -> [u8; 16] {
         self.uuid
     }
 
-    /// Whether it was opened for reading only.
+    /// Returns whether the volume was opened read-only.
     pub fn read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Where blocks of a slice are: the longest contiguous range that starts at `block`, at most
-    /// `count` blocks. `None` when the block is beyond the slice.
+    /// Returns the longest contiguous range of blocks of a slice that starts at `block`, at most `count` blocks. Returns `None`
+    /// if the block is beyond the slice.
     pub fn translate(&self, slice: SliceId, block: u64, count: u32) -> Option<DeviceRun> {
         let regions = &self.slices.get(usize::from(slice))?.regions;
         let index = regions.partition_point(|r| r.slice_first + r.blocks <= block);
@@ -135,7 +135,7 @@ impl Volume {
         })
     }
 
-    /// The contiguous ranges that hold `blocks`, in order. Ends early where the slice ends.
+    /// Returns the contiguous ranges that hold `blocks`, in order. Ends early at the end of the slice.
     pub fn runs(&self, blocks: Blocks) -> impl Iterator<Item = DeviceRun> + '_ {
         let end = blocks.first + u64::from(blocks.count);
         let mut at = blocks.first;
@@ -149,8 +149,8 @@ impl Volume {
         })
     }
 
-    /// Hash of a name: 63 bits, at least 16 (lower ones are for "." and ".."), different on every volume, so that nobody can prepare
-    /// names that collide.
+    /// Returns the hash of a name. It has 63 bits and is at least 16 (lower values are for "." and ".."). The same name has a
+    /// different hash on every volume, so that a user cannot prepare names that collide.
     pub fn hash_name(&self, name: &[u8]) -> u64 {
         let hash = SipHasher24::new_with_key(&self.hash_seed).hash(name) >> 1;
         hash.max(16)
@@ -162,27 +162,27 @@ impl Volume {
         self.superblocks.set_dirty(true)
     }
 
-    /// Marks it as cleanly unmounted, durably.
+    /// Durably marks the volume as cleanly unmounted.
     pub fn mark_clean(&self) -> std::result::Result<(), IoError> {
         self.superblocks.set_dirty(false)
     }
 
-    /// Whether it is mounted or was not cleanly unmounted.
+    /// Returns whether the volume is mounted or was not cleanly unmounted.
     pub fn is_dirty(&self) -> bool {
         self.superblocks.is_dirty()
     }
 
-    /// Opens the metadata store and the allocator over it. `cache_bytes`: memory for the store.
+    /// Opens the metadata store, with `cache_bytes` of memory, and the allocator over it.
     pub fn open_store(&self, cache_bytes: usize) -> Result<(StoreRef, Arc<Allocator>)> {
         let store = self.open_store_only(cache_bytes)?;
         let allocator = Allocator::of_volume(&store, self)?;
         Ok((store, allocator))
     }
 
-    /// The store without an allocator, for who cannot trust the bitmaps. Its region does not grow.
+    /// Opens the store without an allocator, for callers that cannot trust the bitmaps. The metadata region does not grow then.
     pub(crate) fn open_store_only(&self, cache_bytes: usize) -> Result<StoreRef> {
         let region = if self.read_only {
-            // redb writes when it is opened, the more so after a crash: that stays in memory.
+            // redb writes when it is opened, and more so after a crash. The overlay keeps these writes in memory.
             let views: Vec<_> = self
                 .devices
                 .iter()

@@ -288,7 +288,7 @@ fn with_a_gap(mount: &Mount) -> Arc<File> {
 }
 
 #[test]
-fn a_gap_for_which_space_was_promised_does_not_keep_what_is_behind_it_from_being_durable() {
+fn a_gap_with_reserved_space_does_not_delay_durability_of_the_pages_after_it() {
     let mut mount = Mount::new(64 << 20);
     let file = with_a_gap(&mount);
     write_back(&mount, &file);
@@ -305,7 +305,7 @@ fn a_gap_for_which_space_was_promised_does_not_keep_what_is_behind_it_from_being
 }
 
 #[test]
-fn a_gap_for_which_space_was_promised_is_a_hole() {
+fn a_gap_with_reserved_space_is_a_hole() {
     let mount = Mount::new(64 << 20);
     let file = with_a_gap(&mount);
     for is_written_back in [false, true] {
@@ -398,7 +398,7 @@ fn change_between_choice_and_place(
 }
 
 #[test]
-fn what_was_chosen_for_write_back_before_it_was_cut_off_does_not_come_back() {
+fn pages_chosen_for_write_back_before_a_truncation_do_not_come_back() {
     for overwritten in [false, true] {
         let mut mount = Mount::busy(64 << 20);
         let (ino, file) = mount.create("f");
@@ -423,7 +423,7 @@ fn what_was_chosen_for_write_back_before_it_was_cut_off_does_not_come_back() {
 }
 
 #[test]
-fn what_was_chosen_for_write_back_before_it_was_punched_does_not_come_back() {
+fn pages_chosen_for_write_back_before_a_punch_do_not_come_back() {
     for overwritten in [false, true] {
         let mut mount = Mount::busy(64 << 20);
         let (ino, file) = mount.create("f");
@@ -447,7 +447,7 @@ fn what_was_chosen_for_write_back_before_it_was_punched_does_not_come_back() {
 }
 
 #[test]
-fn the_rest_of_a_page_that_is_written_back_while_it_is_cut_is_zeros() {
+fn a_page_written_back_during_a_truncation_ends_in_zeros() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     mount.write(&file, 0, &pattern(1, PAGE as usize));
@@ -477,7 +477,7 @@ fn the_rest_of_a_page_that_is_written_back_while_it_is_cut_is_zeros() {
 }
 
 #[test]
-fn an_fsync_makes_the_size_durable_though_the_file_is_punched_and_written_to_meanwhile() {
+fn an_fsync_makes_the_size_durable_despite_concurrent_punches_and_writes() {
     let mut mount = Mount::new(64 << 20);
     mount.remount();
     let (_, file) = mount.create("f");
@@ -502,7 +502,7 @@ fn an_fsync_makes_the_size_durable_though_the_file_is_punched_and_written_to_mea
 }
 
 #[test]
-fn an_fsync_says_nothing_of_what_was_written_after_a_truncation_that_came_meanwhile() {
+fn an_fsync_does_not_cover_bytes_written_after_a_concurrent_truncation() {
     let mut mount = Mount::new(64 << 20);
     mount.remount();
     let (_, file) = mount.create("f");
@@ -535,7 +535,7 @@ fn an_fsync_says_nothing_of_what_was_written_after_a_truncation_that_came_meanwh
 }
 
 #[test]
-fn what_was_synced_beside_truncations_survives_a_power_cut() {
+fn synced_pages_survive_a_power_cut_despite_concurrent_truncations() {
     let mut mount = Mount::new(64 << 20);
     mount.create("f");
     mount.commit();
@@ -615,7 +615,7 @@ fn an_appended_file_is_a_prefix_after_a_power_cut_at_any_moment() {
 }
 
 #[test]
-fn what_a_truncation_cut_off_never_comes_back() {
+fn bytes_removed_by_a_truncation_never_come_back() {
     for seed in 0..4 {
         let mut mount = Mount::new(64 << 20);
         let (_, file) = mount.create("f");
@@ -657,7 +657,7 @@ fn an_append_that_was_lost_does_not_show_when_the_file_grows() {
 }
 
 #[test]
-fn removed_files_give_all_their_space_back() {
+fn removed_files_free_all_their_space() {
     let mut mount = Mount::new(64 << 20);
     mount.commit();
     let before = mount.free();
@@ -686,7 +686,7 @@ fn removed_files_give_all_their_space_back() {
 }
 
 #[test]
-fn a_full_volume_says_so_and_works_again_after_a_removal() {
+fn a_full_volume_fails_with_enospc_and_works_again_after_a_removal() {
     let mount = Mount::new(24 << 20);
     let (_, file) = mount.create("big");
     let chunk = pattern(4, 1 << 20);
@@ -746,7 +746,7 @@ fn a_write_waits_for_space_on_the_volume_and_not_for_space_on_the_host() {
 }
 
 #[test]
-fn holes_are_made_found_and_read_as_zeros() {
+fn holes_can_be_created_and_found_and_read_as_zeros() {
     let mut mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     let fs = mount.fs().clone();
@@ -777,7 +777,7 @@ fn holes_are_made_found_and_read_as_zeros() {
 }
 
 #[test]
-fn a_range_that_there_is_no_space_for_is_not_zeroed_either() {
+fn a_range_without_space_for_its_holes_is_not_zeroed() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     let data = pattern(5, 40_000);
@@ -824,7 +824,7 @@ fn a_range_is_zeroed_in_the_space_that_it_has() {
 }
 
 #[test]
-fn a_file_that_was_moved_is_all_in_its_new_slice() {
+fn a_moved_file_is_entirely_in_its_new_slice() {
     let mut mount = Mount::new(64 << 20);
     let (ino, file) = mount.create("f");
     let data = pattern(6, 3_000_000);
@@ -851,7 +851,7 @@ fn a_file_that_was_moved_is_all_in_its_new_slice() {
 }
 
 #[test]
-fn a_file_is_moved_with_pages_behind_the_end_that_is_known() {
+fn a_file_is_moved_with_pages_after_its_known_end() {
     let mut mount = Mount::new(64 << 20);
     let (ino, file) = mount.create("f");
     let data = pattern(7, 500_000);
@@ -872,7 +872,7 @@ fn a_file_is_moved_with_pages_behind_the_end_that_is_known() {
 }
 
 #[test]
-fn space_that_was_promised_follows_a_moved_file_and_comes_back() {
+fn reserved_space_follows_a_moved_file_and_is_freed() {
     let mount = Mount::new(64 << 20);
     let (ino, file) = mount.create("f");
     let free = mount.free();
@@ -892,7 +892,7 @@ fn space_that_was_promised_follows_a_moved_file_and_comes_back() {
 }
 
 #[test]
-fn who_begins_to_write_inline_waits_until_promised_space_was_taken_back() {
+fn a_new_inline_writer_waits_until_reserved_space_is_released() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
@@ -950,7 +950,7 @@ fn exchanging_names_leaves_the_old_or_the_new_contents_of_both() {
 }
 
 #[test]
-fn contents_that_replace_others_by_a_truncation_go_to_the_device_at_the_close() {
+fn replaced_contents_of_a_truncated_file_are_written_back_at_the_close() {
     for seed in 0..4 {
         let mut mount = Mount::new(64 << 20);
         let (ino, old) = mount.create("f");
@@ -976,7 +976,7 @@ fn contents_that_replace_others_by_a_truncation_go_to_the_device_at_the_close() 
 }
 
 #[test]
-fn new_contents_that_are_only_in_memory_do_not_show_as_zeros_within_the_old_size() {
+fn contents_that_are_only_in_memory_do_not_become_zeros_within_the_old_size() {
     let mut mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     mount.write(&file, 0, &pattern(1, 30_000));
@@ -1075,7 +1075,7 @@ fn contents_agree_with_a_model_while_write_back_and_commits_go_on() {
 }
 
 #[test]
-fn how_threads_follow_is_inherited_when_something_is_made_and_survives_a_remount() {
+fn the_migration_setting_is_inherited_by_new_inodes_and_survives_a_remount() {
     use jericho_format::threads::ThreadPolicy::{Always, Never};
     let mut mount = Mount::new(64 << 20);
     let fs = mount.fs().clone();
@@ -1108,7 +1108,7 @@ fn how_threads_follow_is_inherited_when_something_is_made_and_survives_a_remount
 }
 
 #[test]
-fn who_waits_for_writers_waits_for_those_that_are_there_and_no_others() {
+fn a_wait_for_writers_covers_the_current_ones_and_no_others() {
     let mut mount = Mount::new(64 << 20);
     let (_, file) = mount.create("file");
     let calls = Arc::new(Mutex::new(vec![]));

@@ -186,7 +186,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn what_was_removed_is_discarded_by_itself_and_nothing_else_is() {
+fn only_removed_blocks_are_discarded_without_a_request() {
     let device = Arc::new(formatted(64 * MIB));
     let mount = Mount::of(device.clone(), 1).unwrap();
     let kept = pattern(1, 5 * MIB);
@@ -212,7 +212,7 @@ fn what_was_removed_is_discarded_by_itself_and_nothing_else_is() {
 }
 
 #[test]
-fn what_is_left_is_discarded_at_the_end_of_the_mount() {
+fn remaining_freed_blocks_are_discarded_at_the_end_of_the_mount() {
     let device = Arc::new(formatted(64 * MIB));
     let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
     mount.put("gone", &pattern(2, 9 * MIB)).unwrap();
@@ -223,7 +223,7 @@ fn what_is_left_is_discarded_at_the_end_of_the_mount() {
 }
 
 #[test]
-fn a_trim_discards_all_that_is_free_and_its_parts_add_up() {
+fn a_trim_discards_all_free_blocks_and_its_parts_add_up() {
     let device = Arc::new(formatted(64 * MIB));
     let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
     let kept = pattern(1, 5 * MIB);
@@ -251,7 +251,7 @@ fn a_trim_discards_all_that_is_free_and_its_parts_add_up() {
 }
 
 #[test]
-fn a_device_that_refuses_once_is_not_asked_again_and_one_that_has_no_room_is() {
+fn a_device_that_refuses_a_discard_is_not_tried_again_and_one_without_room_is() {
     for (errno, is_asked_again) in [(95, false), (5, false), (28, true)] {
         let device = Arc::new(formatted(64 * MIB));
         let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
@@ -327,7 +327,7 @@ fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Re
 }
 
 #[test]
-fn a_write_that_needs_what_is_being_discarded_waits_and_is_not_told_that_there_is_no_space() {
+fn a_write_that_needs_blocks_being_discarded_waits_and_does_not_fail() {
     take_all_while_a_discard_is_under_way(|mount, file, bytes| {
         let fs = &mount.fs;
         fs.with_space(file, || fs.begin_write(file, 0, bytes))
@@ -335,7 +335,7 @@ fn a_write_that_needs_what_is_being_discarded_waits_and_is_not_told_that_there_i
 }
 
 #[test]
-fn an_fallocate_that_needs_what_is_being_discarded_waits_and_is_not_told_that_there_is_no_space() {
+fn an_fallocate_that_needs_blocks_being_discarded_waits_and_does_not_fail() {
     take_all_while_a_discard_is_under_way(|mount, file, bytes| {
         let fs = &mount.fs;
         fs.with_space(file, || fs.fallocate(file, 0, 0, bytes))
@@ -343,7 +343,7 @@ fn an_fallocate_that_needs_what_is_being_discarded_waits_and_is_not_told_that_th
 }
 
 #[test]
-fn the_end_of_the_mount_waits_for_no_file_that_is_being_moved() {
+fn the_end_of_the_mount_does_not_wait_for_a_move() {
     let device = Arc::new(formatted(64 * MIB));
     let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
     mount.put("moved", &pattern(1, MIB)).unwrap();
@@ -473,8 +473,7 @@ fn contents(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_power_cut_before_any_flush_costs_nothing_that_was_synced_though_all_that_is_free_was_discarded()
- {
+fn a_power_cut_before_any_flush_after_a_discard_of_all_free_blocks_keeps_synced_files() {
     let (device, greedy) = (Arc::new(formatted(16 * MIB)), Arc::new(Greedy::default()));
     let (flushed, before) = (Arc::downgrade(&device), greedy.clone());
     device.set_before(move |operation| {

@@ -136,7 +136,7 @@ fn sync(fs: &Fs) -> Result<()> {
 }
 
 #[test]
-fn whichever_operation_of_the_device_fails_the_volume_opens_with_all_that_was_synced() {
+fn after_a_failure_of_any_device_operation_the_volume_opens_with_all_synced_changes() {
     let mut nth = 1;
     loop {
         let device = formatted();

@@ -61,7 +61,7 @@ impl Policy for Defect {
 }
 
 #[test]
-fn after_a_panic_in_the_middle_of_an_operation_nothing_becomes_durable_until_the_next_mount() {
+fn after_a_panic_inside_an_operation_nothing_becomes_durable_until_the_next_mount() {
     let device = formatted();
     let fs = open(&device, Box::new(Defect));
     fs.mkdir(ROOT, b"before", 0o755, CALLER).unwrap();

@@ -94,7 +94,7 @@ fn work(device: &Arc<SimDevice>) -> (u64, Option<Error>) {
 }
 
 #[test]
-fn a_power_cut_at_any_moment_leaves_a_sound_volume_with_everything_acknowledged() {
+fn a_power_cut_at_any_moment_leaves_a_sound_volume_with_all_acknowledged_batches() {
     let made = Arc::new(SimDevice::new("sim", 24 << 20));
     let devices: Vec<Arc<dyn Device>> = vec![made.clone()];
     format_devices(&devices, &[], &FormatOptions::default()).unwrap();

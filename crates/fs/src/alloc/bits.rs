@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn only_freed_blocks_that_are_still_free_are_found_as_such() {
+    fn only_freed_blocks_that_are_still_free_are_found_as_freed() {
         let mut bits = Bits::new(vec![0; 4].into());
         assert_eq!(bits.take(150, 1), Some((0, 150)));
         assert_eq!(bits.free_run(0, true, 1), None);

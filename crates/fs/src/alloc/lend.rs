@@ -48,7 +48,7 @@ struct State {
 
 /// The free blocks to lend, all in one container.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct LoanRequest {
     /// Slice of the container.
     pub slice: SliceId,
     /// Index of the container in the slice.
@@ -118,9 +118,9 @@ impl Allocator {
         self.loans.changed.notify_all();
     }
 
-    /// Lends the first range that matches `wanted`. Waits while a `Recall` exists. Reads the store when the container is
+    /// Lends the first range that matches `request`. Waits while a `Recall` exists. Reads the store when the container is
     /// used for the first time.
-    pub fn lend(&self, wanted: &Wanted) -> Result<Option<Loan<'_>>> {
+    pub fn lend(&self, request: &LoanRequest) -> Result<Option<Loan<'_>>> {
         let mut state = self.loans.state.lock();
         if state.recalls > 0 {
             state.waiting += 1;
@@ -135,16 +135,16 @@ impl Allocator {
         if state.recalls > 0 {
             return Ok(None);
         }
-        let most = (self.available() / LENT_DIVISOR).min(wanted.most as u64) as usize;
-        if most == 0 || wanted.container >= self.containers_of(wanted.slice) {
+        let most = (self.available() / LENT_DIVISOR).min(request.most as u64) as usize;
+        if most == 0 || request.container >= self.containers_of(request.slice) {
             return Ok(None);
         }
-        let mut guard = self.lock(wanted.slice, wanted.container)?;
+        let mut guard = self.lock(request.slice, request.container)?;
         let Some(bits) = guard.as_mut() else {
             return Ok(None);
         };
-        let Range { start, end } = wanted.within;
-        let found = bits.free_run(start, wanted.freed, wanted.run_least);
+        let Range { start, end } = request.within;
+        let found = bits.free_run(start, request.freed, request.run_least);
         let Some((at, run)) = found.filter(|(at, _)| *at < end) else {
             return Ok(None);
         };
@@ -160,8 +160,8 @@ impl Allocator {
         Ok(Some(Loan {
             allocator: self,
             blocks: Blocks {
-                slice: wanted.slice,
-                first: wanted.container as u64 * self.container_blocks + at as u64,
+                slice: request.slice,
+                first: request.container as u64 * self.container_blocks + at as u64,
                 count: count as u32,
             },
             end: at + count,

@@ -26,7 +26,7 @@ fn take(a: &Allocator, slice: SliceId, near: Option<u64>, count: u32) -> Vec<Blo
 }
 
 #[test]
-fn a_file_goes_on_where_it_ended() {
+fn an_allocation_continues_after_the_end_of_the_file() {
     let (_store, a) = allocator(&[1000]);
     assert_eq!(
         take(&a, 0, None, 10),
@@ -47,7 +47,7 @@ fn a_file_goes_on_where_it_ended() {
 }
 
 #[test]
-fn what_does_not_fit_in_a_slice_goes_to_the_one_with_most_free() {
+fn blocks_that_do_not_fit_in_a_slice_go_to_the_one_with_most_free_blocks() {
     let (_store, a) = allocator(&[100, 70, 80]);
     let out = take(&a, 0, None, 150);
     assert_eq!(
@@ -62,7 +62,7 @@ fn what_does_not_fit_in_a_slice_goes_to_the_one_with_most_free() {
 }
 
 #[test]
-fn a_promise_is_kept_and_what_is_not_there_is_not_promised() {
+fn a_reservation_is_kept_and_missing_space_cannot_be_reserved() {
     let (_store, a) = allocator(&[100]);
     a.reserve(60).unwrap();
     assert!(matches!(a.reserve(41), Err(Error::Errno(28))));
@@ -74,7 +74,7 @@ fn a_promise_is_kept_and_what_is_not_there_is_not_promised() {
 }
 
 #[test]
-fn what_is_used_durably_is_not_handed_out_after_opening_again() {
+fn blocks_used_durably_are_not_allocated_after_opening_again() {
     let (store, a) = allocator(&[200]);
     let used = take(&a, 0, None, 70);
     store.commit(&[Change::Use(used[0])]).unwrap();
@@ -89,7 +89,7 @@ fn what_is_used_durably_is_not_handed_out_after_opening_again() {
 }
 
 #[test]
-fn blocks_freed_durably_are_not_handed_out_before_they_are_released() {
+fn blocks_freed_durably_are_not_allocated_before_they_are_released() {
     let (store, a) = allocator(&[64]);
     let used = take(&a, 0, None, 64);
     store.commit(&[Change::Use(used[0])]).unwrap();
@@ -138,8 +138,8 @@ fn threads_never_get_the_same_block() {
     assert_eq!(a.reserved(), 0);
 }
 
-fn wanted(slice: SliceId, freed: bool, most: usize) -> Wanted {
-    Wanted {
+fn request(slice: SliceId, freed: bool, most: usize) -> LoanRequest {
+    LoanRequest {
         slice,
         container: 0,
         within: 0..64,
@@ -150,9 +150,9 @@ fn wanted(slice: SliceId, freed: bool, most: usize) -> Wanted {
 }
 
 #[test]
-fn what_is_lent_is_not_handed_out_and_who_needs_it_gets_it_back() {
+fn lent_blocks_are_not_allocated_and_a_recall_returns_them() {
     let (_store, a) = allocator(&[64]);
-    let loan = a.lend(&wanted(0, false, 100)).unwrap().unwrap();
+    let loan = a.lend(&request(0, false, 100)).unwrap().unwrap();
     assert_eq!((loan.blocks.first, loan.blocks.count), (0, 16));
     assert!(loan.goes_on && loan.end == 16);
     // The block is not allocated, but it cannot be reserved either, so that every reservation can be honoured.
@@ -180,11 +180,11 @@ fn what_is_lent_is_not_handed_out_and_who_needs_it_gets_it_back() {
 }
 
 #[test]
-fn nothing_is_lent_while_somebody_looks_for_space() {
+fn nothing_is_lent_while_a_recall_exists() {
     let (_store, a) = allocator(&[64]);
     let recall = a.recall();
     std::thread::scope(|scope| {
-        let lender = scope.spawn(|| a.lend(&wanted(0, false, 8)).unwrap().is_some());
+        let lender = scope.spawn(|| a.lend(&request(0, false, 8)).unwrap().is_some());
         // All of it can be reserved, however long the other loan has existed.
         for _ in 0..1000 {
             a.reserve(64).unwrap();
@@ -205,7 +205,7 @@ fn recalls_in_turn_that_overlap_let_a_discard_have_its_turn() {
         let (order, next) = std::sync::mpsc::channel();
         let (a, lent) = (&a, order.clone());
         scope.spawn(move || {
-            let loan = a.lend(&wanted(0, false, 8)).unwrap();
+            let loan = a.lend(&request(0, false, 8)).unwrap();
             lent.send("loan").unwrap();
             drop(loan);
         });
@@ -226,14 +226,14 @@ fn recalls_in_turn_that_overlap_let_a_discard_have_its_turn() {
 }
 
 #[test]
-fn who_recalls_again_and_again_lets_a_discard_have_its_turn() {
+fn repeated_recalls_let_a_discard_have_its_turn() {
     let (_store, a) = allocator(&[64]);
     for round in 0..100 {
         let recall = a.recall();
         let lent = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let loan = a.lend(&wanted(0, false, 8)).unwrap();
+                let loan = a.lend(&request(0, false, 8)).unwrap();
                 lent.store(loan.is_some(), std::sync::atomic::Ordering::SeqCst);
             });
             while a.lenders_waiting() == 0 {
@@ -249,34 +249,34 @@ fn who_recalls_again_and_again_lets_a_discard_have_its_turn() {
 }
 
 #[test]
-fn at_the_end_nobody_waits_to_be_lent_something() {
+fn no_lender_waits_at_the_end_of_the_mount() {
     let (_store, a) = allocator(&[64]);
     let recall = a.recall();
     std::thread::scope(|scope| {
-        let lender = scope.spawn(|| a.lend(&wanted(0, false, 8)).unwrap().is_some());
+        let lender = scope.spawn(|| a.lend(&request(0, false, 8)).unwrap().is_some());
         a.lend_at_once();
         assert!(!lender.join().unwrap());
     });
     drop(recall);
-    assert!(a.lend(&wanted(0, false, 8)).unwrap().is_some());
+    assert!(a.lend(&request(0, false, 8)).unwrap().is_some());
 }
 
 #[test]
-fn what_was_freed_is_found_once_and_only_after_its_removal_is_durable() {
+fn freed_blocks_are_found_once_and_only_after_their_removal_is_durable() {
     let (store, a) = allocator(&[640]);
     a.remember_freed();
     let used = take(&a, 0, None, 40);
     store.commit(&[Change::Use(used[0])]).unwrap();
     store.commit(&[Change::Free(used[0])]).unwrap();
     assert!(!a.has_freed());
-    assert!(a.lend(&wanted(0, true, 64)).unwrap().is_none());
+    assert!(a.lend(&request(0, true, 64)).unwrap().is_none());
     a.release_committed(used[0]);
     assert_eq!(a.next_freed(), Some((0, 0)));
     assert_eq!(a.next_freed(), None);
-    let loan = a.lend(&wanted(0, true, 64)).unwrap().unwrap();
+    let loan = a.lend(&request(0, true, 64)).unwrap().unwrap();
     assert_eq!(loan.blocks, used[0]);
     drop(loan);
-    assert!(a.lend(&wanted(0, true, 64)).unwrap().is_none());
+    assert!(a.lend(&request(0, true, 64)).unwrap().is_none());
     assert!(!a.has_freed());
     assert_eq!(a.available(), 640);
 }
@@ -318,7 +318,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
     /// Against a model that only knows which blocks are owned and how many are promised.
     #[test]
-    fn every_block_has_one_owner_and_every_promise_is_kept(steps in steps()) {
+    fn every_block_has_one_owner_and_every_reservation_is_kept(steps in steps()) {
         const SLICES: [u64; 3] = [300, 64, 129];
         let total: u64 = SLICES.iter().sum();
         let (store, first) = allocator(&SLICES);
@@ -386,7 +386,7 @@ proptest! {
                     a = lives[life].get_or_init(|| open(&store, &SLICES));
                 }
                 Step::Lend(slice, most) => {
-                    let loan = a.lend(&wanted(slice, false, most)).unwrap();
+                    let loan = a.lend(&request(slice, false, most)).unwrap();
                     let owners = || fresh.iter().chain(&durable).chain(loans.iter().map(|l| &l.blocks));
                     if let Some(loan) = &loan {
                         let (first, end) = (loan.blocks.first, loan.blocks.first + u64::from(loan.blocks.count));

@@ -1,4 +1,4 @@
-//! Inodes, entries, links, orphans and attributes.
+//! Checks inodes, entries, links, orphans and attributes.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::store::{Entry, Store, codec};
 use crate::types::{Ino, Kind, ROOT, SliceId};
 use crate::volume::format;
 
-/// Where inodes that no name leads to are put.
+/// Directory that takes the inodes without a path from the root.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 fn show(name: &[u8]) -> String {
@@ -41,7 +41,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds a name, with the right hash.
+    /// Adds an entry with the right hash.
     fn put_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: Kind) {
         let key = record::entry_key(dir, self.volume.hash_name(name), name);
         let value = Some(codec::entry_to_bytes(ino, kind).to_vec());
@@ -118,7 +118,7 @@ impl Pass<'_> {
     }
 
     pub(super) fn entries(&mut self, store: &Store) -> Result<()> {
-        // For reachability: the directories in each directory.
+        // The directories in each directory, to find the reachable inodes.
         let mut children: HashMap<Ino, Vec<Ino>> = HashMap::new();
         store.scan(Table::Entries, |key, value| {
             let dir = key_number(key).unwrap_or_default();
@@ -217,7 +217,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Link counts, sizes of directories, and inodes without a name.
+    /// Checks link counts, sizes of directories, and inodes without a name.
     pub(super) fn links(&mut self) {
         let mut lost = Vec::new();
         let all: Vec<Ino> = self.inodes.keys().copied().collect();
@@ -256,8 +256,7 @@ impl Pass<'_> {
             let Some(seen) = self.inodes.get_mut(&ino) else {
                 continue;
             };
-            // A directory with a name that cannot be reached hangs on one that has none, or in a
-            // ring.
+            // A directory that has a name and cannot be reached is below one without a name, or in a cycle.
             if ino != ROOT && names == 0 {
                 lost.push(ino);
             }
@@ -302,7 +301,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Directories that contain each other: one of each ring counts as lost.
+    /// Finds directories that contain each other. Treats one directory of each cycle as lost.
     fn cycles(&mut self, lost: &mut Vec<Ino>) {
         let adrift =
             |seen: &Seen| seen.record.kind == Kind::Directory && !seen.reachable && !seen.orphan;
@@ -315,7 +314,7 @@ impl Pass<'_> {
         let mut done: HashMap<Ino, Ino> = HashMap::new();
         for first in start {
             let mut at = first;
-            // Up through the parents, until somewhere known or around the ring.
+            // Follows the parents up to an inode already visited, or around the cycle.
             while let Some(seen) = self.inodes.get(&at)
                 && adrift(seen)
                 && !lost.contains(&at)
@@ -372,7 +371,7 @@ impl Pass<'_> {
             let kind = seen.record.kind;
             if kind == Kind::Directory {
                 seen.record.parent = dir;
-                // A ring is cut where it was entered: the name inside of the ring goes.
+                // Breaks a cycle where the search entered it, by removing the name inside the cycle.
                 if let Some(key) = seen.name_key.take() {
                     self.remove(Table::Entries, &key);
                 }

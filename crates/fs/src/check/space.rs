@@ -1,4 +1,4 @@
-//! Extents against the slices, each other, the metadata chunks and the bitmaps.
+//! Compares extents with the slices, with each other, with the metadata chunks and with the bitmaps.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::store::tables::{Table, container_key};
 use crate::store::{Store, codec};
 use crate::types::{Ino, Kind, SliceId};
 
-/// Who has a range of blocks.
+/// The owner of a range of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     Metadata,
@@ -20,7 +20,7 @@ enum Owner {
     File(Ino, u64),
 }
 
-/// A range with its owner; ordered by place.
+/// A range with its owner, ordered by location.
 type Owned = (SliceId, u64, u64, Owner);
 
 type Bitmaps = BTreeMap<(SliceId, u32), Box<[u64]>>;
@@ -43,7 +43,7 @@ impl Pass<'_> {
 
     fn extents(&mut self, store: &Store) -> Result<Vec<Owned>> {
         let mut owned = Vec::new();
-        // The file and the page behind its last extent.
+        // The file, and the page after its last extent.
         let mut last = (0, 0);
         store.scan(Table::Extents, |key, value| {
             let Ok((ino, extent)) = codec::extent_of_row(key, value) else {
@@ -98,9 +98,9 @@ impl Pass<'_> {
         Ok(owned)
     }
 
-    /// Finds blocks that two owners have; the later one loses its extent, as one of them must.
+    /// Finds blocks with two owners. Removes the extent of the later owner.
     fn overlaps(&mut self, owned: &mut Vec<Owned>) {
-        // Metadata sorts before files that start at the same place.
+        // Metadata sorts before files that begin at the same block.
         owned.sort_unstable();
         let chunks: Vec<Owned> = owned
             .iter()

@@ -209,7 +209,7 @@ fn bad_entries_are_found_and_repaired() {
 }
 
 #[test]
-fn inodes_that_no_name_leads_to_are_put_into_lost_and_found() {
+fn inodes_without_a_path_are_put_into_lost_and_found() {
     changed("no name leads to inode 9", |_| {
         vec![Change::PutInode(9, inode(Kind::File, 1, 0, ROOT))]
     });
@@ -231,12 +231,12 @@ fn inodes_that_no_name_leads_to_are_put_into_lost_and_found() {
 }
 
 #[test]
-fn a_lost_root_is_made_again() {
+fn a_lost_root_is_created_again() {
     changed("no root directory", |_| vec![Change::DelInode(ROOT)]);
 }
 
 #[test]
-fn wrong_orphans_are_found_and_repaired_and_right_ones_are_only_mentioned() {
+fn wrong_orphans_are_repaired_and_right_ones_are_only_reported() {
     changed("is to be removed but does not exist", |_| {
         vec![Change::PutOrphan(50)]
     });
@@ -348,7 +348,7 @@ fn a_damaged_copy_of_the_superblock_is_found_and_repaired() {
 }
 
 #[test]
-fn a_store_that_is_lost_is_reported_as_such() {
+fn a_lost_store_is_reported() {
     let device = sample();
     let at = opened(&device).superblocks().with(|s| {
         let chunk = s.chunks.iter().find(|c| c.position.get() == 0).unwrap();
@@ -379,7 +379,7 @@ fn a_damaged_label_on_a_file_is_found_and_repaired() {
 }
 
 #[test]
-fn what_no_writer_can_have_written_is_refused_by_name_when_it_is_used() {
+fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
     use crate::fs::{Fs, FsOptions};
     let device = sample();
     let volume = opened(&device);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_default_acl_gives_is_limited_by_what_was_asked_for() {
+    fn permissions_from_a_default_acl_are_limited_by_the_requested_mode() {
         let (acl, mode) = named().inherit(0o640);
         assert_eq!(mode, 0o640);
         assert_eq!(acl.perm(MASK), Some(4));

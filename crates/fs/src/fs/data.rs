@@ -1,4 +1,4 @@
-//! Open files: what the data path calls around each read and write.
+//! Open files: the operations that the data path calls around each read and write.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::times::{now_ns, relatime};
 use crate::error::Result;
 use crate::types::{AccessTimes, Ino};
 
-/// Writes within this time set the times once.
+/// If several writes happen within this time, only the first sets the times.
 const TICK_NS: i128 = 4_000_000;
 
 impl Fs {
-    /// Opens a regular file (counts an open). `truncate`: O_TRUNC.
+    /// Opens a regular file and counts the open. With `truncate` (O_TRUNC) removes its contents.
     pub fn open_file(&self, ino: Ino, truncate: bool) -> Result<Arc<File>> {
         let core = &self.core;
         let inode = core.inode(ino)?;
@@ -29,7 +29,7 @@ impl Fs {
                 return Err(ESTALE);
             }
             let file = core.file_of(&inode, &meta)?;
-            // Under the lock under which `reap` decides.
+            // Counts under the lock that `reap` takes before it decides.
             inode.opens.fetch_add(1, Ordering::AcqRel);
             file
         };
@@ -40,9 +40,10 @@ impl Fs {
         Ok(file)
     }
 
-    /// Prepares the close of a writable descriptor. If the file was truncated to nothing or renamed over another, starts its
-    /// write-back and does not wait for it. Without this, the truncation becomes durable with the next batch, while the pages
-    /// wait for their age. A crash in between would leave an empty file to a program that replaces contents without a sync.
+    /// Prepares the close of a writable descriptor. If the file was truncated to nothing or renamed over another one, starts
+    /// its write-back without waiting for it. Otherwise the truncation would become durable with the next batch, while the new
+    /// pages are written back only when they are old enough. After a crash in between, a program that replaces contents without
+    /// a sync would find an empty file.
     pub fn writer_closes(&self, file: &Arc<File>) {
         if !file.is_replacing() {
             return;
@@ -58,7 +59,7 @@ impl Fs {
         let reach = file.sync_begins();
         let synced = file.clone();
         let done = move |result: CacheResult| {
-            // The next fsync reports the error, and the pages stay dirty.
+            // On an error the pages stay dirty, and the next fsync reports it.
             if result.is_ok() {
                 synced.note_synced(&reach, u64::MAX);
             }
@@ -66,7 +67,7 @@ impl Fs {
         cache.sync(&file.object(), 0..PAGES, Box::new(done));
     }
 
-    /// The last descriptor of an open is gone; removes the file when it has no name and no open left.
+    /// Counts one open less. Removes the file if it has no name and no open left.
     pub fn close_file(&self, file: &Arc<File>) {
         let inode = &file.inode;
         if inode.opens.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -74,15 +75,15 @@ impl Fs {
         }
     }
 
-    /// The file in memory, without counting an open (for `where`).
+    /// Returns the file in memory, without counting an open (for `where`).
     pub fn file(&self, ino: Ino) -> Result<Arc<File>> {
         let inode = self.core.inode(ino)?;
         self.core.file(&inode)
     }
 
-    /// Reserves space before bytes are written, for pages of the range that have none (ENOSPC, EFBIG,
-    /// EROFS). Cheap when the range is placed or reserved already. Fails with ENOSPC at once when there is no space now; see
-    /// `with_space`.
+    /// Reserves space for those pages of the range that have none, before bytes are written. Fails with EFBIG or EROFS, and
+    /// with ENOSPC at once if there is no space now; see `with_space`. Cheap if all pages of the range have or reserve space
+    /// already.
     pub fn begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> Result<()> {
         self.core.may_change()?;
         let end = offset
@@ -99,7 +100,8 @@ impl Fs {
         self.reserve(file, offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
     }
 
-    /// `begin_write`, if it can be done at once. False: it has to be asked for by who may wait; nothing was done.
+    /// Does the same as `begin_write` if that is possible without waiting. Otherwise changes nothing and returns false; the
+    /// caller then calls `begin_write` in a thread that may wait.
     pub fn try_begin_write(&self, file: &Arc<File>, offset: u64, len: u64) -> bool {
         let core = &self.core;
         let Some(end) = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX) else {
@@ -117,12 +119,12 @@ impl Fs {
         len == 0 || self.reserve(file, pages).is_ok()
     }
 
-    /// Reserves space for those of `pages` that have none. `exclusive` is held, shared at least.
+    /// Reserves space for those of `pages` that have none. The caller holds `exclusive`, at least shared.
     fn reserve(&self, file: &File, pages: Range<u64>) -> Result<()> {
         if file.map.read().extents.covers(pages.clone()) {
             return Ok(());
         }
-        // The volume may have space while its host has none. New data should then not fill the cache.
+        // The host may have no space although the volume has. New data must then not fill the cache.
         if let Some(error) = file.cache().and_then(|cache| cache.no_room()) {
             return Err(error.into());
         }
@@ -132,8 +134,8 @@ impl Fs {
         result
     }
 
-    /// Zeroes what follows the end of the file in its last page, when that may hold bytes of a write whose
-    /// size was lost: the file is about to grow past it. `exclusive` is held, shared at least.
+    /// Zeroes the bytes after the end of the file in its last page, if a write whose size was lost may have left some. Called
+    /// when the file is about to grow. The caller holds `exclusive`, at least shared.
     pub(super) fn clear_tail(&self, file: &Arc<File>) -> Result<()> {
         if !file.tail_unsure.load(Ordering::Acquire) {
             return Ok(());
@@ -157,8 +159,7 @@ impl Fs {
         Ok(())
     }
 
-    /// After bytes were written into the cache: extends the size to `offset + len` if that is more, sets the
-    /// times.
+    /// Ends a write after its bytes are in the cache: extends the size to `offset + len` if that is larger, and sets the times.
     pub fn end_write(&self, file: &Arc<File>, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
         let inode = &file.inode;
@@ -172,8 +173,8 @@ impl Fs {
         self.core.mark_dirty(inode);
     }
 
-    /// Does the same as `end_write` for a write that ends at `end`, if `still` returns true while the size cannot change.
-    /// Otherwise returns false and changes nothing.
+    /// Does the same as `end_write` for a write that ends at `end`, if `still` returns true. The size cannot change during the
+    /// call of `still`. If it returns false, changes nothing and returns false.
     pub fn end_write_if(&self, file: &Arc<File>, end: u64, still: impl FnOnce() -> bool) -> bool {
         {
             let mut meta = file.inode.meta.write();
@@ -186,12 +187,12 @@ impl Fs {
         true
     }
 
-    /// Sets when reads change access times from now on.
+    /// Sets which reads change access times from now on.
     pub fn set_access_times(&self, when: AccessTimes) {
         self.core.access_times.store(when as u8, Ordering::Relaxed);
     }
 
-    /// Sets the access time after a read, when that is due.
+    /// Sets the access time after a read, if the read changes it.
     pub fn end_read(&self, file: &Arc<File>) {
         if self.core.may_change().is_err() {
             return;
@@ -207,7 +208,7 @@ impl Fs {
             relatime(rec.atime_ns, rec.mtime_ns, rec.ctime_ns, now)
                 || (always && rec.atime_ns / TICK_NS != now / TICK_NS)
         };
-        // Rarely reached unless the mode is always: only for the first read after a change.
+        // Rarely reached unless every read sets the time: only the first read after a change gets here.
         if is_due(&inode.meta.read().rec) {
             inode.meta.write().rec.atime_ns = now;
             self.core.mark_dirty(inode);

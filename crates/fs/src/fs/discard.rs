@@ -1,4 +1,4 @@
-//! Discards freed blocks, on devices that support it, so that the host gets their space back.
+//! Discards freed blocks on devices that support it, so that the host gets their space back.
 //!
 //! The discarded blocks come from the allocator's bitmaps, so they could be allocated to any file: their removal is
 //! durable, and no transfer to them is in flight. While a range is being discarded it is lent (`alloc/lend.rs`) and
@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Fs;
 use super::core::Core;
 use super::errno::EOPNOTSUPP;
-use crate::alloc::{Loan, Wanted};
+use crate::alloc::{Loan, LoanRequest};
 use crate::error::Result;
 use crate::types::Trimmed;
 use crate::volume::Volume;
@@ -44,7 +44,7 @@ pub struct Discards {
 
 #[derive(Clone, Copy, Default)]
 struct Control {
-    /// Blocks were freed.
+    /// Blocks were freed since the last search.
     work: bool,
     stop: Option<Stop>,
 }
@@ -103,7 +103,7 @@ impl Discards {
         self.changed.notify_all();
     }
 
-    /// Sleeps until there is work or the thread must stop. Returns whether it must stop.
+    /// Sleeps until there is work or the thread must stop. Returns the way to stop, or `None` if there is work.
     fn wait_for_work(&self) -> Option<Stop> {
         let mut control = self.control.lock();
         while !control.work && control.stop.is_none() {
@@ -113,7 +113,7 @@ impl Discards {
         control.stop
     }
 
-    /// Sleeps for a time, or until the thread must stop. Returns whether it must stop.
+    /// Sleeps for a time, or until the thread must stop. Returns the way to stop, or `None` after the time.
     fn rest(&self, time: Duration) -> Option<Stop> {
         let until = Instant::now() + time;
         let mut control = self.control.lock();
@@ -139,12 +139,12 @@ pub fn run(core: &Core) {
     }
 }
 
-/// Discards freed blocks in runs that are long enough. Returns whether the thread must stop.
+/// Discards freed blocks in runs that are long enough. Returns the way to stop if the thread must stop.
 fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
     let allocator = &core.allocator;
     let run_least = RUN_BLOCKS.min(allocator.container_blocks() / 4) as usize;
     while let Some((slice, container)) = allocator.next_freed() {
-        let mut walk = Walk::new(Wanted {
+        let mut walk = Walk::new(LoanRequest {
             slice,
             container,
             within: 0..allocator.container_blocks() as usize,
@@ -175,17 +175,17 @@ fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
     stop
 }
 
-/// A walk through the free ranges of a container.
+/// A traversal of the free ranges of a container.
 struct Walk {
-    next: Wanted,
+    next: LoanRequest,
     run_least: usize,
 }
 
 impl Walk {
-    fn new(wanted: Wanted) -> Walk {
+    fn new(request: LoanRequest) -> Walk {
         Walk {
-            run_least: wanted.run_least,
-            next: wanted,
+            run_least: request.run_least,
+            next: request,
         }
     }
 
@@ -261,7 +261,7 @@ impl Fs {
                 let container = (at - slice_first) / container_blocks;
                 let first = slice_first + container * container_blocks;
                 let end = (first + container_blocks).min(slice_end);
-                let mut walk = Walk::new(Wanted {
+                let mut walk = Walk::new(LoanRequest {
                     slice,
                     container: container as usize,
                     within: (at - first) as usize..(end.min(range.end) - first) as usize,
@@ -273,7 +273,7 @@ impl Fs {
                     blocks += count;
                     core.may_change()?;
                     if until.is_some_and(|until| Instant::now() >= until) {
-                        // The rest of a run must then be long enough by itself.
+                        // The remaining part of a run counts as a run of its own, so it must be long enough too.
                         let next = Some(first + walk.next.within.start as u64);
                         return Ok(Trimmed { blocks, next });
                     }

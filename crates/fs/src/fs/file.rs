@@ -33,7 +33,7 @@ pub struct File {
     pub(super) map: RwLock<Map>,
     /// Number of truncations in progress. Meanwhile a batch leaves size and extents as they were.
     pub(super) hold: AtomicU32,
-    /// The last batch had to leave out the end of the file: the next page written changes that.
+    /// The last batch left out the end of the file. The next page written back has to mark the inode dirty again.
     pub(super) size_pending: AtomicBool,
     /// Bytes up to this one were on the device when a sync of the file ended. Changed with `reaches` locked, or increased by
     /// the committer.

@@ -1,10 +1,10 @@
 //! Files without a name whose space will soon be free.
 //!
-//! close(2) and unlink(2) return before this daemon learns of them. The kernel sends RELEASE and FORGET later, and the space is
-//! free only when the following batch is durable. On a local filesystem the space is free when the calls return. So a write
-//! that finds no space waits while a file without a name exists, but for at most [`PATIENCE`]: the kernel does not tell whether
-//! such a file is still open or about to be released. A file that a write has awaited that long in vain is not awaited again.
-//! A write that waits takes any space that becomes free meanwhile, not only that of such a file.
+//! close(2) and unlink(2) return before the daemon learns of them. The kernel sends RELEASE and FORGET later, and the space is
+//! free only when the next batch is durable. On a local filesystem the space is free when the calls return. A write that finds
+//! no space therefore waits while a file without a name exists, but at most for [`PATIENCE`]: the kernel does not tell whether
+//! the file is still open or about to be released. If a write has waited for a file in vain, later writes do not wait for it. A
+//! waiting write takes any space that becomes free meanwhile, not only the space of these files.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -18,50 +18,51 @@ use super::inode::BLOCKS_UNKNOWN;
 use crate::error::Result;
 use crate::types::Ino;
 
-/// Longest wait of a write: many times what the kernel needs on a loaded machine.
+/// Longest wait of a write: many times the delay of the kernel on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a write that waits checks for space that became free without a commit: promises, blocks that the store never heard of.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval at which a waiting write checks for space that became free without a commit: reserved space, and blocks that the
+/// store does not have.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
 struct State {
     /// Regular files without a name whose removal is not durable yet.
     files: HashMap<Ino, Nameless>,
-    /// Number of files that have come so far.
-    came: u64,
-    /// Number of times that files have left or a commit has freed blocks.
+    /// Number of files added so far.
+    added: u64,
+    /// Number of times that files were removed from `files` or a commit freed blocks.
     freed: u64,
     waiters: usize,
-    /// Longest wait, if not `PATIENCE`.
+    /// Longest wait, if it is not `PATIENCE`.
     patience: Option<Duration>,
-    /// Nobody waits any more.
+    /// All waits have ended, and no new ones begin.
     closed: bool,
 }
 
 /// A file without a name.
 struct Nameless {
-    /// Number of files that came before it.
-    number: u64,
-    /// A write has waited for the file in vain.
+    /// Number of files added before this one.
+    added_before: u64,
+    /// A write waited for the file in vain.
     in_vain: bool,
 }
 
-/// Limit of a write's wait.
+/// Limits of a write's wait.
 struct Wait {
     until: Instant,
-    /// Value of `State::came` when the wait began. The write waits less than its full time for files that came later.
-    came: u64,
+    /// Value of `State::added` when the wait began. The write waits for files added later, but less than its full time.
+    added: u64,
 }
 
-/// How a wait ended.
+/// Reason for the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// Space has become free.
+    /// Space became free.
     Freed,
     /// The time is up.
     Late,
-    /// There is nothing to wait for.
+    /// The write may wait for no file.
     Nothing,
 }
 
@@ -86,16 +87,22 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Adds a file that has lost its last name, or never had one.
+    /// Adds a file that has lost its last name, or that was created without one.
     pub fn add(&self, ino: Ino) {
         let mut state = self.state.lock();
-        let number = state.came;
-        state.came += 1;
+        let added_before = state.added;
+        state.added += 1;
         let in_vain = false;
-        state.files.insert(ino, Nameless { number, in_vain });
+        state.files.insert(
+            ino,
+            Nameless {
+                added_before,
+                in_vain,
+            },
+        );
     }
 
-    /// Removes files that are gone, have got a name again, or will stay until the next mount.
+    /// Takes files off the list: those that were removed or got a name again, and those that stay until the next mount.
     pub fn remove(&self, files: &[Ino]) {
         if files.is_empty() {
             return;
@@ -110,7 +117,7 @@ impl Leaving {
         self.changed.notify_all();
     }
 
-    /// Wakes the writes that wait, after blocks have become free.
+    /// Wakes the waiting writes. Called after blocks became free.
     pub fn freed(&self) {
         self.state.lock().freed += 1;
         self.changed.notify_all();
@@ -121,7 +128,7 @@ impl Leaving {
         self.state.lock().awaited(own).collect()
     }
 
-    /// Returns how many writes wait. If any does, removals should be committed without delay.
+    /// Returns the number of waiting writes. If it is not 0, removals should be committed without delay.
     pub fn waiters(&self) -> usize {
         self.state.lock().waiters
     }
@@ -135,7 +142,7 @@ impl Leaving {
         self.state.lock().patience = Some(patience);
     }
 
-    /// Ends all waits, and those that come.
+    /// Ends all current and future waits.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.changed.notify_all();
@@ -146,16 +153,17 @@ impl Leaving {
         let state = self.state.lock();
         Wait {
             until: Instant::now() + state.patience.unwrap_or(PATIENCE),
-            came: state.came,
+            added: state.added,
         }
     }
 
-    /// Waits until space has become free since `freed` was read, or until `grown` says so. `own` is the file that needs the space.
+    /// Waits until space has become free since `freed` was read, or until `grown` returns true. `own` is the file that needs
+    /// the space.
     fn wait(
         &self,
         own: Ino,
         freed: u64,
-        Wait { until, came }: &Wait,
+        Wait { until, added }: &Wait,
         grown: impl Fn() -> bool,
     ) -> End {
         let mut state = self.state.lock();
@@ -171,21 +179,21 @@ impl Leaving {
             if now >= *until {
                 let files = state.files.iter_mut();
                 files
-                    .filter(|(ino, file)| **ino != own && file.number < *came)
+                    .filter(|(ino, file)| **ino != own && file.added_before < *added)
                     .for_each(|(_, file)| file.in_vain = true);
                 break End::Late;
             }
-            let look = (now + LOOK).min(*until);
-            self.changed.wait_until(&mut state, look);
+            let poll_at = (now + POLL_INTERVAL).min(*until);
+            self.changed.wait_until(&mut state, poll_at);
         };
         state.waiters -= 1;
         end
     }
 
-    /// Runs `attempt`, which takes space. If it fails because the volume is full, makes what was removed durable (`commit`) and
-    /// runs `attempt` again, each time with a guard that `recall` returns, when space has become free, and once more when the
-    /// time is up. `available` returns the free blocks. Does not wait when `may_wait` returns false. `own` is the file that
-    /// needs the space.
+    /// Runs `attempt`, which takes space. If it fails because the volume is full, makes removals durable (`commit`) and runs
+    /// `attempt` again: after that, each time space has become free, and once more when the time is up. Holds a guard returned by
+    /// `recall` during each of these attempts. `available` returns the number of free blocks. Does not wait if `may_wait` returns false.
+    /// `own` is the file that needs the space.
     fn retry<T, G>(
         &self,
         own: Ino,
@@ -203,7 +211,8 @@ impl Leaving {
             return result;
         }
         // A batch that is not durable yet may have freed the space. If the metadata region is too full for that batch, no
-        // removal becomes durable, and no file is worth a wait; a discard may still hold back what is free.
+        // removal becomes durable, so waiting for files is useless. One more attempt follows, because a discard may hold free
+        // blocks.
         let mut is_last = match commit() {
             Ok(()) => false,
             Err(error) if error.is_full_volume() => true,
@@ -217,14 +226,14 @@ impl Leaving {
                 if let Some(result) = attempt() {
                     return result;
                 }
-                // Nothing is lent.
+                // Nothing is lent while the guard exists.
                 available()
             };
             if is_last || !may_wait() {
                 return Err(ENOSPC);
             }
             is_last = match self.wait(own, freed, &wait, || available() > too_few) {
-                // Files may leave continually while other writers take their space.
+                // The time limits also these rounds, because files may leave continually while other writers take their space.
                 End::Freed => Instant::now() >= wait.until,
                 End::Late => true,
                 End::Nothing => return Err(ENOSPC),
@@ -234,9 +243,9 @@ impl Leaving {
 }
 
 impl Core {
-    /// Runs `attempt`, which takes space; if it fails because the volume is full, waits for space and runs it again. `attempt`
-    /// must change nothing when it fails so. `own` is the file that needs the space. The caller may block for seconds: it
-    /// holds no lock, and its thread is none that serves requests. If `may_wait` returns false, waits for devices only.
+    /// Runs `attempt`, which takes space. If it fails because the volume is full, waits for space and runs it again. `attempt` must
+    /// change nothing when it fails for that reason. `own` is the file that needs the space. The call may block for seconds: the
+    /// caller holds no lock, and its thread does not serve requests. If `may_wait` returns false, waits for devices only.
     pub fn with_space<T>(
         &self,
         own: Ino,
@@ -246,7 +255,7 @@ impl Core {
         self.leaving.retry(
             own,
             || self.commit_now(),
-            // Until no free block is being discarded.
+            // Waits until no free block is being discarded.
             || self.allocator.recall(),
             || self.allocator.available(),
             may_wait,
@@ -254,10 +263,10 @@ impl Core {
         )
     }
 
-    /// Returns whether `pages` pages could get space if all files left that a write to `own` may wait for.
+    /// Returns whether `pages` pages could get space if all files that a write to `own` may wait for were removed.
     pub fn may_have_room(&self, own: Ino, pages: u64) -> bool {
         let mut room = 0u64;
-        // The files first: their blocks become available before they are gone.
+        // Counts the files first. Their blocks become available before they leave the list, so no block is missed.
         for ino in self.leaving.awaited(own) {
             let blocks = self
                 .table
@@ -320,13 +329,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_itself_nor_twice_in_vain() {
+    fn a_write_waits_neither_for_its_own_file_nor_twice_in_vain_for_another() {
         let leaving = Leaving::default();
         leaving.add(7);
         assert_eq!(leaving.wait(7, 0, &leaving.long(), never), End::Nothing);
         assert_eq!(leaving.wait(8, 0, &leaving.no_time(), never), End::Late);
         assert_eq!(leaving.wait(8, 0, &leaving.long(), never), End::Nothing);
-        // The file could not have waited for itself in vain.
+        // The write could not wait for its own file, so its file has not been waited for in vain.
         leaving.add(8);
         assert_eq!(leaving.wait(8, 0, &leaving.long(), never), End::Nothing);
         leaving.remove(&[7]);
@@ -337,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_came_in_the_middle_of_a_vain_wait_is_waited_for_by_the_next() {
+    fn a_file_added_during_a_vain_wait_is_waited_for_by_the_next_write() {
         let leaving = Leaving::default();
         leaving.add(7);
         let over = leaving.no_time();
@@ -347,7 +356,7 @@ mod tests {
             let next = scope.spawn(|| leaving.wait(9, 0, &leaving.long(), never));
             let until = Instant::now() + Duration::from_secs(60);
             while leaving.waiters() == 0 {
-                assert!(!next.is_finished(), "it does not wait");
+                assert!(!next.is_finished(), "the second write did not wait");
                 assert!(Instant::now() < until);
                 std::thread::yield_now();
             }
@@ -361,23 +370,24 @@ mod tests {
         );
     }
 
-    /// Runs an attempt that succeeds the `wanted`th time. Returns how many there were, and whether the last one succeeded.
-    fn attempts(leaving: &Leaving, wanted: u32, commit: Result<()>) -> (u32, bool) {
+    /// Runs an attempt that succeeds at call number `succeeds_at`. Returns the number of calls, and whether the last one
+    /// succeeded.
+    fn attempts(leaving: &Leaving, succeeds_at: u32, commit: Result<()>) -> (u32, bool) {
         let mut count = 0;
         let attempt = || {
             count += 1;
-            (count == wanted).then_some(()).ok_or(ENOSPC)
+            (count == succeeds_at).then_some(()).ok_or(ENOSPC)
         };
         let result = leaving.retry(8, || commit, || (), || 0, || true, attempt);
         (count, result.is_ok())
     }
 
     #[test]
-    fn who_cannot_make_removals_durable_tries_once_more_and_does_not_wait() {
+    fn a_write_that_cannot_make_removals_durable_tries_once_more_and_does_not_wait() {
         let leaving = Leaving::default();
         leaving.add(7);
         leaving.set_patience(Duration::from_secs(600));
-        // Free blocks may be held back by a discard.
+        // A discard may hold free blocks, so one more attempt follows.
         assert_eq!(attempts(&leaving, 2, Err(ENOSPC)), (2, true));
         assert_eq!(attempts(&leaving, 3, Err(ENOSPC)), (2, false));
         let no_more = super::super::errno::ESHUTDOWN;
@@ -404,17 +414,17 @@ mod tests {
     }
 
     #[test]
-    fn who_has_waited_in_vain_tries_once_more() {
+    fn a_write_that_has_waited_in_vain_tries_once_more() {
         let leaving = Leaving::default();
         leaving.add(7);
         leaving.set_patience(Duration::ZERO);
         assert_eq!(attempts(&leaving, 3, Ok(())), (3, true));
-        // Nothing is left to wait for.
+        // The only file has been waited for in vain.
         assert_eq!(attempts(&leaving, 3, Ok(())), (2, false));
     }
 
     #[test]
-    fn a_write_that_waits_takes_space_that_another_file_gave_up() {
+    fn a_waiting_write_takes_space_that_another_file_released() {
         let leaving = Leaving::default();
         leaving.add(7);
         leaving.set_patience(Duration::from_secs(600));
@@ -424,7 +434,7 @@ mod tests {
             leaving.freed();
             assert_eq!(waiter.join().unwrap(), (3, true));
         });
-        // Without a commit.
+        // Space that becomes free without a commit.
         let blocks = AtomicU64::new(0);
         let attempt = || match blocks.load(Ordering::Relaxed) {
             0 => Err(ENOSPC),
@@ -441,15 +451,15 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_wait_tries_once_more_after_the_commit() {
+    fn a_write_that_may_not_wait_tries_once_more_after_the_commit() {
         let leaving = Leaving::default();
         leaving.add(7);
         leaving.set_patience(Duration::from_secs(600));
-        for (wanted, is_ok) in [(2, true), (3, false)] {
+        for (succeeds_at, is_ok) in [(2, true), (3, false)] {
             let mut count = 0;
             let attempt = || {
                 count += 1;
-                (count == wanted).then_some(()).ok_or(ENOSPC)
+                (count == succeeds_at).then_some(()).ok_or(ENOSPC)
             };
             let result = leaving.retry(8, || Ok(()), || (), || 0, || false, attempt);
             assert_eq!((count, result.is_ok()), (2, is_ok));

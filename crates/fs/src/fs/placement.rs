@@ -1,4 +1,4 @@
-//! Which slice is home to what is created: a policy, and what users set.
+//! Decides which slice is home to new inodes: by a policy, or as users have set it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,38 +16,38 @@ use super::times::now_ns;
 use crate::error::Result;
 use crate::types::{Ino, Kind, ROOT, SliceId};
 
-/// Pages that a move copies at a time, no more than the cache grants at once: truncations of the file wait
-/// that long.
+/// Number of pages that a move copies at a time, which is the most that one get of the cache returns. Truncations of the file
+/// wait for one piece.
 const MOVE_PAGES: u64 = jericho_cache::PAGES_PER_GET_MAX as u64;
-/// Pieces that are moved before a discard of about that length has its turn.
+/// Number of pieces that a move copies before it lets a discard run, which takes about as long.
 const PIECES_IN_TURN: usize = 16;
 
-/// What a policy may look at.
+/// Facts for the decision of a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementContext<'a> {
-    /// Directory in which something is created.
+    /// Directory in which the inode is created.
     pub parent: Ino,
-    /// Home of what is created there: set by a user, or decided when the directory was made. `None` only
-    /// for a root that nobody placed.
+    /// Home of new inodes in that directory: set by a user, or chosen when the directory was created. `None` only for a root
+    /// that has no placement.
     pub parent_slice: Option<SliceId>,
-    /// What is created.
+    /// Kind of the new inode.
     pub kind: Kind,
-    /// Its name.
+    /// Name of the new inode.
     pub name: &'a [u8],
-    /// Slices of the volume.
+    /// Number of slices of the volume.
     pub slices: SliceId,
-    /// Directories made in the root before.
+    /// Number of directories created in the root before.
     pub turn: u64,
 }
 
-/// Decides where things go.
+/// Chooses the home of new inodes.
 pub trait Policy: Send + Sync {
-    /// The home of what is created; below `context.slices`, or it is taken modulo that.
+    /// Returns the home of a new inode. A number that is not below `context.slices` is taken modulo that.
     fn slice_for(&self, context: &PlacementContext<'_>) -> SliceId;
 }
 
-/// The default: directories in the root take the slices in turn, everything below follows its parent,
-/// and files in the root are in slice 0.
+/// The default policy: directories in the root are assigned to the slices in turn, files in the root go to slice 0, and
+/// everything below a directory follows its parent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FollowParent;
 
@@ -64,7 +64,7 @@ impl Policy for FollowParent {
 }
 
 impl Core {
-    /// The home of something made in `parent`.
+    /// Returns the home of a new inode in `parent`.
     pub fn home_for(&self, parent: Ino, meta: &Meta, kind: Kind, name: &[u8]) -> SliceId {
         let slices = self.slice_count().max(1);
         let context = PlacementContext {
@@ -84,8 +84,7 @@ impl Core {
 }
 
 impl Fs {
-    /// Slice where the inode's data is (files) or what is created in it goes (directories), and whether it
-    /// was set on this very inode by a user.
+    /// Returns the slice of a file's data or of new inodes in a directory, and whether a user has set it for this inode itself.
     pub fn placement(&self, ino: Ino) -> Result<(SliceId, bool)> {
         let inode = self.core.inode(ino)?;
         let meta = inode.meta.read();
@@ -93,8 +92,8 @@ impl Fs {
         Ok((slice, meta.rec.placement.is_some()))
     }
 
-    /// Directories: what is created below from now on goes to `slice`. ENOTDIR for others, EINVAL for a
-    /// slice that is not there.
+    /// Makes `slice` the home of inodes created in a directory from now on. Fails with ENOTDIR for other inodes, and with
+    /// EINVAL for a slice that does not exist.
     pub fn set_placement(&self, ino: Ino, slice: SliceId) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
@@ -113,15 +112,15 @@ impl Fs {
         Ok(())
     }
 
-    /// When threads are moved to the inode's data, or to that of what is created in it.
+    /// Returns when threads migrate to the inode's data, or for a directory to the data of inodes created in it.
     pub fn threads(&self, ino: Ino) -> Result<ThreadsOfInode> {
         let inode = self.core.inode(ino)?;
         let meta = inode.meta.read();
         Ok(meta.rec.threads)
     }
 
-    /// Sets that, also of a file that is open; `None`: as its directory has it now. What is in a directory already
-    /// stays as it is.
+    /// Sets when threads migrate to the inode's data, also for an open file. `None` restores the setting of its directory.
+    /// Inodes that exist in a directory keep their own setting.
     pub fn set_threads(&self, ino: Ino, policy: Option<ThreadPolicy>) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
@@ -133,7 +132,7 @@ impl Fs {
                 let parent = inode.meta.read().rec.parent;
                 match core.inode(parent) {
                     Ok(parent) => parent.meta.read().rec.threads.inherited(),
-                    // A file keeps the directory that it was made in, which may be gone by now.
+                    // The inode remembers the directory that it was created in, which may have been removed.
                     Err(_) => ThreadsOfInode::default(),
                 }
             }
@@ -142,7 +141,7 @@ impl Fs {
         meta.rec.threads = threads;
         meta.rec.ctime_ns = now_ns();
         drop(meta);
-        // After the record: whoever loads the file later has it from there.
+        // Comes after the change of the record, so that a thread that loads the file later gets the new setting from it.
         let file = inode.file.lock().clone();
         if let Some(file) = file {
             file.set_threads(threads);
@@ -151,8 +150,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Re-homes one inode: a file's data to the slice's cache and space, while it is in use; returns when
-    /// done and durable. Directories: as set_placement. Other kinds: nothing to do.
+    /// Moves an inode to another home. A file may be in use; its data moves to the cache and the space of the slice, and the
+    /// call returns when the move is durable. Does the same as `set_placement` for a directory, and nothing for other kinds.
     pub fn move_to(&self, ino: Ino, slice: SliceId) -> Result<()> {
         let core = &self.core;
         core.may_change()?;
@@ -172,14 +171,14 @@ impl Fs {
         }
         self.switch_home(&file, slice)?;
         self.move_pieces(&file, slice)?;
-        // What was written back during a discard may not have found the slice's last free blocks.
+        // Pages written back during a discard may have missed the last free blocks of the slice, so tries once more.
         let left = pages_away(&file, slice);
         if left > 0 && left <= core.allocator.free_of(slice) {
             self.move_pieces(&file, slice)?;
         }
         core.mark_dirty(&inode);
         core.commit_now()?;
-        // The slice filled up meanwhile: what did not fit is where it was.
+        // Pages that did not fit, because the slice filled up meanwhile, are still in their old slice.
         if pages_away(&file, slice) > 0 {
             Err(ENOSPC)
         } else {
@@ -187,11 +186,12 @@ impl Fs {
         }
     }
 
-    /// Moves what is in other slices to the file's home.
+    /// Moves the data in other slices to the file's home.
     fn move_pieces(&self, file: &Arc<File>, slice: SliceId) -> Result<()> {
         let mut at = 0;
         loop {
-            // The search would miss blocks that are being discarded now. A discard has its turn after some pieces.
+            // A search for space would miss blocks that are being discarded, so none is lent meanwhile. A discard can run after
+            // some pieces.
             let _all = self.core.allocator.recall_in_turn();
             for _ in 0..PIECES_IN_TURN {
                 let Some((page, count)) = next_away(file, slice, at) else {
@@ -199,9 +199,9 @@ impl Fs {
                     let mut map = file.map.write();
                     return map.rehome_unwritten(slice, &self.core.allocator);
                 };
-                // Truncations wait for one piece, writers do not.
+                // Truncations wait for one piece. Writers do not wait.
                 let _shared = file.exclusive.read();
-                // What a truncation took out meanwhile must not come back.
+                // Reads the map again, so that pages removed by a truncation do not come back.
                 let pages: Vec<_> = file
                     .map
                     .read()
@@ -222,12 +222,12 @@ impl Fs {
         }
     }
 
-    /// Hands the file's pages from one cache to another.
+    /// Moves the file's pages from one cache to another.
     fn switch_home(&self, file: &Arc<File>, slice: SliceId) -> Result<()> {
         let old = file.cache().cloned();
         let object = file.object();
         if let Some(old) = &old {
-            // Most of it before anybody has to wait.
+            // Writes back most pages before any writer has to wait.
             wait(|done| old.sync(&object, 0..PAGES, done))?;
         }
         file.shut_writers_out();
@@ -244,12 +244,12 @@ impl Fs {
         object: &Arc<dyn Object>,
     ) -> Result<()> {
         let _alone = file.exclusive.write();
-        // Another move may have come first.
+        // Another move may have ended first.
         if file.slice() == slice || old.is_some_and(|old| old.id() != file.slice()) {
             return Ok(());
         }
         if let Some(old) = old {
-            // Clients write inline without asking: they have to ask from here on, and wait with the others.
+            // Clients write inline without a request. From here on they have to ask the daemon, and wait like other writers.
             if !old.revoke_writes(object) {
                 return Err(EBUSY);
             }
@@ -265,7 +265,7 @@ impl Fs {
         }
     }
 
-    /// The file's blocks by slice: (slice, blocks).
+    /// Returns the number of the file's blocks in each slice that has some, as (slice, blocks).
     pub fn blocks_by_slice(&self, ino: Ino) -> Result<Vec<(SliceId, u64)>> {
         let inode = self.core.inode(ino)?;
         if inode.kind != Kind::File {
@@ -286,7 +286,7 @@ impl Fs {
     }
 }
 
-/// Pages whose blocks are in other slices.
+/// Returns the number of pages whose blocks are in other slices.
 fn pages_away(file: &File, slice: SliceId) -> u64 {
     let map = file.map.read();
     let away = |state| match state {
@@ -300,10 +300,10 @@ fn pages_away(file: &File, slice: SliceId) -> u64 {
         .sum()
 }
 
-/// The next piece from page `from` on whose data is in another slice.
+/// Returns the next piece, from page `from` on, whose data is in another slice.
 fn next_away(file: &File, slice: SliceId, from: u64) -> Option<(u64, u64)> {
     let map = file.map.read();
-    // Also behind the end: programs that write inline tell the new size later.
+    // Includes pages after the end: programs that write inline report the new size later.
     map.extents.within(from..u64::MAX).find_map(|run| {
         let at = run.state.readable()?;
         (at.slice != slice).then(|| (run.page, u64::from(run.count).min(MOVE_PAGES)))

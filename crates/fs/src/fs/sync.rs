@@ -1,8 +1,8 @@
-//! fsync and its kin: data to the device, then what is needed to find it again.
+//! fsync, fdatasync and ranges: writes the data to the device, and then the metadata needed to find it.
 //!
-//! The data is written back by the cache. Its completion comes in a thread of the slice, which must
-//! not wait: it hands the rest to the committer, which flushes the devices and, if the file has metadata
-//! that is not durable, commits. All who wait at that moment share one commit.
+//! The cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread passes
+//! the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable, commits.
+//! All requests that wait at that moment share one commit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,18 +20,18 @@ use crate::error::Error;
 use crate::types::Ino;
 
 impl Fs {
-    /// fsync / fdatasync: data written back and flushed, metadata committed (datasync: only what is needed
-    /// to read the data). Reports a write-back error not reported to this file yet. `done` may run in
-    /// another thread.
+    /// Writes the file's data back, flushes it and commits its metadata, as fsync and fdatasync do. With `datasync` commits
+    /// only the metadata needed to read the data. Reports a write-back error that no fsync of the file has reported. May call
+    /// `done` in another thread.
     pub fn fsync(&self, file: &Arc<File>, datasync: bool, done: Done) {
         let scope = if datasync { Scope::Data } else { Scope::All };
         self.sync_pages(file, 0..PAGES, scope, done);
     }
 
-    /// Durability of a range only (O_DSYNC, RWF_DSYNC).
+    /// Makes a range of the file durable (O_DSYNC, RWF_DSYNC).
     pub fn sync_range(&self, file: &Arc<File>, offset: u64, len: u64, done: Done) {
         let end = offset.saturating_add(len);
-        // The size that the range needs may be committed only with all that is before it.
+        // The size that the range needs can be committed only if everything before it is on the device.
         let synced = file.synced_size.load(Ordering::Acquire);
         let start = if end > synced {
             offset.min(synced)
@@ -42,7 +42,7 @@ impl Fs {
         self.sync_pages(file, pages, Scope::Range(end), done);
     }
 
-    /// fsync of a directory: commits every namespace change made so far.
+    /// Commits every namespace change made so far, as fsync of a directory does.
     pub fn fsync_dir(&self, ino: Ino, done: Done) {
         let core = &self.core;
         if let Err(error) = core.inode(ino) {
@@ -70,8 +70,8 @@ impl Fs {
         let synced = file.clone();
         let after = move |result: CacheResult| {
             let remembered = synced.take_error();
-            // Pages that could not be written stay dirty. If the whole file is on the device now, these pages are
-            // too.
+            // Pages whose write-back failed stay dirty. If the whole file is on the device now, these pages are too, so the
+            // error is over.
             let remembered = remembered.filter(|_| matches!(scope, Scope::Range(_)));
             let failed = result.err().map(Error::from).or(remembered);
             if let Some(error) = failed {
@@ -100,16 +100,16 @@ impl Fs {
     }
 }
 
-/// What is synced.
+/// Part of a file to sync.
 enum Scope {
     All,
     Data,
-    /// Up to this byte.
+    /// The range that ends before this byte.
     Range(u64),
 }
 
-/// Whether the data of a file could not be read after a crash now: extents or size are not durable. In
-/// doubt (a lock is taken: this runs where nobody may wait) it is so.
+/// Returns whether a crash now could make the file's data unreadable, because extents or size are not durable. Returns true in
+/// doubt, when another thread holds a lock, because the calling thread must not wait.
 fn needs_metadata(file: &File, durable: u64) -> bool {
     let inode: &Inode = &file.inode;
     if inode.included_in.load(Ordering::Acquire) > durable {
@@ -122,22 +122,22 @@ fn needs_metadata(file: &File, durable: u64) -> bool {
     !size_durable || file.map.try_read().is_none_or(|map| map.has_changes())
 }
 
-/// The bytes of a file that a sync in progress will have reached: the size at its beginning, minus what a truncation has removed
-/// since.
+/// The number of bytes, from the start of the file, that a sync in progress will make durable: the size when the sync began, or
+/// less after a truncation.
 pub(super) struct Reach(Arc<AtomicU64>);
 
 impl File {
-    /// Records the size that a sync which begins now can guarantee.
+    /// Records the size that a sync beginning now can guarantee.
     pub(super) fn sync_begins(&self) -> Reach {
         let mut reaches = self.reaches.lock();
         reaches.retain(|reach| reach.strong_count() > 0);
-        // Under the lock: a concurrent truncation has either set the size before, or finds this sync.
+        // The lock orders this with a concurrent truncation: the truncation has set the size before, or it finds this sync.
         let reach = Arc::new(AtomicU64::new(self.size()));
         reaches.push(Arc::downgrade(&reach));
         Reach(reach)
     }
 
-    /// Records that the file was truncated, or grew, to `size`. No sync in progress has written what follows.
+    /// Records that the file was truncated, or grew, to `size`. No sync in progress has written bytes beyond it.
     pub(super) fn note_truncated(&self, size: u64) {
         let reaches = self.reaches.lock();
         for reach in reaches.iter().filter_map(Weak::upgrade) {
@@ -146,8 +146,8 @@ impl File {
         self.synced_size.fetch_min(size, Ordering::AcqRel);
     }
 
-    /// Records that all pages up to byte `end` that were dirty when the sync began were written back. What the sync
-    /// reached may then be committed even if a page was changed again since.
+    /// Records that all pages up to byte `end` that were dirty when the sync began were written back. The size that the sync
+    /// reached can then be committed, even if a page was changed again since.
     pub(super) fn note_synced(&self, reach: &Reach, end: u64) {
         let is_news = {
             let _reaches = self.reaches.lock();
@@ -161,7 +161,7 @@ impl File {
 }
 
 impl Table {
-    /// Returns the files in memory, to record what a sync of everything that begins now reaches.
+    /// Returns the files in memory, each with the size that a sync beginning now reaches.
     pub(super) fn files_to_sync(&self) -> Vec<(Arc<File>, Reach)> {
         let file_of = |inode: &Arc<Inode>| inode.file.try_lock().and_then(|file| file.clone());
         let files = self.collect(file_of).into_iter();

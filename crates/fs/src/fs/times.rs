@@ -1,19 +1,19 @@
-//! Times: nanoseconds since the epoch inside, `SystemTime` outside.
+//! Times: nanoseconds since the epoch in records, `SystemTime` in the interface.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const NS_PER_S: i128 = 1_000_000_000;
-/// 1901-12-13, the earliest time that is kept: earlier ones become it.
+/// 1901-12-13, the earliest time that a record can hold. Earlier times become this one.
 const MIN_NS: i128 = -(1 << 31) * NS_PER_S;
-/// 2446-05-10, the latest.
+/// 2446-05-10, the latest time that a record can hold. Later times become this one.
 const MAX_NS: i128 = ((1i128 << 34) - (1 << 31)) * NS_PER_S - 1;
 
-/// The time of now.
+/// Returns the current time.
 pub fn now_ns() -> i128 {
     from_system(SystemTime::now())
 }
 
-/// To nanoseconds, within 1901 to 2446.
+/// Returns a time in nanoseconds, limited to the years 1901 to 2446.
 pub fn from_system(time: SystemTime) -> i128 {
     let ns = match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i128::try_from(after.as_nanos()).unwrap_or(MAX_NS),
@@ -22,7 +22,7 @@ pub fn from_system(time: SystemTime) -> i128 {
     ns.clamp(MIN_NS, MAX_NS)
 }
 
-/// From nanoseconds.
+/// Returns nanoseconds as a `SystemTime`.
 pub fn to_system(ns: i128) -> SystemTime {
     let ns = ns.clamp(MIN_NS, MAX_NS);
     let magnitude = ns.unsigned_abs();
@@ -37,8 +37,8 @@ pub fn to_system(ns: i128) -> SystemTime {
     }
 }
 
-/// Whether a read at `now` should change the access time (relatime): it is not newer than the last
-/// change, or a day old.
+/// Returns whether a read at `now` changes the access time under relatime: if it is not newer than the last change, or at least
+/// a day old.
 pub fn relatime(atime_ns: i128, mtime_ns: i128, ctime_ns: i128, now: i128) -> bool {
     atime_ns <= mtime_ns || atime_ns <= ctime_ns || now - atime_ns >= 86_400 * NS_PER_S
 }

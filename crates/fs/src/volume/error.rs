@@ -1,33 +1,33 @@
-//! Why a volume cannot be made or opened: each message names the thing and what to do.
+//! Errors of formatting and opening a volume. Each message names the thing and the remedy.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use jericho_storage::IoError;
 
-/// Why a volume cannot be made or opened.
+/// The reason why a volume cannot be formatted or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// There is no such file or device.
     #[error("{0} does not exist; make a volume there with: jericho format {0} --size 1G")]
     Missing(PathBuf),
-    /// A directory where a file or a device is needed.
+    /// The path is a directory.
     #[error("{0} is a directory; name a file in it or a block device")]
     IsDirectory(PathBuf),
-    /// Neither a regular file nor a block device.
+    /// The path is neither a regular file nor a block device.
     #[error("{0} is neither a regular file nor a block device; name one of these")]
     WrongKind(PathBuf),
     /// The file may not be written.
     #[error("{0} is read-only; make it writable (chmod u+w) or open it with --read-only")]
     ReadOnly(PathBuf),
-    /// The system refused to open, create, resize or look at it.
+    /// The system refused to open, create, resize or inspect the file.
     #[error("cannot {action} {path}: {cause}")]
     System {
-        /// What was tried, as a verb.
+        /// The action that failed, as a verb.
         action: &'static str,
-        /// On what.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system.
         cause: std::io::Error,
     },
     /// The host cannot allocate all of a file's space.
@@ -44,22 +44,22 @@ pub enum VolumeError {
         /// The host's error.
         cause: IoError,
     },
-    /// The device could not be opened; the storage's own message.
+    /// The device could not be opened. Holds the message of the storage.
     #[error("{0}")]
     Open(String),
-    /// No label.
+    /// The device has no label.
     #[error("{0} is not a Jericho volume; make one there with: jericho format {0}")]
     NotAVolume(Arc<str>),
-    /// A label or superblock of a newer format.
+    /// A label or superblock has a newer format.
     #[error(
         "{device} has format version {found}, and this program knows versions up to {known}; use a newer jericho"
     )]
     Newer {
         /// Device.
         device: Arc<str>,
-        /// Its version.
+        /// Version of the format.
         found: u32,
-        /// The newest that is known.
+        /// Newest version that this program knows.
         known: u32,
     },
     /// The label is damaged.
@@ -70,19 +70,19 @@ pub enum VolumeError {
     SuperblockDamaged {
         /// First device.
         device: Arc<str>,
-        /// Of each copy.
+        /// State of each copy.
         what: String,
     },
-    /// The device is smaller than the volume says.
+    /// The device is smaller than the superblock says.
     #[error(
         "{device} is truncated: the volume needs {needed_bytes} bytes of it, it has {found_bytes}; restore its full length"
     )]
     Truncated {
         /// Device.
         device: Arc<str>,
-        /// What the volume needs.
+        /// Size that the volume needs.
         needed_bytes: u64,
-        /// What is there.
+        /// Size of the device.
         found_bytes: u64,
     },
     /// A device of the volume was not found.
@@ -92,66 +92,66 @@ pub enum VolumeError {
     DeviceMissing {
         /// Index in the volume.
         index: usize,
-        /// Where it was.
+        /// Path when the volume was formatted.
         path: PathBuf,
     },
-    /// A device of another volume, or another device of this one.
+    /// The device belongs to another volume, or is another device of this one.
     #[error("{device} should be device {index} of the volume but {is}; exchange it")]
     WrongDevice {
         /// Device.
         device: Arc<str>,
-        /// Which one is needed.
+        /// Index of the device that is needed.
         index: usize,
-        /// What it is instead.
+        /// Description of the device that was found.
         is: String,
     },
-    /// Not the first device.
+    /// The device is not the first one of its volume.
     #[error("{device} is device {index} of a volume; name the volume's first device instead")]
     NotFirst {
         /// Device.
         device: Arc<str>,
-        /// Its index.
+        /// Index of the device.
         index: usize,
     },
-    /// Something is there already.
+    /// The target already holds data.
     #[error(
         "{path} already holds {what}; formatting would destroy it: add --force to do it anyway"
     )]
     InUse {
         /// File or device.
         path: Arc<str>,
-        /// What was recognised.
+        /// Name of the format that was recognised.
         what: String,
     },
-    /// `--slices 0`.
+    /// The user asked for 0 slices.
     #[error("a volume needs at least 1 slice; leave --slices out for one per node")]
     NoSlices,
-    /// Too many slices.
+    /// The user asked for too many slices.
     #[error("{asked} slices are too many; a volume has at most {most}")]
     TooManySlices {
-        /// Asked for.
+        /// Requested number.
         asked: usize,
-        /// Most that are possible.
+        /// Largest number.
         most: usize,
     },
-    /// Too many devices.
+    /// The user named too many devices.
     #[error("{asked} devices are too many; a volume has at most {most}")]
     TooManyDevices {
-        /// Asked for.
+        /// Named devices.
         asked: usize,
-        /// Most that are possible.
+        /// Largest number.
         most: usize,
     },
-    /// No device was named.
+    /// The user named no device.
     #[error("a volume needs at least one file or device; name one")]
     NoDevices,
-    /// One device is named twice.
+    /// The user named one device twice.
     #[error("{0} is named twice; name each device once")]
     Twice(PathBuf),
-    /// No size is known for a new file.
+    /// A new file needs a size.
     #[error("{0} has no size yet; say how large the volume should be, for example --size 1G")]
     NoSize(PathBuf),
-    /// Too small for its slices.
+    /// A device is too small for its slices.
     #[error(
         "{device} is too small: {slices} slices there need at least {minimum_bytes} bytes ({minimum_mib} MiB), it has {size_bytes}; give more space or fewer slices",
         minimum_mib = minimum_bytes.div_ceil(1 << 20)
@@ -159,14 +159,14 @@ pub enum VolumeError {
     TooSmall {
         /// Device.
         device: Arc<str>,
-        /// Slices on it.
+        /// Number of slices on it.
         slices: usize,
-        /// Least size.
+        /// Smallest size.
         minimum_bytes: u64,
         /// Its size.
         size_bytes: u64,
     },
-    /// Somebody else has it.
+    /// Another process uses the volume.
     #[error(
         "{path} is in use by {who}: only one process may use a volume that is being written; unmount it first (if it has no mount any more, that process is still writing back)",
         who = pid.map_or("a process that cannot be seen from here".into(), |pid| format!("process {pid}"))
@@ -182,7 +182,7 @@ pub enum VolumeError {
         "{0}; run this where the file can be opened, or add --force if no other program uses it"
     )]
     Hidden(String),
-    /// Another machine has mounted it.
+    /// Another machine has mounted the volume.
     #[error(
         "{device} is mounted by host {host} (process {pid} there), or was not unmounted by it: two mounts would destroy the volume; if that host does not use it any more, add --force"
     )]
@@ -191,13 +191,13 @@ pub enum VolumeError {
         device: Arc<str>,
         /// Name of that machine.
         host: String,
-        /// The process there.
+        /// Process on that machine.
         pid: u32,
     },
     /// A device failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The metadata store could not be made or opened.
+    /// The metadata store could not be created or opened.
     #[error(transparent)]
     Store(#[from] crate::error::Error),
 }

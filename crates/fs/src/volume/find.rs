@@ -1,8 +1,9 @@
 //! Finds the devices of a volume by their labels.
 //!
-//! Names of block devices change from boot to boot, so a path only says where to look first. The search tries, in this order:
-//! the places that the user names, the device's path when the volume was made, the files beside the first device with that name,
-//! the block devices of the machine, and the other files beside the first device. It only reads the candidates until a label
+//! Names of block devices change from boot to boot, so the search uses a path only as the first place to try. It tries, in this
+//! order: the paths that the user names, the device's path when the volume was formatted, the files with that name beside the
+//! first device, the block devices of the machine, and the other files beside the first device. It only reads the candidates
+//! until a label matches, because other programs may be using them.
 //! matches, because other programs may be using them.
 
 use std::collections::HashSet;
@@ -18,7 +19,7 @@ use super::error::VolumeError;
 use super::format::read_label;
 use super::open::{OpenMode, open_path, path_of};
 
-/// Most files beside the first device that are checked.
+/// Largest number of files beside the first device that are checked.
 const BESIDE_MAX: usize = 1000;
 
 /// Opens device `index` of the volume whose first device is at `first`.
@@ -40,7 +41,7 @@ pub(super) fn device(
     let mut seen = HashSet::new();
     let mut refused = None;
     let candidates = likely.iter().cloned().chain(
-        // Listed only when needed.
+        // Lists these candidates only if the search gets this far.
         std::iter::once_with(|| block_devices().chain(files_beside(first))).flatten(),
     );
     for path in candidates {
@@ -59,7 +60,7 @@ pub(super) fn device(
         match label_uuid(&path) {
             Ok(Some(uuid)) if uuid == entry.uuid => match open_path(&path, mode) {
                 Ok(device) => return Ok(device),
-                // A member of a stacked device has the same label, and the stacked device holds it.
+                // A member of a stacked device has the same label, and the stacked device holds it open.
                 Err(error) => refused = refused.or(Some(error)),
             },
             _ => {}
@@ -68,7 +69,7 @@ pub(super) fn device(
     if let Some(error) = refused {
         return Err(error);
     }
-    // `check_devices` reports what is wrong with the device found instead.
+    // The device found is a wrong one. `check_devices` reports the difference.
     for path in likely.iter().filter(|path| path.exists()) {
         if let Ok(device) = open_path(path, OpenMode::READ) {
             return Ok(device);
@@ -77,7 +78,7 @@ pub(super) fn device(
     Err(VolumeError::DeviceMissing { index, path: hint })
 }
 
-/// Returns which device is at `path`; `None` when it belongs to no volume.
+/// Returns the label's UUID of the device at `path`, or `None` if it belongs to no volume.
 fn label_uuid(path: &Path) -> Result<Option<[u8; 16]>, VolumeError> {
     let device = open_path(path, OpenMode::READ)?;
     Ok(match read_label(&*device)? {
@@ -95,7 +96,7 @@ fn block_devices() -> impl Iterator<Item = PathBuf> {
         .lines()
         .skip(1)
         .filter_map(|line| line.split_whitespace().nth(3))
-        // sysfs writes a slash in a name as an exclamation mark.
+        // sysfs replaces the slashes in a name with exclamation marks.
         .map(|name| Path::new("/dev").join(name.replace('!', "/")))
         .collect();
     lasting.into_iter().chain(names)

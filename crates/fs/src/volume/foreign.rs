@@ -1,9 +1,9 @@
-//! Recognising what is on a device before it is formatted.
+//! Recognises existing data on a device before it is formatted.
 
 use jericho_format::label::{Label, LabelState};
 use jericho_storage::{BLOCK_BYTES, Device, IoError};
 
-/// Where other formats put their magic: (offset, bytes, name).
+/// Magic bytes of other formats, as (offset, bytes, name).
 const MAGICS: [(usize, &[u8], &str); 9] = [
     (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 filesystem"),
     (0, b"XFSB", "an XFS filesystem"),
@@ -17,7 +17,7 @@ const MAGICS: [(usize, &[u8], &str); 9] = [
 ];
 const HEAD_BYTES: u64 = 128 << 10;
 
-/// Names what a device holds; `None` when nothing is recognised.
+/// Returns the name of the format on a device, or `None` if it is not recognised.
 pub(super) fn recognise(device: &dyn Device) -> Result<Option<String>, IoError> {
     let bytes = device.size_bytes().min(HEAD_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
     let mut head = vec![0; bytes as usize];
@@ -46,7 +46,7 @@ fn recognise_bytes(head: &[u8]) -> Option<String> {
     found.map(|(_, _, name)| (*name).to_owned())
 }
 
-/// Whether the head of a device has any byte that is not zero.
+/// Returns whether the head of a device has a byte that is not zero.
 pub(super) fn holds_data(device: &dyn Device) -> Result<bool, IoError> {
     let bytes = device.size_bytes().min(HEAD_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
     let mut head = vec![0; bytes as usize];

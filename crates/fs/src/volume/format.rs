@@ -1,7 +1,7 @@
-//! Making a volume on open devices.
+//! Formats a volume on open devices.
 //!
-//! The label of the first device is destroyed first and written last: an interrupted format leaves
-//! something that is not a volume, never half of one.
+//! Destroys the label of the first device first and writes it last. An interrupted format therefore leaves devices that are not
+//! a volume, never half of one.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,44 +23,43 @@ use super::{Volume, foreign};
 use crate::store::{Change, InodeRecord};
 use crate::types::{Kind, ROOT};
 
-/// What a new volume should be.
+/// Properties of a new volume.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
-    /// Size of each regular file, in bytes; `None`: the size that it has.
+    /// Size of each regular file in bytes. `None` keeps the file's size.
     pub size_bytes: Option<u64>,
-    /// Number of slices; `None`: one for each of `nodes`, at least one.
+    /// Number of slices. `None` means one for each of `nodes`, at least one.
     pub slices: Option<u16>,
-    /// Nodes that get slices, in turn. Empty: slices without a node.
+    /// Nodes that are assigned to the slices in turn. If empty, the slices have no node.
     pub nodes: Vec<u32>,
-    /// Node of each device where the caller knows better than the kernel; may be shorter than the
-    /// list of devices.
+    /// Node of each device, where the caller knows it better than the kernel. May be shorter than the list of devices.
     pub device_nodes: Vec<Option<u32>>,
-    /// Destroys what is there.
+    /// Overwrites existing data.
     pub force: bool,
-    /// Allocates the whole space of regular files now. Otherwise they are sparse, and the volume may meet a full host
-    /// later.
+    /// Allocates all space of regular files now. Otherwise the files are sparse, and the host may be full when the volume needs
+    /// the space.
     pub preallocate: bool,
-    /// Reports progress, as bytes that have space and bytes in total, where the host can allocate only by writing.
+    /// Called to report progress where the host can allocate only by writing: bytes that have space, and bytes in total.
     pub progress: Option<fn(u64, u64)>,
     /// Owner of the root directory: uid and gid.
     pub owner: (u32, u32),
 }
 
-/// What was made.
+/// Description of a new volume.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// The volume.
+    /// Identity of the volume.
     pub uuid: [u8; 16],
-    /// Devices: name and bytes used.
+    /// Devices, as name and bytes used.
     pub devices: Vec<(Arc<str>, u64)>,
-    /// Slices: home node, index of the device, capacity in bytes.
+    /// Slices, as home node, index of the device and capacity in bytes.
     pub slices: Vec<(Option<u32>, u16, u64)>,
-    /// Bytes that the metadata region starts with.
+    /// Initial size of the metadata region.
     pub metadata_bytes: u64,
 }
 
-/// Makes a volume on devices that are open for writing. Their paths, as stored for finding them
-/// again, are in `paths`. Nothing is written unless all checks pass.
+/// Formats a volume on devices that are open for writing. `paths` are stored for finding the devices again. Writes nothing
+/// unless all checks pass.
 pub fn format_devices(
     devices: &[Arc<dyn Device>],
     paths: &[PathBuf],
@@ -70,7 +69,7 @@ pub fn format_devices(
     write(devices, superblock, options)
 }
 
-/// Refuses impossible numbers of devices and slices.
+/// Refuses invalid numbers of devices and slices.
 pub(super) fn check_counts(devices: usize, options: &FormatOptions) -> Result<(), VolumeError> {
     if devices == 0 {
         return Err(VolumeError::NoDevices);
@@ -111,7 +110,7 @@ pub(super) fn check_plan(
     Ok(superblock)
 }
 
-/// All checks and the plan, without writing.
+/// Runs all checks and plans the volume, without writing.
 pub(super) fn prepare(
     devices: &[Arc<dyn Device>],
     paths: &[PathBuf],
@@ -156,7 +155,7 @@ pub(super) fn prepare(
         random_bytes(&mut entry.uuid)?;
         entry.blocks = U64::new(space.blocks);
         entry.node = U32::new(space.node.unwrap_or(NO_NODE));
-        // A path that does not fit is left out: it is only a hint.
+        // Omits a path that does not fit, because it is only a hint.
         let path = paths
             .get(index)
             .map(|p| p.as_os_str().as_encoded_bytes())
@@ -204,7 +203,7 @@ pub(super) fn write(
     for device in devices {
         device.flush()?;
     }
-    // The first device last: it is what makes a volume.
+    // Writes the first device last, because its label makes the devices a volume.
     for (device, label) in devices.iter().zip(&labels).rev() {
         device.write_at(0, label)?;
         device.flush()?;
@@ -226,7 +225,7 @@ pub(super) fn write(
     }))
 }
 
-/// The label of a device of a volume.
+/// Returns the label of a device of the volume.
 pub(crate) fn label(superblock: &Superblock, index: usize) -> Box<Label> {
     let entry = &superblock.devices[index];
     let mut label = Label::new();
@@ -238,7 +237,7 @@ pub(crate) fn label(superblock: &Superblock, index: usize) -> Box<Label> {
     label
 }
 
-/// An empty root directory.
+/// Returns the record of an empty root directory.
 pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -265,7 +264,7 @@ pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
     }
 }
 
-/// What the label of a device says.
+/// Reads the label of a device.
 pub(crate) fn read_label(device: &dyn Device) -> Result<LabelState, VolumeError> {
     if device.size_bytes() < PAGE_BYTES {
         return Ok(LabelState::Foreign);

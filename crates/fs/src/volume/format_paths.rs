@@ -1,7 +1,7 @@
-//! Making a volume on files and block devices given by their paths.
+//! Formats a volume on files and block devices that are given by their paths.
 //!
-//! Everything is checked before the first byte changes. A file that was created is removed when
-//! format fails; one that was there keeps its bytes and length if it is refused.
+//! All checks end before the first byte changes. If format fails, it removes the files that it created. Existing files that are
+//! refused keep their bytes and length.
 
 use std::fs::File;
 use std::ops::Range;
@@ -21,29 +21,29 @@ use super::layout::Space;
 use super::open::{OpenMode, inspect};
 use super::{Volume, VolumeLock};
 
-/// Rewritten at once where space can only be allocated by writing.
+/// Bytes rewritten at once on hosts that allocate space only by writing.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Unit of `st_blocks` of stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// What is at a path before formatting.
+/// State of a path before formatting.
 struct Target {
     path: PathBuf,
-    /// It was not there.
+    /// The file did not exist.
     new: bool,
     is_file: bool,
-    /// Length of a file before.
+    /// Earlier length of a file.
     old_bytes: u64,
-    /// Space that a file had on its host before, and the parts of it that had none.
+    /// Space that a file had on its host before, and its parts that had no space.
     old_stored_bytes: u64,
     old_holes: Vec<Range<u64>>,
-    /// Length of a file, or size of a block device, afterwards.
+    /// New length of a file, or size of a block device.
     bytes: u64,
     node: Option<u32>,
 }
 
-/// Makes a volume on files (created if missing) and block devices.
+/// Formats a volume on files (created if missing) and block devices.
 pub fn format(paths: &[PathBuf], options: &FormatOptions) -> Result<Summary, VolumeError> {
     check_counts(paths.len(), options)?;
     let mut targets = Vec::new();
@@ -99,7 +99,7 @@ fn system<'p>(
     }
 }
 
-/// Judges what is at a path, without changing it.
+/// Checks the file or device at a path, without changing it.
 fn look_at(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> {
     let no_size = || VolumeError::NoSize(path.into());
     let metadata = match inspect(path) {
@@ -124,7 +124,7 @@ fn look_at(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> 
     }
     let mut bytes = metadata.len();
     let mut node = None;
-    // What is smaller than a block can be no volume; but a few bytes of text are still somebody's.
+    // Data smaller than a block cannot be a volume, but even a few bytes of text may be of value to the user.
     if is_file && bytes > 0 && bytes < PAGE_BYTES && !options.force {
         return Err(VolumeError::InUse {
             path: path.to_string_lossy().into(),
@@ -188,11 +188,11 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
         let device =
             open_device(&target.path, open).map_err(|e| VolumeError::Open(e.to_string()))?;
         devices.push(device);
-        // Keeps the link instead of its target: a link in /dev/disk/by-id persists, the device name that it points to
-        // does not.
+        // Stores the path of a link instead of its target: a link in /dev/disk/by-id stays valid, while the device name that it
+        // points to may change.
         paths.push(std::path::absolute(&target.path).map_err(system("find", &target.path))?);
     }
-    // What is there was judged; what is left of it is not to be judged again.
+    // The contents of the targets were already checked, so `prepare` must not check them again.
     let options = FormatOptions {
         force: true,
         ..options.clone()
@@ -214,7 +214,8 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
     write(&devices, superblock, &options)
 }
 
-/// Allocates the space of a whole file on its host. Keeps what is in the file: a later failure must leave it there.
+/// Allocates the space of a whole file on its host. Keeps the file's contents, because a later failure must leave them
+/// unchanged.
 fn preallocate(
     device: &dyn Device,
     holes: &[Range<u64>],
@@ -245,7 +246,7 @@ fn preallocate(
 }
 
 impl Target {
-    /// Returns the parts of a file that have no space on the host once the file has its new length.
+    /// Returns the parts of the file without space on the host after it has its new length.
     fn holes(&self) -> Vec<Range<u64>> {
         let beyond = self.old_bytes..self.bytes;
         let beyond = Some(beyond).filter(|range| !range.is_empty());
@@ -253,8 +254,8 @@ impl Target {
     }
 }
 
-/// After a failure: removes a file that was created; gives an old one its length back, and the host the space that the file
-/// did not have before.
+/// Undoes the changes after a failure: removes a file that was created. Gives an existing file its earlier length, and returns
+/// the space to the host that the file did not have before.
 fn undo(target: &Target) {
     let result = if target.new {
         match std::fs::remove_file(&target.path) {
@@ -279,7 +280,7 @@ fn shrink(target: &Target) -> std::io::Result<()> {
     if target.old_bytes < target.bytes {
         file.set_len(target.old_bytes)?;
     }
-    // Space that had been allocated and not written looks like a hole, too. It stays if format has added none.
+    // Space that was allocated and not written looks like a hole, too. It stays if format has added no space.
     if file.metadata()?.blocks() * STAT_BLOCK_BYTES > target.old_stored_bytes {
         for hole in &target.old_holes {
             punch_hole(&file, hole.start, hole.end - hole.start)?;
@@ -288,7 +289,7 @@ fn shrink(target: &Target) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Opens what was just made, to be sure of it: for callers that go on with the volume.
+/// Formats a volume and opens it, for callers that continue with the volume.
 pub fn format_and_open(paths: &[PathBuf], options: &FormatOptions) -> Result<Volume, VolumeError> {
     format(paths, options)?;
     let first = paths.first().ok_or(VolumeError::NoDevices)?;

@@ -1,7 +1,7 @@
-//! How format divides the devices: head, first metadata chunks, and the slices.
+//! Divides the devices of a new volume: head, first metadata chunks, and the slices.
 //!
-//! A slice is on a device of its own node where there is one; slices on the same device share it
-//! evenly. A device that no slice chose is added to a slice, of its node if possible. No I/O.
+//! A slice is on a device of its own node if there is one. Slices on the same device share it evenly. A device without a slice
+//! is added to a slice, of its node if possible. No I/O.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use super::error::VolumeError;
 
-/// Least space of a slice.
+/// Smallest size of a slice.
 const SLICE_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
-/// Least space for metadata on the first device.
+/// Smallest size of the metadata on the first device.
 const METADATA_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
 /// Largest container.
 const CONTAINER_BLOCKS_MAX: u64 = *CONTAINER_BLOCKS.end() as u64;
 /// Smallest container.
 const CONTAINER_BLOCKS_MIN: u64 = *CONTAINER_BLOCKS.start() as u64;
 
-/// A device as the layout has to know it.
+/// Facts about a device that the layout needs.
 pub(super) struct Space {
     pub(super) name: Arc<str>,
     pub(super) blocks: u64,
     pub(super) node: Option<u32>,
 }
 
-/// Blocks of a metadata chunk for a volume of this size: small enough not to waste a small volume,
-/// large enough that the table of chunks holds a sixteenth of a large one.
+/// Returns the number of blocks in a metadata chunk. Chunks are small enough not to waste a small volume, and large enough that
+/// the table of chunks can hold a sixteenth of a large one.
 fn chunk_blocks(volume_blocks: u64) -> u64 {
     match (volume_blocks * PAGE_BYTES) >> 30 {
         0..4 => 64,
@@ -41,7 +41,7 @@ fn chunk_blocks(volume_blocks: u64) -> u64 {
     }
 }
 
-/// Space that the metadata region starts with: a 64th, 16 to 256 MiB, but never more than an
+/// Returns the initial size of the metadata region: a 64th of the volume, limited to 16 to 256 MiB, but never more than an
 /// eighth of the volume.
 fn metadata_blocks(volume_blocks: u64) -> u64 {
     let mib = (1 << 20) / PAGE_BYTES;
@@ -51,7 +51,7 @@ fn metadata_blocks(volume_blocks: u64) -> u64 {
         .max(METADATA_BLOCKS_MIN)
 }
 
-/// Which device each slice is on.
+/// Returns the device of each slice.
 fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
     let mut count = vec![0usize; devices.len()];
     let mut chosen = Vec::with_capacity(nodes.len());
@@ -69,7 +69,7 @@ fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
     chosen
 }
 
-/// Fills slices, regions, chunks and the sizes in the head. `nodes`: home node of each slice.
+/// Plans slices, regions, chunks and the sizes in the head. `nodes` holds the home node of each slice.
 pub(super) fn plan(
     superblock: &mut Superblock,
     devices: &[Space],
@@ -86,7 +86,7 @@ pub(super) fn plan(
     }
     let volume_blocks: u64 = devices.iter().map(|d| d.blocks).sum();
     let chunk_blocks = chunk_blocks(volume_blocks);
-    // What is before the slices on the first device must leave them enough.
+    // The slices on the first device must have enough space after the head and the metadata.
     let device_of = choose_devices(devices, nodes);
     let slices_on = |device| device_of.iter().filter(|d| **d == device).count();
     let first_wanted = HEAD_BLOCKS + slices_on(0).max(1) as u64 * SLICE_BLOCKS_MIN;
@@ -97,7 +97,7 @@ pub(super) fn plan(
         * chunk_blocks;
     let metadata = metadata.max(chunk_blocks);
 
-    // (device, first block, blocks) that slices can have
+    // The ranges available to slices, as (device, first block, blocks).
     let mut usable = Vec::new();
     for (index, device) in devices.iter().enumerate() {
         let head = if index == 0 {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn too_small_a_device_is_told_how_large_it_must_be() {
+    fn the_error_of_a_small_device_names_the_least_size() {
         let mut s = Superblock::new();
         let Err(VolumeError::TooSmall { minimum_bytes, .. }) =
             plan(&mut s, &devices(&[(8, None)]), &[None, None, None])

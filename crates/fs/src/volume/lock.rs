@@ -1,4 +1,4 @@
-//! Holds a volume, that is every device of it.
+//! Locks a volume: every device of it.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::Volume;
 use super::error::VolumeError;
 use super::open::{OpenMode, check_devices, inspect};
 
-/// Holds devices of a volume for one process until dropped. A reader's hold excludes writers; a writer's hold excludes
-/// every other process.
+/// A lock on the devices of a volume, held for one process until it is dropped. A reader's lock excludes writers. A writer's
+/// lock excludes all other processes.
 #[derive(Debug)]
 pub struct VolumeLock {
     claims: Vec<Claim>,
@@ -17,7 +17,7 @@ pub struct VolumeLock {
 }
 
 impl Volume {
-    /// Claims the device at `path` alone. Fails with `Locked` and the process that holds it.
+    /// Locks only the device at `path`. Fails with `Locked`, which names the process that holds it.
     pub fn lock(path: &Path, mode: OpenMode) -> Result<VolumeLock, VolumeError> {
         inspect(path)?;
         let mut lock = VolumeLock {
@@ -30,7 +30,7 @@ impl Volume {
 }
 
 impl VolumeLock {
-    /// Claims the other devices of the volume too; this already holds the first one.
+    /// Locks the other devices of the volume too. The first one is already locked.
     pub fn cover(&mut self, volume: &Volume) -> Result<(), VolumeError> {
         for device in &volume.devices()[1..] {
             self.claim(Path::new(&*device.name()))?;

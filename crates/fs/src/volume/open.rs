@@ -1,4 +1,4 @@
-//! Finding the devices of a volume and checking that they are the right ones.
+//! Finds the devices of a volume and checks that they belong to it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -17,10 +17,10 @@ use super::format::read_label;
 use super::owner::{self, Verdict};
 use super::superblocks::{ReadError, Superblocks};
 
-/// How a volume is opened.
+/// Mode in which a volume is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenMode {
-    /// Nothing is written to any device.
+    /// Prevents all writes to the devices.
     pub read_only: bool,
     /// Opens the volume even if another machine has not unmounted it, or if a second use of a loop device's file could
     /// not be detected.
@@ -83,7 +83,7 @@ impl Volume {
     }
 }
 
-/// Refuses what is no place for a volume, with a message that says what it is.
+/// Refuses a path that cannot hold a volume. The error names the kind of file at the path.
 pub(super) fn inspect(path: &Path) -> Result<std::fs::Metadata, VolumeError> {
     use std::os::unix::fs::FileTypeExt;
     let metadata = std::fs::metadata(path).map_err(|cause| match cause.kind() {
@@ -106,7 +106,7 @@ pub(super) fn inspect(path: &Path) -> Result<std::fs::Metadata, VolumeError> {
 
 pub(super) fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, VolumeError> {
     let metadata = inspect(path)?;
-    // Root could write it all the same, but who made it read-only did not want that.
+    // Root could write to the file, but its permissions say that it must not change.
     if !mode.read_only && metadata.is_file() && metadata.permissions().readonly() {
         return Err(VolumeError::ReadOnly(path.into()));
     }
@@ -120,7 +120,7 @@ pub(super) fn open_path(path: &Path, mode: OpenMode) -> Result<Arc<dyn Device>, 
     open_device(path, options).map_err(|e| VolumeError::Open(e.to_string()))
 }
 
-/// The label of a device, if it is a good one.
+/// Returns the label of a device. Fails if the label is missing, damaged or of a newer format.
 fn good_label(device: &Arc<dyn Device>) -> Result<Box<Label>, VolumeError> {
     match read_label(&**device)? {
         LabelState::Valid(label) => Ok(label),
@@ -197,13 +197,13 @@ fn check_length(device: &Arc<dyn Device>, blocks: u64) -> Result<(), VolumeError
     Ok(())
 }
 
-/// Where a device was when the volume was made.
+/// Returns the path that a device had when the volume was formatted.
 pub(crate) fn path_of(entry: &DeviceEntry) -> PathBuf {
     let len = usize::from(entry.path_bytes.get()).min(entry.path.len());
     PathBuf::from(OsStr::from_bytes(&entry.path[..len]))
 }
 
-/// Checks that each device is the one that the superblock means.
+/// Checks that each device is the one that the superblock names.
 pub(super) fn check_devices(
     devices: &[Arc<dyn Device>],
     superblocks: &Superblocks,

@@ -1,5 +1,5 @@
-//! A device whose writes stay in memory: for checks and for volumes that are opened read-only, as
-//! opening the metadata store after a crash writes.
+//! A device whose writes stay in memory: for checks and for volumes that are opened read-only, because opening the metadata
+//! store after a crash writes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// A view of a device: reads see what was written to the view, the device itself never changes.
+/// A view of a device. Reads return the bytes written to the view; the device itself never changes.
 pub(crate) struct Overlay {
     base: Arc<dyn Device>,
     written: RwLock<HashMap<u64, Box<[u8]>>>,

@@ -1,5 +1,5 @@
-//! The owner record: the host and process that have a volume mounted for writing, for machines that do not see each other's locks. The
-//! cases are in `docs/formats/volume.md`, "One user at a time".
+//! The owner record: the host and process that have a volume mounted for writing. Machines that do not see each other's locks
+//! rely on it. `docs/formats/volume.md`, "One user at a time", lists the cases.
 
 use std::path::Path;
 
@@ -18,14 +18,14 @@ struct Identity {
     started: u64,
 }
 
-/// Whether the record allows a volume to be opened.
+/// The result of judging a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// No process has it.
+    /// No process has the volume.
     Free,
-    /// A process of this machine has it.
+    /// A process of this machine has the volume.
     Here(u32),
-    /// Another machine has it: its name and the process there.
+    /// Another machine has the volume: its name, and the process there.
     Elsewhere(String, u32),
 }
 
@@ -34,7 +34,7 @@ pub(super) fn record(hash_seed: &[u8; 16]) -> OwnerRecord {
     Identity::of_this_process(Path::new("/")).record(hash_seed)
 }
 
-/// Judges the record of a superblock.
+/// Judges the record in the head of a superblock.
 pub(super) fn judge(head: &SuperblockHead) -> Verdict {
     let root = Path::new("/");
     let me = Identity::of_this_process(root);
@@ -51,7 +51,7 @@ impl Identity {
         let pid = std::process::id();
         Identity {
             boot_id: uuid(&text("proc/sys/kernel/random/boot_id")),
-            // A shorter text is no identity ("uninitialized", or the empty file of an image).
+            // A shorter text ("uninitialized", or the empty file of an image) does not identify a machine.
             machine_id: if machine_id.len() == 32 {
                 machine_id
             } else {
@@ -123,8 +123,7 @@ fn uuid(text: &str) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
-/// Returns the start time of a process in ticks since boot (field 22 of its stat). Returns `None` when there is no
-/// such process.
+/// Returns the start time of a process in ticks since boot (field 22 of its stat), or `None` if the process does not exist.
 fn started(root: &Path, pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
     // The name, in parentheses, may contain any character.

@@ -1,4 +1,4 @@
-//! The superblock on the first device: reading the newer good copy, writing the other one.
+//! The superblock on the first device. Reads the newer valid copy, and writes the other one.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ pub struct Superblocks {
     current: Mutex<Superblock>,
 }
 
-/// Why no superblock could be had.
+/// The reason why the superblock cannot be read.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
     /// The device failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// Neither copy is usable.
+    /// Neither copy is valid.
     #[error("first copy: {0}; second copy: {1}")]
     Unusable(SuperblockError, SuperblockError),
 }
 
-/// What each copy on the device says, for `check`.
+/// Both copies on the device, for `check`.
 pub type Copies = [Result<Superblock, SuperblockError>; 2];
 
 /// Reads both copies.
@@ -74,16 +74,16 @@ impl Superblocks {
         read(&self.current.lock())
     }
 
-    /// Changes the superblock durably. On error the change is not in memory; on the device the
-    /// old copy is still whole, so it may or may not be there after a crash.
+    /// Changes the superblock durably. On an error memory keeps the old superblock. The device also still has the old copy, but
+    /// after a crash the new copy may be the valid one.
     pub fn update(&self, change: impl FnOnce(&mut Superblock)) -> Result<(), IoError> {
         let mut current = self.current.lock();
         let mut next = current.clone();
         change(&mut next);
         let sequence = current.head.sequence.get() + 1;
         next.head.sequence.set(sequence);
-        // The copy with the older sequence: sequences alternate between the copies, and format
-        // writes the first one to both.
+        // Chooses the copy with the older sequence: sequences alternate between the copies, and format writes the first
+        // sequence to both.
         let first_block = COPY_FIRST_BLOCK[(sequence % 2) as usize];
         self.device
             .write_at(first_block * PAGE_BYTES, &next.encode())?;
@@ -113,7 +113,7 @@ impl Superblocks {
         })
     }
 
-    /// Whether the dirty flag is set.
+    /// Returns whether the dirty flag is set.
     pub fn is_dirty(&self) -> bool {
         self.with(|s| s.head.flags.get() & FLAG_DIRTY != 0)
     }

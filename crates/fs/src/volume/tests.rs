@@ -216,7 +216,7 @@ fn a_name_has_the_same_hash_after_opening_again_and_another_on_another_volume() 
 }
 
 #[test]
-fn what_was_committed_survives_a_power_cut_and_nothing_else_does() {
+fn only_committed_changes_survive_a_power_cut() {
     let device = formatted(64, 2);
     let volume = opened(&device);
     let (store, allocator) = volume.open_store(1 << 20).unwrap();
@@ -515,7 +515,7 @@ fn format_refuses_bad_input_and_changes_nothing() {
 }
 
 #[test]
-fn what_is_no_volume_is_told_apart_from_what_is_damaged_or_newer() {
+fn errors_distinguish_missing_damaged_and_newer_volumes() {
     let dir = tempfile::tempdir().unwrap();
     let file = paths(&dir, &["volume"]).remove(0);
     refusal(Volume::open(&file, WRITE), "does not exist");
@@ -545,7 +545,7 @@ fn what_is_no_volume_is_told_apart_from_what_is_damaged_or_newer() {
 }
 
 #[test]
-fn a_locked_volume_says_who_holds_it() {
+fn the_error_of_a_locked_volume_names_the_process_that_holds_it() {
     let dir = tempfile::tempdir().unwrap();
     let file = paths(&dir, &["volume"]);
     format(&file, &of_size(64)).unwrap();
@@ -569,7 +569,7 @@ fn a_locked_volume_says_who_holds_it() {
 }
 
 #[test]
-fn a_volume_that_another_host_has_mounted_is_refused_to_readers_too() {
+fn a_volume_mounted_by_another_host_is_refused_to_readers_too() {
     use jericho_format::superblock::{FLAG_DIRTY, OwnerRecord};
     let dir = tempfile::tempdir().unwrap();
     let file = paths(&dir, &["volume"]);
