@@ -1,6 +1,6 @@
-"""attack.py NAME MOST: another user at the socket on which programs ask for a volume's segments.
+"""attack.py NAME MOST: attacks the socket NAME, on which programs ask for a volume's segments, as another user.
 
-Until standard input ends, or MOST times: connects and says nothing, sends nonsense, sends descriptors whose close waits.
+Connects until standard input ends, but at most MOST times. In turn, it sends nothing, random bytes, or descriptors.
 """
 import array, os, select, socket, sys
 

@@ -1,33 +1,32 @@
-//! Every bad input gets a message that names the thing and what to do, a non-zero status, and changes
-//! nothing.
+//! Every bad input gets a non-zero status and a message that names the thing and a remedy. It changes nothing.
 
 use std::os::unix::fs::symlink;
 
 use super::support::{Volume, fail, jericho, succeed};
 
 #[track_caller]
-fn says(message: &str, parts: &[&str]) {
+fn assert_says(message: &str, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "{part:?} is not in: {message}");
     }
 }
 
 #[test]
-fn a_volume_that_is_not_one_is_not_mounted() {
+fn a_file_that_is_no_volume_is_not_mounted() {
     let volume = Volume::formatted();
     let bytes = vec![7u8; 1 << 20];
     std::fs::write(volume.file(), &bytes).unwrap();
-    says(
+    assert_says(
         &fail(&mut volume.mount_command(), 1),
         &["volume", "not a Jericho volume", "format"],
     );
     assert_eq!(
         std::fs::read(volume.file()).unwrap(),
         bytes,
-        "it was changed"
+        "the refused mount changed the file"
     );
     assert!(!volume.is_mounted());
-    says(
+    assert_says(
         &fail(jericho(["check"]).arg(volume.file()), 1),
         &["not a Jericho volume"],
     );
@@ -37,21 +36,21 @@ fn a_volume_that_is_not_one_is_not_mounted() {
 fn a_volume_that_does_not_exist_is_named_with_the_command_that_makes_one() {
     let volume = Volume::formatted();
     std::fs::remove_file(volume.file()).unwrap();
-    says(
+    assert_says(
         &fail(&mut volume.mount_command(), 1),
         &["does not exist", "jericho format"],
     );
 }
 
 #[test]
-fn a_truncated_volume_is_not_mounted_and_keeps_what_it_has() {
+fn a_truncated_volume_is_not_mounted_and_not_changed() {
     let volume = Volume::formatted();
     let file = std::fs::File::options()
         .write(true)
         .open(volume.file())
         .unwrap();
     file.set_len(100 << 20).unwrap();
-    says(&fail(&mut volume.mount_command(), 1), &["truncated"]);
+    assert_says(&fail(&mut volume.mount_command(), 1), &["truncated"]);
     assert!(!volume.is_mounted());
     file.set_len(256 << 20).unwrap();
 }
@@ -62,7 +61,7 @@ fn a_formatted_volume_is_not_formatted_again_without_force() {
     std::fs::write(volume.at("kept"), b"kept").unwrap();
     volume.umount();
     let mut again = jericho(["format", "--size", "256M"]);
-    says(
+    assert_says(
         &fail(again.arg(volume.file()), 1),
         &["already holds", "--force"],
     );
@@ -71,7 +70,10 @@ fn a_formatted_volume_is_not_formatted_again_without_force() {
     volume.umount();
     succeed(jericho(["format", "--size", "256M", "--force"]).arg(volume.file()));
     volume.mount();
-    assert!(!volume.at("kept").exists(), "--force makes an empty volume");
+    assert!(
+        !volume.at("kept").exists(),
+        "format --force must make an empty volume"
+    );
 }
 
 #[test]
@@ -79,8 +81,8 @@ fn a_mounted_volume_is_neither_formatted_nor_checked() {
     let volume = Volume::mounted();
     let pid = volume.daemon_pid().to_string();
     let mut format = jericho(["format", "--size", "256M", "--force"]);
-    says(&fail(format.arg(volume.file()), 1), &["in use", &pid]);
-    says(
+    assert_says(&fail(format.arg(volume.file()), 1), &["in use", &pid]);
+    assert_says(
         &fail(jericho(["check"]).arg(volume.file()), 1),
         &["in use", &pid],
     );
@@ -91,25 +93,25 @@ fn zero_slices_too_many_slices_and_too_little_space_are_refused() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = dir.path().join("new");
     let format = |args: &[&str]| fail(jericho(["format"]).arg(&file).args(args), 1);
-    says(
+    assert_says(
         &format(&["--size", "256M", "--slices", "0"]),
         &["at least 1 slice"],
     );
-    says(
+    assert_says(
         &format(&["--size", "256M", "--slices", "65000"]),
         &["65000", "at most"],
     );
-    says(&format(&["--size", "64K"]), &["too small", "bytes"]);
-    says(&format(&[]), &["--size"]);
+    assert_says(&format(&["--size", "64K"]), &["too small", "bytes"]);
+    assert_says(&format(&[]), &["--size"]);
     assert!(!file.exists(), "a refused format left a file");
 }
 
 #[test]
-fn a_size_that_is_none_is_wrong_usage() {
+fn an_invalid_size_is_wrong_usage() {
     for size in ["0", "1X", "many", "-1G", "99999999999G"] {
         let size = format!("--size={size}");
         let message = fail(&mut jericho(["format", "/nonexistent/v", &size]), 2);
-        says(&message, &["--size"]);
+        assert_says(&message, &["--size"]);
     }
 }
 
@@ -117,7 +119,7 @@ fn a_size_that_is_none_is_wrong_usage() {
 fn a_missing_directory_is_named_with_the_command_that_makes_it() {
     let volume = Volume::formatted();
     std::fs::remove_dir(volume.mnt()).unwrap();
-    says(
+    assert_says(
         &fail(&mut volume.mount_command(), 1),
         &["mnt does not exist", "mkdir"],
     );
@@ -125,19 +127,19 @@ fn a_missing_directory_is_named_with_the_command_that_makes_it() {
 }
 
 #[test]
-fn a_directory_with_something_in_it_is_not_hidden() {
+fn a_directory_that_is_not_empty_is_no_mount_point() {
     let volume = Volume::formatted();
     std::fs::write(volume.at("precious"), b"x").unwrap();
-    says(&fail(&mut volume.mount_command(), 1), &["not empty"]);
+    assert_says(&fail(&mut volume.mount_command(), 1), &["not empty"]);
     assert!(!volume.is_mounted());
     std::fs::remove_file(volume.at("precious")).unwrap();
 }
 
 #[test]
-fn a_file_is_no_directory_to_mount_on() {
+fn a_file_is_no_mount_point() {
     let volume = Volume::formatted();
     let mut command = jericho(["mount"]);
-    says(
+    assert_says(
         &fail(command.arg(volume.file()).arg(volume.file()), 1),
         &["not a directory"],
     );
@@ -149,12 +151,12 @@ fn a_directory_that_is_a_mount_already_is_refused() {
     let other = Volume::formatted();
     let mut command = jericho(["mount", "--log"]);
     command.arg(other.log()).arg(other.file()).arg(volume.mnt());
-    says(&fail(&mut command, 1), &["already a mount"]);
+    assert_says(&fail(&mut command, 1), &["already a mount"]);
     std::fs::write(volume.at("a"), b"still serving").unwrap();
 }
 
 #[test]
-fn a_second_mount_of_a_volume_names_who_has_it() {
+fn a_second_mount_of_a_volume_names_the_daemon_that_holds_it() {
     let volume = Volume::mounted();
     let second = volume.beside("second");
     std::fs::create_dir(&second).unwrap();
@@ -164,7 +166,7 @@ fn a_second_mount_of_a_volume_names_who_has_it() {
     for path in [volume.file(), link] {
         let mut command = jericho(["mount", "--log"]);
         command.arg(volume.beside("log2")).arg(path).arg(&second);
-        says(
+        assert_says(
             &fail(&mut command, 1),
             &[&pid, volume.mnt().to_str().unwrap()],
         );
@@ -173,11 +175,11 @@ fn a_second_mount_of_a_volume_names_who_has_it() {
 }
 
 #[test]
-fn a_transport_that_is_none_is_refused() {
+fn an_unknown_transport_is_refused() {
     let volume = Volume::formatted();
     let mut command = volume.mount_command();
     command.args(["--transport", "pigeon"]);
-    says(
+    assert_says(
         &fail(&mut command, 2),
         &["--transport", "pigeon", "auto, device or ring"],
     );
@@ -190,19 +192,19 @@ fn a_topology_file_with_an_error_is_shown_with_line_and_column() {
     let topology = volume.beside("nodes.topology");
     std::fs::write(&topology, "this is no topology\n").unwrap();
     let message = fail(volume.mount_command().arg("--topology").arg(&topology), 2);
-    says(&message, &["--topology"]);
+    assert_says(&message, &["--topology"]);
     let mut command = jericho(["mount"]);
     command
         .arg(volume.file())
         .arg(volume.mnt())
         .arg("--topology")
         .arg(&topology);
-    says(&fail(&mut command, 1), &["nodes.topology:1:1"]);
-    says(
+    assert_says(&fail(&mut command, 1), &["nodes.topology:1:1"]);
+    assert_says(
         &fail(jericho(["topology", "--topology"]).arg(&topology), 1),
         &["nodes.topology:1:1"],
     );
-    says(
+    assert_says(
         &fail(&mut jericho(["topology", "--topology", "virtual:0"]), 1),
         &["virtual:0"],
     );
@@ -214,7 +216,7 @@ fn a_cache_larger_than_memory_is_refused() {
     let volume = Volume::formatted();
     let mut command = jericho(["mount", "--cache", "100T"]);
     command.arg(volume.file()).arg(volume.mnt());
-    says(
+    assert_says(
         &fail(&mut command, 1),
         &["104857600 MiB", "memory", "--cache"],
     );
@@ -226,14 +228,14 @@ fn a_log_that_cannot_be_written_is_named() {
     let volume = Volume::formatted();
     let mut command = jericho(["mount", "--log", "/nonexistent/dir/log"]);
     command.arg(volume.file()).arg(volume.mnt());
-    says(&fail(&mut command, 1), &["/nonexistent/dir/log", "--log"]);
+    assert_says(&fail(&mut command, 1), &["/nonexistent/dir/log", "--log"]);
     assert!(!volume.is_mounted());
 }
 
 #[test]
 fn without_the_device_the_message_says_how_to_get_it() {
     let volume = Volume::formatted();
-    // A file system namespace of its own, in which the device is hidden.
+    // The script runs in a mount namespace in which the device is hidden.
     let script = "mount -t tmpfs none /dev && exec \"$@\"";
     let mut command = std::process::Command::new("unshare");
     command.args([
@@ -250,14 +252,14 @@ fn without_the_device_the_message_says_how_to_get_it() {
         .arg(volume.log())
         .arg(volume.file())
         .arg(volume.mnt());
-    says(&fail(&mut command, 1), &["/dev/fuse", "modprobe fuse"]);
+    assert_says(&fail(&mut command, 1), &["/dev/fuse", "modprobe fuse"]);
     volume.check();
 }
 
 #[test]
-fn a_volume_that_is_mounted_where_this_process_sees_no_mounts_is_in_use_and_is_not_given_up() {
+fn a_volume_that_is_mounted_in_another_namespace_is_in_use_and_not_discarded() {
     let volume = Volume::formatted();
-    // The mount ends with the program's namespace, which lives as long as the program waits for the end of its input.
+    // The namespace exists until the program's input ends.
     let script = "\"$@\" && echo mounted && cat; umount \"$MNT\"";
     let mount = volume.mount_command();
     let mut program = std::process::Command::new("unshare");
@@ -269,56 +271,56 @@ fn a_volume_that_is_mounted_where_this_process_sees_no_mounts_is_in_use_and_is_n
     let mut said = [0; 8];
     std::io::Read::read_exact(program.stdout.as_mut().unwrap(), &mut said).unwrap();
     assert!(!volume.is_mounted());
-    says(&fail(&mut volume.mount_command(), 1), &["in use"]);
+    assert_says(&fail(&mut volume.mount_command(), 1), &["in use"]);
     let mut force = jericho(["umount", "--force"]);
     let refused = fail(force.arg(volume.file()), 1);
-    says(&refused, &["another mount namespace", "nsenter"]);
-    // The program unmounts what is still mounted.
+    assert_says(&refused, &["another mount namespace", "nsenter"]);
+    // The end of its input makes the program unmount the volume, which the refused command left mounted.
     drop(program.stdin.take());
     assert!(program.wait().unwrap().success());
 }
 
 #[test]
-fn what_is_not_on_a_volume_has_no_statistics_and_no_place() {
+fn paths_outside_a_volume_have_no_statistics_and_no_place() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for subcommand in ["stat", "top", "where", "place"] {
         let message = fail(jericho([subcommand]).arg(dir.path()), 1);
-        says(&message, &["not on a mounted Jericho volume"]);
+        assert_says(&message, &["not on a mounted Jericho volume"]);
         let message = fail(jericho([subcommand]).arg(dir.path().join("missing")), 1);
-        says(&message, &["missing", "does not exist"]);
+        assert_says(&message, &["missing", "does not exist"]);
     }
-    says(
+    assert_says(
         &fail(jericho(["umount"]).arg(dir.path()), 1),
         &["no Jericho volume is mounted"],
     );
 }
 
 #[test]
-fn a_node_that_the_volume_has_not_is_refused_with_those_it_has() {
+fn an_unknown_node_is_refused_with_a_list_of_the_nodes() {
     let volume = Volume::mounted();
     let message = fail(jericho(["place", "--node", "9"]).arg(volume.mnt()), 1);
-    says(&message, &["node 9", "nodes 0, 1"]);
+    assert_says(&message, &["node 9", "nodes 0, 1"]);
     let message = fail(jericho(["place", "--slice", "9"]).arg(volume.mnt()), 1);
-    says(&message, &["slice 9", "slices 0, 1"]);
-    says(
+    assert_says(&message, &["slice 9", "slices 0, 1"]);
+    assert_says(
         &fail(jericho(["place", "--move"]).arg(volume.mnt()), 1),
         &["--node"],
     );
 }
 
 #[test]
-fn a_word_that_is_no_policy_for_threads_is_refused_with_those_there_are() {
+fn an_unknown_policy_for_threads_is_refused_with_a_list_of_the_policies() {
     let volume = Volume::mounted();
     let words = ["never", "always", "adaptive"];
     let message = fail(
         jericho(["place", "--threads", "sometimes"]).arg(volume.mnt()),
         2,
     );
-    says(&message, &["sometimes", "inherit"]);
-    says(&message, &words);
+    assert_says(&message, &["sometimes", "inherit"]);
+    assert_says(&message, &words);
     let message = fail(volume.mount_command().args(["--threads", "inherit"]), 2);
-    says(&message, &words);
-    // What reaches the daemon past the command is checked too.
+    assert_says(&message, &words);
+    // The daemon also checks requests that do not come from the command.
     let set = |value: &[u8]| {
         let flags = rustix::fs::XattrFlags::empty();
         rustix::fs::setxattr(volume.mnt(), "jericho.threads", value, flags)
@@ -330,39 +332,39 @@ fn a_word_that_is_no_policy_for_threads_is_refused_with_those_there_are() {
 }
 
 #[test]
-fn run_with_half_of_what_it_needs_says_the_rest() {
-    says(&fail(&mut jericho(["run"]), 2), &["CMD"]);
-    says(
+fn run_with_half_of_its_options_names_the_missing_ones() {
+    assert_says(&fail(&mut jericho(["run"]), 2), &["CMD"]);
+    assert_says(
         &fail(&mut jericho(["run", "--volume", "v", "--", "true"]), 2),
         &["--at"],
     );
-    says(
+    assert_says(
         &fail(&mut jericho(["run", "--at", "d", "--", "true"]), 2),
         &["--volume"],
     );
-    // Nobody would see that it did nothing.
-    says(
+    // Without --volume, `run` mounts nothing. It must not ignore --cache silently.
+    assert_says(
         &fail(&mut jericho(["run", "--cache", "32M", "--", "true"]), 1),
         &["--cache", "--volume"],
     );
-    says(
+    assert_says(
         &fail(&mut jericho(["run", "--", "/nonexistent/program"]), 1),
         &["/nonexistent/program"],
     );
 }
 
 #[test]
-fn run_without_its_library_says_where_it_looked_and_what_to_do() {
+fn run_without_its_library_names_the_path_and_a_remedy() {
     let run = |path: &str| {
         let mut command = jericho(["run", "--", "true"]);
         fail(command.env("JERICHO_PRELOAD", path), 1)
     };
-    says(
+    assert_says(
         &run("/nonexistent/library.so"),
         &["/nonexistent/library.so", "JERICHO_PRELOAD", "--no-preload"],
     );
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("with space.so");
     std::fs::write(&path, "").unwrap();
-    says(&run(path.to_str().unwrap()), &["with space.so", "colon"]);
+    assert_says(&run(path.to_str().unwrap()), &["with space.so", "colon"]);
 }

@@ -1,4 +1,4 @@
-//! Jericho finds a volume of several devices again after their names have changed.
+//! Jericho finds the devices of a volume after their names have changed.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn exchange(one: &Loop, one_file: &Path, other: &Loop, other_file: &Path) {
         succeed(Command::new("losetup").arg("-d").arg(&device.0));
     }
     for (device, file) in [(one, other_file), (other, one_file)] {
-        // Another process may have taken the number; it will release it.
+        // Another process may have taken the freed device for a while.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while !output(Command::new("losetup").arg(&device.0).arg(file))
             .status
@@ -50,7 +50,7 @@ fn exchange(one: &Loop, one_file: &Path, other: &Loop, other_file: &Path) {
 fn devices_that_exchanged_their_names_are_found_though_a_wrong_one_is_busy() {
     let volume = Volume::formatted();
     let files = ["a", "b", "c"].map(|name| file_of(&volume, name));
-    // The second device must not be found beside the first.
+    // The second device is in another directory than the first, so that a search beside the first device does not find it.
     let apart = volume.beside("apart");
     std::fs::create_dir(&apart).unwrap();
     let second = apart.join("b");
@@ -94,7 +94,7 @@ fn a_device_that_was_named_by_a_link_is_found_where_the_link_leads() {
     symlink(&moved, &link).unwrap();
     succeed(&mut mount(&volume, &first, &[]));
     volume.umount();
-    // Beside the first device, under any name.
+    // A device beside the first one is found under any name.
     std::fs::remove_file(&link).unwrap();
     std::fs::rename(&moved, volume.beside("z")).unwrap();
     succeed(&mut mount(&volume, &first, &[]));
@@ -102,7 +102,7 @@ fn a_device_that_was_named_by_a_link_is_found_where_the_link_leads() {
 }
 
 #[test]
-fn a_device_that_is_nowhere_is_named_and_the_option_says_where_it_is() {
+fn the_message_names_a_missing_device_and_an_option_gives_its_path() {
     let volume = Volume::formatted();
     let (first, second) = (file_of(&volume, "a"), file_of(&volume, "b"));
     succeed(
@@ -122,12 +122,12 @@ fn a_device_that_is_nowhere_is_named_and_the_option_says_where_it_is() {
             assert!(message.contains(part), "{part} is not in {message}");
         }
     }
-    // A path that is something else does no harm.
+    // --device may also name paths that are not the missing device.
     succeed(&mut mount(&volume, &first, &[&first, &moved]));
     std::fs::write(volume.at("kept"), b"kept").unwrap();
     volume.umount();
     succeed(jericho(["check", "--device"]).arg(&moved).arg(&first));
-    // A relative path, as a user gives it.
+    // --device takes relative paths.
     let mut relative = jericho(["mount", "--cache", "16M", "--device", "elsewhere", "--log"]);
     relative.arg(volume.log()).arg(&first).arg(volume.mnt());
     succeed(relative.current_dir(&apart));

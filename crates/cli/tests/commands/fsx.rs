@@ -1,7 +1,8 @@
-//! An external exerciser: fsx performs random operations and compares every byte that it reads with what it wrote.
+//! fsx, an external test program, performs random operations and compares every byte that it reads with the bytes that it wrote.
 //!
-//! It runs on the mount over both transports (`scripts/with-ring on` repeats these tests), under `jericho run` with mappings and without
-//! (a mapped file is not written inline), and with a reader on the mount beside a writer under `jericho run`. `make conformance` runs a million operations over ten seeds.
+//! It runs on the mount over both transports (`scripts/with-ring on` repeats these tests), and under `jericho run` with mappings and
+//! without (a mapped file is not written inline). It also runs under `jericho run` while another program reads through the mount.
+//! `make conformance` runs a million operations over ten seeds.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -15,7 +16,7 @@ use super::support::{Volume, jericho, number, output, tool_command};
 const OPERATIONS: u64 = 4000;
 const SEEDS: u64 = 1;
 
-/// Frequencies of the operations. fsx reopens the file once per `close_open`.
+/// Writes fsx's settings, with the frequencies of the operations, and returns their path. fsx reopens the file at each `close_open`.
 fn settings(volume: &Volume, mapped: bool) -> PathBuf {
     let maps = if mapped { "5.0" } else { "0.0" };
     let path = volume.beside("fsx.toml");
@@ -29,7 +30,7 @@ fn settings(volume: &Volume, mapped: bool) -> PathBuf {
     path
 }
 
-/// Runs fsx over its seeds on a file of the mount. `run`: under `jericho run`.
+/// Runs fsx with each seed on a file of the mount, under `jericho run` if `run`.
 fn exercise(volume: &Volume, mapped: bool, run: bool) {
     let settings = settings(volume, mapped);
     let operations = number("JERICHO_FSX_OPERATIONS", OPERATIONS);
@@ -64,7 +65,7 @@ fn fsx_finds_every_byte_under_jericho_run_when_it_maps_the_file() {
     exercise(&Volume::mounted(), true, true);
 }
 
-/// Returns a file as sendfile(2) reads it: through the kernel's page cache, which plain reads of the mount do not fill.
+/// Returns the bytes of a file as sendfile(2) reads them: through the kernel's page cache, which plain reads do not fill.
 fn sent(path: &Path) -> Vec<u8> {
     let file = File::open(path).expect("the file opens");
     let mut copy = tempfile::tempfile().expect("a file beside the mount");
@@ -77,14 +78,14 @@ fn sent(path: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn fsx_finds_every_byte_while_another_program_reads_by_the_mount() {
+fn fsx_finds_every_byte_while_another_program_reads_through_the_mount() {
     let volume = Volume::mounted();
     let path = volume.at("exercised");
     std::fs::write(&path, b"").unwrap();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            // Fills the kernel's page cache with bytes that must not be seen later.
+            // Fills the kernel's page cache with bytes that later reads must not return.
             let mut most = 0;
             while !ended.load(Ordering::Relaxed) {
                 most = most.max(sent(&path).len());
@@ -101,7 +102,7 @@ fn fsx_finds_every_byte_while_another_program_reads_by_the_mount() {
         }
         assert!(most.expect("the reader") > 0, "the reader read nothing");
     });
-    // What the page cache holds after all this is what the writer left.
+    // At the end the page cache must hold the writer's last bytes.
     let inline = output(jericho(["run", "--", "cat"]).arg(&path)).stdout;
     assert!(!inline.is_empty());
     assert!(sent(&path) == inline, "the page cache has other bytes");

@@ -1,5 +1,5 @@
-//! A full host: programs that need space get an error at once, all others continue, and everything works again when
-//! there is space.
+//! A full host filesystem: programs that need space get an error at once, and all others continue. All programs continue when there
+//! is space again.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use super::support::{Volume, fail, is_mounted, jericho, output, succeed};
 
-/// Only a hang takes this long.
+/// Limit of every wait. A program that reaches it hangs.
 const LONG: Duration = Duration::from_secs(90);
 const MIB: usize = 1 << 20;
 
-/// A small filesystem, a volume on it that may outgrow it, and the mount.
+/// A small filesystem with a sparse volume that is larger than it, and the volume's mount.
 pub struct Host {
     dir: tempfile::TempDir,
 }
 
 impl Host {
-    /// Returns `None` and prints a message when this user may not mount.
+    /// Mounts the small filesystem. Returns `None` and prints a message if this user may not mount.
     pub fn new(mib: usize) -> Option<Host> {
         let host = Host {
             dir: tempfile::tempdir().expect("a directory"),
@@ -89,13 +89,13 @@ impl Host {
         self.dir.path().join("log")
     }
 
-    /// Returns the number of log lines with these words.
+    /// Returns the number of log lines that contain `words`.
     pub fn said(&self, words: &str) -> usize {
         let log = fs::read_to_string(self.log()).expect("the log");
         log.lines().filter(|line| line.contains(words)).count()
     }
 
-    /// Waits until the log has this many lines with these words.
+    /// Waits until `lines` lines of the log contain `words`.
     fn logs(&self, words: &str, lines: usize) {
         at_last(words, || {
             let said = self.said(words);
@@ -105,7 +105,7 @@ impl Host {
         });
     }
 
-    /// Takes all space of the host except this much.
+    /// Fills the host except for `mib` MiB.
     pub fn leave(&self, mib: usize) {
         let stat = rustix::fs::statvfs(self.disk()).expect("statvfs");
         let free = (stat.f_bavail * stat.f_frsize) as usize;
@@ -123,7 +123,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Frees space first, so that everything can be written.
+        // Frees space first, so that the daemon can write back everything.
         let _ = fs::remove_file(self.filler());
         if is_mounted(&self.mnt()) {
             let _ = jericho(["umount"]).arg(self.mnt()).output();
@@ -133,7 +133,7 @@ impl Drop for Host {
     }
 }
 
-/// A process and its children; killed and reaped when dropped.
+/// A process and its children. They are killed and reaped when dropped.
 struct Group(Child);
 
 impl Drop for Group {
@@ -144,13 +144,13 @@ impl Drop for Group {
     }
 }
 
-/// Returns byte `at` of the file with this seed.
+/// Returns `bytes` bytes at offset `at` of the file with this seed.
 fn pattern(seed: u8, at: usize, bytes: usize) -> Vec<u8> {
     let byte = |at: usize| (at / 7) as u8 ^ (at >> 13) as u8 ^ seed;
     (at..at + bytes).map(byte).collect()
 }
 
-/// Writes a file until that fails. Returns how many bytes were accepted, and the error.
+/// Writes a file until a write fails. Returns the number of accepted bytes, and the error.
 fn write_until_refused(path: &Path, seed: u8) -> (usize, std::io::Error) {
     let mut file = File::create(path).expect("create");
     let mut at = 0;
@@ -159,11 +159,11 @@ fn write_until_refused(path: &Path, seed: u8) -> (usize, std::io::Error) {
             Ok(bytes) => at += bytes,
             Err(error) => return (at, error),
         }
-        assert!(at < 400 * MIB, "a host of 64 MiB takes 400");
+        assert!(at < 400 * MIB, "a full host accepted 400 MiB");
     }
 }
 
-/// Retries until it succeeds.
+/// Retries until an attempt succeeds.
 pub fn at_last<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
     let begun = Instant::now();
     loop {
@@ -176,7 +176,7 @@ pub fn at_last<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) ->
 }
 
 #[test]
-fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
+fn writers_on_a_full_host_get_an_error_and_accepted_data_is_not_lost() {
     let Some(host) = Host::mounted(96) else {
         return;
     };
@@ -184,7 +184,7 @@ fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
     fs::write(&placed, pattern(1, 0, MIB)).expect("write");
     let placed = File::options().read(true).write(true).open(&placed);
     let placed = placed.expect("open");
-    placed.sync_all().expect("there is room yet");
+    placed.sync_all().expect("the host still has space");
     host.leave(4);
 
     let (big, begun) = (host.mnt().join("big"), Instant::now());
@@ -192,7 +192,7 @@ fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
     assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     assert!(
         begun.elapsed() < LONG,
-        "the writer was told after {:?}",
+        "the writer got the error after {:?}",
         begun.elapsed()
     );
     let synced = File::open(&big).expect("open").sync_all();
@@ -200,16 +200,16 @@ fn writers_on_a_full_host_are_told_and_nothing_that_was_accepted_is_lost() {
     assert_eq!(
         host.said("write-back of volume"),
         1,
-        "one line for all of it"
+        "the log has one line for all failures"
     );
 
-    // Data that has its place can be overwritten and synced.
+    // Data whose space is allocated can be overwritten and synced.
     for round in 0..20 {
         let bytes = pattern(round, 0, 4096);
         placed
             .write_all_at(&bytes, u64::from(round) * 8192)
             .expect("an overwrite");
-        placed.sync_data().expect("and its sync");
+        placed.sync_data().expect("a sync of the overwrite");
     }
 
     fs::remove_file(host.filler()).expect("rm");
@@ -239,7 +239,7 @@ fn writers_on_a_full_host_can_be_killed() {
         return;
     };
     host.leave(2);
-    // Continues whatever errors it gets.
+    // The writers continue after errors.
     let script =
         "while :; do cat /dev/zero > a; dd if=/dev/zero of=b bs=1M oflag=append conv=notrunc; done";
     let writer = Command::new("sh")
@@ -253,7 +253,7 @@ fn writers_on_a_full_host_can_be_killed() {
     let writer = Group(writer);
     host.logs("write-back of volume", 1);
     let lines = host.said("");
-    // The writers are still refused.
+    // The writers still get errors.
     std::thread::sleep(Duration::from_secs(3));
     assert!(host.said("") < lines + 5, "the log grows");
     let ended = std::thread::spawn(move || drop(writer));
@@ -273,7 +273,7 @@ fn writers_on_a_full_host_can_be_killed() {
 }
 
 #[test]
-fn format_takes_all_the_space_of_a_file_or_leaves_nothing_behind() {
+fn format_allocates_all_space_of_a_file_or_leaves_no_file() {
     let Some(host) = Host::new(64) else {
         return;
     };
@@ -292,23 +292,23 @@ fn format_takes_all_the_space_of_a_file_or_leaves_nothing_behind() {
     assert!(blocks(&host.volume()) < 64 << 20);
 }
 
-/// Makes a mounted volume with 2 MiB that its host has no space for.
+/// Makes a mounted volume with 2 MiB of dirty data for which its host has no space.
 fn unwritable() -> Option<Host> {
     let host = Host::mounted(96)?;
     host.leave(0);
-    // So little that write-back does not begin before the data is old.
+    // The data is too little to start write-back before it is old.
     fs::write(host.mnt().join("kept"), pattern(5, 0, 2 * MIB)).expect("it fits into the cache");
     Some(host)
 }
 
-/// Returns whether the mounted volume has what `unwritable` wrote.
+/// Returns whether the mounted volume has the data that `unwritable` wrote.
 fn kept(host: &Host) -> bool {
     let kept = fs::read(host.mnt().join("kept"));
     kept.is_ok_and(|bytes| bytes == pattern(5, 0, 2 * MIB))
 }
 
 #[test]
-fn what_cannot_be_written_is_not_unmounted() {
+fn a_volume_with_unwritable_data_is_not_unmounted() {
     let Some(host) = unwritable() else { return };
     let error = fail(jericho(["sync"]).arg(host.mnt()), 1);
     assert!(error.contains("No space left"), "{error}");
@@ -327,16 +327,17 @@ fn what_cannot_be_written_is_not_unmounted() {
 }
 
 #[test]
-fn after_an_unmount_that_cannot_be_refused_the_daemon_writes_on_and_holds_the_volume() {
+fn after_an_unmount_that_cannot_be_refused_the_daemon_continues_write_back_and_holds_the_volume() {
     for unmount in [["umount", "-i"], ["fusermount3", "-u"]] {
         let Some(host) = unwritable() else { return };
         succeed(Command::new(unmount[0]).arg(unmount[1]).arg(host.mnt()));
-        assert_writes_on(&host);
+        assert_continues_write_back(&host);
     }
 }
 
-/// Checks that the daemon of an unmounted volume names the file that it cannot write, holds the volume, and ends when it could.
-fn assert_writes_on(host: &Host) {
+/// Asserts that the daemon of an unmounted volume names the file that it cannot write, holds the volume, and ends once there is space
+/// for the file.
+fn assert_continues_write_back(host: &Host) {
     host.logs("/kept", 1);
     assert_eq!(host.said("still writing back"), 1);
     let refused = fail(jericho(["check"]).arg(host.volume()), 1);
@@ -351,7 +352,7 @@ fn assert_writes_on(host: &Host) {
 }
 
 #[test]
-fn run_waits_as_long_as_the_former_daemon_writes_back() {
+fn run_waits_while_the_former_daemon_writes_back() {
     let Some(host) = unwritable() else { return };
     let mut run = jericho(["run", "--volume"]);
     run.arg(host.volume()).arg("--at").arg(host.mnt());
@@ -364,24 +365,27 @@ fn run_waits_as_long_as_the_former_daemon_writes_back() {
 }
 
 #[test]
-fn mount_waits_as_long_as_the_former_daemon_writes_back() {
+fn mount_waits_while_the_former_daemon_writes_back() {
     let Some(host) = unwritable() else { return };
     assert_waits(&host, &mut host.mounting());
     assert!(kept(&host));
 }
 
-/// Unmounts the volume of `unwritable`, and checks that a command for it waits until there is space and then succeeds. Returns the
-/// command's output.
+/// Unmounts the volume of `unwritable`. Asserts that a command for the volume waits until there is space and then succeeds. Returns
+/// the command's output.
 fn assert_waits(host: &Host, waiting: &mut Command) -> Vec<u8> {
     succeed(Command::new("umount").arg("-i").arg(host.mnt()));
     host.logs("still writing back:", 1);
     let child = waiting.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = child.spawn().expect("it starts");
-    // Longer than a command that gives up some time takes.
+    let mut child = child.spawn().expect("the command starts");
+    // A command with a time limit would give up before the end of this pause.
     std::thread::sleep(Duration::from_secs(13));
-    assert!(child.try_wait().expect("wait").is_none(), "it gave up");
+    assert!(
+        child.try_wait().expect("wait").is_none(),
+        "the command did not wait"
+    );
     fs::remove_file(host.filler()).expect("rm");
-    let output = child.wait_with_output().expect("its end");
+    let output = child.wait_with_output().expect("the command ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("waiting for process"), "{said}");
@@ -389,13 +393,14 @@ fn assert_waits(host: &Host, waiting: &mut Command) -> Vec<u8> {
 }
 
 #[test]
-fn a_lazy_unmount_frees_the_directory_though_not_all_can_be_written_and_loses_nothing() {
+fn a_lazy_unmount_with_unwritable_data_frees_the_directory_and_loses_nothing() {
     let Some(host) = unwritable() else { return };
     let open = File::open(host.mnt().join("kept")).expect("the file");
     succeed(jericho(["umount", "--lazy"]).arg(host.mnt()));
     assert!(!is_mounted(&host.mnt()));
     let mut first = [0; 100];
-    open.read_exact_at(&mut first, 0).expect("it is in use");
+    open.read_exact_at(&mut first, 0)
+        .expect("an open file stays readable");
     drop(open);
     host.logs("/kept", 1);
     assert_eq!(host.said("still writing back"), 1);
@@ -406,11 +411,11 @@ fn a_lazy_unmount_frees_the_directory_though_not_all_can_be_written_and_loses_no
 }
 
 #[test]
-fn what_cannot_be_written_is_given_up_when_that_is_asked_for() {
-    for gone in [false, true] {
+fn a_forced_unmount_discards_unwritable_data() {
+    for is_unmounted in [false, true] {
         let Some(host) = unwritable() else { return };
         let mut force = jericho(["umount", "--force"]);
-        if gone {
+        if is_unmounted {
             succeed(Command::new("umount").arg("-i").arg(host.mnt()));
             force.arg(host.volume());
         } else {
@@ -422,12 +427,12 @@ fn what_cannot_be_written_is_given_up_when_that_is_asked_for() {
         fs::remove_file(host.filler()).expect("rm");
         succeed(jericho(["check"]).arg(host.volume()));
         host.mount();
-        assert!(!kept(&host), "it had no place");
+        assert!(!kept(&host), "data without space on the host was kept");
     }
 }
 
 #[test]
-fn a_mounted_volume_is_not_given_up_by_its_name() {
+fn a_forced_unmount_by_file_name_does_not_discard_data_of_a_mounted_volume() {
     let Some(host) = unwritable() else { return };
     let refused = fail(jericho(["umount", "--force"]).arg(host.volume()), 1);
     let dir = host.mnt().display().to_string();
@@ -447,7 +452,8 @@ fn hangups_discard_nothing() {
     // Before the daemon notices the end of the mount, a hangup makes it unmount.
     host.logs("still writing back:", 1);
     for hangups in 1..4 {
-        rustix::process::kill_process(daemon, rustix::process::Signal::HUP).expect("it is there");
+        rustix::process::kill_process(daemon, rustix::process::Signal::HUP)
+            .expect("the daemon runs");
         host.logs("a hangup does not discard", hangups);
     }
     fs::remove_file(host.filler()).expect("rm");

@@ -1,10 +1,10 @@
-//! mount(8), /etc/fstab and umount(8), which call this program under other names.
+//! mount(8), /etc/fstab and umount(8), which run the command under other names.
 
 use std::process::Command;
 
 use super::support::{Volume, succeed};
 
-/// Runs in a mount namespace where /sbin has the helpers, as `make install` puts them there.
+/// A script for a mount namespace. It puts the helpers into /sbin, as `make install` does.
 const WITH_HELPERS: &str = r#"
     # Unmounts other tests' mounts in this namespace: a daemon lives on as long as a namespace has its mount.
     awk '$3 == "fuse.jericho" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -il || true

@@ -1,4 +1,4 @@
-//! The life of a mount: how it begins, how it ends, and what is left when it is cut short.
+//! The life of a mount: its start, its end, and its state after a killed daemon.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use super::support::{Volume, fail, is_mounted, jericho, output, pattern, succeed};
 
 #[test]
-fn what_was_written_is_there_after_umount_and_mount() {
+fn written_data_is_there_after_umount_and_mount() {
     let volume = Volume::mounted();
     let bytes = pattern(1, 3_000_001);
     std::fs::create_dir(volume.at("dir")).unwrap();
@@ -22,9 +22,9 @@ fn what_was_written_is_there_after_umount_and_mount() {
     assert!(std::fs::read(volume.at("dir/file")).unwrap() == bytes);
 }
 
-/// Both ways: `make test` runs this where the kernel offers its ring, and where it does not.
+/// `make test` runs this test with the FUSE ring of the kernel and without it.
 #[test]
-fn requests_come_by_the_transport_that_was_asked_for() {
+fn requests_use_the_selected_transport() {
     let switch = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
     let offered = switch.is_ok_and(|switch| switch.trim() == "Y");
     let volume = Volume::formatted();
@@ -91,7 +91,7 @@ fn sigterm_unmounts_cleanly() {
 }
 
 #[test]
-fn sigterm_ends_a_mount_that_is_in_use_and_keeps_what_was_written() {
+fn sigterm_ends_a_mount_that_is_in_use_and_keeps_written_data() {
     let volume = Volume::mounted();
     let mut file = File::create(volume.at("file")).unwrap();
     file.write_all(b"written before").unwrap();
@@ -118,7 +118,7 @@ fn after_sigkill_the_volume_mounts_again_and_shows_everything_that_was_synced() 
     drop(file);
     let pid = volume.signal_daemon(Signal::KILL);
     Volume::wait_for_end(pid);
-    // The dead mount is still there; mounting takes it away.
+    // The dead mount is still there. The next mount command removes it.
     volume.mount();
     assert!(std::fs::read(volume.at("dir/synced")).unwrap() == bytes);
     volume.umount();
@@ -126,7 +126,7 @@ fn after_sigkill_the_volume_mounts_again_and_shows_everything_that_was_synced() 
 }
 
 #[test]
-fn umount_of_a_mount_whose_daemon_died_takes_it_away_and_says_so() {
+fn umount_removes_a_mount_whose_daemon_died_and_says_so() {
     let volume = Volume::mounted();
     let pid = volume.signal_daemon(Signal::KILL);
     Volume::wait_for_end(pid);
@@ -139,7 +139,7 @@ fn umount_of_a_mount_whose_daemon_died_takes_it_away_and_says_so() {
 }
 
 #[test]
-fn a_busy_mount_is_left_alone_and_who_uses_it_is_named() {
+fn a_busy_mount_stays_and_the_message_names_the_process_that_uses_it() {
     let volume = Volume::mounted();
     let mut file = File::create(volume.at("open")).unwrap();
     let message = fail(jericho(["umount"]).arg(volume.mnt()), 1);
@@ -205,7 +205,7 @@ fn run_mounts_runs_unmounts_and_passes_the_status_on() {
 }
 
 #[test]
-fn run_tells_the_command_how_its_threads_follow_only_when_asked_to() {
+fn run_sets_the_policy_for_threads_only_with_the_option() {
     let volume = Volume::formatted();
     let told = |options: &[&str]| {
         let mut command = jericho(["run", "--log"]);

@@ -1,4 +1,4 @@
-//! The command as scripts and people use it: its life cycle and what bad input gets.
+//! The command as scripts and people use it: the life cycle of a mount, output, errors, and rights of other users.
 #![forbid(unsafe_code)]
 
 #[path = "../support/mod.rs"]

@@ -6,19 +6,19 @@ use std::process::Command;
 
 use super::support::{Volume, fail, pattern, succeed};
 
-/// A control group with a memory limit; removed when dropped.
+/// A control group with a memory limit. It is removed when dropped.
 struct Group {
     dir: PathBuf,
     old: bool,
 }
 
 impl Group {
-    /// Makes a group below this process's own. Returns `None` and prints a message where none can be made.
+    /// Makes a group below this process's group or one above it. Returns `None` and prints a message if that is not possible.
     fn new(name: &str, limit_bytes: u64) -> Option<Group> {
         let name = format!("jericho-test-{name}-{}", std::process::id());
         let made = Group::parents().into_iter().find_map(|(parent, old)| {
             if !old {
-                // Fails in a group that has processes, other than the root.
+                // This fails in a group that has processes, except in the root group.
                 let _ = std::fs::write(parent.join("cgroup.subtree_control"), "+memory");
             }
             let dir = parent.join(&name);
@@ -29,12 +29,14 @@ impl Group {
             limited.ok().map(|()| group)
         });
         if made.is_none() {
-            eprintln!("LEFT OUT: no control group with a limit of memory can be made here");
+            eprintln!(
+                "LEFT OUT: this machine or user cannot make a control group with a memory limit"
+            );
         }
         made
     }
 
-    /// Returns where to try: this process's group and those above it, version 2 first.
+    /// Returns the groups to try as parents: this process's group and those above it, version 2 first. The flag is true for version 1.
     fn parents() -> Vec<(PathBuf, bool)> {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -133,7 +135,7 @@ fn a_volume_works_in_a_control_group_with_little_memory() {
 }
 
 #[test]
-fn where_memory_is_too_little_the_control_group_is_named_and_what_is_needed() {
+fn with_too_little_memory_the_message_names_the_control_group_and_the_needed_size() {
     let Some(group) = Group::new("none", 36 << 20) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! A volume has one writer, or several readers, whatever the names of its devices. A directory has one mount.
+//! A volume has one writer or several readers, under all names of its devices. A directory has one mount.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::support::loops::Loop;
 use super::support::{Volume, fail, jericho, succeed};
 
-/// Checks that every command that opens the volume at `path` refuses it as in use and changes nothing.
+/// Asserts that every command that opens the volume at `path` refuses it as in use and changes nothing.
 #[track_caller]
 fn all_are_refused(volume: &Volume, path: &Path, why: &str) {
     let other = volume.beside("other");
@@ -65,13 +65,13 @@ fn a_file_below_a_loop_device_is_known_by_its_inode() {
     let Some(device) = Loop::over(&volume.file()) else {
         return;
     };
-    // Renames the file and puts another one in its place.
+    // The test renames the file and puts another file in its place.
     let renamed = volume.beside("renamed");
     std::fs::rename(volume.file(), &renamed).unwrap();
     std::fs::write(volume.file(), b"").unwrap();
     succeed(&mut mount_by(&volume, &device.0));
     all_are_refused(&volume, &renamed, "in use");
-    // A copy of the device's node.
+    // A copy of the device's node is the same device.
     let copy = volume.beside("node");
     succeed(Command::new("cp").arg("-a").arg(&device.0).arg(&copy));
     assert!(
@@ -85,7 +85,7 @@ fn a_file_below_a_loop_device_is_known_by_its_inode() {
 }
 
 #[test]
-fn the_parts_of_a_file_are_locked_by_themselves() {
+fn each_part_of_a_file_has_its_own_lock() {
     const MIB: u64 = 1 << 20;
     let volume = Volume::formatted();
     let disk = volume.beside("disk");
@@ -118,7 +118,7 @@ fn the_parts_of_a_file_are_locked_by_themselves() {
         succeed(jericho(["format"]).arg(partition));
     }
     succeed(&mut mount_by(&volume, &partitions[0]));
-    // The same bytes through another loop device, and all of the file.
+    // Another loop device with the same bytes is in use, and so is the whole file.
     let same = Loop::made_by(
         Command::new("losetup")
             .args(["--find", "--show", "--offset", &MIB.to_string()])
@@ -146,7 +146,7 @@ fn the_parts_of_a_file_are_locked_by_themselves() {
 }
 
 #[test]
-fn a_loop_device_whose_file_cannot_be_seen_is_refused_and_with_force_the_owner_still_counts() {
+fn a_loop_device_with_a_removed_file_is_refused_and_force_still_respects_its_owner() {
     let volume = Volume::formatted();
     let Some(device) = Loop::over(&volume.file()) else {
         return;

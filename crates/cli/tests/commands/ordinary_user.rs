@@ -1,11 +1,11 @@
-//! Mounting without being root, through the setuid helper.
+//! Mounts by a user who is not root, through the setuid helper.
 
 use std::process::Command;
 
 use super::support::{open_to_all, succeed};
 
-/// Becomes `nobody`, in a mount namespace whose /dev/fuse is open to everybody, as it is on an
-/// ordinary machine; containers often have it for root only.
+/// Runs the script as `nobody`, in a mount namespace with a /dev/fuse that all users may open, as on an ordinary machine. In
+/// containers, often only root may open it.
 const AS_NOBODY: &str = "
     mkdir dev && mount -t tmpfs none dev && mknod -m 666 dev/fuse c 10 229
     mount --bind dev/fuse /dev/fuse
@@ -15,10 +15,10 @@ const AS_NOBODY: &str = "
 fn an_ordinary_user_formats_mounts_uses_and_unmounts_a_volume() {
     let helper = Command::new("fusermount3").arg("-V").output().is_ok();
     if !rustix::process::geteuid().is_root() || !helper {
-        eprintln!("not tested: needs root (to become somebody else) and fusermount3");
+        eprintln!("not tested: needs root (to become another user) and fusermount3");
         return;
     }
-    // The build may be where only root can go.
+    // The build directory may be reachable only by root.
     let dir = tempfile::tempdir().unwrap();
     open_to_all(dir.path());
     let program = dir.path().join("jericho");

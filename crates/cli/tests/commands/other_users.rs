@@ -1,4 +1,4 @@
-//! Users other than the one who mounts: which of them get the fast path, and what a refused one can do.
+//! Users other than the one who mounts: which of them get the fast path, and whether a refused one can harm the others.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -13,7 +13,7 @@ const NAMED: u32 = 54321;
 const GROUP: u32 = 54322;
 const STRANGER: u32 = 54323;
 const FILE_BYTES: usize = 1 << 20;
-/// Programs that start while another user attacks, at least.
+/// Least number of programs that start while another user attacks.
 const PROGRAMS_MIN: usize = 20;
 /// How long another user attacks. `make soak` asks for more.
 const ATTACK_SECONDS: u64 = 6;
@@ -24,7 +24,7 @@ const ATTACK: &str = include_str!("attack.py");
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("not tested: needs root, to become somebody else");
+        eprintln!("not tested: needs root, to become another user");
     }
     root
 }
@@ -82,7 +82,7 @@ impl Shared {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         let said = std::fs::read_to_string(&report).expect("a report");
-        // Otherwise the next report would be appended.
+        // The library would append the next report.
         std::fs::remove_file(report).expect("remove");
         let line = said
             .lines()
@@ -138,7 +138,7 @@ fn attack_seconds() -> u64 {
     number("JERICHO_SOAK_SECONDS", ATTACK_SECONDS)
 }
 
-/// Another user who attacks the socket.
+/// A process of another user that attacks the socket.
 struct Attack {
     child: Child,
     said: BufReader<std::process::ChildStdout>,
@@ -209,7 +209,7 @@ fn programs_get_the_fast_path_while_another_user_attacks_the_socket() {
 }
 
 #[test]
-fn a_user_or_group_that_is_named_gets_the_fast_path_and_others_do_not() {
+fn named_users_and_groups_get_the_fast_path_and_others_do_not() {
     if !is_root() {
         return;
     }
@@ -229,7 +229,7 @@ fn a_user_or_group_that_is_named_gets_the_fast_path_and_others_do_not() {
 }
 
 #[test]
-fn a_name_for_the_fast_path_that_is_nobodys_is_refused_by_name() {
+fn an_unknown_user_or_group_for_the_fast_path_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("volume"), "").unwrap();
     let mut mount = jericho([

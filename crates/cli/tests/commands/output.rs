@@ -1,9 +1,9 @@
-//! What scripts read: JSON, completions, manual pages, and place and where.
+//! Output for scripts and people: JSON, manual pages, and the commands `place` and `where`.
 
 use super::support::{Volume, jericho, pattern, succeed};
 
 #[test]
-fn stat_gives_scripts_every_slice_with_its_counters() {
+fn stat_prints_every_slice_with_its_counters_as_json() {
     let volume = Volume::mounted();
     std::fs::write(volume.at("file"), pattern(5, 1 << 20)).unwrap();
     std::fs::read(volume.at("file")).unwrap();
@@ -35,7 +35,10 @@ fn stat_gives_scripts_every_slice_with_its_counters() {
     let locality = &stat["locality"];
     let (local, remote) = (&locality["local"], &locality["remote"]);
     let pages = local.as_u64().unwrap() + remote.as_u64().unwrap();
-    assert!(pages >= 2 * (1 << 20) / 4096, "written and read: {stat}");
+    assert!(
+        pages >= 2 * (1 << 20) / 4096,
+        "too few accesses are counted: {stat}"
+    );
     let share = local.as_u64().unwrap() as f64 / pages as f64;
     let said = locality["share_local"].as_f64().unwrap();
     assert!((said - share).abs() < 1e-9, "{said} of {locality}");
@@ -47,7 +50,7 @@ fn stat_gives_scripts_every_slice_with_its_counters() {
 }
 
 #[test]
-fn top_prints_what_there_is_where_there_is_no_terminal() {
+fn top_prints_text_without_a_terminal() {
     let volume = Volume::mounted();
     std::fs::write(volume.at("file"), pattern(7, 1 << 20)).unwrap();
     let once = succeed(jericho(["top", "--once"]).arg(volume.mnt()));
@@ -56,7 +59,7 @@ fn top_prints_what_there_is_where_there_is_no_terminal() {
     }
     assert!(once.lines().all(|line| !line.contains('\u{1b}')), "{once}");
 
-    // Without --once it goes on until nobody reads any more.
+    // Without --once it continues until its output is closed.
     let mut command = jericho(["top", "--interval", "0.1"]);
     let mut child = command
         .arg(volume.mnt())
@@ -74,7 +77,7 @@ fn top_prints_what_there_is_where_there_is_no_terminal() {
 }
 
 #[test]
-fn directories_in_the_root_go_round_robin_and_what_is_below_follows() {
+fn directories_in_the_root_go_round_robin_and_files_below_follow() {
     let volume = Volume::mounted();
     let slice_of = |path: &str| {
         let json = succeed(jericho(["where", "--json"]).arg(volume.at(path)));
@@ -90,7 +93,7 @@ fn directories_in_the_root_go_round_robin_and_what_is_below_follows() {
 }
 
 #[test]
-fn place_sets_where_new_files_go_and_move_takes_along_what_is_there() {
+fn place_sets_the_node_of_new_files_and_move_also_moves_existing_files() {
     let volume = Volume::mounted();
     let node_of = |path: &str| {
         let json = succeed(jericho(["where", "--json"]).arg(volume.at(path)));
@@ -123,7 +126,7 @@ fn place_sets_where_new_files_go_and_move_takes_along_what_is_there() {
 }
 
 #[test]
-fn how_threads_follow_is_set_for_a_volume_a_directory_and_a_file() {
+fn the_policy_for_threads_is_set_for_a_volume_a_directory_and_a_file() {
     let volume = Volume::formatted();
     succeed(volume.mount_command().args(["--threads", "never"]));
     let of = |path: &str| {
@@ -155,7 +158,7 @@ fn how_threads_follow_is_set_for_a_volume_a_directory_and_a_file() {
 }
 
 #[test]
-fn the_control_attributes_are_in_no_listing() {
+fn no_listing_shows_the_control_attributes() {
     let volume = Volume::mounted();
     std::fs::write(volume.at("file"), b"x").unwrap();
     let mut names = vec![0u8; 4096];
@@ -164,7 +167,7 @@ fn the_control_attributes_are_in_no_listing() {
 }
 
 #[test]
-fn topology_is_shown_to_people_and_to_scripts() {
+fn topology_prints_text_and_json() {
     let json = succeed(&mut jericho([
         "topology",
         "--json",

@@ -1,6 +1,6 @@
 //! pjdfstest, an external suite that tests what POSIX says about each call on files, on the mount and under `jericho run`.
 //!
-//! `scripts/with-ring on` runs it again over the kernel's ring. `pjdfstest.toml` says what is tested and what is known to fail.
+//! `scripts/with-ring on` runs it again over the FUSE ring. `pjdfstest.toml` selects the tests and lists those that are known to fail.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use super::support::{Volume, open_to_all, output, tool_command};
 
 const SETTINGS: &str = include_str!("pjdfstest.toml");
-/// Tests that do not apply. No filesystem over FUSE can tell the kernel how many links a file may have.
+/// Tests that do not apply: a filesystem over FUSE cannot tell the kernel the largest number of a file's links.
 const SKIPPED: [&str; 1] = ["link::link_count_max"];
-/// Fewer passes mean that the suite did not run whole.
+/// Least number of passed tests. Fewer mean that the suite did not run completely.
 const PASSES_MIN: usize = 384;
-/// Part of the names of tests that remount the mount read-only.
+/// A part of the names of tests that remount the mount read-only.
 const READ_ONLY: &str = "erofs";
 
-/// Stands in front of mount(8), which would ask a helper to remount that is perhaps not installed.
+/// A script that runs instead of mount(8). With `-i`, mount(8) does not use a helper for the remount, which may not be installed.
 const MOUNT: &str = "#!/bin/sh\nPATH=${PATH#*:}\nexec mount -i \"$@\"\n";
 
 /// Returns a PATH in which `mount` is the script above.
@@ -30,12 +30,12 @@ fn path(volume: &Volume) -> std::ffi::OsString {
     std::env::join_paths(all.collect::<Vec<PathBuf>>()).expect("a PATH")
 }
 
-/// What pjdfstest printed about each of its tests.
+/// The lines that pjdfstest printed about its tests.
 struct Results(String);
 
 impl Results {
-    /// Runs the tests whose names contain `pattern`, with the library when `run` is true. Fails if a test failed that is not known
-    /// to fail, or one passed that is.
+    /// Runs the tests whose names contain `pattern`, with the library if `run` is true. Panics if a test fails that is not known to
+    /// fail, or if a test passes that is known to fail.
     fn of(volume: &Volume, settings: &str, pattern: &str, run: bool) -> Results {
         let file = volume.beside("pjdfstest.toml");
         std::fs::write(&file, settings).expect("settings");
@@ -63,13 +63,14 @@ fn test_all(run: bool) {
         return;
     }
     let volume = Volume::mounted();
-    // Other users have to reach the mount.
+    // Other users must reach the mount.
     open_to_all(&volume.beside(""));
     let results = Results::of(&volume, SETTINGS, "", run);
     let (passed, mut skipped) = (results.with("ok"), results.with("skipped"));
     assert!(passed.len() >= PASSES_MIN, "{passed:?}");
 
-    // In a process of their own: others of its tests leave files open, and then no filesystem becomes read-only.
+    // These tests run in a process of their own: other tests of the suite leave files open, and a filesystem with files open for
+    // writing cannot become read-only.
     let settings = SETTINGS.replace("allow_remount = false", "allow_remount = true");
     let results = Results::of(&volume, &settings, READ_ONLY, run);
     let passed = results.with("ok");

@@ -1,5 +1,5 @@
-//! Space that format allocates on the host: all that the volume needs, also where the host can allocate only by writing. If the host has
-//! too little, format fails and keeps none of it.
+//! format allocates all space of the volume on the host, also if the host can allocate only by writes. If the host has too little
+//! space, format fails and keeps none.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -11,14 +11,14 @@ use super::support::{fail, jericho, succeed};
 
 const MIB: u64 = 1 << 20;
 
-/// A filesystem on a loop device, mounted.
+/// A mounted filesystem on a loop device.
 struct Host {
     dir: tempfile::TempDir,
     _device: Loop,
 }
 
 impl Host {
-    /// Returns `None` and prints a message where loop devices cannot be made.
+    /// Makes and mounts a filesystem. Returns `None` and prints a message if this user or machine has no loop devices.
     fn new(make: &str, mib: u64) -> Option<Host> {
         let dir = tempfile::tempdir().expect("a directory");
         let image = dir.path().join("image");
@@ -65,7 +65,7 @@ fn stored_bytes(path: &Path) -> u64 {
 const HOSTS: [&str; 2] = ["mkfs.ext4", "mkfs.ext2"];
 
 #[test]
-fn a_host_that_cannot_allocate_space_has_it_written() {
+fn format_writes_the_space_on_a_host_that_cannot_allocate_it() {
     let Some(host) = Host::new(HOSTS[1], 64) else {
         return;
     };
@@ -78,7 +78,7 @@ fn a_host_that_cannot_allocate_space_has_it_written() {
 }
 
 #[test]
-fn a_new_volume_that_the_host_has_no_room_for_leaves_nothing_behind() {
+fn a_new_volume_without_space_on_the_host_leaves_no_file() {
     for make in HOSTS {
         let Some(host) = Host::new(make, 48) else {
             return;
@@ -92,7 +92,7 @@ fn a_new_volume_that_the_host_has_no_room_for_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_sparse_volume_that_the_host_has_no_room_for_stays_as_it_is() {
+fn a_sparse_volume_without_space_on_the_host_is_not_changed() {
     for make in HOSTS {
         let Some(host) = Host::new(make, 48) else {
             return;
@@ -106,7 +106,7 @@ fn a_sparse_volume_that_the_host_has_no_room_for_stays_as_it_is() {
             assert_eq!(host.free_bytes(), free, "{make}, {size:?}");
             assert!(
                 fs::read(host.volume()).expect("read") == bytes,
-                "{make}, {size:?}: the file has changed"
+                "{make}, {size:?}: the refused format changed the file"
             );
             succeed(jericho(["check"]).arg(host.volume()));
         }

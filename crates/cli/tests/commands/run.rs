@@ -1,8 +1,8 @@
-//! What a command gets from `jericho run`.
+//! The environment that `jericho run` gives a command, and the command's status and report.
 
 use super::support::{Volume, fail, jericho, output, succeed};
 
-/// A shell script under `jericho run`, with options before.
+/// Returns a command that runs a shell script under `jericho run` with options.
 fn run(options: &[&str], script: &str) -> std::process::Command {
     let mut command = jericho(["run"]);
     command.args(options).args(["--", "sh", "-c", script]);
@@ -29,11 +29,11 @@ fn a_command_gets_the_library_the_mounts_and_the_policy() {
 }
 
 #[test]
-fn a_library_that_was_preloaded_before_stays_behind_ours() {
-    // Ours once more does not count twice.
+fn a_library_that_was_preloaded_before_stays_after_jerichos() {
+    // A second entry of Jericho's library is dropped.
     let first = succeed(run(&[], "echo $LD_PRELOAD").env("LD_PRELOAD", ""));
     let first = first.trim();
-    // The dynamic linker says that it is missing, and goes on.
+    // The dynamic linker prints that the library is missing, and continues.
     let other = "/nonexistent/library.so";
     let list = format!("{other}:{first}");
     let said = succeed(run(&[], "echo $LD_PRELOAD").env("LD_PRELOAD", list));
@@ -41,7 +41,7 @@ fn a_library_that_was_preloaded_before_stays_behind_ours() {
 }
 
 #[test]
-fn without_the_library_a_command_runs_as_it_is() {
+fn without_the_library_a_command_gets_no_preload() {
     let said = succeed(&mut run(&["--no-preload"], "echo \"<$LD_PRELOAD>\""));
     assert_eq!(said.trim(), "<>");
     let mut command = run(&["--no-preload", "--threads", "never"], "true");
@@ -50,13 +50,13 @@ fn without_the_library_a_command_runs_as_it_is() {
 }
 
 #[test]
-fn the_status_of_a_command_is_passed_on() {
+fn run_passes_on_the_status_of_a_command() {
     for options in [[].as_slice(), &["--no-preload"]] {
         let status = |script: &str| output(&mut run(options, script)).status;
         assert_eq!(status("exit 0").code(), Some(0));
         assert_eq!(status("exit 7").code(), Some(7));
         let killed = status("kill -KILL $$");
-        // The command has taken our process, so our caller sees the signal itself.
+        // The command runs in the process of `jericho run`, so the test sees the signal itself.
         assert_eq!(
             std::os::unix::process::ExitStatusExt::signal(&killed),
             Some(9)
@@ -65,9 +65,9 @@ fn the_status_of_a_command_is_passed_on() {
 }
 
 #[test]
-fn a_report_tells_what_was_read_without_the_kernel() {
+fn a_report_counts_reads_without_the_kernel() {
     let volume = Volume::mounted();
-    // So long that most of it is read after the first calls, which are made in the ordinary way.
+    // The file is long, because the first calls go through the kernel.
     std::fs::write(volume.at("file"), vec![7u8; 8 << 20]).unwrap();
     let script = "cat file > /dev/null; cat file | cksum > /dev/null";
     let report = volume.beside("report");
@@ -84,28 +84,28 @@ fn a_report_tells_what_was_read_without_the_kernel() {
     assert!(report.starts_with("jericho: process "), "{report}");
 }
 
-/// Bytes that a command read inline on the node of the data, and from another.
+/// Runs a command. Returns how many bytes it read inline on the node of the data, and from another node.
 fn local_and_remote(volume: &Volume, options: &[&str], script: &str) -> (u64, u64) {
     let path = volume.beside("report");
     let mut command = run(options, script);
     command.current_dir(volume.mnt());
     succeed(command.env("JERICHO_REPORT", &path));
     let report = std::fs::read_to_string(&path).unwrap();
-    // The next one would be put behind it.
+    // The library would append the next report.
     std::fs::remove_file(path).unwrap();
     let mut lines = report.lines();
     let line = lines.rfind(|line| line.contains("local: ")).unwrap();
     let numbers = line.split(|c: char| !c.is_ascii_digit());
-    // Behind the share, which has two.
+    // Two numbers of the share come first.
     let numbers: Vec<u64> = numbers.filter_map(|n| n.parse().ok()).skip(2).collect();
     let [local, remote] = numbers[..] else {
-        panic!("two numbers of bytes: {line}");
+        panic!("expected two numbers of bytes: {line}");
     };
     (local, remote)
 }
 
 #[test]
-fn a_program_reads_near_its_data_unless_it_was_placed_elsewhere() {
+fn a_program_reads_near_its_data_unless_it_is_bound_elsewhere() {
     let own = rustix::thread::sched_getaffinity(None).unwrap();
     let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu));
     let first = first.unwrap();
@@ -123,12 +123,12 @@ fn a_program_reads_near_its_data_unless_it_was_placed_elsewhere() {
         let script = format!("cat {node}/file > /dev/null");
         let (local, remote) = local_and_remote(&volume, &["--threads", "always"], &script);
         assert!(local + remote >= BYTES / 10 * 9, "inline: {local} {remote}");
-        // The first access may find it elsewhere.
+        // At its first access the program may still run on another node.
         assert!(remote <= BYTES / 10, "node {node}: {local} {remote}");
     }
-    // The first CPU is node 0's, and the program says that it wants to be there.
+    // The first CPU belongs to node 0, and the program binds itself to it.
     let script = format!("taskset -c {first} cat 1/file > /dev/null");
     let (local, remote) = local_and_remote(&volume, &["--threads", "always"], &script);
-    assert_eq!(local, 0, "moved against its affinity; {remote}");
+    assert_eq!(local, 0, "migrated against its affinity; {remote}");
     assert!(remote >= BYTES / 10 * 9, "inline: {remote}");
 }

@@ -1,4 +1,4 @@
-//! Freed space returns to the host: by itself, and with `jericho trim` and fstrim(8).
+//! The daemon returns freed space to the host, and so do `jericho trim` and fstrim(8).
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -54,7 +54,7 @@ fn wait_for_space(path: &Path, most: u64) {
     }
 }
 
-/// Returns what `jericho trim` with these arguments discarded.
+/// Runs `jericho trim` with these arguments. Returns how many bytes it discarded.
 fn trim(volume: &Volume, arguments: &[&str]) -> u64 {
     let mut command = jericho(["trim", "--json"]);
     let json = succeed(command.arg(volume.mnt()).args(arguments));
@@ -68,7 +68,7 @@ fn free(volume: &Volume) -> u64 {
 }
 
 #[test]
-fn a_sparse_volume_gives_back_what_was_removed() {
+fn a_sparse_volume_returns_the_space_of_removed_files() {
     let volume = Volume::formatted();
     let file = sparse(&volume);
     let kept = put(&volume, "kept", 8);
@@ -76,13 +76,13 @@ fn a_sparse_volume_gives_back_what_was_removed() {
     put(&volume, "gone", 64);
     assert!(space(&file) >= before + 64 * MIB);
     remove(&volume, "gone");
-    // What is at the ends of containers may be too short to be discarded.
+    // Freed space at the ends of containers may be too short to be discarded.
     wait_for_space(&file, before + 4 * MIB);
     // The space can be used again.
     let again = put(&volume, "again", 64);
     assert!(space(&file) >= before + 60 * MIB);
     std::fs::remove_file(volume.at("again")).unwrap();
-    // The unmount does not have to wait for it.
+    // The test does not wait before the unmount, which must return the space too.
     volume.umount();
     assert!(space(&file) <= before + 4 * MIB);
     succeed(jericho(["check"]).arg(&file));
@@ -93,10 +93,10 @@ fn a_sparse_volume_gives_back_what_was_removed() {
 }
 
 #[test]
-fn a_volume_that_took_all_of_its_space_keeps_it_and_says_so() {
+fn a_volume_with_allocated_space_keeps_it_and_trim_says_so() {
     let volume = Volume::formatted();
     volume.mount();
-    // The file may take a little more, for what the host has to record about it.
+    // The file may occupy a little more, because the host also stores metadata for it.
     let size = volume.file().metadata().unwrap().len();
     let keeps_all = || space(&volume.file()) >= size;
     assert!(size >= 255 * MIB && keeps_all());
@@ -110,13 +110,13 @@ fn a_volume_that_took_all_of_its_space_keeps_it_and_says_so() {
         !fstrim.status.success() && said.contains("not supported"),
         "{said}"
     );
-    // Everything that can be discarded has been by then.
+    // After the unmount, no discard is pending.
     volume.umount();
     assert!(keeps_all());
 }
 
 #[test]
-fn a_block_device_is_told_what_was_removed() {
+fn a_block_device_gets_discards_of_removed_files() {
     let volume = Volume::formatted();
     let file = volume.beside("disk");
     File::create(&file).unwrap().set_len(256 * MIB).unwrap();
@@ -140,7 +140,7 @@ fn a_block_device_is_told_what_was_removed() {
 }
 
 #[test]
-fn a_trim_gives_back_what_is_too_little_to_be_given_back_by_itself() {
+fn a_trim_returns_runs_that_the_daemon_does_not_return_by_itself() {
     let volume = Volume::formatted();
     let file = sparse(&volume);
     let name = |number| volume.at(&format!("small{number}"));
@@ -149,7 +149,7 @@ fn a_trim_gives_back_what_is_too_little_to_be_given_back_by_itself() {
     }
     succeed(jericho(["sync"]).arg(volume.mnt()));
     let before = space(&file);
-    // Every other file, so that no two freed runs are adjacent.
+    // The test removes every other file, so that no two freed runs are adjacent.
     for number in (0..600).step_by(2) {
         std::fs::remove_file(name(number)).unwrap();
     }
@@ -186,9 +186,9 @@ fn fstrim_works_on_a_mount() {
 }
 
 #[test]
-fn only_root_and_who_mounted_may_trim() {
+fn only_root_and_the_mounting_user_may_trim() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("LEFT OUT: needs root, to become somebody else");
+        eprintln!("LEFT OUT: needs root, to become another user");
         return;
     }
     let volume = Volume::formatted();
