@@ -363,7 +363,7 @@ By default each directory in the root of the volume is assigned the next slice i
 the same slice.
 
 Jericho also migrates threads to the data that they use. Policies: adaptive (when it pays off, and never against an \
-affinity that a program has set), never, or always (at the first access from another node). A new file or directory gets \
+affinity that a program has set), never, or always (at the first inline access from another node). A new file or directory gets \
 the policy of its directory; --threads on a file changes the policy of that file. The variable JERICHO_THREADS overrides \
 both for one run.")]
 pub struct PlaceArgs {
