@@ -160,7 +160,7 @@ pub fn check_devices(
     devices: Vec<Arc<dyn Device>>,
     options: CheckOptions,
 ) -> Result<Report, VolumeError> {
-    let report = look(&devices)?;
+    let report = check_once(&devices)?;
     let sound = report.is_sound() && report.findings.is_empty();
     if !options.repair
         || sound
@@ -174,7 +174,7 @@ pub fn check_devices(
     let mut repaired = report.findings;
     repaired.retain(|f| f.severity != Severity::Info);
     repair(&devices, &mut repaired)?;
-    let mut report = look(&devices)?;
+    let mut report = check_once(&devices)?;
     // Findings that are still there were not repaired.
     repaired.retain(|f| !report.findings.contains(f));
     report.repaired = repaired;
@@ -214,7 +214,7 @@ fn check_label(
 }
 
 /// Runs one check over a view that keeps writes in memory.
-fn look(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
+fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let copies = read_copies(&*devices[0])?;
     let views = devices.iter().map(|d| Overlay::over(d.clone())).collect();
     let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
@@ -301,7 +301,7 @@ fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
         }
     }
     if pass.more > 0 {
-        let text = format!("and {} findings more", pass.more);
+        let text = format!("and {} more findings", pass.more);
         pass.report.findings.push(Finding {
             severity: Severity::Damage,
             text,

@@ -196,7 +196,7 @@ impl Volume {
         } else {
             let region = Region::new(self.devices.clone(), self.superblocks.clone());
             if let Err(error) = region.provision_all() {
-                tracing::warn!("the metadata has no space of its own on the host: {error}");
+                tracing::warn!("cannot allocate space for the metadata on the host: {error}");
             }
             region
         };

@@ -1,4 +1,4 @@
-//! What is promised of the contents of files, over real slices and simulated devices.
+//! Guarantees for the contents of files, tested with real slices and simulated devices.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +24,14 @@ const CALLER: Caller = Caller {
 };
 const PAGE: u64 = 4096;
 const SLICES: u16 = 2;
-/// So many that some truncation ends while a batch is made.
+/// Large enough that some truncation ends while a batch is made.
 const SYNCS_BESIDE_TRUNCATIONS: u64 = 60;
 /// Returns the options of a busy mount.
 const DIRTY_AGE: Duration = Duration::from_millis(1);
 
 struct Mount {
     device: Arc<SimDevice>,
-    /// Write-back by age and commits go on all the time, or happen only when asked for.
+    /// Whether write-back by age and commits run all the time, or only on request.
     busy: bool,
     fs: Option<Arc<Fs>>,
     slices: Vec<Arc<Slice>>,
@@ -226,7 +226,7 @@ impl Mount {
     }
 }
 
-/// Bytes that tell where they belong.
+/// Returns bytes that depend on their position.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed) as u8 | 1)
@@ -261,11 +261,15 @@ fn a_size_never_covers_data_that_did_not_reach_the_device() {
         mount.commit();
         drop(file);
         mount.power_cut(seed);
-        assert_eq!(mount.open("f").size(), 0, "nothing was written back");
+        assert_eq!(
+            mount.open("f").size(),
+            0,
+            "the size became durable without the data"
+        );
     }
 }
 
-/// Writes back a file's dirty pages as their age does, without a sync of the file.
+/// Writes back a file's dirty pages as the evictor does when they are old, without a sync of the file.
 fn write_back(mount: &Mount, file: &Arc<File>) {
     let (sender, receiver) = channel();
     mount.slices[usize::from(file.slice())].sync(
@@ -276,11 +280,11 @@ fn write_back(mount: &Mount, file: &Arc<File>) {
     receiver.recv().unwrap().unwrap();
 }
 
-/// Makes a file of 3 pages, a gap, and one more page. The gap was reserved ahead and placed together with the pages
+/// Creates a file of 3 pages, a gap, and one more page. The gap has reserved space, and was placed together with the pages
 /// before it.
 fn with_a_gap(mount: &Mount) -> Arc<File> {
     let (_, file) = mount.create("f");
-    // A program that appends inline has space reserved ahead.
+    // Reserves space ahead, as for a program that appends inline.
     mount.fs().begin_write(&file, 0, 50 * PAGE).unwrap();
     mount.write(&file, 0, &pattern(0, 3 * PAGE as usize));
     mount.write(&file, 80 * PAGE, &pattern(1, PAGE as usize));
@@ -317,8 +321,8 @@ fn a_gap_with_reserved_space_is_a_hole() {
     }
 }
 
-/// A file whose write-backs block before their pages get blocks: each sends on `reached`, then waits on `go_on` while there
-/// is a sender.
+/// A file whose write-backs block before their pages get blocks. Each write-back sends on `reached`, and then waits on `go_on`
+/// while there is a sender.
 struct Stops {
     file: Arc<dyn Object>,
     reached: Sender<()>,
@@ -348,8 +352,8 @@ impl Object for Stops {
     }
 }
 
-/// Runs `change` after the evictor has chosen all dirty pages of `file` for write-back and before it has asked where they go.
-/// `change` must free blocks or reserved space of the file.
+/// Runs `change` after the evictor has chosen all dirty pages of `file` for write-back and before it has placed them. `change`
+/// must free blocks or reserved space of the file.
 fn change_between_choice_and_place(
     mount: &Mount,
     file: &Arc<File>,
@@ -376,8 +380,8 @@ fn change_between_choice_and_place(
     };
     dirty(0);
     is_reached.recv().unwrap();
-    // The evictor is blocked, so it then takes all pages that become old in one go: the other file's first, which blocks it
-    // again.
+    // The evictor is blocked. When it continues, it takes all pages that have become old in one batch. The other file's page
+    // comes first and blocks it again.
     dirty(1);
     mount.write(file, 0, data);
     std::thread::sleep(2 * DIRTY_AGE);
@@ -386,10 +390,13 @@ fn change_between_choice_and_place(
     let blocks = || mount.fs().getattr(file.ino()).unwrap().blocks;
     let before = blocks();
     std::thread::scope(|scope| {
-        // The change waits for the chosen pages.
+        // `change` waits for the chosen pages.
         let change = scope.spawn(&change);
         while blocks() == before {
-            assert!(!change.is_finished(), "it took nothing out");
+            assert!(
+                !change.is_finished(),
+                "the change ended without freeing blocks"
+            );
             std::thread::yield_now();
         }
         drop(go);
@@ -451,7 +458,7 @@ fn a_page_written_back_during_a_truncation_ends_in_zeros() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     mount.write(&file, 0, &pattern(1, PAGE as usize));
-    // Called when the truncation, which knows the page as reserved, asks whether it is dirty.
+    // Called when the truncation asks whether the page is dirty. The truncation sees the page as reserved.
     let armed = Arc::new(AtomicBool::new(false));
     let (is_armed, object) = (armed.clone(), file.object());
     let slice = &mount.slices[usize::from(file.slice())];
@@ -469,7 +476,10 @@ fn a_page_written_back_during_a_truncation_ends_in_zeros() {
     }));
     armed.store(true, Ordering::SeqCst);
     mount.truncate(&file, 100);
-    assert!(!armed.load(Ordering::SeqCst), "it was not asked");
+    assert!(
+        !armed.load(Ordering::SeqCst),
+        "the truncation did not ask for dirty pages"
+    );
     mount.truncate(&file, PAGE);
     let mut expected = pattern(1, PAGE as usize);
     expected[100..].fill(0);
@@ -489,7 +499,7 @@ fn an_fsync_makes_the_size_durable_despite_concurrent_punches_and_writes() {
     let done = move |result| sender.send(result).unwrap();
     mount.fs().fsync(&file, false, Box::new(done));
     reached.recv().unwrap();
-    // Beyond the end of all data, and then into the middle.
+    // Punches beyond the end of all data, and then writes in the middle.
     mount.fs().fallocate(&file, 3, 100 * PAGE, PAGE).unwrap();
     mount.write(&file, 2 * PAGE, &data[2 * PAGE as usize..][..100]);
     go_on.send(()).unwrap();
@@ -515,7 +525,7 @@ fn an_fsync_does_not_cover_bytes_written_after_a_concurrent_truncation() {
     mount.fs().fsync(&file, false, Box::new(done));
     reached.recv().unwrap();
     std::thread::scope(|scope| {
-        // The change waits for the pages in flight.
+        // The truncation waits for the pages in flight.
         let truncation = scope.spawn(|| mount.truncate(&file, 4 * PAGE));
         while file.size() > 4 * PAGE {
             std::thread::yield_now();
@@ -524,7 +534,7 @@ fn an_fsync_does_not_cover_bytes_written_after_a_concurrent_truncation() {
         truncation.join().unwrap();
     });
     synced.recv().unwrap().unwrap();
-    // As long as before, and not written back.
+    // Makes the file as long as before. The new bytes are not written back.
     mount.write(&file, 4 * PAGE, &pattern(1, 6 * PAGE as usize));
     mount.commit();
     drop(file);
@@ -582,7 +592,7 @@ fn an_appended_file_is_a_prefix_after_a_power_cut_at_any_moment() {
         mount
             .device
             .set_plan(FaultPlan::cut_power_at(1 + random.below(600)));
-        // Whole pages stay what they were once appended; the last one is written again and again.
+        // Pages that are full do not change; the last page is written repeatedly.
         let data = pattern(seed, 8 << 20);
         let (mut written, mut synced) = (0, 0);
         while written < data.len() {
@@ -610,7 +620,11 @@ fn an_appended_file_is_a_prefix_after_a_power_cut_at_any_moment() {
             "seed {seed}: {synced} bytes were synced"
         );
         let same = found.iter().zip(&data).take_while(|(a, b)| a == b).count();
-        assert_eq!(same, found.len(), "seed {seed}: the first wrong byte");
+        assert_eq!(
+            same,
+            found.len(),
+            "seed {seed}: position of the first wrong byte"
+        );
     }
 }
 
@@ -640,7 +654,7 @@ fn an_append_that_was_lost_does_not_show_when_the_file_grows() {
     mount.write(&file, 0, &pattern(1, 1000));
     mount.fsync(&file);
     mount.write(&file, 1000, &pattern(2, 20_000));
-    // Written back, but its metadata is not committed.
+    // The data is written back, but the metadata is not committed.
     let (sender, receiver) = channel();
     let done = Box::new(move |result| sender.send(result).unwrap());
     mount.slices[usize::from(file.slice())].sync(&file.object(), 0..1000, done);
@@ -666,11 +680,15 @@ fn removed_files_free_all_their_space() {
     mount.fsync(&file);
     mount.write(&file, 1_000_000, &pattern(3, 1_000_000));
     mount.fs().unlink(ROOT, b"f").unwrap();
-    assert_eq!(mount.read(&file).len(), 2_000_000, "open, so still there");
+    assert_eq!(
+        mount.read(&file).len(),
+        2_000_000,
+        "an open file keeps its data"
+    );
     mount.fs().close_file(&file);
     drop(file);
     mount.fs().forget(ino, 1);
-    // The file goes when the write-back of its last pages, if one is on its way, has ended.
+    // The file is removed when a write-back of its last pages has ended.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     mount.commit();
     while mount.free() != before {
@@ -714,7 +732,7 @@ fn a_full_volume_fails_with_enospc_and_works_again_after_a_removal() {
 fn a_write_waits_for_space_on_the_volume_and_not_for_space_on_the_host() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
-    // Its space would return with the last close.
+    // An open file without a name. Its space would be freed by the last close.
     let (_, open) = mount.create("open");
     mount.fs().unlink(ROOT, b"open").unwrap();
     let full_host = IoError {
@@ -764,7 +782,7 @@ fn holes_can_be_created_and_found_and_read_as_zeros() {
     assert_eq!(mount.read(&file), expected);
     let blocks = fs.getattr(file.ino()).unwrap().blocks;
     assert_eq!(blocks, 8 * (30 - (49_152 - 12_288) / PAGE));
-    // Preallocated space takes data, and reads as zeros where it has none.
+    // Preallocated space takes data, and reads as zeros elsewhere.
     fs.fallocate(&file, 0, 200_000, 50_000).unwrap();
     mount.write(&file, 220_000, b"middle");
     expected.resize(250_000, 0);
@@ -786,7 +804,7 @@ fn a_range_without_space_for_its_holes_is_not_zeroed() {
     let error = mount.fs().fallocate(&file, 0x10, 0, 1 << 30).unwrap_err();
     assert_eq!(error.errno(), 28);
     assert_eq!(mount.read(&file), data);
-    // The rest of the volume has room for less.
+    // The rest of the volume has less room than the holes need.
     let len = mount.free() / 2 * PAGE;
     mount.fs().fallocate(&file, 0x10, 0, len).unwrap();
     assert_eq!(file.size(), len);
@@ -805,7 +823,7 @@ fn a_range_is_zeroed_in_the_space_that_it_has() {
     }
     let (free, fs) = (mount.free(), mount.fs().clone());
     assert!(free * PAGE < size);
-    // Some pages are only in the cache: overwritten, or new.
+    // Some pages are only in the cache: overwritten or new ones.
     mount.write(&file, 3 * PAGE, &[7; 2 * PAGE as usize]);
     mount.write(&file, size, &[7; PAGE as usize]);
     fs.fallocate(&file, 0x10, 10, size - 10 + PAGE).unwrap();
@@ -856,7 +874,7 @@ fn a_file_is_moved_with_pages_after_its_known_end() {
     let (ino, file) = mount.create("f");
     let data = pattern(7, 500_000);
     mount.write(&file, 0, &data[..100_000]);
-    // As by a program in its own thread, whose new size is heard of later.
+    // Writes as a program does that reports its new size later.
     mount
         .write_pages(&file, 100_000, &data[100_000..], |_, _| {})
         .unwrap();
@@ -877,7 +895,7 @@ fn reserved_space_follows_a_moved_file_and_is_freed() {
     let (ino, file) = mount.create("f");
     let free = mount.free();
     mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
-    // All of the promise gets blocks with the first pages that are written back.
+    // The first write-back places all of the reserved space.
     mount.write(&file, 0, &pattern(8, 2 * PAGE as usize));
     mount.fsync(&file);
     for new in [1 - file.slice(), file.slice()] {
@@ -897,7 +915,7 @@ fn a_new_inline_writer_waits_until_reserved_space_is_released() {
     let (_, file) = mount.create("f");
     mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
     mount.fs().release_promises(&file, || true).unwrap();
-    assert_eq!(file.promised_end_page(), 64, "it is needed");
+    assert_eq!(file.promised_end_page(), 64, "needed space was released");
     let (tx, rx) = std::sync::mpsc::channel();
     let release = mount.fs().release_promises(&file, || {
         let (later, tx) = (file.clone(), tx.clone());
@@ -963,10 +981,13 @@ fn replaced_contents_of_a_truncated_file_are_written_back_at_the_close() {
         mount.fs().writer_closes(&new);
         mount.fs().close_file(&new);
         drop(new);
-        // No sync requests it; here pages grow old only after an hour.
+        // No sync requests a write-back, and pages become old only after an hour.
         let deadline = Instant::now() + Duration::from_secs(60);
         while mount.slices.iter().any(|slice| slice.dirty_bytes() > 0) {
-            assert!(Instant::now() < deadline, "nothing was written back");
+            assert!(
+                Instant::now() < deadline,
+                "the close did not start a write-back"
+            );
             std::thread::yield_now();
         }
         mount.commit();
@@ -1062,7 +1083,7 @@ fn contents_agree_with_a_model_while_write_back_and_commits_go_on() {
             let wrong = found.iter().zip(&model).position(|(a, b)| a != b);
             assert_eq!(
                 wrong, None,
-                "seed {seed}, step {step}: the first wrong byte"
+                "seed {seed}, step {step}: position of the first wrong byte"
             );
         }
         drop(file);
@@ -1087,12 +1108,20 @@ fn the_migration_setting_is_inherited_by_new_inodes_and_survives_a_remount() {
     assert_eq!(of(&fs, before), (None, false));
     fs.set_threads(ROOT, Some(Never)).unwrap();
     assert_eq!(of(&fs, ROOT), (Some(Never), true));
-    assert_eq!(of(&fs, before), (None, false), "what is there stays");
+    assert_eq!(
+        of(&fs, before),
+        (None, false),
+        "existing inodes keep their setting"
+    );
     let (after, _) = mount.create("after");
     assert_eq!(of(&fs, after), (Some(Never), false));
 
     fs.set_threads(before, Some(Always)).unwrap();
-    assert_eq!(file.threads().policy(), Some(Always), "while it is open");
+    assert_eq!(
+        file.threads().policy(),
+        Some(Always),
+        "an open file gets the new setting"
+    );
     fs.set_threads(after, Some(Always)).unwrap();
     fs.set_threads(after, None).unwrap();
     assert_eq!(of(&fs, after), (Some(Never), false));

@@ -1,4 +1,4 @@
-//! Freed blocks return to the device: which, when, and what a crash or a full volume does to them.
+//! Freed blocks return to the device: which blocks, when, and the effects of a crash or a full volume.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const SLICES: u16 = 2;
 const FOREVER: Duration = Duration::from_secs(60);
-/// Returns options with which nothing is committed or discarded without a request.
+/// Returns options with which the filesystem commits and discards only on request.
 const NEVER_MS: u64 = 3_600_000;
 
 fn formatted(bytes: u64) -> SimDevice {
@@ -112,7 +112,7 @@ impl Mount {
         Some(data)
     }
 
-    /// Makes a durable file.
+    /// Creates a durable file.
     fn put(&self, name: &str, data: &[u8]) -> Result<()> {
         let (name, kind) = (name.as_bytes(), Kind::File);
         let attr = self.fs.mknod(ROOT, name, kind, 0o644, 0, CALLER)?;
@@ -166,7 +166,7 @@ fn assert_sound(device: &Arc<SimDevice>) {
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
-/// Returns how many bytes were discarded since the device was made, and the largest piece.
+/// Returns the number of bytes discarded since the device was created, and the largest piece.
 fn discarded(device: &SimDevice) -> (u64, u64) {
     let log = device.log().into_iter();
     let lengths = log
@@ -180,7 +180,7 @@ fn discarded(device: &SimDevice) -> (u64, u64) {
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + FOREVER;
     while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
+        assert!(Instant::now() < deadline, "did not happen: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -197,11 +197,11 @@ fn only_removed_blocks_are_discarded_without_a_request() {
     mount.remove("gone").unwrap();
     mount.remove("small").unwrap();
     mount.commit().unwrap();
-    // A part at a container's end may be too short to be worth a discard.
+    // A part at the end of a container may be too short for a discard.
     wait_until("9 MiB are discarded", || discarded(&device).0 >= 8 * MIB);
     assert_eq!(mount.read("kept").unwrap(), kept);
     let free = mount.free();
-    // The space can be used again.
+    // The discarded space can be used again.
     mount.put("new", &pattern(4, 20 * MIB)).unwrap();
     assert_eq!(mount.read("new").unwrap(), pattern(4, 20 * MIB));
     assert_eq!(mount.free(), free - 20 * MIB / PAGE);
@@ -288,13 +288,13 @@ fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Re
     let (is_reached, go) = device.block_next(Operation::Discard);
     let mount = Mount::of(device.clone(), 1).unwrap();
     mount.put("gone", &pattern(1, 8 * MIB)).unwrap();
-    // Takes all of the rest, so that only the removed file's space is left.
+    // Takes the rest of the space, so that only the removed file's space is left.
     let mut number = 0;
     while mount.free() > 0 {
         let bytes = (mount.free() * PAGE).min(8 * MIB);
         match mount.put(&format!("full{number}"), &pattern(9, bytes)) {
             Ok(()) => number += 1,
-            // The metadata took it in the meantime.
+            // The metadata took the space in the meantime.
             Err(error) => assert_eq!(error.errno(), 28),
         }
     }
@@ -315,7 +315,7 @@ fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Re
         scope.spawn(move || sender.send(take(mount, file, bytes)).unwrap());
         match ended.recv_timeout(Duration::from_millis(300)) {
             Err(RecvTimeoutError::Timeout) => {}
-            early => panic!("it did not wait: {early:?}"),
+            early => panic!("the write did not wait: {early:?}"),
         }
         drop(go);
         ended.recv_timeout(FOREVER).unwrap().unwrap();
@@ -355,15 +355,17 @@ fn the_end_of_the_mount_does_not_wait_for_a_move() {
         let fs = &mount.fs;
         let mover = scope.spawn(|| fs.move_to(attr.ino, SLICES - 1 - file.slice()));
         is_reached.recv_timeout(FOREVER).expect("a read");
-        // There is something to discard, which a move keeps from being discarded.
+        // There are blocks to discard, and the move prevents their discard.
         mount.remove("gone").unwrap();
         mount.commit().unwrap();
         let (sender, closed) = channel();
         scope.spawn(move || sender.send(fs.close()).unwrap());
         let result = closed.recv_timeout(FOREVER);
         drop(go);
-        result.expect("it waits for the move").unwrap();
-        // It has no committer any more.
+        result
+            .expect("the unmount must not wait for the move")
+            .unwrap();
+        // The move has no committer any more.
         assert!(mover.join().unwrap().is_err());
     });
     drop(file);
@@ -396,16 +398,19 @@ fn a_trim_goes_on_while_a_file_is_moved() {
         is_reached.recv_timeout(FOREVER).expect("a read");
         let (sender, trimmed) = channel();
         scope.spawn(move || {
-            // Ends after one discard.
+            // The trim ends after one discard.
             let trim = fs.trim(0..u64::MAX, 0, Some(Instant::now()));
             sender.send(trim).unwrap();
         });
         let begun = Instant::now();
         while fs.discards_waiting() == 0 {
-            assert!(begun.elapsed() < FOREVER, "the trim does not wait");
+            assert!(
+                begun.elapsed() < FOREVER,
+                "the trim did not wait for the move"
+            );
             std::thread::yield_now();
         }
-        // Stops the move once more, before its end.
+        // Blocks the move once more, before its end.
         let ((reached, is_late), (end, may_end)) = (channel(), channel::<()>());
         let (count, stop) = (AtomicU64::new(0), Mutex::new(Some((reached, may_end))));
         device.set_before(move |operation| {
@@ -421,7 +426,12 @@ fn a_trim_goes_on_while_a_file_is_moved() {
         is_late.recv_timeout(FOREVER).expect("a later read");
         let trim = trimmed.recv_timeout(FOREVER);
         drop(end);
-        assert!(trim.expect("it waits for the move").unwrap().blocks > 0);
+        assert!(
+            trim.expect("the trim must not wait for the end of the move")
+                .unwrap()
+                .blocks
+                > 0
+        );
         mover.join().unwrap().unwrap();
     });
     assert_eq!(file.slice(), home);
@@ -431,18 +441,18 @@ fn a_trim_goes_on_while_a_file_is_moved() {
     assert_sound(&device);
 }
 
-/// The files of a test that discards all free space before each flush, in the thread that flushes, and cuts the power there.
+/// The files of a test that discards all free space and cuts the power before each flush, in the thread that flushes.
 #[derive(Default)]
 struct Greedy {
     fs: Mutex<Weak<Fs>>,
-    /// Numbers of the synced files, and of those whose removal has begun.
+    /// Numbers of the synced files, and of the files whose removal has begun.
     there: Mutex<Vec<u64>>,
     going: Mutex<Vec<u64>>,
     points: AtomicU64,
 }
 
 impl Greedy {
-    /// Discards all free space. Then the power fails in a copy of the device, and the flush runs on the original.
+    /// Discards all free space. Cuts the power in a copy of the device, and lets the flush run on the original.
     fn discard_all_and_cut_power(&self, device: &SimDevice) {
         let Some(fs) = self.fs.lock().unwrap().upgrade() else {
             return;

@@ -1,4 +1,4 @@
-//! Names under many threads, and under a device that fails.
+//! Operations on names by many threads, and on a device that fails.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn assert_sound(device: &Arc<SimDevice>) {
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
-/// A directory at most three levels deep, or the root when there is none on the way.
+/// Returns a directory at most three levels deep, or the root if the path has none.
 fn some_dir(fs: &Fs, random: &mut Random, held: &mut Vec<Ino>) -> Ino {
     let mut dir = ROOT;
     for _ in 0..random.below(4) {
@@ -105,7 +105,7 @@ fn threads_that_rename_and_remove_in_one_tree_leave_it_sound() {
                 let mut random = Random::new(seed);
                 for _ in 0..3000 {
                     if let Err(error) = one_operation(fs, &mut random) {
-                        // EPERM (a link to a directory), and what a race or the tree may say.
+                        // EPERM (a link to a directory), and errors that a race or the state of the tree can cause.
                         let expected = [1, 2, 17, 20, 21, 22, 39];
                         assert!(expected.contains(&error.errno()), "{error}");
                     }

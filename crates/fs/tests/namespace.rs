@@ -1,5 +1,5 @@
-//! Random operations on names, compared with a model in memory: over remounts the two agree, and after a
-//! power cut the volume shows a prefix of the operations that has everything that was synced.
+//! Random operations on names, compared with a model in memory. Over remounts the two agree. After a power cut the volume shows
+//! the result of a prefix of the operations, which includes all synced ones.
 
 mod model;
 
@@ -123,7 +123,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// A mounted simulated volume.
 struct Mount {
     device: Arc<SimDevice>,
-    /// `None` only between two mounts: the old one lets go of the device first.
+    /// `None` only between two mounts, because the old one must release the device first.
     fs: Option<Arc<Fs>>,
     interval_ms: u64,
     cache: usize,
@@ -171,7 +171,7 @@ impl Mount {
         receiver.recv().unwrap().unwrap();
     }
 
-    /// Looks a path up; every reference but the last is given back.
+    /// Looks up a path. Drops all references except the last one.
     fn walk(&self, path: &str) -> Result<Attr, i32> {
         let mut attr = self.fs().getattr(ROOT).map_err(|e| e.errno())?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -216,7 +216,7 @@ impl Mount {
                     Kind::File => "file",
                     Kind::Symlink => "symlink",
                     Kind::Directory => "dir",
-                    other => panic!("nobody made a {other:?}"),
+                    other => panic!("found a {other:?}, which the test does not create"),
                 },
                 perm: attr.perm,
                 nlink: attr.nlink,
@@ -267,7 +267,7 @@ fn name_of(index: usize) -> String {
     ["a", "b", "c", "d", "e"][index % 5].into()
 }
 
-/// Does an operation to both; gives what each said.
+/// Does an operation on the filesystem and on the model. Returns both results.
 fn apply(op: &Op, mount: &Mount, model: &mut Model) -> (Result<(), i32>, Result<(), i32>) {
     let dirs = model.dirs();
     let pick = |index: usize| dirs[index % dirs.len()].clone();
@@ -414,7 +414,7 @@ fn apply(op: &Op, mount: &Mount, model: &mut Model) -> (Result<(), i32>, Result<
             (real, modelled)
         }
         Op::HoldOpen { dir, name } => {
-            // Open, unlinked, still there, closed.
+            // Opens, unlinks, checks that the file is still there, and closes.
             let ((path, dir), name) = (pick(dir), name_of(name));
             let is_file = model
                 .find(dir, &name)
@@ -455,7 +455,7 @@ fn run(ops: &[Op], interval_ms: u64, cache: usize) {
                 let dump = mount.dump();
                 let survived = history[synced..].iter().rposition(|m| m.dump() == dump);
                 let Some(survived) = survived else {
-                    panic!("not a prefix with what was synced: {dump:#?}");
+                    panic!("not the result of a prefix with all synced operations: {dump:#?}");
                 };
                 model = history[synced + survived].clone();
                 history = vec![model.clone()];
@@ -471,7 +471,7 @@ fn run(ops: &[Op], interval_ms: u64, cache: usize) {
     assert_eq!(mount.dump(), model.dump());
     mount.remount();
     assert_eq!(mount.dump(), model.dump());
-    // Nothing is left of what was removed.
+    // Removed inodes leave nothing behind.
     let used = u64::try_from(
         model
             .dump()

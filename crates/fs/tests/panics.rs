@@ -1,4 +1,4 @@
-//! A bug that panics leaves no half operation on the volume, and every caller gets an answer.
+//! After a panic in an operation the volume has no part of the operation, and every caller gets an answer.
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +50,7 @@ fn sync(fs: &Fs) -> Result<()> {
     receiver.recv().unwrap()
 }
 
-/// Panics for one name, in the middle of the operation that creates it.
+/// Panics for one name, inside the operation that creates it.
 struct Defect;
 
 impl Policy for Defect {
@@ -92,8 +92,8 @@ fn after_a_panic_inside_an_operation_nothing_becomes_durable_until_the_next_moun
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
-/// Runs the test `name` of this program again as a child that takes the other branch. Returns the child's standard error when
-/// it has aborted. Kills a child that hangs after a minute.
+/// Runs the test `name` of this program again as a child, which takes the other branch. Returns the child's standard error
+/// after it has aborted. Kills a child that hangs after a minute.
 fn aborted(name: &str) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])
@@ -131,7 +131,7 @@ fn a_committer_that_panics_ends_the_process_with_its_name_and_cause() {
     let fs = open(&device, Box::new(FollowParent));
     fs.mkdir(ROOT, b"dir", 0o755, CALLER).unwrap();
     device.set_plan(FaultPlan::panic_at(Some(Operation::Flush), 1));
-    // No answer comes unless the process ends.
+    // The sync returns only if the process ends.
     let _ = sync(&fs);
-    panic!("the process goes on without its committer");
+    panic!("the process continued without its committer");
 }

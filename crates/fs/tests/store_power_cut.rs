@@ -1,4 +1,4 @@
-//! A power cut in the middle of anything that the store does, with writes lost, reordered and torn.
+//! Power cuts during all operations of the store, with writes lost, reordered and torn.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn open(device: &Arc<SimDevice>) -> Result<Volume, Error> {
     Volume::open_from_devices(devices, mode).map_err(|e| Error::Store(e.to_string()))
 }
 
-/// Files in the root, so that the volume is sound after each batch.
+/// Creates files in the root, so that the volume is sound after each batch.
 fn batch(volume: &Volume, allocator: &Allocator, number: u64) -> Result<Vec<Change>, Error> {
     let file = |ino: u64| InodeRecord {
         kind: Kind::File,
@@ -77,7 +77,7 @@ fn batch(volume: &Volume, allocator: &Allocator, number: u64) -> Result<Vec<Chan
     Ok(changes)
 }
 
-/// Commits the batches until something fails; gives how many were acknowledged.
+/// Commits the batches until one fails. Returns the number of acknowledged batches.
 fn work(device: &Arc<SimDevice>) -> (u64, Option<Error>) {
     let mut done = 0;
     let result = (|| {
@@ -117,12 +117,12 @@ fn a_power_cut_at_any_moment_leaves_a_sound_volume_with_all_acknowledged_batches
             assert_eq!(
                 files % FILES_PER_BATCH,
                 0,
-                "{what}: half of a batch is there"
+                "{what}: found a part of a batch"
             );
             let batches = files / FILES_PER_BATCH;
             assert!(
                 batches == acknowledged || batches == acknowledged + 1,
-                "{what}: {acknowledged} batches were acknowledged, {batches} are there"
+                "{what}: {acknowledged} batches were acknowledged, {batches} found"
             );
         }
         if !is_cut {

@@ -38,7 +38,7 @@ struct State {
     /// How many of `recalls` were made by `recall_in_turn`.
     in_turn: usize,
     /// Threads in `recall_in_turn` that let a lender go first.
-    aside: usize,
+    yielding: usize,
     /// Threads in `lend` that wait for the end of a recall.
     waiting: usize,
     waited: u64,
@@ -183,22 +183,22 @@ impl Allocator {
     pub fn recall_in_turn(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();
         let waited = state.waited;
-        state.aside += 1;
+        state.yielding += 1;
         while (state.in_turn > 0 || state.recalls == 0)
             && state.waiting > 0
             && state.waited == waited
         {
             self.loans.changed.wait(&mut state);
         }
-        state.aside -= 1;
+        state.yielding -= 1;
         state.in_turn += 1;
         self.recall_locked(state, true)
     }
 
     /// Returns how many threads in `recall_in_turn` let a lender go first.
     #[cfg(test)]
-    pub(super) fn recalls_aside(&self) -> usize {
-        self.loans.state.lock().aside
+    pub(super) fn recalls_yielding(&self) -> usize {
+        self.loans.state.lock().yielding
     }
 
     /// Returns how many threads wait in `lend`.

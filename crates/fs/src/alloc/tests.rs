@@ -155,7 +155,7 @@ fn lent_blocks_are_not_allocated_and_a_recall_returns_them() {
     let loan = a.lend(&request(0, false, 100)).unwrap().unwrap();
     assert_eq!((loan.blocks.first, loan.blocks.count), (0, 16));
     assert!(loan.goes_on && loan.end == 16);
-    // The block is not allocated, but it cannot be reserved either, so that every reservation can be honoured.
+    // Lent blocks are not allocated and cannot be reserved, so every reservation can be used.
     assert_eq!((a.available(), a.free_of(0), a.reserved()), (48, 64, 0));
     assert!(a.reserve(49).is_err());
     let got = take(&a, 0, None, 48);
@@ -185,7 +185,7 @@ fn nothing_is_lent_while_a_recall_exists() {
     let recall = a.recall();
     std::thread::scope(|scope| {
         let lender = scope.spawn(|| a.lend(&request(0, false, 8)).unwrap().is_some());
-        // All of it can be reserved, however long the other loan has existed.
+        // The lender waits, so all blocks can be reserved however long the recall exists.
         for _ in 0..1000 {
             a.reserve(64).unwrap();
             a.unreserve(64);
@@ -216,8 +216,11 @@ fn recalls_in_turn_that_overlap_let_a_discard_have_its_turn() {
             let _all = a.recall_in_turn();
             order.send("recall").unwrap();
         });
-        while a.recalls_aside() == 0 {
-            assert!(!second.is_finished(), "it does not let the lender go first");
+        while a.recalls_yielding() == 0 {
+            assert!(
+                !second.is_finished(),
+                "the second recall did not let the lender go first"
+            );
             std::thread::yield_now();
         }
         drop(first);
@@ -243,7 +246,11 @@ fn repeated_recalls_let_a_discard_have_its_turn() {
             let _all = a.recall_in_turn();
             let lent = lent.load(std::sync::atomic::Ordering::SeqCst);
             assert!(lent, "round {round}");
-            assert_eq!(a.available(), 64, "and waits for its end");
+            assert_eq!(
+                a.available(),
+                64,
+                "the recall did not wait for the end of the loan"
+            );
         });
     }
 }
@@ -316,13 +323,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
-    /// Against a model that only knows which blocks are owned and how many are promised.
+    /// Compares the allocator with a model that knows only the owned blocks and the number of reserved ones.
     #[test]
     fn every_block_has_one_owner_and_every_reservation_is_kept(steps in steps()) {
         const SLICES: [u64; 3] = [300, 64, 129];
         let total: u64 = SLICES.iter().sum();
         let (store, first) = allocator(&SLICES);
-        // One call after each opening.
+        // One allocator for each time that the volume is opened.
         let lives: Vec<OnceLock<Arc<Allocator>>> = vec![OnceLock::new(); steps.len() + 1];
         let mut a = lives[0].get_or_init(|| first);
         let mut life = 0;
@@ -357,7 +364,7 @@ proptest! {
                             let apart = b.slice != other.slice
                                 || b.first >= other.first + u64::from(other.count)
                                 || other.first >= b.first + u64::from(b.count);
-                            prop_assert!(apart, "{:?} was handed out as {:?}", other, b);
+                            prop_assert!(apart, "{:?} was allocated again as {:?}", other, b);
                         }
                     }
                     fresh.extend(out);
@@ -378,7 +385,7 @@ proptest! {
                     a.release_committed(blocks);
                 }
                 Step::Reopen => {
-                    // As after a crash: promises and what was not committed are gone.
+                    // A crash loses reservations and uncommitted allocations.
                     fresh.clear();
                     promised = 0;
                     loans.clear();

@@ -152,7 +152,7 @@ fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>
     );
     let again = run(&device, READ);
     assert_eq!(again.findings, [], "{needle}");
-    // What was not damaged is still there, and the volume takes changes.
+    // Undamaged files are still there, and the volume takes changes.
     let volume = opened(&device);
     let (store, _allocator) = volume.open_store(1 << 20).unwrap();
     assert!(store.inode(5).unwrap().is_some());
@@ -221,7 +221,7 @@ fn inodes_without_a_path_are_put_into_lost_and_found() {
     changed("no name leads to inode 2", |v| {
         vec![remove(v, ROOT, b"dir")]
     });
-    // A ring: /dir is gone from the root and now below its own child.
+    // A cycle: /dir is no longer in the root, and is below its own child.
     changed("no name leads to inode", |v| {
         vec![
             remove(v, ROOT, b"dir"),
@@ -384,8 +384,8 @@ fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
     let device = sample();
     let volume = opened(&device);
     let (store, allocator) = volume.open_store(1 << 20).unwrap();
-    // /dir and a directory without a name contain each other. A file has an extent that ends nowhere. Another file is of a slice
-    // that does not exist.
+    // /dir and a directory without a name contain each other. One file has an extent that ends beyond its slice. Another file
+    // is of a slice that does not exist.
     let overlong = Extent {
         page: 0,
         blocks: blocks(10, u32::MAX),

@@ -266,7 +266,7 @@ impl Core {
         {
             return;
         }
-        let file = match self.ready_to_die(inode, &mut meta) {
+        let file = match self.load_for_removal(inode, &mut meta) {
             Ok(file) => file,
             Err(error) => {
                 // The inode stays an orphan, and the next mount removes it.
@@ -305,7 +305,7 @@ impl Core {
     }
 
     /// Reads the data that the batch which removes an inode must name.
-    fn ready_to_die(
+    fn load_for_removal(
         self: &Arc<Self>,
         inode: &Arc<Inode>,
         meta: &mut Meta,

@@ -28,7 +28,7 @@ const PIECE_BLOCKS: usize = 4096;
 /// less.
 const RUN_BLOCKS: u64 = 256;
 /// Longest pause after a piece.
-const REST_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Longest time that the remaining discards may delay an unmount.
 const FINISH: Duration = Duration::from_secs(5);
 
@@ -114,7 +114,7 @@ impl Discards {
     }
 
     /// Sleeps for a time, or until the thread must stop. Returns the way to stop, or `None` after the time.
-    fn rest(&self, time: Duration) -> Option<Stop> {
+    fn pause(&self, time: Duration) -> Option<Stop> {
         let until = Instant::now() + time;
         let mut control = self.control.lock();
         while control.stop.is_none() {
@@ -131,7 +131,7 @@ pub fn run(core: &Core) {
     let discards = &core.discards;
     let gather = Duration::from_millis(core.options.commit_interval_ms);
     loop {
-        let stop = discards.wait_for_work().or_else(|| discards.rest(gather));
+        let stop = discards.wait_for_work().or_else(|| discards.pause(gather));
         let stop = discard_freed(core, stop);
         if stop.is_some() {
             return;
@@ -168,8 +168,8 @@ fn discard_freed(core: &Core, mut stop: Option<Stop>) -> Option<Stop> {
                     break;
                 }
             }
-            let rest = begun.elapsed().min(REST_MAX);
-            stop = stop.or_else(|| core.discards.rest(rest));
+            let pause = begun.elapsed().min(PAUSE_MAX);
+            stop = stop.or_else(|| core.discards.pause(pause));
         }
     }
     stop
@@ -198,12 +198,12 @@ impl Walk {
         };
         self.next.within.start = loan.end;
         self.next.run_least = if loan.goes_on { 1 } else { self.run_least };
-        Ok(Some(take_back(core, &loan)))
+        Ok(Some(discard_loan(core, &loan)))
     }
 }
 
 /// Discards a range on its devices. Returns how many of its blocks were discarded.
-fn take_back(core: &Core, loan: &Loan<'_>) -> u64 {
+fn discard_loan(core: &Core, loan: &Loan<'_>) -> u64 {
     let mut blocks = 0;
     for run in core.volume.runs(loan.blocks) {
         let (device, on) = (
@@ -232,7 +232,7 @@ fn take_back(core: &Core, loan: &Loan<'_>) -> u64 {
 }
 
 impl Fs {
-    /// Returns how many trims and discards wait for a request that looks for space.
+    /// Returns the number of trims and discards that wait for the end of a `Recall`.
     pub fn discards_waiting(&self) -> usize {
         self.core.allocator.lenders_waiting()
     }

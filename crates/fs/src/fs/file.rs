@@ -66,7 +66,7 @@ struct Writers {
     /// The home is about to change, so new writers wait.
     shut: bool,
     /// Number of writers that have begun so far.
-    came: u64,
+    begun: u64,
     /// Each new writer learns that it is watched.
     watch: bool,
     /// Number of writers in `count` that are not watched.
@@ -83,15 +83,15 @@ struct Waiting {
 }
 
 impl Writers {
-    fn come(&mut self) -> u64 {
+    fn enter(&mut self) -> u64 {
         self.count += 1;
         self.unwatched += u32::from(!self.watch);
-        self.came += 1;
-        self.came - 1
+        self.begun += 1;
+        self.begun - 1
     }
 
     /// Removes a writer. Returns the callbacks that waited only for it.
-    fn go(&mut self, number: u64) -> Vec<Waiting> {
+    fn leave(&mut self, number: u64) -> Vec<Waiting> {
         self.count -= 1;
         for waiting in &mut self.waiting {
             waiting.left -= u32::from(number < waiting.before);
@@ -114,7 +114,7 @@ impl Writing {
     fn begin(file: &Arc<File>, writers: &mut Writers) -> Writing {
         Writing {
             file: file.clone(),
-            number: writers.come(),
+            number: writers.enter(),
             is_watched: writers.watch,
         }
     }
@@ -128,7 +128,7 @@ impl Writing {
 impl Drop for Writing {
     fn drop(&mut self) {
         let mut writers = self.file.writers.lock();
-        let ready = writers.go(self.number);
+        let ready = writers.leave(self.number);
         writers.unwatched -= u32::from(!self.is_watched);
         let was_last = !self.is_watched && writers.unwatched == 0;
         if writers.count == 0 || was_last {
@@ -257,7 +257,7 @@ impl File {
         let mut writers = self.writers.lock();
         if writers.count > 0 {
             let waiting = Waiting {
-                before: writers.came,
+                before: writers.begun,
                 left: writers.count,
                 then: Box::new(then),
             };

@@ -143,8 +143,8 @@ impl Fs {
 
 impl Core {
     /// Returns a directory and all directories above it. The caller holds the rename mutex and no lock of a directory.
-    fn line(&self, ino: Ino) -> Result<Vec<Ino>> {
-        let mut line = vec![ino];
+    fn ancestors(&self, ino: Ino) -> Result<Vec<Ino>> {
+        let mut ancestors = vec![ino];
         let mut seen = HashSet::from([ino]);
         let mut at = ino;
         while at != ROOT {
@@ -154,21 +154,21 @@ impl Core {
                     "directory {at} is within itself; run jericho check --repair"
                 )));
             }
-            line.push(at);
+            ancestors.push(at);
         }
-        Ok(line)
+        Ok(ancestors)
     }
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, flags: u32) -> Result<Option<Arc<Inode>>> {
         let crosses = from.dir.ino != to.dir.ino;
         let _tree = crosses.then(|| self.rename.lock());
-        let (mut from_line, mut to_line) = (Vec::new(), Vec::new());
+        let (mut from_ancestors, mut to_ancestors) = (Vec::new(), Vec::new());
         if crosses {
-            from_line = self.line(from.dir.ino)?;
-            to_line = self.line(to.dir.ino)?;
+            from_ancestors = self.ancestors(from.dir.ino)?;
+            to_ancestors = self.ancestors(to.dir.ino)?;
         }
-        let from_within_to = from_line.contains(&to.dir.ino);
-        let to_within_from = to_line.contains(&from.dir.ino);
+        let from_within_to = from_ancestors.contains(&to.dir.ino);
+        let to_within_from = to_ancestors.contains(&from.dir.ino);
         let mut pair = if !crosses {
             Pair {
                 from: from.dir.meta.write(),
@@ -203,10 +203,10 @@ impl Core {
         if other.is_some_and(|(ino, _)| ino == moved) {
             return Ok(None); // POSIX: a rename between two names of one file does nothing
         }
-        if kind == Kind::Directory && to_line.contains(&moved) {
+        if kind == Kind::Directory && to_ancestors.contains(&moved) {
             return Err(EINVAL);
         }
-        let above = other.is_some_and(|(ino, _)| from_line.contains(&ino));
+        let above = other.is_some_and(|(ino, _)| from_ancestors.contains(&ino));
         if flags & EXCHANGE != 0 {
             if above {
                 return Err(EINVAL);

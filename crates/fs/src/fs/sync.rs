@@ -149,12 +149,12 @@ impl File {
     /// Records that all pages up to byte `end` that were dirty when the sync began were written back. The size that the sync
     /// reached can then be committed, even if a page was changed again since.
     pub(super) fn note_synced(&self, reach: &Reach, end: u64) {
-        let is_news = {
+        let is_larger = {
             let _reaches = self.reaches.lock();
             let size = reach.0.load(Ordering::Relaxed).min(end);
             self.synced_size.fetch_max(size, Ordering::AcqRel) < size
         };
-        if is_news && self.size_pending.load(Ordering::Acquire) {
+        if is_larger && self.size_pending.load(Ordering::Acquire) {
             self.core.mark_dirty(&self.inode);
         }
     }

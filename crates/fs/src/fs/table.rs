@@ -124,7 +124,7 @@ impl Table {
         let Some(inode) = shard.inodes.get(&ino) else {
             return;
         };
-        if inode.referenced.swap(false, Ordering::Relaxed) || !self.may_go(inode) {
+        if inode.referenced.swap(false, Ordering::Relaxed) || !self.may_drop(inode) {
             shard.hand.push_back(ino);
             return;
         }
@@ -135,7 +135,7 @@ impl Table {
 
     /// Returns whether the inode can be dropped without losing state. New references come only from the table, whose shard is
     /// locked, so a count of one stays one.
-    fn may_go(&self, inode: &Arc<Inode>) -> bool {
+    fn may_drop(&self, inode: &Arc<Inode>) -> bool {
         let Some(file) = inode.file.try_lock() else {
             return false;
         };

@@ -50,10 +50,10 @@ pub fn format(paths: &[PathBuf], options: &FormatOptions) -> Result<Summary, Vol
     let mut locks: Vec<VolumeLock> = Vec::new();
     let mut seen = Vec::new();
     for path in paths {
-        let target = look_at(path, options)?;
+        let target = inspect_target(path, options)?;
         if !target.new {
             let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
-            let identity = identity.map_err(system("look at", path))?;
+            let identity = identity.map_err(system("inspect", path))?;
             if seen.contains(&identity) {
                 return Err(VolumeError::Twice(path.clone()));
             }
@@ -100,7 +100,7 @@ fn system<'p>(
 }
 
 /// Checks the file or device at a path, without changing it.
-fn look_at(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> {
+fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, VolumeError> {
     let no_size = || VolumeError::NoSize(path.into());
     let metadata = match inspect(path) {
         Err(VolumeError::Missing(_)) => {
@@ -269,7 +269,7 @@ fn undo(target: &Target) {
     };
     if let Err(error) = result {
         tracing::warn!(
-            "{}: cannot undo what was prepared: {error}",
+            "{}: cannot undo the changes: {error}",
             target.path.display()
         );
     }

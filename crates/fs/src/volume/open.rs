@@ -89,7 +89,7 @@ pub(super) fn inspect(path: &Path) -> Result<std::fs::Metadata, VolumeError> {
     let metadata = std::fs::metadata(path).map_err(|cause| match cause.kind() {
         std::io::ErrorKind::NotFound => VolumeError::Missing(path.into()),
         _ => VolumeError::System {
-            action: "look at",
+            action: "inspect",
             path: path.into(),
             cause,
         },

@@ -14,11 +14,11 @@ use crate::error::Error;
 use crate::store::{Change, Extent};
 use crate::types::{Kind, ROOT};
 
-/// A device in memory that can lose what was not flushed and fail from the Nth write on.
+/// A device in memory that can lose unflushed writes, and fails from the Nth write on.
 pub(crate) struct MemoryDevice {
     name: Arc<str>,
     state: Mutex<Memory>,
-    /// Writes and flushes that still succeed.
+    /// Number of writes and flushes that still succeed.
     pub(crate) budget: AtomicU64,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct MemoryDevice {
 struct Memory {
     now: Vec<u8>,
     flushed: Vec<u8>,
-    /// Ranges that differ.
+    /// Ranges in which `now` and `flushed` differ.
     written: Vec<(usize, usize)>,
 }
 
@@ -44,7 +44,7 @@ impl MemoryDevice {
         })
     }
 
-    /// The device as it is found after a power cut that lost everything that was not flushed.
+    /// Returns the device as it is after a power cut that lost all unflushed writes.
     pub(crate) fn after_power_cut(&self) -> Arc<MemoryDevice> {
         let flushed = self.state.lock().flushed.clone();
         Arc::new(MemoryDevice {
@@ -58,7 +58,7 @@ impl MemoryDevice {
         })
     }
 
-    /// Changes bytes behind everybody's back.
+    /// Changes bytes in both states, like damage to the medium.
     pub(crate) fn corrupt(&self, offset: usize, bytes: &[u8]) {
         let mut state = self.state.lock();
         state.now[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -243,7 +243,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
                 let result = store.commit(&batch);
                 if result.is_err() {
                     let again = store.commit(&[Change::PutValue("x", 1)]);
-                    assert!(again.is_err(), "a store that failed takes no more");
+                    assert!(again.is_err(), "a failed store took another batch");
                 }
                 result?;
             }
@@ -254,7 +254,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
             after.budget.store(u64::MAX, Ordering::Relaxed);
             let (store, allocator) = opened(&after).open_store(1 << 20).unwrap();
             let files = store.inode_count().unwrap() - 1;
-            assert!(files % 300 == 0, "half of a batch is there: {files} files");
+            assert!(files % 300 == 0, "found a part of a batch: {files} files");
             store.commit(&file_batch(5000, 1, &allocator)).unwrap();
         }
         match result {
@@ -268,7 +268,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
             }
         }
     }
-    assert!(failures > 20, "only {failures} places failed");
+    assert!(failures > 20, "only {failures} failures");
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn of_size(mib: u64) -> FormatOptions {
 }
 
 fn refusal<T>(result: Result<T, VolumeError>, needle: &str) {
-    let error = result.err().expect("this must be refused");
+    let error = result.err().expect("the call must fail");
     assert!(error.to_string().contains(needle), "{error}");
 }
 

@@ -1,4 +1,4 @@
-//! A filesystem's names in plain maps: what the real one is compared with.
+//! A model of a filesystem's names in plain maps, to compare with the real one.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub struct Inode {
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
-/// One row of what a user can see, by path.
+/// A path with all attributes that a user can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     pub kind: &'static str,
@@ -34,11 +34,11 @@ pub struct Row {
     pub size: u64,
     pub target: Option<String>,
     pub xattrs: BTreeMap<String, Vec<u8>>,
-    /// First path, in order, of the same inode: tells hard links from copies.
+    /// First path, in order, of the same inode. Distinguishes hard links from copies.
     pub same_as: String,
 }
 
-/// Everything a user can see.
+/// Everything that a user can see.
 pub type Dump = BTreeMap<String, Row>;
 
 /// The names.
@@ -63,7 +63,7 @@ impl Model {
         }
     }
 
-    /// Directories that can be reached: path and inode.
+    /// Returns the directories that have a path, as path and inode.
     pub fn dirs(&self) -> Vec<(String, usize)> {
         let mut dirs = vec![(String::new(), 0)];
         let mut at = 0;
