@@ -5,7 +5,7 @@ Connects until standard input ends, but at most MOST times. In turn, it sends no
 import array, os, select, socket, sys
 
 name, most = "\0" + sys.argv[1], int(sys.argv[2])
-# A reader of a pipe that nobody writes, a file, a socket.
+# A pipe without data, a file, and a socket.
 descriptors = [os.pipe()[0], os.open("/dev/null", os.O_RDONLY), socket.socketpair()[0].fileno()]
 silent, attempts, refused, taken = [], 0, 0, 0
 

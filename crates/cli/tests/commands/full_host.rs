@@ -297,7 +297,8 @@ fn unwritable() -> Option<Host> {
     let host = Host::mounted(96)?;
     host.leave(0);
     // The data is too little to start write-back before it is old.
-    fs::write(host.mnt().join("kept"), pattern(5, 0, 2 * MIB)).expect("it fits into the cache");
+    fs::write(host.mnt().join("kept"), pattern(5, 0, 2 * MIB))
+        .expect("the data fits into the cache");
     Some(host)
 }
 
@@ -449,7 +450,7 @@ fn hangups_discard_nothing() {
     let pid = stat["pid"].as_i64().expect("a process id") as i32;
     let daemon = rustix::process::Pid::from_raw(pid).expect("a process id");
     succeed(Command::new("umount").arg("-i").arg(host.mnt()));
-    // Before the daemon notices the end of the mount, a hangup makes it unmount.
+    // The test waits, because a hangup that arrives before the daemon notices the end of the mount would make it unmount.
     host.logs("still writing back:", 1);
     for hangups in 1..4 {
         rustix::process::kill_process(daemon, rustix::process::Signal::HUP)

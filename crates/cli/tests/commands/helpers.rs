@@ -6,7 +6,7 @@ use super::support::{Volume, succeed};
 
 /// A script for a mount namespace. It puts the helpers into /sbin, as `make install` does.
 const WITH_HELPERS: &str = r#"
-    # Unmounts other tests' mounts in this namespace: a daemon lives on as long as a namespace has its mount.
+    # Unmounts other tests' mounts in this namespace: a daemon does not end while a namespace still has its mount.
     awk '$3 == "fuse.jericho" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -il || true
     mkdir sbin
     ln -s "$JERICHO" sbin/mount.fuse.jericho
@@ -23,7 +23,7 @@ const WITH_HELPERS: &str = r#"
     mount -o remount,noatime "$MNT"
     grep " $MNT " /proc/self/mounts | grep -q noatime
     umount "$MNT"
-    # Refused while the daemon runs: its helper has had umount(8) wait for the end.
+    # The check would fail if the daemon still ran: the helper makes umount(8) wait for the daemon's end.
     "$JERICHO" check "$VOLUME"
 
     echo "$VOLUME $MNT fuse.jericho ro,cache=32M,log=$LOG,nofail,_netdev,x-systemd.automount 0 0" > fstab
@@ -32,7 +32,7 @@ const WITH_HELPERS: &str = r#"
     if touch "$MNT/other" 2>&-; then exit 1; fi
     umount "$MNT"
 
-    # What it tells umount(8) can be read by everybody, and says nothing about other mounts.
+    # The helper's entry for umount(8) is readable for all users, and does not change the entries of other mounts.
     other="SRC=/elsewhere TARGET=$MNT ROOT=/ OPTS=uhelper=other"
     echo "$other" > /run/mount/utab
     (umask 077; mount -t fuse.jericho "$VOLUME" "$MNT" -o "cache=32M,log=$LOG")
@@ -42,7 +42,7 @@ const WITH_HELPERS: &str = r#"
     [ "$(cat /run/mount/utab)" = "$other" ]
     rm /run/mount/utab
 
-    # Lazily, with and without force: the directory is free though a file is open.
+    # A lazy umount, with and without force, frees the directory although a file is open.
     for how in -l -fl; do
         mount -t fuse.jericho "$VOLUME" "$MNT" -o "cache=32M,log=$LOG"
         exec 3< "$MNT/file"
@@ -50,12 +50,12 @@ const WITH_HELPERS: &str = r#"
         if mountpoint -q "$MNT"; then exit 1; fi
         grep -q kept <&3
         exec 3<&-
-        # It waits for the daemon to end.
+        # The next mount waits for the daemon's end.
         mount -t fuse.jericho "$VOLUME" "$MNT" -o "cache=32M,log=$LOG"
         umount "$MNT"
     done
 
-    # What cannot be written is not unmounted.
+    # A volume with data that cannot be written is not unmounted.
     mkdir disk
     mount -t tmpfs -o size=96m none disk
     "$JERICHO" format --size 512M --sparse disk/volume

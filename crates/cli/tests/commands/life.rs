@@ -261,7 +261,7 @@ fn run_of_a_command_that_does_not_exist_unmounts() {
 }
 
 #[test]
-fn in_the_foreground_the_service_manager_is_told_when_the_mount_serves() {
+fn in_the_foreground_the_daemon_notifies_the_service_manager_when_the_mount_serves() {
     let volume = Volume::formatted();
     let socket = volume.beside("notify");
     let listener = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
@@ -277,13 +277,15 @@ fn in_the_foreground_the_service_manager_is_told_when_the_mount_serves() {
     let mut buffer = [0u8; 4096];
     let length = listener
         .recv(&mut buffer)
-        .expect("a message when it serves");
+        .expect("a message when the mount serves");
     let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
     assert!(message.starts_with("READY=1\n"), "{message}");
     assert!(is_mounted(&volume.mnt()));
     let pid = rustix::process::Pid::from_child(&daemon);
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
-    let length = listener.recv(&mut buffer).expect("a message when it stops");
+    let length = listener
+        .recv(&mut buffer)
+        .expect("a message when the daemon stops");
     assert!(buffer[..length].starts_with(b"STOPPING=1"));
     assert!(daemon.wait().unwrap().success());
     assert!(!volume.is_mounted());

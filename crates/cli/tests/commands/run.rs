@@ -18,7 +18,7 @@ fn a_command_gets_the_library_the_mounts_and_the_policy() {
     let said = succeed(command.current_dir(volume.mnt()).env("LD_PRELOAD", ""));
     let lines: Vec<_> = said.lines().collect();
     let [library, devices, placement, device] = lines[..] else {
-        panic!("four lines: {said}");
+        panic!("expected four lines: {said}");
     };
     assert!(library.ends_with("/libjericho_preload.so"), "{library}");
     assert!(

@@ -61,7 +61,7 @@ fn value(round: usize) -> usize {
     round % 251 + 1
 }
 
-/// Returns in how many rounds one call of a reader saw other bytes than those just written.
+/// Returns in how many rounds one call of the reader did not see the bytes that the writer had just written.
 fn wrong_rounds(writer: &mut Peer, mut reader: Option<&mut Peer>, way: &str) -> usize {
     let mut wrong = 0;
     for round in 0..ROUNDS {

@@ -28,7 +28,7 @@ for n in range(400):
     if n % 10 == 0:
         print([hashlib.md5(os.pread(fd, 2_000_000, 0)).hexdigest() for fd in files])
 
-def says(call):
+def result(call):
     try:
         return call()
     except OSError as e:
@@ -36,12 +36,12 @@ def says(call):
 
 append = os.open('a', os.O_WRONLY | os.O_APPEND)
 only = os.open('a', os.O_RDONLY)
-print(says(lambda: os.copy_file_range(files[1], append, 100, 0, 0)))
-print(says(lambda: os.copy_file_range(files[1], only, 100, 0, 0)))
-print(says(lambda: os.copy_file_range(files[0], files[0], 1000, 0, 999)))
-print(says(lambda: os.copy_file_range(files[0], files[0], 1000, 0, 1000)))
-print(says(lambda: os.copy_file_range(files[0], files[1], 100, 10_000_000, 0)))
-print(says(lambda: os.copy_file_range(files[0], files[1], 0, 0, 0)))
+print(result(lambda: os.copy_file_range(files[1], append, 100, 0, 0)))
+print(result(lambda: os.copy_file_range(files[1], only, 100, 0, 0)))
+print(result(lambda: os.copy_file_range(files[0], files[0], 1000, 0, 999)))
+print(result(lambda: os.copy_file_range(files[0], files[0], 1000, 0, 1000)))
+print(result(lambda: os.copy_file_range(files[0], files[1], 100, 10_000_000, 0)))
+print(result(lambda: os.copy_file_range(files[0], files[1], 0, 0, 0)))
 "#;
 
 #[test]

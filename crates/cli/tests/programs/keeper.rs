@@ -399,7 +399,7 @@ fn has_segments(pid: u64) -> bool {
 }
 
 #[test]
-fn a_keeper_has_segments_and_no_device_or_lock_and_outlives_what_stops_the_daemon() {
+fn a_keeper_has_segments_and_no_device_or_lock_and_blocks_signals_that_stop_the_daemon() {
     let (volume, file) = volume_with_file();
     let _program = Started::begin(&volume, &file, "program", true, "until unmounted");
     let daemon = volume.daemon_pid();

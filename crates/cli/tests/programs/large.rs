@@ -122,7 +122,7 @@ start() {
 cat >> mnt/data/postgresql.conf <<END
 listen_addresses = ''
 unix_socket_directories = '$PWD/socket'
-# Small, so that pages come from the files and go there all the time.
+# The buffers are small, so that PostgreSQL reads pages from the files and writes them back all the time.
 shared_buffers = 2MB
 max_wal_size = 64MB
 checkpoint_timeout = 30s
@@ -139,7 +139,7 @@ for round in 1 2 3; do
     before=$(ask 'SELECT count(*) FROM pgbench_history')
     pgbench -n -c 4 -T 600 > crash.log 2>&1 &
     client=$!
-    # In the middle of its work, however fast that is.
+    # Waits for 300 transactions, so that the kill hits the server in the middle of its work.
     while [ "$(ask 'SELECT count(*) FROM pgbench_history')" -lt $((before + 300)) ]; do :; done
     acknowledged=$(ask 'SELECT count(*) FROM pgbench_history')
     server=$(head -n 1 mnt/data/postmaster.pid)

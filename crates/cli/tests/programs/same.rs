@@ -210,7 +210,7 @@ with open('f', 'r+b') as f:
             print('w', at, f.write(random.randbytes(length)), f.tell())
     print(f.seek(0, 2), f.truncate(1_234_567), f.seek(0, 2))
 
-# The offset of a description is shared by its duplicates and by children.
+# Duplicates of a descriptor, and children, share its offset.
 fd = os.open('f', os.O_RDWR)
 os.read(fd, 1000)
 other = os.dup(fd)
@@ -228,14 +228,14 @@ os.lseek(fd, 0, os.SEEK_SET)
 subprocess.run(['sh', '-c', 'echo from a shell; exec dd if=/dev/zero bs=100 count=3 status=none'], stdout=fd, check=True)
 print('shell', os.lseek(other, 0, os.SEEK_CUR), os.pread(fd, 20, 0))
 
-# Through a socket to ourselves: another number for the same description.
+# A descriptor that the program sends itself through a socket shares the offset, too.
 left, right = socket.socketpair()
 socket.send_fds(left, [b'x'], [fd])
 received = socket.recv_fds(right, 1, 1)[1][0]
 os.read(received, 10)
 print('sent', os.lseek(fd, 0, os.SEEK_CUR))
 
-# Vectored, appending, at the end.
+# Vectored calls, appends, reads at the end.
 buffers = [bytearray(100), bytearray(5000), bytearray(3)]
 print('readv', os.readv(fd, buffers), os.preadv(fd, buffers, 1_230_000), hashlib.md5(b''.join(buffers)).hexdigest())
 print('writev', os.writev(fd, [b'a' * 5000, b'', b'b' * 3]), os.pwritev(fd, [b'c', b'd' * 9000], 4090))
@@ -244,7 +244,7 @@ print('append', os.write(a, b'end' * 2000), os.lseek(a, 0, os.SEEK_CUR), os.fsta
 print('eof', os.pread(fd, 10, 10_000_000), os.read(fd, 0))
 print('stat', os.stat('f').st_size, os.fstat(received).st_size, os.path.getsize('f'))
 
-# Mapped and called at once.
+# Mapping and calls see each other's bytes.
 with mmap.mmap(fd, 0) as m:
     m[100:107] = b'mapped!'
     print('mapped', os.pread(fd, 7, 100))
@@ -252,7 +252,7 @@ with mmap.mmap(fd, 0) as m:
     print(m[200:207], m.find(b'called!'))
     m.flush()
 
-# Errors are errors.
+# Calls fail with the same errors.
 for what in [lambda: os.write(os.open('f', os.O_RDONLY), b'x'), lambda: os.read(a, 1), lambda: os.lseek(fd, -1, os.SEEK_SET),
              lambda: os.pread(fd, 1, -1), lambda: os.read(9999, 1), lambda: os.open('none', os.O_RDONLY),
              lambda: os.read(os.open('.', os.O_RDONLY), 1), lambda: os.open('f', os.O_CREAT | os.O_EXCL)]:
@@ -262,7 +262,7 @@ for what in [lambda: os.write(os.open('f', os.O_RDONLY), b'x'), lambda: os.read(
     except OSError as e:
         print(e.errno)
 
-# A closed number means something else the next time.
+# The kernel uses the number of a closed descriptor again for another file.
 for n in range(200):
     one = os.open('f', os.O_RDONLY)
     os.pread(one, 1, 0)
@@ -284,7 +284,7 @@ fcntl.flock(received, fcntl.LOCK_EX)
 fcntl.lockf(a, fcntl.LOCK_EX, 10, 0)
 print(fcntl.fcntl(received, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR)
 
-# Text, copies, removal while open.
+# Text files, copies, and removal of an open file.
 with open('text', 'w', encoding='utf-8') as t:
     print('zeile äöü', file=t)
     subprocess.run(['sh', '-c', 'echo appended >> text'], check=True)

@@ -101,7 +101,7 @@ fn a_tree_copied_by_tar_keeps_its_metadata() {
 }
 
 #[test]
-fn a_tree_copied_by_rsync_goes_there_and_back() {
+fn a_tree_copied_by_rsync_into_the_volume_and_back_is_unchanged() {
     let volume = Volume::mounted("512M", 2, "16M");
     let outside = volume.outside("outside");
     std::fs::create_dir(&outside).expect("mkdir");
