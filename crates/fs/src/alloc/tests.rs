@@ -335,27 +335,27 @@ proptest! {
         let mut life = 0;
         let mut loans: Vec<Loan<'_>> = vec![];
         let (mut fresh, mut durable): (Vec<Blocks>, Vec<Blocks>) = (vec![], vec![]);
-        let mut promised = 0;
+        let mut reserved = 0;
         for step in steps {
             let owned: u64 = fresh.iter().chain(&durable).map(|b| u64::from(b.count)).sum();
             match step {
                 Step::Reserve(n) => {
                     let lent: u64 = loans.iter().map(|l| u64::from(l.blocks.count)).sum();
-                    let fits = promised + owned + lent + n <= total;
+                    let fits = reserved + owned + lent + n <= total;
                     prop_assert_eq!(a.reserve(n).is_ok(), fits);
-                    if fits { promised += n; }
+                    if fits { reserved += n; }
                 }
                 Step::Unreserve(n) => {
-                    let n = n.min(promised);
+                    let n = n.min(reserved);
                     a.unreserve(n);
-                    promised -= n;
+                    reserved -= n;
                 }
                 Step::Allocate { slice, near, count } => {
-                    let count = u64::from(count).min(promised) as u32;
+                    let count = u64::from(count).min(reserved) as u32;
                     if count == 0 { continue; }
                     let mut out = vec![];
                     a.allocate(slice, near, count, &mut out).unwrap();
-                    promised -= u64::from(count);
+                    reserved -= u64::from(count);
                     prop_assert_eq!(out.iter().map(|b| b.count).sum::<u32>(), count);
                     for b in &out {
                         prop_assert!(b.first + u64::from(b.count) <= SLICES[usize::from(b.slice)]);
@@ -387,7 +387,7 @@ proptest! {
                 Step::Reopen => {
                     // A crash loses reservations and uncommitted allocations.
                     fresh.clear();
-                    promised = 0;
+                    reserved = 0;
                     loans.clear();
                     life += 1;
                     a = lives[life].get_or_init(|| open(&store, &SLICES));
@@ -411,9 +411,9 @@ proptest! {
                 _ => {}
             }
             let owned: u64 = fresh.iter().chain(&durable).map(|b| u64::from(b.count)).sum();
-            prop_assert_eq!(a.reserved(), promised);
+            prop_assert_eq!(a.reserved(), reserved);
             let lent: u64 = loans.iter().map(|l| u64::from(l.blocks.count)).sum();
-            prop_assert_eq!(a.available(), total - owned - promised - lent);
+            prop_assert_eq!(a.available(), total - owned - reserved - lent);
             let free: u64 = (0..3).map(|s| a.free_of(s)).sum();
             prop_assert_eq!(free, total - owned);
         }

@@ -303,12 +303,12 @@ impl Pass<'_> {
 
     /// Finds directories that contain each other. Treats one directory of each cycle as lost.
     fn cycles(&mut self, lost: &mut Vec<Ino>) {
-        let adrift =
+        let is_unreachable =
             |seen: &Seen| seen.record.kind == Kind::Directory && !seen.reachable && !seen.orphan;
         let start: Vec<Ino> = self
             .inodes
             .iter()
-            .filter(|(_, s)| adrift(s))
+            .filter(|(_, s)| is_unreachable(s))
             .map(|(ino, _)| *ino)
             .collect();
         let mut done: HashMap<Ino, Ino> = HashMap::new();
@@ -316,7 +316,7 @@ impl Pass<'_> {
             let mut at = first;
             // Follows the parents up to an inode already visited, or around the cycle.
             while let Some(seen) = self.inodes.get(&at)
-                && adrift(seen)
+                && is_unreachable(seen)
                 && !lost.contains(&at)
                 && !done.contains_key(&at)
             {

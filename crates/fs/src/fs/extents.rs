@@ -467,8 +467,8 @@ impl Map {
         home: SliceId,
         allocator: &Allocator,
     ) -> Result<Vec<Run<State>>> {
-        let promised: Vec<_> = self.extents.within(pages.clone()).collect();
-        for run in promised {
+        let reserved: Vec<_> = self.extents.within(pages.clone()).collect();
+        for run in reserved {
             if run.state == State::Delalloc {
                 self.place(run.page..run.end(), home, allocator)?;
             }

@@ -357,8 +357,8 @@ impl File {
 
     /// Returns the first page after all that can be in a cache: pages within the size, reserved pages and preallocated pages.
     pub(super) fn end_page(&self) -> u64 {
-        let promised = self.map.read().extents.end();
-        self.size().div_ceil(PAGE_BYTES).max(promised)
+        let reserved = self.map.read().extents.end();
+        self.size().div_ceil(PAGE_BYTES).max(reserved)
     }
 
     pub(super) fn set_size(&self, size: u64) {

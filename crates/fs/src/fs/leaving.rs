@@ -191,9 +191,9 @@ impl Leaving {
     }
 
     /// Runs `attempt`, which takes space. If it fails because the volume is full, makes removals durable (`commit`) and runs
-    /// `attempt` again: after that, each time space has become free, and once more when the time is up. Holds a guard returned by
-    /// `recall` during each of these attempts. `available` returns the number of free blocks. Does not wait if `may_wait` returns false.
-    /// `own` is the file that needs the space.
+    /// `attempt` again: once at first, each time space has become free, and once more when the time is up. Holds a guard returned
+    /// by `recall` during each of these attempts. `available` returns the number of free blocks. Does not wait if `may_wait`
+    /// returns false. `own` is the file that needs the space.
     fn retry<T, G>(
         &self,
         own: Ino,

@@ -111,16 +111,16 @@ impl Fs {
         let writing = file.shut_other_writers_out();
         let result = match is_needed() {
             true => Ok(()),
-            false => self.release_promises_alone(file, end(file)),
+            false => self.release_reserved_alone(file, end(file)),
         };
         file.let_writers_in();
         drop(writing);
         result
     }
 
-    fn release_promises_alone(&self, file: &Arc<File>, end: u64) -> Result<()> {
+    fn release_reserved_alone(&self, file: &Arc<File>, end: u64) -> Result<()> {
         let _alone = file.exclusive.write();
-        let promised: Vec<Range<u64>> = {
+        let reserved: Vec<Range<u64>> = {
             let map = file.map.read();
             let runs = map.extents.from(end);
             // Includes pages that got blocks when the pages before them were placed.
@@ -134,11 +134,11 @@ impl Fs {
                 .map(|run| run.page.max(end)..run.end())
                 .collect()
         };
-        if promised.is_empty() {
+        if reserved.is_empty() {
             return Ok(());
         }
         let _hold = Hold::new(file);
-        for pages in promised {
+        for pages in reserved {
             self.take_out(file, pages)?;
         }
         Ok(())

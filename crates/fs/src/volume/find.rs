@@ -69,7 +69,7 @@ pub(super) fn device(
     if let Some(error) = refused {
         return Err(error);
     }
-    // The device found is a wrong one. `check_devices` reports the difference.
+    // No device has the label. Returns a device with a likely path, so that `check_devices` reports how it differs.
     for path in likely.iter().filter(|path| path.exists()) {
         if let Ok(device) = open_path(path, OpenMode::READ) {
             return Ok(device);
