@@ -204,7 +204,7 @@ impl Allocator {
         }
     }
 
-    /// Returns reserved blocks.
+    /// Cancels the reservation of `blocks` blocks.
     pub fn unreserve(&self, blocks: u64) {
         self.reserved.fetch_sub(blocks, Ordering::AcqRel);
         self.available.fetch_add(blocks, Ordering::AcqRel);

@@ -77,7 +77,7 @@ pub struct Caller {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AccessTimes {
-    /// Reads after the last change, and reads when the access time is at least a day old (`relatime`).
+    /// The first read after a change, and reads when the access time is at least a day old (`relatime`).
     #[default]
     Relative,
     /// No read (`noatime`).

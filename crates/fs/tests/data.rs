@@ -160,14 +160,20 @@ impl Mount {
             let len = (PAGE as usize - within).min(data.len() - done);
             let slice = &self.slices[usize::from(file.slice())];
             let (sender, receiver) = channel();
-            slice.get(&file.object(), at / PAGE, 1, Intent::Modify, move |grant| {
-                sender.send(grant).unwrap();
-            });
-            let mut grant = receiver.recv().unwrap()?;
-            grant
+            slice.get(
+                &file.object(),
+                at / PAGE,
+                1,
+                Intent::Modify,
+                move |pinned| {
+                    sender.send(pinned).unwrap();
+                },
+            );
+            let mut pinned = receiver.recv().unwrap()?;
+            pinned
                 .write(at / PAGE, within, &data[done..done + len])
                 .unwrap();
-            drop(grant);
+            drop(pinned);
             done += len;
             written(at, len as u64);
         }
@@ -183,9 +189,15 @@ impl Mount {
         for (page, bytes) in data.chunks_mut(PAGE as usize).enumerate() {
             let slice = &self.slices[usize::from(file.slice())];
             let (sender, receiver) = channel();
-            slice.get(&file.object(), page as u64, 1, Intent::Read, move |grant| {
-                sender.send(grant).unwrap();
-            });
+            slice.get(
+                &file.object(),
+                page as u64,
+                1,
+                Intent::Read,
+                move |pinned| {
+                    sender.send(pinned).unwrap();
+                },
+            );
             receiver
                 .recv()
                 .unwrap()
@@ -371,12 +383,12 @@ fn change_between_choice_and_place(
     mount.fs().begin_write(&other, 0, 2 * PAGE).unwrap();
     let dirty = |page| {
         let slice = &mount.slices[usize::from(other.slice())];
-        let (sender, granted) = channel();
-        slice.get(&stops, page, 1, Intent::Modify, move |grant| {
-            sender.send(grant).unwrap();
+        let (sender, ready) = channel();
+        slice.get(&stops, page, 1, Intent::Modify, move |pinned| {
+            sender.send(pinned).unwrap();
         });
-        let mut grant = granted.recv().unwrap().unwrap();
-        grant.write(page, 0, &pattern(3, PAGE as usize)).unwrap();
+        let mut pinned = ready.recv().unwrap().unwrap();
+        pinned.write(page, 0, &pattern(3, PAGE as usize)).unwrap();
     };
     dirty(0);
     is_reached.recv().unwrap();

@@ -82,12 +82,12 @@ impl Mount {
         let slice = &self.slices[usize::from(file.slice())];
         for (page, bytes) in (0..).zip(data.chunks(PAGE as usize)) {
             let (sender, receiver) = channel();
-            slice.get(&file.object(), page, 1, Intent::Modify, move |grant| {
-                sender.send(grant).unwrap();
+            slice.get(&file.object(), page, 1, Intent::Modify, move |pinned| {
+                sender.send(pinned).unwrap();
             });
-            let mut grant = receiver.recv().unwrap()?;
-            grant.write(page, 0, bytes).unwrap();
-            drop(grant);
+            let mut pinned = receiver.recv().unwrap()?;
+            pinned.write(page, 0, bytes).unwrap();
+            drop(pinned);
             let at = page * PAGE;
             self.fs.end_write(file, at, bytes.len() as u64);
         }
@@ -101,11 +101,11 @@ impl Mount {
         let slice = &self.slices[usize::from(file.slice())];
         for (page, bytes) in (0..).zip(data.chunks_mut(PAGE as usize)) {
             let (sender, receiver) = channel();
-            slice.get(&file.object(), page, 1, Intent::Read, move |grant| {
-                sender.send(grant).unwrap();
+            slice.get(&file.object(), page, 1, Intent::Read, move |pinned| {
+                sender.send(pinned).unwrap();
             });
-            let grant = receiver.recv().unwrap().unwrap();
-            grant.read(page, 0, bytes).unwrap();
+            let pinned = receiver.recv().unwrap().unwrap();
+            pinned.read(page, 0, bytes).unwrap();
         }
         self.fs.close_file(&file);
         self.fs.forget(attr.ino, 1);
@@ -353,7 +353,7 @@ fn the_end_of_the_mount_does_not_wait_for_a_move() {
     let (is_reached, go) = device.block_next(Operation::Read);
     std::thread::scope(|scope| {
         let fs = &mount.fs;
-        let mover = scope.spawn(|| fs.move_to(attr.ino, SLICES - 1 - file.slice()));
+        let moving = scope.spawn(|| fs.move_to(attr.ino, SLICES - 1 - file.slice()));
         is_reached.recv_timeout(FOREVER).expect("a read");
         // There are blocks to discard, and the move prevents their discard.
         mount.remove("gone").unwrap();
@@ -366,7 +366,7 @@ fn the_end_of_the_mount_does_not_wait_for_a_move() {
             .expect("the unmount must not wait for the move")
             .unwrap();
         // The move has no committer any more.
-        assert!(mover.join().unwrap().is_err());
+        assert!(moving.join().unwrap().is_err());
     });
     drop(file);
     mount.down();
@@ -394,7 +394,7 @@ fn a_trim_goes_on_while_a_file_is_moved() {
     let (is_reached, go) = device.block_next(Operation::Read);
     std::thread::scope(|scope| {
         let fs = &mount.fs;
-        let mover = scope.spawn(|| fs.move_to(attr.ino, home));
+        let moving = scope.spawn(|| fs.move_to(attr.ino, home));
         is_reached.recv_timeout(FOREVER).expect("a read");
         let (sender, trimmed) = channel();
         scope.spawn(move || {
@@ -432,7 +432,7 @@ fn a_trim_goes_on_while_a_file_is_moved() {
                 .blocks
                 > 0
         );
-        mover.join().unwrap().unwrap();
+        moving.join().unwrap().unwrap();
     });
     assert_eq!(file.slice(), home);
     mount.fs.close_file(&file);
