@@ -130,10 +130,15 @@ fn commit(db: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
         Ok(())
     });
     for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
-        let n = line?
+        let n: u64 = line?
             .parse()
             .expect("sqlite prints the numbers of the commands");
-        acknowledged.store(n, Ordering::SeqCst);
+        // After the removal of its journal, sqlite opens and syncs the directory. It takes a failure to open it for success, so a commit
+        // counts only if the daemon lived longer. The kernel does not know this name and asks the daemon.
+        let answer = fs::symlink_metadata(db.with_file_name(format!("absent{n}")));
+        if answer.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            acknowledged.store(n, Ordering::SeqCst);
+        }
     }
     child.wait()?;
     feeding.join().expect("the feeding thread does not panic")
