@@ -3,9 +3,6 @@
 //! The evictor sleeps until another thread needs frames, pages became dirty, a sync was requested, or a write-back ended. It
 //! writes a dirty page when the page is older than `Limits::dirty_age`, when more pages are dirty than the background limit, or
 //! for a sync. Neighbouring blocks go out in one transfer, even if they belong to different objects.
-//!
-//! Replacement is LRU with coarse ages: the evictor samples ages, derives a threshold from the sample, and drops clean pages of
-//! at least that age in a sweep.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +15,7 @@ use jericho_shm::{Flags, Key};
 use jericho_storage::{Completion, Direction, Queue, Transfer};
 
 use crate::Done;
+use crate::eviction::{self, AgedSweep, EVICTED_AT_ONCE, Residents};
 use crate::get::segments;
 use crate::object::{Error, Object, Place};
 use crate::outage::{self, Attempt};
@@ -29,10 +27,6 @@ const TRANSFER_PAGES_MAX: usize = 256;
 const BATCH_PAGES: usize = 1024;
 /// Maximum number of background write-backs in flight. Syncs are not limited.
 const BACKGROUND_TRANSFERS_MAX: usize = 16;
-/// Entries visited for one sample of ages, and in one step of the sweep.
-const SAMPLE: u32 = 512;
-/// Maximum number of pages evicted in one critical section.
-const EVICTED_AT_ONCE: usize = 32;
 
 pub(crate) enum Job {
     Sync {
@@ -110,10 +104,8 @@ pub(crate) struct Evictor {
     groups: HashMap<u64, Group>,
     /// Syncs that wait for a latched page.
     latched: Vec<u64>,
-    /// Entry where the sweep continues.
-    hand: u32,
-    /// Entry where the next sample begins.
-    sample: u32,
+    /// Chooses the pages to evict.
+    replacement: AgedSweep,
     /// Time of the last failed write-back, from the report of an outage to the report of its end.
     outage_reported: Option<Instant>,
 }
@@ -127,8 +119,7 @@ impl Evictor {
             syncs,
             groups,
             latched,
-            hand: 0,
-            sample: 0,
+            replacement: AgedSweep::default(),
             outage_reported: None,
         }
     }
@@ -646,88 +637,29 @@ impl Evictor {
     /// Frees frames up to the high watermark. Returns false if it could not reach even the low one.
     fn evict(&mut self) -> bool {
         let shared = self.shared.clone();
-        let entries = shared.memory.geometry().entries();
         if let Some(collector) = shared.collector.get() {
             collector();
         }
-        let mut age_min = {
-            let state = shared.lock();
-            let need = shared.limits.free_high.saturating_sub(state.frames.free());
-            let resident = (shared.limits.frames - state.frames.free()).max(1);
-            drop(state);
-            // Chooses the threshold so that a sweep of a quarter of the table finds enough pages.
-            self.sampled_age((u64::from(need) * 4 * 256 / u64::from(resident)).min(256) as u32)
-        };
-        let mut visited = 0;
-        let mut old = Vec::with_capacity(EVICTED_AT_ONCE);
+        let free = shared.lock().frames.free();
+        let wanted = shared.limits.free_high.saturating_sub(free);
+        let residents = Residents::new(&shared.memory);
+        self.replacement
+            .begin(&residents, wanted, shared.limits.frames - free);
+        let mut victims = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
-            let epoch = shared.epoch();
-            // Scans without the lock, because threads that read from the device take it often.
-            for _ in 0..SAMPLE {
-                let index = self.hand;
-                self.hand = if self.hand + 1 == entries {
-                    0
-                } else {
-                    self.hand + 1
-                };
-                visited += 1;
-                let word = shared.memory.entry(index).state();
-                if !Shared::is_idle(word) {
-                    continue;
-                }
-                let age = shared.memory.age(index, epoch);
-                if age >= age_min {
-                    old.push((index, word));
-                    if old.len() == EVICTED_AT_ONCE {
-                        break;
-                    }
-                } else if age > 200 {
-                    shared.memory.set_age(index, epoch, 200); // before it wraps around to a young age
-                }
-            }
+            // Chooses without the lock, because threads that read from the device take it often.
+            let more = self.replacement.choose(&residents, &mut victims);
             let mut after = After::default();
-            let mut state = shared.lock();
-            for (index, word) in old.drain(..) {
-                // Removes a page only if its state is unchanged.
-                if !state.is_held(index) && state.remove(&shared, index, word) {
-                    shared.counts.evictions.fetch_add(1, Relaxed);
-                }
-            }
-            let free = state.frames.free();
-            if !state.stalled.is_empty() {
-                crate::get::retry_stalled(&mut state, &shared, &mut after);
-            }
-            let free_now = state.frames.free().min(free);
-            drop(state);
+            let free = eviction::evict(&mut shared.lock(), &shared, &mut victims, &mut after);
             after.wake_evictor = false;
             run(&shared, after);
-            if free_now >= shared.limits.free_high {
+            if free >= shared.limits.free_high {
                 return true;
             }
-            if visited >= entries {
-                if age_min == 0 {
-                    return free_now >= shared.limits.free_low && shared.lock().stalled.is_empty();
-                }
-                (age_min, visited) = (0, 0);
+            if !more {
+                return free >= shared.limits.free_low && shared.lock().stalled.is_empty();
             }
         }
-    }
-
-    /// Returns the minimum age of the oldest `of_256` of every 256 clean pages, estimated from a sample.
-    fn sampled_age(&mut self, of_256: u32) -> u8 {
-        let shared = &self.shared;
-        let (entries, epoch) = (shared.memory.geometry().entries(), shared.epoch());
-        let mut ages = Vec::with_capacity(SAMPLE as usize);
-        // A large odd stride visits distant lines. The table has many times more entries than the sample.
-        for _ in 0..SAMPLE {
-            self.sample = ((u64::from(self.sample) + 10_007) % u64::from(entries)) as u32;
-            if Shared::is_idle(shared.memory.entry(self.sample).state()) {
-                ages.push(shared.memory.age(self.sample, epoch));
-            }
-        }
-        ages.sort_unstable_by(|a, b| b.cmp(a));
-        let at = (ages.len() * of_256 as usize / 256).min(ages.len().saturating_sub(1));
-        ages.get(at).copied().unwrap_or(0)
     }
 }
 

@@ -414,7 +414,7 @@ pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) 
 fn drop_fill(state: &mut State, shared: &Arc<Shared>, index: u32, after: &mut After) {
     let entry = shared.memory.entry(index);
     let word = entry.state();
-    if word.has(Flags::FILL) && shared.memory.remove(index, word) {
+    if word.has(Flags::FILL) && state.take_out(shared, index, word) {
         let frame = state.filling.remove(&index);
         state.free_frame(frame.unwrap_or(word.frame()));
     }

@@ -6,6 +6,7 @@
 mod clients;
 pub mod counters;
 mod dirty;
+mod eviction;
 mod evictor;
 mod frames;
 mod get;

@@ -57,7 +57,7 @@ impl State {
         self.damage.suspect(true);
         let entry = shared.memory.entry(found.index);
         // The frame may also belong to another page. The repair finds that out.
-        if self.is_held(found.index) || !shared.memory.remove(found.index, found.state) {
+        if self.is_held(found.index) || !self.take_out(shared, found.index, found.state) {
             entry.restore();
             return false;
         }
@@ -68,14 +68,13 @@ impl State {
     fn repair(&mut self, shared: &Shared) -> (usize, usize) {
         let memory = &shared.memory;
         let mut evicted = 0;
-        let mut evict = |index: u32| {
-            let entry = memory.entry(index);
-            // A malicious client may change the entry first. The next repair removes it then.
-            evicted += usize::from(memory.remove(index, entry.state()));
+        // A malicious client may change the entry first. The next repair removes it then.
+        let mut evict = |state: &mut State, index: u32| {
+            evicted += usize::from(state.take_out(shared, index, memory.entry(index).state()));
         };
         for index in memory.recount() {
             if !self.is_held(index) {
-                evict(index);
+                evict(self, index);
             }
         }
         let mut used = vec![false; shared.limits.frames as usize];
@@ -103,7 +102,7 @@ impl State {
             let own_frame = frame.filter(|used| !**used);
             let filled = word.has(Flags::VALID) && !word.has(Flags::FILL);
             let (Some(own_frame), true, true) = (own_frame, filled, found_there) else {
-                evict(index);
+                evict(self, index);
                 continue;
             };
             if word.has(Flags::WRITE_BACK) {
@@ -113,7 +112,7 @@ impl State {
                 self.want_latched(shared, index, word);
             } else if word.has(Flags::DIRTY) && !self.dirty.contains(key.object(), key.page()) {
                 if self.damage.unknown.get(&index) == Some(&word) {
-                    evict(index);
+                    evict(self, index);
                     continue;
                 }
                 unknown.insert(index, word);

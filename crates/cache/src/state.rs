@@ -189,9 +189,15 @@ impl State {
         (index, frame)
     }
 
+    /// Empties an entry, if its state is still `seen`, and keeps its frame used. Returns whether it did. Every page that leaves
+    /// the table leaves it here, as every page enters it in `insert`.
+    pub fn take_out(&mut self, shared: &Shared, index: u32, seen: Word) -> bool {
+        shared.memory.remove(index, seen)
+    }
+
     /// Removes a page from the table and frees its frame, if its state is still `seen`. Returns whether it did.
     pub fn remove(&mut self, shared: &Shared, index: u32, seen: Word) -> bool {
-        let removed = shared.memory.remove(index, seen);
+        let removed = self.take_out(shared, index, seen);
         if removed {
             self.free_frame(seen.frame());
         }
