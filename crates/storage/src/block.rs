@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use jericho_sys::block::{self, Open};
 
-use crate::flush::Flusher;
 use crate::handle::{Handle, Kind, Opened};
 use crate::open::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
@@ -45,22 +44,20 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
         });
     }
     let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
-    let handle = Handle {
-        name: path.to_string_lossy().into(),
-        size_bytes: open::usable_size(path, size_bytes, required_bytes)?,
-        is_direct,
-        is_read_only: options.read_only,
-        needs_stable_writes: is_direct && block::needs_stable_writes(&file, &metadata),
-        home_node: options
-            .home_node
-            .or_else(|| block::home_node(metadata.rdev())),
-        flusher: Flusher::default(),
-        file,
-    };
-    let can_discard = block::can_discard(metadata.rdev());
+    let size_bytes = open::usable_size(path, size_bytes, required_bytes)?;
+    let disk = metadata.rdev();
     Ok(Arc::new(Opened {
-        handle,
-        kind: WholeDevice { can_discard },
+        handle: Handle::new(
+            path,
+            (file, is_direct),
+            &metadata,
+            disk,
+            size_bytes,
+            options,
+        ),
+        kind: WholeDevice {
+            can_discard: block::can_discard(disk),
+        },
     }))
 }
 

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use jericho_sys::block::{self, Open};
 
-use crate::flush::Flusher;
 use crate::handle::{Handle, Kind, Opened};
 use crate::open::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
@@ -52,20 +51,17 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
         resize(&file, size_bytes, size).map_err(open::failed(path, "set its size"))?;
         size_bytes = size;
     }
-    let handle = Handle {
-        name: path.to_string_lossy().into(),
-        size_bytes: open::usable_size(path, size_bytes, required_bytes)?,
-        is_direct,
-        is_read_only: options.read_only,
-        needs_stable_writes: is_direct && block::needs_stable_writes(&file, &metadata),
-        home_node: options
-            .home_node
-            .or_else(|| block::home_node(metadata.dev())),
-        flusher: Flusher::default(),
-        file,
-    };
+    let size_bytes = open::usable_size(path, size_bytes, required_bytes)?;
+    let disk = metadata.dev();
     Ok(Arc::new(Opened {
-        handle,
+        handle: Handle::new(
+            path,
+            (file, is_direct),
+            &metadata,
+            disk,
+            size_bytes,
+            options,
+        ),
         kind: RegularFile,
     }))
 }

@@ -1,18 +1,21 @@
 //! An open file or block device: the code that both kinds of devices share.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use jericho_sys::block;
 use jericho_sys::doorbell::Doorbell;
 use jericho_sys::errno;
 use jericho_sys::uring::Ring;
 
 use crate::aligned::{AlignedBuffer, is_aligned};
 use crate::flush::Flusher;
+use crate::open::OpenOptions;
 use crate::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
 
 /// Transfers from unaligned memory go through a bounce buffer of at most this size.
@@ -124,6 +127,28 @@ fn range_of(offset_bytes: u64, length_bytes: u64) -> Range<u64> {
 type Stopped = (usize, Cause);
 
 impl Handle {
+    /// Takes a file or block device that `open::open_direct` opened. `metadata` is the file's; `disk` is the number of the block
+    /// device that stores the bytes; `size_bytes` is usable (see `open::usable_size`).
+    pub(crate) fn new(
+        path: &Path,
+        (file, is_direct): (File, bool),
+        metadata: &Metadata,
+        disk: u64,
+        size_bytes: u64,
+        options: OpenOptions,
+    ) -> Handle {
+        Handle {
+            name: path.to_string_lossy().into(),
+            size_bytes,
+            is_direct,
+            is_read_only: options.read_only,
+            needs_stable_writes: is_direct && block::needs_stable_writes(&file, metadata),
+            home_node: options.home_node.or_else(|| block::home_node(disk)),
+            flusher: Flusher::default(),
+            file,
+        }
+    }
+
     pub(crate) fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
         let total = buf.len();
         self.check_range("read", offset_bytes, total as u64)?;
