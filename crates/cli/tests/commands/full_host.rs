@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::support::commands::LONG;
 use super::support::{Volume, fail, is_mounted, jericho, output, succeed};
 
-/// Limit of every wait. A program that reaches it hangs.
-const LONG: Duration = Duration::from_secs(90);
 const MIB: usize = 1 << 20;
 
 /// A small filesystem with a sparse volume that is larger than it, and the volume's mount.

@@ -1,4 +1,4 @@
-//! Mounts by a user who is not root, through the setuid helper.
+//! Mounts by an ordinary user, through the setuid helper.
 
 use std::process::Command;
 

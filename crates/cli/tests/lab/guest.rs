@@ -5,6 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::commands::succeed;
+
 /// The guest's nodes. All have memory.
 pub const NODES: usize = 5;
 /// The nodes that have CPUs. They come first.
@@ -44,21 +46,6 @@ pub fn jericho(arguments: &str) -> String {
 pub fn ask(arguments: &str) -> Value {
     let text = jericho(arguments);
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("jericho {arguments}: {e}: {text}"))
-}
-
-/// Runs a command that must succeed. Returns its standard output.
-pub fn succeed(command: &mut Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{command:?} ended with {}\n{text}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
 }
 
 /// A mounted volume on the guest's disk. It is unmounted when dropped.

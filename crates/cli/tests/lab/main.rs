@@ -4,6 +4,8 @@
 //! Times mean nothing in the virtual machine. The cases compare the nodes of pages and threads, and shares of local accesses.
 #![forbid(unsafe_code)]
 
+#[path = "../support/commands.rs"]
+mod commands;
 mod daemon;
 mod guest;
 mod machine;

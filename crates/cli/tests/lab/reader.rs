@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use crate::guest::{node_of, succeed};
+use crate::commands::succeed;
+use crate::guest::node_of;
 
 /// How long the program reads.
 const MILLISECONDS: &str = "6000";

@@ -18,11 +18,11 @@ use std::time::Duration;
 
 use jericho_sim::Random;
 
+use crate::commands::wait_until;
 use crate::killing::{
     self, Entry, Ledger, Plan, Play, Stage, Writing, assert_record, assert_record_or_next,
     number_at, record,
 };
-use crate::roles::wait_until;
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;

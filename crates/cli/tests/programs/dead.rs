@@ -6,8 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::commands::{LONG, kill, wait_until};
 use crate::program::{command, succeed, under_run};
-use crate::roles::{self, LONG, kill, output_of, wait_until};
+use crate::roles::{self, output_of};
 use crate::volume::Volume;
 
 const PAUSE: Duration = Duration::from_millis(5);

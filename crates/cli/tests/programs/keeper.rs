@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::roles::{self, LONG, kill, output_of, wait_until};
+use crate::commands::{LONG, kill, wait_until};
+use crate::roles::{self, output_of};
 use crate::volume::Volume;
 
 const PAGE: usize = 4096;

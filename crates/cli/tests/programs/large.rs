@@ -98,7 +98,7 @@ fn a_java_program_is_compiled_and_runs_the_same() {
     behaves_the_same("64M", &script);
 }
 
-/// A script for a directory with `jericho` and its library. It runs as a user who is not root.
+/// A script for a directory with `jericho` and its library. It runs as an ordinary user.
 const POSTGRES: &str = r#"
 PATH=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1):$PATH
 mkdir mnt socket

@@ -9,6 +9,8 @@ mod appends;
 mod attaching;
 mod calls;
 mod coherent;
+#[path = "../support/commands.rs"]
+mod commands;
 mod compile;
 mod copies;
 mod crash;

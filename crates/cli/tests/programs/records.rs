@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::commands::wait_until;
 use crate::program::{under_run, within_limit};
-use crate::roles::wait_until;
 use crate::volume::Volume;
 
 const SOURCE: &str = include_str!("records.c");

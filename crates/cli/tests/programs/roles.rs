@@ -7,8 +7,6 @@ use crate::again;
 
 /// The variable with the arguments of a process's role. Without it, a test that is a role does nothing.
 const ROLE: &str = "JERICHO_TEST_ROLE";
-/// Only a hang takes this long.
-pub const LONG: Duration = Duration::from_secs(90);
 
 /// Returns a number from the environment.
 pub fn from_environment(name: &str) -> Option<u64> {
@@ -60,22 +58,6 @@ pub fn output_of(child: &mut Child) -> String {
         said += &pipe.and_then(Result::ok).unwrap_or_default();
     }
     said
-}
-
-/// Sends a process a signal.
-pub fn kill(signal: &str, pid: u64) {
-    let mut kill = Command::new("kill");
-    let status = kill.args(["-s", signal, &pid.to_string()]).status();
-    assert!(status.expect("kill runs").success(), "{signal} to {pid}");
-}
-
-/// Waits until a condition holds. Panics after `LONG`.
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Waits until a process ends. Panics when that takes longer than `most`.

@@ -3,14 +3,16 @@
 #![allow(dead_code)] // each test program uses its own part
 
 pub mod again;
+pub mod commands;
 pub mod loops;
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use again::TestDir;
+pub use commands::{output, succeed};
 
 /// Returns the command under test with arguments.
 pub fn jericho<A: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
@@ -20,26 +22,6 @@ pub fn jericho<A: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = A>) -> 
         .env("RUST_LOG", "info")
         .stdin(std::process::Stdio::null());
     command
-}
-
-/// Runs a command and returns its output. Panics if it cannot be started.
-pub fn output(command: &mut Command) -> Output {
-    command
-        .output()
-        .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"))
-}
-
-/// Runs a command that must succeed. Returns its standard output.
-pub fn succeed(command: &mut Command) -> String {
-    let output = output(command);
-    assert!(
-        output.status.success(),
-        "{command:?} ended with {}\n{}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).expect("output is text")
 }
 
 /// Runs a command that must fail with this status. Returns its standard error.

@@ -8,8 +8,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
+use crate::commands::{LONG, wait_until};
+use crate::processes;
 use crate::service::Service;
-use crate::{LONG, processes, wait_until};
 
 pub const PAGE: usize = 4096;
 /// Pages of the program's file.

@@ -7,26 +7,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{processes, wait_until};
-
-/// Runs a command that must succeed. Returns its standard output.
-pub fn succeed(command: &mut Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|e| panic!("cannot start {command:?}: {e}"));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{command:?} ended with {}\n{text}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
-}
-
-pub fn kill(signal: &str, pid: u64) {
-    succeed(Command::new("kill").args(["-s", signal, &pid.to_string()]));
-}
+use crate::commands::{succeed, wait_until};
+use crate::processes;
 
 /// The directory with the container's volumes.
 const VOLUMES: &str = "/run/suite/volumes";

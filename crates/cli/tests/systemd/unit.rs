@@ -5,10 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::commands::{kill, succeed, wait_until};
 use crate::processes::{has_ended, memory_of, openers_of, segments_kib, state_of};
 use crate::program::{LEFT_KIB_MAX, PAGE, PAGES, Program, content};
-use crate::service::{Service, kill, succeed, unit_of};
-use crate::wait_until;
+use crate::service::{Service, unit_of};
 
 /// Returns the first content of a file.
 fn first_content() -> Vec<u8> {
