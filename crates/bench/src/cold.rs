@@ -178,7 +178,7 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
     let attr = mounted
         .fs()
         .lookup(jericho_fs::types::ROOT, NAME.as_bytes())?;
-    let handle = mounted.open_file(attr.ino, false, false)?;
+    let handle = mounted.open_file(attr.ino, false)?;
     let (failed, failures) = mpsc::channel();
     let read_bytes = Arc::new(AtomicU64::new(0));
     let begun = Instant::now();

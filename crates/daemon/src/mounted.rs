@@ -139,17 +139,9 @@ impl Mounted {
         self.frames_per_slice
     }
 
-    /// Opens a file for the data path. `truncate`: O_TRUNC. `writable`: the program may write through the handle.
-    pub fn open_file(&self, ino: Ino, truncate: bool, writable: bool) -> Result<Arc<Handle>> {
-        let open = || self.fs.open_file(ino, truncate);
-        let file = if truncate {
-            let file = self.resize(ino, Some(0), open)?;
-            self.mapped.truncated(ino, 0);
-            file
-        } else {
-            open()?
-        };
-        Ok(Handle::new(file, writable))
+    /// Opens a file for the data path. `writable`: the program may write through the handle. The kernel truncates by `setattr`.
+    pub fn open_file(&self, ino: Ino, writable: bool) -> Result<Arc<Handle>> {
+        Ok(Handle::new(self.fs.open_file(ino)?, writable))
     }
 
     /// Records that a program has opened the handle and may use it through the kernel.

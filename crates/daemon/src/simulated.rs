@@ -85,7 +85,7 @@ pub(crate) fn mount(device: &Arc<SimDevice>) -> Arc<Mounted> {
 pub(crate) fn create(mounted: &Arc<Mounted>, name: &[u8]) -> Arc<Handle> {
     let fs = mounted.fs();
     let attr = fs.mknod(ROOT, name, Kind::File, 0o644, 0, CALLER).unwrap();
-    mounted.open_file(attr.ino, false, true).unwrap()
+    mounted.open_file(attr.ino, true).unwrap()
 }
 
 /// Reads `len` bytes at `at`.

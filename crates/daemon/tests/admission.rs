@@ -70,7 +70,7 @@ fn bed(read_only: bool) -> Bed {
         mounted
     };
     mounted.serve_clients(Arc::new(())).unwrap();
-    let handle = |writable| mounted.open_file(ino, false, writable).unwrap();
+    let handle = |writable| mounted.open_file(ino, writable).unwrap();
     Bed {
         reading: handle(false),
         writing: handle(true),

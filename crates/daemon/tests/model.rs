@@ -142,7 +142,7 @@ fn handles(mounted: &Mounted) -> Vec<Arc<Handle>> {
             .fs()
             .lookup(ROOT, format!("f{i}").as_bytes())
             .unwrap();
-        mounted.open_file(attr.ino, false, true).unwrap()
+        mounted.open_file(attr.ino, true).unwrap()
     };
     (0..FILES).map(open).collect()
 }

@@ -130,12 +130,12 @@ impl Mount {
         let attr = fs
             .mknod(ROOT, name.as_bytes(), Kind::File, 0o644, 0, CALLER)
             .unwrap();
-        (attr.ino, fs.open_file(attr.ino, false).unwrap())
+        (attr.ino, fs.open_file(attr.ino).unwrap())
     }
 
     fn open(&self, name: &str) -> Arc<File> {
         let attr = self.fs().lookup(ROOT, name.as_bytes()).unwrap();
-        self.fs().open_file(attr.ino, false).unwrap()
+        self.fs().open_file(attr.ino).unwrap()
     }
 
     fn try_write(&self, file: &Arc<File>, offset: u64, data: &[u8]) -> jericho_fs::Result<()> {
@@ -988,7 +988,8 @@ fn replaced_contents_of_a_truncated_file_are_written_back_at_the_close() {
         mount.fsync(&old);
         mount.fs().close_file(&old);
         drop(old);
-        let new = mount.fs().open_file(ino, true).unwrap();
+        let new = mount.fs().open_file(ino).unwrap();
+        mount.truncate(&new, 0);
         mount.write(&new, 0, &pattern(2, 30_000));
         mount.fs().writer_closes(&new);
         mount.fs().close_file(&new);

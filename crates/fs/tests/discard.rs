@@ -96,7 +96,7 @@ impl Mount {
 
     fn read(&self, name: &str) -> Option<Vec<u8>> {
         let attr = self.fs.lookup(ROOT, name.as_bytes()).ok()?;
-        let file = self.fs.open_file(attr.ino, false).unwrap();
+        let file = self.fs.open_file(attr.ino).unwrap();
         let mut data = vec![0; file.size() as usize];
         let slice = &self.slices[usize::from(file.slice())];
         for (page, bytes) in (0..).zip(data.chunks_mut(PAGE as usize)) {
@@ -116,7 +116,7 @@ impl Mount {
     fn put(&self, name: &str, data: &[u8]) -> Result<()> {
         let (name, kind) = (name.as_bytes(), Kind::File);
         let attr = self.fs.mknod(ROOT, name, kind, 0o644, 0, CALLER)?;
-        let file = self.fs.open_file(attr.ino, false)?;
+        let file = self.fs.open_file(attr.ino)?;
         let result = self
             .write(&file, data)
             .and_then(|()| wait(|done| self.fs.fsync(&file, false, done)));
@@ -302,7 +302,7 @@ fn take_all_while_a_discard_is_under_way(take: fn(&Mount, &Arc<File>, u64) -> Re
         .fs
         .mknod(ROOT, b"new", Kind::File, 0o644, 0, CALLER)
         .unwrap();
-    let file = mount.fs.open_file(attr.ino, false).unwrap();
+    let file = mount.fs.open_file(attr.ino).unwrap();
     mount.remove("gone").unwrap();
     mount.commit().unwrap();
     is_reached.recv_timeout(FOREVER).expect("a discard");
@@ -349,7 +349,7 @@ fn the_end_of_the_mount_does_not_wait_for_a_move() {
     mount.put("moved", &pattern(1, MIB)).unwrap();
     mount.put("gone", &pattern(2, 8 * MIB)).unwrap();
     let attr = mount.fs.lookup(ROOT, b"moved").unwrap();
-    let file = mount.fs.open_file(attr.ino, false).unwrap();
+    let file = mount.fs.open_file(attr.ino).unwrap();
     let (is_reached, go) = device.block_next(Operation::Read);
     std::thread::scope(|scope| {
         let fs = &mount.fs;
@@ -379,7 +379,7 @@ fn a_trim_goes_on_while_a_file_is_moved() {
     let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
     mount.put("moved", &pattern(1, 40 * MIB)).unwrap();
     let attr = mount.fs.lookup(ROOT, b"moved").unwrap();
-    let file = mount.fs.open_file(attr.ino, false).unwrap();
+    let file = mount.fs.open_file(attr.ino).unwrap();
     let home = file.slice();
     let reads = Arc::new(AtomicU64::new(0));
     let counted = reads.clone();

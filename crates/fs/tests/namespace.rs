@@ -424,7 +424,7 @@ fn apply(op: &Op, mount: &Mount, model: &mut Model) -> (Result<(), i32>, Result<
             }
             let parent = ino(&path);
             let attr = fs.lookup(parent, name.as_bytes()).unwrap();
-            let file = fs.open_file(attr.ino, false).unwrap();
+            let file = fs.open_file(attr.ino).unwrap();
             let real = unit(fs.unlink(parent, name.as_bytes()));
             assert_eq!(fs.getattr(attr.ino).unwrap().nlink, attr.nlink - 1);
             fs.close_file(&file);

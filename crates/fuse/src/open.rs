@@ -83,7 +83,7 @@ impl Jericho {
     /// Opens a file. Returns the handle's number. Ignores O_TRUNC: without `FUSE_ATOMIC_O_TRUNC`, the kernel sends a truncation
     /// as a separate request, and a file that was just created is empty.
     fn open_inode(&self, ino: Ino, flags: i32) -> Outcome<u64> {
-        let handle = self.mounted.open_file(ino, false, may_write(flags));
+        let handle = self.mounted.open_file(ino, may_write(flags));
         let handle = handle.map_err(|e| errno("open", &e))?;
         self.mounted.opened(&handle);
         handle.set_sync(write_sync(flags));

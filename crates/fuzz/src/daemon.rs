@@ -115,7 +115,7 @@ impl Bed {
     fn open(&self) -> Opened<'_> {
         let open = |writable| {
             self.mounted
-                .open_file(self.file, false, writable)
+                .open_file(self.file, writable)
                 .expect("a handle")
         };
         Opened {

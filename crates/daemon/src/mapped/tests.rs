@@ -195,12 +195,12 @@ fn a_file_that_no_program_has_open_is_not_watched() {
     bed.fill(0, 1);
     bed.write(0, &[5]);
     assert_eq!(bed.kept(), (1, 0));
-    let other = bed.mounted.open_file(ino, false, true).unwrap();
+    let other = bed.mounted.open_file(ino, true).unwrap();
     bed.mounted.close_file(&bed.handle);
     assert!(bed.mounted.mapped.file(ino).is_some());
     bed.mounted.close_file(&other);
     assert!(bed.mounted.mapped.file(ino).is_none());
-    let handle = bed.mounted.open_file(ino, false, true).unwrap();
+    let handle = bed.mounted.open_file(ino, true).unwrap();
     assert!(!handle.file.writing().is_watched());
 }
 

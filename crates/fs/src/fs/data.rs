@@ -19,24 +19,17 @@ use crate::types::{AccessTimes, Ino};
 const TICK_NS: i128 = 4_000_000;
 
 impl Fs {
-    /// Opens a regular file and counts the open. With `truncate` (O_TRUNC) removes its contents.
-    pub fn open_file(&self, ino: Ino, truncate: bool) -> Result<Arc<File>> {
+    /// Opens a regular file and counts the open.
+    pub fn open_file(&self, ino: Ino) -> Result<Arc<File>> {
         let core = &self.core;
         let inode = core.inode(ino)?;
-        let file = {
-            let meta = inode.meta.read();
-            if meta.dead {
-                return Err(ESTALE);
-            }
-            let file = core.file_of(&inode, &meta)?;
-            // Counts under the lock that `reap` takes before it decides.
-            inode.opens.fetch_add(1, Ordering::AcqRel);
-            file
-        };
-        if truncate && let Err(error) = core.may_change().and_then(|()| self.truncate(&file, 0)) {
-            self.close_file(&file);
-            return Err(error);
+        let meta = inode.meta.read();
+        if meta.dead {
+            return Err(ESTALE);
         }
+        let file = core.file_of(&inode, &meta)?;
+        // Counts under the lock that `reap` takes before it decides.
+        inode.opens.fetch_add(1, Ordering::AcqRel);
         Ok(file)
     }
 

@@ -154,7 +154,7 @@ impl Bed {
     /// Creates such a file and opens it again.
     fn reopened(&self, name: &[u8], size: u64) -> Arc<Handle> {
         let ino = self.released(name, size);
-        self.mounted.open_file(ino, false, true).unwrap()
+        self.mounted.open_file(ino, true).unwrap()
     }
 
     /// Creates a file that no program uses inline, with space for 16 pages.
@@ -325,7 +325,7 @@ fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
     let ino = handle.file.ino();
     bed.mounted.close_file(&handle);
     drop(granted);
-    let handle = bed.mounted.open_file(ino, false, true).unwrap();
+    let handle = bed.mounted.open_file(ino, true).unwrap();
     let (tx, rx) = mpsc::channel();
     std::thread::scope(|scope| {
         let (bed, handle) = (&bed, &handle);
@@ -362,7 +362,7 @@ fn soon(first: u64, pages: u32) -> Call {
 fn one_job_reserves_pages_for_a_descriptor_however_often_it_asks() {
     let bed = Bed::new();
     let reading = (bed.mounted)
-        .open_file(bed.handle.file.ino(), false, true)
+        .open_file(bed.handle.file.ino(), true)
         .unwrap();
     // The job thread is busy.
     let (go_on, busy) = mpsc::channel::<()>();
@@ -404,7 +404,7 @@ fn a_file_that_a_stranger_maps_takes_no_slot_and_is_not_accessed_inline_meanwhil
         ..asker()
     };
     let ino = bed.released(b"mapped", 100);
-    let open = || bed.mounted.open_file(ino, false, true).unwrap();
+    let open = || bed.mounted.open_file(ino, true).unwrap();
     let in_use = || bed.mounted.fast.in_use.load(Ordering::SeqCst);
     let (before, mappings) = (in_use(), [open(), open()]);
     for mapping in mappings.iter().chain(&mappings) {
@@ -497,7 +497,7 @@ fn a_file_without_set_id_bits_is_written_inline_again_through_its_next_slot() {
     let (handle, granted) = bed.granted(b"program", 0);
     let ino = handle.file.ino();
     // A handle that is open through the kernel keeps the file but not its slot.
-    let other = bed.mounted.open_file(ino, false, true).unwrap();
+    let other = bed.mounted.open_file(ino, true).unwrap();
     assert_eq!(bed.ask(&handle, WRITE).status, 0);
     bed.mounted.setattr(ino, SET_ID, CALLER).unwrap();
     bed.mounted.close_file(&handle);
@@ -513,10 +513,7 @@ fn an_interrupted_extension_is_cleared_when_both_descriptors_are_closed_at_once(
     // Each takes a second, the longest time a lock may be held.
     for _ in 0..3 {
         let bed = Bed::new();
-        let other = bed
-            .mounted
-            .open_file(bed.handle.file.ino(), false, true)
-            .unwrap();
+        let other = bed.mounted.open_file(bed.handle.file.ino(), true).unwrap();
         let mut grants = other.grants.lock();
         let both = bed.mounted.fast.grant(&other.file, &mut grants, true);
         assert!(!both.unwrap().1);
@@ -551,7 +548,7 @@ fn a_file_that_clients_extended_is_whole_after_it_replaced_another() {
     let after = mount(&Arc::new(bed.device.crash(1)));
     let attr = after.lookup(ROOT, b"old").unwrap();
     assert_eq!(attr.size, 50_000);
-    let handle = after.open_file(attr.ino, false, false).unwrap();
+    let handle = after.open_file(attr.ino, false).unwrap();
     let (tx, rx) = mpsc::channel();
     after.read(&handle, 0, 50_000, false, vec![], move |read, buffer| {
         tx.send((read.unwrap(), buffer)).unwrap();
@@ -615,7 +612,7 @@ fn a_posted_grant_of_writes_has_no_effect_after_the_last_writer_has_closed_the_f
     let bed = Bed::new();
     let fast = &bed.mounted.fast;
     let reader = (bed.mounted)
-        .open_file(bed.handle.file.ino(), false, false)
+        .open_file(bed.handle.file.ino(), false)
         .unwrap();
     bed.grant(&reader);
     bed.release(|| fast.grant_writes(&bed.file));
@@ -624,7 +621,7 @@ fn a_posted_grant_of_writes_has_no_effect_after_the_last_writer_has_closed_the_f
     assert_ne!(flags() & SlotInfo::NO_WRITE, 0);
     // The next writer uses the reserved pages.
     let writer = (bed.mounted)
-        .open_file(bed.handle.file.ino(), false, true)
+        .open_file(bed.handle.file.ino(), true)
         .unwrap();
     let first = (fast.grant(&writer.file, &mut writer.grants.lock(), true)).unwrap();
     assert!(first.1);
@@ -775,10 +772,7 @@ fn no_client_writes_inline_while_the_kernel_drops_its_pages_for_an_earlier_write
         dropping.try_recv().is_ok()
     });
     bed.mounted.close_file(&first);
-    let next = bed
-        .mounted
-        .open_file(first.file.ino(), false, true)
-        .unwrap();
+    let next = bed.mounted.open_file(first.file.ino(), true).unwrap();
     let (tx, answer) = mpsc::channel();
     (bed.mounted).call(&next, WRITE, asker(), move |answer: Answer| {
         tx.send(answer).unwrap();
@@ -797,7 +791,7 @@ fn data_that_a_new_writer_appends_is_kept_when_the_last_writers_space_is_release
     let bed = Bed::new();
     let (fast, limit) = (&bed.mounted.fast, Duration::from_secs(60));
     let next = (bed.mounted)
-        .open_file(bed.handle.file.ino(), false, true)
+        .open_file(bed.handle.file.ino(), true)
         .unwrap();
     // The thread that releases the space is busy.
     let (work, over) = mpsc::channel::<()>();

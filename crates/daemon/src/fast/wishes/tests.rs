@@ -175,7 +175,7 @@ fn false_wishes_grant_nothing_that_the_thread_could_not_ask_for() {
         None,
         "of another pid namespace"
     );
-    let reading = mounted.open_file(ino, false, false).unwrap();
+    let reading = mounted.open_file(ino, false).unwrap();
     assert_eq!(program.wish_for(ino, true, here(), &reading), None);
     assert!(!program.has_slot(&plain));
     assert!(program.wish_for(ino, false, here(), &reading).is_some());
