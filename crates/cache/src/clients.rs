@@ -441,11 +441,6 @@ impl Slice {
         }
     }
 
-    /// Returns the number of entries that were checked because a client died: those that its threads latched last.
-    pub fn searched(&self) -> u64 {
-        self.counters().dead_client_entries
-    }
-
     /// Returns the number of frames that are not used because a client may still write into them.
     pub fn quarantined(&self) -> usize {
         self.shared.lock().latches.quarantine.len()

@@ -229,7 +229,7 @@ fn a_working_set_many_times_the_cache_stays_correct() {
     );
     assert_eq!(bed.slice.usage().dirty, 0);
     bed.slice.close();
-    // A new slice reads from the device what was written.
+    // A new slice reads the written bytes from the device.
     let again = start(FRAMES_MIN, &bed.device);
     for (object, model) in &results {
         (0..pages)

@@ -218,9 +218,9 @@ Examples:
 
 Punches holes into the files of a volume that was formatted with --sparse, and discards blocks on block devices that \
 support it (discard_max_bytes of their queue is not 0). While the volume is mounted, the daemon discards freed space by \
-itself: some seconds after the removal, in runs of 1 MiB or more. This command discards all free space, including what a \
-crash left, and prints how much that was, including what was discarded before. fstrim(8) on the mount does the same, but \
-cannot be interrupted. Only root and the user who mounted may trim.
+itself: some seconds after the removal, in runs of 1 MiB or more. This command discards all free space, also \
+space that a crash left. It prints the number of discarded bytes, including those discarded before. fstrim(8) on the mount \
+does the same, but cannot be interrupted. Only root and the user who mounted may trim.
 
 The files of a volume that was formatted without --sparse keep their space: there is nothing to trim, and the status is 1.")]
 pub struct TrimArgs {
@@ -239,7 +239,7 @@ pub struct TrimArgs {
 Examples:
   jericho run -- fio job.fio                                 on what is mounted already
   jericho run --volume my.volume --at /mnt/jericho -- bash   mount, run, unmount
-  JERICHO_REPORT=1 jericho run -- sort /mnt/jericho/big      report what was served inline
+  JERICHO_REPORT=1 jericho run -- sort /mnt/jericho/big      report the calls that were served inline
 
 The command and its child programs load a library (LD_PRELOAD) that serves reads and writes of cached data in the \
 program's own thread. Everything else goes through the kernel. Static and set-user-id programs cannot load the library, \

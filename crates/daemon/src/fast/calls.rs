@@ -437,7 +437,7 @@ impl Mounted {
         self.revoke_inline_writes(&slot_file.file);
     }
 
-    /// Revokes the clients' right to write the file's pages, and then absorbs what they have written.
+    /// Revokes the clients' right to write the file's pages, and then absorbs their writes.
     fn revoke_inline_writes(&self, file: &Arc<File>) {
         if !self.slice(file.slice()).revoke_writes(&file.object()) {
             tracing::warn!(ino = file.ino(), "an inline writer does not finish");

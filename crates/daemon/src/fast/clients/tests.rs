@@ -149,7 +149,7 @@ impl Programs {
 fn burying_a_program_costs_one_check_for_each_of_its_threads() {
     let mut programs = Programs::new();
     let ino = programs.bed.handle.file.ino();
-    let before = programs.slice().searched();
+    let before = programs.slice().counters().dead_client_entries;
     let deaths = [
         BeforeTheIntent,
         BeforeTheLatch,
@@ -172,7 +172,7 @@ fn burying_a_program_costs_one_check_for_each_of_its_threads() {
         let dirty = programs.slice().first_dirty(ino, 0);
         assert_eq!(dirty, None, "{death:?}");
     }
-    let searched = programs.slice().searched() - before;
+    let searched = programs.slice().counters().dead_client_entries - before;
     assert!(searched <= 1000, "searched {searched} entries");
 }
 
@@ -295,7 +295,7 @@ fn absorbing_costs_time_by_the_reports_and_not_by_the_number_of_clients() {
 fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
     let mut programs = Programs::new();
     let ino = programs.bed.handle.file.ino();
-    let before = programs.slice().searched();
+    let before = programs.slice().counters().dead_client_entries;
     let key = Key::new(ino, 3);
     programs.write(key, InTheCopy);
     let state = |programs: &Programs| programs.slice().memory().lookup(key).unwrap().state;
@@ -306,7 +306,7 @@ fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
     assert_eq!(programs.slice().first_dirty(ino, 0), Some(3));
     programs.sync();
     assert!(!state(&programs).has(Flags::DIRTY));
-    assert_eq!(programs.slice().searched(), before);
+    assert_eq!(programs.slice().counters().dead_client_entries, before);
 }
 
 #[test]
