@@ -337,7 +337,7 @@ mod tests {
         fn id(&self) -> u64 {
             self.0
         }
-        fn slice(&self) -> u16 {
+        fn slice_of(&self, _page: u64) -> u16 {
             0
         }
         fn resolve(&self, _: u64, _: u32, _: &mut Vec<crate::Run>) -> Result<(), crate::Error> {

@@ -99,7 +99,7 @@ fn enter(
     let refused = if shared.closing.load(Relaxed) {
         Some(Error::Closed)
     } else {
-        (object.slice() != shared.id).then_some(Error::Moved)
+        (object.slice_of(first) != shared.id).then_some(Error::Moved)
     };
     if let Some(error) = refused {
         let Some(p) = pending else { return Err(error) };

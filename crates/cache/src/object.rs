@@ -68,8 +68,9 @@ pub trait Object: Send + Sync + 'static {
     /// that `Slice::invalidate` of the old object's pages has completed.
     fn id(&self) -> u64;
 
-    /// Returns the index of the slice that may cache the object's pages now. Called under that slice's lock.
-    fn slice(&self) -> u16;
+    /// Returns the index of the slice that may cache a page of the object now. Called under that slice's lock, for the first page
+    /// of a Get: all pages of a Get are in one slice.
+    fn slice_of(&self, page: u64) -> u16;
 
     /// Returns whether clients may write the object's cached pages without a request.
     fn may_write_inline(&self) -> bool {

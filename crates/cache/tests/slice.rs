@@ -46,7 +46,7 @@ impl Object for Linear {
     fn id(&self) -> u64 {
         self.id
     }
-    fn slice(&self) -> u16 {
+    fn slice_of(&self, _page: u64) -> u16 {
         0
     }
     fn may_write_inline(&self) -> bool {
@@ -421,7 +421,7 @@ impl Object for Nowhere {
     fn id(&self) -> u64 {
         3
     }
-    fn slice(&self) -> u16 {
+    fn slice_of(&self, _page: u64) -> u16 {
         0
     }
     fn resolve(&self, _: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {

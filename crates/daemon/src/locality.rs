@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use jericho_format::PAGE_BYTES;
+use jericho_fs::fs::Layout;
 use jericho_sys::affinity::CpuMask;
 use jericho_topology::{NodeId, Topology};
 use serde::{Deserialize, Serialize};
@@ -101,11 +102,13 @@ impl Counters {
 }
 
 impl Mounted {
-    /// Counts an access of the calling thread to a range of a file in `slice`.
+    /// Counts an access of the calling thread to a range of a file with this layout.
     #[inline]
-    pub(crate) fn accessed(&self, slice: u16, offset: u64, len: usize) {
-        let pages = (offset + len as u64).div_ceil(PAGE_BYTES) - offset / PAGE_BYTES;
-        self.locality.count(slice, pages);
+    pub(crate) fn accessed(&self, layout: Layout, offset: u64, len: usize) {
+        let end = offset + len as u64;
+        for (slice, pages) in layout.runs(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {
+            self.locality.count(slice, pages.end - pages.start);
+        }
     }
 }
 

@@ -262,7 +262,7 @@ impl Mounted {
     #[inline]
     pub fn requested(&self, handle: &crate::Handle, tid: u32, bytes: usize) {
         let policy = handle.file.threads().policy().unwrap_or(self.threads());
-        let node = self.node_of_slice(handle.file.slice()).0;
+        let node = self.node_of_slice(handle.file.layout().home()).0;
         self.migrator.requested(tid, node, bytes as u64, policy);
     }
 }

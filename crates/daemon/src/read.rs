@@ -1,12 +1,13 @@
 //! Reads: cached pages inline, and missing pages through the slice, which calls back.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX, Slice};
+use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
-use jericho_fs::fs::File;
-use jericho_fs::types::Ino;
+use jericho_fs::fs::{File, Layout};
+use jericho_fs::types::{Ino, SliceId};
 use jericho_shm::{Segments, Turns};
 
 use crate::fast::{LockedOut, ReadGuard, SlotFile, Waited};
@@ -193,13 +194,12 @@ impl Mounted {
             reply(Ok(0), buffer);
             return None;
         }
-        let home = file.slice();
-        let (slice, out) = (self.slice(home), buffer.first(len));
-        let ino = file.ino();
+        let (layout, ino) = (file.layout(), file.ino());
+        let out = buffer.first(len);
         // For the page cache, pages are copied one by one under the file's lock.
         let mut read = || match mapped {
             Some(_) => 0,
-            None => jericho_client::read(slice.memory(), ino, offset, out, slice.epoch()),
+            None => self.read_cached(layout, ino, offset, out),
         };
         let several = is_over_several_pages(offset, len as u64);
         let segments = Segments::of(offset, len as u64);
@@ -230,9 +230,9 @@ impl Mounted {
                 None => self.read_whole(file, segments, &mut read),
             };
         };
-        self.accessed(home, offset, len);
+        self.accessed(layout, offset, len);
         if mapped.is_none() {
-            count(slice, offset, done, len);
+            self.count_pages(layout, offset, done, len);
         }
         if done == len {
             // Drops the guard before the reply: a program that has its answer finds the words free.
@@ -260,6 +260,36 @@ impl Mounted {
         }
         self.read_ahead(handle, offset, len, size);
         None
+    }
+
+    /// Copies the cached pages of a file into `out`, up to the first page that is not cached. Returns the number of bytes.
+    fn read_cached(&self, layout: Layout, ino: Ino, offset: u64, out: &mut [u8]) -> usize {
+        let mut done = 0;
+        for (slice, bytes) in layout.parts(offset..offset + out.len() as u64) {
+            let slice = self.slice(slice);
+            let len = (bytes.end - bytes.start) as usize;
+            let out = &mut out[done..done + len];
+            let copied = jericho_client::read(slice.memory(), ino, bytes.start, out, slice.epoch());
+            done += copied;
+            if copied < len {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Counts the pages of a range of which `done` bytes hit.
+    fn count_pages(&self, layout: Layout, offset: u64, done: usize, len: usize) {
+        let end = offset + len as u64;
+        let hit_end = match done {
+            0 => 0,
+            _ => (offset + done as u64).div_ceil(PAGE_BYTES),
+        };
+        for (slice, pages) in layout.runs(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {
+            let hits = hit_end.clamp(pages.start, pages.end) - pages.start;
+            self.slice(slice)
+                .count(hits, pages.end - pages.start - hits);
+        }
     }
 
     /// Calls `read` until it has seen no half of a write over several pages. Returns `None` when writers interfered every time or
@@ -328,22 +358,22 @@ impl Mounted {
             .read_ahead
             .advance(first, end, size.div_ceil(PAGE_BYTES), window);
         let Some(pages) = pages else { return };
-        let slice = self.slice(handle.file.slice());
-        let object = handle.file.object();
-        let mut at = pages.start;
-        while at < pages.end {
-            let count = (pages.end - at).min(u64::from(PAGES_PER_GET_MAX)) as u32;
-            slice.prefetch(&object, at, count);
-            at += u64::from(count);
+        self.prefetch_pages(&handle.file, pages);
+    }
+
+    /// Makes the slices fetch pages of a file that are not cached.
+    pub(crate) fn prefetch_pages(&self, file: &Arc<File>, pages: Range<u64>) {
+        let object = file.object();
+        for (slice, pages) in file.layout().runs(pages) {
+            let slice = self.slice(slice);
+            let mut at = pages.start;
+            while at < pages.end {
+                let count = (pages.end - at).min(u64::from(PAGES_PER_GET_MAX)) as u32;
+                slice.prefetch(&object, at, count);
+                at += u64::from(count);
+            }
         }
     }
-}
-
-/// Counts the pages of a range of which `done` bytes hit.
-fn count(slice: &Slice, offset: u64, done: usize, len: usize) {
-    let pages = |len: usize| (offset + len as u64).div_ceil(PAGE_BYTES) - offset / PAGE_BYTES;
-    let hits = if done == 0 { 0 } else { pages(done) };
-    slice.count(hits, pages(len) - hits);
 }
 
 /// Ends a read of `len` bytes. Returns how many of them lie within the file, which may have been truncated during the read.
@@ -379,38 +409,35 @@ where
 
     /// Gets the first pages, which may hit or miss.
     fn begin(self) {
-        let (first, count) = self.wanted();
         let file = self.handle.file.clone();
-        let slice = self.mounted.slice(file.slice()).clone();
+        let layout = file.layout();
+        let (slice, first, count) = self.wanted(layout);
+        let slice = self.mounted.slice(slice).clone();
         let granted = slice.try_get(&file.object(), first, count, Intent::Read);
         let hit = matches!(granted, Ok(Some(_)));
-        self::count(
-            &slice,
-            self.offset,
-            if hit { self.len } else { 0 },
-            self.len,
-        );
+        let done = if hit { self.len } else { 0 };
+        self.mounted
+            .count_pages(layout, self.offset, done, self.len);
         match granted {
             Ok(Some(grant)) => self.receive(Ok(grant)),
             _ => self.get_next(),
         }
     }
 
-    /// Returns the next pages: first page and count.
-    fn wanted(&self) -> (u64, u32) {
+    /// Returns the next pages: their slice, the first page and the count.
+    fn wanted(&self, layout: Layout) -> (SliceId, u64, u32) {
         let first = (self.offset + self.done as u64) / PAGE_BYTES;
         let end = (self.offset + self.len as u64).div_ceil(PAGE_BYTES);
-        (
-            first,
-            (end - first).min(u64::from(PAGES_PER_GET_MAX)) as u32,
-        )
+        let (slice, run) = layout.first_run(first..end);
+        let count = (run.end - first).min(u64::from(PAGES_PER_GET_MAX));
+        (slice, first, count as u32)
     }
 
     /// Asks for the next pages.
     fn get_next(self) {
-        let (first, count) = self.wanted();
         let file = self.handle.file.clone();
-        let slice = self.mounted.slice(file.slice()).clone();
+        let (slice, first, count) = self.wanted(file.layout());
+        let slice = self.mounted.slice(slice).clone();
         slice.get(&file.object(), first, count, Intent::Read, move |granted| {
             self.receive(granted)
         });
@@ -446,8 +473,8 @@ where
                 let copied = self.copy(&grant);
                 drop(grant);
                 if let Err(latched) = copied {
-                    let home = self.handle.file.slice();
-                    let slice = self.mounted.slice(home).clone();
+                    let (slice, ..) = self.wanted(self.handle.file.layout());
+                    let slice = self.mounted.slice(slice).clone();
                     return slice.when_unlatched(latched, move || self.get_next());
                 }
             }

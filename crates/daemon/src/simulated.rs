@@ -120,14 +120,19 @@ pub(crate) fn write(
 
 /// Writes the file's pages back and evicts them from the cache.
 pub(crate) fn evict(mounted: &Arc<Mounted>, handle: &Arc<Handle>) {
-    let slice = mounted.slice(handle.file.slice());
     let (tx, rx) = mpsc::channel();
-    let done = tx.clone();
-    slice.sync_all(Box::new(move |result| done.send(result).unwrap()));
-    rx.recv_timeout(LONG).unwrap().unwrap();
-    let ino = handle.file.ino();
-    slice.invalidate(ino, 0..u64::MAX, Box::new(move |r| tx.send(r).unwrap()));
-    rx.recv_timeout(LONG).unwrap().unwrap();
+    for slice in handle.file.layout().slices() {
+        let (slice, synced, dropped) = (mounted.slice(slice), tx.clone(), tx.clone());
+        slice.sync_all(Box::new(move |result| synced.send(result).unwrap()));
+        rx.recv_timeout(LONG).unwrap().unwrap();
+        let ino = handle.file.ino();
+        slice.invalidate(
+            ino,
+            0..u64::MAX,
+            Box::new(move |r| dropped.send(r).unwrap()),
+        );
+        rx.recv_timeout(LONG).unwrap().unwrap();
+    }
 }
 
 /// Makes all reads of a device fail with EIO from now on.

@@ -3,9 +3,10 @@
 
 use std::sync::{Arc, mpsc};
 
-use jericho_cache::{Grant, Intent, Latched, OWNER_DAEMON, PAGES_PER_GET_MAX};
+use jericho_cache::{Grant, Intent, Latched, OWNER_DAEMON, PAGES_PER_GET_MAX, Slice};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_fs::fs::{File, Writing};
+use jericho_fs::fs::{File, Layout, Writing};
+use jericho_fs::types::SliceId;
 use jericho_fs::{Error, Result};
 
 use crate::fast::WriteGuard;
@@ -70,6 +71,8 @@ struct Progress {
 
 /// How the next piece of a write gets its pages.
 struct Piece {
+    /// The slice that holds all of its pages.
+    slice: SliceId,
     first: u64,
     count: u32,
     intent: Intent,
@@ -140,7 +143,7 @@ impl Mounted {
             || !file.has_no_privileges()
             || end.is_none_or(|end| end > FILE_BYTES_MAX)
             || self.fast.written_file(file.ino()).is_some()
-            || self.slice(file.slice()).is_throttling()
+            || (self.throttling(file.layout(), offset, data.len())).is_some()
         {
             return 0;
         }
@@ -157,7 +160,7 @@ impl Mounted {
             progress.try_miss(data);
         }
         if progress.done > 0 {
-            self.accessed(file.slice(), offset, progress.done);
+            self.accessed(file.layout(), offset, progress.done);
         }
         progress.done
     }
@@ -235,6 +238,18 @@ impl Mounted {
         rx.recv().unwrap_or(Err(Error::Errno(libc::EIO)))
     }
 
+    /// Returns a slice with too many dirty pages, if a page of the range is in one.
+    pub(crate) fn throttling(
+        &self,
+        layout: Layout,
+        offset: u64,
+        len: usize,
+    ) -> Option<&Arc<Slice>> {
+        let mut parts = layout.parts(offset..offset.saturating_add(len as u64));
+        let found = parts.find(|(slice, _)| self.slice(*slice).is_throttling());
+        found.map(|(slice, _)| self.slice(slice))
+    }
+
     /// Takes the locks of a write.
     fn begin(
         self: &Arc<Self>,
@@ -280,7 +295,7 @@ impl Mounted {
                 _ => break (guard, offset, writing),
             }
         };
-        self.accessed(handle.file.slice(), offset, len);
+        self.accessed(handle.file.layout(), offset, len);
         Ok(Progress::new(self, handle, offset, mode, writing, guard))
     }
 }
@@ -312,8 +327,7 @@ impl Progress {
 
     /// Writes as much as possible without waiting.
     fn advance(&mut self, data: &[u8]) -> Step {
-        let home = self.handle.file.slice();
-        if self.mounted.slice(home).is_throttling() {
+        if self.throttling(data.len()).is_some() {
             return self
                 .reserve(data.len())
                 .map_or_else(Step::Failed, |()| Step::Wait);
@@ -336,25 +350,38 @@ impl Progress {
 
     /// Writes pages that are cached and backed, up to the first that is not. Returns true when all data is written.
     fn hit(&mut self, data: &[u8]) -> bool {
-        let file = &self.handle.file;
-        let slice = self.mounted.slice(file.slice());
-        let object = std::cell::OnceCell::new();
-        let at = self.offset + self.done as u64;
-        let hit = jericho_client::write(
-            slice.memory(),
-            file.ino(),
-            at,
-            &data[self.done..],
-            OWNER_DAEMON,
-            slice.epoch(),
-            |first, count| slice.dirtied(object.get_or_init(|| file.object()), first, count),
-        );
-        if hit > 0 {
-            slice.count((at + hit as u64).div_ceil(PAGE_BYTES) - at / PAGE_BYTES, 0);
-            self.done += hit;
-            self.end(at, hit);
+        let rest = self.offset + self.done as u64..self.offset + data.len() as u64;
+        for (slice, bytes) in self.handle.file.layout().parts(rest) {
+            let (file, slice) = (&self.handle.file, self.mounted.slice(slice));
+            let object = std::cell::OnceCell::new();
+            let (at, len) = (bytes.start, (bytes.end - bytes.start) as usize);
+            let hit = jericho_client::write(
+                slice.memory(),
+                file.ino(),
+                at,
+                &data[self.done..self.done + len],
+                OWNER_DAEMON,
+                slice.epoch(),
+                |first, count| slice.dirtied(object.get_or_init(|| file.object()), first, count),
+            );
+            if hit > 0 {
+                slice.count((at + hit as u64).div_ceil(PAGE_BYTES) - at / PAGE_BYTES, 0);
+                self.done += hit;
+                self.end(at, hit);
+            }
+            if hit < len {
+                break;
+            }
         }
         self.done == data.len()
+    }
+
+    /// Returns a slice with too many dirty pages, if a page of the remaining data, or of the next byte, is in one.
+    fn throttling(&self, len: usize) -> Option<&Arc<Slice>> {
+        let at = self.offset + self.done as u64;
+        let layout = self.handle.file.layout();
+        let rest = (len - self.done).max(1);
+        self.mounted.throttling(layout, at, rest)
     }
 
     /// Writes the rest after `hit`, until it would have to wait.
@@ -372,9 +399,9 @@ impl Progress {
     /// Gets the remaining pages and writes them, until it would have to wait. Space is reserved.
     fn miss(&mut self, data: &[u8]) -> Step {
         let (mounted, object) = (self.mounted.clone(), self.handle.file.object());
-        let slice = mounted.slice(self.handle.file.slice());
         while self.done < data.len() {
             let piece = self.piece(data.len());
+            let slice = mounted.slice(piece.slice);
             match slice.try_get(&object, piece.first, piece.count, piece.intent) {
                 Ok(Some(grant)) => {
                     slice.count(0, u64::from(piece.count));
@@ -408,14 +435,18 @@ impl Progress {
         // A page beyond the end of the file has no bytes to fetch.
         let is_beyond = first * PAGE_BYTES >= self.handle.file.size();
         let is_whole = at.is_multiple_of(PAGE_BYTES) && rest >= PAGE;
-        let count = match is_whole {
-            true => (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u32,
+        let pages_max = match is_whole {
+            true => (rest / PAGE).min(PAGES_PER_GET_MAX as usize) as u64,
             false => 1,
         };
+        let layout = self.handle.file.layout();
+        let (slice, run) = layout.first_run(first..first + pages_max);
+        let count = (run.end - first) as u32;
         // Whole pages are fetched only to compare their old bytes.
         let compares = |file: &Arc<MappedFile>| file.compares(first, count, self.mode.of_mapping);
         let is_kept = !is_whole || self.mapped.as_ref().is_some_and(compares);
         Piece {
+            slice,
             first,
             count,
             intent: match is_kept && !is_beyond {
@@ -476,8 +507,7 @@ impl Progress {
     {
         let handle = self.handle.clone();
         let file = &handle.file;
-        let slice = self.mounted.slice(file.slice()).clone();
-        if slice.is_throttling() {
+        if let Some(slice) = self.throttling(data.len()).cloned() {
             return slice.when_not_throttling(move |result| match result {
                 Ok(()) => self.resume(data, reply),
                 Err(error) => self.fail(error.into(), data.len(), reply),
@@ -485,13 +515,13 @@ impl Progress {
         }
         let piece = self.piece(data.len());
         let (first, count, intent) = (piece.first, piece.count, piece.intent);
+        let slice = self.mounted.slice(piece.slice).clone();
         slice.count(0, u64::from(count));
         slice.get(&file.object(), first, count, intent, move |granted| {
             match granted {
                 Ok(grant) => {
                     if let Err(NotPut::Latched(latched)) = self.put(grant, &piece, &data) {
-                        let home = self.handle.file.slice();
-                        let slice = self.mounted.slice(home).clone();
+                        let slice = self.mounted.slice(piece.slice).clone();
                         return slice.when_unlatched(latched, move || self.resume(data, reply));
                     }
                 }

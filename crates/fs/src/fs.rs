@@ -13,6 +13,7 @@ mod errno;
 mod extents;
 mod file;
 mod inode;
+mod layout;
 mod leaving;
 mod namespace;
 mod numbers;
@@ -39,6 +40,7 @@ use jericho_format::INO_MAX;
 use parking_lot::Mutex;
 
 pub use self::file::{File, Writing};
+pub use self::layout::Layout;
 pub use self::placement::{FollowParent, PlacementContext, Policy};
 pub use self::privileges::CAPABILITY;
 

@@ -158,7 +158,7 @@ impl Mount {
             let at = offset + done as u64;
             let within = (at % PAGE) as usize;
             let len = (PAGE as usize - within).min(data.len() - done);
-            let slice = &self.slices[usize::from(file.slice())];
+            let slice = &self.slices[usize::from(file.layout().home())];
             let (sender, receiver) = channel();
             slice.get(
                 &file.object(),
@@ -187,7 +187,7 @@ impl Mount {
     fn read(&self, file: &Arc<File>) -> Vec<u8> {
         let mut data = vec![0; file.size() as usize];
         for (page, bytes) in data.chunks_mut(PAGE as usize).enumerate() {
-            let slice = &self.slices[usize::from(file.slice())];
+            let slice = &self.slices[usize::from(file.layout().home())];
             let (sender, receiver) = channel();
             slice.get(
                 &file.object(),
@@ -284,7 +284,7 @@ fn a_size_never_covers_data_that_did_not_reach_the_device() {
 /// Writes back a file's dirty pages as the evictor does when they are old, without a sync of the file.
 fn write_back(mount: &Mount, file: &Arc<File>) {
     let (sender, receiver) = channel();
-    mount.slices[usize::from(file.slice())].sync(
+    mount.slices[usize::from(file.layout().home())].sync(
         &file.object(),
         0..u64::MAX,
         Box::new(move |result| sender.send(result).unwrap()),
@@ -345,8 +345,8 @@ impl Object for Stops {
     fn id(&self) -> u64 {
         self.file.id()
     }
-    fn slice(&self) -> u16 {
-        self.file.slice()
+    fn slice_of(&self, page: u64) -> u16 {
+        self.file.slice_of(page)
     }
     fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), CacheError> {
         self.file.resolve(first, count, out)
@@ -379,10 +379,10 @@ fn change_between_choice_and_place(
         reached,
         go_on: Mutex::new(go_on),
     });
-    assert_eq!(other.slice(), file.slice());
+    assert_eq!(other.layout().home(), file.layout().home());
     mount.fs().begin_write(&other, 0, 2 * PAGE).unwrap();
     let dirty = |page| {
-        let slice = &mount.slices[usize::from(other.slice())];
+        let slice = &mount.slices[usize::from(other.layout().home())];
         let (sender, ready) = channel();
         slice.get(&stops, page, 1, Intent::Modify, move |pinned| {
             sender.send(pinned).unwrap();
@@ -473,7 +473,7 @@ fn a_page_written_back_during_a_truncation_ends_in_zeros() {
     // Called when the truncation asks whether the page is dirty. The truncation sees the page as reserved.
     let armed = Arc::new(AtomicBool::new(false));
     let (is_armed, object) = (armed.clone(), file.object());
-    let slice = &mount.slices[usize::from(file.slice())];
+    let slice = &mount.slices[usize::from(file.layout().home())];
     let asked = Arc::downgrade(slice);
     slice.set_report_drain(Box::new(move || {
         if is_armed.swap(false, Ordering::SeqCst) {
@@ -669,7 +669,7 @@ fn an_append_that_was_lost_does_not_show_when_the_file_grows() {
     // The data is written back, but the metadata is not committed.
     let (sender, receiver) = channel();
     let done = Box::new(move |result| sender.send(result).unwrap());
-    mount.slices[usize::from(file.slice())].sync(&file.object(), 0..1000, done);
+    mount.slices[usize::from(file.layout().home())].sync(&file.object(), 0..1000, done);
     receiver.recv().unwrap().unwrap();
     mount.device.flush().unwrap();
     drop(file);
@@ -890,7 +890,7 @@ fn a_file_is_moved_with_pages_after_its_known_end() {
     mount
         .write_pages(&file, 100_000, &data[100_000..], |_, _| {})
         .unwrap();
-    let new: SliceId = 1 - file.slice();
+    let new: SliceId = 1 - file.layout().home();
     mount.fs().move_to(ino, new).unwrap();
     let pages = 500_000u64.div_ceil(PAGE);
     assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(new, pages)]);
@@ -910,7 +910,7 @@ fn reserved_space_follows_a_moved_file_and_is_freed() {
     // The first write-back places all of the reserved space.
     mount.write(&file, 0, &pattern(8, 2 * PAGE as usize));
     mount.fsync(&file);
-    for new in [1 - file.slice(), file.slice()] {
+    for new in [1 - file.layout().home(), file.layout().home()] {
         mount.fs().move_to(ino, new).unwrap();
         assert_eq!(mount.fs().blocks_by_slice(ino).unwrap(), [(new, 2)]);
     }

@@ -79,7 +79,7 @@ impl Mount {
     fn write(&self, file: &Arc<File>, data: &[u8]) -> Result<()> {
         let _writing = file.writing();
         self.fs.begin_write(file, 0, data.len() as u64)?;
-        let slice = &self.slices[usize::from(file.slice())];
+        let slice = &self.slices[usize::from(file.layout().home())];
         for (page, bytes) in (0..).zip(data.chunks(PAGE as usize)) {
             let (sender, receiver) = channel();
             slice.get(&file.object(), page, 1, Intent::Modify, move |pinned| {
@@ -98,7 +98,7 @@ impl Mount {
         let attr = self.fs.lookup(ROOT, name.as_bytes()).ok()?;
         let file = self.fs.open_file(attr.ino).unwrap();
         let mut data = vec![0; file.size() as usize];
-        let slice = &self.slices[usize::from(file.slice())];
+        let slice = &self.slices[usize::from(file.layout().home())];
         for (page, bytes) in (0..).zip(data.chunks_mut(PAGE as usize)) {
             let (sender, receiver) = channel();
             slice.get(&file.object(), page, 1, Intent::Read, move |pinned| {
@@ -353,7 +353,7 @@ fn the_end_of_the_mount_does_not_wait_for_a_move() {
     let (is_reached, go) = device.block_next(Operation::Read);
     std::thread::scope(|scope| {
         let fs = &mount.fs;
-        let moving = scope.spawn(|| fs.move_to(attr.ino, SLICES - 1 - file.slice()));
+        let moving = scope.spawn(|| fs.move_to(attr.ino, SLICES - 1 - file.layout().home()));
         is_reached.recv_timeout(FOREVER).expect("a read");
         // There are blocks to discard, and the move prevents their discard.
         mount.remove("gone").unwrap();
@@ -380,7 +380,7 @@ fn a_trim_goes_on_while_a_file_is_moved() {
     mount.put("moved", &pattern(1, 40 * MIB)).unwrap();
     let attr = mount.fs.lookup(ROOT, b"moved").unwrap();
     let file = mount.fs.open_file(attr.ino).unwrap();
-    let home = file.slice();
+    let home = file.layout().home();
     let reads = Arc::new(AtomicU64::new(0));
     let counted = reads.clone();
     device.set_before(move |operation| {
@@ -434,7 +434,7 @@ fn a_trim_goes_on_while_a_file_is_moved() {
         );
         moving.join().unwrap().unwrap();
     });
-    assert_eq!(file.slice(), home);
+    assert_eq!(file.layout().home(), home);
     mount.fs.close_file(&file);
     drop(file);
     mount.close();

@@ -145,15 +145,19 @@ impl Mounted {
     fn give_up_latches(&self, handle: &Handle, first: u64, pages: u32, owner: u16) -> u32 {
         let file = &handle.file;
         self.absorb(file.ino());
-        let slice = self.slice(file.slice());
         let (object, size) = (file.object(), file.size());
+        let give_up = |pages: Range<u64>| -> u32 {
+            let runs = file.layout().runs(pages);
+            runs.map(|(slice, pages)| self.slice(slice).give_up_latches(&object, pages, owner))
+                .sum()
+        };
         let beyond = size.div_ceil(PAGE_BYTES);
         let end = first.saturating_add(u64::from(pages));
-        let mut left = slice.give_up_latches(&object, pages_to_check(first, pages, beyond), owner);
+        let mut left = give_up(pages_to_check(first, pages, beyond));
         // A write beyond the end of file must first clear what an interrupted write left there.
         if end > beyond || first.saturating_add(1) >= beyond {
             let from = beyond.saturating_sub(1);
-            left += slice.give_up_latches(&object, from..beyond + u64::from(PAGES_MAX), owner);
+            left += give_up(from..beyond + u64::from(PAGES_MAX));
         }
         if left == 0
             && let Some(slot_file) = self.fast.written_file(file.ino())
@@ -262,15 +266,14 @@ impl Mounted {
     fn prefetch(&self, handle: &Handle, first: u64, pages: u32) {
         let file = &handle.file;
         let end = file.size().div_ceil(PAGE_BYTES);
-        let slice = self.slice(file.slice());
-        let object = file.object();
         let stop = first.saturating_add(u64::from(pages)).min(end);
-        let mut at = first;
-        while at < stop {
-            let count = (stop - at).min(u64::from(PAGES_PER_GET_MAX)) as u32;
-            slice.prefetch(&object, at, count);
-            at += u64::from(count);
-        }
+        self.prefetch_pages(file, first..stop);
+    }
+
+    /// Returns whether one of the pages is in a slice with too many dirty pages.
+    fn is_throttling(&self, file: &File, pages: Range<u64>) -> bool {
+        let mut runs = file.layout().runs(pages);
+        runs.any(|(slice, _)| self.slice(slice).is_throttling())
     }
 
     /// Posts the reservation to another thread, while the writer uses the pages that it has. Returns how many pages that thread
@@ -282,7 +285,7 @@ impl Mounted {
         pages: u32,
     ) -> Result<u32, Refusal> {
         let wanted = first..first.saturating_add(u64::from(pages));
-        if wanted.is_empty() || self.slice(handle.file.slice()).is_throttling() {
+        if wanted.is_empty() || self.is_throttling(&handle.file, wanted.clone()) {
             return Err(Refusal::Space);
         }
         if handle.soon.lock().is_empty() {
@@ -355,8 +358,8 @@ impl Mounted {
         let pages = pages.min(self.reserved_max());
         // Runs before the slice is looked up, because a move changes the file's slice.
         let _writing = file.writing();
-        let slice = self.slice(file.slice());
-        if slice.is_throttling() {
+        let layout = file.layout();
+        if self.is_throttling(file, first..first + u64::from(pages)) {
             return Err(Refusal::Space);
         }
         let bytes = u64::from(pages) * PAGE_BYTES;
@@ -373,12 +376,14 @@ impl Mounted {
             let at = first + u64::from(done);
             // The page in which the file ends has bytes, which must be fetched. The pages after it have none.
             let end = fast.slot(slot_file).size().bytes().max(file.size());
-            let (count, intent) = if at * PAGE_BYTES < end {
+            let (count_max, intent) = if at * PAGE_BYTES < end {
                 (1, Intent::Modify)
             } else {
                 ((pages - done).min(PAGES_PER_GET_MAX), Intent::Overwrite)
             };
-            let mut grant = match slice.try_get(&object, at, count, intent) {
+            let (slice, run) = layout.first_run(at..at + u64::from(count_max));
+            let count = (run.end - at) as u32;
+            let mut grant = match self.slice(slice).try_get(&object, at, count, intent) {
                 Ok(Some(grant)) => grant,
                 Ok(None) => {
                     why = Refusal::Busy;
@@ -439,7 +444,11 @@ impl Mounted {
 
     /// Revokes the clients' right to write the file's pages, and then absorbs their writes.
     fn revoke_inline_writes(&self, file: &Arc<File>) {
-        if !self.slice(file.slice()).revoke_writes(&file.object()) {
+        let object = file.object();
+        for slice in file.layout().slices() {
+            if self.slice(slice).revoke_writes(&object) {
+                continue;
+            }
             tracing::warn!(ino = file.ino(), "an inline writer does not finish");
         }
         self.absorb(file.ino());

@@ -19,7 +19,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_fs::fs::File;
+use jericho_fs::fs::{File, Layout};
 use jericho_shm::SlotInfo;
 use parking_lot::Mutex;
 
@@ -222,17 +222,21 @@ impl Mounted {
         let first = offset / PAGE_BYTES;
         let end = offset.saturating_add(u64::from(len)).div_ceil(PAGE_BYTES);
         let file = &slot_file.file;
-        let mut home = file.slice();
+        let mut layout = file.layout();
+        let is_drained = |layout: Layout| {
+            let mut runs = layout.runs(first..end);
+            runs.all(|(slice, pages)| self.slice(slice).drain_writers(file.ino(), pages))
+        };
         // The file may move to another slice during the wait.
-        while !self.slice(home).drain_writers(file.ino(), first..end) || file.slice() != home {
-            if file.slice() == home {
+        while !is_drained(layout) || file.layout() != layout {
+            if file.layout() == layout {
                 tracing::warn!(
                     ino = file.ino(),
                     "stopped waiting for an inline write that does not end"
                 );
                 break;
             }
-            home = file.slice();
+            layout = file.layout();
         }
     }
 

@@ -154,10 +154,14 @@ impl Fast {
         }
     }
 
-    /// Reports adjacent dirty pages to the file's slice.
-    fn report_pages(&self, file: &Arc<File>, run: &[Key]) {
-        if let Some(slice) = self.slices.get(usize::from(file.slice())) {
-            slice.dirtied_by_client(&file.object(), run[0].page(), run.len() as u32);
+    /// Reports adjacent dirty pages to the slices of the file that hold them.
+    fn report_pages(&self, file: &Arc<File>, adjacent: &[Key]) {
+        let first = adjacent[0].page();
+        for (slice, pages) in file.layout().runs(first..first + adjacent.len() as u64) {
+            if let Some(slice) = self.slices.get(usize::from(slice)) {
+                let count = (pages.end - pages.start) as u32;
+                slice.dirtied_by_client(&file.object(), pages.start, count);
+            }
         }
     }
 

@@ -193,7 +193,7 @@ impl Fast {
                 self.slot(&made).set_size(file.size(), true);
                 self.slot(&made).take_modified();
                 self.info(&made).set_policy(file.threads().policy());
-                self.info(&made).set(file.ino(), file.slice(), 0);
+                self.info(&made).set(file.ino(), file.layout().home(), 0);
                 // The file's previous slot may have ended inline writes.
                 file.set_inline_writes(true);
                 files.insert(file.ino(), made.clone());
@@ -532,7 +532,8 @@ impl Mounted {
     pub fn move_to(&self, ino: Ino, slice: SliceId) -> jericho_fs::Result<()> {
         let result = self.fs().move_to(ino, slice);
         if let Some(slot_file) = self.fast.slot_file(ino) {
-            self.fast.info(&slot_file).set_home(slot_file.file.slice());
+            let home = slot_file.file.layout().home();
+            self.fast.info(&slot_file).set_home(home);
         }
         result
     }

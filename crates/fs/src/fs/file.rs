@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use super::core::Core;
 use super::extents::{At, Map, State};
 use super::inode::{Inode, Meta};
+use super::layout::Layout;
 use crate::error::Error;
 use crate::types::{Ino, SliceId};
 
@@ -184,9 +185,15 @@ impl File {
         self.clone()
     }
 
-    /// Returns the slice that caches the file now. It may change at any time (re-homing); a get in the old slice then returns
-    /// `Moved`.
-    pub fn slice(&self) -> SliceId {
+    /// Returns which slice holds which pages now. It may change at any time, when the file is moved.
+    #[inline]
+    pub fn layout(&self) -> Layout {
+        Layout::in_slice(self.home())
+    }
+
+    /// Returns the home slice, to which the placement of the file or its last move has assigned it.
+    #[inline]
+    pub(super) fn home(&self) -> SliceId {
         self.home.load(Ordering::Acquire)
     }
 
@@ -371,7 +378,7 @@ impl File {
 
     /// Returns the cache of the file's home, or `None` if the filesystem was opened without caches.
     pub(super) fn cache(&self) -> Option<&Arc<Slice>> {
-        self.core.slices.get(usize::from(self.slice()))
+        self.core.slices.get(usize::from(self.home()))
     }
 
     /// Records that the file's contents replace others, so that a close starts their write-back.
@@ -462,8 +469,8 @@ impl Object for File {
         self.ino()
     }
 
-    fn slice(&self) -> u16 {
-        File::slice(self)
+    fn slice_of(&self, page: u64) -> u16 {
+        self.layout().slice_of(page)
     }
 
     fn may_write_inline(&self) -> bool {
@@ -492,7 +499,7 @@ impl Object for File {
         {
             // Overwritten pages usually have their place already, so this case needs only a read lock.
             let map = self.map.read();
-            let home = File::slice(self);
+            let home = self.home();
             let in_place = |state| matches!(state, State::Data(at) if at.slice == home);
             if map.extents.covers(pages.clone())
                 && map
@@ -509,7 +516,7 @@ impl Object for File {
             }
         }
         let mut map = self.map.write();
-        map.place(pages.clone(), File::slice(self), &self.core.allocator)
+        map.place(pages.clone(), self.home(), &self.core.allocator)
             .map_err(|error| object_error(&error))?;
         self.count_blocks(&map);
         for run in map.extents.within(pages) {

@@ -245,7 +245,7 @@ impl Fs {
     ) -> Result<()> {
         let _alone = file.exclusive.write();
         // Another move may have ended first.
-        if file.slice() == slice || old.is_some_and(|old| old.id() != file.slice()) {
+        if file.home() == slice || old.is_some_and(|old| old.id() != file.home()) {
             return Ok(());
         }
         if let Some(old) = old {

@@ -109,7 +109,7 @@ impl Fs {
             }
             // Comes before anything is zeroed: if the holes cannot get space, nothing changes.
             let mut map = file.map.write();
-            map.preallocate(pages, file.slice(), &core.allocator)?;
+            map.preallocate(pages, file.home(), &core.allocator)?;
             file.count_blocks(&map);
         }
         match change {

@@ -228,7 +228,7 @@ impl Fs {
     fn unwrite(&self, file: &Arc<File>, pages: Range<u64>) -> Result<()> {
         let allocator = &self.core.allocator;
         let before = self.change_whole(file, &pages, |map| {
-            map.unwrite(pages.clone(), file.slice(), allocator)
+            map.unwrite(pages.clone(), file.home(), allocator)
         })?;
         file.map.write().release_earlier(before, allocator);
         Ok(())

@@ -76,7 +76,7 @@ impl Bed {
     /// Puts bytes into the cache beyond the end of the file.
     fn fill(&self, pages: u64, byte: u8) {
         let file = &self.handle.file;
-        let slice = self.mounted.slice(file.slice());
+        let slice = self.mounted.slice(file.layout().home());
         for page in 0..pages {
             let (tx, rx) = mpsc::channel();
             slice.get(&file.object(), page, 1, Intent::Modify, move |grant| {
@@ -385,7 +385,7 @@ fn one_job_reserves_pages_for_a_descriptor_however_often_it_asks() {
     }
     assert_eq!(jobs(&bed.handle), 1);
     drop(go_on);
-    let memory = bed.mounted.slice(bed.handle.file.slice()).memory();
+    let memory = bed.mounted.slice(bed.handle.file.layout().home()).memory();
     let is_there = |page| {
         let key = Key::new(bed.handle.file.ino(), page);
         memory.lookup(key).is_some()
@@ -640,7 +640,7 @@ fn no_client_writes_inline_beside_a_write_of_the_mount_that_began_earlier() {
     // The write has to wait for its page.
     let (tx, rx) = mpsc::channel();
     let object = handle.file.object();
-    let slice = bed.mounted.slice(handle.file.slice());
+    let slice = bed.mounted.slice(handle.file.layout().home());
     slice.get(&object, 0, 1, Intent::Overwrite, move |page| {
         tx.send(page).unwrap();
     });
