@@ -107,8 +107,7 @@ pub fn remount(arguments: Vec<OsString>) -> Outcome {
 fn umount(arguments: impl Iterator<Item = OsString>) -> Result<Call, Failure> {
     let parsed = Parsed::of(arguments)?;
     let mut call: Vec<OsString> = vec!["jericho".into(), "umount".into()];
-    // With both options the directory must be free at once. The daemon then does not delay the unmount, so unwritten data need
-    // not be discarded.
+    // `--lazy` takes precedence: it frees the directory at once even if data cannot be written, so nothing need be discarded.
     let options = [(b'l', "--lazy"), (b'f', "--force")];
     let asked = (options.iter()).find(|(flag, _)| parsed.flags.contains(flag));
     call.extend(asked.map(|(_, option)| option.into()));

@@ -15,8 +15,9 @@ const LIBRARY: &str = "libjericho_preload.so";
 /// Variable of the dynamic linker: libraries to load before all others, separated by colons or spaces.
 const LD_PRELOAD: &str = "LD_PRELOAD";
 
-/// Finds the library: the path in JERICHO_PRELOAD, or cargo's output directory (`deps` never has an old one), or the directory of
-/// this program, or the directory of `make install`.
+/// Finds the library at the path in JERICHO_PRELOAD. If the variable is not set, searches `deps` in cargo's output directory, the
+/// directory of this program, and the directory of `make install`. `deps` comes first: cargo builds the library there for each
+/// test, but may leave an old copy beside the program.
 pub fn find() -> Result<PathBuf, Failure> {
     let candidates = match std::env::var_os("JERICHO_PRELOAD") {
         Some(path) => vec![PathBuf::from(path)],

@@ -95,7 +95,7 @@ fn report_serving() -> Result<(), Failure> {
         .open("/dev/null")
         .context("cannot open /dev/null")?;
     rustix::stdio::dup2_stdout(&null).context("cannot close the parent's pipe")?;
-    // The parent was interrupted before the mount was there. The user no longer wants the mount.
+    // If the report failed, the parent was interrupted before the mount was there, so the user no longer wants the mount.
     reported.context("the process that requested the mount has ended")
 }
 
@@ -107,7 +107,7 @@ fn serve(
     let (events, inbox) = channel();
     // Listens before the volume is touched, so that a signal never ends the daemon midway.
     listen_for_signals(events.clone())?;
-    // Each program takes two descriptors. Service managers often allow 1024 of 500,000.
+    // Each program takes two descriptors. Service managers often set a soft limit of 1024, and a hard limit of about 500,000.
     limits::raise_open_files();
     let topology =
         Topology::from_spec(&options.topology).map_err(|e| Failure::new(e.to_string()))?;
@@ -292,7 +292,7 @@ fn stop(running: &Running, volume: &Path, inbox: &Receiver<Event>) {
     }
     let mut in_grace = true;
     loop {
-        // Requests in progress at the abort of the connection get the same time again.
+        // After the abort of the connection, the loop waits for `GRACE` once more, so that requests in progress can end.
         match inbox.recv_timeout(GRACE) {
             Ok(Event::Unmounted(result)) => return ended(result),
             Ok(Event::Signal(_)) => {}

@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn rates_and_shares_are_of_the_time_between_two_answers() {
         let mut last = stat(1);
-        // All accesses before the interval were remote; they must not count.
+        // Three of the accesses before the interval were local and one was remote; they must not count.
         last.slices[0].locality = Locality::new(3, 1);
         let view = View::new(&stat(3), Some((&last, Duration::from_secs(2))));
         assert_eq!(

@@ -156,7 +156,7 @@ pub fn wait_for_former(volume: &Path) {
     let begun = Instant::now();
     let on_terminal = std::io::stderr().is_terminal();
     let (mut reported, mut counts) = (None, false);
-    // A daemon that has just started has no mount yet either.
+    // A daemon that has just started has no mount yet either. The loop ends when that daemon has mounted.
     while let Some(pid) = lock_holder(volume).filter(|pid| is_going_away(*pid)) {
         if reported != Some(pid) {
             reported = Some(pid);

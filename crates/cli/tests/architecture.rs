@@ -15,7 +15,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What the manifests say, without dev-dependencies.
+/// Returns the arrows of the manifests, without dev-dependencies.
 fn arrows_of_manifests() -> Arrows {
     let cargo = std::env::var_os("CARGO").expect("cargo runs the tests");
     let output = Command::new(cargo)
@@ -51,7 +51,7 @@ fn arrows_of_manifests() -> Arrows {
         .collect()
 }
 
-/// What the table in ARCHITECTURE.md says.
+/// Returns the arrows of the table in ARCHITECTURE.md.
 fn arrows_of_document() -> Arrows {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let rows = text
@@ -74,7 +74,7 @@ fn arrows_of_document() -> Arrows {
         .collect()
 }
 
-/// Everything that a crate reaches, however indirectly.
+/// Returns all crates that a crate reaches, directly or through others.
 fn reach(arrows: &Arrows, from: &str) -> BTreeSet<String> {
     let (mut reached, mut ahead) = (BTreeSet::new(), vec![from.to_owned()]);
     while let Some(name) = ahead.pop() {
@@ -233,7 +233,7 @@ fn cache_has_no_inode() {
             let inode = words
                 .map(str::to_lowercase)
                 .find(|word| word == "ino" || word == "inode");
-            // The width of a page key's object part is the format's, and called after what it holds there.
+            // `format` defines the width of the object part of a page key. It names the constant after the inode number that is there.
             assert!(
                 inode.is_none() || line.contains("INO_"),
                 "{}: {line}",

@@ -8,9 +8,8 @@ use crate::reader::{Task, Thread, read};
 const ALL: &str = "0-7";
 /// Least share of the second half of a thread's time on the right node. The scheduler may move the thread for the rest.
 const SHARE_MIN: f64 = 0.8;
-/// Bytes that a thread has read at most when it makes its first access without the kernel, with which the library learns the
-/// Bytes that a thread has read when the library has made its first access. The library attaches a process once its calls have read
-/// 512 KiB; until then the calls go through the kernel. The next call finds the file.
+/// Most bytes that a thread has read when its first inline access has ended. The library attaches a process once its calls have
+/// read 512 KiB; until then the calls go through the kernel. The next call finds the file.
 const AT_ONCE: u64 = (512 << 10) + 2 * (64 << 10);
 /// Several times the bytes that a thread must read before its migration is worth the cost.
 const SOON: u64 = 16 << 20;

@@ -106,7 +106,7 @@ fn assert_published(dir: &Path, acknowledged: u64) {
     }
 }
 
-/// sqlite3 commits numbered rows with synchronous=EXTRA and prints each number after its commit.
+/// Runs sqlite3, which commits numbered rows with synchronous=EXTRA and prints each number after its commit.
 fn commit(db: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
     // stdbuf passes on each line at once: sqlite3 alone would keep the lines until its buffer is full.
     let mut child = command("stdbuf")
@@ -133,8 +133,8 @@ fn commit(db: &Path, acknowledged: &AtomicU64) -> io::Result<()> {
         let n: u64 = line?
             .parse()
             .expect("sqlite prints the numbers of the commands");
-        // After the removal of its journal, sqlite opens and syncs the directory. It takes a failure to open it for success, so a commit
-        // counts only if the daemon lived longer. The kernel does not know this name and asks the daemon.
+        // After sqlite has removed its journal, it opens and syncs the directory, and ignores a failure of the open. So a commit
+        // counts only if the daemon lives after it. The kernel does not know the absent name, so it asks the daemon.
         let answer = fs::symlink_metadata(db.with_file_name(format!("absent{n}")));
         if answer.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             acknowledged.store(n, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 /*
- * hot_set HOT SCANNED TIMES: reads pages of HOT at random, TIMES for each 128 KiB of SCANNED, which it reads once from the start to the
- * end, past the library, so that the kernel sees each of those reads. Prints how many reads of HOT there were, and how
- * many of them the kernel saw.
+ * hot_set HOT SCANNED TIMES: reads SCANNED once from start to end, in pieces of 128 KiB, past the library: the kernel sees each of
+ * these reads. After each piece, reads TIMES pages of HOT at random. Prints how many reads of HOT there were, and how many of them
+ * the kernel saw.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

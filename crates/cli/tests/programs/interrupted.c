@@ -21,7 +21,7 @@
     } while (0)
 
 static int fd, round_, handled;
-static char *trap; /* PAGES pages; the handler makes all but the first readable */
+static char *trap; /* PAGES pages. Only the first is readable until the handler runs. */
 #define PAGES 8
 static void (*in_handler)(void);
 static sigjmp_buf away;

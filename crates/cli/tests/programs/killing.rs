@@ -89,7 +89,7 @@ pub enum Entry {
     Pid(u64),
     /// The number of kills of a program. The test increments it before each kill.
     Kills(u64),
-    /// The number of kills after which the program has rewritten all its data, so that nothing is half written.
+    /// The value of `Kills` when the program last finished rewriting all its data. Nothing is half written while both are equal.
     WholeSince(u64),
     /// An entry of the test, which numbers its entries itself.
     Own(u64),

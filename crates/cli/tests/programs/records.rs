@@ -96,6 +96,6 @@ fn records_are_whole_though_their_pages_are_evicted_repeatedly() {
 
 #[test]
 fn records_are_whole_for_readers_of_several_buffers() {
-    // The kernel counts the pages of each buffer separately.
+    // Half as many bytes: the kernel counts the pages of each buffer separately, so one request carries fewer bytes.
     Records::new("64M", 2, BYTES / 2).run(&[(true, "write"), (true, "vector"), (false, "punch")]);
 }
