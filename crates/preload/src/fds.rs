@@ -23,7 +23,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
         errno::kept(|| {
             let to_stream = streams::uses(new);
             if to_stream {
-                // A redirection needs no description, because both fds keep their offset in the kernel.
+                // The library needs no record of a redirected file: both fds keep their offset in the kernel.
                 fd::share(old);
             }
             fd::duplicated(old, new);
@@ -50,7 +50,7 @@ pub unsafe fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     duplicated(old, unsafe { real::dup3(old, new, flags) })
 }
 
-// The kernel has this command; the `libc` crate does not.
+// The kernel has these commands; the `libc` crate does not.
 const F_DUPFD_QUERY: c_int = 1027;
 const F_CREATED_QUERY: c_int = 1028;
 const F_GET_RW_HINT: c_int = 1035;

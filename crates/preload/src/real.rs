@@ -1,8 +1,8 @@
 //! The C library's own functions, behind the hooks.
 //!
-//! dlsym(RTLD_NEXT) finds each function once. The constructor looks all of them up. A function that another library's constructor
-//! calls before that is looked up then. Two threads may look up the same address at once with the same result, so no lock is
-//! needed.
+//! dlsym(RTLD_NEXT) finds each function once. The constructor looks all of them up. If another library's constructor calls a
+//! function earlier, that call looks the function up. Two threads may look up the same address at once with the same result, so no
+//! lock is needed.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};

@@ -160,7 +160,7 @@ pub extern "C" fn before_dprintf_checked(fd: c_int) -> *const c_void {
     real::symbol::__dprintf_chk.address()
 }
 
-/// Prints a backtrace. The C library, for crash handlers, writes it past the hooks.
+/// Prints a backtrace, as crash handlers do. The C library writes it past the hooks.
 unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) {
     share(fd);
     // SAFETY: the caller's arguments.

@@ -1,5 +1,6 @@
-//! sync and syncfs: the library also asks the mounts' daemons, because the kernel does not tell them. Also the calls on all pages
-//! of a file: a signal handler that makes one must not wait for a write that it has interrupted.
+//! sync and syncfs: the library also asks the mounts' daemons, because the kernel does not tell them. Also hooks the calls that
+//! concern all pages of a file, such as fsync and ftruncate: a signal handler that makes one must not wait for a write that it has
+//! interrupted.
 
 use std::ffi::{c_char, c_int};
 

@@ -31,7 +31,7 @@ static void by_prlimits_number(rlim_t to) {
 
 static void (*const ways[])(rlim_t) = {by_setrlimit, by_prlimit, by_number, by_prlimits_number};
 
-/* The fd is inline by now. Writes of 100 bytes extend the file. */
+/* Opens a file and extends it by writes of 100 bytes until the fd is inline. Returns the size of the file. */
 static long warm(const char *name, int flags) {
     char bytes[100];
     memset(bytes, 'b', sizeof bytes);

@@ -15,7 +15,7 @@ int main(int argc, char **argv) {
     fill("file", 64 << 10);
     int fd = open("file", O_RDWR);
     char byte[16];
-    /* Enough calls for the fd to have its description. */
+    /* Enough calls for the fd to go inline. */
     for (int i = 0; i < 100; i++) CHECK(pread(fd, byte, 10, 0) == 10 && is_from(byte, 10, 0));
     for (int i = 0; i < 100; i++) CHECK(pwrite(fd, byte, 10, 0) == 10);
 

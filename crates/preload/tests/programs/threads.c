@@ -178,7 +178,7 @@ static void cancelled(void) {
         CHECK(result == PTHREAD_CANCELED);
     }
     done("cancelled");
-    /* Once more, certainly during the call. */
+    /* Once more, after a yield, so that the thread is probably in a call. */
     int before = cleaned;
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, reads_on, NULL) == 0);

@@ -1,8 +1,8 @@
 //! Programs in C that use the C library's calls in all ways, and check the results.
 //!
 //! Each program runs as it is, and again with the library preloaded, in another directory. Both runs must succeed with the same
-//! output. The second directory is an ordinary one here. With JERICHO_PRELOAD_TEST_DIR, or from the tests of the command, it is
-//! one of a mount.
+//! output. In the tests of this crate, the second directory is an ordinary one, or lies below JERICHO_PRELOAD_TEST_DIR. In the tests
+//! of the crate `cli` it lies on a mount.
 #![allow(dead_code)] // each test program uses its own part
 
 use std::fs;
