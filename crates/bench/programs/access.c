@@ -8,7 +8,7 @@
  * Runs one thread for each FILE; a file may be given twice. Prints the operations per second of all threads together.
  * `map` copies between the mapped file and a buffer, at the offsets that `call` would use: the cost of the copy alone.
  * `table` copies from pages that it looks up in a table shaped like a slice's (docs/formats/shm.md), and validates each
- * lookup after the copy. Every cache in shared memory must do that. It handles no descriptors and keeps no counters.
+ * lookup after the copy. Every cache in shared memory must do that. `table` handles no descriptors and keeps no counters.
  * `append` writes a new file repeatedly. The time to create and remove the file is not measured.
  */
 #define _GNU_SOURCE

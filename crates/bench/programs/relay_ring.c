@@ -194,7 +194,7 @@ int main(int argc, char **argv)
     if (!request) die("memory");
     puts("mounted");
     fflush(stdout);
-    /* Serves the handshake and requests that do not come through the ring. */
+    /* Serves the handshake. Ignores the other requests that do not come through the ring, such as FORGET, which needs no reply. */
     for (;;) {
         ssize_t got = read(fuse, request, REQUEST_MAX);
         if (got < 0) {

@@ -14,7 +14,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns the summary of at least one value. Interpolates between neighbours.
+    /// Returns the summary, or `None` without values. Interpolates between neighbours.
     pub fn of(values: &[f64]) -> Option<Summary> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
