@@ -52,7 +52,7 @@ demo: setup-demo
 	@$(CARGO) build --release --quiet -p jericho-cli -p jericho-preload
 	@scripts/demo $(BIN)
 
-# Of the programs, those that are run once more over the kernel's ring: they read and write through the mount.
+# The parts of the test suite `programs` that run once more over the FUSE ring. Their programs read and write through the mount.
 OVER_RING := dead:: coherent:: copies:: interrupted:: overlapping:: halves:: fio:: sqlite:: git:: idle:: crash:: full:: rehome:: hostile:: small_files:: stopped::
 
 test: setup-test
@@ -66,7 +66,7 @@ test: setup-test
 	scripts/with-ring on $(CARGO) test -p jericho-cli --test programs -- $(OVER_RING)
 	@$(MAKE) --no-print-directory model
 
-# With a target directory of its own, as the flag is another for every crate.
+# Uses a target directory of its own: the flag changes the build of every crate, so in a shared one each build would undo the other.
 SWITCHES ?= 3
 MODEL    := RUSTFLAGS='$(RUSTFLAGS) --cfg loom' LOOM_MAX_PREEMPTIONS=$(SWITCHES) $(CARGO)
 model:
