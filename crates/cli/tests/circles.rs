@@ -159,7 +159,7 @@ impl Tree {
             return Some(Found::Item(index));
         }
         if let Some(import) = module.imports.get(name) {
-            // `use name;` of another crate imports itself.
+            // The line `use name;` for another crate would lead to itself.
             let is_of_itself = import.len() == 1 && import[0] == *name;
             let found = (!is_of_itself).then(|| self.follow(index, import, depth + 1))?;
             return self.descend(found?, rest, depth + 1);
@@ -183,7 +183,7 @@ impl Tree {
             for name in &module.private {
                 let import = &module.imports[name];
                 let is_module = matches!(self.follow(index, import, 0), Some(Found::Module(_)));
-                // The code names the items of an imported module.
+                // No arrow leads to an imported module if the code names items of it: their paths give the arrows.
                 let is_named = |path: &Vec<String>| path.len() > 1 && path[0] == *name;
                 if !(is_module && names.paths.iter().any(is_named)) {
                     used.push(import);
