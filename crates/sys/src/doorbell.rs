@@ -11,10 +11,10 @@
 //! ```
 //!
 //! Why no wake-up is lost: all changes are read-modify-writes of one word, so they have one order. A `ring` before the owner's
-//! `arm` leaves RUNG, and `arm` refuses the sleep. A `ring` after it finds ASLEEP and writes the eventfd. The eventfd stays
-//! readable until the owner drains it, so the owner may reach its blocking system call later. Data that a thread wrote before it
-//! rang (a message in a mailbox) is visible to the owner when it sees RUNG, because the swap in `ring` releases and the owner's
-//! swap acquires.
+//! `arm` leaves RUNG, and `arm` refuses the sleep. A `ring` after the owner's `arm` finds ASLEEP and writes the eventfd. The
+//! eventfd stays readable until the owner drains it, so the owner may reach its blocking system call later. Data that a thread
+//! wrote before it rang (a message in a mailbox) is visible to the owner when it sees RUNG, because the swap in `ring` releases
+//! and the owner's swap acquires.
 //!
 //! A thread that found ASLEEP in `ring` may be delayed before its write, which then hits a later sleep. That sleep ends early,
 //! finds no RUNG, and the owner sleeps again.

@@ -3,8 +3,8 @@
 //! Used by the library between a program and libc. The library defines libc's symbols itself, so nothing here may use them. The
 //! calls go directly to the kernel, return errors as errno, and never change the thread's `errno`.
 //!
-//! The program may close a descriptor, or open another file under its number, at any time. The caller accepts that as the program
-//! would.
+//! The program may close an fd, or reuse it for another file, at any time. A call here then fails or acts on the other file, as
+//! the program's own call would.
 
 use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut};
@@ -116,7 +116,7 @@ pub fn fstat(fd: i32) -> Result<Stat> {
     })
 }
 
-/// Asks the filesystem of an open file a question that it always has to answer itself: fstatfs(2).
+/// Sends the filesystem of an open file a request that the kernel never answers from a cache: fstatfs(2).
 pub fn ask_filesystem(fd: i32) -> Result<()> {
     rustix::fs::fstatfs(borrow(fd)?).map_err(errno)?;
     Ok(())
@@ -205,7 +205,7 @@ struct Exchange<'a> {
     data: &'a mut [u8; IOCTL_BYTES],
 }
 
-// SAFETY: `ioctl` passes only requests that encode a read and write of 64 bytes at the pointer, and there are 64, exclusively
+// SAFETY: `ioctl` passes only requests that encode a read and write of 64 bytes at the pointer. `data` has 64 bytes, exclusively
 // borrowed for the call. The result is not used.
 unsafe impl Ioctl for Exchange<'_> {
     type Output = ();

@@ -11,8 +11,8 @@
 //! - [`Payload`] may read the payload of a request that has one;
 //! - [`Reply`] may write the payload, but only for a request that has none.
 //!
-//! The next command is pushed after all shares were returned, by any thread. So no thread reads bytes while another one writes
-//! them. A share keeps the memory mapped.
+//! Any thread may return a share. The ring's thread pushes the next command after all shares were returned, so no thread reads
+//! bytes while another one writes them. A share keeps the memory mapped.
 
 use std::collections::VecDeque;
 use std::io;

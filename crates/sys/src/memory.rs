@@ -50,8 +50,8 @@ pub struct Mapping {
     len: usize,
     /// `len`, or 0 when the mapping is read-only. One comparison with it checks bounds and permission.
     writable_len: usize,
-    /// `None` for a segment of another process. A program may map such a segment, and may close descriptors that it does not
-    /// know.
+    /// `None` for a segment of another process: a client keeps no descriptor of it, because its program may close descriptors that
+    /// it does not know.
     fd: Option<OwnedFd>,
 }
 

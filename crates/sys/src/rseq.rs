@@ -1,8 +1,8 @@
 //! The CPU on which the calling thread runs, without a system call.
 //!
 //! The kernel keeps the number current in a small area of each thread, which the C library registers (rseq(2), glibc 2.35 and
-//! later). Reading it costs two loads. A system call, or even the vDSO, would cost more than the work that the caller counts by
-//! CPU.
+//! later). Reading it costs two loads. The callers need it at each access, to count the access as local or remote. A system call,
+//! or even the vDSO, would cost more than the rest of the counting.
 
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 

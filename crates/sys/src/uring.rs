@@ -155,8 +155,8 @@ impl Ring {
         })
     }
 
-    /// Registers the memory of `mappings`, in chunks, so that the kernel need not look up and pin the pages of transfers with one
-    /// segment inside of them. Registers all or nothing; may be called once.
+    /// Registers the memory of `mappings`, in chunks. If a transfer has one segment, which lies in one chunk, the kernel then need
+    /// not look up and pin its pages. Registers all or nothing; may be called once.
     ///
     /// The pages are pinned and count as locked memory. They are populated if they were not, so bind a policy first. Fails with
     /// ENOMEM beyond RLIMIT_MEMLOCK, and with EINVAL for more than 16,384 chunks or a second call. The ring then works without
@@ -274,7 +274,8 @@ impl Ring {
         Ok(rung)
     }
 
-    /// Starts the pushed requests without waiting and without taking completions. Fails as `wait` does, which tries again.
+    /// Starts the pushed requests without waiting and without taking completions. Fails as `wait` does. After a failure, the next
+    /// `wait` starts the requests.
     pub fn start(&mut self) -> io::Result<()> {
         self.enable()?;
         self.enter(0, None)
@@ -320,8 +321,8 @@ impl Ring {
                 self.ring.submitter().submit_with_args(want, &args)
             }
             _ if want == 0 && taskrun => {
-                // With DEFER_TASKRUN the kernel delivers completions only on request. Without this flag, a poll would never see
-                // them.
+                // With DEFER_TASKRUN the kernel delivers completions only on request (GETEVENTS). Without the request, a poll
+                // would never see them.
                 // SAFETY: only numbers are passed; the pushed entries are sound by `push`.
                 unsafe {
                     let submitter = self.ring.submitter();
