@@ -54,8 +54,8 @@ fn main() -> Result<(), Failure> {
     )
 }
 
-/// Keeps `depth` reads of `length` bytes in flight; `choose` gives the place of each, counted in
-/// lengths, from the number of the read and the number of places.
+/// Keeps `depth` reads of `length` bytes in flight. The device consists of places of `length` bytes; `choose` returns the place of
+/// a read, given the read's index and the number of places.
 fn measure(
     label: &str,
     device: &Arc<dyn Device>,

@@ -328,8 +328,8 @@ fn node_of(sysfs: &Path, rdev: u64) -> Option<PathBuf> {
     })
 }
 
-/// Returns where a path of another mount namespace may be in this one: below each mount, with ever fewer of its
-/// first components.
+/// Returns the paths at which a file of another mount namespace may be in this one: below each mount point, `named` without its
+/// first components, from none of them to all but the last.
 fn elsewhere(named: &Path) -> impl Iterator<Item = PathBuf> {
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let dirs: Vec<PathBuf> = mounts
@@ -351,8 +351,8 @@ fn elsewhere(named: &Path) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Returns the process that has a lock of this kind on an inode. /proc/locks names no process, because the lock belongs to
-/// an open file description; the descriptors in /proc show it.
+/// Returns a process that holds an F_OFD_SETLK lock on an inode. Searches /proc/PID/fdinfo, because /proc/locks names no process
+/// for a lock that belongs to an open file description.
 fn lock_holder(inode: (u64, u64)) -> Option<u32> {
     let holds = |process: &Path| {
         let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten();

@@ -118,7 +118,8 @@ impl<K: Kind> Device for Opened<K> {
     }
 }
 
-/// Returns the range from an offset. A range that would end beyond 2^64 ends there, which no device has.
+/// Returns a range of `length_bytes`. A range that would end beyond the largest u64 ends there, and `check_range` refuses it,
+/// because no device is that large.
 fn range_of(offset_bytes: u64, length_bytes: u64) -> Range<u64> {
     offset_bytes..offset_bytes.saturating_add(length_bytes)
 }
@@ -195,7 +196,7 @@ impl Handle {
         flushed.map_err(|cause| self.error("flush", 0, self.size_bytes, cause))
     }
 
-    /// Runs a discard or a provision on a checked range. `act` takes the file, and the range's offset and length in bytes.
+    /// Checks a range and runs a discard or a provision on it. `act` takes the file, and the range's offset and length in bytes.
     pub(crate) fn give_or_take(
         &self,
         operation: &'static str,

@@ -43,11 +43,11 @@ pub use queue::{QueueError, open_pool_queue, open_queue, open_signalling_queue};
 /// Unit of offsets and lengths: each is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// The error of a transfer, flush or discard. `Clone`, because one failed write concerns many pages.
+/// The error of a transfer, flush, discard or provision. `Clone`, because one failed write concerns many pages.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{operation} of {length_bytes} bytes at offset {offset_bytes} of {device}: {cause}")]
 pub struct IoError {
-    /// "read", "write", "flush", "discard"
+    /// "read", "write", "flush", "discard", "provision"
     pub operation: &'static str,
     /// The device as the user named it.
     pub device: Arc<str>,

@@ -113,7 +113,7 @@ impl Drop for PoolQueue {
         }
         self.shared.jobs_changed.notify_all();
         for thread in self.threads.drain(..) {
-            // The panic hook has reported a panic of the thread already.
+            // A panic of the thread ends the process (`service::spawn`), so the join cannot fail.
             let _ = thread.join();
         }
     }

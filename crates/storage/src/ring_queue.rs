@@ -22,7 +22,8 @@ use crate::queue::{check, length_bytes};
 use crate::{Cause, Completion, Device, Direction, Queue, Transfer, Wake};
 
 /// Number of transfers that `submit` collects before it starts them. Starting each alone costs a system call each. Leaving all to
-/// `wait` lets the device run dry while the owner handles completions (a tenth of the random reads at depth 32).
+/// `wait` lets the device run dry while the owner handles completions, which costs a tenth of the random reads per second at depth
+/// 32.
 const START_BATCH: u32 = 4;
 
 pub(crate) struct RingQueue {
@@ -311,8 +312,8 @@ impl Queue for RingQueue {
                 })
             };
             let rung = rung.unwrap_or_else(|error| {
-                // All causes that can pass are handled below this call. Continuing would spin. Returning would give back memory
-                // that the kernel still writes to.
+                // `Ring::wait` returns no temporary error. Continuing would spin. Returning would give back memory that the
+                // kernel still writes to.
                 panic!("an I/O queue cannot enter the kernel: {error}")
             });
             if completions.len() > before || rung || left == Some(Duration::ZERO) {

@@ -1,5 +1,5 @@
-//! The only test of its file. Other tests of the same process start programs, which hold a copy of every descriptor between fork
-//! and exec.
+//! A test in a file of its own. Tests of one process run at the same time, and other tests start programs, which hold a copy of
+//! every descriptor between fork and exec.
 
 mod support;
 
