@@ -101,7 +101,7 @@ pub(crate) fn node_id(position: usize) -> NodeId {
     NodeId(u16::try_from(position).expect("no more nodes than a kernel can have"))
 }
 
-/// Returns a table indexed by CPU number. Every request reads it, so it needs no search and no hashing.
+/// Returns a table indexed by CPU number. Every request looks a CPU up, and an index needs no search and no hashing.
 fn dense(node_by_cpu: &BTreeMap<u32, NodeId>) -> Vec<Option<NodeId>> {
     let len = node_by_cpu
         .last_key_value()

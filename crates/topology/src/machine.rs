@@ -1,6 +1,6 @@
 //! The machine as the kernel reports it: its NUMA nodes.
 //!
-//! Only this module applies two limits. A CPU outside of the affinity of the process is never assigned. The memory of a node
+//! Only this module applies two limits of the process. A CPU outside of its affinity is never assigned. The memory of a node
 //! outside of its cpuset (`Mems_allowed`) counts as absent, because binding memory to the node would fail.
 
 use std::collections::BTreeSet;
@@ -82,7 +82,7 @@ impl Machine {
             .collect()
     }
 
-    /// Returns the number that memory of the node at this position is bound to, if memory can be bound.
+    /// Returns the kernel's number of the node at this position, to bind memory to. Returns `None` if memory cannot be bound.
     pub(crate) fn bindable(&self, at: usize) -> Option<u32> {
         self.is_numa.then(|| self.nodes[at].id)
     }

@@ -15,7 +15,7 @@ const DISTANCE_MAX: u32 = 254;
 /// `node ID [cpus=LIST] [memory=SIZE] [kernel-node=N]`
 #[derive(Debug)]
 pub(super) struct NodeLine {
-    /// Ascending; each is allowed on the machine.
+    /// CPUs that this process may run on, ascending. Empty if not given.
     pub(super) cpus: Vec<u32>,
     /// `None` if not given.
     pub(super) memory_bytes: Option<u64>,
