@@ -303,8 +303,8 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Refuses values that would lead outside of a device, to the same place in two ways, or to more memory than a volume can
-    /// need.
+    /// Refuses a superblock that names blocks outside of a device, names blocks twice, or makes its reader use more memory than a
+    /// volume can need.
     fn validate(&self) -> Result<(), SuperblockError> {
         self.validate_head()?;
         self.validate_slices()?;

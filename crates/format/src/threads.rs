@@ -13,7 +13,7 @@ pub enum ThreadPolicy {
     Adaptive = 0,
     /// Threads never migrate.
     Never = 1,
-    /// Threads migrate at the first remote access.
+    /// Threads migrate at the first remote access that their library or the daemon notices.
     Always = 2,
 }
 
