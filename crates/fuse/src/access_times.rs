@@ -91,7 +91,8 @@ fn access_times(mounts: &[u8], dir: &[u8]) -> Option<AccessTimes> {
     Some(options.find_map(named).unwrap_or(AccessTimes::Always))
 }
 
-/// `strictatime` is listed as the absence of both.
+/// Returns the meaning of a listed option; `None` for options that do not concern access times. A mount with `strictatime` lists
+/// neither `noatime` nor `relatime`.
 fn named(option: &[u8]) -> Option<AccessTimes> {
     match option {
         b"noatime" => Some(AccessTimes::Never),

@@ -22,8 +22,8 @@ use crate::reply::{Reply, Room};
 /// 64 MiB.
 const SPARE_MAX: usize = 64;
 
-/// Buffers that were released by threads that already have one. Without reuse, each read would zero a fresh buffer, and map a
-/// large one.
+/// Buffers that were released by threads that already have one. Without reuse, each read would zero a new buffer. For a large
+/// buffer, the allocator would also map memory.
 static SPARE: LazyLock<ArrayQueue<Vec<u8>>> = LazyLock::new(|| ArrayQueue::new(SPARE_MAX));
 
 thread_local! {
@@ -77,7 +77,8 @@ fn mode(args: &Transfer) -> WriteMode {
     }
 }
 
-/// Returns whether a write with this mode answers a wish: the thread that waits for it may write inline.
+/// Returns whether a write with this mode answers a wish of its thread. Write-back of a mapping has no such thread, and synchronous
+/// writes are never inline.
 fn answers_wish(mode: WriteMode) -> bool {
     !mode.of_mapping && mode.sync == WriteSync::No
 }
@@ -341,7 +342,7 @@ impl Jericho {
 /// `FITRIM` of linux/fs.h.
 const FITRIM: u32 = 0xc018_5879;
 
-/// Answers a successful ioctl.
+/// Answers an ioctl with result 0; `answer` may be a refusal.
 fn reply_call(reply: Reply, answer: &Answer) {
     let mut out = IoctlOut::default().as_bytes().to_vec();
     out.extend_from_slice(&answer.encode());

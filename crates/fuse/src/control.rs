@@ -85,7 +85,7 @@ pub(crate) struct TrimRange {
 }
 
 impl TrimRange {
-    /// Parses the text after the attribute's name. Fails with ENODATA for anything else.
+    /// Parses `+FROM+LEAST`, the text after the attribute's name. Fails with ENODATA for any other text.
     fn parse(text: &str) -> Result<TrimRange, i32> {
         let mut numbers = text.split('+').map(|number| number.parse::<u64>());
         match (
@@ -116,7 +116,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Parses a value. Fails with EINVAL for anything else.
+    /// Parses `node:N`, `N` or `slice:N`. Fails with EINVAL for any other value.
     pub fn parse(value: &[u8]) -> Result<Target, i32> {
         let value = text(value)?;
         let number = |digits: &str| digits.parse().map_err(|_| libc::EINVAL);

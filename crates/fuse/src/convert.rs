@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jericho_fs::Error;
 use jericho_fs::types::Kind;
 
-/// st_blksize: the size of the calls of programs that have no preference. Each call is a request to the daemon, so it is more
-/// than a page.
+/// st_blksize: the size of the calls of programs that have no preference. More than a page, because each call is a request to the
+/// daemon.
 pub(crate) const PREFERRED_BYTES: u32 = 64 << 10;
 
 /// Returns the kind that mknod(2) asks for. Returns `None` for kinds that mknod(2) does not create.

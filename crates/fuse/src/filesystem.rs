@@ -31,7 +31,8 @@ pub(crate) const TTL: Duration = Duration::from_secs(3600);
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// Most background requests (read-ahead, asynchronous direct I/O) that may be with the daemon at once.
 pub(crate) const BACKGROUND_REQUESTS: u16 = 256;
-/// Most requests that may wait for space. The kernel's background requests include the releases that free the space.
+/// Most requests that may wait for space. Fewer than all background requests, because the releases that free the space are
+/// background requests, too.
 const SPACE_WAITS: usize = BACKGROUND_REQUESTS as usize * 3 / 4;
 
 /// A handle to the filesystem. Clones refer to the same filesystem.
@@ -66,7 +67,8 @@ impl Jericho {
             (Ok(operation), Some(reply)) => self.answer(header, operation, reply),
             (Ok(Operation::Forget { lookups }), None) => self.forget(header.nodeid, lookups),
             (Ok(Operation::BatchForget(forgets)), None) => self.forget_all(forgets),
-            // Every request ends by itself after seconds at most, so interrupts are ignored.
+            // Interrupts are ignored, because every request ends without them: at the latest when devices have answered, or when
+            // a wait for space has ended.
             (Ok(_), None) => {}
             (Err(why), reply) => {
                 tracing::error!(%why, ?header, "a request cannot be read");

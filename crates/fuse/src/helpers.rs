@@ -15,7 +15,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
-    /// At most one job for each entry of the rings. True: the threads end when the queue is empty.
+    /// The jobs, at most one for each entry of the rings; and whether the threads end when no job is left.
     jobs: Mutex<(VecDeque<Job>, bool)>,
     changed: Condvar,
 }

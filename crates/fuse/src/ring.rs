@@ -93,7 +93,8 @@ fn assign_queues(queues: usize, cpus: &[u32]) -> Vec<(u32, Vec<u16>)> {
     assigned
 }
 
-/// State that the threads share. The fields are dropped in this order, because helpers hold the filesystem too.
+/// State that the threads share. The fields are dropped in this order: `helpers` first runs its queued jobs, which hold the
+/// filesystem too.
 struct Service {
     helpers: Helpers,
     filesystem: Jericho,
@@ -150,7 +151,7 @@ impl Service {
             // The thread then runs on any CPU, which is slower but correct.
             tracing::warn!(%error, cpu, "cannot bind a thread of the ring to its CPU");
         }
-        // Dropped before the ring, which ends the readers' transfers.
+        // Declared after the ring, so dropped before it. Dropping the readers ends their transfers.
         let mut readers = self.filesystem.mounted.readers(cpu, &ring.doorbell());
         while !ring.has_ended() {
             // Polls the devices before it answers the kernel.
@@ -167,7 +168,8 @@ impl Service {
                 return;
             }
             while let Some(received) = ring.take() {
-                // A request that others wait for must not wait for their locks; see `jericho_cache::Reader`.
+                // Other threads may wait for a read that this thread has in flight. Until it ends, this thread must not wait
+                // for locks that they may hold; see `jericho_cache::Reader`.
                 let may_wait = || {
                     readers.iter().all(Reader::is_idle) && !self.filesystem.mounted.fs().is_behind()
                 };
@@ -248,8 +250,8 @@ impl Service {
         }));
     }
 
-    /// Returns whether the thread of the ring serves the request itself. Programs make such requests for each file that they use.
-    /// They may read names and attributes from the device, but never wait for another request.
+    /// Returns whether the thread of the ring serves the request itself: requests that programs make for each file that they use.
+    /// Such a request may read names and attributes from the device, but never waits for another request.
     fn is_served_here(&self, opcode: u32, received: &Received) -> bool {
         match opcode {
             op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE => true,

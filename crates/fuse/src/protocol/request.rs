@@ -30,7 +30,7 @@ pub(crate) struct Transfer {
 impl Transfer {
     /// `FUSE_WRITE_CACHE`: pages of a mapping that the kernel writes back.
     pub(crate) const WRITE_CACHE: u32 = 1 << 0;
-    /// `FUSE_READ_LOCKOWNER`: a program waits for the bytes, and this is the owner of its locks.
+    /// `FUSE_READ_LOCKOWNER`: a program waits for the bytes, and `lock_owner` is the owner of its locks.
     const READ_LOCK_OWNER: u32 = 1 << 1;
     /// `FUSE_WRITE_KILL_SUIDGID`: the write clears set-id bits.
     pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
@@ -84,8 +84,8 @@ impl SetAttrIn {
         | SetAttrIn::MTIME_NOW
         | SetAttrIn::CTIME;
 
-    /// Returns whether to clear the set-id bits. The kernel sends a request that sets nothing for this alone: before
-    /// fallocate(2) by a user who may not keep them, and for a chown(2) to the present owner and group.
+    /// Returns whether to clear the set-id bits. A request that sets no attribute has this as its only purpose. The kernel sends
+    /// one before fallocate(2) by a user who may not keep the bits, and for a chown(2) to the present owner and group.
     pub(crate) fn drops_set_id(&self) -> bool {
         self.valid & SetAttrIn::KILL_SUIDGID != 0 || self.valid & SetAttrIn::ALL == 0
     }
