@@ -77,8 +77,8 @@ fn mode(args: &Transfer) -> WriteMode {
     }
 }
 
-/// Returns whether a write with this mode answers a wish of its thread. Write-back of a mapping has no such thread, and synchronous
-/// writes are never inline.
+/// Returns whether a write with this mode answers a wish of its thread. Write-back of a mapping has no such thread, and
+/// synchronous writes are never inline.
 fn answers_wish(mode: WriteMode) -> bool {
     !mode.of_mapping && mode.sync == WriteSync::No
 }

@@ -101,7 +101,7 @@ fn memory_homes(machine: &Machine, nodes: &[NodeLine]) -> Vec<Option<usize>> {
     nodes.iter().enumerate().map(home).collect()
 }
 
-/// Returns the kernel node whose memory is nearest to all `cpus`; `None` without CPUs, or if the CPUs have different nearest nodes.
+/// Returns the kernel node whose memory is nearest to all `cpus`; `None` without CPUs, or if their nearest nodes differ.
 fn home_of_cpus(machine: &Machine, cpus: &[u32]) -> Option<usize> {
     let home_of = |cpu: &u32| {
         let at = machine
