@@ -51,9 +51,9 @@ pub fn run(
     let comparison = Comparison {
         name,
         conditions: format!("write(2) of {RECORD_BYTES} bytes with O_APPEND, one thread"),
-        unit: "writes/s",
-        ours: transport.side(),
-        baseline: null::NAME,
+        unit: "writes/s".into(),
+        ours: transport.side().into(),
+        baseline: null::NAME.into(),
         target_ratio: Some(0.9),
         our_values: Vec::new(),
         baseline_values: Vec::new(),

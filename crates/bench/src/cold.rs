@@ -256,9 +256,9 @@ pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Vec<C
                 pattern.depth,
                 bytes / MIB
             ),
-            unit: "MiB/s",
-            ours,
-            baseline: "fio io_uring O_DIRECT on the same file",
+            unit: "MiB/s".into(),
+            ours: ours.into(),
+            baseline: "fio io_uring O_DIRECT on the same file".into(),
             target_ratio,
             our_values: Vec::new(),
             baseline_values: Vec::new(),

@@ -1,6 +1,8 @@
 //! Sides measured in turn: A B A B and so on, so that other activity of the machine affects all sides.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::report::number;
@@ -8,15 +10,18 @@ use crate::stats::Summary;
 
 /// A side of a comparison: a measurement that can be repeated, and its name. Larger values are better.
 pub struct Side<'a> {
-    name: &'static str,
+    name: Cow<'static, str>,
     measure: Box<dyn FnMut() -> Result<f64> + 'a>,
 }
 
 impl<'a> Side<'a> {
     /// Creates a side. Each call of `measure` measures it once.
-    pub fn new(name: &'static str, measure: impl FnMut() -> Result<f64> + 'a) -> Side<'a> {
+    pub fn new(
+        name: impl Into<Cow<'static, str>>,
+        measure: impl FnMut() -> Result<f64> + 'a,
+    ) -> Side<'a> {
         Side {
-            name,
+            name: name.into(),
             measure: Box::new(measure),
         }
     }
@@ -43,28 +48,28 @@ pub fn in_turn(what: &str, rounds: u32, sides: &mut [Side]) -> Result<Vec<Vec<f6
 }
 
 /// A simpler program that does less of the same work. No implementation of Jericho can be faster.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ceiling {
     /// Its name.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Its value of each round.
     pub values: Vec<f64>,
 }
 
 /// The values of a workload, round by round.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Comparison {
     /// Name for `--only` and the table.
     pub name: String,
     /// The conditions, in words.
     pub conditions: String,
     /// Unit of the values. More is better.
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
     /// Name of Jericho's side.
-    pub ours: &'static str,
+    pub ours: Cow<'static, str>,
     /// Name of the side that Jericho is compared with.
     #[serde(rename = "peer")]
-    pub baseline: &'static str,
+    pub baseline: Cow<'static, str>,
     /// The promised ratio, if there is one.
     pub target_ratio: Option<f64>,
     /// Jericho's value of each round.
@@ -96,10 +101,10 @@ impl Comparison {
         baseline: impl FnMut() -> Result<f64> + 'a,
         ceilings: Vec<Side<'a>>,
     ) -> Result<Comparison> {
-        let names: Vec<_> = ceilings.iter().map(|side| side.name).collect();
+        let names: Vec<_> = ceilings.iter().map(|side| side.name.clone()).collect();
         let mut sides = vec![
-            Side::new(self.ours, ours),
-            Side::new(self.baseline, baseline),
+            Side::new(self.ours.clone(), ours),
+            Side::new(self.baseline.clone(), baseline),
         ];
         sides.extend(ceilings);
         let mut values = in_turn(&self.name, rounds, &mut sides)?.into_iter();

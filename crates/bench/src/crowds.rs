@@ -130,9 +130,9 @@ impl Crowd<'_> {
         let row = |((threads, side), our_values): (&(u32, &'static str), &Vec<f64>)| Comparison {
             name: name(*threads),
             conditions: conditions.into(),
-            unit: "operations/s",
-            ours: side,
-            baseline: BASELINE,
+            unit: "operations/s".into(),
+            ours: (*side).into(),
+            baseline: BASELINE.into(),
             target_ratio: (*threads > 2).then_some(TARGET),
             our_values: our_values.clone(),
             baseline_values: values[0].clone(),

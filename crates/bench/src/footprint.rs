@@ -4,14 +4,14 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::mounts::Volume;
 use crate::settings::{MIB, Settings};
 
 /// The daemon's use of resources.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Footprint {
     /// Files on the volume.
     pub inodes: u32,

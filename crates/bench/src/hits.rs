@@ -117,9 +117,9 @@ pub fn run(
         let comparison = Comparison {
             name,
             conditions: format!("4 KiB, fio psync, {jobs} job(s), everything cached"),
-            unit: "IOPS",
-            ours: transport.side(),
-            baseline: "libfuse passthrough_hp, direct I/O",
+            unit: "IOPS".into(),
+            ours: transport.side().into(),
+            baseline: "libfuse passthrough_hp, direct I/O".into(),
             target_ratio: Some(1.3),
             our_values: Vec::new(),
             baseline_values: Vec::new(),

@@ -181,18 +181,18 @@ impl Places<'_> {
         let [ours, page_cache, tmpfs, mmap] = <[Vec<f64>; 4]>::try_from(values)
             .map_err(|_| "four sides give four lists of values")?;
         let ceiling = Ceiling {
-            name: MMAP,
+            name: MMAP.into(),
             values: mmap.clone(),
         };
-        let row = |baseline, baseline_values, target_ratio, ceilings| Comparison {
+        let row = |baseline: &'static str, baseline_values, target_ratio, ceilings| Comparison {
             name: name.into(),
             conditions: format!(
                 "fio psync, {threads} thread(s), a file of {} MiB each, everything cached",
                 self.settings.pick(128, 64)
             ),
-            unit: "IOPS",
-            ours: OURS,
-            baseline,
+            unit: "IOPS".into(),
+            ours: OURS.into(),
+            baseline: baseline.into(),
             target_ratio,
             our_values: ours.clone(),
             baseline_values,
@@ -259,9 +259,9 @@ impl Places<'_> {
         let comparison = Comparison {
             name: name.into(),
             conditions: tight.conditions.into(),
-            unit: "operations/s",
-            ours: OURS,
-            baseline: PAGE_CACHE,
+            unit: "operations/s".into(),
+            ours: OURS.into(),
+            baseline: PAGE_CACHE.into(),
             target_ratio: tight.target_ratio,
             our_values: Vec::new(),
             baseline_values: Vec::new(),
@@ -297,9 +297,9 @@ impl Places<'_> {
                     "a file each, random"
                 }
             ),
-            unit: "threads",
-            ours: OURS,
-            baseline: COPY,
+            unit: "threads".into(),
+            ours: OURS.into(),
+            baseline: COPY.into(),
             target_ratio: None,
             our_values: Vec::new(),
             baseline_values: Vec::new(),

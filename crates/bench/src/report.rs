@@ -1,10 +1,10 @@
-//! The results of a run, as JSON for programs and as a table for docs/performance.md.
+//! The results of a run, as JSON for programs and as a table.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::compare::Comparison;
@@ -13,7 +13,7 @@ use crate::settings::Settings;
 use crate::stats::Summary;
 
 /// The results of a run.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Machine and versions, one line each.
     pub conditions: Vec<String>,
@@ -95,7 +95,7 @@ pub fn number(value: f64) -> String {
     grouped
 }
 
-fn cell(summary: Option<Summary>) -> String {
+pub(crate) fn cell(summary: Option<Summary>) -> String {
     summary.map_or("-".into(), |s| {
         format!(
             "{} ({}-{})",
@@ -192,14 +192,14 @@ mod tests {
             comparisons: vec![Comparison {
                 name: "x".into(),
                 conditions: "c".into(),
-                unit: "IOPS",
-                ours: "a",
-                baseline: "b",
+                unit: "IOPS".into(),
+                ours: "a".into(),
+                baseline: "b".into(),
                 target_ratio: Some(1.3),
                 our_values: vec![3000.0, 2000.0, 4000.0],
                 baseline_values: vec![1000.0, 1000.0, 1000.0],
                 ceilings: vec![Ceiling {
-                    name: "nothing",
+                    name: "nothing".into(),
                     values: vec![4000.0; 3],
                 }],
             }],

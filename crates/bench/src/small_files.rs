@@ -60,9 +60,9 @@ pub fn run(
     let comparison = Comparison {
         name,
         conditions: format!("{files} files of 4 KiB created, written and closed by one thread"),
-        unit: "files/s",
-        ours: transport.side(),
-        baseline: "libfuse passthrough_hp, direct I/O",
+        unit: "files/s".into(),
+        ours: transport.side().into(),
+        baseline: "libfuse passthrough_hp, direct I/O".into(),
         target_ratio: Some(1.0),
         our_values: Vec::new(),
         baseline_values: Vec::new(),

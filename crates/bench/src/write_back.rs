@@ -23,9 +23,9 @@ fn comparison(name: &str, conditions: String, target_ratio: Option<f64>) -> Comp
     Comparison {
         name: name.into(),
         conditions,
-        unit: "MiB/s",
-        ours: "mount",
-        baseline: "fio O_DIRECT on the same device",
+        unit: "MiB/s".into(),
+        ours: "mount".into(),
+        baseline: "fio O_DIRECT on the same device".into(),
         target_ratio,
         our_values: Vec::new(),
         baseline_values: Vec::new(),
