@@ -21,7 +21,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants programs lab systemd fuzz conformance soak bench man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd
+.PHONY: help build demo test model model-mutants programs lab systemd fuzz conformance soak bench results man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -35,6 +35,7 @@ help:
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
+	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
 	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
@@ -106,6 +107,9 @@ soak: setup-test
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench
 	scripts/with-ring also $(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
+
+results:
+	$(CARGO) run --release -p jericho-bench --bin jericho-results -- $(TARGET)/bench/bench.json
 
 man: build
 	@mkdir -p $(TARGET)/man $(TARGET)/completions

@@ -11,6 +11,7 @@ pub mod appends;
 pub mod cold;
 pub mod compare;
 pub mod crowds;
+pub mod documents;
 pub mod fio;
 pub mod footprint;
 pub mod hits;

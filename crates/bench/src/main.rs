@@ -1,4 +1,4 @@
-//! `jericho-bench`: the project's measurements; see docs/performance.md.
+//! `jericho-bench`: the project's measurements; see docs/performance/method.md.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
