@@ -5,8 +5,9 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use jericho_fs::volume::{FormatOptions, Summary, format};
+use jericho_fs::format::format;
 use jericho_topology::Topology;
+use jericho_volume::{FormatOptions, Summary};
 
 use crate::args::FormatArgs;
 use crate::failure::{Context, Failure, Outcome, print};

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use jericho_fs::volume::{OpenMode, Volume, VolumeError};
 use jericho_fuse::{MountError, attach};
+use jericho_volume::{OpenMode, Volume, VolumeError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 

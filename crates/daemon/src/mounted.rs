@@ -11,9 +11,9 @@ use jericho_format::threads::ThreadPolicy;
 use jericho_fs::Result;
 use jericho_fs::fs::{File, Fs};
 use jericho_fs::types::{Attr, Caller, Ino, SetAttr, SliceId, Trimmed};
-use jericho_fs::volume::{Volume, VolumeLock};
 use jericho_sys::doorbell::Doorbell;
 use jericho_topology::{NodeId, Topology};
+use jericho_volume::{Volume, VolumeLock};
 
 use crate::fast::Fast;
 use crate::handle::Handle;

@@ -9,9 +9,9 @@ use jericho_cache::{Config, FRAMES_MIN, Slice, StartError};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
 use jericho_fs::fs::{Fs, FsOptions};
-use jericho_fs::volume::{OpenMode, Volume, VolumeError, VolumeLock};
 use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
+use jericho_volume::{OpenMode, Volume, VolumeError, VolumeLock};
 
 use crate::fast::{Fast, KeeperCommand, Trusted};
 use crate::mounted::Mounted;

@@ -5,12 +5,13 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
+use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Kind, ROOT};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_shm::Call;
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_topology::Topology;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 use crate::{Asker, Handle, Mounted, OpenOptions, WriteMode};
 

@@ -5,14 +5,15 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use jericho_daemon::{Asker, Handle, Mounted, OpenOptions};
+use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Kind, ROOT};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_shm::{Answer, Call, HANDSHAKE_BYTES, Refusal, Reply, Request, socket_name};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
 use jericho_sys::handshake::Connection;
 use jericho_sys::process::{effective_uid, gid};
 use jericho_topology::Topology;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const LONG: Duration = Duration::from_secs(60);
 const CALLER: Caller = Caller {

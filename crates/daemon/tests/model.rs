@@ -8,11 +8,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use jericho_daemon::{Handle, Mounted, OpenOptions, WriteMode, WriteSync};
+use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, ROOT, SetAttr};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
 use jericho_topology::Topology;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 use proptest::prelude::*;
 
 const FILES: usize = 3;

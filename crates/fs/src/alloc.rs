@@ -17,6 +17,8 @@ mod refill;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+pub use jericho_volume::Blocks;
+use jericho_volume::SliceRegion;
 use parking_lot::{Mutex, MutexGuard};
 
 use self::bits::Bits;
@@ -25,17 +27,6 @@ pub use self::lend::{Loan, LoanRequest, Recall};
 use crate::error::{Error, Result};
 use crate::store::StoreRef;
 use crate::types::SliceId;
-
-/// A contiguous range of blocks of one slice, numbered from the slice's start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Blocks {
-    /// Slice that contains the blocks.
-    pub slice: SliceId,
-    /// First block within the slice.
-    pub first: u64,
-    /// Number of blocks.
-    pub count: u32,
-}
 
 /// One container.
 struct Container {
@@ -53,7 +44,7 @@ struct Space {
     containers: Box<[Container]>,
     /// First blocks of the metadata chunks that this slice had when the volume was opened, sorted.
     chunks: Vec<u64>,
-    places: Vec<Place>,
+    regions: Vec<SliceRegion>,
 }
 
 impl Space {
@@ -61,26 +52,13 @@ impl Space {
     /// not contiguous.
     fn place(&self, first: u64, blocks: u64) -> Option<(u16, u64)> {
         let within =
-            |p: &&Place| p.slice_first <= first && first + blocks <= p.slice_first + p.blocks;
-        let place = self.places.iter().find(within)?;
+            |r: &&SliceRegion| r.slice_first <= first && first + blocks <= r.slice_first + r.blocks;
+        let region = self.regions.iter().find(within)?;
         Some((
-            place.device,
-            place.device_first + (first - place.slice_first),
+            region.device,
+            region.device_first + (first - region.slice_first),
         ))
     }
-}
-
-/// Location of a range of a slice.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// First block within the slice.
-    pub slice_first: u64,
-    /// Index of the device.
-    pub device: u16,
-    /// First block on the device.
-    pub device_first: u64,
-    /// Number of blocks.
-    pub blocks: u64,
 }
 
 /// Facts about a slice that the allocator needs.
@@ -90,8 +68,8 @@ pub struct SpaceOptions {
     pub blocks: u64,
     /// First blocks of the metadata chunks within the slice.
     pub chunks: Vec<u64>,
-    /// Locations of the slice's ranges, in order. May be empty if the metadata region never grows.
-    pub places: Vec<Place>,
+    /// Regions of the slice, in order. May be empty if the metadata region never grows.
+    pub regions: Vec<SliceRegion>,
 }
 
 /// The allocator of the volume. All calls are thread-safe. Only the first use of a container does device I/O (a read of the
@@ -135,7 +113,7 @@ impl Allocator {
                 cursor: AtomicUsize::new(0),
                 containers: (0..containers).map(container).collect(),
                 chunks: options.chunks,
-                places: options.places,
+                regions: options.regions,
             }
         };
         let mut slices: Vec<Space> = slices.into_iter().map(space).collect();

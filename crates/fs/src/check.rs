@@ -14,16 +14,17 @@ use std::sync::Arc;
 use jericho_format::PAGE_BYTES;
 use jericho_format::label::LabelState;
 use jericho_storage::{Device, OpenOptions, open_device};
+use jericho_volume::labels;
+use jericho_volume::superblocks::{Superblocks, read_copies};
+use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 
 use crate::alloc::Allocator;
 use crate::error::Error;
+use crate::metadata;
 use crate::store::batch::Row;
 use crate::store::region::Region;
 use crate::store::{Change, InodeRecord, Store, StoreRef};
 use crate::types::{Ino, Kind};
-use crate::volume::overlay::Overlay;
-use crate::volume::superblocks::{Superblocks, read_copies};
-use crate::volume::{OpenMode, Volume, VolumeError, format};
 
 /// Options of a check.
 #[derive(Clone, Copy, Debug, Default)]
@@ -195,7 +196,7 @@ fn check_label(
         ..OpenOptions::default()
     };
     let device = open_device(path, options).map_err(|e| VolumeError::Open(e.to_string()))?;
-    if !matches!(format::read_label(&*device)?, LabelState::Damaged) {
+    if !matches!(labels::read_label(&*device)?, LabelState::Damaged) {
         return Ok(false);
     }
     let Ok(superblocks) = Superblocks::read(device.clone()) else {
@@ -206,7 +207,7 @@ fn check_label(
         text: format!("the label of {} is damaged", device.name()),
     });
     if repair {
-        let label = superblocks.with(|s| format::label(s, 0).encode());
+        let label = superblocks.with(|s| labels::label(s, 0).encode());
         device.write_at(0, &label)?;
         device.flush()?;
     }
@@ -216,7 +217,10 @@ fn check_label(
 /// Runs one check over a view that keeps writes in memory.
 fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let copies = read_copies(&*devices[0])?;
-    let views = devices.iter().map(|d| Overlay::over(d.clone())).collect();
+    let views = devices
+        .iter()
+        .map(|d| DeviceOverlay::over(d.clone()))
+        .collect();
     let volume = Volume::open_from_devices(views, OpenMode::WRITE)?;
     let mut report = Report::default();
     let mut find = |severity, text| report.findings.push(Finding { severity, text });
@@ -269,7 +273,7 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
 }
 
 fn open_store(volume: &Volume) -> Result<StoreRef, Error> {
-    volume.open_store_only(64 << 20)
+    metadata::open_store_only(volume, 64 << 20)
 }
 
 /// Finds everything that is wrong in the store, and the rows that would put it right.

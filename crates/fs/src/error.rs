@@ -1,6 +1,7 @@
 //! Errors of filesystem operations.
 
 use jericho_storage::IoError;
+use jericho_volume::VolumeError;
 
 /// Result of a filesystem operation.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -41,5 +42,11 @@ impl Error {
     /// volume does not help.
     pub fn is_full_volume(&self) -> bool {
         matches!(self, Error::Errno(28)) // ENOSPC
+    }
+}
+
+impl From<Error> for VolumeError {
+    fn from(error: Error) -> VolumeError {
+        VolumeError::Store(error.into())
     }
 }

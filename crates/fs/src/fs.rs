@@ -37,6 +37,7 @@ use std::thread::JoinHandle;
 
 use jericho_cache::Slice;
 use jericho_format::INO_MAX;
+use jericho_volume::Volume;
 use parking_lot::Mutex;
 
 pub use self::file::{File, Writing};
@@ -51,9 +52,9 @@ use self::leaving::Leaving;
 use self::numbers::Numbers;
 use self::table::Table;
 use crate::error::{Error, Result};
+use crate::metadata;
 use crate::store::Change;
 use crate::types::*;
-use crate::volume::Volume;
 
 /// Callback of an operation that waits for devices. Called once when the operation ends, perhaps in another thread.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -107,7 +108,7 @@ impl Fs {
         if !options.read_only {
             volume.mark_dirty()?;
         }
-        let (store, allocator) = volume.open_store(options.store_cache_bytes)?;
+        let (store, allocator) = metadata::open(&volume, options.store_cache_bytes)?;
         if store.inode(ROOT)?.is_none() {
             return Err(Error::Damaged("there is no root directory".into()));
         }

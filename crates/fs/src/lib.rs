@@ -6,9 +6,10 @@
 pub mod alloc;
 pub mod check;
 pub mod error;
+pub mod format;
 pub mod fs;
+pub mod metadata;
 pub mod store;
 pub mod types;
-pub mod volume;
 
 pub use error::{Error, Result};

@@ -7,8 +7,7 @@ pub type Ino = u64;
 /// The root directory.
 pub const ROOT: Ino = 1;
 
-/// Index of a slice in the volume.
-pub type SliceId = u16;
+pub use jericho_volume::SliceId;
 
 /// File type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

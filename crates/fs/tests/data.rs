@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, Run, Slice};
 use jericho_fs::Error;
 use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
 use jericho_fs::fs::{File, Fs, FsOptions};
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
-use jericho_fs::volume::Volume;
-use jericho_fs::volume::format::{FormatOptions, format_devices};
-use jericho_fs::volume::open::OpenMode;
 use jericho_sim::{FaultPlan, Operation, Random, SimDevice};
 use jericho_storage::{Cause, Device, IoError};
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const CALLER: Caller = Caller {
     uid: 1000,

@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
 use jericho_fs::Result;
 use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
 use jericho_fs::fs::{Done, File, Fs, FsOptions};
 use jericho_fs::types::{Caller, Kind, ROOT};
-use jericho_fs::volume::Volume;
-use jericho_fs::volume::format::{FormatOptions, format_devices};
-use jericho_fs::volume::open::OpenMode;
 use jericho_sim::{Effect, Fault, FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const CALLER: Caller = Caller {
     uid: 1000,

@@ -6,13 +6,12 @@ use std::sync::mpsc::channel;
 
 use jericho_fs::Result;
 use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
 use jericho_fs::fs::{Fs, FsOptions};
 use jericho_fs::types::{Caller, Ino, Kind, ROOT};
-use jericho_fs::volume::Volume;
-use jericho_fs::volume::format::{FormatOptions, format_devices};
-use jericho_fs::volume::open::OpenMode;
 use jericho_sim::{FaultPlan, Random, SimDevice};
 use jericho_storage::Device;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const CALLER: Caller = Caller {
     uid: 1000,

@@ -8,13 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use jericho_fs::format::format_devices;
 use jericho_fs::fs::{Fs, FsOptions};
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr};
-use jericho_fs::volume::Volume;
-use jericho_fs::volume::format::{FormatOptions, format_devices};
-use jericho_fs::volume::open::OpenMode;
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 use proptest::prelude::*;
 
 use model::{Dump, ENODATA, Model, Node, Row};

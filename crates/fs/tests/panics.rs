@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 
 use jericho_fs::Result;
 use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
 use jericho_fs::fs::{FollowParent, Fs, FsOptions, PlacementContext, Policy};
 use jericho_fs::types::{Caller, Kind, ROOT, SliceId};
-use jericho_fs::volume::Volume;
-use jericho_fs::volume::format::{FormatOptions, format_devices};
-use jericho_fs::volume::open::OpenMode;
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const CALLER: Caller = Caller {
     uid: 1000,

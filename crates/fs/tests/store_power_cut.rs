@@ -5,11 +5,12 @@ use std::sync::Arc;
 use jericho_fs::Error;
 use jericho_fs::alloc::Allocator;
 use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
 use jericho_fs::store::{Change, Extent, InodeRecord};
 use jericho_fs::types::{Kind, ROOT};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_sim::{FaultPlan, SimDevice};
 use jericho_storage::Device;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 
 const FILES_PER_BATCH: u64 = 400;
 const BATCHES: u64 = 3;
@@ -83,7 +84,7 @@ fn work(device: &Arc<SimDevice>) -> (u64, Option<Error>) {
     let result = (|| {
         let volume = open(device)?;
         volume.mark_dirty()?;
-        let (store, allocator) = volume.open_store(1 << 20)?;
+        let (store, allocator) = jericho_fs::metadata::open(&volume, 1 << 20)?;
         for number in 0..BATCHES {
             store.commit(&batch(&volume, &allocator, number)?)?;
             done += 1;
@@ -112,7 +113,7 @@ fn a_power_cut_at_any_moment_leaves_a_sound_volume_with_all_acknowledged_batches
             let report = check_devices(view, CheckOptions::default()).unwrap();
             assert!(report.is_sound(), "{what}: {:?}", report.findings);
             let volume = open(&after).unwrap();
-            let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+            let (store, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).unwrap();
             let files = store.inode_count().unwrap() - 1;
             assert_eq!(
                 files % FILES_PER_BATCH,

@@ -126,9 +126,10 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use jericho_daemon::{Mounted, OpenOptions};
+    use jericho_fs::format::format;
     use jericho_fs::types::{Caller, ROOT, SetAttr};
-    use jericho_fs::volume::{FormatOptions, format};
     use jericho_topology::Topology;
+    use jericho_volume::FormatOptions;
     use zerocopy::FromZeros;
 
     use super::*;

@@ -13,7 +13,6 @@ use std::time::Duration;
 use jericho_daemon::{Asker, Handle, Mounted, OpenOptions, WriteMode};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{Ino, ROOT};
-use jericho_fs::volume::{OpenMode, Volume};
 use jericho_fuse::control::{Control, Target};
 use jericho_shm::{
     Answer, CALL_BYTES, Call, ClientThread, HANDSHAKE_BYTES, Refusal, Reply, Request, socket_name,
@@ -21,6 +20,7 @@ use jericho_shm::{
 use jericho_sys::handshake::Connection;
 use jericho_sys::process::{effective_uid, gid};
 use jericho_topology::Topology;
+use jericho_volume::{OpenMode, Volume};
 
 use crate::Input;
 use crate::volume::sample;

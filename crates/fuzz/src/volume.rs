@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock};
 use jericho_format::label::Label;
 use jericho_format::superblock::{COPY_BYTES, COPY_FIRST_BLOCK, Superblock};
 use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
 use jericho_fs::fs::{Fs, FsOptions};
 use jericho_fs::store::tables::Table;
 use jericho_fs::types::{Caller, Kind, ROOT};
-use jericho_fs::volume::{FormatOptions, OpenMode, Volume, format_devices};
 use jericho_storage::{BLOCK_BYTES, Device, IoError, TakesBack};
+use jericho_volume::{FormatOptions, OpenMode, Volume};
 use parking_lot::RwLock;
 
 use crate::Input;
@@ -234,7 +235,7 @@ pub fn rows(data: &[u8]) {
     let device = sample();
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).expect("the sample");
-    let (store, _allocator) = volume.open_store(1 << 20).expect("its store");
+    let (store, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).expect("its store");
     let mut changed = vec![];
     while !input.is_empty() && changed.len() < 20 {
         let table = TABLES[input.below(TABLES.len())];

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use jericho_format::superblock::{CHUNK_SPARE, ChunkEntry};
+use jericho_volume::Volume;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use super::{Allocator, SpaceOptions};
@@ -13,7 +14,6 @@ use crate::error::Result;
 use crate::store::region::Region;
 use crate::store::{BeforeCommit, Change, StoreRef};
 use crate::types::SliceId;
-use crate::volume::Volume;
 
 /// Spare chunks that are kept in stock as long as there is space, beyond what a batch may need.
 const STOCK_CHUNKS: u64 = 4;
@@ -57,7 +57,7 @@ impl Allocator {
             .map(|slice| SpaceOptions {
                 blocks: slice.blocks,
                 chunks: Vec::new(),
-                places: slice.places().collect(),
+                regions: slice.regions().to_vec(),
             })
             .collect();
         let chunk_blocks = volume.superblocks().with(|s| {

@@ -7,11 +7,11 @@ use jericho_format::{FILE_BYTES_MAX, INO_MAX};
 
 use super::{Pass, Seen, Severity};
 use crate::error::Result;
+use crate::format;
 use crate::store::batch::Row;
 use crate::store::tables::Table;
 use crate::store::{Entry, Store, codec};
 use crate::types::{Ino, Kind, ROOT, SliceId};
-use crate::volume::format;
 
 /// Directory that takes the inodes without a path from the root.
 const LOST_AND_FOUND: &[u8] = b"lost+found";

@@ -1,11 +1,16 @@
 use jericho_format::record;
+use jericho_format::superblock::{FLAG_DIRTY, OwnerRecord};
+use jericho_volume::FormatOptions;
+use zerocopy::FromZeros;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use super::*;
 use crate::alloc::Blocks;
+use crate::format::{format, root};
+use crate::metadata::tests::{MemoryDevice, formatted, opened};
 use crate::store::tables::Table;
 use crate::store::{Extent, codec};
 use crate::types::ROOT;
-use crate::volume::tests::{MemoryDevice, formatted, opened};
 
 const READ: CheckOptions = CheckOptions {
     repair: false,
@@ -37,7 +42,7 @@ fn inode(kind: Kind, nlink: u32, size: u64, parent: Ino) -> InodeRecord {
         nlink,
         size,
         parent,
-        ..format::root((0, 0))
+        ..root((0, 0))
     }
 }
 
@@ -53,7 +58,7 @@ fn blocks(first: u64, count: u32) -> Blocks {
 fn sample() -> Arc<MemoryDevice> {
     let device = formatted(32, 1);
     let volume = opened(&device);
-    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, _allocator) = metadata::open(&volume, 1 << 20).unwrap();
     let mut link = inode(Kind::Symlink, 1, 3, ROOT);
     link.target = Some(b"dir"[..].into());
     store
@@ -107,7 +112,7 @@ fn a_check_writes_nothing_even_after_a_crash() {
     let device = sample();
     let volume = opened(&device);
     volume.mark_dirty().unwrap();
-    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, _allocator) = metadata::open(&volume, 1 << 20).unwrap();
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
     let cut = device.after_power_cut();
     let before = cut.bytes();
@@ -120,7 +125,7 @@ fn a_check_writes_nothing_even_after_a_crash() {
 #[test]
 fn a_store_that_was_not_closed_is_sound() {
     let device = sample();
-    let (store, _allocator) = opened(&device).open_store(1 << 20).unwrap();
+    let (store, _allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
     let report = run(&device.after_power_cut(), READ);
     assert_eq!(report.findings, []);
@@ -130,7 +135,7 @@ fn a_store_that_was_not_closed_is_sound() {
 fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>, rows: Vec<Row>) {
     let device = sample();
     let volume = opened(&device);
-    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, allocator) = metadata::open(&volume, 1 << 20).unwrap();
     store.commit(&changes(&volume)).unwrap();
     if !rows.is_empty() {
         store.commit_rows(rows).unwrap();
@@ -154,7 +159,7 @@ fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>
     assert_eq!(again.findings, [], "{needle}");
     // Undamaged files are still there, and the volume takes changes.
     let volume = opened(&device);
-    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, _allocator) = metadata::open(&volume, 1 << 20).unwrap();
     assert!(store.inode(5).unwrap().is_some());
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
 }
@@ -244,7 +249,7 @@ fn wrong_orphans_are_repaired_and_right_ones_are_only_reported() {
         vec![Change::PutOrphan(3)]
     });
     let device = sample();
-    let (store, allocator) = opened(&device).open_store(1 << 20).unwrap();
+    let (store, allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
     store
         .commit(&[
             Change::PutInode(8, inode(Kind::File, 0, 0, ROOT)),
@@ -383,7 +388,7 @@ fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
     use crate::fs::{Fs, FsOptions};
     let device = sample();
     let volume = opened(&device);
-    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, allocator) = metadata::open(&volume, 1 << 20).unwrap();
     // /dir and a directory without a name contain each other. One file has an extent that ends beyond its slice. Another file
     // is of a slice that does not exist.
     let overlong = Extent {
@@ -425,4 +430,58 @@ fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
     drop(fs);
     let report = run(&device, REPAIR);
     assert!(report.is_sound(), "{:?}", report.findings);
+}
+
+fn refusal<T>(result: Result<T, VolumeError>, needle: &str) {
+    let error = result.err().expect("the call must fail");
+    assert!(error.to_string().contains(needle), "{error}");
+}
+
+#[test]
+fn a_volume_mounted_by_another_host_is_refused_to_readers_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = [dir.path().join("volume")];
+    let options = FormatOptions {
+        size_bytes: Some(64 << 20),
+        ..FormatOptions::default()
+    };
+    format(&file, &options).unwrap();
+    let volume = Volume::open(&file[0], OpenMode::WRITE).unwrap();
+    volume
+        .superblocks()
+        .update(|s| {
+            let mut owner = OwnerRecord::new_zeroed();
+            owner.boot_id = [9; 16];
+            owner.machine = U64::new(9);
+            owner.host[..5].copy_from_slice(b"other");
+            owner.host_bytes = U16::new(5);
+            s.head.owner = owner;
+            s.head.flags = U32::new(FLAG_DIRTY);
+        })
+        .unwrap();
+    drop(volume);
+    let before = std::fs::read(&file[0]).unwrap();
+    refusal(Volume::open(&file[0], OpenMode::READ), "host other");
+    refusal(Volume::open(&file[0], OpenMode::WRITE), "--force");
+    let check = |force| {
+        let options = CheckOptions {
+            repair: false,
+            force,
+        };
+        super::check(&file[0], options)
+    };
+    refusal(check(false), "host other");
+    assert!(check(true).unwrap().is_sound());
+    assert!(std::fs::read(&file[0]).unwrap() == before);
+    // After a takeover the volume belongs to this host, and to no host once it is clean.
+    let forced = OpenMode {
+        force: true,
+        ..OpenMode::WRITE
+    };
+    let volume = Volume::open(&file[0], forced).unwrap();
+    volume.mark_dirty().unwrap();
+    Volume::open(&file[0], OpenMode::READ).unwrap();
+    volume.mark_clean().unwrap();
+    let owner = volume.superblocks().with(|s| s.head.owner);
+    assert_eq!(owner, OwnerRecord::new_zeroed());
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::sync_channel;
 
 use jericho_cache::Slice;
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+use jericho_volume::Volume;
 use parking_lot::Mutex;
 
 use super::commit::{Commits, Gate, Waiter};
@@ -23,7 +24,6 @@ use crate::alloc::{Allocator, Blocks};
 use crate::error::{Error, Result};
 use crate::store::{Change, InodeRecord, StoreRef};
 use crate::types::{Ino, Kind, SliceId};
-use crate::volume::Volume;
 
 /// Hashes below this are the cookies of "." and "..".
 pub const FIRST_HASH: u64 = 3;

@@ -12,6 +12,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::FLAG_PREALLOCATED;
 use jericho_storage::TakesBack;
 use jericho_sys::errno;
+use jericho_volume::Volume;
 use parking_lot::{Condvar, Mutex};
 
 use super::Fs;
@@ -20,7 +21,6 @@ use super::errno::EOPNOTSUPP;
 use crate::alloc::{Loan, LoanRequest};
 use crate::error::Result;
 use crate::types::Trimmed;
-use crate::volume::Volume;
 
 /// Longest range of one discard, in blocks (16 MiB): other transfers may have to wait for it.
 const PIECE_BLOCKS: usize = 4096;

@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use jericho_format::PAGE_BYTES;
 use jericho_format::superblock::{CHUNK_SPARE, CHUNKS_MAX, ChunkEntry};
 use jericho_storage::{Device, IoError};
+use jericho_volume::superblocks::Superblocks;
 use parking_lot::{Mutex, RwLock};
 use redb::StorageBackend;
 
 use crate::error::Error;
-use crate::volume::superblocks::Superblocks;
 
 const BLOCK: usize = PAGE_BYTES as usize;
 /// Longest write to a device, and most of what is read at once for it.

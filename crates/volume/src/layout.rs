@@ -12,7 +12,7 @@ use jericho_format::superblock::{
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-use super::error::VolumeError;
+use crate::error::VolumeError;
 
 /// Smallest size of a slice.
 const SLICE_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
@@ -24,10 +24,10 @@ const CONTAINER_BLOCKS_MAX: u64 = *CONTAINER_BLOCKS.end() as u64;
 const CONTAINER_BLOCKS_MIN: u64 = *CONTAINER_BLOCKS.start() as u64;
 
 /// Facts about a device that the layout needs.
-pub(super) struct Space {
-    pub(super) name: Arc<str>,
-    pub(super) blocks: u64,
-    pub(super) node: Option<u32>,
+pub(crate) struct Space {
+    pub(crate) name: Arc<str>,
+    pub(crate) blocks: u64,
+    pub(crate) node: Option<u32>,
 }
 
 /// Returns the number of blocks in a metadata chunk. Chunks are small enough not to waste a small volume, and large enough that
@@ -70,7 +70,7 @@ fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
 }
 
 /// Plans slices, regions, chunks and the sizes in the head. `nodes` holds the home node of each slice.
-pub(super) fn plan(
+pub(crate) fn plan(
     superblock: &mut Superblock,
     devices: &[Space],
     nodes: &[Option<u32>],

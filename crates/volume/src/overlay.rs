@@ -10,21 +10,22 @@ use parking_lot::RwLock;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// A view of a device. Reads return the bytes written to the view; the device itself never changes.
-pub(crate) struct Overlay {
+pub struct DeviceOverlay {
     base: Arc<dyn Device>,
     written: RwLock<HashMap<u64, Box<[u8]>>>,
 }
 
-impl Overlay {
-    pub(crate) fn over(base: Arc<dyn Device>) -> Arc<dyn Device> {
-        Arc::new(Overlay {
+impl DeviceOverlay {
+    /// Returns a view of `base`.
+    pub fn over(base: Arc<dyn Device>) -> Arc<dyn Device> {
+        Arc::new(DeviceOverlay {
             base,
             written: RwLock::new(HashMap::new()),
         })
     }
 }
 
-impl Device for Overlay {
+impl Device for DeviceOverlay {
     fn name(&self) -> Arc<str> {
         self.base.name()
     }

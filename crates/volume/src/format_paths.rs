@@ -14,12 +14,13 @@ use jericho_format::superblock::FLAG_PREALLOCATED;
 use jericho_storage::{AlignedBuffer, Device, IoError, OpenOptions, open_device};
 use jericho_sys::block::{holes, punch_hole};
 
-use super::error::VolumeError;
-use super::foreign;
-use super::format::{FormatOptions, Summary, check_counts, check_plan, prepare, write};
-use super::layout::Space;
-use super::open::{OpenMode, inspect};
-use super::{Volume, VolumeLock};
+use crate::device::{OpenMode, inspect};
+use crate::error::VolumeError;
+use crate::foreign;
+use crate::format::{FormatOptions, Summary, check_counts, check_plan, prepare, write};
+use crate::layout::Space;
+use crate::lock::VolumeLock;
+use crate::volume::Volume;
 
 /// Bytes rewritten at once on hosts that allocate space only by writing.
 const PIECE_BYTES: usize = 4 << 20;
@@ -43,8 +44,13 @@ struct Target {
     node: Option<u32>,
 }
 
-/// Formats a volume on files (created if missing) and block devices.
-pub fn format(paths: &[PathBuf], options: &FormatOptions) -> Result<Summary, VolumeError> {
+/// Formats a volume on files (created if missing) and block devices. `make_contents` writes the first contents, before the labels
+/// make the files and devices a volume.
+pub fn format(
+    paths: &[PathBuf],
+    options: &FormatOptions,
+    make_contents: impl FnOnce(&Volume) -> Result<(), VolumeError>,
+) -> Result<Summary, VolumeError> {
     check_counts(paths.len(), options)?;
     let mut targets = Vec::new();
     let mut locks: Vec<VolumeLock> = Vec::new();
@@ -79,7 +85,7 @@ pub fn format(paths: &[PathBuf], options: &FormatOptions) -> Result<Summary, Vol
         })
         .collect();
     check_plan(&spaces, options)?;
-    let result = open_and_write(&targets, options);
+    let result = open_and_write(&targets, options, make_contents);
     if result.is_err() {
         for target in &targets {
             undo(target);
@@ -174,7 +180,11 @@ fn inspect_target(path: &Path, options: &FormatOptions) -> Result<Target, Volume
     })
 }
 
-fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary, VolumeError> {
+fn open_and_write(
+    targets: &[Target],
+    options: &FormatOptions,
+    make_contents: impl FnOnce(&Volume) -> Result<(), VolumeError>,
+) -> Result<Summary, VolumeError> {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     let mut paths = Vec::new();
     for (index, target) in targets.iter().enumerate() {
@@ -211,7 +221,7 @@ fn open_and_write(targets: &[Target], options: &FormatOptions) -> Result<Summary
         }
         superblock.head.flags |= FLAG_PREALLOCATED;
     }
-    write(&devices, superblock, &options)
+    write(&devices, superblock, make_contents)
 }
 
 /// Allocates the space of a whole file on its host. Keeps the file's contents, because a later failure must leave them
@@ -287,11 +297,4 @@ fn shrink(target: &Target) -> std::io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Formats a volume and opens it, for callers that continue with the volume.
-pub fn format_and_open(paths: &[PathBuf], options: &FormatOptions) -> Result<Volume, VolumeError> {
-    format(paths, options)?;
-    let first = paths.first().ok_or(VolumeError::NoDevices)?;
-    Volume::open(first, OpenMode::WRITE)
 }

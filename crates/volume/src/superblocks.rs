@@ -10,7 +10,7 @@ use jericho_storage::{Device, IoError};
 use parking_lot::Mutex;
 use zerocopy::FromZeros;
 
-use super::owner;
+use crate::owner;
 
 /// The superblock of an open volume. Every change is durable before `update` returns.
 pub struct Superblocks {

@@ -4,7 +4,6 @@
 //! order: the paths that the user names, the device's path when the volume was formatted, the files with that name beside the
 //! first device, the block devices of the machine, and the other files beside the first device. It only reads the candidates
 //! until a label matches, because other programs may be using them.
-//! matches, because other programs may be using them.
 
 use std::collections::HashSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -15,15 +14,15 @@ use jericho_format::label::LabelState;
 use jericho_format::superblock::DeviceEntry;
 use jericho_storage::Device;
 
-use super::error::VolumeError;
-use super::format::read_label;
-use super::open::{OpenMode, open_path, path_of};
+use crate::device::{OpenMode, open_path};
+use crate::error::VolumeError;
+use crate::labels::{path_of, read_label};
 
 /// Largest number of files beside the first device that are checked.
 const BESIDE_MAX: usize = 1000;
 
 /// Opens device `index` of the volume whose first device is at `first`.
-pub(super) fn device(
+pub(crate) fn device(
     first: &Path,
     others: &[PathBuf],
     index: usize,

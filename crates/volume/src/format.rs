@@ -10,18 +10,17 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use jericho_format::PAGE_BYTES;
-use jericho_format::label::{Label, LabelState};
 use jericho_format::superblock::{DEVICES_MAX, DeviceEntry, NO_NODE, SLICES_MAX, Superblock};
 use jericho_storage::{BLOCK_BYTES, Device};
 use zerocopy::FromZeros;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-use super::error::VolumeError;
-use super::layout::{self, Space};
-use super::superblocks::Superblocks;
-use super::{Volume, foreign};
-use crate::store::{Change, InodeRecord};
-use crate::types::{Kind, ROOT};
+use crate::error::VolumeError;
+use crate::foreign;
+use crate::labels::label;
+use crate::layout::{self, Space};
+use crate::superblocks::Superblocks;
+use crate::volume::Volume;
 
 /// Properties of a new volume.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +40,7 @@ pub struct FormatOptions {
     pub preallocate: bool,
     /// Called to report progress where the host can allocate only by writing: bytes that have space, and bytes in total.
     pub progress: Option<fn(u64, u64)>,
-    /// Owner of the root directory: uid and gid.
+    /// Owner of the root directory, which the caller of the format makes: uid and gid.
     pub owner: (u32, u32),
 }
 
@@ -59,18 +58,19 @@ pub struct Summary {
 }
 
 /// Formats a volume on devices that are open for writing. `paths` are stored for finding the devices again. Writes nothing
-/// unless all checks pass.
+/// unless all checks pass. `make_contents` writes the first contents, before the labels make the devices a volume.
 pub fn format_devices(
     devices: &[Arc<dyn Device>],
     paths: &[PathBuf],
     options: &FormatOptions,
+    make_contents: impl FnOnce(&Volume) -> Result<(), VolumeError>,
 ) -> Result<Summary, VolumeError> {
     let superblock = prepare(devices, paths, options)?;
-    write(devices, superblock, options)
+    write(devices, superblock, make_contents)
 }
 
 /// Refuses invalid numbers of devices and slices.
-pub(super) fn check_counts(devices: usize, options: &FormatOptions) -> Result<(), VolumeError> {
+pub(crate) fn check_counts(devices: usize, options: &FormatOptions) -> Result<(), VolumeError> {
     if devices == 0 {
         return Err(VolumeError::NoDevices);
     }
@@ -91,7 +91,7 @@ pub(super) fn check_counts(devices: usize, options: &FormatOptions) -> Result<()
 }
 
 /// Plans a volume on devices of these sizes.
-pub(super) fn check_plan(
+pub(crate) fn check_plan(
     spaces: &[Space],
     options: &FormatOptions,
 ) -> Result<Superblock, VolumeError> {
@@ -111,7 +111,7 @@ pub(super) fn check_plan(
 }
 
 /// Runs all checks and plans the volume, without writing.
-pub(super) fn prepare(
+pub(crate) fn prepare(
     devices: &[Arc<dyn Device>],
     paths: &[PathBuf],
     options: &FormatOptions,
@@ -181,10 +181,10 @@ fn random_bytes(bytes: &mut [u8]) -> Result<(), VolumeError> {
 }
 
 /// Writes a planned volume.
-pub(super) fn write(
+pub(crate) fn write(
     devices: &[Arc<dyn Device>],
     superblock: Superblock,
-    options: &FormatOptions,
+    make_contents: impl FnOnce(&Volume) -> Result<(), VolumeError>,
 ) -> Result<Summary, VolumeError> {
     let zeros = vec![0; PAGE_BYTES as usize];
     for device in devices {
@@ -196,10 +196,7 @@ pub(super) fn write(
         .collect();
     let superblocks = Superblocks::create(devices[0].clone(), superblock)?;
     let volume = Volume::assemble(devices.to_vec(), superblocks, false);
-    {
-        let (store, _allocator) = volume.open_store(8 << 20)?;
-        store.commit(&[Change::PutInode(ROOT, root(options.owner))])?;
-    }
+    make_contents(&volume)?;
     for device in devices {
         device.flush()?;
     }
@@ -223,53 +220,4 @@ pub(super) fn write(
         slices,
         metadata_bytes: s.chunks.len() as u64 * u64::from(s.head.chunk_blocks.get()) * PAGE_BYTES,
     }))
-}
-
-/// Returns the label of a device of the volume.
-pub(crate) fn label(superblock: &Superblock, index: usize) -> Box<Label> {
-    let entry = &superblock.devices[index];
-    let mut label = Label::new();
-    label.volume_uuid = superblock.head.volume_uuid;
-    label.device_uuid = entry.uuid;
-    label.device_index = U16::new(index as u16);
-    label.devices = U16::new(superblock.devices.len() as u16);
-    label.device_blocks = entry.blocks;
-    label
-}
-
-/// Returns the record of an empty root directory.
-pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_nanos() as i128;
-    InodeRecord {
-        kind: Kind::Directory,
-        perm: 0o755,
-        nlink: 2,
-        uid: owner.0,
-        gid: owner.1,
-        rdev: 0,
-        generation: 1,
-        size: 0,
-        atime_ns: now,
-        mtime_ns: now,
-        ctime_ns: now,
-        btime_ns: now,
-        slice: None,
-        placement: None,
-        threads: Default::default(),
-        parent: ROOT,
-        target: None,
-    }
-}
-
-/// Reads the label of a device.
-pub(crate) fn read_label(device: &dyn Device) -> Result<LabelState, VolumeError> {
-    if device.size_bytes() < PAGE_BYTES {
-        return Ok(LabelState::Foreign);
-    }
-    let mut block = vec![0; PAGE_BYTES as usize];
-    device.read_at(0, &mut block)?;
-    Ok(Label::decode(&block))
 }

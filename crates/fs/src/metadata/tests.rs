@@ -1,16 +1,12 @@
-use std::path::PathBuf;
 use std::result::Result;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use jericho_storage::{BLOCK_BYTES, Cause};
+use jericho_storage::{BLOCK_BYTES, Cause, Device, IoError};
+use jericho_volume::{FormatOptions, OpenMode};
 use parking_lot::Mutex;
 
-use zerocopy::FromZeros;
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
-
 use super::*;
-use crate::check::CheckOptions;
-use crate::error::Error;
+use crate::format::{format_devices, root};
 use crate::store::{Change, Extent};
 use crate::types::{Kind, ROOT};
 
@@ -153,7 +149,7 @@ pub(crate) fn opened(device: &Arc<MemoryDevice>) -> Volume {
 pub(crate) fn file_batch(first: u64, count: u64, allocator: &Allocator) -> Vec<Change> {
     let mut changes = Vec::new();
     for ino in first..first + count {
-        let mut inode = format::root((0, 0));
+        let mut inode = root((0, 0));
         (inode.kind, inode.nlink, inode.size) = (Kind::File, 1, 4096);
         let name = format!("file-{ino:08}").into_bytes().into_boxed_slice();
         let mut blocks = Vec::new();
@@ -189,7 +185,7 @@ fn a_new_volume_has_a_root_directory_and_the_slices_that_were_asked_for() {
     let device = formatted(64, 3);
     let volume = opened(&device);
     assert_eq!(volume.slices().len(), 3);
-    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, allocator) = open(&volume, 1 << 20).unwrap();
     let root = store.inode(ROOT).unwrap().unwrap();
     assert_eq!(
         (root.kind, root.nlink, root.parent),
@@ -207,24 +203,15 @@ fn a_new_volume_has_a_root_directory_and_the_slices_that_were_asked_for() {
 }
 
 #[test]
-fn a_name_has_the_same_hash_after_opening_again_and_another_on_another_volume() {
-    let (a, b) = (formatted(32, 1), formatted(32, 1));
-    let hash = opened(&a).hash_name(b"name");
-    assert_eq!(opened(&a).hash_name(b"name"), hash);
-    assert_ne!(opened(&b).hash_name(b"name"), hash);
-    assert!(hash > 0 && hash < 1 << 63);
-}
-
-#[test]
 fn only_committed_changes_survive_a_power_cut() {
     let device = formatted(64, 2);
     let volume = opened(&device);
-    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, allocator) = open(&volume, 1 << 20).unwrap();
     for round in 0..10 {
         let batch = file_batch(2 + round * 100, 100, &allocator);
         store.commit(&batch).unwrap();
         let cut = device.after_power_cut();
-        let (found, _) = opened(&cut).open_store(1 << 20).unwrap();
+        let (found, _) = open(&opened(&cut), 1 << 20).unwrap();
         assert_eq!(found.inode_count().unwrap(), 1 + (round + 1) * 100);
     }
 }
@@ -237,7 +224,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
         let cut = device.after_power_cut();
         cut.budget.store(budget, Ordering::Relaxed);
         let run = || -> Result<(), Error> {
-            let (store, allocator) = opened(&cut).open_store(1 << 20)?;
+            let (store, allocator) = open(&opened(&cut), 1 << 20)?;
             for round in 0..4 {
                 let batch = file_batch(2 + round * 300, 300, &allocator);
                 let result = store.commit(&batch);
@@ -252,7 +239,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
         let result = run();
         for after in [cut.after_power_cut(), cut.clone()] {
             after.budget.store(u64::MAX, Ordering::Relaxed);
-            let (store, allocator) = opened(&after).open_store(1 << 20).unwrap();
+            let (store, allocator) = open(&opened(&after), 1 << 20).unwrap();
             let files = store.inode_count().unwrap() - 1;
             assert!(files % 300 == 0, "found a part of a batch: {files} files");
             store.commit(&file_batch(5000, 1, &allocator)).unwrap();
@@ -275,7 +262,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
 fn a_full_metadata_region_refuses_creation_and_lets_removals_through() {
     let device = formatted(20, 1);
     let volume = opened(&device);
-    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, allocator) = open(&volume, 1 << 20).unwrap();
     // Data takes all space, so that the region cannot grow.
     let mut held = Vec::new();
     let all = allocator.available();
@@ -318,12 +305,12 @@ fn a_volume_opened_read_only_after_a_crash_is_read_and_not_written() {
     let device = formatted(32, 1);
     let volume = opened(&device);
     volume.mark_dirty().unwrap();
-    let (store, allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, allocator) = open(&volume, 1 << 20).unwrap();
     store.commit(&file_batch(2, 300, &allocator)).unwrap();
     let cut = device.after_power_cut();
     cut.budget.store(0, Ordering::Relaxed);
     let volume = Volume::open_from_devices(vec![cut.clone()], OpenMode::READ).unwrap();
-    let (store, _allocator) = volume.open_store(1 << 20).unwrap();
+    let (store, _allocator) = open(&volume, 1 << 20).unwrap();
     assert_eq!(store.inode_count().unwrap(), 301);
     assert!(matches!(
         store.commit(&[Change::DelInode(2)]),
@@ -334,7 +321,7 @@ fn a_volume_opened_read_only_after_a_crash_is_read_and_not_written() {
 #[test]
 fn a_batch_that_does_not_fit_is_refused_whole_and_smaller_ones_still_go_through() {
     let device = formatted(20, 1);
-    let (store, allocator) = opened(&device).open_store(1 << 20).unwrap();
+    let (store, allocator) = open(&opened(&device), 1 << 20).unwrap();
     store.commit(&file_batch(2, 500, &allocator)).unwrap();
     let all = allocator.available();
     allocator.reserve(all).unwrap();
@@ -351,7 +338,7 @@ fn a_batch_that_does_not_fit_is_refused_whole_and_smaller_ones_still_go_through(
         .unwrap();
     assert_eq!(store.inode_count().unwrap(), 500);
     drop((store, allocator));
-    let (store, _allocator) = opened(&device).open_store(1 << 20).unwrap();
+    let (store, _allocator) = open(&opened(&device), 1 << 20).unwrap();
     assert_eq!(
         (store.inode_count().unwrap(), store.value("x").unwrap()),
         (500, Some(4))
@@ -364,7 +351,7 @@ fn the_metadata_region_grows_into_the_slices() {
     let volume = opened(&device);
     let before = volume.superblocks().with(|s| s.chunks.len());
     let count = {
-        let (store, allocator) = volume.open_store(4 << 20).unwrap();
+        let (store, allocator) = open(&volume, 4 << 20).unwrap();
         let mut ino = 2;
         while volume.superblocks().with(|s| s.chunks.len()) == before {
             store.commit(&file_batch(ino, 500, &allocator)).unwrap();
@@ -374,242 +361,9 @@ fn the_metadata_region_grows_into_the_slices() {
     };
     drop(volume);
     let volume = opened(&device);
-    let (store, allocator) = volume.open_store(4 << 20).unwrap();
+    let (store, allocator) = open(&volume, 4 << 20).unwrap();
     assert_eq!(store.inode_count().unwrap(), count);
     let capacity: u64 = volume.slices().iter().map(|s| s.blocks).sum();
     let chunks = volume.superblocks().with(|s| s.chunks.len() - before) as u64 * 64;
     assert_eq!(allocator.available(), capacity - chunks - (count - 1));
-}
-
-fn paths(dir: &tempfile::TempDir, names: &[&str]) -> Vec<PathBuf> {
-    names.iter().map(|name| dir.path().join(name)).collect()
-}
-
-fn of_size(mib: u64) -> FormatOptions {
-    FormatOptions {
-        size_bytes: Some(mib << 20),
-        ..FormatOptions::default()
-    }
-}
-
-fn refusal<T>(result: Result<T, VolumeError>, needle: &str) {
-    let error = result.err().expect("the call must fail");
-    assert!(error.to_string().contains(needle), "{error}");
-}
-
-const WRITE: OpenMode = OpenMode::WRITE;
-
-#[test]
-fn a_volume_of_two_files_opens_by_the_first_and_after_both_were_moved() {
-    let dir = tempfile::tempdir().unwrap();
-    let files = paths(&dir, &["one", "two"]);
-    format(
-        &files,
-        &FormatOptions {
-            slices: Some(2),
-            ..of_size(64)
-        },
-    )
-    .unwrap();
-    let volume = Volume::open(&files[0], WRITE).unwrap();
-    assert_eq!(volume.devices().len(), 2);
-    assert_eq!(
-        [volume.slices()[0].device(), volume.slices()[1].device()],
-        [0, 1]
-    );
-    drop(volume);
-    refusal(Volume::open(&files[1], WRITE), "first device");
-    std::fs::create_dir(dir.path().join("new")).unwrap();
-    let moved = paths(&dir, &["new/one", "new/two"]);
-    std::fs::rename(&files[0], &moved[0]).unwrap();
-    std::fs::rename(&files[1], &moved[1]).unwrap();
-    Volume::open(&moved[0], WRITE).unwrap();
-    std::fs::remove_file(&moved[1]).unwrap();
-    refusal(Volume::open(&moved[0], WRITE), "two");
-}
-
-#[test]
-fn a_device_of_another_volume_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let a = paths(&dir, &["a1", "a2"]);
-    let b = paths(&dir, &["b1", "b2"]);
-    format(&a, &of_size(64)).unwrap();
-    format(&b, &of_size(64)).unwrap();
-    std::fs::rename(&b[1], &a[1]).unwrap();
-    refusal(Volume::open(&a[0], WRITE), "belongs to another volume");
-}
-
-#[test]
-fn format_refuses_bad_input_and_changes_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = paths(&dir, &["volume"]);
-    refusal(format(&file, &FormatOptions::default()), "--size");
-    refusal(format(&file, &of_size(4)), "too small");
-    refusal(
-        format(
-            &file,
-            &FormatOptions {
-                slices: Some(0),
-                ..of_size(64)
-            },
-        ),
-        "at least 1 slice",
-    );
-    refusal(
-        format(
-            &file,
-            &FormatOptions {
-                slices: Some(300),
-                ..of_size(64)
-            },
-        ),
-        "at most 256",
-    );
-    refusal(format(&[dir.path().into()], &of_size(64)), "directory");
-    refusal(
-        format(&[file[0].clone(), file[0].clone()], &of_size(64)),
-        "twice",
-    );
-    assert!(!file[0].exists());
-
-    std::fs::write(&file[0], "letters of somebody").unwrap();
-    refusal(format(&file, &of_size(64)), "--force");
-    assert_eq!(std::fs::read(&file[0]).unwrap(), b"letters of somebody");
-    let mut mode = std::fs::metadata(&file[0]).unwrap().permissions();
-    mode.set_readonly(true);
-    std::fs::set_permissions(&file[0], mode).unwrap();
-    refusal(
-        format(
-            &file,
-            &FormatOptions {
-                force: true,
-                ..of_size(64)
-            },
-        ),
-        "read-only",
-    );
-    std::fs::remove_file(&file[0]).unwrap();
-
-    format(&file, &of_size(64)).unwrap();
-    let before = std::fs::read(&file[0]).unwrap();
-    refusal(
-        format(&file, &of_size(128)),
-        "already holds a Jericho volume",
-    );
-    let forced = FormatOptions {
-        force: true,
-        slices: Some(0),
-        ..of_size(64)
-    };
-    refusal(format(&file, &forced), "at least 1 slice");
-    assert!(std::fs::read(&file[0]).unwrap() == before);
-    format(
-        &file,
-        &FormatOptions {
-            force: true,
-            ..of_size(128)
-        },
-    )
-    .unwrap();
-    assert_eq!(std::fs::metadata(&file[0]).unwrap().len(), 128 << 20);
-}
-
-#[test]
-fn errors_distinguish_missing_damaged_and_newer_volumes() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = paths(&dir, &["volume"]).remove(0);
-    refusal(Volume::open(&file, WRITE), "does not exist");
-    refusal(Volume::open(dir.path(), WRITE), "directory");
-    std::fs::write(&file, vec![7; 1 << 20]).unwrap();
-    refusal(Volume::open(&file, WRITE), "not a Jericho volume");
-
-    let device = formatted(32, 1);
-    let good = device.bytes();
-    let open = |bytes: &[u8]| {
-        std::fs::write(&file, bytes).unwrap();
-        Volume::open(&file, WRITE)
-    };
-    open(&good).unwrap();
-    refusal(open(&good[..good.len() - 4096]), "truncated");
-    let mut bad = good.clone();
-    bad[8] = 9;
-    refusal(open(&bad), "version 9");
-    bad[8] = 1;
-    bad[100] ^= 1;
-    refusal(open(&bad), "label");
-    bad = good.clone();
-    bad[4096 + 200] ^= 1;
-    open(&bad).unwrap();
-    bad[4096 * 38 + 200] ^= 1;
-    refusal(open(&bad), "superblock");
-}
-
-#[test]
-fn the_error_of_a_locked_volume_names_the_process_that_holds_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = paths(&dir, &["volume"]);
-    format(&file, &of_size(64)).unwrap();
-    let lock = Volume::lock(&file[0], WRITE).unwrap();
-    refusal(
-        Volume::lock(&file[0], WRITE),
-        &std::process::id().to_string(),
-    );
-    refusal(
-        format(
-            &file,
-            &FormatOptions {
-                force: true,
-                ..of_size(64)
-            },
-        ),
-        "in use",
-    );
-    drop(lock);
-    Volume::lock(&file[0], WRITE).unwrap();
-}
-
-#[test]
-fn a_volume_mounted_by_another_host_is_refused_to_readers_too() {
-    use jericho_format::superblock::{FLAG_DIRTY, OwnerRecord};
-    let dir = tempfile::tempdir().unwrap();
-    let file = paths(&dir, &["volume"]);
-    format(&file, &of_size(64)).unwrap();
-    let volume = Volume::open(&file[0], WRITE).unwrap();
-    volume
-        .superblocks()
-        .update(|s| {
-            let mut owner = OwnerRecord::new_zeroed();
-            owner.boot_id = [9; 16];
-            owner.machine = U64::new(9);
-            owner.host[..5].copy_from_slice(b"other");
-            owner.host_bytes = U16::new(5);
-            s.head.owner = owner;
-            s.head.flags = U32::new(FLAG_DIRTY);
-        })
-        .unwrap();
-    drop(volume);
-    let before = std::fs::read(&file[0]).unwrap();
-    refusal(Volume::open(&file[0], OpenMode::READ), "host other");
-    refusal(Volume::open(&file[0], WRITE), "--force");
-    let check = |force| {
-        let options = CheckOptions {
-            repair: false,
-            force,
-        };
-        crate::check::check(&file[0], options)
-    };
-    refusal(check(false), "host other");
-    assert!(check(true).unwrap().is_sound());
-    assert!(std::fs::read(&file[0]).unwrap() == before);
-    // After a takeover the volume belongs to this host, and to no host once it is clean.
-    let forced = OpenMode {
-        force: true,
-        ..WRITE
-    };
-    let volume = Volume::open(&file[0], forced).unwrap();
-    volume.mark_dirty().unwrap();
-    Volume::open(&file[0], OpenMode::READ).unwrap();
-    volume.mark_clean().unwrap();
-    let owner = volume.superblocks().with(|s| s.head.owner);
-    assert_eq!(owner, OwnerRecord::new_zeroed());
 }

@@ -18,7 +18,7 @@ const MAGICS: [(usize, &[u8], &str); 9] = [
 const HEAD_BYTES: u64 = 128 << 10;
 
 /// Returns the name of the format on a device, or `None` if it is not recognised.
-pub(super) fn recognise(device: &dyn Device) -> Result<Option<String>, IoError> {
+pub(crate) fn recognise(device: &dyn Device) -> Result<Option<String>, IoError> {
     let bytes = device.size_bytes().min(HEAD_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
     let mut head = vec![0; bytes as usize];
     device.read_at(0, &mut head)?;
@@ -47,7 +47,7 @@ fn recognise_bytes(head: &[u8]) -> Option<String> {
 }
 
 /// Returns whether the head of a device has a byte that is not zero.
-pub(super) fn holds_data(device: &dyn Device) -> Result<bool, IoError> {
+pub(crate) fn holds_data(device: &dyn Device) -> Result<bool, IoError> {
     let bytes = device.size_bytes().min(HEAD_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
     let mut head = vec![0; bytes as usize];
     device.read_at(0, &mut head)?;

@@ -199,5 +199,5 @@ pub enum VolumeError {
     Io(#[from] IoError),
     /// The metadata store could not be created or opened.
     #[error(transparent)]
-    Store(#[from] crate::error::Error),
+    Store(Box<dyn std::error::Error + Send + Sync>),
 }

@@ -20,7 +20,7 @@ struct Identity {
 
 /// The result of judging a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// No process has the volume.
     Free,
     /// A process of this machine has the volume.
@@ -30,12 +30,12 @@ pub(super) enum Verdict {
 }
 
 /// Returns the record of this process.
-pub(super) fn record(hash_seed: &[u8; 16]) -> OwnerRecord {
+pub(crate) fn record(hash_seed: &[u8; 16]) -> OwnerRecord {
     Identity::of_this_process(Path::new("/")).record(hash_seed)
 }
 
 /// Judges the record in the head of a superblock.
-pub(super) fn judge(head: &SuperblockHead) -> Verdict {
+pub(crate) fn judge(head: &SuperblockHead) -> Verdict {
     let root = Path::new("/");
     let me = Identity::of_this_process(root);
     if head.flags.get() & FLAG_DIRTY == 0 {

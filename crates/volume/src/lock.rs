@@ -4,9 +4,10 @@ use std::path::Path;
 
 use jericho_storage::{Access, Claim, ClaimError};
 
-use super::Volume;
-use super::error::VolumeError;
-use super::open::{OpenMode, check_devices, inspect};
+use crate::device::{OpenMode, inspect};
+use crate::error::VolumeError;
+use crate::labels::check_devices;
+use crate::volume::Volume;
 
 /// A lock on the devices of a volume, held for one process until it is dropped. A reader's lock excludes writers. A writer's
 /// lock excludes all other processes.

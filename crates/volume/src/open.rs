@@ -1,0 +1,109 @@
+//! Opens a volume: reads its superblock, finds its devices and checks that they belong to it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jericho_format::label::VERSION;
+use jericho_format::superblock::SuperblockError;
+use jericho_storage::Device;
+
+use crate::device::{OpenMode, open_path};
+use crate::error::VolumeError;
+use crate::find;
+use crate::labels::{check_devices, check_length, good_label};
+use crate::owner::{self, Verdict};
+use crate::superblocks::{ReadError, Superblocks};
+use crate::volume::Volume;
+
+impl Volume {
+    /// Opens a volume by the path of its first device. Finds the others by their labels (`find`).
+    pub fn open(path: &Path, mode: OpenMode) -> Result<Volume, VolumeError> {
+        Volume::open_among(path, &[], mode)
+    }
+
+    /// Does the same as `open`, but first looks for the other devices at `others`.
+    pub fn open_among(
+        path: &Path,
+        others: &[PathBuf],
+        mode: OpenMode,
+    ) -> Result<Volume, VolumeError> {
+        let first = open_path(path, mode)?;
+        let superblocks = read_head(&first)?;
+        check_owner(&first, &superblocks, mode)?;
+        let entries = superblocks.with(|s| s.devices.clone());
+        let mut devices = vec![first];
+        for (index, entry) in entries.iter().enumerate().skip(1) {
+            devices.push(find::device(path, others, index, entry, mode)?);
+        }
+        check_devices(&devices, &superblocks)?;
+        Ok(Volume::assemble(devices, superblocks, mode.read_only))
+    }
+
+    /// Returns whether the volume whose first device is at `path` is mounted or was not cleanly unmounted. Reads only that
+    /// device.
+    pub fn is_dirty_at(path: &Path) -> Result<bool, VolumeError> {
+        let first = open_path(path, OpenMode::READ)?;
+        Ok(read_head(&first)?.is_dirty())
+    }
+
+    /// Opens a volume on devices that are open, in the order of their indices.
+    pub fn open_from_devices(
+        devices: Vec<Arc<dyn Device>>,
+        mode: OpenMode,
+    ) -> Result<Volume, VolumeError> {
+        let first = devices.first().ok_or(VolumeError::NoDevices)?;
+        let superblocks = read_head(first)?;
+        check_devices(&devices, &superblocks)?;
+        Ok(Volume::assemble(devices, superblocks, mode.read_only))
+    }
+}
+
+/// Checks the label of the first device and reads the superblock.
+fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
+    let label = good_label(device)?;
+    check_length(device, label.device_blocks.get())?;
+    if label.device_index.get() != 0 {
+        let index = label.device_index.get().into();
+        return Err(VolumeError::NotFirst {
+            device: device.name(),
+            index,
+        });
+    }
+    Superblocks::read(device.clone()).map_err(|error| match error {
+        ReadError::Io(error) => VolumeError::Io(error),
+        ReadError::Unusable(SuperblockError::Newer(found), _)
+        | ReadError::Unusable(_, SuperblockError::Newer(found)) => VolumeError::Newer {
+            device: device.name(),
+            found,
+            known: VERSION,
+        },
+        error @ ReadError::Unusable(..) => VolumeError::SuperblockDamaged {
+            device: device.name(),
+            what: error.to_string(),
+        },
+    })
+}
+
+/// Refuses a volume that is mounted for writing, here or on another machine.
+fn check_owner(
+    device: &Arc<dyn Device>,
+    superblocks: &Superblocks,
+    mode: OpenMode,
+) -> Result<(), VolumeError> {
+    match superblocks.with(|s| owner::judge(&s.head)) {
+        Verdict::Free => Ok(()),
+        Verdict::Here(pid) => Err(VolumeError::Locked {
+            path: PathBuf::from(&*device.name()),
+            pid: Some(pid),
+        }),
+        Verdict::Elsewhere(host, pid) if mode.force => {
+            tracing::warn!(device = %device.name(), host, pid, "forced: took over a volume that another host has not unmounted");
+            Ok(())
+        }
+        Verdict::Elsewhere(host, pid) => Err(VolumeError::OtherHost {
+            device: device.name(),
+            host,
+            pid,
+        }),
+    }
+}

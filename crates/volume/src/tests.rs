@@ -1,0 +1,226 @@
+use std::path::PathBuf;
+
+use crate::*;
+
+/// Formats a volume without contents.
+fn make(paths: &[PathBuf], options: &FormatOptions) -> Result<Summary, VolumeError> {
+    format(paths, options, |_| Ok(()))
+}
+
+fn paths(dir: &tempfile::TempDir, names: &[&str]) -> Vec<PathBuf> {
+    names.iter().map(|name| dir.path().join(name)).collect()
+}
+
+fn of_size(mib: u64) -> FormatOptions {
+    FormatOptions {
+        size_bytes: Some(mib << 20),
+        ..FormatOptions::default()
+    }
+}
+
+fn refusal<T>(result: Result<T, VolumeError>, needle: &str) {
+    let error = result.err().expect("the call must fail");
+    assert!(error.to_string().contains(needle), "{error}");
+}
+
+const WRITE: OpenMode = OpenMode::WRITE;
+
+#[test]
+fn a_name_has_the_same_hash_after_opening_again_and_another_on_another_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (paths(&dir, &["a"]), paths(&dir, &["b"]));
+    make(&a, &of_size(32)).unwrap();
+    make(&b, &of_size(32)).unwrap();
+    let hash_in = |file: &[PathBuf]| Volume::open(&file[0], WRITE).unwrap().hash_name(b"name");
+    let hash = hash_in(&a);
+    assert_eq!(hash_in(&a), hash);
+    assert_ne!(hash_in(&b), hash);
+    assert!(hash > 0 && hash < 1 << 63);
+}
+
+#[test]
+fn a_volume_of_two_files_opens_by_the_first_and_after_both_were_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["one", "two"]);
+    make(
+        &files,
+        &FormatOptions {
+            slices: Some(2),
+            ..of_size(64)
+        },
+    )
+    .unwrap();
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    assert_eq!(volume.devices().len(), 2);
+    assert_eq!(
+        [volume.slices()[0].device(), volume.slices()[1].device()],
+        [0, 1]
+    );
+    drop(volume);
+    refusal(Volume::open(&files[1], WRITE), "first device");
+    std::fs::create_dir(dir.path().join("new")).unwrap();
+    let moved = paths(&dir, &["new/one", "new/two"]);
+    std::fs::rename(&files[0], &moved[0]).unwrap();
+    std::fs::rename(&files[1], &moved[1]).unwrap();
+    Volume::open(&moved[0], WRITE).unwrap();
+    std::fs::remove_file(&moved[1]).unwrap();
+    refusal(Volume::open(&moved[0], WRITE), "two");
+}
+
+#[test]
+fn a_device_of_another_volume_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = paths(&dir, &["a1", "a2"]);
+    let b = paths(&dir, &["b1", "b2"]);
+    make(&a, &of_size(64)).unwrap();
+    make(&b, &of_size(64)).unwrap();
+    std::fs::rename(&b[1], &a[1]).unwrap();
+    refusal(Volume::open(&a[0], WRITE), "belongs to another volume");
+}
+
+#[test]
+fn format_refuses_bad_input_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]);
+    refusal(make(&file, &FormatOptions::default()), "--size");
+    refusal(make(&file, &of_size(4)), "too small");
+    refusal(
+        make(
+            &file,
+            &FormatOptions {
+                slices: Some(0),
+                ..of_size(64)
+            },
+        ),
+        "at least 1 slice",
+    );
+    refusal(
+        make(
+            &file,
+            &FormatOptions {
+                slices: Some(300),
+                ..of_size(64)
+            },
+        ),
+        "at most 256",
+    );
+    refusal(make(&[dir.path().into()], &of_size(64)), "directory");
+    refusal(
+        make(&[file[0].clone(), file[0].clone()], &of_size(64)),
+        "twice",
+    );
+    assert!(!file[0].exists());
+
+    std::fs::write(&file[0], "letters of somebody").unwrap();
+    refusal(make(&file, &of_size(64)), "--force");
+    assert_eq!(std::fs::read(&file[0]).unwrap(), b"letters of somebody");
+    let mut mode = std::fs::metadata(&file[0]).unwrap().permissions();
+    mode.set_readonly(true);
+    std::fs::set_permissions(&file[0], mode).unwrap();
+    refusal(
+        make(
+            &file,
+            &FormatOptions {
+                force: true,
+                ..of_size(64)
+            },
+        ),
+        "read-only",
+    );
+    std::fs::remove_file(&file[0]).unwrap();
+
+    make(&file, &of_size(64)).unwrap();
+    let before = std::fs::read(&file[0]).unwrap();
+    refusal(make(&file, &of_size(128)), "already holds a Jericho volume");
+    let forced = FormatOptions {
+        force: true,
+        slices: Some(0),
+        ..of_size(64)
+    };
+    refusal(make(&file, &forced), "at least 1 slice");
+    assert!(std::fs::read(&file[0]).unwrap() == before);
+    make(
+        &file,
+        &FormatOptions {
+            force: true,
+            ..of_size(128)
+        },
+    )
+    .unwrap();
+    assert_eq!(std::fs::metadata(&file[0]).unwrap().len(), 128 << 20);
+}
+
+#[test]
+fn errors_distinguish_missing_damaged_and_newer_volumes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]).remove(0);
+    refusal(Volume::open(&file, WRITE), "does not exist");
+    refusal(Volume::open(dir.path(), WRITE), "directory");
+    std::fs::write(&file, vec![7; 1 << 20]).unwrap();
+    refusal(Volume::open(&file, WRITE), "not a Jericho volume");
+
+    let whole = paths(&dir, &["whole"]);
+    make(&whole, &of_size(32)).unwrap();
+    let good = std::fs::read(&whole[0]).unwrap();
+    let open = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        Volume::open(&file, WRITE)
+    };
+    open(&good).unwrap();
+    refusal(open(&good[..good.len() - 4096]), "truncated");
+    let mut bad = good.clone();
+    bad[8] = 9;
+    refusal(open(&bad), "version 9");
+    bad[8] = 1;
+    bad[100] ^= 1;
+    refusal(open(&bad), "label");
+    bad = good.clone();
+    bad[4096 + 200] ^= 1;
+    open(&bad).unwrap();
+    bad[4096 * 38 + 200] ^= 1;
+    refusal(open(&bad), "superblock");
+}
+
+#[test]
+fn the_error_of_a_locked_volume_names_the_process_that_holds_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]);
+    make(&file, &of_size(64)).unwrap();
+    let lock = Volume::lock(&file[0], WRITE).unwrap();
+    refusal(
+        Volume::lock(&file[0], WRITE),
+        &std::process::id().to_string(),
+    );
+    refusal(
+        make(
+            &file,
+            &FormatOptions {
+                force: true,
+                ..of_size(64)
+            },
+        ),
+        "in use",
+    );
+    drop(lock);
+    Volume::lock(&file[0], WRITE).unwrap();
+}
+
+#[test]
+fn the_contents_are_there_before_the_label_makes_the_file_a_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = paths(&dir, &["volume"]);
+    let label = |path: &PathBuf| std::fs::read(path).unwrap()[..8].to_vec();
+    let mut labelled = None;
+    format(&file, &of_size(64), |_| {
+        labelled = Some(label(&file[0]));
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(labelled, Some(vec![0; 8]));
+    assert_eq!(label(&file[0]), b"JERICHO\0");
+
+    let failed = paths(&dir, &["failed"]);
+    let no_contents = |_: &Volume| Err(VolumeError::Store("no room for a root".into()));
+    refusal(format(&failed, &of_size(64), no_contents), "no room");
+    assert!(!failed[0].exists());
+}

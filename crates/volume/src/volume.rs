@@ -1,0 +1,116 @@
+//! An open volume.
+
+use std::sync::Arc;
+
+use jericho_format::PAGE_BYTES;
+use jericho_storage::{Device, IoError};
+use siphasher::sip::SipHasher24;
+
+use crate::space::{Blocks, DeviceRun, SliceId, SliceSpace, slices_of};
+use crate::superblocks::Superblocks;
+
+/// An open volume.
+pub struct Volume {
+    devices: Vec<Arc<dyn Device>>,
+    superblocks: Arc<Superblocks>,
+    slices: Vec<SliceSpace>,
+    uuid: [u8; 16],
+    hash_seed: [u8; 16],
+    read_only: bool,
+}
+
+impl Volume {
+    /// Creates a volume from devices whose superblock was read and whose labels were checked.
+    pub(crate) fn assemble(
+        devices: Vec<Arc<dyn Device>>,
+        superblocks: Superblocks,
+        read_only: bool,
+    ) -> Volume {
+        let (slices, uuid, hash_seed) =
+            superblocks.with(|s| (slices_of(s), s.head.volume_uuid, s.head.hash_seed));
+        Volume {
+            devices,
+            superblocks: Arc::new(superblocks),
+            slices,
+            uuid,
+            hash_seed,
+            read_only,
+        }
+    }
+
+    /// Returns the devices, by index.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// Returns the slices, by id.
+    pub fn slices(&self) -> &[SliceSpace] {
+        &self.slices
+    }
+
+    /// Returns the superblock.
+    pub fn superblocks(&self) -> &Arc<Superblocks> {
+        &self.superblocks
+    }
+
+    /// Returns the identity of the volume.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
+    /// Returns whether the volume was opened read-only.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Returns the longest contiguous range of blocks of a slice that starts at `block`, at most `count` blocks. Returns `None`
+    /// if the block is beyond the slice.
+    pub fn translate(&self, slice: SliceId, block: u64, count: u32) -> Option<DeviceRun> {
+        let regions = &self.slices.get(usize::from(slice))?.regions;
+        let index = regions.partition_point(|r| r.slice_first + r.blocks <= block);
+        let region = regions.get(index)?;
+        let skip = block - region.slice_first;
+        Some(DeviceRun {
+            device: region.device,
+            offset_bytes: (region.device_first + skip) * PAGE_BYTES,
+            blocks: u64::from(count).min(region.blocks - skip) as u32,
+        })
+    }
+
+    /// Returns the contiguous ranges that hold `blocks`, in order. Ends early at the end of the slice.
+    pub fn runs(&self, blocks: Blocks) -> impl Iterator<Item = DeviceRun> + '_ {
+        let end = blocks.first + u64::from(blocks.count);
+        let mut at = blocks.first;
+        std::iter::from_fn(move || {
+            if at == end {
+                return None;
+            }
+            let run = self.translate(blocks.slice, at, (end - at) as u32)?;
+            at += u64::from(run.blocks);
+            Some(run)
+        })
+    }
+
+    /// Returns the hash of a name. It has 63 bits and is at least 16 (lower values are for "." and ".."). The same name has a
+    /// different hash on every volume, so that a user cannot prepare names that collide.
+    pub fn hash_name(&self, name: &[u8]) -> u64 {
+        let hash = SipHasher24::new_with_key(&self.hash_seed).hash(name) >> 1;
+        hash.max(16)
+    }
+
+    /// Durably marks the volume as mounted by this process. Until `mark_clean`, other processes that open the volume check
+    /// whether this process still exists, and repair the volume if it does not.
+    pub fn mark_dirty(&self) -> Result<(), IoError> {
+        self.superblocks.set_dirty(true)
+    }
+
+    /// Durably marks the volume as cleanly unmounted.
+    pub fn mark_clean(&self) -> Result<(), IoError> {
+        self.superblocks.set_dirty(false)
+    }
+
+    /// Returns whether the volume is mounted or was not cleanly unmounted.
+    pub fn is_dirty(&self) -> bool {
+        self.superblocks.is_dirty()
+    }
+}
