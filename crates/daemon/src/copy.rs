@@ -10,7 +10,7 @@ use jericho_fs::{Error, Result};
 
 use crate::handle::Handle;
 use crate::mounted::Mounted;
-use crate::write::WriteSync;
+use crate::write_mode::WriteSync;
 
 /// Limits of one request: bytes it covers, holes included, and bytes of data after which it ends. A short reply lets the
 /// program continue with its next call, and lets a signal interrupt the copy.
@@ -46,11 +46,10 @@ impl Mounted {
     {
         let (source, target) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
         // Repeats all checks, because a program may map the file during the wait.
-        let attempt = move |mounted: &Arc<Self>| {
-            mounted.copy_once((&source.0, source.1), (&target.0, target.1), len)
-        };
+        let mounted = self.clone();
+        let attempt = move || mounted.copy_once((&source.0, source.1), (&target.0, target.1), len);
         // Holes of the source take no space, so a single page may be enough.
-        self.answer_with_space(to.0, (to.1, 1), attempt, reply);
+        self.space_waits.answer(to.0, (to.1, 1), attempt, reply);
     }
 
     fn copy_once(
@@ -62,7 +61,7 @@ impl Mounted {
         if self.read_only() {
             return Err(Error::Errno(libc::EROFS));
         }
-        self.absorb(from.0.file.ino());
+        self.fast.absorb(from.0.file.ino());
         let left = from.0.file.size().saturating_sub(from.1);
         let len = len.min(left).min(REQUEST_MAX);
         let end = to.1.checked_add(len);
@@ -193,7 +192,7 @@ impl Copy<'_> {
     /// Zeroes the next `len` bytes of the destination, up to its end of file.
     fn make_hole(&self, len: u64) -> Result<()> {
         let (handle, begin) = (self.to.0, self.to.1 + self.done);
-        self.mounted.absorb(handle.file.ino());
+        self.mounted.fast.absorb(handle.file.ino());
         let size = handle.file.size();
         if begin < size {
             let within = len.min(size - begin);

@@ -9,7 +9,7 @@ use jericho_fs::fs::File;
 use parking_lot::Mutex;
 
 use crate::fast::Grants;
-use crate::write::WriteSync;
+use crate::write_mode::WriteSync;
 
 /// An open file with the state of its reader (read-ahead) and the inline access that its program was granted.
 pub struct Handle {

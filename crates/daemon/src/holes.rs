@@ -1,4 +1,4 @@
-//! Zeroed ranges of a file whose pages the kernel may have.
+//! fallocate: reserves space and makes holes, also in a file whose pages the kernel may have.
 //!
 //! The kernel zeroes its own copies of pages only after the call that zeroes a range (fallocate). A copy that it writes back
 //! before that still has the old bytes. If only a part of a page is zeroed, the daemon must tell these old bytes from stores of a
@@ -16,6 +16,25 @@ use crate::mounted::Mounted;
 const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 impl Mounted {
+    /// Reserves space or makes holes; see `Fs::fallocate`. Calls `reply` once: at once, or from another thread after a wait for
+    /// space that is being freed.
+    pub fn fallocate<R>(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        mode: i32,
+        offset: u64,
+        len: u64,
+        reply: R,
+    ) where
+        R: FnOnce(Result<()>) + Send + 'static,
+    {
+        let (mounted, own) = (self.clone(), handle.clone());
+        let attempt = move || mounted.try_fallocate(&own, mode, offset, len);
+        let takes_space = mode & libc::FALLOC_FL_PUNCH_HOLE == 0;
+        let range = (offset, if takes_space { len } else { 0 });
+        self.space_waits.answer(handle, range, attempt, reply);
+    }
+
     /// Reserves space or makes holes; see `Fs::fallocate`. Fails with ENOSPC at once when there is no space now. Waits for
     /// devices.
     pub(crate) fn try_fallocate(
@@ -33,16 +52,16 @@ impl Mounted {
             if mode & libc::FALLOC_FL_ZERO_RANGE != 0 {
                 let keep_size = libc::FALLOC_FL_KEEP_SIZE;
                 let take_space = || self.fs().fallocate(file, keep_size, offset, len);
-                self.resize(file.ino(), None, take_space)?;
+                self.fast.resize(file.ino(), None, take_space)?;
             }
-            self.absorb(file.ino());
+            self.fast.absorb(file.ino());
             let end = offset.saturating_add(len).min(file.size());
             for part in parts(offset..end).into_iter().flatten() {
                 self.write_zeros(handle, part)?;
             }
         }
         let change = || self.fs().fallocate(file, mode, offset, len);
-        self.resize(file.ino(), None, change)
+        self.fast.resize(file.ino(), None, change)
     }
 
     /// Writes zeros to a part of a page, if the page has data.

@@ -2,38 +2,54 @@
 //!
 //! `fs` knows no client and `client` knows no filesystem. Here, a read or write first accesses cached pages inline, and then uses
 //! the filesystem and the slice for the rest.
+//!
+//! The files form layers, and each uses only those below it:
+//!
+//! - what there is: `volume` (slices, filesystem, homes), `handle` (an open file), `counters`, `pages`, `write_mode`
+//! - mechanisms, each with a state of its own: `fast` (programs with inline access), `mapped` (pages that the kernel has), `space`
+//!   (requests that wait for space), `migration` and `locality` (threads and their nodes)
+//! - `mounted`, which is all of them together
+//! - operations on it: `read`, `write`, `copy`, `holes`, `attributes`, `sync`, `stat`; `open` and `serving` begin and end it
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod copy;
 mod counters;
 mod fast;
 mod handle;
 mod holes;
 pub mod keeper;
+mod kernel_cache;
 mod locality;
 mod mapped;
 mod migration;
 mod mounted;
 mod open;
 mod outage;
+mod pages;
 mod read;
+mod serving;
 #[cfg(test)]
 mod simulated;
 mod space;
 mod stat;
+mod sync;
 mod tasks;
+mod volume;
 mod write;
+mod write_mode;
 
 pub use counters::MountCounters;
-pub use fast::{Asker, ClientStat, KeeperCommand, KernelCache, Served, Trusted, TrustedError};
+pub use fast::{Asker, ClientStat, KeeperCommand, Served, Trusted, TrustedError};
 pub use handle::Handle;
 pub use jericho_cache::Reader;
 pub use jericho_cache::{Counters, counters::Declared};
 pub use jericho_client::migration::VARIABLE as THREADS_VARIABLE;
 pub use jericho_format::threads::ThreadPolicy;
+pub use kernel_cache::KernelCache;
 pub use locality::Locality;
 pub use mounted::Mounted;
 pub use open::{OpenError, OpenOptions};
 pub use read::ReadBuffer;
 pub use stat::{NodeStat, SliceStat, Stat, Where};
-pub use write::{WriteMode, WriteSync};
+pub use write_mode::{WriteMode, WriteSync};

@@ -11,8 +11,6 @@ use jericho_sys::affinity::CpuMask;
 use jericho_topology::{NodeId, Topology};
 use serde::{Deserialize, Serialize};
 
-use crate::mounted::Mounted;
-
 /// Number of lines. Further threads share lines.
 const LINES: usize = 32;
 
@@ -61,15 +59,15 @@ struct SliceCounters {
 }
 
 /// The counters of all slices.
-pub(crate) struct Counters(Vec<SliceCounters>);
+pub(crate) struct LocalityCounters(Vec<SliceCounters>);
 
-impl Counters {
-    pub fn new(homes: &[NodeId], topology: &Topology) -> Counters {
+impl LocalityCounters {
+    pub fn new(homes: &[NodeId], topology: &Topology) -> LocalityCounters {
         let of_slice = |home: &NodeId| SliceCounters {
             cpus: topology.cpus_of(*home).iter().copied().collect(),
             lines: Default::default(),
         };
-        Counters(homes.iter().map(of_slice).collect())
+        LocalityCounters(homes.iter().map(of_slice).collect())
     }
 
     /// Counts an access of the calling thread to `pages` pages of a slice.
@@ -89,6 +87,15 @@ impl Counters {
         });
     }
 
+    /// Counts an access of the calling thread to a range of a file with this layout.
+    #[inline]
+    pub fn accessed(&self, layout: Layout, offset: u64, len: usize) {
+        let end = offset + len as u64;
+        for (slice, pages) in layout.runs(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {
+            self.count(slice, pages.end - pages.start);
+        }
+    }
+
     /// Returns the local and remote pages of a slice.
     pub fn of(&self, slice: u16) -> (u64, u64) {
         let lines = self.0.get(usize::from(slice)).map_or(&[][..], |s| &s.lines);
@@ -101,17 +108,6 @@ impl Counters {
     }
 }
 
-impl Mounted {
-    /// Counts an access of the calling thread to a range of a file with this layout.
-    #[inline]
-    pub(crate) fn accessed(&self, layout: Layout, offset: u64, len: usize) {
-        let end = offset + len as u64;
-        for (slice, pages) in layout.runs(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {
-            self.locality.count(slice, pages.end - pages.start);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,7 +116,7 @@ mod tests {
     #[test]
     fn a_thread_is_local_on_the_cpus_of_the_home_and_remote_elsewhere() {
         let topology = Topology::from_spec("virtual:2").unwrap();
-        let counters = Counters::new(&[NodeId(0), NodeId(1)], &topology);
+        let counters = LocalityCounters::new(&[NodeId(0), NodeId(1)], &topology);
         let cpus = topology.cpus_of(NodeId(1)).to_vec();
         std::thread::spawn(move || {
             affinity::set(None, &cpus).unwrap();
@@ -140,7 +136,7 @@ mod tests {
     #[test]
     fn concurrent_threads_lose_no_count() {
         let topology = Topology::from_spec("virtual:1").unwrap();
-        let counters = Counters::new(&[NodeId(0)], &topology);
+        let counters = LocalityCounters::new(&[NodeId(0)], &topology);
         std::thread::scope(|scope| {
             for _ in 0..2 * LINES {
                 scope.spawn(|| (0..1000).for_each(|_| counters.count(0, 2)));

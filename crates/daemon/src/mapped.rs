@@ -22,8 +22,8 @@ mod model;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use jericho_cache::{Grant, Latched};
@@ -33,9 +33,8 @@ use jericho_fs::types::Ino;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::counters::MountCounts;
-use crate::fast::KernelCache;
-use crate::mounted::Mounted;
-use crate::write::put_new;
+use crate::kernel_cache::KernelCache;
+use crate::pages::put_new;
 use changes::Changes;
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -54,20 +53,21 @@ pub(crate) struct Mapped {
     files: RwLock<HashMap<Ino, Arc<MappedFile>>>,
     /// Number of files in `files`; checked before the lock is taken.
     count: AtomicUsize,
-    shared: Arc<Shared>,
+    dropper: Arc<PageDropper>,
 }
 
-struct Shared {
+/// Makes the kernel drop pages with records, in a thread of its own.
+pub(crate) struct PageDropper {
     counts: Arc<MountCounts>,
     /// Number of records now.
     records: AtomicUsize,
-    work: Mutex<Work>,
+    queue: Mutex<DropQueue>,
     changed: Condvar,
 }
 
-/// Work for the thread that drops the kernel's pages.
+/// The files whose pages the kernel is to drop.
 #[derive(Default)]
-struct Work {
+struct DropQueue {
     files: Vec<Arc<MappedFile>>,
     at_once: bool,
     closing: bool,
@@ -76,12 +76,13 @@ struct Work {
 /// A file of which the kernel may have pages.
 pub(crate) struct MappedFile {
     file: Arc<File>,
-    shared: Arc<Shared>,
+    dropper: Arc<PageDropper>,
     /// Held while a page is changed or given to the kernel. No thread blocks while it holds the lock.
-    state: Mutex<State>,
+    watch: Mutex<Watch>,
 }
 
-struct State {
+/// What the daemon knows of the kernel's pages of a file.
+struct Watch {
     changes: Changes<PAGE>,
     /// Number of reads into the page cache that have begun.
     fills: u64,
@@ -113,10 +114,10 @@ impl Mapped {
         Mapped {
             files: RwLock::default(),
             count: AtomicUsize::new(0),
-            shared: Arc::new(Shared {
+            dropper: Arc::new(PageDropper {
                 counts,
                 records: AtomicUsize::new(0),
-                work: Mutex::default(),
+                queue: Mutex::default(),
                 changed: Condvar::default(),
             }),
         }
@@ -136,10 +137,10 @@ impl Mapped {
     pub fn try_begin_fill(&self, file: &Arc<File>) -> (Arc<MappedFile>, bool) {
         let mapped = self.file(file.ino()).unwrap_or_else(|| self.add(file));
         {
-            let mut state = mapped.state.lock();
+            let mut watch = mapped.watch.lock();
             // From here on, a drop in progress does not end the watch.
-            state.fills += 1;
-            state.writes = 0;
+            watch.fills += 1;
+            watch.writes = 0;
         }
         let may_go_on = file.watch_writers();
         (mapped, may_go_on)
@@ -151,8 +152,8 @@ impl Mapped {
             self.count.fetch_add(1, Ordering::AcqRel);
             Arc::new(MappedFile {
                 file: file.clone(),
-                shared: self.shared.clone(),
-                state: Mutex::new(State {
+                dropper: self.dropper.clone(),
+                watch: Mutex::new(Watch {
                     changes: Changes::default(),
                     fills: 0,
                     writes: 0,
@@ -176,7 +177,7 @@ impl Mapped {
     pub fn truncated(&self, ino: Ino, size: u64) {
         if let Some(mapped) = self.file(ino) {
             let (page, len) = (size / PAGE_BYTES, size % PAGE_BYTES);
-            mapped.with(|state| state.changes.truncate(page, len as usize));
+            mapped.with(|watch| watch.changes.truncate(page, len as usize));
         }
     }
 
@@ -192,25 +193,30 @@ impl Mapped {
             && let Some(mapped) = files.remove(&file.ino())
         {
             self.count.fetch_sub(1, Ordering::AcqRel);
-            mapped.with(|state| state.changes = Changes::default());
+            mapped.with(|watch| watch.changes = Changes::default());
             mapped.file.unwatch_writers();
         }
     }
 
-    /// Stops `serve`.
+    /// Returns what makes the kernel drop pages.
+    pub fn dropper(&self) -> Arc<PageDropper> {
+        self.dropper.clone()
+    }
+
+    /// Stops `PageDropper::serve`.
     pub fn close(&self) {
-        self.shared.work.lock().closing = true;
-        self.shared.changed.notify_all();
+        self.dropper.queue.lock().closing = true;
+        self.dropper.changed.notify_all();
     }
 }
 
 impl MappedFile {
-    /// Changes the state, and adds or subtracts records in the shared count.
-    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.state.lock();
-        let before = state.changes.len();
-        let result = change(&mut state);
-        let (after, records) = (state.changes.len(), &self.shared.records);
+    /// Changes the watch, and adds or subtracts records in the count of all files.
+    fn with<T>(&self, change: impl FnOnce(&mut Watch) -> T) -> T {
+        let mut watch = self.watch.lock();
+        let before = watch.changes.len();
+        let result = change(&mut watch);
+        let (after, records) = (watch.changes.len(), &self.dropper.records);
         if after > before {
             records.fetch_add(after - before, Ordering::Relaxed);
         } else if after < before {
@@ -222,9 +228,9 @@ impl MappedFile {
     /// Returns whether a write of whole pages needs their old contents. `of_mapping`: the kernel writes them back.
     pub fn compares(&self, first: u64, count: u32, of_mapping: bool) -> bool {
         !of_mapping || {
-            let state = self.state.lock();
+            let watch = self.watch.lock();
             let mut pages = first..first + u64::from(count);
-            pages.any(|page| state.changes.has(page))
+            pages.any(|page| watch.changes.has(page))
         }
     }
 
@@ -234,11 +240,11 @@ impl MappedFile {
             // The page cache reads whole pages, so this is no fill.
             return grant.read(page, at, out);
         }
-        self.with(|state| {
+        self.with(|watch| {
             let mut now = [0; PAGE];
             grant.read(page, 0, &mut now)?;
             out.copy_from_slice(&now[..out.len()]);
-            state.changes.give(page, out.len(), &now);
+            watch.changes.give(page, out.len(), &now);
             Ok(())
         })
     }
@@ -253,9 +259,9 @@ impl MappedFile {
         is_new: bool,
         of_mapping: bool,
     ) -> Result<(), NotPut> {
-        self.with(|state| {
+        self.with(|watch| {
             let is_filled = grant.is_filled(page);
-            let is_compared = !of_mapping || state.changes.has(page);
+            let is_compared = !of_mapping || watch.changes.has(page);
             if is_compared && !is_filled && !is_new {
                 return Err(NotPut::Unfilled);
             }
@@ -267,42 +273,42 @@ impl MappedFile {
                 let mut merged = [0; PAGE];
                 let merged = &mut merged[..bytes.len()];
                 merged.copy_from_slice(bytes);
-                state.changes.merge(page, at, merged, &now);
+                watch.changes.merge(page, at, merged, &now);
                 put_new(grant, page, at, merged)?;
-                state.changes.written_back(page, at, bytes);
+                watch.changes.written_back(page, at, bytes);
                 return Ok(());
             }
             put_new(grant, page, at, bytes)?;
-            self.note(state, (page, at), &now[at..at + bytes.len()], bytes);
+            self.note(watch, (page, at), &now[at..at + bytes.len()], bytes);
             Ok(())
         })
     }
 
     /// Records that a direct write has changed bytes of a page.
-    fn note(self: &Arc<Self>, state: &mut State, (page, at): (u64, usize), old: &[u8], new: &[u8]) {
-        let (shared, before) = (&self.shared, state.changes.len());
-        state.changes.change(page, at, old, new);
-        if state.changes.len() > before {
-            shared.counts.mapped_kept.fetch_add(1, Ordering::Relaxed);
-            if shared.records.load(Ordering::Relaxed) >= RECORDS_MAX {
-                state.changes.forget_oldest();
-                shared
+    fn note(self: &Arc<Self>, watch: &mut Watch, (page, at): (u64, usize), old: &[u8], new: &[u8]) {
+        let (dropper, before) = (&self.dropper, watch.changes.len());
+        watch.changes.change(page, at, old, new);
+        if watch.changes.len() > before {
+            dropper.counts.mapped_kept.fetch_add(1, Ordering::Relaxed);
+            if dropper.records.load(Ordering::Relaxed) >= RECORDS_MAX {
+                watch.changes.forget_oldest();
+                dropper
                     .counts
                     .mapped_forgotten
                     .fetch_add(1, Ordering::Relaxed);
             }
         }
-        state.writes = state.writes.saturating_add(1);
-        let many = state.changes.len() >= RECORDS_MANY || state.is_worth_all();
-        let due = (many || state.changes.len() > 0).then_some(many);
-        if due > state.queued {
-            let mut work = shared.work.lock();
-            if state.queued.is_none() {
-                work.files.push(self.clone());
+        watch.writes = watch.writes.saturating_add(1);
+        let many = watch.changes.len() >= RECORDS_MANY || watch.is_worth_all();
+        let due = (many || watch.changes.len() > 0).then_some(many);
+        if due > watch.queued {
+            let mut queue = dropper.queue.lock();
+            if watch.queued.is_none() {
+                queue.files.push(self.clone());
             }
-            work.at_once |= many;
-            state.queued = due;
-            shared.changed.notify_all();
+            queue.at_once |= many;
+            watch.queued = due;
+            dropper.changed.notify_all();
         }
     }
 
@@ -310,9 +316,9 @@ impl MappedFile {
     /// requests of the kernel, so it must not run in a thread that serves them.
     fn drop_pages(&self, kernel: &dyn KernelCache) {
         let (records, fills, all) = {
-            let mut state = self.state.lock();
-            state.queued = None;
-            (state.changes.all(), state.fills, state.is_worth_all())
+            let mut watch = self.watch.lock();
+            watch.queued = None;
+            (watch.changes.all(), watch.fills, watch.is_worth_all())
         };
         if all {
             kernel.drop_pages(self.file.ino());
@@ -322,14 +328,14 @@ impl MappedFile {
                 kernel.drop_some_pages(self.file.ino(), first * PAGE_BYTES..end * PAGE_BYTES);
             }
         }
-        self.with(|state| {
+        self.with(|watch| {
             for record in records {
-                state.changes.dropped(record);
+                watch.changes.dropped(record);
             }
             if all {
-                state.writes = 0;
-                state.writes_wanted = (state.writes_wanted * 4).min(WRITES_MAX);
-                if state.fills == fills {
+                watch.writes = 0;
+                watch.writes_wanted = (watch.writes_wanted * 4).min(WRITES_MAX);
+                if watch.fills == fills {
                     self.file.unwatch_writers();
                 }
             }
@@ -337,31 +343,30 @@ impl MappedFile {
     }
 }
 
-impl State {
+impl Watch {
     fn is_worth_all(&self) -> bool {
         self.writes >= self.writes_wanted
     }
 }
 
-impl Shared {
-    /// Waits for queued files, and takes those that are due. Returns `None` when the volume closes.
-    fn take_work(&self) -> Option<Vec<Arc<MappedFile>>> {
-        let mut work = self.work.lock();
-        self.changed
-            .wait_while(&mut work, |work| work.files.is_empty() && !work.closing);
-        let is_early = |work: &mut Work| !work.at_once && !work.closing;
-        self.changed.wait_while_for(&mut work, is_early, DELAY);
-        work.at_once = false;
-        (!work.closing).then(|| std::mem::take(&mut work.files))
-    }
-}
-
-/// Runs the thread that makes the kernel drop pages with records, until the volume is unmounted.
-pub(crate) fn serve(mounted: &Weak<Mounted>, kernel: &dyn KernelCache) {
-    let shared = mounted.upgrade().map(|m| m.mapped.shared.clone());
-    while let Some(files) = shared.as_ref().and_then(|shared| shared.take_work()) {
-        for file in files {
-            file.drop_pages(kernel);
+impl PageDropper {
+    /// Makes the kernel drop pages with records, until the volume is unmounted.
+    pub fn serve(&self, kernel: &dyn KernelCache) {
+        while let Some(files) = self.take_files() {
+            for file in files {
+                file.drop_pages(kernel);
+            }
         }
+    }
+
+    /// Waits for queued files, and takes those that are due. Returns `None` when the volume closes.
+    fn take_files(&self) -> Option<Vec<Arc<MappedFile>>> {
+        let mut queue = self.queue.lock();
+        let is_idle = |queue: &mut DropQueue| queue.files.is_empty() && !queue.closing;
+        self.changed.wait_while(&mut queue, is_idle);
+        let is_early = |queue: &mut DropQueue| !queue.at_once && !queue.closing;
+        self.changed.wait_while_for(&mut queue, is_early, DELAY);
+        queue.at_once = false;
+        (!queue.closing).then(|| std::mem::take(&mut queue.files))
     }
 }

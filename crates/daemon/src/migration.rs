@@ -31,7 +31,6 @@ use jericho_topology::Topology;
 use parking_lot::Mutex;
 
 use crate::counters::MountCounts;
-use crate::mounted::Mounted;
 use crate::tasks::{self, Task};
 
 /// Number of requests of which a worker samples one. It is a prime, so that the samples include all threads that send requests in
@@ -136,8 +135,8 @@ thread_local! {
 /// Tells whether the threads of a process migrate themselves.
 pub(crate) type LeftOut = Box<dyn Fn(u32) -> bool + Send + Sync>;
 
-/// State that workers and the `placer` share.
-struct Shared {
+/// What workers and the `placer` share.
+struct PlacerContext {
     nodes: Nodes,
     node_of_cpu: Vec<u16>,
     idle: Idle,
@@ -153,7 +152,7 @@ pub(crate) struct Migrator {
     has_several_nodes: bool,
     /// For each node, the node whose CPUs are nearest to it.
     thread_nodes: Vec<u16>,
-    shared: Arc<Shared>,
+    context: Arc<PlacerContext>,
     /// The `placer` thread and its queue. The first order starts the thread.
     migrations: Mutex<Option<(SyncSender<Order>, JoinHandle<()>)>>,
     closed: AtomicBool,
@@ -169,7 +168,7 @@ impl Migrator {
             thread_nodes: (topology.nodes.iter())
                 .map(|node| topology.thread_node(node.id).0)
                 .collect(),
-            shared: Arc::new(Shared {
+            context: Arc::new(PlacerContext {
                 nodes,
                 node_of_cpu: (0..=CpuMask::CPU_MAX).map(node_of).collect(),
                 idle: Idle::new(),
@@ -218,10 +217,10 @@ impl Migrator {
         }
         if migrations.is_none() {
             let (sender, orders) = sync_channel(ORDERS_MAX);
-            let shared = self.shared.clone();
+            let context = self.context.clone();
             let started = std::thread::Builder::new()
                 .name("placer".into())
-                .spawn(move || Migrations::new(shared).run(&orders));
+                .spawn(move || Migrations::new(context).run(&orders));
             match started {
                 Ok(thread) => *migrations = Some((sender, thread)),
                 Err(error) => {
@@ -240,7 +239,7 @@ impl Migrator {
     /// Sets the function that tells which processes are left alone, because their threads migrate themselves. Only the first call
     /// counts.
     pub fn leave_out(&self, is_left_out: LeftOut) {
-        let _ = self.shared.is_left_out.set(is_left_out);
+        let _ = self.context.is_left_out.set(is_left_out);
     }
 
     /// Restores all masks and ends the `placer`.
@@ -253,17 +252,6 @@ impl Migrator {
                 tracing::error!("the thread that migrates threads has panicked");
             }
         }
-    }
-}
-
-impl Mounted {
-    /// Records a request for bytes of a file by thread `tid`, as the kernel names it in the request; 0: unknown. May migrate the
-    /// thread.
-    #[inline]
-    pub fn requested(&self, handle: &crate::Handle, tid: u32, bytes: usize) {
-        let policy = handle.file.threads().policy().unwrap_or(self.threads());
-        let node = self.node_of_slice(handle.file.layout().home()).0;
-        self.migrator.requested(tid, node, bytes as u64, policy);
     }
 }
 
@@ -288,16 +276,16 @@ struct Migrated {
 
 /// The threads that the `placer` has migrated.
 struct Migrations {
-    shared: Arc<Shared>,
+    context: Arc<PlacerContext>,
     threads: Vec<Migrated>,
     /// When `forget` last ran.
     swept: Instant,
 }
 
 impl Migrations {
-    fn new(shared: Arc<Shared>) -> Migrations {
+    fn new(context: Arc<PlacerContext>) -> Migrations {
         Migrations {
-            shared,
+            context,
             threads: Vec::new(),
             swept: Instant::now(),
         }
@@ -326,8 +314,8 @@ impl Migrations {
         let Some((task, cpu)) = Task::find(order.tid) else {
             return;
         };
-        let is_left_out = |pid| self.shared.is_left_out.get().is_some_and(|is| is(pid));
-        let is_there = self.shared.node_of_cpu.get(cpu as usize) == Some(&order.node);
+        let is_left_out = |pid| self.context.is_left_out.get().is_some_and(|is| is(pid));
+        let is_there = self.context.node_of_cpu.get(cpu as usize) == Some(&order.node);
         if is_there || task.pid == std::process::id() || is_left_out(task.pid) {
             return;
         }
@@ -344,8 +332,8 @@ impl Migrations {
         if known.is_none() && self.threads.len() >= MIGRATED_MAX {
             return;
         }
-        let ns = self.shared.start.elapsed().as_nanos() as u64 + 1;
-        let idle = self.shared.idle.share(ns, &self.shared.nodes, node);
+        let ns = self.context.start.elapsed().as_nanos() as u64 + 1;
+        let idle = self.context.idle.share(ns, &self.context.nodes, node);
         if idle.is_some_and(|idle| idle < IDLE_MIN) {
             return;
         }
@@ -353,7 +341,7 @@ impl Migrations {
         let Ok(original) = affinity::mask(Some(task.tid)) else {
             return;
         };
-        let narrowed = original.and(&self.shared.nodes.cpus_of(node));
+        let narrowed = original.and(&self.context.nodes.cpus_of(node));
         // Reads the time before it narrows the mask, because new threads inherit the mask from then on.
         let Some(since) = tasks::now_ticks() else {
             return;
@@ -364,7 +352,7 @@ impl Migrations {
         {
             return;
         }
-        self.shared.counts.threads_moved.fetch_add(1, Relaxed);
+        self.context.counts.threads_moved.fetch_add(1, Relaxed);
         tracing::debug!(tid = task.tid, node, "migrated a thread to its data");
         if let Some(at) = known {
             self.threads.swap_remove(at);

@@ -16,6 +16,7 @@ use jericho_volume::{OpenMode, Volume, VolumeError, VolumeLock};
 use crate::fast::{Fast, KeeperCommand, Trusted};
 use crate::mounted::Mounted;
 use crate::outage;
+use crate::volume::OpenVolume;
 
 /// Age at which dirty pages are written back.
 const DIRTY_AGE: Duration = Duration::from_secs(5);
@@ -195,31 +196,22 @@ impl Mounted {
         let mut trusted = options.fast_path.clone();
         trusted.add_uid(owner);
         trusted.add_uid(jericho_sys::process::effective_uid());
-        let fast = Fast::new(
-            "volume",
-            trusted,
-            read_only,
-            options.keeper,
-            &slices,
-            &homes,
-            topology,
-        )
-        .map_err(OpenError::SharedMemory)?;
-        fast.start_keeper().map_err(OpenError::Keeper)?;
-        fast.set_thread_policy(options.threads);
-        let topology = options.topology.clone();
-        Ok(Mounted::assemble(
+        let volume = Arc::new(OpenVolume {
             path,
             read_only,
-            options.threads,
-            topology,
-            volume,
+            threads: options.threads,
+            topology: options.topology.clone(),
+            devices: volume,
             homes,
             slices,
             fs,
-            fast,
-            lock,
-        ))
+            _lock: lock,
+        });
+        let fast = Fast::new(volume.clone(), trusted, options.keeper);
+        let fast = Arc::new(fast.map_err(OpenError::SharedMemory)?);
+        fast.start_keeper().map_err(OpenError::Keeper)?;
+        fast.set_thread_policy(options.threads);
+        Ok(Mounted::new(volume, fast))
     }
 }
 

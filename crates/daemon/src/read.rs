@@ -1,6 +1,5 @@
 //! Reads: cached pages inline, and missing pages through the slice, which calls back.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX};
@@ -14,7 +13,7 @@ use crate::fast::{LockedOut, ReadGuard, SlotFile, Waited};
 use crate::handle::Handle;
 use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
-use crate::write::is_over_several_pages;
+use crate::pages::is_over_several_pages;
 
 /// Number of times a read that waits for pages restarts because of writes over several pages, before it locks writers out.
 const READ_TRIES: u32 = 3;
@@ -49,7 +48,7 @@ impl ReadBuffer for Vec<u8> {
 }
 
 /// A read that has to wait for pages.
-struct Waiting<B, R> {
+struct WaitingRead<B, R> {
     mounted: Arc<Mounted>,
     handle: Arc<Handle>,
     offset: u64,
@@ -119,7 +118,7 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         let mapped = fills_page_cache.then(|| {
-            self.begin_fill(handle, offset, len);
+            self.fast.begin_fill(handle, offset, len);
             self.mapped.begin_fill(&handle.file)
         });
         let left = self.read_or_leave(
@@ -154,7 +153,7 @@ impl Mounted {
             return self.read_or_leave(handle, offset, len, None, WaitPolicy::Leave, buffer, reply);
         }
         let (mapped, may_go_on) = self.mapped.try_begin_fill(&handle.file);
-        if !may_go_on || !self.try_begin_fill(handle) {
+        if !may_go_on || !self.fast.try_begin_fill(handle) {
             return Some((buffer, reply));
         }
         self.read_or_leave(
@@ -185,7 +184,7 @@ impl Mounted {
         R: FnOnce(Result<usize>, B) + Send + 'static,
     {
         let file = &handle.file;
-        self.absorb(file.ino());
+        self.fast.absorb(file.ino());
         let size = file.size();
         let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
         if len == 0 {
@@ -230,7 +229,7 @@ impl Mounted {
                 None => self.read_whole(file, segments, &mut read),
             };
         };
-        self.accessed(layout, offset, len);
+        self.locality.accessed(layout, offset, len);
         if mapped.is_none() {
             self.count_pages(layout, offset, done, len);
         }
@@ -242,7 +241,7 @@ impl Mounted {
             return None;
         }
         // Requests the reader's own pages before the pages that are read ahead.
-        let waiting = Waiting {
+        let waiting = WaitingRead {
             mounted: self.clone(),
             handle: handle.clone(),
             offset,
@@ -318,7 +317,7 @@ impl Mounted {
     /// Locks out the inline writers of a file. Returns `None` when it has no inline writer any more.
     fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments) -> Option<LockedOut> {
         let written = self.fast.written_file(ino)?;
-        Some(ReadGuard::take(self, &written, segments))
+        Some(ReadGuard::take(&self.fast, &written, segments))
     }
 
     /// Reads after the request that ends a client's half-done write.
@@ -350,29 +349,20 @@ impl Mounted {
         });
     }
 
+    /// Calls `then` once the writers of a range are locked out; see `LoanWaits::wait_alone`.
+    fn wait_alone(&self, ino: Ino, segments: Segments, then: impl FnOnce(Waited) + Send + 'static) {
+        (self.loan_waits).wait_alone(&self.fast, ino, segments, then);
+    }
+
     fn read_ahead(&self, handle: &Handle, offset: u64, len: usize, size: u64) {
         let first = offset / PAGE_BYTES;
         let end = (offset + len as u64).div_ceil(PAGE_BYTES);
-        let window = WINDOW_PAGES_MAX.min(self.frames_per_slice() / 16);
+        let window = WINDOW_PAGES_MAX.min(self.volume.frames_per_slice() / 16);
         let pages = handle
             .read_ahead
             .advance(first, end, size.div_ceil(PAGE_BYTES), window);
         let Some(pages) = pages else { return };
-        self.prefetch_pages(&handle.file, pages);
-    }
-
-    /// Makes the slices fetch pages of a file that are not cached.
-    pub(crate) fn prefetch_pages(&self, file: &Arc<File>, pages: Range<u64>) {
-        let object = file.object();
-        for (slice, pages) in file.layout().runs(pages) {
-            let slice = self.slice(slice);
-            let mut at = pages.start;
-            while at < pages.end {
-                let count = (pages.end - at).min(u64::from(PAGES_PER_GET_MAX)) as u32;
-                slice.prefetch(&object, at, count);
-                at += u64::from(count);
-            }
-        }
+        self.volume.prefetch(&handle.file, pages);
     }
 }
 
@@ -385,7 +375,7 @@ fn finish(mounted: &Mounted, handle: &Handle, offset: u64, len: usize) -> usize 
     (len as u64).min(size.saturating_sub(offset)) as usize
 }
 
-impl<B, R> Waiting<B, R>
+impl<B, R> WaitingRead<B, R>
 where
     B: ReadBuffer,
     R: FnOnce(Result<usize>, B) + Send + 'static,

@@ -23,7 +23,6 @@ use jericho_fs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::handle::Handle;
-use crate::mounted::Mounted;
 
 const FULL: Error = Error::Errno(libc::ENOSPC);
 
@@ -36,15 +35,15 @@ const BYTES_MAX: usize = 64 << 20;
 const USER_PART: usize = 2;
 
 /// The requests that wait for space.
-#[derive(Default)]
 pub(crate) struct SpaceWaits {
-    state: Mutex<State>,
+    fs: Arc<Fs>,
+    waits: Mutex<Waits>,
     /// Notified when a wait or a turn has ended.
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Waits {
     all: Held,
     users: HashMap<u32, Held>,
     turns: Turns,
@@ -88,135 +87,142 @@ struct Turns {
 }
 
 impl SpaceWaits {
+    /// Creates a table without requests.
+    pub fn new(fs: Arc<Fs>) -> Arc<SpaceWaits> {
+        Arc::new(SpaceWaits {
+            fs,
+            waits: Mutex::default(),
+            ended: Condvar::default(),
+        })
+    }
+
+    /// Sets how many requests may wait for space at once. Further requests fail with ENOSPC if there is no space after a commit.
+    pub fn limit(&self, count_max: usize) {
+        self.waits.lock().count_max = Some(count_max);
+    }
+
     /// Ends all waits and prevents further ones.
-    pub fn close(&self, fs: &Fs) {
-        let mut state = self.state.lock();
-        state.closed = true;
-        fs.end_space_waits();
+    pub fn close(&self) {
+        let mut waits = self.waits.lock();
+        waits.closed = true;
+        self.fs.end_space_waits();
         self.ended.notify_all();
-        let is_busy = |state: &mut State| state.all.count > 0 || state.turns.is_running;
-        self.ended.wait_while(&mut state, is_busy);
+        let is_busy = |waits: &mut Waits| waits.all.count > 0 || waits.turns.is_running;
+        self.ended.wait_while(&mut waits, is_busy);
     }
 
     /// Queues the job for its turn. Waits while too much data is queued. Returns false when the mount ends or no thread can be
     /// started.
-    fn take_turn(mounted: &Arc<Mounted>, bytes: usize, job: Job) -> bool {
-        let waits = &mounted.space_waits;
-        let mut state = waits.state.lock();
-        let is_much = |state: &mut State| {
-            let turns = &state.turns;
-            !state.closed && !turns.waiting.is_empty() && turns.bytes + bytes > BYTES_MAX
+    fn take_turn(self: &Arc<Self>, bytes: usize, job: Job) -> bool {
+        let mut waits = self.waits.lock();
+        let is_much = |waits: &mut Waits| {
+            let turns = &waits.turns;
+            !waits.closed && !turns.waiting.is_empty() && turns.bytes + bytes > BYTES_MAX
         };
-        waits.ended.wait_while(&mut state, is_much);
-        if state.closed {
+        self.ended.wait_while(&mut waits, is_much);
+        if waits.closed {
             return false;
         }
-        if !state.turns.is_running {
-            let own = mounted.clone();
+        if !waits.turns.is_running {
+            let own = self.clone();
             let thread = std::thread::Builder::new().name("space-turns".into());
-            if thread.spawn(move || own.space_waits.run_turns()).is_err() {
+            if thread.spawn(move || own.run_turns()).is_err() {
                 return false;
             }
-            state.turns.is_running = true;
+            waits.turns.is_running = true;
         }
-        state.turns.waiting.push_back((bytes, job));
-        state.turns.bytes += bytes;
+        waits.turns.waiting.push_back((bytes, job));
+        waits.turns.bytes += bytes;
         true
     }
 
     fn run_turns(&self) {
-        let mut state = self.state.lock();
-        while let Some((bytes, job)) = state.turns.waiting.pop_front() {
-            drop(state);
+        let mut waits = self.waits.lock();
+        while let Some((bytes, job)) = waits.turns.waiting.pop_front() {
+            drop(waits);
             job();
-            state = self.state.lock();
-            state.turns.bytes -= bytes;
+            waits = self.waits.lock();
+            waits.turns.bytes -= bytes;
             self.ended.notify_all();
         }
-        state.turns.is_running = false;
+        waits.turns.is_running = false;
         self.ended.notify_all();
     }
 }
 
-/// A request that waits. It gives its place back when dropped.
-struct Waiting {
-    mounted: Arc<Mounted>,
+/// The place of a request that waits; given back on drop.
+struct SpaceWait {
+    waits: Arc<SpaceWaits>,
     user: u32,
     bytes: usize,
 }
 
-impl Waiting {
+impl SpaceWait {
     /// Takes a place. Returns `None` when too many requests wait, in total or of this user.
-    fn begin(mounted: &Arc<Mounted>, user: u32, bytes: usize) -> Option<Waiting> {
-        let mut state = mounted.space_waits.state.lock();
-        if state.closed {
+    fn begin(all_waits: &Arc<SpaceWaits>, user: u32, bytes: usize) -> Option<SpaceWait> {
+        let mut waits = all_waits.waits.lock();
+        if waits.closed {
             return None;
         }
-        let count_max = state.count_max.unwrap_or(COUNT_MAX);
-        let all = state.all.with(bytes, count_max, 1)?;
-        let users = state.users.get(&user).copied().unwrap_or_default();
+        let count_max = waits.count_max.unwrap_or(COUNT_MAX);
+        let all = waits.all.with(bytes, count_max, 1)?;
+        let users = waits.users.get(&user).copied().unwrap_or_default();
         let users = users.with(bytes, count_max, USER_PART)?;
-        state.all = all;
-        state.users.insert(user, users);
-        Some(Waiting {
-            mounted: mounted.clone(),
+        waits.all = all;
+        waits.users.insert(user, users);
+        Some(SpaceWait {
+            waits: all_waits.clone(),
             user,
             bytes,
         })
     }
 }
 
-impl Drop for Waiting {
+impl Drop for SpaceWait {
     fn drop(&mut self) {
-        let waits = &self.mounted.space_waits;
-        let mut state = waits.state.lock();
-        state.all = state.all.without(self.bytes);
-        if let Some(held) = state.users.get_mut(&self.user) {
+        let mut waits = self.waits.waits.lock();
+        waits.all = waits.all.without(self.bytes);
+        if let Some(held) = waits.users.get_mut(&self.user) {
             *held = held.without(self.bytes);
             if held.count == 0 {
-                state.users.remove(&self.user);
+                waits.users.remove(&self.user);
             }
         }
-        waits.ended.notify_all();
+        self.waits.ended.notify_all();
     }
 }
 
-impl Mounted {
-    /// Sets how many requests may wait for space at once. Further requests fail with ENOSPC if there is no space after a commit.
-    pub fn limit_space_waits(&self, count_max: usize) {
-        self.space_waits.state.lock().count_max = Some(count_max);
-    }
-
+impl SpaceWaits {
     /// Calls `reply` with the result of `attempt`. If the volume is full, calls `attempt` again in another thread when space has
     /// become free. `range`: offset and length of the bytes that may need space.
-    pub(crate) fn answer_with_space<T, R>(
+    pub fn answer<T, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         range: (u64, u64),
-        attempt: impl Fn(&Arc<Self>) -> Result<T> + Send + 'static,
+        attempt: impl Fn() -> Result<T> + Send + 'static,
         reply: R,
     ) where
         T: 'static,
         R: FnOnce(Result<T>) + Send + 'static,
     {
-        match attempt(self) {
+        match attempt() {
             Err(error) if error.is_full_volume() => {}
             result => return reply(result),
         }
         let own = handle.clone();
-        self.in_own_thread(handle.user(), 0, reply, move |mounted, has_place, reply| {
-            reply(mounted.with_space(&own, range, has_place, || attempt(mounted)));
+        self.in_own_thread(handle.user(), 0, reply, move |waits, has_place, reply| {
+            reply(waits.with_space(&own, range, has_place, attempt));
         });
     }
 
     /// Calls `attempt` with `reply` in another thread when space has become free. `attempt` returns the unused reply when the
     /// volume is full. `range`: offset and length of the data that may need space; the request keeps that many bytes in memory.
-    pub(crate) fn retry_with_space<T, R>(
+    pub fn retry<T, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         range: (u64, usize),
         reply: R,
-        mut attempt: impl FnMut(&Arc<Self>, R) -> std::result::Result<(), R> + Send + 'static,
+        mut attempt: impl FnMut(R) -> std::result::Result<(), R> + Send + 'static,
     ) where
         T: 'static,
         R: FnOnce(Result<T>) + Send + 'static,
@@ -227,14 +233,14 @@ impl Mounted {
             handle.user(),
             bytes,
             reply,
-            move |mounted, has_place, reply| {
+            move |waits, has_place, reply| {
                 let mut unused = Some(reply);
                 let range = (at, bytes as u64);
-                let result = mounted.with_space(&own, range, has_place, || {
+                let result = waits.with_space(&own, range, has_place, || {
                     let Some(reply) = unused.take() else {
                         return Ok(());
                     };
-                    attempt(mounted, reply).map_err(|reply| {
+                    attempt(reply).map_err(|reply| {
                         unused = Some(reply);
                         FULL
                     })
@@ -255,7 +261,7 @@ impl Mounted {
         has_place: bool,
         attempt: impl FnMut() -> Result<T>,
     ) -> Result<T> {
-        let (fs, file) = (self.fs(), &handle.file);
+        let (fs, file) = (&self.fs, &handle.file);
         let may_wait = || has_place && fs.may_have_room(file, at, len);
         fs.with_space_if(file, may_wait, attempt)
     }
@@ -272,17 +278,17 @@ impl Mounted {
         T: 'static,
         R: FnOnce(Result<T>) + Send + 'static,
     {
-        let waiting = Waiting::begin(self, user, bytes);
+        let waiting = SpaceWait::begin(self, user, bytes);
         let has_place = waiting.is_some();
         // Kept here in case no thread can be started.
         let kept = Arc::new(Mutex::new(Some(reply)));
-        let (mounted, taken) = (self.clone(), kept.clone());
+        let (waits, taken) = (self.clone(), kept.clone());
         let body: Job = Box::new(move || {
             let _waiting = waiting;
             let reply = taken.lock().take();
             let run = AssertUnwindSafe(|| {
                 if let Some(reply) = reply {
-                    job(&mounted, has_place, reply);
+                    job(&waits, has_place, reply);
                 }
             });
             // A reply that is dropped answers EIO.
@@ -297,7 +303,7 @@ impl Mounted {
                 let thread = std::thread::Builder::new().name("space-wait".into());
                 thread.spawn(body).is_ok()
             }
-            false => SpaceWaits::take_turn(self, bytes, body),
+            false => self.take_turn(bytes, body),
         };
         if !is_running {
             let reply = kept.lock().take();

@@ -100,7 +100,7 @@ impl Mounted {
         let mut nodes: BTreeMap<u16, NodeStat> = BTreeMap::new();
         let mut slices = vec![];
         let mut all = Locality::default();
-        for slice in &self.slices {
+        for slice in &self.volume.slices {
             let (id, usage) = (slice.id(), slice.usage());
             let node = self.node_of_slice(id).0;
             let inline = self.client_pages(id);
@@ -134,9 +134,10 @@ impl Mounted {
             });
         }
         Stat {
-            volume: self.path.display().to_string(),
+            volume: self.volume.path.display().to_string(),
             uuid: self
                 .volume
+                .devices
                 .uuid()
                 .iter()
                 .map(|b| format!("{b:02x}"))
@@ -147,10 +148,16 @@ impl Mounted {
             transport: String::new(),
             slices,
             nodes: nodes.into_values().collect(),
-            devices: self.volume.devices().iter().map(|d| d.describe()).collect(),
+            devices: self
+                .volume
+                .devices
+                .devices()
+                .iter()
+                .map(|d| d.describe())
+                .collect(),
             locality: all,
             threads: self.threads().to_string(),
-            counters: self.fast.counts.values(),
+            counters: self.fast.counts().values(),
             clients: self.client_counters(),
         }
     }

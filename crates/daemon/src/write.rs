@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, mpsc};
 
-use jericho_cache::{Grant, Intent, Latched, OWNER_DAEMON, PAGES_PER_GET_MAX, Slice};
+use jericho_cache::{Grant, Intent, OWNER_DAEMON, PAGES_PER_GET_MAX, Slice};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_fs::fs::{File, Layout, Writing};
+use jericho_fs::fs::{File, Writing};
 use jericho_fs::types::SliceId;
 use jericho_fs::{Error, Result};
 
@@ -13,42 +13,10 @@ use crate::fast::WriteGuard;
 use crate::handle::Handle;
 use crate::mapped::{MappedFile, NotPut};
 use crate::mounted::Mounted;
+use crate::pages::{is_over_several_pages, put_new};
+use crate::write_mode::{WriteMode, WriteSync};
 
 const PAGE: usize = PAGE_BYTES as usize;
-
-/// The durability that a write requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteSync {
-    /// None.
-    No = 0,
-    /// O_DSYNC.
-    Data = 1,
-    /// O_SYNC.
-    Full = 2,
-}
-
-/// How a write is made.
-#[derive(Clone, Copy, Debug)]
-pub struct WriteMode {
-    /// Writes at the end of the file, wherever that is at the time of the write.
-    pub append: bool,
-    /// Durability that the write has before the reply.
-    pub sync: WriteSync,
-    /// The write clears set-id bits. Every write clears capabilities.
-    pub strip_suid: bool,
-    /// The kernel writes back pages of its page cache.
-    pub of_mapping: bool,
-}
-
-impl WriteMode {
-    /// A program's write at its offset, which clears no set-id bits and is not synced.
-    pub const PLAIN: WriteMode = WriteMode {
-        append: false,
-        sync: WriteSync::No,
-        strip_suid: false,
-        of_mapping: false,
-    };
-}
 
 /// The state of a write.
 struct Progress {
@@ -80,21 +48,6 @@ struct Piece {
     pad: bool,
 }
 
-/// Writes bytes of a page. The rest of the page is zeros unless the page is filled.
-pub(crate) fn put_new(
-    grant: &mut Grant,
-    page: u64,
-    within: usize,
-    bytes: &[u8],
-) -> std::result::Result<(), Latched> {
-    if bytes.len() == PAGE || grant.is_filled(page) {
-        return grant.write(page, within, bytes);
-    }
-    let mut whole = [0; PAGE];
-    whole[within..within + bytes.len()].copy_from_slice(bytes);
-    grant.write(page, 0, &whole)
-}
-
 enum Step {
     Done,
     /// Pages have to be fetched, or too many pages are dirty.
@@ -109,12 +62,6 @@ fn write_offset(file: &File, offset: u64, mode: WriteMode) -> u64 {
         true => file.size(),
         false => offset,
     }
-}
-
-/// Returns whether a range of bytes touches more than one page.
-pub(crate) fn is_over_several_pages(offset: u64, len: u64) -> bool {
-    let last = offset.saturating_add(len.saturating_sub(1));
-    offset / PAGE_BYTES != last / PAGE_BYTES
 }
 
 impl Mounted {
@@ -143,7 +90,9 @@ impl Mounted {
             || !file.has_no_privileges()
             || end.is_none_or(|end| end > FILE_BYTES_MAX)
             || self.fast.written_file(file.ino()).is_some()
-            || (self.throttling(file.layout(), offset, data.len())).is_some()
+            || (self.volume)
+                .throttling(file.layout(), offset..offset + data.len() as u64)
+                .is_some()
         {
             return 0;
         }
@@ -160,7 +109,7 @@ impl Mounted {
             progress.try_miss(data);
         }
         if progress.done > 0 {
-            self.accessed(file.layout(), offset, progress.done);
+            self.locality.accessed(file.layout(), offset, progress.done);
         }
         progress.done
     }
@@ -179,13 +128,10 @@ impl Mounted {
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         if let Err(reply) = self.write_if_room(handle, offset, data, mode, reply) {
-            let (own, data) = (handle.clone(), data.to_vec());
-            self.retry_with_space(
-                handle,
-                (offset, data.len()),
-                reply,
-                move |mounted, reply| mounted.write_if_room(&own, offset, &data, mode, reply),
-            );
+            let (mounted, own, data) = (self.clone(), handle.clone(), data.to_vec());
+            let range = (offset, data.len());
+            let attempt = move |reply| mounted.write_if_room(&own, offset, &data, mode, reply);
+            self.space_waits.retry(handle, range, reply, attempt);
         }
     }
 
@@ -238,18 +184,6 @@ impl Mounted {
         rx.recv().unwrap_or(Err(Error::Errno(libc::EIO)))
     }
 
-    /// Returns a slice with too many dirty pages, if a page of the range is in one.
-    pub(crate) fn throttling(
-        &self,
-        layout: Layout,
-        offset: u64,
-        len: usize,
-    ) -> Option<&Arc<Slice>> {
-        let mut parts = layout.parts(offset..offset.saturating_add(len as u64));
-        let found = parts.find(|(slice, _)| self.slice(*slice).is_throttling());
-        found.map(|(slice, _)| self.slice(slice))
-    }
-
     /// Takes the locks of a write.
     fn begin(
         self: &Arc<Self>,
@@ -275,14 +209,14 @@ impl Mounted {
         if let Some(file) = self.fast.written_file(handle.file.ino())
             && handle.grants.lock().write
         {
-            self.wrote_by_kernel(&file);
+            self.fast.wrote_by_kernel(&file);
         }
         // The kernel's inode lock serialises appends of the mount, and the extend lock serialises them with inline writers. So
         // the size does not change here.
         let (guard, offset, writing) = loop {
             let guard = self.fast.written_file(handle.file.ino()).map(|file| {
                 let at = (!mode.append).then_some(offset);
-                WriteGuard::take(self, file, at, len as u64)
+                WriteGuard::take(&self.fast, file, at, len as u64)
             });
             let offset = write_offset(&handle.file, offset, mode);
             if is_beyond_max(offset) {
@@ -295,7 +229,7 @@ impl Mounted {
                 _ => break (guard, offset, writing),
             }
         };
-        self.accessed(handle.file.layout(), offset, len);
+        self.locality.accessed(handle.file.layout(), offset, len);
         Ok(Progress::new(self, handle, offset, mode, writing, guard))
     }
 }
@@ -381,7 +315,9 @@ impl Progress {
         let at = self.offset + self.done as u64;
         let layout = self.handle.file.layout();
         let rest = (len - self.done).max(1);
-        self.mounted.throttling(layout, at, rest)
+        self.mounted
+            .volume
+            .throttling(layout, at..at.saturating_add(rest as u64))
     }
 
     /// Writes the rest after `hit`, until it would have to wait.
@@ -497,7 +433,7 @@ impl Progress {
     fn end(&self, at: u64, len: usize) {
         let fs = self.mounted.fs();
         fs.end_write(&self.handle.file, at, len as u64);
-        self.mounted.size_grew(&self.handle.file);
+        self.mounted.fast.size_grew(&self.handle.file);
     }
 
     /// Continues when the pages are there that `advance` would have had to wait for.

@@ -24,8 +24,7 @@ use jericho_sys::memory::Mapping;
 use jericho_sys::poller::Poller;
 
 use super::Fast;
-use super::clients::Client;
-use crate::mounted::Mounted;
+use super::client_table::Client;
 
 /// Longest time from a program's connection to its request.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
@@ -76,10 +75,10 @@ impl Admission {
     }
 
     /// Admits clients, and cleans up after those that ended, until the volume closes.
-    pub fn serve(&mut self, mounted: &Weak<Mounted>) {
+    pub fn serve(&mut self, fast: &Weak<Fast>) {
         let mut ready = vec![];
         loop {
-            let Some(strong) = mounted.upgrade() else {
+            let Some(fast) = fast.upgrade() else {
                 return;
             };
             ready.clear();
@@ -91,7 +90,7 @@ impl Admission {
                 return;
             }
             for key in &ready {
-                self.serve_one(&strong.fast, *key);
+                self.serve_one(&fast, *key);
             }
             self.time_passes();
         }
@@ -247,7 +246,7 @@ impl Fast {
     /// Admits a new client, or gives an existing one write access. Fails with an errno.
     pub(super) fn enter(&self, request: Request, peer: Peer, serial: u64) -> Result<u16, i32> {
         let write = request.token != 0;
-        if write && self.read_only {
+        if write && self.volume.read_only {
             return Err(libc::EROFS);
         }
         if write && !self.tokens.take(request.token, peer.uid) {
@@ -288,7 +287,7 @@ impl Fast {
         clients.by_owner.insert(owner, client);
         drop(clients);
         self.rings.add(owner, area);
-        self.keeping.add_area(owner, fd.as_fd());
+        self.keeper.add_area(owner, fd.as_fd());
         Ok(owner)
     }
 
@@ -303,7 +302,7 @@ impl Fast {
             let client = client.ok_or(io::Error::from(io::ErrorKind::NotFound))?;
             fds.push(segment(client.area.mapping(), true)?);
         }
-        for slice in &self.slices {
+        for slice in &self.volume.slices {
             for mapping in slice.memory().segments() {
                 fds.push(segment(mapping, write)?);
             }
@@ -311,7 +310,7 @@ impl Fast {
         let reply = Reply {
             error: 0,
             owner,
-            slices: self.slices.len() as u16,
+            slices: self.volume.slices.len() as u16,
         };
         for part in fds.chunks(DESCRIPTORS_MAX) {
             let part: Vec<_> = part.iter().map(|fd| fd.as_fd()).collect();

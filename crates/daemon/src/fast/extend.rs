@@ -4,10 +4,8 @@
 use std::time::Duration;
 
 use jericho_cache::OWNER_DAEMON;
-use jericho_shm::{Holding, Seized, Slot, SlotLock};
+use jericho_shm::{Holding, Seized, Slot};
 use parking_lot::{Condvar, Mutex};
-
-use super::{Fast, SlotFile};
 
 /// Longest time that a thread of the daemon waits for another to release the lock. Then it proceeds without waiting: lower layers
 /// keep the changes of both apart, and a thread that waits for a device must not stop all others.
@@ -15,7 +13,7 @@ const WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// The threads of the daemon that hold a slot's extend lock.
 #[derive(Default)]
-pub(crate) struct Extend {
+pub(crate) struct ExtendHolders {
     holders: Mutex<Holders>,
     given_back: Condvar,
 }
@@ -28,7 +26,7 @@ struct Holders {
     lent: Option<Holding>,
 }
 
-impl Extend {
+impl ExtendHolders {
     /// Takes the extend lock, if necessary from a client that does not release it. Borrows it when `lends` says that the holding
     /// client lends it. Returns true when it was taken from a client in the middle of a write: the caller zeroes what that write
     /// left beyond the end of file (`Fs::clear_behind_end`).
@@ -71,21 +69,6 @@ impl Extend {
     }
 }
 
-impl Fast {
-    /// Takes the extend lock of a file for the daemon; see `Extend::hold`.
-    #[must_use]
-    pub(super) fn hold_extend(&self, file: &SlotFile) -> bool {
-        let lends = |held| self.lends(file, SlotLock::Extend, held);
-        file.extend.hold(self.slot(file), lends)
-    }
-
-    /// Gives back what `hold_extend` took, in any thread.
-    pub(super) fn give_back_extend(&self, file: &SlotFile) {
-        let is_lent = |held| self.has_lent(file, SlotLock::Extend, held);
-        file.extend.give_back(self.slot(file), is_lent);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use jericho_shm::Slots;
@@ -96,7 +79,7 @@ mod tests {
     fn a_client_gets_the_lock_only_after_the_last_thread_of_the_daemon_has_released_it() {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
-        let extend = Extend::default();
+        let extend = ExtendHolders::default();
         assert!(!extend.hold(slot, |_| false));
         assert!(!extend.hold(slot, |_| false));
         extend.give_back(slot, |_| false);
@@ -111,7 +94,7 @@ mod tests {
         let slot = slots.slot(0).unwrap();
         let held = slot.extend_lock().lock(7).unwrap();
         let seen = slot.size();
-        let extend = Extend::default();
+        let extend = ExtendHolders::default();
         assert!(extend.hold(slot, |_| false));
         assert!(!slot.extend_lock().is_held(held));
         assert!(!slot.extend(seen, 10));

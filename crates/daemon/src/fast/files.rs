@@ -9,7 +9,7 @@ use std::sync::Arc;
 use jericho_fs::types::Ino;
 use parking_lot::RwLock;
 
-use super::SlotFile;
+use super::slot_file::SlotFile;
 
 /// Number of parts, a power of two.
 const PARTS: usize = 64;

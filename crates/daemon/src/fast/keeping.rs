@@ -1,132 +1,41 @@
-//! The daemon's end of its keeper: starts it, sends it every segment, and starts another one when it ends.
+//! Sends the keeper every segment, and starts another keeper when it ends.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Weak};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Weak;
 use std::time::Duration;
 
 use jericho_shm::keep::{KEEPER_BYTES, KeeperMessage, Segment};
 use jericho_sys::handshake::{Connection, DESCRIPTORS_MAX};
 use jericho_sys::poller::Poller;
-use jericho_sys::process::{self, Process, Signal};
-use parking_lot::Mutex;
+use jericho_sys::process::Process;
 
 use super::Fast;
-use crate::mounted::Mounted;
+use super::keeper_process;
 
-/// Longest time a new keeper may take to receive everything.
-const START_MAX: Duration = Duration::from_secs(30);
 /// Pause before the next keeper is started. Without it, a keeper that cannot run would be restarted in a busy loop.
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
 
 const ENDED: u64 = 0;
 const STOP: u64 = 1;
 
-/// Builds the command that runs `keeper::run` in a process of its own.
-pub type KeeperCommand = fn() -> Command;
-
-struct Running {
-    child: Child,
-    process: Process,
-    connection: Arc<Connection>,
-}
-
-/// The keeper of this daemon, if it has one.
-pub(crate) struct Keeping {
-    command: Option<KeeperCommand>,
-    running: Mutex<Option<Running>>,
-}
-
-impl Keeping {
-    pub fn new(command: Option<KeeperCommand>) -> Keeping {
-        Keeping {
-            command,
-            running: Mutex::new(None),
-        }
-    }
-
-    pub fn is_configured(&self) -> bool {
-        self.command.is_some()
-    }
-
-    /// Sends the area of a new client to the keeper. Called after the client enters the table, where a new keeper finds it, and
-    /// before the client receives its area.
-    pub fn add_area(&self, owner: u16, area: BorrowedFd<'_>) {
-        self.send(KeeperMessage::Area(owner), &[area]);
-    }
-
-    /// Tells the keeper that the client with this owner number is gone.
-    pub fn forget(&self, owner: u16) {
-        self.send(KeeperMessage::Forget(owner), &[]);
-    }
-
-    /// Sends a message without waiting. Kills a keeper that does not read its socket: the next keeper receives everything.
-    fn send(&self, message: KeeperMessage, fds: &[BorrowedFd<'_>]) {
-        let running = self.running.lock();
-        let Some(running) = running.as_ref() else {
-            return;
-        };
-        if let Err(error) = running.connection.send_now(&message.encode(), fds) {
-            tracing::debug!(%error, "the keeper does not read its socket; it is replaced");
-            // The process may have ended already.
-            let _ = running.process.send(Signal::Kill);
-        }
-    }
-
-    fn pidfd(&self) -> Option<OwnedFd> {
-        let running = self.running.lock();
-        let process = &running.as_ref()?.process;
-        process.as_fd().try_clone_to_owned().ok()
-    }
-
-    /// Kills the keeper if it still runs, and reaps it.
-    fn reap(&self) {
-        if let Some(running) = self.running.lock().take() {
-            end(running);
-        }
-    }
-}
-
-fn end(mut running: Running) {
-    // The process may have ended already.
-    let _ = running.process.send(Signal::Kill);
-    if let Err(error) = running.child.wait() {
-        tracing::warn!(%error, "cannot wait for the end of the keeper");
-    }
-}
-
 impl Fast {
     /// Starts the keeper and sends it every segment. Does nothing when no keeper is configured. Called before the volume is
     /// mounted, and when a keeper has ended. Fails when the program cannot be started or does not answer in time.
     pub fn start_keeper(&self) -> io::Result<()> {
-        let Some(command) = self.keeping.command else {
+        let Some(running) = self.keeper.spawn()? else {
             return Ok(());
-        };
-        self.keeping.reap();
-        let (connection, theirs) = Connection::pair()?;
-        connection.set_timeout(START_MAX)?;
-        let mut command = command();
-        command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
-        let child = process::spawn_with_standard_streams(&mut command)?;
-        // The command holds the keeper's end of the socket pair. While the command exists, the daemon would not see that end
-        // close.
-        drop(command);
-        let running = Running {
-            process: Process::open(child.id())?,
-            child,
-            connection: Arc::new(connection),
         };
         let connection = running.connection.clone();
         if let Err(error) = self.hand_segments(&connection) {
-            end(running);
+            keeper_process::end(running);
             return Err(error);
         }
         // Publish the connection first, then send: a client admitted in between is either in the table or sent by
         // `add_area`.
-        *self.keeping.running.lock() = Some(running);
+        self.keeper.publish(running);
         self.hand_areas(&connection)
-            .inspect_err(|_| self.keeping.reap())
+            .inspect_err(|_| self.keeper.reap())
     }
 
     /// Sends the daemon's pidfd and the segments, and waits until the keeper confirms.
@@ -137,7 +46,7 @@ impl Fast {
             (Segment::Control, self.control.mapping()),
             (Segment::Slots, self.slots.mapping()),
         ];
-        for slice in &self.slices {
+        for slice in &self.volume.slices {
             let kinds = [Segment::Table, Segment::Stamps, Segment::Frames];
             segments.extend(kinds.into_iter().zip(slice.memory().segments()));
         }
@@ -181,7 +90,7 @@ impl Fast {
     fn wait_for_keeper(&self) -> io::Result<bool> {
         let poller = Poller::new()?;
         poller.add(&self.stop.1, STOP)?;
-        let pidfd = self.keeping.pidfd();
+        let pidfd = self.keeper.pidfd();
         if let Some(pidfd) = &pidfd {
             poller.add(pidfd, ENDED)?;
         }
@@ -198,13 +107,12 @@ impl Fast {
 }
 
 /// Runs the thread that replaces a keeper that has ended.
-pub(super) fn serve(mounted: &Weak<Mounted>) {
+pub(super) fn serve(fast: &Weak<Fast>) {
     loop {
-        let Some(strong) = mounted.upgrade() else {
+        let Some(fast) = fast.upgrade() else {
             return;
         };
-        let fast = &strong.fast;
-        let had_one = fast.keeping.pidfd().is_some();
+        let had_one = fast.keeper.pidfd().is_some();
         match fast.wait_for_keeper() {
             Ok(true) => {}
             Ok(false) => return,

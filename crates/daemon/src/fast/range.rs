@@ -1,15 +1,10 @@
 //! The range lock of a slot, as threads of the daemon take it: for writes over several pages, and for reads that writers
 //! interrupt repeatedly.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use jericho_cache::OWNER_DAEMON;
-use jericho_shm::{HELD_MAX, Holding, Kept, RangeTaken, Segments, Slot, SlotLock, Turns, WORDS};
-
-use super::{Fast, SlotFile};
-use crate::mounted::Mounted;
+use jericho_shm::{Holding, Kept, RangeTaken, Segments, Slot, Turns, WORDS};
 
 /// Number of times a read restarts because a write over several pages interfered, before the read locks writers out.
 const READ_TRIES: u32 = 3;
@@ -26,7 +21,8 @@ impl Default for RangeHolders {
 }
 
 impl RangeHolders {
-    fn has(&self, word: usize) -> bool {
+    /// Returns whether a thread of the daemon holds a word.
+    pub fn has(&self, word: usize) -> bool {
         self.0[word].load(Ordering::Acquire) > 0
     }
 
@@ -64,7 +60,7 @@ impl RangeHolders {
 
     /// Records a word as soon as it is taken: another thread of the daemon that waits for the word must not take it away while
     /// its holder waits for the next one.
-    fn note(&self, word: usize) {
+    pub fn note(&self, word: usize) {
         self.0[word].fetch_add(1, Ordering::AcqRel);
     }
 
@@ -101,166 +97,6 @@ impl RangeHolders {
             }
         }
         None
-    }
-}
-
-impl Fast {
-    /// Takes the words of a file that a write of the daemon covers; see `RangeHolders::lock`.
-    pub(super) fn lock_range(&self, file: &SlotFile, segments: Segments) -> RangeTaken {
-        let lends = |word, held| self.lends(file, SlotLock::Word(word), held);
-        let taken = file.range.lock(self.slot(file), segments, lends);
-        for (word, held) in taken.borrowed() {
-            self.note_borrowed(file, word, held);
-        }
-        taken
-    }
-
-    /// Takes the words of a file for a read; see `RangeHolders::lock_out`.
-    fn lock_out(&self, file: &SlotFile, segments: Segments) -> RangeTaken {
-        let lends = |word, held| self.lends(file, SlotLock::Word(word), held);
-        file.range.lock_out(self.slot(file), segments, lends)
-    }
-
-    /// Releases what `lock_range` or `lock_out` took, in any thread.
-    pub(super) fn unlock_range(&self, file: &SlotFile, taken: &RangeTaken) {
-        let is_lent = |word, held| self.has_lent(file, SlotLock::Word(word), held);
-        file.range.unlock(self.slot(file), taken, is_lent);
-    }
-}
-
-/// Keeps writers over several pages out of a range while it is read; given back on drop, in any thread.
-pub(crate) struct ReadGuard {
-    mounted: Arc<Mounted>,
-    file: Arc<SlotFile>,
-    range: Box<RangeTaken>,
-}
-
-/// The result of `ReadGuard::take`.
-pub(crate) enum LockedOut {
-    /// Writers are locked out.
-    Locked(ReadGuard),
-    /// A client lends a word. A read has to wait for the request that ends the client's write; a thread that serves requests must
-    /// not wait.
-    Lent,
-    /// A write of the daemon keeps a word, and waits for a device.
-    GaveUp,
-}
-
-impl ReadGuard {
-    /// Locks writers out of a range.
-    pub fn take(mounted: &Arc<Mounted>, file: &Arc<SlotFile>, segments: Segments) -> LockedOut {
-        let taken = mounted.fast.lock_out(file, segments);
-        let (is_all, is_lent) = (taken.is_all(), taken.has_borrowed());
-        let guard = ReadGuard {
-            mounted: mounted.clone(),
-            file: file.clone(),
-            range: Box::new(taken),
-        };
-        // Otherwise the guard gives back the words that were taken.
-        if is_lent {
-            LockedOut::Lent
-        } else if is_all {
-            LockedOut::Locked(guard)
-        } else {
-            LockedOut::GaveUp
-        }
-    }
-}
-
-impl Drop for ReadGuard {
-    fn drop(&mut self) {
-        self.mounted.fast.unlock_range(&self.file, &self.range);
-    }
-}
-
-/// Takes the words of a range over several polls, without blocking. Holds no word while a client lends another one: the kernel
-/// may serve a request that waits for the word before the lender's request.
-pub(super) struct Gathering {
-    mounted: Arc<Mounted>,
-    file: Arc<SlotFile>,
-    segments: Segments,
-    taken: Box<RangeTaken>,
-    /// How each word was held at the last poll, and since when.
-    seen: [Option<(Holding, Instant)>; WORDS],
-}
-
-/// The result of one poll.
-pub(super) enum Gathered {
-    /// All words are held.
-    All(ReadGuard),
-    /// Other threads hold some words.
-    Some,
-    /// A write of the daemon keeps a word, and waits for a device.
-    GaveUp,
-}
-
-impl Gathering {
-    pub fn new(mounted: &Arc<Mounted>, file: Arc<SlotFile>, segments: Segments) -> Gathering {
-        Gathering {
-            mounted: mounted.clone(),
-            file,
-            segments,
-            taken: Box::new(RangeTaken::none()),
-            seen: [None; WORDS],
-        }
-    }
-
-    /// Returns whether the words are those of a file's slot.
-    pub fn is_of(&self, file: &Arc<SlotFile>) -> bool {
-        Arc::ptr_eq(&self.file, file)
-    }
-
-    /// Takes more words. Takes a word away from a client that has kept it too long and does not lend it.
-    pub fn poll(&mut self) -> Gathered {
-        let (mounted, file) = (self.mounted.clone(), self.file.clone());
-        let slot = mounted.fast.slot(&file);
-        let (now, mut is_lent) = (Instant::now(), false);
-        for word in self.taken.missing(self.segments).words() {
-            let held = slot.holding(word);
-            is_lent |= mounted.fast.lends(&file, SlotLock::Word(word), held);
-            if self.seen[word].is_none_or(|(seen, _)| seen != held) {
-                self.seen[word] = Some((held, now));
-            }
-        }
-        if is_lent {
-            self.give_back();
-            return Gathered::Some;
-        }
-        let seen = &self.seen;
-        let kept = |word: usize, held: Holding| match seen[word] {
-            Some((seen, since)) if seen == held && now - since >= HELD_MAX => {
-                match file.range.has(word) {
-                    true => Kept::GiveUp,
-                    false => Kept::TakeAway,
-                }
-            }
-            _ => Kept::WaitOn,
-        };
-        let note = |word| file.range.note(word);
-        match slot.try_range(&mut self.taken, self.segments, OWNER_DAEMON, kept, note) {
-            Ok(()) => Gathered::All(ReadGuard {
-                mounted,
-                file,
-                range: self.take(),
-            }),
-            Err(Kept::GiveUp) => Gathered::GaveUp,
-            Err(_) => Gathered::Some,
-        }
-    }
-
-    fn take(&mut self) -> Box<RangeTaken> {
-        std::mem::replace(&mut self.taken, Box::new(RangeTaken::none()))
-    }
-
-    fn give_back(&mut self) {
-        let taken = self.take();
-        self.mounted.fast.unlock_range(&self.file, &taken);
-    }
-}
-
-impl Drop for Gathering {
-    fn drop(&mut self) {
-        self.give_back();
     }
 }
 
@@ -367,6 +203,3 @@ mod tests {
         });
     }
 }
-
-#[cfg(test)]
-mod lending;

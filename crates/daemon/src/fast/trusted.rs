@@ -9,6 +9,17 @@ pub struct Trusted {
     gids: Vec<u32>,
 }
 
+/// The thread that makes a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Asker {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Thread id in the daemon's pid namespace; 0 when the thread has none there.
+    pub thread: u32,
+}
+
 /// Why a name cannot be resolved.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages name

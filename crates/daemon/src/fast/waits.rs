@@ -3,14 +3,15 @@
 //! One thread, which serves no requests, polls all of them and blocks for none.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use jericho_fs::types::Ino;
 use jericho_shm::{Segments, WAIT_MAX};
+use parking_lot::Mutex;
 
-use super::range::{Gathered, Gathering, ReadGuard};
-use crate::mounted::Mounted;
+use super::Fast;
+use super::read_guard::{Gathered, Gathering, ReadGuard};
 
 /// Time between two polls of the reads that wait.
 const POLL: Duration = Duration::from_millis(10);
@@ -26,8 +27,8 @@ pub(crate) enum Waited {
 }
 
 /// A read that waits.
-pub(super) struct Waiting {
-    mounted: Arc<Mounted>,
+pub(crate) struct LoanWait {
+    fast: Arc<Fast>,
     ino: Ino,
     segments: Segments,
     gathering: Option<Gathering>,
@@ -35,16 +36,15 @@ pub(super) struct Waiting {
     then: Box<dyn FnOnce(Waited) + Send>,
 }
 
-impl Waiting {
+impl LoanWait {
     /// Polls once. Returns `None` if the read has to wait longer.
     fn poll(&mut self) -> Option<Waited> {
-        let fast = &self.mounted.fast;
-        let Some(file) = fast.written_file(self.ino) else {
+        let Some(file) = self.fast.written_file(self.ino) else {
             return Some(Waited::Unwritten);
         };
         let gathering = match &mut self.gathering {
             Some(gathering) if gathering.is_of(&file) => gathering,
-            other => other.insert(Gathering::new(&self.mounted, file, self.segments)),
+            other => other.insert(Gathering::new(&self.fast, file, self.segments)),
         };
         match gathering.poll() {
             Gathered::All(guard) => Some(Waited::Alone(guard)),
@@ -74,38 +74,58 @@ impl Waiting {
     }
 }
 
-impl Mounted {
+/// The queue of the reads that wait.
+#[derive(Default)]
+pub(crate) struct LoanWaits {
+    /// Queue of the thread `fast-waits`, which serves no requests.
+    queue: Mutex<Option<Sender<Box<LoanWait>>>>,
+}
+
+impl LoanWaits {
+    /// Opens the queue. Returns its end for `serve`.
+    pub fn open(&self) -> Receiver<Box<LoanWait>> {
+        let (sender, reads) = channel();
+        *self.queue.lock() = Some(sender);
+        reads
+    }
+
+    /// Closes the queue: `serve` ends the reads that still wait.
+    pub fn close(&self) {
+        *self.queue.lock() = None;
+    }
+
     /// Calls `then` once the writers of a range are locked out, or the wait ends for another reason. Never waits itself: `then`
     /// runs in the thread `fast-waits`, or in this thread when the volume closes.
-    pub(crate) fn wait_alone(
-        self: &Arc<Self>,
+    pub fn wait_alone(
+        &self,
+        fast: &Arc<Fast>,
         ino: Ino,
         segments: Segments,
         then: impl FnOnce(Waited) + Send + 'static,
     ) {
-        let waiting = Box::new(Waiting {
-            mounted: self.clone(),
+        let wait = Box::new(LoanWait {
+            fast: fast.clone(),
             ino,
             segments,
             gathering: None,
             until: Instant::now() + WAIT_MAX,
             then: Box::new(then),
         });
-        let waits = self.fast.waits.lock().clone();
-        match waits {
-            Some(waits) => {
-                if let Err(unsent) = waits.send(waiting) {
+        let queue = self.queue.lock().clone();
+        match queue {
+            Some(queue) => {
+                if let Err(unsent) = queue.send(wait) {
                     unsent.0.end_now();
                 }
             }
-            None => waiting.end_now(),
+            None => wait.end_now(),
         }
     }
 }
 
 /// Polls the reads until the volume closes. The close ends the reads that still wait.
-pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
-    let mut all: Vec<Box<Waiting>> = vec![];
+pub(crate) fn serve(queue: &Receiver<Box<LoanWait>>) {
+    let mut all: Vec<Box<LoanWait>> = vec![];
     let mut next = Instant::now();
     loop {
         let received = match all.is_empty() {
@@ -123,9 +143,9 @@ pub(super) fn serve(queue: &Receiver<Box<Waiting>>) {
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if Instant::now() >= next {
-            all = all.into_iter().filter_map(Waiting::poll_or_end).collect();
+            all = all.into_iter().filter_map(LoanWait::poll_or_end).collect();
             next = Instant::now() + POLL;
         }
     }
-    all.into_iter().for_each(Waiting::end_now);
+    all.into_iter().for_each(LoanWait::end_now);
 }

@@ -4,18 +4,15 @@
 //! before it replies. Protocol: docs/formats/shm.md, *Wishes*.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Area, ClientThread, Granted, Refusal, Wish};
-use parking_lot::{Mutex, MutexGuard};
+use jericho_shm::{ClientThread, Granted, Refusal, Wish};
 
-use super::{Asker, Fast};
+use super::Fast;
+use super::trusted::Asker;
+use super::wishers::Wisher;
 use crate::handle::Handle;
-use crate::mounted::Mounted;
-
-/// Entries of the table. Two threads whose ids have the same remainder replace each other.
-const ENTRIES: usize = 4096;
 
 /// Fewest and most pages that are reserved with a wish. A writer that continues asks for more.
 const RESERVE_MIN: u64 = 16;
@@ -35,86 +32,6 @@ pub enum Served {
         /// The thread may wait for space and pages.
         may_wait: bool,
     },
-}
-
-/// Threads of clients that may leave wishes, by thread id in the daemon's pid namespace.
-pub(super) struct Wishers {
-    entries: Box<[Entry]>,
-}
-
-#[derive(Default)]
-struct Entry {
-    /// Thread id; 0: none. Changed with `wisher` locked.
-    thread: AtomicU32,
-    /// Locked while a wish is answered, which takes locks of slices. A slice may hold these when it revokes a client, so a thread
-    /// that has the clients locked never waits for this lock.
-    wisher: Mutex<Option<Wisher>>,
-}
-
-struct Wisher {
-    owner: u16,
-    block: u32,
-    area: Arc<Area>,
-}
-
-impl Entry {
-    /// Locks the entry of a thread. Returns `None` if the entry belongs to another thread by now, or if a wish of this thread is
-    /// being answered: the request is then one part of a call.
-    fn lock(&self, thread: u32) -> Option<MutexGuard<'_, Option<Wisher>>> {
-        let wisher = self.wisher.try_lock()?;
-        let is_same = self.thread.load(Ordering::Relaxed) == thread;
-        is_same.then_some(wisher)
-    }
-}
-
-impl Default for Wishers {
-    fn default() -> Wishers {
-        let entries = (0..ENTRIES).map(|_| Entry::default());
-        Wishers {
-            entries: entries.collect(),
-        }
-    }
-}
-
-impl Wishers {
-    #[inline]
-    fn entry(&self, thread: u32) -> Option<&Entry> {
-        let entry = &self.entries[thread as usize % ENTRIES];
-        (thread != 0 && entry.thread.load(Ordering::Acquire) == thread).then_some(entry)
-    }
-
-    /// Returns whether the table has the thread with this block. Also returns true while a wish of the thread is being answered.
-    fn is_known(&self, thread: u32, block: ClientThread) -> bool {
-        self.entry(thread).is_some_and(|entry| {
-            let wisher = entry.wisher.try_lock();
-            let same = |w: &Wisher| (w.owner, w.block) == (block.owner, block.block);
-            wisher.is_none_or(|wisher| wisher.as_ref().is_some_and(same))
-        })
-    }
-
-    /// Adds a thread. Leaves the thread out while a wish of the entry is being answered: it names itself again with its next
-    /// request for a slot.
-    fn add(&self, thread: u32, wisher: Wisher) {
-        let entry = &self.entries[thread as usize % ENTRIES];
-        if let Some(mut place) = entry.wisher.try_lock() {
-            *place = Some(wisher);
-            entry.thread.store(thread, Ordering::Release);
-        }
-    }
-
-    /// Removes the threads of a client that is gone. Waits for answers to wishes, so the caller holds no lock.
-    pub fn remove(&self, owner: u16) {
-        for entry in &self.entries {
-            if entry.thread.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut wisher = entry.wisher.lock();
-            if wisher.as_ref().is_some_and(|w| w.owner == owner) {
-                entry.thread.store(0, Ordering::Release);
-                *wisher = None;
-            }
-        }
-    }
 }
 
 impl Fast {
@@ -139,20 +56,17 @@ impl Fast {
             self.wishers.add(thread, wisher);
         }
     }
-}
-
-impl Mounted {
     /// Returns whether the calling thread may leave wishes. Costs one load for other threads.
     #[inline]
     pub fn may_wish(&self, asker: Asker) -> bool {
-        self.fast.wishers.entry(asker.thread).is_some()
+        self.wishers.entry(asker.thread).is_some()
     }
 
     /// Grants the handle a slot if the calling thread has left a wish for its file. Call it before the reply. Never waits: if the
     /// grant would have to wait, the thread asks by an ioctl later.
     #[inline]
     pub fn answer_wish(self: &Arc<Self>, handle: &Arc<Handle>, asker: Asker, served: Served) {
-        if let Some(entry) = self.fast.wishers.entry(asker.thread)
+        if let Some(entry) = self.wishers.entry(asker.thread)
             && let Some(wisher) = entry.lock(asker.thread)
             && let Some(wisher) = &*wisher
         {
@@ -167,17 +81,16 @@ impl Mounted {
         asker: Asker,
         served: Served,
     ) {
-        let fast = &self.fast;
         let wishing = wisher.area.wishing(wisher.block);
         let Some(wish) = wishing.take(handle.file.ino()) else {
             return;
         };
-        if fast.closing.load(Ordering::SeqCst) || !fast.trusted.includes(asker.uid, asker.gid) {
+        if self.closing.load(Ordering::SeqCst) || !self.trusted.includes(asker.uid, asker.gid) {
             return;
         }
         if let Ok(granted) = self.grant_wish(handle, wish, served) {
             wishing.grant(wish, granted);
-            fast.counts.slots_by_wish.fetch_add(1, Ordering::Relaxed);
+            self.counts.slots_by_wish.fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use jericho_shm::{RangeTaken, Segments};
 
-use super::SlotFile;
-use crate::mounted::Mounted;
-use crate::write::is_over_several_pages;
+use super::Fast;
+use super::slot_file::SlotFile;
+use crate::pages::is_over_several_pages;
 
 /// Locks held for a write; given back on drop, in any thread.
 pub(crate) struct WriteGuard {
-    mounted: Arc<Mounted>,
+    fast: Arc<Fast>,
     file: Arc<SlotFile>,
     extend: bool,
     range: RangeTaken,
@@ -21,24 +21,24 @@ impl WriteGuard {
     /// away from a client that has held it for a second, because a stopped client must not stop others. Borrows the locks of a
     /// client that has made half of a write: this request, or a later one, repeats or ends that write.
     pub fn take(
-        mounted: &Arc<Mounted>,
+        fast: &Arc<Fast>,
         file: Arc<SlotFile>,
         offset: Option<u64>,
         len: u64,
     ) -> WriteGuard {
-        let slot = mounted.fast.slot(&file);
+        let slot = fast.slot(&file);
         let beyond = offset.is_none_or(|offset| offset + len > slot.size().bytes());
-        let seized = beyond && mounted.fast.hold_extend(&file);
+        let seized = beyond && fast.hold_extend(&file);
         let several = offset.filter(|offset| is_over_several_pages(*offset, len));
         let range = several.map_or_else(RangeTaken::none, |offset| {
-            mounted.fast.lock_range(&file, Segments::of(offset, len))
+            fast.lock_range(&file, Segments::of(offset, len))
         });
         match seized {
-            true => mounted.clear_seized(&file),
-            false => mounted.absorb_file(&file),
+            true => fast.clear_seized(&file),
+            false => fast.absorb_file(&file),
         }
         WriteGuard {
-            mounted: mounted.clone(),
+            fast: fast.clone(),
             file,
             extend: beyond,
             range,
@@ -53,9 +53,9 @@ impl WriteGuard {
 
 impl Drop for WriteGuard {
     fn drop(&mut self) {
-        self.mounted.fast.unlock_range(&self.file, &self.range);
+        self.fast.unlock_range(&self.file, &self.range);
         if self.extend {
-            self.mounted.fast.give_back_extend(&self.file);
+            self.fast.give_back_extend(&self.file);
         }
     }
 }

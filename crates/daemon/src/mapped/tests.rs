@@ -7,7 +7,7 @@ use jericho_fs::types::{Ino, SetAttr};
 use parking_lot::Mutex;
 
 use super::{PAGE, RECORDS_MANY, RECORDS_MAX, WRITES_MIN};
-use crate::fast::KernelCache;
+use crate::kernel_cache::KernelCache;
 use crate::simulated::{self, CALLER};
 use crate::{Handle, Mounted, WriteMode};
 
@@ -57,7 +57,7 @@ impl Bed {
     }
 
     fn kept(&self) -> (u64, u64) {
-        let counters = self.mounted.fast.counts.values();
+        let counters = self.mounted.fast.counts().values();
         (counters.mapped_kept, counters.mapped_forgotten)
     }
 
@@ -251,7 +251,7 @@ fn records_end_when_the_kernel_has_dropped_their_pages() {
     let pages = |pages: Range<u64>| Some(pages.start * PAGE as u64..pages.end * PAGE as u64);
     assert_eq!(*kernel.dropped.lock(), [pages(0..2), pages(3..4)]);
     let left: Vec<u64> = file
-        .state
+        .watch
         .lock()
         .changes
         .all()

@@ -99,7 +99,7 @@ impl Drop for Program {
 /// `None` on a machine with one CPU, on which no thread can move.
 fn migrations(program: &Program) -> Option<(Migrations, u32, Vec<u32>)> {
     let all = program.cpus();
-    let shared = Shared {
+    let context = PlacerContext {
         nodes: Nodes::new(|cpu| cpu as u16),
         node_of_cpu: (0..=CpuMask::CPU_MAX).map(|cpu| cpu as u16).collect(),
         idle: Idle::new(),
@@ -114,7 +114,7 @@ fn migrations(program: &Program) -> Option<(Migrations, u32, Vec<u32>)> {
         assert_eq!(all, [on]);
         return None;
     };
-    Some((Migrations::new(Arc::new(shared)), other, all))
+    Some((Migrations::new(Arc::new(context)), other, all))
 }
 
 fn order(program: &Program, cpu: u32) -> Order {
@@ -148,7 +148,7 @@ fn a_thread_of_another_process_is_migrated_and_gets_its_mask_back() {
     assert_eq!(program.cpus(), [other]);
     migrations.restore_masks(|_| true);
     assert_eq!(program.cpus(), all);
-    assert_eq!(migrations.shared.counts.values().threads_moved, 2);
+    assert_eq!(migrations.context.counts.values().threads_moved, 2);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn threads_of_a_program_on_the_fast_path_migrate_themselves() {
     let left_out = move |process| process == pid && client.load(Relaxed);
     assert!(
         migrations
-            .shared
+            .context
             .is_left_out
             .set(Box::new(left_out))
             .is_ok()

@@ -6,8 +6,8 @@ use jericho_fs::types::{ROOT, SetAttr};
 use jericho_shm::{Answer, Segments};
 
 use super::*;
-use crate::WriteMode;
 use crate::simulated::{self, LONG};
+use crate::{Mounted, WriteMode};
 
 const PAGE: usize = PAGE_BYTES as usize;
 const NEVER: Duration = Duration::from_secs(3600);

@@ -1,13 +1,14 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use jericho_shm::{Call, SlotInfo};
+use jericho_shm::{Area, Call, SlotInfo};
 
 use super::*;
-use crate::fast::clients::Client;
-use crate::fast::slots::tests::Bed;
+use crate::fast::client_table::Client;
+use crate::fast::grants::tests::Bed;
+use crate::fast::wishers::{ENTRIES, Wishers};
 use crate::simulated::asker;
-use crate::write::WriteMode;
+use crate::write_mode::WriteMode;
 
 /// A client in this process.
 struct Program {

@@ -4,17 +4,17 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Area, Flags, HELD_MAX, Key};
+use jericho_shm::{Area, Flags, HELD_MAX, Key, Slot};
 use jericho_sim::FaultPlan;
 use jericho_sys::files;
 
 use super::*;
 use crate::fast::Waited;
-use crate::fast::clients::Client;
-use crate::fast::slots::tests::Bed;
+use crate::fast::client_table::Client;
+use crate::fast::grants::tests::Bed;
 use crate::handle::Handle;
 use crate::simulated::{self, LONG, WRITE, asker};
-use crate::write::WriteMode;
+use crate::write_mode::WriteMode;
 
 const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: usize = 16;
@@ -31,7 +31,7 @@ fn read(bed: &Bed, handle: &Arc<Handle>) -> Receiver<Vec<u8>> {
 }
 
 fn put(bed: &Bed, handle: &Handle, page: usize, byte: u8) {
-    let slice = &bed.mounted.fast.slices[0];
+    let slice = &bed.mounted.fast.volume.slices[0];
     let key = Key::new(handle.file.ino(), page as u64);
     let written = (slice.memory()).write_own(key, 0, &[byte; PAGE], OWNER_DAEMON, slice.epoch());
     written.expect("the page is there");
@@ -121,7 +121,7 @@ fn other_writes_proceed_beside_a_half_done_one_and_reads_wait_for_its_end() {
             assert!(lender.has_all(), "the lender has its locks again");
         }
         let ino = bed.handle.file.ino();
-        bed.mounted.resize(ino, None, || Ok(())).unwrap();
+        bed.mounted.fast.resize(ino, None, || Ok(())).unwrap();
         assert!(lender.has_all());
         assert!(seen.try_recv().is_err(), "half of a write was read");
         // The lender's own request, in two parts as the kernel may split it.
@@ -184,7 +184,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
         let handle = bed.plain_named(b"late");
         let written = write(&bed, &handle, 0, &[1; PAGES * PAGE]);
         assert_eq!(written.recv_timeout(LONG), Ok((PAGES * PAGE) as u32));
-        let memory = bed.mounted.fast.slices[0].memory();
+        let memory = bed.mounted.fast.volume.slices[0].memory();
         let found = memory.lookup(Key::new(handle.file.ino(), LATCHED as u64));
         let found = found.expect("just written");
         let entry = memory.entry(found.index);
@@ -217,7 +217,8 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
 fn wait_alone(lender: &Lender, segments: Segments) -> Receiver<bool> {
     let (tx, rx) = channel();
     let ino = lender.bed.handle.file.ino();
-    lender.bed.mounted.wait_alone(ino, segments, move |waited| {
+    let mounted = &lender.bed.mounted;
+    (mounted.loan_waits).wait_alone(&mounted.fast, ino, segments, move |waited| {
         let is_alone = matches!(waited, Waited::Alone(_));
         drop(waited);
         let _ = tx.send(is_alone);
@@ -230,9 +231,8 @@ fn waiting_reads_end_at_once_when_the_volume_closes() {
     in_time(|| {
         let lender = Lender::new();
         lender.begin(files::coarse_realtime_ns());
-        let fast = &lender.bed.mounted.fast;
         let waits = wait_alone(&lender, all());
-        *fast.waits.lock() = None;
+        lender.bed.mounted.loan_waits.close();
         assert_eq!(waits.recv_timeout(LONG), Ok(false));
         assert_eq!(wait_alone(&lender, all()).try_recv(), Ok(false));
         assert!(lender.has_all(), "the lender has lost its words");

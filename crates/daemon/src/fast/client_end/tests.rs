@@ -1,12 +1,14 @@
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use jericho_cache::{Intent, Slice};
 use jericho_fs::types::SetAttr;
-use jericho_shm::{Flags, Key, SlotInfo, State};
+use jericho_shm::{Area, Flags, Key, SlotInfo, State};
 
 use super::*;
-use crate::fast::slots::tests::Bed;
+use crate::fast::client_table::{Client, IDLE_PER_ROUND};
+use crate::fast::grants::tests::Bed;
 use crate::simulated::{CALLER, create, wait_until};
 
 /// Progress of a client's write when the client dies or its file is closed.
@@ -31,7 +33,7 @@ impl Programs {
     fn new() -> Programs {
         let bed = Bed::new();
         bed.extend(16 * 4096);
-        bed.mounted.absorb(bed.handle.file.ino());
+        bed.mounted.fast.absorb(bed.handle.file.ino());
         let programs = Programs { bed, number: 0 };
         programs.sync();
         programs
@@ -42,7 +44,7 @@ impl Programs {
     }
 
     fn slice(&self) -> &Arc<Slice> {
-        &self.fast().slices[0]
+        &self.fast().volume.slices[0]
     }
 
     fn sync(&self) {
@@ -138,7 +140,7 @@ impl Programs {
                 .is_none_or(|file| self.fast().info(&file).word().flags() & SlotInfo::NO_WRITE != 0)
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| mounted.fast.release(mounted, handle));
+            scope.spawn(|| mounted.fast.release(handle));
             wait_until("it is noticed", no_writes);
             rest(self, owner, latched);
         });
@@ -224,7 +226,7 @@ fn closing_a_file_costs_time_by_its_writers_and_not_by_the_number_of_clients() {
         writers.add(*writer);
     }
     let before = mounted.fast.visited.load(Relaxed);
-    mounted.fast.release(&mounted, &other);
+    mounted.fast.release(&other);
     let visited = mounted.fast.visited.load(Relaxed) - before;
     // A few owner numbers share a bit.
     assert!((3..=12).contains(&visited), "visited {visited} clients");
@@ -242,7 +244,7 @@ fn a_report_of_a_file_without_a_slot_is_not_lost() {
     let mut programs = Programs::new();
     let key = Key::new(programs.bed.handle.file.ino(), 3);
     let (mounted, handle) = (programs.bed.mounted.clone(), programs.bed.handle.clone());
-    mounted.fast.release(&mounted, &handle);
+    mounted.fast.release(&handle);
     assert!(mounted.fast.slot_file(key.object()).is_none());
     programs.write(key, AfterTheReport);
     let (tx, rx) = mpsc::channel();
@@ -276,14 +278,14 @@ fn absorbing_costs_time_by_the_reports_and_not_by_the_number_of_clients() {
     let fast = |programs: &Programs| programs.bed.mounted.fast.rings.drained();
     let before = fast(&programs);
     for _ in 0..100 {
-        programs.bed.mounted.absorb(ino);
+        programs.bed.mounted.fast.absorb(ino);
         programs.sync();
     }
     assert_eq!(fast(&programs), before, "no client has reported anything");
     for page in 0..10 {
         programs.write(Key::new(ino, page), AfterTheReport);
     }
-    programs.bed.mounted.absorb(ino);
+    programs.bed.mounted.fast.absorb(ino);
     let dirty = (0..10).all(|page| programs.slice().first_dirty(ino, page) == Some(page));
     assert!(dirty);
     // The thread that drains the rings periodically may have seen the first reports, and may drain a ring during this call.

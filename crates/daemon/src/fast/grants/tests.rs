@@ -3,14 +3,17 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use jericho_cache::Intent;
+use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{Kind, ROOT, SetAttr};
 use jericho_shm::{Answer, Call, Key, Segments, SlotWord};
 use jericho_sim::SimDevice;
+use parking_lot::Mutex;
 
 use super::*;
-use crate::fast::KernelCache;
+use crate::Mounted;
+use crate::kernel_cache::KernelCache;
 use crate::simulated::{self, CALLER, READ, WRITE, asker, create, mount, wait_until};
-use crate::write::WriteMode;
+use crate::write_mode::WriteMode;
 
 /// A kernel whose `drop_pages` blocks once the test asks for it.
 #[derive(Default)]
@@ -115,7 +118,7 @@ impl Bed {
         let part = fast.files.part(self.handle.file.ino());
         let files = part.read();
         std::thread::scope(|scope| {
-            scope.spawn(|| fast.release(&self.mounted, &self.handle));
+            scope.spawn(|| fast.release(&self.handle));
             wait_until("it waits for the files", || part.try_read().is_none());
             meanwhile();
             drop(files);
@@ -200,7 +203,7 @@ impl Bed {
         self.mounted.fast.slot(file).size().bytes()
     }
 
-    fn size(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.mounted.getattr(self.handle.file.ino()).unwrap().size
     }
 }
@@ -215,40 +218,6 @@ impl Drop for Bed {
             closed.unwrap();
         }
     }
-}
-
-#[test]
-fn a_size_that_was_read_before_a_truncation_does_not_extend_the_file_after_it() {
-    let bed = Bed::new();
-    bed.extend(50_000);
-    assert_eq!(bed.size(), 50_000);
-    bed.extend(60_000);
-    let changes = bed.mounted.take_changes(&bed.file);
-    bed.truncate(100);
-    assert!(!bed.mounted.apply(&bed.file, changes));
-    assert_eq!(bed.handle.file.size(), 100);
-    assert_eq!(bed.size(), 100);
-    // A later write of a client counts.
-    bed.extend(3_000);
-    assert_eq!(bed.size(), 3_000);
-}
-
-#[test]
-fn a_size_that_no_client_can_have_written_is_logged_once_and_ignored() {
-    let bed = Bed::new();
-    let is_logged = || bed.file.size_warned.load(Ordering::Relaxed);
-    bed.extend(16 * PAGE_BYTES);
-    bed.mounted.absorb(bed.handle.file.ino());
-    assert!(!is_logged());
-    // This size is read before a truncation, which releases the reserved space.
-    let changes = bed.mounted.take_changes(&bed.file);
-    bed.truncate(PAGE_BYTES);
-    bed.mounted.apply(&bed.file, changes);
-    assert!(!is_logged());
-    bed.extend(1 << 40);
-    bed.mounted.absorb(bed.handle.file.ino());
-    assert!(is_logged());
-    assert_eq!(bed.size(), PAGE_BYTES);
 }
 
 #[test]
@@ -294,7 +263,7 @@ fn a_thread_that_still_refers_to_a_freed_slot_changes_no_other_file() {
     let (first, stale) = bed.granted(b"first", 100);
     // Two threads find the file before its last descriptor is closed. One of them is in the middle of a truncation.
     let (mut second, mut number) = (None, None);
-    let truncated = bed.mounted.resize(first.file.ino(), Some(10), || {
+    let truncated = bed.mounted.fast.resize(first.file.ino(), Some(10), || {
         number = Some(stale.slot);
         bed.mounted.close_file(&first);
         second = Some(bed.granted(b"second", 1 << 20));
@@ -302,7 +271,7 @@ fn a_thread_that_still_refers_to_a_freed_slot_changes_no_other_file() {
     });
     truncated.unwrap();
     let (second, granted) = second.unwrap();
-    bed.mounted.absorb_file(&stale);
+    bed.mounted.fast.absorb_file(&stale);
     assert_eq!(bed.size_in_slot(&granted), 1 << 20);
     assert_eq!(stale.file.size(), 100);
     // The slot's number is reused once no thread refers to its previous file.
@@ -329,7 +298,7 @@ fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
     let (tx, rx) = mpsc::channel();
     std::thread::scope(|scope| {
         let (bed, handle) = (&bed, &handle);
-        let granted = bed.mounted.resize(ino, Some(0), || {
+        let granted = bed.mounted.fast.resize(ino, Some(0), || {
             let granted = scope.spawn(move || {
                 let granted = bed.grant(handle);
                 let _ = tx.send(());
@@ -474,7 +443,7 @@ fn a_file_gets_no_slot_in_the_middle_of_a_chmod_that_gives_it_set_id_bits() {
     let (tx, rx) = mpsc::channel();
     std::thread::scope(|scope| {
         let (bed, handle) = (&bed, &handle);
-        let asked = bed.mounted.give_privileges(ino, || {
+        let asked = bed.mounted.fast.give_privileges(ino, || {
             let asked = scope.spawn(move || {
                 let answer = bed.ask(handle, WRITE);
                 let _ = tx.send(());
@@ -522,7 +491,7 @@ fn an_interrupted_extension_is_cleared_when_both_descriptors_are_closed_at_once(
         let _dead = slot.extend_lock().try_lock(7).unwrap();
         std::thread::scope(|scope| {
             for handle in [&other, &bed.handle] {
-                scope.spawn(|| bed.mounted.fast.release(&bed.mounted, handle));
+                scope.spawn(|| bed.mounted.fast.release(handle));
             }
         });
         assert!(slot.extend_lock().try_lock(8).is_some());
@@ -768,7 +737,7 @@ fn no_client_writes_inline_while_the_kernel_drops_its_pages_for_an_earlier_write
     *kernel.0.lock() = Some((begun, end));
     let slot_file = fast.slot_file(first.file.ino()).unwrap();
     wait_until("the pages are dropped", || {
-        bed.mounted.wrote_by_kernel(&slot_file);
+        bed.mounted.fast.wrote_by_kernel(&slot_file);
         dropping.try_recv().is_ok()
     });
     bed.mounted.close_file(&first);
@@ -796,7 +765,7 @@ fn data_that_a_new_writer_appends_is_kept_when_the_last_writers_space_is_release
     // The thread that releases the space is busy.
     let (work, over) = mpsc::channel::<()>();
     fast.later(move || assert!(over.recv().is_err(), "the end of the work"));
-    fast.release(&bed.mounted, &bed.handle);
+    fast.release(&bed.handle);
     assert_eq!(bed.ask(&next, WRITE).status, 0);
     let reserve = Call::Reserve {
         first: 0,

@@ -1,0 +1,202 @@
+//! The state of the fast path, and how a file's slot is found.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
+use std::os::unix::net::UnixStream;
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
+
+use jericho_format::threads::ThreadPolicy;
+use jericho_fs::types::Ino;
+use jericho_shm::{Control, Slot, SlotInfo, Slots};
+use jericho_sys::affinity::CpuMask;
+use parking_lot::Mutex;
+
+use super::changing::{Change, Changing};
+use super::client_table::{ClientStat, ClientTable};
+use super::files::Files;
+use super::keeper_process::{KeeperCommand, KeeperProcess};
+use super::rings::{Rings, Unreported};
+use super::slot_file::{FreeSlots, SlotFile};
+use super::tokens::Tokens;
+use super::trusted::Trusted;
+use super::wishers::Wishers;
+use crate::counters::MountCounts;
+use crate::kernel_cache::KernelCache;
+use crate::volume::OpenVolume;
+
+/// Name of the segments' memfds.
+const NAME: &str = "volume";
+/// Most files that can be open inline at once. The segments use memory only for slots that were used.
+const SLOTS: u32 = 65_536;
+
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// The daemon's end of the fast path: its tables, and the segments that clients map.
+pub(crate) struct Fast {
+    pub(super) volume: Arc<OpenVolume>,
+    pub(super) control: Control,
+    pub(super) slots: Slots,
+    /// The users whose processes are served.
+    pub(super) trusted: Trusted,
+    pub(super) tokens: Tokens,
+    pub(super) files: Files,
+    /// Number of mapped handles of each file, with or without a slot. Changed with the file's part of `files` locked for writing.
+    pub(super) mappings: Mutex<HashMap<Ino, u32>>,
+    pub(super) free_slots: Arc<Mutex<FreeSlots>>,
+    pub(super) changing: Changing,
+    /// Number of files in `files`, and how many of them are written inline. Read before any lock is taken.
+    pub(super) in_use: AtomicUsize,
+    pub(super) written: AtomicUsize,
+    /// Lock order: after a slice's lock, because a slice revokes a client while it holds its lock; never before a slice's lock.
+    pub(super) clients: Mutex<ClientTable>,
+    /// Number of times that the evictor or a close has looked into a client's area.
+    #[cfg(test)]
+    pub(super) visited: AtomicU64,
+    pub(super) rings: Rings,
+    /// Counters of the mount.
+    pub(super) counts: Arc<MountCounts>,
+    pub(super) wishers: Wishers,
+    /// Slices have dirty pages that no client reports.
+    pub(super) unreported: Unreported,
+    pub(super) kernel: OnceLock<Arc<dyn KernelCache>>,
+    pub(super) closing: AtomicBool,
+    /// Queue of jobs that may wait. They run in a thread of their own.
+    pub(super) jobs: Mutex<Option<Sender<Job>>>,
+    pub(super) threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    pub(super) keeper: KeeperProcess,
+    /// Closing one end makes the other readable.
+    pub(super) stop: (UnixStream, UnixStream),
+}
+
+impl Fast {
+    /// Creates the segments of a volume. No client is admitted until the fast path is opened; see `open`.
+    pub fn new(
+        volume: Arc<OpenVolume>,
+        trusted: Trusted,
+        keeper: Option<KeeperCommand>,
+    ) -> io::Result<Fast> {
+        let (slices, topology) = (&volume.slices, &volume.topology);
+        let geometry: Vec<(u32, u16)> = slices
+            .iter()
+            .zip(&volume.homes)
+            .map(|(slice, home)| {
+                let frames = slice.memory().geometry().frames;
+                (frames, topology.thread_node(*home).0)
+            })
+            .collect();
+        // Also covers CPUs that the daemon may not run on, because programs may run there.
+        let node_of = |cpu| topology.node_of_cpu(cpu).map_or(u16::MAX, |node| node.0);
+        let cpu_nodes: Vec<u16> = (0..=CpuMask::CPU_MAX).map(node_of).collect();
+        // The number may be guessable, because the kernel vouches for the socket's peer. It must differ for each daemon.
+        let instance = std::hash::RandomState::new().build_hasher().finish();
+        Ok(Fast {
+            control: Control::create(NAME, &geometry, SLOTS, &cpu_nodes, instance)?,
+            slots: Slots::create(NAME, SLOTS)?,
+            trusted,
+            tokens: Tokens::default(),
+            files: Files::default(),
+            mappings: Mutex::default(),
+            free_slots: Arc::default(),
+            changing: Changing::default(),
+            in_use: 0.into(),
+            written: 0.into(),
+            clients: Mutex::new(ClientTable::default()),
+            #[cfg(test)]
+            visited: 0.into(),
+            rings: Rings::default(),
+            wishers: Wishers::default(),
+            counts: Arc::default(),
+            unreported: Unreported::default(),
+            kernel: OnceLock::new(),
+            closing: AtomicBool::new(true),
+            jobs: Mutex::new(None),
+            threads: Mutex::new(vec![]),
+            keeper: KeeperProcess::new(keeper),
+            stop: UnixStream::pair()?,
+            volume,
+        })
+    }
+
+    /// Sets the volume's thread policy for clients.
+    pub fn set_thread_policy(&self, policy: ThreadPolicy) {
+        self.control.set_policy(policy);
+    }
+
+    /// Returns the file's slot, if it has one.
+    pub fn slot_file(&self, ino: Ino) -> Option<Arc<SlotFile>> {
+        if self.in_use.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.files.get(ino)
+    }
+
+    /// Returns the file's slot, if the file is written inline.
+    pub fn written_file(&self, ino: Ino) -> Option<Arc<SlotFile>> {
+        if self.written.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let files = self.files.part(ino).read();
+        files.get(&ino).filter(|file| file.is_written()).cloned()
+    }
+
+    /// Returns the slots of the files that are written inline.
+    pub fn written_files(&self) -> Vec<Arc<SlotFile>> {
+        if self.written.load(Ordering::Acquire) == 0 {
+            return vec![];
+        }
+        self.files.all(SlotFile::is_written)
+    }
+
+    /// Returns the file's slot, if it has one. A file without a slot gets none until the change is dropped.
+    pub(super) fn begin_change(&self, ino: Ino) -> (Change<'_>, Option<Arc<SlotFile>>) {
+        let files = self.files.part(ino).read();
+        (self.changing.begin(ino), files.get(&ino).cloned())
+    }
+
+    /// Returns the slot of a file in the slots segment.
+    pub fn slot(&self, file: &SlotFile) -> &Slot {
+        self.slots
+            .slot(file.slot)
+            .expect("slots are given out within the segment")
+    }
+
+    /// Returns the slot of a file in the control segment.
+    pub fn info(&self, file: &SlotFile) -> &SlotInfo {
+        self.control
+            .slot(file.slot)
+            .expect("slots are given out within the segment")
+    }
+
+    /// Runs `job` in the thread for jobs that may wait. Drops the job when the volume closes.
+    pub(super) fn later(&self, job: impl FnOnce() + Send + 'static) {
+        if let Some(jobs) = &*self.jobs.lock() {
+            // The thread ends only when the sender is dropped.
+            let _ = jobs.send(Box::new(job));
+        }
+    }
+
+    /// Returns the counters of the mount.
+    pub fn counts(&self) -> &Arc<MountCounts> {
+        &self.counts
+    }
+
+    /// Returns whether the kernel may keep a file's attributes. It may not while clients change them inline.
+    pub fn attributes_may_be_kept(&self, ino: Ino) -> bool {
+        self.written_file(ino).is_none()
+    }
+
+    /// Returns the counters of the clients.
+    pub fn client_stats(&self) -> Vec<ClientStat> {
+        self.clients.lock().stats(self.volume.slices.len())
+    }
+
+    /// Returns the local and remote pages that clients, including ended ones, have accessed inline in a slice.
+    pub fn client_pages(&self, slice: u16) -> (u64, u64) {
+        self.clients.lock().pages(slice)
+    }
+}

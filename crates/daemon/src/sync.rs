@@ -1,0 +1,66 @@
+//! Makes data durable, and gives free space back to the devices.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::time::Instant;
+
+use jericho_format::PAGE_BYTES;
+use jericho_fs::Result;
+use jericho_fs::fs::Done;
+use jericho_fs::types::{Ino, Trimmed};
+
+use crate::handle::Handle;
+use crate::mounted::Mounted;
+
+impl Mounted {
+    /// Makes the file's data durable; see `Fs::fsync`.
+    pub fn fsync(&self, handle: &Handle, datasync: bool, done: Done) {
+        self.fast.absorb(handle.file.ino());
+        // Includes reports of writes that were still in progress when the last writable descriptor was closed.
+        self.fast.drain_reports();
+        self.fs().fsync(&handle.file, datasync, done);
+    }
+
+    /// Makes all data written to the volume so far durable, including inline writes.
+    pub fn sync(&self) -> Result<()> {
+        for slot_file in self.fast.written_files() {
+            self.fast.absorb_file(&slot_file);
+        }
+        self.fast.drain_reports();
+        self.fs().sync_all()
+    }
+
+    /// Returns the paths of the files with data that is not on a device yet. Files without a name are one entry that gives their
+    /// number.
+    pub fn unwritten(&self) -> Vec<String> {
+        let objects = self
+            .volume
+            .slices
+            .iter()
+            .flat_map(|slice| slice.dirty_objects());
+        let files: HashSet<Ino> = objects.collect();
+        let (count, mut names) = (files.len(), self.fs().paths_of(files));
+        names.sort_unstable();
+        if names.len() < count {
+            names.push(format!("{} files without a name", count - names.len()));
+        }
+        names
+    }
+
+    /// Discards free space; see `Fs::trim`, but in bytes. Returns the number of bytes that the devices discarded, and the offset
+    /// at which to continue. A trim that starts at 0 also discards blocks freed before it.
+    pub fn trim(
+        &self,
+        range: Range<u64>,
+        run_least: u64,
+        until: Option<Instant>,
+    ) -> Result<(u64, Option<u64>)> {
+        if range.start == 0 {
+            self.fs().commit()?;
+        }
+        let blocks = range.start.div_ceil(PAGE_BYTES)..range.end / PAGE_BYTES;
+        let run_least = run_least.div_ceil(PAGE_BYTES);
+        let Trimmed { blocks, next } = self.fs().trim(blocks, run_least, until)?;
+        Ok((blocks * PAGE_BYTES, next.map(|block| block * PAGE_BYTES)))
+    }
+}

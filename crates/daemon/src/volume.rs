@@ -1,0 +1,67 @@
+//! An open volume: what all other parts of the daemon work on.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jericho_cache::{PAGES_PER_GET_MAX, Slice};
+use jericho_format::threads::ThreadPolicy;
+use jericho_fs::fs::{File, Fs, Layout};
+use jericho_fs::types::SliceId;
+use jericho_topology::{NodeId, Topology};
+use jericho_volume::{Volume, VolumeLock};
+
+/// An open volume. Does not change while it is open.
+pub(crate) struct OpenVolume {
+    pub path: PathBuf,
+    pub read_only: bool,
+    /// The policy for migrating threads, for files and directories without their own.
+    pub threads: ThreadPolicy,
+    pub topology: Topology,
+    pub devices: Arc<Volume>,
+    /// The home node of each slice.
+    pub homes: Vec<NodeId>,
+    pub slices: Vec<Arc<Slice>>,
+    pub fs: Arc<Fs>,
+    /// Keeps the volume locked until the last reference is dropped.
+    pub _lock: Option<VolumeLock>,
+}
+
+impl OpenVolume {
+    /// Returns the slice with this number.
+    pub fn slice(&self, slice: SliceId) -> &Arc<Slice> {
+        &self.slices[usize::from(slice)]
+    }
+
+    /// Returns the home node of a slice.
+    pub fn node_of_slice(&self, slice: SliceId) -> NodeId {
+        let home = self.homes.get(usize::from(slice));
+        home.copied().unwrap_or(NodeId(0))
+    }
+
+    /// Returns the number of frames of each slice.
+    pub fn frames_per_slice(&self) -> u32 {
+        let first = self.slices.first();
+        first.map_or(0, |slice| slice.memory().geometry().frames)
+    }
+
+    /// Returns a slice with too many dirty pages, if a byte of the range is in one.
+    pub fn throttling(&self, layout: Layout, bytes: Range<u64>) -> Option<&Arc<Slice>> {
+        let mut slices = layout.parts(bytes).map(|(slice, _)| self.slice(slice));
+        slices.find(|slice| slice.is_throttling())
+    }
+
+    /// Makes the slices fetch pages of a file that are not cached.
+    pub fn prefetch(&self, file: &Arc<File>, pages: Range<u64>) {
+        let object = file.object();
+        for (slice, pages) in file.layout().runs(pages) {
+            let slice = self.slice(slice);
+            let mut at = pages.start;
+            while at < pages.end {
+                let count = (pages.end - at).min(u64::from(PAGES_PER_GET_MAX)) as u32;
+                slice.prefetch(&object, at, count);
+                at += u64::from(count);
+            }
+        }
+    }
+}
