@@ -1,5 +1,6 @@
 //! Reads: cached pages inline, and missing pages through the slice, which calls back.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX};
@@ -73,6 +74,16 @@ enum Whole {
     Turns(Arc<SlotFile>, Option<Turns>),
     /// The read keeps writers out.
     Alone { _guard: ReadGuard },
+}
+
+/// How far a read of the cached pages came.
+enum CachedRead {
+    /// It has read this many bytes, and saw no half of a write so far.
+    Ended(usize, Whole),
+    /// Writers interfered, and the read may not wait for them.
+    Disturbed,
+    /// A client lends a word of the range: the read has to wait for the request that ends the client's write.
+    Lent,
 }
 
 impl Whole {
@@ -200,34 +211,19 @@ impl Mounted {
             Some(_) => 0,
             None => self.read_cached(layout, ino, offset, out),
         };
-        let several = is_over_several_pages(offset, len as u64);
-        let segments = Segments::of(offset, len as u64);
-        let may_block = !matches!(policy, WaitPolicy::Leave);
-        let mut found = match policy {
-            WaitPolicy::Now(whole) => Some((read(), whole)),
-            _ if several => self.read_whole(file, segments, &mut read),
-            _ => Some((read(), Whole::Unknown)),
+        let bytes = offset..offset + len as u64;
+        let found = match policy {
+            WaitPolicy::Now(whole) => CachedRead::Ended(read(), whole),
+            WaitPolicy::Leave => self.try_read_undisturbed(file, bytes, &mut read),
+            WaitPolicy::Block => self.read_undisturbed(file, bytes, mapped.is_some(), &mut read),
         };
-        if found.is_none() && !may_block {
-            return Some((buffer, reply));
-        }
-        let (done, whole) = loop {
-            if let Some(found) = found {
-                break found;
+        let (done, whole) = match found {
+            CachedRead::Ended(done, whole) => (done, whole),
+            CachedRead::Disturbed => return Some((buffer, reply)),
+            CachedRead::Lent => {
+                self.read_apart(handle, offset, len, buffer, reply);
+                return None;
             }
-            found = match self.lock_out(ino, segments) {
-                Some(LockedOut::Locked(guard)) if mapped.is_none() => {
-                    Some((read(), Whole::Alone { _guard: guard }))
-                }
-                // The kernel may wait for a read into its page cache before it sends the write that ends a client's half-done
-                // write.
-                Some(LockedOut::Lent) if mapped.is_none() => {
-                    self.read_apart(handle, offset, len, buffer, reply);
-                    return None;
-                }
-                Some(_) => Some((read(), Whole::Unknown)),
-                None => self.read_whole(file, segments, &mut read),
-            };
         };
         self.locality.accessed(layout, offset, len);
         if mapped.is_none() {
@@ -259,6 +255,50 @@ impl Mounted {
         }
         self.read_ahead(handle, offset, len, size);
         None
+    }
+
+    /// Calls `read` until it has seen no half of an inline write over several pages. Never waits.
+    fn try_read_undisturbed(
+        &self,
+        file: &File,
+        bytes: Range<u64>,
+        read: &mut impl FnMut() -> usize,
+    ) -> CachedRead {
+        let len = bytes.end - bytes.start;
+        if !is_over_several_pages(bytes.start, len) {
+            return CachedRead::Ended(read(), Whole::Unknown);
+        }
+        let found = self.read_whole(file, Segments::of(bytes.start, len), read);
+        found.map_or(CachedRead::Disturbed, |(done, whole)| {
+            CachedRead::Ended(done, whole)
+        })
+    }
+
+    /// Does the same as `try_read_undisturbed`, but waits for inline writers. `of_page_cache`: the bytes are for the kernel's page
+    /// cache. The kernel may wait for such a read before it sends the write that ends a client's half-done write, so the read gives
+    /// up then.
+    fn read_undisturbed(
+        &self,
+        file: &File,
+        bytes: Range<u64>,
+        of_page_cache: bool,
+        read: &mut impl FnMut() -> usize,
+    ) -> CachedRead {
+        let segments = Segments::of(bytes.start, bytes.end - bytes.start);
+        loop {
+            let found = self.try_read_undisturbed(file, bytes.clone(), read);
+            if !matches!(found, CachedRead::Disturbed) {
+                return found;
+            }
+            match self.lock_out(file.ino(), segments) {
+                Some(LockedOut::Locked(guard)) if !of_page_cache => {
+                    return CachedRead::Ended(read(), Whole::Alone { _guard: guard });
+                }
+                Some(LockedOut::Lent) if !of_page_cache => return CachedRead::Lent,
+                Some(_) => return CachedRead::Ended(read(), Whole::Unknown),
+                None => {}
+            }
+        }
     }
 
     /// Copies the cached pages of a file into `out`, up to the first page that is not cached. Returns the number of bytes.
@@ -315,7 +355,7 @@ impl Mounted {
     }
 
     /// Locks out the inline writers of a file. Returns `None` when it has no inline writer any more.
-    fn lock_out(self: &Arc<Self>, ino: Ino, segments: Segments) -> Option<LockedOut> {
+    fn lock_out(&self, ino: Ino, segments: Segments) -> Option<LockedOut> {
         let written = self.fast.written_file(ino)?;
         Some(ReadGuard::take(&self.fast, &written, segments))
     }
