@@ -340,10 +340,15 @@ mod tests {
         fn slice_of(&self, _page: u64) -> u16 {
             0
         }
-        fn resolve(&self, _: u64, _: u32, _: &mut Vec<crate::Run>) -> Result<(), crate::Error> {
+        fn resolve(&self, _: u64, _: u32, _: &mut Vec<crate::PageRun>) -> Result<(), crate::Error> {
             Ok(())
         }
-        fn allocate(&self, _: u64, _: u32, _: &mut Vec<crate::Run>) -> Result<(), crate::Error> {
+        fn allocate(
+            &self,
+            _: u64,
+            _: u32,
+            _: &mut Vec<crate::PageRun>,
+        ) -> Result<(), crate::Error> {
             Ok(())
         }
         fn written(&self, _: u64, _: u32) {}

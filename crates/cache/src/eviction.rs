@@ -7,12 +7,14 @@
 //! Replacement is LRU with coarse ages: the policy samples ages, derives a threshold from the sample, and names clean pages of
 //! at least that age in a sweep.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use jericho_shm::{SliceMemory, State as Word};
+use jericho_shm::{Flags, SliceMemory, State as Word};
 
-use crate::state::{After, Shared, State};
+use crate::context::SliceContext;
+use crate::effects::Effects;
+use crate::get;
+use crate::state::SliceState;
 
 /// Entries visited for one sample of ages, and in one step of the sweep.
 const SAMPLE: u32 = 512;
@@ -45,7 +47,8 @@ impl<'a> Residents<'a> {
     /// Returns the state of an entry whose page is clean and in no thread's hands.
     pub fn idle(&self, entry: u32) -> Option<Word> {
         let word = self.0.entry(entry).state();
-        Shared::is_idle(word).then_some(word)
+        let busy = Flags::DIRTY.with(Flags::LATCH).with(Flags::WRITE_BACK);
+        (word.has(Flags::VALID) && !word.any(busy)).then_some(word)
     }
 
     /// Returns the number of epochs since the last use of an entry's page.
@@ -131,19 +134,19 @@ impl AgedSweep {
 /// Removes the chosen pages whose state is unchanged and which the slice does not hold. Lets stalled Gets continue. Returns how
 /// many frames are free then.
 pub(crate) fn evict(
-    state: &mut State,
-    shared: &Arc<Shared>,
+    state: &mut SliceState,
+    context: &SliceContext,
     victims: &mut Vec<Victim>,
-    after: &mut After,
+    effects: &mut Effects,
 ) -> u32 {
     for (index, word) in victims.drain(..) {
-        if !state.is_held(index) && state.remove(shared, index, word) {
-            shared.counts.evictions.fetch_add(1, Relaxed);
+        if !state.is_held(index) && state.remove(context, index, word) {
+            context.counts.evictions.fetch_add(1, Relaxed);
         }
     }
     let free = state.frames.free();
     if !state.stalled.is_empty() {
-        crate::get::retry_stalled(state, shared, after);
+        get::retry_stalled(state, context, effects);
     }
     state.frames.free().min(free)
 }

@@ -1,62 +1,54 @@
 //! Slices. A slice is the page cache of one home node, with its pipeline, evictor and write-back.
 //!
 //! A slice caches pages of numbered objects. It knows nothing of files. `docs/internals/cache.md` specifies the protocol.
+//!
+//! The modules below stand in layers: a module uses modules of its own layer and of the layers above it. No modules use each
+//! other in a circle.
 #![forbid(unsafe_code)]
 
-mod clients;
+// What a slice deals with, and records without a lock or a decision.
 pub mod counters;
 mod dirty;
-mod eviction;
-mod evictor;
+mod effects;
+mod faults;
 mod frames;
+mod object;
+mod requests;
+mod transfers;
+
+// The slice as a state machine: state, and steps from a state and an event to a state and effects. No I/O, no waiting.
+mod context;
+mod eviction;
 mod get;
 mod invalidate;
 mod latched;
-mod object;
+mod latches;
 mod outage;
-mod reader;
 mod repair;
-mod slice;
 mod state;
+mod sync;
+mod waiting;
+mod write_back;
+
+// The scheduler: takes steps under the slice's lock, and performs their effects.
+mod evictor;
+mod pipeline;
+mod scheduler;
+mod shared;
+mod thread_reads;
+
+// What callers see.
+mod clients;
+mod grant;
+mod operations;
+mod reader;
+mod slice;
 
 pub use counters::{Counters, Usage};
-pub use get::Grant;
-pub use latched::Latched;
-pub use object::{Error, Object, Place, Run};
-pub use outage::Observer;
+pub use faults::OWNER_DAEMON;
+pub use grant::Grant;
+pub use object::{Error, Object, PagePlace, PageRun};
 pub use reader::Reader;
+pub use requests::{Done, Intent, Latched, PAGES_PER_GET_MAX};
+pub use shared::Observer;
 pub use slice::{Config, FRAMES_MIN, Resident, Slice, StartError};
-
-/// Maximum number of pages of one Get: 1 MiB.
-pub const PAGES_PER_GET_MAX: u32 = 256;
-
-/// Owner of the latches that the daemon itself takes.
-pub const OWNER_DAEMON: u16 = 1;
-
-/// Purpose of a Get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Intent {
-    /// The caller reads the pages.
-    Read,
-    /// The caller changes parts of the pages, so their contents are fetched first. It has reserved space.
-    Modify,
-    /// The caller replaces whole pages, so nothing is fetched. It has reserved space.
-    Overwrite,
-}
-
-/// Callback that runs once, at the end of the operation, in the caller's thread or in a thread of the slice.
-pub type Done = Box<dyn FnOnce(Result<(), Error>) + Send>;
-
-/// Thresholds at which the slice's threads start and stop working.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    frames: u32,
-    /// Eviction starts below `free_low` free frames and stops at `free_high`.
-    free_low: u32,
-    free_high: u32,
-    /// Write-back starts at this number of dirty pages; writers wait at `dirty_max`.
-    dirty_background: u32,
-    dirty_max: u32,
-    /// Age at which a dirty page is written back.
-    dirty_age: std::time::Duration,
-}

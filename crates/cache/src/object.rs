@@ -40,16 +40,16 @@ impl Error {
 
 /// A run of pages and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct PageRun {
     /// Number of pages.
     pub pages: u32,
-    /// Place of the first page.
-    pub place: Place,
+    /// PagePlace of the first page.
+    pub place: PagePlace,
 }
 
-/// Place of a run of pages.
+/// PagePlace of a run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PagePlace {
     /// No place: the pages read as zeros.
     Hole,
     /// Contiguous on a device.
@@ -78,12 +78,12 @@ pub trait Object: Send + Sync + 'static {
     }
 
     /// Appends the runs of exactly the pages `[first, first + count)`, for reading.
-    fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error>;
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error>;
 
     /// Appends runs like `resolve`, for write-back. Allocates places for pages that have none (delayed allocation), so that every
-    /// run is `Place::Device`. The slice then writes the pages there and calls `written`. Never called for pages without reserved
-    /// space: callers of a Get with `Intent::Modify` or `Overwrite` reserve it.
-    fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error>;
+    /// run has a `PagePlace::Device`. The slice then writes the pages there and calls `written`. Never called for pages without
+    /// reserved space: callers of a Get with `Intent::Modify` or `Overwrite` reserve it.
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error>;
 
     /// Reports that the pages `[first, first + count)` are on the device, where the last `allocate` placed them. The device is
     /// not flushed yet.

@@ -9,50 +9,24 @@
 //! thread's reader is not idle, the thread must therefore wait only for things that the slice's own threads may wait for.
 //! Otherwise both wait for ever.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jericho_storage::{Completion, Queue, QueueError, Transfer};
+use jericho_storage::{Completion, Queue, QueueError};
 use jericho_sys::doorbell::Doorbell;
 
-use crate::get;
+use crate::scheduler;
+use crate::shared::SliceShared;
 use crate::slice::Slice;
-use crate::state::Shared;
+use crate::thread_reads::{self, Requested};
 
 /// Maximum number of transfers of one thread in flight; further ones wait.
 const DEPTH: u32 = 64;
 
-/// Maximum number of pages of a fill that a reader performs.
-pub(crate) const PAGES_MAX: usize = 16;
-
-/// Transfers that the Gets of a thread have requested.
-type Requested = Rc<RefCell<Vec<Transfer>>>;
-
-thread_local! {
-    /// The lists of this thread's readers, by slice.
-    static READERS: RefCell<Vec<(*const Shared, Requested)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Queues `transfer` at this thread's reader of the slice. Returns the transfer if the thread has none.
-pub(crate) fn keep(shared: &Arc<Shared>, transfer: Transfer) -> Option<Transfer> {
-    READERS.with_borrow(|readers| {
-        let slice = Arc::as_ptr(shared);
-        match readers.iter().find(|(of, _)| *of == slice) {
-            Some((_, requested)) => {
-                requested.borrow_mut().push(transfer);
-                None
-            }
-            None => Some(transfer),
-        }
-    })
-}
-
 /// Performs the reads of the thread that created it.
 pub struct Reader {
-    shared: Arc<Shared>,
-    /// Shared with `READERS`, so a reader stays in its thread.
+    shared: Arc<SliceShared>,
+    /// Shared with `thread_reads`, so a reader stays in its thread.
     requested: Requested,
     queue: Box<dyn Queue>,
     completions: Vec<Completion>,
@@ -63,13 +37,9 @@ impl Slice {
     /// thread sleeps. Fails if io_uring is refused.
     pub fn reader(&self, doorbell: &Doorbell) -> Result<Reader, QueueError> {
         let queue = jericho_storage::open_signalling_queue(&self.devices, DEPTH, doorbell)?;
-        let requested = Requested::default();
-        READERS.with_borrow_mut(|readers| {
-            readers.push((Arc::as_ptr(&self.shared), requested.clone()));
-        });
         Ok(Reader {
             shared: self.shared.clone(),
-            requested,
+            requested: thread_reads::register(&self.shared),
             queue,
             completions: vec![],
         })
@@ -97,7 +67,7 @@ impl Reader {
     pub fn run(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
-            get::read_ended(&self.shared, completion);
+            scheduler::read_ended(&self.shared, completion);
             self.submit();
         }
         self.completions = completions;
@@ -120,7 +90,6 @@ impl Drop for Reader {
             }
             self.run();
         }
-        let slice = Arc::as_ptr(&self.shared);
-        READERS.with_borrow_mut(|readers| readers.retain(|(of, _)| *of != slice));
+        thread_reads::unregister(&self.shared);
     }
 }

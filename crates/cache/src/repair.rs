@@ -5,186 +5,160 @@
 //! lasts is suspicious. An impossible state is suspicious too. A repair costs cached pages, and pages that clients wrote but did
 //! not report.
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use foldhash::{HashMap, HashMapExt};
-use jericho_shm::{Flags, Found, State as Word};
+use jericho_shm::{Flags, Found, Key, State as Word};
 
-use crate::OWNER_DAEMON;
-use crate::state::{Shared, State};
+use crate::context::SliceContext;
+use crate::faults::OWNER_DAEMON;
+use crate::latches;
+use crate::state::SliceState;
 
-/// Time between a suspicion and the repair. A correct writer reports a page that it made dirty within this time.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// The same after a repair that found nothing while frames are still missing. A failing device has the same effect.
-const PATIENCE_NOTHING_FOUND: Duration = Duration::from_secs(30);
+/// Handles an entry whose state says that its page is not filled, although no Get fills it. Removes the entry and returns true.
+/// If the slice holds the entry, marks it as filled and returns false.
+pub(crate) fn evict_unfilled(state: &mut SliceState, context: &SliceContext, found: Found) -> bool {
+    state.damage.suspect(true);
+    let entry = context.memory.entry(found.index);
+    // The frame may also belong to another page. The repair finds that out.
+    if state.is_held(found.index) || !state.take_out(context, found.index, found.state) {
+        entry.restore();
+        return false;
+    }
+    true
+}
 
-/// Evidence of a corrupted table.
-#[derive(Default)]
-pub(crate) struct Damage {
-    since: Option<Instant>,
-    /// An impossible state was seen; it is not only a lack of frames.
-    certain: bool,
-    /// The last repair found nothing.
-    found_nothing: bool,
-    /// Pages that were dirty at the last repair and not in the index.
+/// Notes whether frames are missing, and returns whether a repair is due: frames were missing for a while, or a state was
+/// impossible.
+pub(crate) fn is_due(state: &mut SliceState, starved: bool) -> bool {
+    let damage = &mut state.damage;
+    if starved {
+        damage.suspect(false);
+    } else if !damage.certain {
+        damage.since = None;
+        damage.found_nothing = false;
+    }
+    damage.is_due()
+}
+
+/// Repairs the table, unless write-backs are in flight. Returns how many entries and frames were wrong. Clients' reports must
+/// have been drained.
+pub(crate) fn run(state: &mut SliceState, context: &SliceContext, starved: bool) -> (usize, usize) {
+    // Pages in flight use frames that the table may not name. Their transfers end soon.
+    if !state.on_the_way.is_empty() {
+        return (0, 0);
+    }
+    let (evicted, frames) = repair(state, context);
+    // Repairs are repeated until one finds nothing.
+    let again = evicted + frames > 0 || !state.damage.unknown.is_empty();
+    state.damage.since = (again || starved).then(Instant::now);
+    state.damage.certain = again;
+    state.damage.found_nothing = !again;
+    (evicted, frames)
+}
+
+/// What a repair has seen so far.
+struct Survey {
+    /// Frames that belong to a page, a fill or the quarantine.
+    used: Vec<bool>,
+    /// Pages that are dirty and not in the index, by entry.
     unknown: HashMap<u32, Word>,
 }
 
-impl Damage {
-    pub fn is_suspected(&self) -> bool {
-        self.since.is_some()
+/// Removes impossible entries and frees the frames that belong to no page. Returns how many entries and frames were wrong.
+fn repair(state: &mut SliceState, context: &SliceContext) -> (usize, usize) {
+    let memory = &context.memory;
+    let mut evicted = 0;
+    // A malicious client may change the entry first. The next repair removes it then.
+    let mut evict = |state: &mut SliceState, index: u32| {
+        evicted += usize::from(state.take_out(context, index, memory.entry(index).state()));
+    };
+    for index in memory.recount() {
+        if !state.is_held(index) {
+            evict(state, index);
+        }
     }
-
-    fn is_due(&self) -> bool {
-        let patience = match self.found_nothing && !self.certain {
-            true => PATIENCE_NOTHING_FOUND,
-            false => PATIENCE,
+    let mut survey = Survey {
+        used: vec![false; context.limits.frames as usize],
+        unknown: HashMap::new(),
+    };
+    let kept = state.filling.values().copied();
+    for frame in kept.chain(state.latches.quarantined()) {
+        survey.used[frame as usize] = true;
+    }
+    for index in 0..memory.geometry().entries() {
+        let Some(key) = memory.entry(index).key() else {
+            continue;
         };
-        self.since.is_some_and(|since| since.elapsed() >= patience)
+        if is_impossible(state, context, index, key, &mut survey) {
+            evict(state, index);
+        }
     }
-
-    pub fn suspect(&mut self, certain: bool) {
-        self.since.get_or_insert_with(Instant::now);
-        self.certain |= certain;
+    if let (false, Some(broken)) = (survey.unknown.is_empty(), context.on_broken.get()) {
+        // Names no client. Dirty pages of existing files get into the index before the next repair.
+        broken(OWNER_DAEMON);
     }
+    state.damage.unknown = survey.unknown;
+    (evicted, free_unused(state, context, survey.used))
 }
 
-impl State {
-    /// Handles an entry whose state says that its page is not filled, although no Get fills it. Removes the entry and returns
-    /// true. If the slice holds the entry, marks it as filled and returns false.
-    pub fn evict_unfilled(&mut self, shared: &Shared, found: Found) -> bool {
-        self.damage.suspect(true);
-        let entry = shared.memory.entry(found.index);
-        // The frame may also belong to another page. The repair finds that out.
-        if self.is_held(found.index) || !self.take_out(shared, found.index, found.state) {
-            entry.restore();
-            return false;
+/// Checks an entry outside of the slice's own records, and notes what it uses. Returns whether it must be removed.
+fn is_impossible(
+    state: &mut SliceState,
+    context: &SliceContext,
+    index: u32,
+    key: Key,
+    survey: &mut Survey,
+) -> bool {
+    let entry = context.memory.entry(index);
+    let word = entry.state();
+    let frame = survey.used.get_mut(word.frame() as usize);
+    if state.is_held(index) {
+        if let Some(frame) = frame {
+            *frame = true;
         }
-        true
+        return false;
     }
-
-    /// Removes impossible entries and frees the frames that belong to no page. Returns how many entries and frames were wrong.
-    fn repair(&mut self, shared: &Shared) -> (usize, usize) {
-        let memory = &shared.memory;
-        let mut evicted = 0;
-        // A malicious client may change the entry first. The next repair removes it then.
-        let mut evict = |state: &mut State, index: u32| {
-            evicted += usize::from(state.take_out(shared, index, memory.entry(index).state()));
-        };
-        for index in memory.recount() {
-            if !self.is_held(index) {
-                evict(self, index);
-            }
-        }
-        let mut used = vec![false; shared.limits.frames as usize];
-        let mut unknown = HashMap::new();
-        let kept: Vec<u32> = self
-            .filling
-            .values()
-            .copied()
-            .chain(self.quarantined())
-            .collect();
-        kept.into_iter()
-            .for_each(|frame| used[frame as usize] = true);
-        for index in 0..memory.geometry().entries() {
-            let entry = memory.entry(index);
-            let Some(key) = entry.key() else { continue };
-            let word = entry.state();
-            let frame = used.get_mut(word.frame() as usize);
-            if self.is_held(index) {
-                if let Some(frame) = frame {
-                    *frame = true;
-                }
-                continue;
-            }
-            let found_there = memory.lookup(key).is_some_and(|found| found.index == index);
-            let own_frame = frame.filter(|used| !**used);
-            let filled = word.has(Flags::VALID) && !word.has(Flags::FILL);
-            let (Some(own_frame), true, true) = (own_frame, filled, found_there) else {
-                evict(self, index);
-                continue;
-            };
-            if word.has(Flags::WRITE_BACK) {
-                entry.unmark(Flags::WRITE_BACK);
-            }
-            if word.has(Flags::LATCH) {
-                self.want_latched(shared, index, word);
-            } else if word.has(Flags::DIRTY) && !self.dirty.contains(key.object(), key.page()) {
-                if self.damage.unknown.get(&index) == Some(&word) {
-                    evict(self, index);
-                    continue;
-                }
-                unknown.insert(index, word);
-                self.add_unreported(Some(key));
-            }
-            *own_frame = true;
-        }
-        if let (false, Some(broken)) = (unknown.is_empty(), shared.on_broken.get()) {
-            // Names no client. Dirty pages of existing files get into the index before the next repair.
-            broken(OWNER_DAEMON);
-        }
-        self.damage.unknown = unknown;
-        // A latch that was broken above moved its page to another frame.
-        for index in 0..memory.geometry().entries() {
-            let entry = memory.entry(index);
-            if let (Some(_), Some(used)) =
-                (entry.key(), used.get_mut(entry.state().frame() as usize))
-            {
-                *used = true;
-            }
-        }
-        self.quarantined()
-            .for_each(|frame| used[frame as usize] = true);
-        let free_before = self.frames.free();
-        let numbers = 0..shared.limits.frames;
-        let used = numbers.filter(|frame| used[*frame as usize]);
-        self.frames.rebuild(shared.limits.frames, used);
-        if self.pins.is_empty() {
-            self.end_own_quarantine();
-        }
-        (evicted, self.frames.free().abs_diff(free_before) as usize)
+    let found = context.memory.lookup(key);
+    let found_there = found.is_some_and(|found| found.index == index);
+    let own_frame = frame.filter(|used| !**used);
+    let filled = word.has(Flags::VALID) && !word.has(Flags::FILL);
+    let (Some(own_frame), true, true) = (own_frame, filled, found_there) else {
+        return true;
+    };
+    if word.has(Flags::WRITE_BACK) {
+        entry.unmark(Flags::WRITE_BACK);
     }
+    if word.has(Flags::LATCH) {
+        latches::want(state, context, index, word);
+    } else if word.has(Flags::DIRTY) && !state.dirty.contains(key.object(), key.page()) {
+        if state.damage.unknown.get(&index) == Some(&word) {
+            return true;
+        }
+        survey.unknown.insert(index, word);
+        state.latches.unreported.push(key);
+    }
+    *own_frame = true;
+    false
 }
 
-impl Shared {
-    /// Repairs the table if frames were missing for a while, or after an impossible state. Does nothing while write-backs are in
-    /// flight. The evictor calls it.
-    pub fn repair_if_needed(&self, starved: bool) {
-        let due = {
-            let mut state = self.lock();
-            if starved {
-                state.damage.suspect(false);
-            } else if !state.damage.certain {
-                state.damage.since = None;
-                state.damage.found_nothing = false;
-            }
-            state.damage.is_due()
-        };
-        if !due || self.closing.load(Relaxed) {
-            return;
-        }
-        self.drain_clients();
-        let mut state = self.lock();
-        state.drain_reports(self);
-        // Pages in flight use frames that the table may not name. Their transfers end soon.
-        if !state.on_the_way.is_empty() {
-            return;
-        }
-        let (evicted, frames) = state.repair(self);
-        // Repairs are repeated until one finds nothing.
-        let again = evicted + frames > 0 || !state.damage.unknown.is_empty();
-        state.damage.since = (again || starved).then(Instant::now);
-        state.damage.certain = again;
-        state.damage.found_nothing = !again;
-        drop(state);
-        if evicted + frames > 0 {
-            tracing::warn!(
-                slice = self.id,
-                evicted,
-                frames,
-                "repaired the table of the cache, which a program had corrupted"
-            );
+/// Frees the frames that belong to nothing. Returns how many the free count was wrong by.
+fn free_unused(state: &mut SliceState, context: &SliceContext, mut used: Vec<bool>) -> usize {
+    // A latch that was broken during the survey moved its page to another frame.
+    for index in 0..context.memory.geometry().entries() {
+        let entry = context.memory.entry(index);
+        if let (Some(_), Some(used)) = (entry.key(), used.get_mut(entry.state().frame() as usize)) {
+            *used = true;
         }
     }
+    for frame in state.latches.quarantined() {
+        used[frame as usize] = true;
+    }
+    let free_before = state.frames.free();
+    let used = (0..context.limits.frames).filter(|frame| used[*frame as usize]);
+    state.frames.rebuild(context.limits.frames, used);
+    if state.pins.is_empty() {
+        state.latches.end_own_quarantine();
+    }
+    state.frames.free().abs_diff(free_before) as usize
 }

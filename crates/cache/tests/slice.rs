@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, Place, Run, Slice};
+use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, PagePlace, PageRun, Slice};
 use jericho_shm::{Flags, Key};
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError};
@@ -34,8 +34,8 @@ impl Linear {
         })
     }
 
-    fn place(&self, page: u64) -> Place {
-        Place::Device {
+    fn place(&self, page: u64) -> PagePlace {
+        PagePlace::Device {
             device: 0,
             offset_bytes: (self.base + page) * PAGE as u64,
         }
@@ -52,20 +52,20 @@ impl Object for Linear {
     fn may_write_inline(&self) -> bool {
         self.inline.load(Ordering::SeqCst)
     }
-    fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
         let written = self.written.lock().unwrap();
         for page in first..first + u64::from(count) {
             let place = if written.contains_key(&page) {
                 self.place(page)
             } else {
-                Place::Hole
+                PagePlace::Hole
             };
-            out.push(Run { pages: 1, place });
+            out.push(PageRun { pages: 1, place });
         }
         Ok(())
     }
-    fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
-        out.push(Run {
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
+        out.push(PageRun {
             pages: count,
             place: self.place(first),
         });
@@ -424,15 +424,15 @@ impl Object for Nowhere {
     fn slice_of(&self, _page: u64) -> u16 {
         0
     }
-    fn resolve(&self, _: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
-        let place = Place::Hole;
-        out.push(Run {
+    fn resolve(&self, _: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
+        let place = PagePlace::Hole;
+        out.push(PageRun {
             pages: count,
             place,
         });
         Ok(())
     }
-    fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), Error> {
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
         self.resolve(first, count, out)
     }
     fn written(&self, _: u64, _: u32) {}

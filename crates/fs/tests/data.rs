@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, Run, Slice};
+use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, PageRun, Slice};
 use jericho_fs::Error;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
@@ -347,10 +347,10 @@ impl Object for Stops {
     fn slice_of(&self, page: u64) -> u16 {
         self.file.slice_of(page)
     }
-    fn resolve(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), CacheError> {
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), CacheError> {
         self.file.resolve(first, count, out)
     }
-    fn allocate(&self, first: u64, count: u32, out: &mut Vec<Run>) -> Result<(), CacheError> {
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), CacheError> {
         let _ = self.reached.send(());
         let _ = self.go_on.lock().unwrap().recv();
         self.file.allocate(first, count, out)

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use jericho_cache::{Intent, Object, PAGES_PER_GET_MAX, Place};
+use jericho_cache::{Intent, Object, PAGES_PER_GET_MAX, PagePlace};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::fs::File;
 use jericho_shm::Refusal;
@@ -169,5 +169,5 @@ fn joined(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
 fn is_hole(object: &dyn Object, first: u64, count: u32) -> bool {
     let mut runs = Vec::new();
     object.resolve(first, count, &mut runs).is_ok()
-        && runs.iter().all(|run| matches!(run.place, Place::Hole))
+        && runs.iter().all(|run| matches!(run.place, PagePlace::Hole))
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 
-use jericho_cache::{Error as CacheError, Object, Place, Run as PlaceRun, Slice};
+use jericho_cache::{Error as CacheError, Object, PagePlace, PageRun, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadsOfInode;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -425,14 +425,14 @@ impl File {
         self.error.lock().take()
     }
 
-    fn push(&self, at: At, count: u32, out: &mut Vec<PlaceRun>) -> CacheResult {
+    fn push(&self, at: At, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
         let mut done = 0;
         for run in self.core.volume.runs(at.blocks(count)) {
-            let place = Place::Device {
+            let place = PagePlace::Device {
                 device: run.device,
                 offset_bytes: run.offset_bytes,
             };
-            out.push(PlaceRun {
+            out.push(PageRun {
                 pages: run.blocks,
                 place,
             });
@@ -477,7 +477,7 @@ impl Object for File {
         self.inline_writes.load(Ordering::SeqCst) && !self.writers.lock().shut
     }
 
-    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PlaceRun>) -> CacheResult {
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
         let map = self.map.read();
         let pages = range(first, count);
         let mut at = first;
@@ -493,7 +493,7 @@ impl Object for File {
         Ok(())
     }
 
-    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PlaceRun>) -> CacheResult {
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
         let pages = range(first, count);
         let ready = |state| matches!(state, State::Pending { .. } | State::Data(_));
         {
@@ -554,11 +554,11 @@ impl Object for File {
     }
 }
 
-fn hole(pages: u64, out: &mut Vec<PlaceRun>) {
+fn hole(pages: u64, out: &mut Vec<PageRun>) {
     if pages > 0 {
-        out.push(PlaceRun {
+        out.push(PageRun {
             pages: pages as u32,
-            place: Place::Hole,
+            place: PagePlace::Hole,
         });
     }
 }

@@ -1,0 +1,107 @@
+//! What the steps of a slice use beside its locked state: the memory, limits and counters. None of it needs the lock.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crossbeam_queue::SegQueue;
+use jericho_shm::SliceMemory;
+
+use crate::counters::Counts;
+use crate::object::Object;
+use crate::requests::PAGES_PER_GET_MAX;
+
+/// Thresholds at which the slice's threads start and stop working.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub frames: u32,
+    /// Eviction starts below `free_low` free frames and stops at `free_high`.
+    pub free_low: u32,
+    pub free_high: u32,
+    /// Write-back starts at this number of dirty pages; writers wait at `dirty_max`.
+    pub dirty_background: u32,
+    pub dirty_max: u32,
+    /// Age at which a dirty page is written back.
+    pub dirty_age: Duration,
+}
+
+impl Limits {
+    pub fn new(frames: u32, dirty_age: Duration) -> Limits {
+        let free_low = (frames / 64).max(PAGES_PER_GET_MAX / 2);
+        Limits {
+            frames,
+            free_low,
+            free_high: (frames / 32).max(free_low + PAGES_PER_GET_MAX),
+            dirty_background: frames / 10,
+            dirty_max: frames * 3 / 10,
+            dirty_age,
+        }
+    }
+}
+
+/// Callback that learns of an owner whose latch was taken away. See `Slice::set_on_broken`.
+pub(crate) type OnBroken = Box<dyn Fn(u16) -> bool + Send + Sync>;
+
+/// Pages that a writer made dirty inline.
+pub(crate) struct Report {
+    pub object: Arc<dyn Object>,
+    pub first: u64,
+    pub count: u32,
+}
+
+pub(crate) struct SliceContext {
+    pub id: u16,
+    pub memory: SliceMemory,
+    pub limits: Limits,
+    /// Pages that are dirty or being written back.
+    pub dirty_pages: AtomicU64,
+    /// Reports of dirty pages that the index has not absorbed yet.
+    pub reports: SegQueue<Report>,
+    pub closing: AtomicBool,
+    /// Length of `SliceState::parked`; for a moment it may be larger.
+    pub parked: AtomicUsize,
+    pub on_broken: OnceLock<OnBroken>,
+    /// The errno that writers of new data get at once, or 0. See `outage`.
+    pub no_room: AtomicI32,
+    pub counts: Counts,
+}
+
+impl SliceContext {
+    pub fn new(id: u16, memory: SliceMemory, limits: Limits) -> SliceContext {
+        SliceContext {
+            id,
+            memory,
+            limits,
+            dirty_pages: 0.into(),
+            reports: SegQueue::new(),
+            closing: AtomicBool::new(false),
+            parked: 0.into(),
+            on_broken: OnceLock::new(),
+            no_room: 0.into(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Returns the LRU's coarse time. It advances each time that pages were filled into a sixteenth of the slice's frames.
+    pub fn epoch(&self) -> u8 {
+        self.memory.epoch()
+    }
+
+    /// Returns the number of pages that are dirty or being written back.
+    pub fn dirty(&self) -> u64 {
+        self.dirty_pages.load(Ordering::Relaxed)
+    }
+
+    /// Counts `n` pages that became clean or left the cache.
+    pub fn cleaned(&self, n: u64) {
+        // Saturates at 0, because clients may have reported fewer pages than they wrote.
+        let less = |count: u64| Some(count.saturating_sub(n));
+        let before = self
+            .dirty_pages
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, less)
+            .unwrap_or_default();
+        if before.saturating_sub(n) < u64::from(self.limits.dirty_max) {
+            self.memory.set_throttled(false);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Transfers between frames and devices: how pages and their places become transfers, and the records of writes in flight.
+
+use std::iter::Peekable;
+use std::ops::Range;
+use std::sync::Arc;
+use std::vec::IntoIter;
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::SliceMemory;
+use jericho_storage::{Direction, Segment, Transfer};
+
+use crate::object::{Object, PagePlace, PageRun};
+
+/// Maximum number of pages of one write transfer: 1 MiB.
+pub(crate) const TRANSFER_PAGES_MAX: usize = 256;
+
+/// Returns the segments of frames, with neighbours merged.
+pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) -> Vec<Segment> {
+    let page = PAGE_BYTES as usize;
+    let mut out: Vec<Segment> = vec![];
+    for frame in frames {
+        let offset = frame as usize * page;
+        match out.last_mut() {
+            Some(last) if last.offset + last.len == offset => last.len += page,
+            _ => out.push(Segment {
+                mapping: memory.frames().clone(),
+                offset,
+                len: page,
+            }),
+        }
+    }
+    out
+}
+
+/// How the pages of a fill get their contents.
+#[derive(Default)]
+pub(crate) struct FillPlan {
+    /// Entries whose frames were zeroed.
+    pub holes: Vec<u32>,
+    /// Reads, without tags, and the entries that each of them fills.
+    pub reads: Vec<(Transfer, Vec<u32>)>,
+}
+
+impl FillPlan {
+    /// Zeroes the frames of holes, and plans reads of the other pages. `pages` are (page, entry, frame), and `runs` their places.
+    pub fn add(&mut self, memory: &SliceMemory, pages: &[(u64, u32, u32)], runs: &[PageRun]) {
+        let mut at = 0;
+        for run in runs {
+            let part = &pages[at..(at + run.pages as usize).min(pages.len())];
+            at += part.len();
+            match run.place {
+                PagePlace::Hole => {
+                    for (_, index, frame) in part {
+                        memory.zero(*frame);
+                        self.holes.push(*index);
+                    }
+                }
+                PagePlace::Device {
+                    device,
+                    offset_bytes,
+                } => {
+                    let transfer = Transfer {
+                        tag: 0,
+                        device,
+                        direction: Direction::Read,
+                        offset_bytes,
+                        segments: segments(memory, part.iter().map(|p| p.2)),
+                    };
+                    self.reads
+                        .push((transfer, part.iter().map(|p| p.1).collect()));
+                }
+            }
+        }
+        assert_eq!(
+            at,
+            pages.len(),
+            "an object placed fewer pages than requested"
+        );
+    }
+
+    /// Returns the number of bytes that the reads transfer.
+    pub fn bytes(&self) -> u64 {
+        let pages = self.reads.iter().map(|(_, entries)| entries.len() as u64);
+        pages.sum::<u64>() * PAGE_BYTES
+    }
+}
+
+/// How often the pages of a write-back were tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Attempt {
+    First,
+    /// They have failed before.
+    Again,
+    /// They have failed before. If they succeed now, the other failed pages are retried.
+    Trial,
+}
+
+/// Pages chosen for write-back and marked WRITE_BACK, with their frames.
+pub(crate) struct Chosen {
+    pub object: Arc<dyn Object>,
+    /// (page, entry, frame), in page order.
+    pub pages: Vec<(u64, u32, u32)>,
+    pub sync: Option<u64>,
+    pub attempt: Attempt,
+}
+
+/// Neighbouring pages of one object in a transfer.
+pub(crate) struct Part {
+    pub object: Arc<dyn Object>,
+    pub first: u64,
+    pub entries: Vec<u32>,
+}
+
+impl Part {
+    /// Returns the part of neighbouring pages (page, entry, frame).
+    pub fn new(object: &Arc<dyn Object>, pages: &[(u64, u32, u32)]) -> Part {
+        Part {
+            object: object.clone(),
+            first: pages[0].0,
+            entries: pages.iter().map(|p| p.1).collect(),
+        }
+    }
+}
+
+/// A write transfer in flight.
+pub(crate) struct WriteBack {
+    /// Shared, so that the end of the transfer can be reported to the objects without the lock.
+    pub parts: Arc<Vec<Part>>,
+    pub syncs: Vec<u64>,
+    /// The highest attempt among its pages.
+    pub attempt: Attempt,
+}
+
+impl WriteBack {
+    /// Returns the first page >= `from` of the object that is in this transfer.
+    pub fn first_of(&self, object: u64, from: u64) -> Option<u64> {
+        let parts = self.parts.iter().filter(|p| p.object.id() == object);
+        parts
+            .filter(|p| p.first + p.entries.len() as u64 > from)
+            .map(|p| p.first.max(from))
+            .min()
+    }
+
+    pub fn overlaps(&self, object: u64, pages: &Range<u64>) -> bool {
+        self.first_of(object, pages.start)
+            .is_some_and(|page| page < pages.end)
+    }
+}
+
+/// A part that has its place on a device.
+pub(crate) struct PlacedPart {
+    pub device: u16,
+    pub offset_bytes: u64,
+    part: Part,
+    frames: Vec<u32>,
+    sync: Option<u64>,
+    attempt: Attempt,
+}
+
+/// Cuts neighbouring chosen pages at the borders of their places, and appends the parts. `runs` are the places.
+pub(crate) fn place(
+    chosen: &Chosen,
+    pages: &[(u64, u32, u32)],
+    runs: Vec<PageRun>,
+    out: &mut Vec<PlacedPart>,
+) {
+    let mut at = 0;
+    for run in runs {
+        let end = (at + run.pages as usize).min(pages.len());
+        let PagePlace::Device {
+            device,
+            mut offset_bytes,
+        } = run.place
+        else {
+            panic!("an object allocated a hole");
+        };
+        for part in pages[at..end].chunks(TRANSFER_PAGES_MAX) {
+            out.push(PlacedPart {
+                device,
+                offset_bytes,
+                frames: part.iter().map(|p| p.2).collect(),
+                sync: chosen.sync,
+                attempt: chosen.attempt,
+                part: Part::new(&chosen.object, part),
+            });
+            offset_bytes += part.len() as u64 * PAGE_BYTES;
+        }
+        at = end;
+    }
+    assert_eq!(
+        at,
+        pages.len(),
+        "an object placed fewer pages than requested"
+    );
+}
+
+/// Parts that are neighbours on a device: one transfer.
+pub(crate) struct MergedParts {
+    pub device: u16,
+    pub offset_bytes: u64,
+    pub frames: Vec<u32>,
+    pub parts: Vec<Part>,
+    pub syncs: Vec<u64>,
+    pub attempt: Attempt,
+}
+
+impl MergedParts {
+    /// Takes the next parts that make one transfer. The parts are in the order of their places.
+    pub fn next(placed: &mut Peekable<IntoIter<PlacedPart>>) -> Option<MergedParts> {
+        let first = placed.next()?;
+        let mut merged = MergedParts {
+            device: first.device,
+            offset_bytes: first.offset_bytes,
+            frames: first.frames,
+            parts: vec![first.part],
+            syncs: Vec::from_iter(first.sync),
+            attempt: first.attempt,
+        };
+        while let Some(next) = placed.next_if(|p| merged.continues_with(p)) {
+            merged.frames.extend(next.frames);
+            merged.attempt = merged.attempt.max(next.attempt);
+            merged.parts.push(next.part);
+            merged.syncs.extend(next.sync);
+        }
+        merged.syncs.dedup();
+        Some(merged)
+    }
+
+    fn continues_with(&self, next: &PlacedPart) -> bool {
+        next.device == self.device
+            && next.offset_bytes == self.offset_bytes + self.bytes()
+            && self.frames.len() + next.frames.len() <= TRANSFER_PAGES_MAX
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.frames.len() as u64 * PAGE_BYTES
+    }
+}
