@@ -239,7 +239,7 @@ pub struct TrimArgs {
 Examples:
   jericho run -- fio job.fio                                 on what is mounted already
   jericho run --volume my.volume --at /mnt/jericho -- bash   mount, run, unmount
-  JERICHO_REPORT=1 jericho run -- sort /mnt/jericho/big      report the calls that were served inline
+  JERICHO_REPORT=1 jericho run -- sort /mnt/jericho/big      report inline calls
 
 The command and its child programs load a library (LD_PRELOAD) that serves reads and writes of cached data in the \
 program's own thread. Everything else goes through the kernel. Static and set-user-id programs cannot load the library, \

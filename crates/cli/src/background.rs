@@ -56,7 +56,7 @@ fn check_dir(dir: &Path) -> Result<PathBuf, Failure> {
         let dir = mounts::resolve(dir)?;
         if mounts::at(&dir)?.is_some_and(|m| m.filesystem == mounts::FILESYSTEM) {
             attach::unmount(&dir, true).map_err(|e| Failure::new(e.to_string()))?;
-            eprintln!("jericho: took away a mount on {shown} whose daemon had died");
+            eprintln!("jericho: removed the mount on {shown}, whose daemon is dead");
         }
         return check_dir(&dir);
     }
@@ -109,10 +109,9 @@ pub fn start(checked: &Checked, options: &MountOptions) -> Result<(), Failure> {
     }
     for device in &options.device {
         // The daemon has another working directory.
-        let path = std::path::absolute(device);
-        command
-            .arg("--device")
-            .arg(path.context("cannot find a device")?);
+        let path = std::path::absolute(device)
+            .context(format_args!("cannot find the device {}", device.display()))?;
+        command.arg("--device").arg(path);
     }
     if options.force {
         command.arg("--force");

@@ -19,8 +19,12 @@ fn get<T: DeserializeOwned>(path: &Path, name: &str) -> Result<T, Failure> {
     let mut value = vec![0u8; VALUE_BYTES_MAX];
     let length =
         rustix::fs::lgetxattr(path, name, &mut value[..]).map_err(|errno| explain(path, errno))?;
-    serde_json::from_slice(&value[..length]).context(format_args!(
-        "this program does not understand the answer of the daemon of {}; is it another version?",
+    serde_json::from_slice(&value[..length]).map_err(|error| not_understood(path, &error))
+}
+
+fn not_understood(path: &Path, error: &serde_json::Error) -> Failure {
+    Failure::new(format!(
+        "this program does not understand the answer of the daemon of {}; is it another version?: {error}",
         path.display()
     ))
 }
@@ -100,7 +104,7 @@ pub fn trim(path: &Path, minimum: u64) -> Result<u64, Failure> {
             },
         )?;
         let part: Trim = serde_json::from_slice(&value[..length])
-            .context(format_args!("{}: the daemon's answer", path.display()))?;
+            .map_err(|error| not_understood(path, &error))?;
         bytes += part.bytes;
         match part.next {
             Some(next) => from = next,

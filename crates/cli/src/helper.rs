@@ -138,10 +138,13 @@ impl Parsed {
                 }
                 let value = arguments.next().unwrap_or_default();
                 if *flag == b'o' {
-                    let text = value.into_string();
-                    parsed
-                        .options
-                        .push(text.map_err(|_| Failure::new("the mount options are not UTF-8"))?);
+                    let text = value.into_string().map_err(|value| {
+                        Failure::new(format!(
+                            "the mount options {} are not UTF-8",
+                            value.display()
+                        ))
+                    });
+                    parsed.options.push(text?);
                 }
             }
         }

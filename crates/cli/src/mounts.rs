@@ -83,7 +83,7 @@ pub fn resolve(dir: &Path) -> Result<PathBuf, Failure> {
                 .context(format_args!("cannot find {}", parent.display()))?;
             Ok(parent.join(path.file_name().unwrap_or_default()))
         }
-        Err(e) => Err(Failure::new(format!("{}: {e}", dir.display()))),
+        Err(e) => Err(Failure::new(format!("cannot find {}: {e}", dir.display()))),
     }
 }
 

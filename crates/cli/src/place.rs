@@ -56,7 +56,8 @@ fn requested(args: &PlaceArgs) -> Result<Option<String>, Failure> {
         let nodes: BTreeSet<u16> = slices.iter().map(|s| s.node).collect();
         if !nodes.contains(&node) {
             return Err(Failure::new(format!(
-                "no slice of this volume is on node {node}; its slices are on {}",
+                "{}: no slice of the volume is on node {node}; its slices are on {}",
+                args.path.display(),
                 list("node", nodes)
             )));
         }
@@ -65,7 +66,8 @@ fn requested(args: &PlaceArgs) -> Result<Option<String>, Failure> {
     let slice = args.slice.unwrap_or_default();
     if !slices.iter().any(|s| s.id == slice) {
         return Err(Failure::new(format!(
-            "this volume has no slice {slice}; it has {}",
+            "{}: the volume has no slice {slice}; it has {}",
+            args.path.display(),
             list("slice", slices.iter().map(|s| s.id).collect())
         )));
     }
@@ -134,7 +136,8 @@ fn move_all(path: &Path, metadata: &std::fs::Metadata, place: &str) -> Outcome {
     );
     if moving.failures > 0 {
         return Err(Failure::new(format!(
-            "{done}, {} could not be moved",
+            "{}: {done}, {} could not be moved",
+            path.display(),
             moving.failures
         )));
     }

@@ -48,17 +48,25 @@ pub fn run(args: &RunArgs) -> Outcome {
 
 /// Fails if options of a mount are given without a mount. They would have no effect.
 fn refuse_mount_options(options: &MountOptions) -> Result<(), Failure> {
-    let given = options.cache.is_some()
-        || options.read_only
-        || options.log.is_some()
-        || options.transport != Transport::Auto
-        || options.topology != "auto";
-    match given {
-        false => Ok(()),
-        true => Err(Failure::new(
-            "--cache, --topology, --transport, --read-only and --log are for a mount; say which with --volume VOLUME \
-             --at DIR, or leave them out to use what is mounted already",
-        )),
+    let options = [
+        ("--cache", options.cache.is_some()),
+        ("--topology", options.topology != "auto"),
+        ("--transport", options.transport != Transport::Auto),
+        ("--read-only", options.read_only),
+        ("--log", options.log.is_some()),
+    ];
+    let given: Vec<&str> = options
+        .iter()
+        .filter(|(_, is_given)| *is_given)
+        .map(|(name, _)| *name)
+        .collect();
+    match given.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "options of a mount without a mount: {}. Name the mount with --volume VOLUME --at DIR, or omit the \
+             options to use the mounts that exist",
+            given.join(", ")
+        ))),
     }
 }
 

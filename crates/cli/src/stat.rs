@@ -32,11 +32,11 @@ fn table(stat: &Stat) -> Result<String, std::fmt::Error> {
     writeln!(out, "daemon    process {}, {mode}", stat.pid)?;
     writeln!(out, "topology  {}", stat.topology)?;
     let requests = match stat.transport.as_str() {
-        "ring" => "the kernel's ring (FUSE over io_uring)",
+        "ring" => "the FUSE ring (FUSE over io_uring)",
         _ => "/dev/fuse",
     };
     writeln!(out, "requests  by {requests}")?;
-    writeln!(out, "threads   follow their data: {}", stat.threads)?;
+    writeln!(out, "threads   migrate to their data: {}", stat.threads)?;
     for (index, device) in stat.devices.iter().enumerate() {
         writeln!(
             out,

@@ -18,7 +18,7 @@ pub fn run(args: &SyncArgs) -> Outcome {
         }
         // Continues with the other volumes.
         if let Err(failure) = control::sync(&mount.dir) {
-            eprintln!("jericho: {}: {failure}", mount.dir.display());
+            eprintln!("jericho: {failure}");
             code = ExitCode::FAILURE;
         }
     }

@@ -145,7 +145,7 @@ impl View {
         let heading = vec![
             format!("{}, process {}", stat.volume, stat.pid),
             format!(
-                "{} local of {since}; threads follow their data: {}",
+                "{} local accesses in {since}; threads migrate: {}",
                 percent(all.share_local),
                 stat.threads
             ),
@@ -238,8 +238,8 @@ impl View {
             ]
         };
         Part {
-            title: "Programs past the kernel",
-            columns: vec!["PROCESS", "NAME", "MAY", "BYTES/s", "LOCAL"],
+            title: "Programs with inline access",
+            columns: vec!["PROCESS", "NAME", "ACCESS", "BYTES/s", "LOCAL"],
             rows: stat.clients.iter().map(row).collect(),
         }
     }
@@ -393,13 +393,13 @@ mod tests {
     #[test]
     fn rates_and_shares_are_of_the_time_between_two_answers() {
         let mut last = stat(1);
-        // Three of the accesses before the interval were local and one was remote; they must not count.
-        last.slices[0].locality = Locality::new(3, 1);
+        // One of the accesses before the interval was local and three were remote; they must not count.
+        last.slices[0].locality = Locality::new(1, 3);
         let view = View::new(&stat(3), Some((&last, Duration::from_secs(2))));
         assert_eq!(
             view.tables[1].rows[0],
             [
-                "0", "0", "1.0 MiB", "0 B", "100", "90.0%", "75.0%", "1.0 MiB", "0 B"
+                "0", "0", "1.0 MiB", "0 B", "100", "90.0%", "100.0%", "1.0 MiB", "0 B"
             ]
         );
         assert_eq!(
@@ -429,7 +429,7 @@ mod tests {
             lines,
             [
                 "/volume, process 7",
-                "75.0% local of the last 2.0 s; threads follow their data: adaptive",
+                "75.0% local accesses in the last 2.0 s; threads migrate: adaptive",
                 "Nodes",
                 "NODE   CACHED       OF    DIRTY   HITS  LOCAL",
                 "   0  1.0 MiB  4.0 MiB  4.0 KiB  90.0%  75.0%",
@@ -438,8 +438,8 @@ mod tests {
                 "SLICE  NODE   CACHED  DIRTY  PAGES/s   HITS  LOCAL   READ/s  WRITTEN/s",
                 "    0     0  1.0 MiB    0 B      100  90.0%  75.0%  1.0 MiB        0 B",
                 "    1     1  1.0 MiB    0 B      100  90.0%  75.0%  1.0 MiB        0 B",
-                "Programs past the kernel",
-                "PROCESS  NAME             MAY  BYTES/s  LOCAL",
+                "Programs with inline access",
+                "PROCESS  NAME          ACCESS  BYTES/s  LOCAL",
                 "     42   fio  read and write  4.0 MiB  90.0%",
                 "q: leave   space: now",
             ]

@@ -207,8 +207,8 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
     if daemon_is_gone(&path) {
         attach::unmount(&path, true).map_err(|e| Failure::new(e.to_string()))?;
         return Err(Failure::new(format!(
-            "the daemon of {shown} had died; the mount was taken away. What programs had synced is \
-             safe: mount {0} again, or look at it with: jericho check {0}",
+            "the daemon of {shown} had died; the mount was removed. What programs had synced is \
+             safe: mount {0} again, or check it with: jericho check {0}",
             mount.source.display()
         )));
     }
@@ -240,13 +240,13 @@ pub fn unmount(dir: &Path) -> Result<(), Failure> {
     }
     let volume = PathBuf::from(&stat.volume);
     let is_dirty = Volume::is_dirty_at(&volume).context(format_args!(
-        "{shown} was unmounted, but whether everything is on {} cannot be seen",
+        "{shown} was unmounted, but whether everything is on {} cannot be checked",
         volume.display()
     ))?;
     if is_dirty {
         return Err(Failure::new(format!(
             "{shown} was unmounted, but not everything reached {0}: the daemon's log says why; \
-             look at it with: jericho check {0}",
+             check it with: jericho check {0}",
             volume.display()
         )));
     }
@@ -266,7 +266,9 @@ fn watch(pid: u32) -> Result<Option<OwnedFd>, Failure> {
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(descriptor) => Ok(Some(descriptor)),
         Err(rustix::io::Errno::SRCH) => Ok(None),
-        Err(e) => Err(Failure::new(format!("cannot watch the daemon: {e}"))),
+        Err(e) => Err(Failure::new(format!(
+            "cannot watch the daemon, process {pid}: {e}"
+        ))),
     }
 }
 

@@ -213,7 +213,7 @@ pub struct Superblock {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
     /// The block has no superblock.
-    #[error("no superblock is there")]
+    #[error("no superblock found")]
     Magic,
     /// The copy has this newer version.
     #[error("it has version {0}")]

@@ -29,7 +29,7 @@ pub enum MountError {
     Directory { dir: PathBuf, cause: io::Error },
     /// The kernel has no FUSE, or the container has no device for it.
     #[error(
-        "{DEVICE} is not there: load the module with `modprobe fuse`, or give the container the \
+        "{DEVICE} does not exist: load the module with `modprobe fuse`, or give the container the \
          device (`--device /dev/fuse --cap-add SYS_ADMIN`)"
     )]
     NoDevice,
@@ -221,7 +221,7 @@ fn ask_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
         None => {
             let mut message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             if message.contains(DEVICE) && message.contains("ermission") {
-                message.push_str(" (ordinary users may mount after, as root: chmod 666 /dev/fuse)");
+                message.push_str("; to let ordinary users mount, run as root: chmod 666 /dev/fuse");
             }
             Err(MountError::Helper {
                 dir: dir.to_owned(),

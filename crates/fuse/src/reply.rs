@@ -46,7 +46,7 @@ impl DeviceReply {
             // The mount has ended.
             Err(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED | Errno::PERM) => {}
             Err(error) => {
-                tracing::error!(%error, bytes = body.len(), "the kernel refuses a reply; it gets EIO instead");
+                tracing::error!(%error, bytes = body.len(), "the kernel refuses a reply; the request gets EIO instead");
                 let _ = message(&self.channel, -libc::EIO, self.unique, &[]);
             }
         }

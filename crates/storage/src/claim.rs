@@ -136,7 +136,9 @@ impl Claim {
         let file = block::open(path, how).map_err(|e| open::failed_open(path, how, e))?;
         let metadata = file.metadata().map_err(io)?;
         if identity(&metadata) != identity(expected) {
-            return Err(io(io::Error::other("it was replaced at this moment")));
+            return Err(io(io::Error::other(
+                "the file was replaced while it was being opened",
+            )));
         }
         match block::lock_range(&file, exclusive, start_bytes, length_bytes) {
             Ok(()) => {}
@@ -171,7 +173,7 @@ impl Claim {
         let Some(depth) = depth.checked_sub(1) else {
             return Err(ClaimError::Io {
                 path: shown.into(),
-                cause: io::Error::other("too many devices on top of one another"),
+                cause: io::Error::other("the devices are stacked too deeply"),
             });
         };
         let (start, length) = match range {

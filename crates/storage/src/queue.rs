@@ -42,7 +42,7 @@ pub fn open_queue(
     depth: u32,
 ) -> Result<Box<dyn Queue>, QueueError> {
     if let Some(device) = devices.iter().find(|device| device.queue_fd().is_none()) {
-        let why = format!("{} only knows blocking calls", device.name());
+        let why = format!("{} supports only blocking calls", device.name());
         return open_threads(devices, depth, why);
     }
     match RingQueue::open(devices, buffers, depth) {
@@ -82,7 +82,7 @@ pub fn open_pool_queue(
     devices: &[Arc<dyn Device>],
     depth: u32,
 ) -> Result<Box<dyn Queue>, QueueError> {
-    open_threads(devices, depth, "asked for".to_string())
+    open_threads(devices, depth, "requested".to_string())
 }
 
 fn open_threads(

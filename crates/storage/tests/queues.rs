@@ -404,7 +404,7 @@ fn a_device_that_panics_fails_its_transfer_and_no_other() {
     assert!(
         queue
             .describe()
-            .contains("broken only knows blocking calls"),
+            .contains("broken supports only blocking calls"),
         "{}",
         queue.describe()
     );
@@ -543,7 +543,7 @@ fn more_writes_than_there_are_copies_reach_a_device_that_needs_stable_writes() {
 }
 
 #[test]
-fn a_disk_that_reports_it_needs_stable_writes() {
+fn a_device_needs_stable_writes_if_its_queue_says_so() {
     let Some(device) = LoopDevice::new(64) else {
         return;
     };

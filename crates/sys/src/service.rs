@@ -15,7 +15,7 @@ pub fn run<T>(body: impl FnOnce() -> T) -> T {
             // A failure to write the message is ignored; nothing else can be done.
             let _ = writeln!(
                 std::io::stderr(),
-                "jericho: the thread {} panicked: {}. The process ends, because others would wait for that thread for \
+                "jericho: the thread {} panicked: {}. The process ends, because other threads would wait for it for \
                  ever. What was synced is on the volume: unmount it, and mount it again.",
                 thread.name().unwrap_or("without a name"),
                 cause_of(&*cause),

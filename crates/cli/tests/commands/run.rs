@@ -17,7 +17,7 @@ fn a_command_gets_the_library_the_mounts_and_the_policy() {
     let mut command = run(&["--threads", "always"], script);
     let said = succeed(command.current_dir(volume.mnt()).env("LD_PRELOAD", ""));
     let lines: Vec<_> = said.lines().collect();
-    let [library, devices, placement, device] = lines[..] else {
+    let [library, devices, policy, device] = lines[..] else {
         panic!("expected four lines: {said}");
     };
     assert!(library.ends_with("/libjericho_preload.so"), "{library}");
@@ -25,7 +25,7 @@ fn a_command_gets_the_library_the_mounts_and_the_policy() {
         devices.split(',').any(|d| d == device),
         "{devices}, {device}"
     );
-    assert_eq!(placement, "always");
+    assert_eq!(policy, "always");
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn every_page_lies_on_the_home_node_of_its_file() {
 
 #[test]
 #[ignore = "for the guest of make lab"]
-fn pages_that_took_the_frames_of_others_lie_there_too() {
+fn pages_in_reused_frames_lie_on_the_home_node() {
     let volume = Volume::new();
     let files = volume.file_on_each_node(4);
     for (node, file) in files.iter().enumerate() {

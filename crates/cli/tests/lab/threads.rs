@@ -51,7 +51,7 @@ fn adaptive_migrates_a_thread_to_its_data_and_gives_its_cpus_back() {
 
 #[test]
 #[ignore = "for the guest of make lab"]
-fn never_does_not_migrate_a_thread() {
+fn the_policy_never_leaves_a_thread_where_it_is() {
     let volume = Volume::new();
     let files = volume.file_on_each_node(4);
     let thread = run_one(Some("never"), &files[2]);

@@ -74,7 +74,7 @@ fn fallocate_allocates_punches_and_zeroes() {
     fallocate(&file, FallocateFlags::ZERO_RANGE, (1 << 20) - 100, 200).unwrap();
     assert_eq!(metadata().len(), (1 << 20) + 100);
     assert_eq!(read(&file, (1 << 20) - 101, 3), [7, 0, 0]);
-    v.umount_while_closed(file);
+    v.remount_after_close(file);
     assert_eq!(fs::metadata(v.at("f")).unwrap().len(), (1 << 20) + 100);
     assert_eq!(fs::read(v.at("f")).unwrap()[3999..4001], [7, 0]);
     let unsupported = fallocate(open(&v, "f"), FallocateFlags::COLLAPSE_RANGE, 0, 4096);
@@ -82,7 +82,7 @@ fn fallocate_allocates_punches_and_zeroes() {
 }
 
 impl Volume {
-    fn umount_while_closed(&self, file: File) {
+    fn remount_after_close(&self, file: File) {
         drop(file);
         self.remount();
     }

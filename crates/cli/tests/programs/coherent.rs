@@ -134,7 +134,7 @@ fn every_call_sees_inline_writes_of_its_own_program() {
 }
 
 #[test]
-fn inline_writes_stop_for_the_page_cache_alone_and_come_back() {
+fn only_use_of_the_page_cache_stops_inline_writes_and_they_come_back() {
     let volume = volume();
     let mut writer = writer(&volume);
     let mut reader = Peer::start(&volume, "reader", within_limit("python3"), "read");

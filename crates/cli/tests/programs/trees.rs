@@ -38,8 +38,8 @@ fn make_tree(dir: &Path) {
              chown 1234:4321 a/b/file8
              mknod null c 1 3
              mknod block b 7 0
-             setcap_like=$(command -v setcap || true)
-             if [ -n \"$setcap_like\" ]; then cp /bin/true capable && setcap cap_net_raw+ep capable; fi",
+             setcap=$(command -v setcap || true)
+             if [ -n \"$setcap\" ]; then cp /bin/true capable && setcap cap_net_raw+ep capable; fi",
         );
     }
 }
