@@ -6,17 +6,12 @@
 use jericho_format::PAGE_BYTES;
 use jericho_sys::files;
 
-use crate::description::{
-    self, APPEND, Description, NO_INLINE_WRITE, Open, READ, SYNC, TO_KERNEL, WRITE,
+use crate::descriptors::{
+    self, APPEND, Description, NO_INLINE_WRITE, OpenFd, Position, READ, SYNC, TO_KERNEL, WRITE,
 };
-use crate::fast::File;
-use crate::fd::with_offset;
-use crate::offset::Position;
-use crate::reentrancy::{self, Doing, Thread};
-use crate::session;
-
-/// Lowest address that a buffer of a program can have. The kernel fails with EFAULT for a lower one.
-pub const LOWEST_ADDRESS: usize = 4096;
+use crate::fd::{errno_after, with_offset};
+use crate::session::{self, InlineFile};
+use crate::thread::{self, Doing, Thread};
 
 /// Flags that a write checks.
 const WRITE_FLAGS: u32 = WRITE | SYNC | APPEND | NO_INLINE_WRITE;
@@ -29,11 +24,11 @@ fn file(
     word: u64,
     among: u32,
     flags: u32,
-) -> Option<(&'static Description, File<'static>)> {
+) -> Option<(&'static Description, InlineFile<'static>)> {
     let write = flags & WRITE != 0;
     let (description, file) = match thread.recent_hits.file(word, write) {
         Some(found) => found,
-        None => find(thread, Open::of_word(fd, word), word, write)?,
+        None => find(thread, OpenFd::of_word(fd, word), word, write)?,
     };
     // Another thread may close the fd at the same time. The call then counts as made before the close.
     let is_so = description.flags() & (among | TO_KERNEL) == flags;
@@ -44,17 +39,17 @@ fn file(
 #[inline(never)]
 fn find(
     thread: &Thread,
-    open: Open,
+    open: OpenFd,
     word: u64,
     write: bool,
-) -> Option<(&'static Description, File<'static>)> {
+) -> Option<(&'static Description, InlineFile<'static>)> {
     // The long path does due migrations.
     if thread.migration.is_due() {
         return None;
     }
     let facts = open.facts()?;
     let session = session::get(facts.session)?;
-    let file = File::of(session, facts.slot, facts.slot_generation, facts.object).ok()?;
+    let file = InlineFile::of(session, facts.slot, facts.slot_generation, facts.object).ok()?;
     let file = match write {
         true => file.for_writing(),
         false => file.for_reading(),
@@ -69,7 +64,7 @@ fn find(
 #[inline(always)]
 fn read_page(
     thread: &Thread,
-    (description, file): (&Description, File<'static>),
+    (description, file): (&Description, InlineFile<'static>),
     out: &mut [u8],
     at: u64,
     moved: impl FnOnce(u64) -> bool,
@@ -82,17 +77,17 @@ fn read_page(
     if !moved(at + len as u64) {
         return None;
     }
-    thread.recent_hits.count(thread, false, len);
+    thread.count_hit(false, len);
     Some(len)
 }
 
 /// Makes a pread(2). `out` lies at an address of the program's.
 #[inline]
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
-    let word = description::described(fd)?;
+    let word = descriptors::described(fd)?;
     // A negative offset becomes one beyond the end of any file.
     let at = offset as u64;
-    reentrancy::enter_briefly(Doing::Reading, |thread| {
+    thread::enter_briefly(Doing::Reading, |thread| {
         let found = file(thread, fd, word, READ, READ)?;
         read_page(thread, found, out, at, |_| true)
     })
@@ -101,10 +96,10 @@ pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
 /// Makes a read(2), as `pread`.
 #[inline]
 pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
-    let word = description::described(fd)?;
-    reentrancy::enter_briefly(Doing::Reading, |thread| {
+    let word = descriptors::described(fd)?;
+    thread::enter_briefly(Doing::Reading, |thread| {
         let found = file(thread, fd, word, READ, READ)?;
-        let (offset, tag) = (&found.0.offset, Open::of_word(fd, word).tag());
+        let (offset, tag) = (&found.0.offset, OpenFd::of_word(fd, word).tag());
         let Position::At(at) = offset.get_free(tag)? else {
             return None;
         };
@@ -116,15 +111,15 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
 /// Makes a pwrite(2). `data` lies at an address of the program's.
 #[inline]
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
-    let word = description::described(fd)?;
+    let word = descriptors::described(fd)?;
     let at = offset as u64;
     if data.is_empty() {
         return None;
     }
-    reentrancy::enter_briefly(Doing::Writing, |thread| {
+    thread::enter_briefly(Doing::Writing, |thread| {
         let (_, file) = file(thread, fd, word, WRITE_FLAGS, WRITE)?;
         file.write_page(thread, at, data)?;
-        thread.recent_hits.count(thread, true, data.len());
+        thread.count_hit(true, data.len());
         Some(data.len())
     })
 }
@@ -132,13 +127,13 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
 /// Makes a write(2), as `pwrite`. An errno is the kernel's answer.
 #[inline]
 pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
-    let word = description::described(fd)?;
+    let word = descriptors::described(fd)?;
     if data.is_empty() {
         return None;
     }
-    reentrancy::enter_briefly(Doing::Writing, |thread| {
+    thread::enter_briefly(Doing::Writing, |thread| {
         let (description, file) = file(thread, fd, word, WRITE_FLAGS, WRITE)?;
-        let open = Open::of_word(fd, word);
+        let open = OpenFd::of_word(fd, word);
         // Checks before it locks the offset: a write that extends the file would lock it in vain.
         let Position::At(at) = description.offset.get_free(open.tag())? else {
             return None;
@@ -152,7 +147,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
             data.len(),
             |at| {
                 file.write_page(thread, at, data)?;
-                thread.recent_hits.count(thread, true, data.len());
+                thread.count_hit(true, data.len());
                 Some(Ok(data.len()))
             },
             |result, at, behind| {
@@ -162,7 +157,7 @@ pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
                 // A signal handler has written behind these bytes already, so they must go here.
                 result.get_or_insert_with(|| {
                     let result = files::pwrite(fd, data, at as i64);
-                    result.map_err(|errno| crate::fd::errno_after(fd, errno))
+                    result.map_err(|errno| errno_after(fd, errno))
                 });
                 at + data.len() as u64 + behind
             },

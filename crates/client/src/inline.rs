@@ -20,6 +20,12 @@ pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usiz
     })
 }
 
+/// Returns whether the bytes are within one page.
+#[inline]
+pub(crate) fn is_in_page(at: u64, len: usize) -> bool {
+    (at % PAGE_BYTES) as usize + len <= PAGE
+}
+
 /// Copies bytes `[offset, offset + out.len())` of an object as far as its pages hit. Returns the number of bytes copied. Each
 /// page's bytes are of one instant.
 #[inline]

@@ -3,27 +3,31 @@
 //! Three kinds of callers use it: the mount's workers, the library between a program and libc, and any other process that has
 //! mapped a slice's segments. This crate knows pages of numbered objects. It knows neither the filesystem nor the cache behind
 //! them: the caller asks the daemon for a page that is not cached.
+//!
+//! The modules from the lowest up; each uses only modules before it:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `descriptors` | the fds and open file descriptions of the program, in static tables |
+//! | `session` | the daemons: how the library asks them, their segments, a file in them |
+//! | `thread` | the record of a thread: its present call, last hits and use of data |
+//! | `migration` | moves threads near their data (its parts without a thread are below `session`) |
+//! | `access` | reads and writes of a file in the segments |
+//! | `fd` | the program's calls by fd: inline, through the kernel, or a part of each way |
+//! | `hit` | the short path in front of `fd`, for a call that is one hit |
 #![forbid(unsafe_code)]
 
-mod ask;
-pub mod death;
-mod description;
-mod devices;
-mod early;
-mod fast;
+mod access;
+mod descriptors;
 pub mod fd;
 pub mod hit;
 mod inline;
 pub mod migration;
-mod offset;
-mod read_ahead;
-mod recent_hits;
-mod reentrancy;
-mod report;
 mod session;
 mod source;
 pub mod sync;
-mod wish;
+mod thread;
 
+pub use descriptors::ReadAhead;
 pub use inline::{read, write};
-pub use read_ahead::ReadAhead;
+pub use session::death;

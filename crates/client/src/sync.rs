@@ -1,9 +1,9 @@
 //! Passes sync(2) and syncfs(2) on to the daemons, because the kernel does not tell a FUSE daemon about them.
 
-use jericho_sys::{errno, files};
+use jericho_sys::errno;
+use jericho_sys::files::{self, Result};
 
-use crate::devices;
-use crate::fd::Result;
+use crate::session::devices;
 
 /// Attribute whose reading makes the daemon write everything back and commit (`fuse::control`).
 const SYNC: &str = "jericho.sync";

@@ -67,7 +67,7 @@ pub fn share(fd: c_int) {
 /// The caller gives `count` bytes at `buffer` that no other code uses during the call, or an address that no program has.
 #[inline(always)]
 unsafe fn room<'a>(buffer: *mut c_void, count: size_t) -> Option<&'a mut [u8]> {
-    let usual = buffer.addr() >= hit::LOWEST_ADDRESS && count <= MOST;
+    let usual = buffer.addr() >= fd::LOWEST_ADDRESS && count <= MOST;
     // SAFETY: not null, and the caller guarantees the rest.
     usual.then(|| unsafe { std::slice::from_raw_parts_mut(buffer.cast(), count) })
 }
@@ -78,7 +78,7 @@ unsafe fn room<'a>(buffer: *mut c_void, count: size_t) -> Option<&'a mut [u8]> {
 /// The caller gives `count` bytes to read at `data`, or an address that no program has.
 #[inline(always)]
 unsafe fn given<'a>(data: *const c_void, count: size_t) -> Option<&'a [u8]> {
-    let usual = data.addr() >= hit::LOWEST_ADDRESS && count <= MOST;
+    let usual = data.addr() >= fd::LOWEST_ADDRESS && count <= MOST;
     // SAFETY: not null, and the caller guarantees the rest.
     usual.then(|| unsafe { std::slice::from_raw_parts(data.cast(), count) })
 }

@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
 use jericho_client::fd;
-use jericho_client::hit::LOWEST_ADDRESS;
+use jericho_client::fd::LOWEST_ADDRESS;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::death::checked;

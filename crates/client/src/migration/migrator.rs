@@ -83,11 +83,11 @@ struct Use {
 
 /// A narrowed mask that has not been restored.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldThread {
     node: usize,
     found: CpuMask,
     set: CpuMask,
-    /// Held by policy *always*: waiting for a CPU does not release the thread.
+    /// HeldThread by policy *always*: waiting for a CPU does not release the thread.
     always: bool,
     /// Time at which the thread was last known to use something.
     used: u64,
@@ -102,7 +102,7 @@ pub struct Migrator {
     window: [Use; NODES + 1],
     /// Time of the window's last update; 0: never.
     updated: u64,
-    held: Option<Held>,
+    held: Option<HeldThread>,
     /// The program has chosen the thread's CPUs.
     is_hands_off: bool,
     /// No move before this time.
@@ -242,7 +242,7 @@ impl Migrator {
         }
     }
 
-    fn maybe_release(&mut self, now: u64, total: f32, held: Held, world: &mut impl World) {
+    fn maybe_release(&mut self, now: u64, total: f32, held: HeldThread, world: &mut impl World) {
         if now - held.checked >= CHECK_EVERY {
             if world.mask() != Some(held.set) {
                 return self.leave_alone();
@@ -263,9 +263,9 @@ impl Migrator {
     }
 
     /// Returns whether a held thread lost much of its time waiting for a CPU while CPUs of other nodes were idle.
-    fn waits_in_vain(&mut self, now: u64, held: Held, world: &mut impl World) -> bool {
+    fn waits_in_vain(&mut self, now: u64, held: HeldThread, world: &mut impl World) -> bool {
         let waited = world.waited_ns();
-        self.held = Some(Held {
+        self.held = Some(HeldThread {
             checked: now,
             waited,
             ..held
@@ -314,7 +314,7 @@ impl Migrator {
         }
     }
 
-    fn leave_alone_if_changed(&mut self, held: Held, world: &mut impl World) {
+    fn leave_alone_if_changed(&mut self, held: HeldThread, world: &mut impl World) {
         if world.mask() != Some(held.set) {
             self.leave_alone();
         }
@@ -335,7 +335,7 @@ impl Migrator {
         if set.is_empty() || set == found || !world.set_mask(&set) {
             return false;
         }
-        self.held = Some(Held {
+        self.held = Some(HeldThread {
             node,
             found,
             set,

@@ -1,6 +1,9 @@
-use super::*;
-use migrator::{BACK_OFF, HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, NUDGES};
+use jericho_sys::affinity::CpuMask;
 use proptest::prelude::*;
+
+use super::migrator::{
+    BACK_OFF, HALF_LIFE, HOLD_MIN, IDLE, MOVE_COST, Migrator, NOWHERE, NUDGES, World,
+};
 
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;

@@ -8,38 +8,29 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_sys::files;
 
-use crate::description::{self, FdState, Identity};
-use crate::fd::{self, Slot};
-use crate::reentrancy::{self, Doing};
+use super::grant::GrantedSlot;
+use super::reserve::{WrittenTo, described_with_write};
+use super::state::describe;
+use crate::descriptors::{self, FdState, FileIdentity};
 use crate::session::{self, Session};
+use crate::thread::{self, Doing};
 
 /// Number of this process's last wish.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// A wish for the file of an fd.
-pub(crate) struct Wish {
+pub(super) struct FdWish {
     session: &'static Session,
     block: u32,
     wish: jericho_shm::Wish,
     mode: files::Mode,
-    identity: Identity,
+    identity: FileIdentity,
 }
 
-/// The end of what a call has written.
-#[derive(Clone, Copy)]
-pub(crate) enum WrittenTo {
-    /// The call has written nothing.
-    Nothing,
-    /// The call wrote at the fd's offset.
-    Here,
-    /// The call wrote up to this offset.
-    Offset(u64),
-}
-
-impl Wish {
+impl FdWish {
     /// Prepares a wish. `reserve`: the call is a write, and other writes are likely to follow. Returns `None` when the daemon
     /// could not answer the wish, or the fd takes the kernel path for good.
-    pub fn new(fd: i32, reserve: bool) -> Option<Wish> {
+    pub fn new(fd: i32, reserve: bool) -> Option<FdWish> {
         #[cfg(test)]
         if !tests::ARE_LEFT.get() {
             return None;
@@ -51,8 +42,8 @@ impl Wish {
             return None;
         }
         // Fails in a signal handler that has interrupted an inline call: that call may be about to take a block.
-        let block = reentrancy::enter(Doing::Reading, |thread| session.own_block(thread))??;
-        Some(Wish {
+        let block = thread::enter(Doing::Reading, |thread| thread.own_block(session))??;
+        Some(FdWish {
             session,
             block,
             wish: jericho_shm::Wish {
@@ -62,7 +53,7 @@ impl Wish {
                 reserve: reserve && session::find(session.instance, true).is_some(),
             },
             mode,
-            identity: Identity::from(&stat),
+            identity: FileIdentity::from(&stat),
         })
     }
 
@@ -76,23 +67,23 @@ impl Wish {
     pub fn end(&self, fd: i32, word: u64, written: WrittenTo) {
         let granted = self.session.area.wishing(self.block).end(self.wish);
         let (Some(granted), Some(FdState::Unknown { opened, word: now })) =
-            (granted, description::state(fd))
+            (granted, descriptors::state(fd))
         else {
             return;
         };
-        if !description::is_same_unknown(now, word) || (opened && description::is_in_use(now)) {
+        if !descriptors::is_same_unknown(now, word) || (opened && descriptors::is_in_use(now)) {
             return;
         }
-        let slot = Slot {
+        let slot = GrantedSlot {
             slot: granted.slot,
             generation: granted.generation,
             object: self.wish.object,
         };
         let session = session::find(self.session.instance, self.wish.write).unwrap_or(self.session);
-        reentrancy::enter(Doing::Reading, |_| {
-            let open = fd::describe(fd, opened, now, session, &slot, &self.mode, self.identity);
+        thread::enter(Doing::Reading, |_| {
+            let open = describe(fd, opened, now, session, &slot, &self.mode, self.identity);
             if let Some(open) = open {
-                fd::described_with_write(&open, written, granted.reserved_to);
+                described_with_write(&open, written, granted.reserved_to);
             }
         });
     }

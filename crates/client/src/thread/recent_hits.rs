@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 
-use jericho_shm::{Access, Counter, Key};
+use jericho_shm::Key;
 
-use crate::description::Description;
-use crate::fast::File;
-use crate::migration;
-use crate::reentrancy::Thread;
+use super::tally::AccessTally;
+use crate::descriptors::Description;
+use crate::migration::ThreadUse;
+use crate::session::InlineFile;
 
 /// Hits after which a thread checks again where its hits count. After the kernel has moved the thread, at most this number of
 /// hits, of at most a page each, counts for the node that it left.
@@ -18,33 +18,20 @@ const REGION_PAGES: u64 = 256;
 /// Regions whose frames a thread remembers: 128 MiB.
 const REGIONS: usize = 128;
 
-/// Where the hits of a file are counted.
-#[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// Counters in the session's area.
-    pub counter: &'a Counter,
-    /// Whether the counters are the thread's own.
-    pub alone: bool,
-    /// Whether the thread is on the node of the data.
-    pub local: bool,
-    /// Cell of `migration::Thread`; `None`: the access does not count for migration.
-    pub used: Option<u8>,
-}
-
 /// A thread's memory of its last hits.
 pub struct RecentHits {
     /// Word of the fd; 0: none.
     word: Cell<u64>,
     /// The same word if the file may be written inline; otherwise 0.
     word_to_write: Cell<u64>,
-    file: Cell<Option<(&'static Description, File<'static>)>>,
+    file: Cell<Option<(&'static Description, InlineFile<'static>)>>,
     /// Group of pages (0: none), and its line of the table.
     group: Cell<u64>,
     line: Cell<u32>,
-    /// Hits until `place` is renewed, and the bytes of the hits since the last renewal.
+    /// Hits until `tally` is renewed, and the bytes of the hits since the last renewal.
     hits: Cell<u8>,
     bytes: Cell<u32>,
-    place: Cell<Option<Place<'static>>>,
+    tally: Cell<Option<AccessTally<'static>>>,
     /// For each region of a file, the frame of one of its pages minus the page number. The difference is equal for all pages that
     /// lie in neighbouring frames. Entries of an earlier file are harmless: they are hints.
     frames: [Cell<u32>; REGIONS],
@@ -61,7 +48,7 @@ impl RecentHits {
             line: Cell::new(0),
             hits: Cell::new(0),
             bytes: Cell::new(0),
-            place: Cell::new(None),
+            tally: Cell::new(None),
             frames: [const { Cell::new(0) }; REGIONS],
         }
     }
@@ -69,7 +56,11 @@ impl RecentHits {
     /// Returns the description and the file of the last hit, if its fd had the word `word`, and, with `write`, if the file may be
     /// written inline.
     #[inline(always)]
-    pub fn file(&self, word: u64, write: bool) -> Option<(&'static Description, File<'static>)> {
+    pub fn file(
+        &self,
+        word: u64,
+        write: bool,
+    ) -> Option<(&'static Description, InlineFile<'static>)> {
         let last = match write {
             true => &self.word_to_write,
             false => &self.word,
@@ -83,10 +74,10 @@ impl RecentHits {
     /// Remembers a hit of another file.
     pub fn set(
         &self,
-        migration: &migration::Thread,
+        migration: &ThreadUse,
         word: u64,
         description: &'static Description,
-        file: File<'static>,
+        file: InlineFile<'static>,
     ) {
         self.forget(migration);
         self.file.set(Some((description, file)));
@@ -123,50 +114,51 @@ impl RecentHits {
         &self.frames[(page / REGION_PAGES) as usize % REGIONS]
     }
 
-    /// Counts a hit of the last file, of `bytes` bytes.
+    /// Counts a hit of the last file, of `bytes` bytes. Calls `renew` first if the thread has to check again where its hits count.
     #[inline(always)]
-    pub fn count(&self, thread: &Thread, write: bool, bytes: usize) {
+    pub fn count(&self, write: bool, bytes: usize, renew: impl FnOnce()) {
         let (left, is_over) = self.hits.get().overflowing_sub(1);
         self.hits.set(left);
         if is_over {
-            self.renew(thread);
+            renew();
         }
         self.bytes.set(self.bytes.get().wrapping_add(bytes as u32));
-        if let Some(place) = self.place.get() {
-            place.count(write, bytes);
+        if let Some(tally) = self.tally.get() {
+            tally.count(write, bytes);
         }
     }
 
-    #[cold]
-    fn renew(&self, thread: &Thread) {
+    /// Renews where the hits of the last file count, which `find` returns.
+    pub fn renew(
+        &self,
+        migration: &ThreadUse,
+        find: impl FnOnce(&InlineFile<'static>) -> AccessTally<'static>,
+    ) {
         self.hits.set(0);
-        self.flush(&thread.migration);
+        self.flush(migration);
         self.hits.set(HITS - 1);
         if let Some((_, file)) = self.file.get() {
-            self.place.set(Some(file.place(thread)));
+            self.tally.set(Some(find(&file)));
         }
-        if thread.migration.is_due() {
+        if migration.is_due() {
             // The next call then looks the file up again, and migrates the thread if due.
             self.word.set(0);
             self.word_to_write.set(0);
         }
     }
 
-    /// Marks an entry of the last file as used.
-    #[cold]
-    pub fn mark(&self, index: u32) {
-        if let Some((_, file)) = self.file.get() {
-            file.add_mark(index);
-        }
+    /// Returns the file of the last hit.
+    pub fn last_file(&self) -> Option<InlineFile<'static>> {
+        Some(self.file.get()?.1)
     }
 
     /// Adds the bytes since the last renewal to the thread's use, from which its migration is decided.
-    fn flush(&self, migration: &migration::Thread) {
+    fn flush(&self, migration: &ThreadUse) {
         let bytes = self.bytes.take();
         if bytes == 0 {
             return;
         }
-        if let Some(cell) = self.place.get().and_then(|place| place.used) {
+        if let Some(cell) = self.tally.get().and_then(|tally| tally.used) {
             let hits = u32::from(HITS - self.hits.get().min(HITS));
             migration.add(cell, hits, bytes as usize);
         }
@@ -174,27 +166,12 @@ impl RecentHits {
 
     /// Forgets the last hit.
     #[cold]
-    pub fn forget(&self, migration: &migration::Thread) {
+    pub fn forget(&self, migration: &ThreadUse) {
         self.flush(migration);
         self.word.set(0);
         self.word_to_write.set(0);
         self.group.set(0);
         self.hits.set(0);
-    }
-}
-
-impl Place<'_> {
-    /// Counts a call that was one hit of `bytes` bytes.
-    #[inline(always)]
-    fn count(self, write: bool, bytes: usize) {
-        let access = Access {
-            local: self.local,
-            write,
-            pages: 1,
-            bytes: bytes as u64,
-            calls: 1,
-        };
-        self.counter.add(access, self.alone);
     }
 }
 

@@ -17,6 +17,11 @@ const LOCKED: u64 = 1 << OFFSET_BITS;
 const OFFSET_MASK: u64 = LOCKED - 1;
 /// Largest offset that this process keeps. A seek beyond it moves the offset to the kernel.
 pub const OFFSET_MAX: u64 = OFFSET_MASK - 1;
+/// Ways to count an offset, as in lseek(2): from the beginning, from the present offset, from the end.
+pub const SEEK_SET: i32 = 0;
+pub const SEEK_CUR: i32 = 1;
+pub const SEEK_END: i32 = 2;
+
 const SPINS: u32 = 64;
 const YIELDS: u32 = 32;
 const SLEEP: Duration = Duration::from_millis(20);

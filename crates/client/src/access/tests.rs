@@ -1,9 +1,17 @@
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use jericho_shm::{Area, Control, Flags, Slots};
+use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
+use jericho_shm::{Area, Control, Flags, Key, Miss, Segments, SliceMemory, Slot, SlotInfo, Slots};
 
+use super::kept::Begun;
 use super::*;
+use crate::inline::pieces;
+use crate::session::{self, InlineFile, Session, Why};
+use crate::source::Source;
+use crate::thread::{self, Doing};
+
+const PAGE: usize = 4096;
 
 const OBJECT: u64 = 7;
 const DAEMON: u16 = 1;
@@ -45,7 +53,7 @@ impl Volume {
         let segments = self.memory.segments().map(own);
         let frames = self.control.frames_of(0);
         let memory = SliceMemory::attach(frames, segments, writable).unwrap();
-        let mark = crate::session::mark().unwrap();
+        let mark = session::mark().unwrap();
         let memory = vec![memory];
         let mut session = Session::new(number as usize, mark, control, slots, area, memory);
         session.set_own(true);
@@ -88,18 +96,18 @@ impl Volume {
     }
 }
 
-fn file(session: &Session) -> File<'_> {
+fn file(session: &Session) -> InlineFile<'_> {
     let generation = session.control.slot(0).unwrap().word().generation();
-    let file = File::of(session, 0, generation, OBJECT).unwrap();
+    let file = InlineFile::of(session, 0, generation, OBJECT).unwrap();
     file.for_writing()
 }
 
-fn write(file: File<'_>, at: u64, data: &[u8]) -> Result<(), Why> {
+fn write(file: InlineFile<'_>, at: u64, data: &[u8]) -> Result<(), Why> {
     let written = file.write(at, data.len(), Source::new(&[IoSlice::new(data)]));
     written.map_err(|failed| failed.why)
 }
 
-fn append(file: File<'_>, data: &[u8]) -> Result<u64, Why> {
+fn append(file: InlineFile<'_>, data: &[u8]) -> Result<u64, Why> {
     file.append(data.len(), Source::new(&[IoSlice::new(data)]))
 }
 
@@ -205,7 +213,7 @@ fn a_client_that_may_not_write_inline_does_not() {
     assert_eq!(write(file(&writer), 0, b"x"), Ok(()));
     info.set_flags(SlotInfo::KERNEL, 0);
     let generation = info.word().generation();
-    let of = |generation, object| File::of(&writer, 0, generation, object).map(|_| ());
+    let of = |generation, object| InlineFile::of(&writer, 0, generation, object).map(|_| ());
     assert_eq!(of(generation, OBJECT), Err(Why::Withheld));
     info.set_flags(0, SlotInfo::KERNEL);
     assert_eq!(of(generation, OBJECT), Ok(()));
@@ -228,7 +236,7 @@ fn a_slot_that_was_given_to_another_file_is_noticed() {
     assert_eq!(write(held, 0, b"x"), Err(Why::Stale));
     assert_eq!(append(held, b"x"), Err(Why::Stale));
     for (generation, object) in [(generation, OBJECT), (generation + 1, OBJECT)] {
-        let again = File::of(&client, 0, generation, object);
+        let again = InlineFile::of(&client, 0, generation, object);
         assert_eq!(again.map(|_| ()), Err(Why::Stale));
     }
 }
@@ -507,10 +515,10 @@ fn pages_and_bytes_are_counted_for_the_node_of_the_slice() {
     volume.reserve(0..2);
     volume.slot().set_size(8000, false);
     let client = volume.client(true);
-    crate::reentrancy::enter(crate::reentrancy::Doing::Writing, |thread| {
-        file(&client).account(thread, false, 4000..4200, 1);
-        file(&client).account(thread, true, 10..30, 1);
-        file(&client).account(thread, true, 10..10, 1);
+    thread::enter(Doing::Writing, |thread| {
+        thread.account(&file(&client), false, 4000..4200, 1);
+        thread.account(&file(&client), true, 10..30, 1);
+        thread.account(&file(&client), true, 10..10, 1);
     })
     .unwrap();
     let sum = |of: fn(&jericho_shm::Counter) -> &AtomicU64| {
@@ -552,9 +560,9 @@ fn a_thread_counts_alone_after_many_threads_have_ended() {
     for n in 0..10_000 {
         let counted = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                reentrancy::enter(reentrancy::Doing::Reading, |thread| {
-                    let place = client.place(thread, 0, None);
-                    (std::ptr::from_ref(place.counter) as usize, place.alone)
+                thread::enter(Doing::Reading, |thread| {
+                    let tally = thread.tally(&file(&client));
+                    (std::ptr::from_ref(tally.counter) as usize, tally.alone)
                 })
             });
             thread.join().unwrap()
@@ -665,7 +673,7 @@ fn a_child_does_not_end_its_parents_loan() {
     let (block, _) = client.area.take_block(4711, |_| false);
     client.area.lent(block).lend(0, &held, None, 0);
     let is_free = |client: &Session| {
-        drop(Kept {
+        drop(KeptLocks {
             session: client,
             info: client.control.slot(0).unwrap(),
             slot: volume.slot(),

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::fast::Why;
-use crate::session;
+use super::segments::Session;
+use super::sessions;
+use super::why::Why;
 
 /// Why an fd takes the kernel path for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,9 +77,18 @@ pub fn to_kernel(why: Reason) {
 }
 
 /// Returns whether this process has used no file of a mount.
-pub fn is_empty() -> bool {
+fn is_empty() -> bool {
     let met = |n: &AtomicU64| n.load(Ordering::Relaxed) > 0;
     !met(&INLINE) && !TO_KERNEL.iter().any(met)
+}
+
+/// Writes a report of this process's calls: some lines of text, none when it has used no file of a mount. Fails with the errors
+/// of `out`.
+pub fn report(out: &mut impl Write) -> std::io::Result<()> {
+    if is_empty() {
+        return Ok(());
+    }
+    write_to(out)
 }
 
 /// Sums of the counters in the areas of this process's sessions.
@@ -93,12 +103,11 @@ struct Sums {
 
 fn sums() -> Sums {
     let mut sums = Sums::default();
-    for session in session::all() {
+    for session in sessions::all() {
         // A read-only session shares its area with the writable one that followed it.
-        let followed = |later: &session::Session| {
-            later.index > session.index && later.instance == session.instance
-        };
-        if session::all().any(followed) {
+        let followed =
+            |later: &Session| later.index > session.index && later.instance == session.instance;
+        if sessions::all().any(followed) {
             continue;
         }
         for slice in 0..session.control.slice_count().min(64) {
@@ -119,7 +128,7 @@ fn sums() -> Sums {
 }
 
 /// Writes the counts, in lines that begin with `jericho:`. Fails with the errors of `out`.
-pub fn write_to(out: &mut impl Write) -> std::io::Result<()> {
+fn write_to(out: &mut impl Write) -> std::io::Result<()> {
     let sums = sums();
     let (local, remote) = (sums.local, sums.remote);
     let read = local.wrapping_add(remote).wrapping_sub(sums.written);

@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_sys::files;
 
-use crate::description::{self, FdState};
-use crate::fd::{self, Result};
-use crate::wish::{Wish, WrittenTo};
-use crate::{devices, session};
+use super::kernel_path::errno_after;
+use super::reserve::WrittenTo;
+use super::wish::FdWish;
+use crate::descriptors::{self, FdState};
+use crate::session::{self, devices};
 
 /// A call costs one unit, and one more for each 64 KiB that it writes or has read.
 const BYTES_OF_UNIT: usize = 64 << 10;
@@ -34,7 +35,7 @@ static UNITS: AtomicU32 = AtomicU32::new(0);
 
 /// The kind of a call.
 #[derive(Clone, Copy)]
-pub(crate) enum Access {
+pub(super) enum CallKind {
     /// Reads.
     Read,
     /// Writes this number of bytes.
@@ -43,18 +44,18 @@ pub(crate) enum Access {
     Seek,
 }
 
-impl Access {
+impl CallKind {
     fn units(self) -> u32 {
         let written = match self {
-            Access::Write(bytes) => units_of(bytes),
-            Access::Read | Access::Seek => 0,
+            CallKind::Write(bytes) => units_of(bytes),
+            CallKind::Read | CallKind::Seek => 0,
         };
         written.saturating_add(1)
     }
 }
 
 /// The way to make a call.
-pub(crate) enum CallPath {
+pub(super) enum CallPath {
     /// Inline. The call looks the fd up first if it is unknown.
     Inline,
     /// Through the kernel.
@@ -64,20 +65,20 @@ pub(crate) enum CallPath {
 }
 
 /// A call in progress that may move the kernel's offset, or has left a wish.
-pub(crate) struct Counted {
+pub(super) struct Counted {
     fd: i32,
     word: u64,
     more: u32,
     /// The call moves the kernel's offset.
     moves: bool,
-    wish: Option<Wish>,
+    wish: Option<FdWish>,
     written: WrittenTo,
 }
 
 impl Counted {
     /// Adds the bytes that a read returned: the size of its buffer does not tell them in advance. Returns the read's result as
     /// the program sees it.
-    pub fn has_read(mut self, result: Result<usize>) -> Result<usize> {
+    pub fn has_read(mut self, result: files::Result<usize>) -> files::Result<usize> {
         self.more = units_of(result.unwrap_or(0));
         UNITS.fetch_add(self.more.min(UNITS_OF_PROCESS), Ordering::Relaxed);
         self.has_ended(result)
@@ -85,7 +86,11 @@ impl Counted {
 
     /// Notes the end of a write. `at`: its beginning, unless that was the fd's offset. Returns the write's result as the program
     /// sees it.
-    pub fn has_written(mut self, result: Result<usize>, at: Option<u64>) -> Result<usize> {
+    pub fn has_written(
+        mut self,
+        result: files::Result<usize>,
+        at: Option<u64>,
+    ) -> files::Result<usize> {
         self.written = match (result, at) {
             (Err(_), _) => WrittenTo::Nothing,
             (Ok(_), None) => WrittenTo::Here,
@@ -94,17 +99,17 @@ impl Counted {
         self.has_ended(result)
     }
 
-    fn has_ended(self, result: Result<usize>) -> Result<usize> {
+    fn has_ended(self, result: files::Result<usize>) -> files::Result<usize> {
         let fd = self.fd;
         drop(self);
-        result.map_err(|errno| fd::errno_after(fd, errno))
+        result.map_err(|errno| errno_after(fd, errno))
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
         if self.moves {
-            description::call_ended(self.fd, self.word, self.more);
+            descriptors::call_ended(self.fd, self.word, self.more);
         }
         if let Some(wish) = &self.wish {
             wish.end(self.fd, self.word, self.written);
@@ -118,49 +123,49 @@ fn units_of(bytes: usize) -> u32 {
 
 /// Decides how to make a call. `moves`: the call uses and moves the offset.
 #[inline]
-pub(crate) fn begin(fd: i32, access: Access, moves: bool) -> CallPath {
-    match description::state(fd) {
+pub(super) fn begin(fd: i32, access: CallKind, moves: bool) -> CallPath {
+    match descriptors::state(fd) {
         Some(FdState::Unknown { .. }) => begin_unknown(fd, access, moves),
         _ => CallPath::Inline,
     }
 }
 
 #[cold]
-fn begin_unknown(fd: i32, access: Access, moves: bool) -> CallPath {
+fn begin_unknown(fd: i32, access: CallKind, moves: bool) -> CallPath {
     let units = access.units();
     loop {
-        let Some(FdState::Unknown { opened, word }) = description::state(fd) else {
+        let Some(FdState::Unknown { opened, word }) = descriptors::state(fd) else {
             return CallPath::Inline;
         };
-        if !description::is_ours(word) {
+        if !descriptors::is_ours(word) {
             match files::identify(fd) {
-                Ok(file) if !devices::is_ours(file.device) => description::set_kernel(fd, word),
-                Ok(file) if file.is_regular => description::note_ours(fd, word),
+                Ok(file) if !devices::is_ours(file.device) => descriptors::set_kernel(fd, word),
+                Ok(file) if file.is_regular => descriptors::note_ours(fd, word),
                 // The inline path reports the error.
                 _ => return CallPath::Inline,
             }
             continue;
         }
-        let seen = description::units(word);
+        let seen = descriptors::units(word);
         let counted = moves && opened;
         let mut wish = None;
-        if is_worth(seen.saturating_add(units)) && !description::is_in_use(word) {
+        if is_worth(seen.saturating_add(units)) && !descriptors::is_in_use(word) {
             // Many files are written once, so the first write reserves nothing.
-            let goes_on = seen > 0 && matches!(access, Access::Write(_));
+            let goes_on = seen > 0 && matches!(access, CallKind::Write(_));
             // A call that moves the kernel's offset never goes inline, so no wish is left for it.
-            let may_wish = (counted || !moves) && !description::is_wished(word);
+            let may_wish = (counted || !moves) && !descriptors::is_wished(word);
             // A seek makes no request, so the daemon cannot answer its wish. The next read or write leaves one.
-            let is_seek = matches!(access, Access::Seek);
+            let is_seek = matches!(access, CallKind::Seek);
             if !(is_seek && may_wish && seen <= SEEK_UNITS_MAX) {
                 wish = (may_wish && !is_seek)
-                    .then(|| Wish::new(fd, goes_on))
+                    .then(|| FdWish::new(fd, goes_on))
                     .flatten();
                 if wish.is_none() {
                     return CallPath::Inline;
                 }
             }
         }
-        if description::count_call(fd, word, units, counted, wish.is_some()) {
+        if descriptors::count_call(fd, word, units, counted, wish.is_some()) {
             UNITS.fetch_add(units.min(UNITS_OF_PROCESS), Ordering::Relaxed);
             if !counted && wish.is_none() {
                 return CallPath::Ordinary;
@@ -190,11 +195,22 @@ fn is_worth(units: u32) -> bool {
             || UNITS.load(Ordering::Relaxed).saturating_add(units) > UNITS_OF_PROCESS)
 }
 
+/// Decides how to make a call with an offset of its own. `None`: the caller makes the ordinary call, which is counted.
+/// `Some(Some)`: the library makes the ordinary call. `Some(None)`: the call may go inline.
+#[inline]
+pub(super) fn ordinary(fd: i32, access: CallKind) -> Option<Option<Counted>> {
+    match begin(fd, access, false) {
+        CallPath::Inline => Some(None),
+        CallPath::Counted(call) => Some(Some(call)),
+        CallPath::Ordinary => None,
+    }
+}
+
 /// Returns whether to try again to describe an fd, because calls of other threads interfered. After several attempts the
 /// offset stays in the kernel.
-pub(crate) fn is_undecided(fd: i32, tries: &mut u32) -> bool {
+pub(super) fn is_undecided(fd: i32, tries: &mut u32) -> bool {
     if !matches!(
-        description::state(fd),
+        descriptors::state(fd),
         Some(FdState::Unknown { opened: true, .. })
     ) {
         return false;
@@ -203,7 +219,7 @@ pub(crate) fn is_undecided(fd: i32, tries: &mut u32) -> bool {
     if *tries < TRIES {
         return true;
     }
-    description::unopened(fd);
+    descriptors::unopened(fd);
     false
 }
 

@@ -1,0 +1,227 @@
+//! Reads of a file in shared memory.
+
+use std::io::IoSliceMut;
+use std::sync::atomic::{Ordering, fence};
+
+use jericho_format::PAGE_BYTES;
+use jericho_shm::{Segments, SizeWord, Turns};
+
+use crate::inline::{is_in_page, pieces};
+use crate::session::{InlineFile, Why};
+use crate::source::Target;
+use crate::thread::{self, Thread};
+
+const PAGE: usize = PAGE_BYTES as usize;
+
+/// Attempts to read, which fail when the file is truncated or a write over several pages interferes.
+const READ_TRIES: u32 = 3;
+
+/// The progress of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadProgress {
+    /// Bytes in the caller's buffer.
+    pub done: usize,
+    /// The file's size at the time of the read.
+    pub size: u64,
+    /// Why bytes are missing; `None`: the read is complete, or ends at the end of the file.
+    pub rest: Option<Why>,
+    /// State of a read over several pages. Tells whether the bytes still belong to one instant after the rest was read elsewhere.
+    pub turns: Option<Turns>,
+}
+
+impl InlineFile<'_> {
+    /// Reads bytes of one page that is cached and that no writer is changing. Most reads are of this kind. Returns the number of
+    /// bytes. Returns `None` otherwise; `out` then holds nothing of use.
+    #[inline(always)]
+    pub fn read_page(&self, thread: &Thread, at: u64, out: &mut [u8]) -> Option<usize> {
+        let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
+        let guess = thread.recent_hits.frame(page);
+        self.memory.fetch(guess, within, 1);
+        let seen = self.size_word().ok()?;
+        let left = seen.bytes().checked_sub(at)?;
+        let len = left.min(out.len() as u64) as usize;
+        if len == 0 || len > PAGE - within {
+            return None;
+        }
+        let key = self.key.with_page(page);
+        let line = thread.recent_hits.line(key, || self.memory.home_line(key));
+        let out = &mut out[..len];
+        let learn = |frame| thread.recent_hits.was_in(page, frame);
+        let hit = self.memory.try_read(line, key, guess, learn, within, out)?;
+        if !hit.marked {
+            mark_last(thread, hit.index);
+        }
+        // As in `read_as_of`.
+        fence(Ordering::Acquire);
+        self.slot.size().same_cuts(seen).then_some(len)
+    }
+
+    /// Reads at `at`, as far as pages hit. Each page's bytes are of one instant, and the size was the file's at an instant of the
+    /// call.
+    pub fn read(&self, at: u64, out: &mut [u8]) -> ReadProgress {
+        let none = |why| ReadProgress {
+            done: 0,
+            size: 0,
+            rest: Some(why),
+            turns: None,
+        };
+        for _ in 0..READ_TRIES {
+            let seen = match self.size_word() {
+                Ok(seen) => seen,
+                Err(why) => return none(why),
+            };
+            if let Some(read) = self.read_as_of(seen, at, out) {
+                return read;
+            }
+        }
+        none(Why::Changed)
+    }
+
+    /// Reads a file of the size `seen`. Returns `None` when the file was truncated meanwhile.
+    pub(super) fn read_as_of(
+        &self,
+        seen: SizeWord,
+        at: u64,
+        out: &mut [u8],
+    ) -> Option<ReadProgress> {
+        let size = seen.bytes();
+        let len = size.saturating_sub(at).min(out.len() as u64) as usize;
+        let (done, rest, turns) = self.read_whole(at, &mut out[..len]);
+        // Zeros beyond a new end must not pass for bytes before the old end.
+        fence(Ordering::Acquire);
+        let same = self.slot.size().same_cuts(seen);
+        same.then_some(ReadProgress {
+            done,
+            size,
+            rest,
+            turns,
+        })
+    }
+
+    /// Restarts the read until it contains no half of a write over several pages.
+    fn read_whole(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>, Option<Turns>) {
+        if out.is_empty() || is_in_page(at, out.len()) {
+            let (done, rest) = self.read_pages(at, out);
+            return (done, rest, None);
+        }
+        let segments = Segments::of(at, out.len() as u64);
+        for _ in 0..READ_TRIES {
+            let Some(turns) = self.slot.turns(segments) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let (done, rest) = self.read_pages(at, out);
+            if self.slot.is_turn(&turns) {
+                return (done, rest, Some(turns));
+            }
+        }
+        (0, Some(Why::Busy), None)
+    }
+
+    /// Reads into several parts at `at`, as `read` does into one; the bytes that it returns belong to one instant. Reads all
+    /// bytes that the file has, or none (`rest`).
+    pub fn read_parts(&self, at: u64, len: usize, parts: &mut [IoSliceMut<'_>]) -> ReadProgress {
+        let mut why = Why::Changed;
+        for _ in 0..READ_TRIES {
+            match self.try_read_parts(at, len, parts) {
+                Ok(Some((done, size))) => {
+                    return ReadProgress {
+                        done,
+                        size,
+                        rest: None,
+                        turns: None,
+                    };
+                }
+                Ok(None) => {}
+                Err(miss) => {
+                    why = miss;
+                    break;
+                }
+            }
+        }
+        ReadProgress {
+            done: 0,
+            size: self.size().unwrap_or(0),
+            rest: Some(why),
+            turns: None,
+        }
+    }
+
+    /// Returns the bytes read and the file's size; `None` when a write over several pages or a truncation interfered.
+    fn try_read_parts(
+        &self,
+        at: u64,
+        len: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<(usize, u64)>, Why> {
+        let seen = self.size_word()?;
+        let size = seen.bytes();
+        let len = size.saturating_sub(at).min(len as u64) as usize;
+        let mut turns = None;
+        if len > 0 && !is_in_page(at, len) {
+            turns = self.slot.turns(Segments::of(at, len as u64));
+            if turns.is_none() {
+                std::thread::yield_now();
+                return Ok(None);
+            }
+        }
+        let (mut target, epoch) = (Target::new(parts), self.memory.epoch());
+        for (page, within, len) in pieces(at, len) {
+            let key = self.key.with_page(page);
+            // Reads each page once, also into several parts: its bytes belong to one instant.
+            let read = target.next(len, |out| self.memory.read_unmarked(key, within, out));
+            self.mark(read?, epoch);
+        }
+        if turns.is_some_and(|turns| !self.slot.is_turn(&turns)) {
+            return Ok(None);
+        }
+        // As in `read_as_of`.
+        fence(Ordering::Acquire);
+        Ok(self.slot.size().same_cuts(seen).then_some((len, size)))
+    }
+
+    /// Returns whether the bytes of `read` and bytes read elsewhere since belong to one instant.
+    pub fn is_of_one_instant(&self, read: &ReadProgress) -> bool {
+        read.turns.is_none_or(|turns| self.slot.is_turn(&turns))
+    }
+
+    fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>) {
+        let epoch = self.memory.epoch();
+        let mut done = 0;
+        for (page, within, len) in pieces(at, out.len()) {
+            let key = self.key.with_page(page);
+            let out = &mut out[done..done + len];
+            match self.memory.read_unmarked(key, within, out) {
+                Ok(index) => self.mark(index, epoch),
+                Err(miss) => return (done, Some(miss.into())),
+            }
+            done += len;
+        }
+        (done, None)
+    }
+
+    #[inline(always)]
+    fn mark(&self, index: u32, epoch: u8) {
+        if !self.memory.is_marked(index, epoch) {
+            self.add_mark(index);
+        }
+    }
+
+    /// Marks an entry whose mark is missing.
+    #[cold]
+    pub fn add_mark(&self, index: u32) {
+        if self.memory.is_writable() {
+            self.memory.touch(index, self.memory.epoch());
+        } else {
+            thread::current(|thread| thread.touch(self.session, self.home(), index));
+        }
+    }
+}
+
+/// Marks an entry of the thread's last file as used.
+#[cold]
+fn mark_last(thread: &Thread, index: u32) {
+    if let Some(file) = thread.recent_hits.last_file() {
+        file.add_mark(index);
+    }
+}

@@ -1,0 +1,201 @@
+//! A thread's use of data, and the decisions to migrate the thread that follow from it.
+
+use std::cell::{Cell, RefCell};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use jericho_format::threads::ThreadPolicy;
+use jericho_sys::affinity::{self, CpuMask};
+use jericho_sys::load;
+
+use super::migrator::{Migrator, NODES, NOWHERE, World};
+use super::nodes::{self, Idle, Nodes};
+
+/// Bytes of use after which a thread's migration is decided again.
+const DECIDE_BYTES: u32 = 2 << 20;
+/// Cost of an access beside its bytes: the lines of the page table are remote too.
+const ACCESS_BYTES: u32 = 256;
+/// The most that one access counts, so that sums do not overflow.
+const ACCESS_BYTES_MAX: usize = 16 << 20;
+
+/// Values of `ThreadUse::due`. Homes have 16 bits, so they differ from both.
+const NOTHING: u32 = u32::MAX;
+const DECISION: u32 = u32::MAX - 1;
+
+const CELLS: usize = 2 * (NODES + 1);
+
+/// A thread's use of data since its last decision, and its migration.
+pub struct ThreadUse {
+    /// For each node and for `NOWHERE`: local bytes, then remote bytes.
+    used: [Cell<u32>; CELLS],
+    sum: Cell<u32>,
+    /// The work of `migrate_if_due`: `NOTHING`, `DECISION`, or the home of a remote access under *always*.
+    due: Cell<u32>,
+    is_held: Cell<bool>,
+    migrator: RefCell<Migrator>,
+}
+
+impl ThreadUse {
+    /// Returns the state of a thread that has used nothing yet.
+    pub const fn new() -> ThreadUse {
+        ThreadUse {
+            used: [const { Cell::new(0) }; CELLS],
+            sum: Cell::new(0),
+            due: Cell::new(NOTHING),
+            is_held: Cell::new(false),
+            migrator: RefCell::new(Migrator::new()),
+        }
+    }
+
+    /// Does the work of `migration::account`.
+    pub fn account(&self, policy: ThreadPolicy, home: u16, cpu_node: u16, bytes: usize) {
+        if let Some(cell) = self.cell(policy, home, cpu_node) {
+            self.add(cell, 1, bytes);
+        }
+    }
+
+    /// Returns the cell to which an access adds (see `account`). Returns `None` when the access does not count.
+    pub fn cell(&self, policy: ThreadPolicy, home: u16, cpu_node: u16) -> Option<u8> {
+        // Data under *never* counts only for a held thread: it shows that the thread has gone on to other data.
+        if policy == ThreadPolicy::Never && !self.is_held.get() {
+            return None;
+        }
+        let remote = home != cpu_node;
+        if remote && policy == ThreadPolicy::Always {
+            self.due.set(u32::from(home));
+        }
+        let node = match policy {
+            ThreadPolicy::Never => NOWHERE,
+            _ => usize::from(home).min(NOWHERE),
+        };
+        Some((2 * node) as u8 + u8::from(remote))
+    }
+
+    /// Adds `accesses` accesses to `bytes` bytes in all.
+    pub fn add(&self, cell: u8, accesses: u32, bytes: usize) {
+        let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + accesses * ACCESS_BYTES;
+        if let Some(cell) = self.used.get(usize::from(cell)) {
+            cell.set(cell.get().saturating_add(weight));
+        }
+        let sum = self.sum.get().saturating_add(weight);
+        self.sum.set(sum);
+        if sum >= DECIDE_BYTES && !self.is_due() {
+            self.due.set(DECISION);
+        }
+    }
+
+    /// Returns whether `migrate_if_due` has work to do.
+    #[inline]
+    pub fn is_due(&self) -> bool {
+        self.due.get() != NOTHING
+    }
+
+    /// Does the work of `migration::migrate_if_due`.
+    #[inline]
+    pub fn migrate_if_due(&self) {
+        if self.is_due() {
+            self.decide(self.due.replace(NOTHING));
+        }
+    }
+
+    #[cold]
+    fn decide(&self, due: u32) {
+        // The borrow fails in a signal handler that has interrupted a decision.
+        let (Some(nodes), Ok(mut migrator)) = (nodes::of_process(), self.migrator.try_borrow_mut())
+        else {
+            return self.sum.set(0);
+        };
+        let (now, mut world) = (now(), Myself { nodes });
+        if self.sum.get() >= DECIDE_BYTES {
+            self.sum.set(0);
+            migrator.advance(now, &mut world);
+            let (nodes, _) = self.used.as_chunks();
+            for (node, [local, remote]) in nodes.iter().enumerate() {
+                migrator.used(node, local.take().into(), remote.take().into());
+            }
+            // A thread that an access under *always* holds stays held until its use changes.
+            migrator.decide(now, &mut world);
+        }
+        if due != DECISION {
+            migrator.hold_on(now, due as usize, &mut world);
+        }
+        self.is_held.set(migrator.held_on().is_some());
+    }
+
+    /// Does the work of `migration::release`.
+    #[inline]
+    pub fn release(&self) {
+        if self.is_held.get() {
+            self.release_held();
+        }
+    }
+
+    /// Does the work of `migration::tick`.
+    #[inline]
+    pub fn tick(&self) {
+        if self.is_held.get() {
+            self.tick_held();
+        }
+    }
+
+    /// Returns the node on which the thread is held.
+    pub fn held_on(&self) -> Option<u16> {
+        let node = self.migrator.try_borrow().ok()?.held_on()?;
+        Some(node as u16)
+    }
+
+    #[cold]
+    fn release_held(&self) {
+        if let (Some(nodes), Ok(mut migrator)) =
+            (nodes::of_process(), self.migrator.try_borrow_mut())
+        {
+            migrator.release(&mut Myself { nodes });
+            self.is_held.set(false);
+        }
+    }
+
+    #[cold]
+    fn tick_held(&self) {
+        if let (Some(nodes), Ok(mut migrator)) =
+            (nodes::of_process(), self.migrator.try_borrow_mut())
+        {
+            migrator.release_if_idle(now(), &mut Myself { nodes });
+            self.is_held.set(migrator.held_on().is_some());
+        }
+    }
+}
+
+/// Returns nanoseconds of a monotonic clock since the first call. Never 0.
+fn now() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
+}
+
+static IDLE: Idle = Idle::new();
+
+/// The calling thread.
+struct Myself {
+    nodes: &'static Nodes,
+}
+
+impl World for Myself {
+    fn mask(&mut self) -> Option<CpuMask> {
+        affinity::mask(None).ok()
+    }
+
+    fn set_mask(&mut self, mask: &CpuMask) -> bool {
+        affinity::set_mask(None, mask).is_ok()
+    }
+
+    fn cpus_of(&self, node: usize) -> CpuMask {
+        self.nodes.cpus_of(node)
+    }
+
+    fn idle_share(&mut self, now: u64, node: usize) -> Option<f32> {
+        IDLE.share(now, self.nodes, node)
+    }
+
+    fn waited_ns(&mut self) -> Option<u64> {
+        load::waited_ns()
+    }
+}
