@@ -224,7 +224,7 @@ fn write_inline<'a>(
     } else {
         return write_pieces(thread, open, facts, file, data, at);
     };
-    thread.account(&file, true, end - data.len as u64..end, 1);
+    thread.account(file, true, end - data.len as u64..end, 1);
     Ok(Written {
         result: Ok(data.len),
         end,
@@ -257,7 +257,7 @@ fn write_pieces<'a>(
         }
     }
     let mut done = (end - at) as usize;
-    thread.account(&file, true, at..end, u64::from(rest.is_none()));
+    thread.account(file, true, at..end, u64::from(rest.is_none()));
     if let Some(Failed { why, kept }) = rest {
         report::kernel(true, why);
         let rest = [IoSlice::new(&part[done..])];
