@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use jericho_format::threads::ThreadPolicy;
+use jericho_fs::CAPABILITY;
 use jericho_fs::Result;
-use jericho_fs::fs::CAPABILITY;
 use jericho_fs::types::{Attr, Caller, Ino, SetAttr, SliceId};
 
 use crate::handle::Handle;

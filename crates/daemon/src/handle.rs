@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use jericho_client::ReadAhead;
-use jericho_fs::fs::File;
+use jericho_fs::File;
 use parking_lot::Mutex;
 
 use crate::fast::Grants;

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use jericho_format::PAGE_BYTES;
-use jericho_fs::fs::Layout;
+use jericho_fs::Layout;
 use jericho_sys::affinity::CpuMask;
 use jericho_topology::{NodeId, Topology};
 use serde::{Deserialize, Serialize};

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use jericho_cache::{Grant, Latched};
 use jericho_format::PAGE_BYTES;
-use jericho_fs::fs::File;
+use jericho_fs::File;
 use jericho_fs::types::Ino;
 use parking_lot::{Condvar, Mutex, RwLock};
 

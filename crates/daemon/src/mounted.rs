@@ -5,8 +5,8 @@ use std::thread::JoinHandle;
 
 use jericho_cache::{Reader, Slice};
 use jericho_format::threads::ThreadPolicy;
-use jericho_fs::fs::{File, Fs};
 use jericho_fs::types::{Ino, SliceId};
+use jericho_fs::{File, Fs};
 use jericho_shm::{Answer, Call};
 use jericho_sys::doorbell::Doorbell;
 use jericho_topology::{NodeId, Topology};

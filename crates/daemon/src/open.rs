@@ -8,7 +8,7 @@ use std::time::Duration;
 use jericho_cache::{Config, FRAMES_MIN, Slice, StartError};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadPolicy;
-use jericho_fs::fs::{Fs, FsOptions};
+use jericho_fs::{Fs, FsOptions};
 use jericho_sys::limits::Memory;
 use jericho_topology::{NodeId, Topology};
 use jericho_volume::{OpenMode, Volume, VolumeError, VolumeLock};

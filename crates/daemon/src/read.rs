@@ -6,8 +6,8 @@ use std::sync::Arc;
 use jericho_cache::{Error as CacheError, Grant, Intent, Latched, PAGES_PER_GET_MAX};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
-use jericho_fs::fs::{File, Layout};
 use jericho_fs::types::{Ino, SliceId};
+use jericho_fs::{File, Layout};
 use jericho_shm::{Segments, Turns};
 
 use crate::fast::{LockedOut, ReadGuard, SlotFile, Waited};

@@ -18,7 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use jericho_fs::fs::Fs;
+use jericho_fs::Fs;
 use jericho_fs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 

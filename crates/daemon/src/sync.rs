@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use jericho_format::PAGE_BYTES;
+use jericho_fs::Done;
 use jericho_fs::Result;
-use jericho_fs::fs::Done;
 use jericho_fs::types::{Ino, Trimmed};
 
 use crate::handle::Handle;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use jericho_cache::{PAGES_PER_GET_MAX, Slice};
 use jericho_format::threads::ThreadPolicy;
-use jericho_fs::fs::{File, Fs, Layout};
 use jericho_fs::types::SliceId;
+use jericho_fs::{File, Fs, Layout};
 use jericho_topology::{NodeId, Topology};
 use jericho_volume::{Volume, VolumeLock};
 

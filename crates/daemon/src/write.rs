@@ -5,9 +5,9 @@ use std::sync::{Arc, mpsc};
 
 use jericho_cache::{Grant, Intent, OWNER_DAEMON, PAGES_PER_GET_MAX, Slice};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_fs::fs::{File, Writing};
 use jericho_fs::types::SliceId;
 use jericho_fs::{Error, Result};
+use jericho_fs::{File, Writing};
 
 use crate::fast::WriteGuard;
 use crate::handle::Handle;
@@ -498,7 +498,7 @@ impl Progress {
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         self.guard = None;
-        let done: jericho_fs::fs::Done =
+        let done: jericho_fs::Done =
             Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
         match self.mode.sync {
             WriteSync::No => {

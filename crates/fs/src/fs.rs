@@ -3,34 +3,6 @@
 //! Memory holds the current state, and the store follows it. docs/internals/fs.md describes the order of writes that makes a
 //! crash safe, and the order of locks.
 
-mod acl;
-mod commit;
-mod core;
-mod data;
-mod directory;
-mod discard;
-mod errno;
-mod extents;
-mod file;
-mod inode;
-mod layout;
-mod leaving;
-mod namespace;
-mod numbers;
-mod overlay;
-mod paths;
-mod placement;
-mod privileges;
-mod rename;
-mod runs;
-mod space;
-mod sync;
-mod table;
-mod times;
-mod truncate;
-mod usage;
-mod xattr;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -40,20 +12,16 @@ use jericho_format::INO_MAX;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
-pub use self::file::{File, Writing};
-pub use self::layout::Layout;
-pub use self::placement::{FollowParent, PlacementContext, Policy};
-pub use self::privileges::CAPABILITY;
-
-use self::commit::Commits;
-use self::core::{Core, NAME_MAX, wait};
-use self::discard::Discards;
-use self::leaving::Leaving;
-use self::numbers::Numbers;
-use self::table::Table;
+use crate::commit::{self, Commits};
+use crate::core::{Core, NAME_MAX, wait};
+use crate::data::leaving::Leaving;
+use crate::data::placement::{FollowParent, Policy};
+use crate::discard::{self, Discards};
 use crate::error::{Error, Result};
 use crate::metadata;
+use crate::numbers::Numbers;
 use crate::store::Change;
+use crate::table::Table;
 use crate::types::*;
 
 /// Callback of an operation that waits for devices. Called once when the operation ends, perhaps in another thread.
@@ -74,7 +42,7 @@ pub struct FsOptions {
 
 /// The filesystem. Dropping it without `close` acts like a crash: changes that are not durable are lost.
 pub struct Fs {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     committer: Mutex<Option<JoinHandle<()>>>,
     discarder: Mutex<Option<JoinHandle<()>>>,
 }

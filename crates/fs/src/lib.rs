@@ -5,11 +5,26 @@
 
 pub mod alloc;
 pub mod check;
+mod commit;
+mod core;
+mod data;
+mod discard;
+mod errno;
 pub mod error;
 pub mod format;
-pub mod fs;
+mod fs;
+mod inode;
 pub mod metadata;
+mod names;
+mod numbers;
 pub mod store;
+mod table;
+mod times;
 pub mod types;
 
+pub use data::file::{File, Writing};
+pub use data::layout::Layout;
+pub use data::placement::{FollowParent, PlacementContext, Policy};
 pub use error::{Error, Result};
+pub use fs::{Done, Fs, FsOptions};
+pub use names::privileges::CAPABILITY;

@@ -10,8 +10,8 @@ use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, Pag
 use jericho_fs::Error;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::fs::{File, Fs, FsOptions};
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
+use jericho_fs::{File, Fs, FsOptions};
 use jericho_sim::{FaultPlan, Operation, Random, SimDevice};
 use jericho_storage::{Cause, Device, IoError};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
@@ -1112,7 +1112,7 @@ fn the_migration_setting_is_inherited_by_new_inodes_and_survives_a_remount() {
     use jericho_format::threads::ThreadPolicy::{Always, Never};
     let mut mount = Mount::new(64 << 20);
     let fs = mount.fs().clone();
-    let of = |fs: &jericho_fs::fs::Fs, ino| {
+    let of = |fs: &jericho_fs::Fs, ino| {
         let threads = fs.threads(ino).unwrap();
         (threads.policy(), threads.is_set_here())
     };

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use jericho_fs::format::format_devices;
-use jericho_fs::fs::{Fs, FsOptions};
 use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr};
+use jericho_fs::{Fs, FsOptions};
 use jericho_sim::SimDevice;
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};

@@ -1,7 +1,7 @@
 //! The mount: passes the kernel's requests to the filesystem and the data path.
 //!
 //! Knows the kernel's protocol and nothing of slices, extents or devices: it calls `jericho_daemon::Mounted` for bytes and
-//! `jericho_fs::fs::Fs` for names. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
+//! `jericho_fs::Fs` for names. Reading order: [`attach`] (how a directory becomes a mount), `protocol` (parses the kernel's
 //! messages and encodes answers), `device` and `ring` (how requests arrive), `reply` (how answers leave), `filesystem`
 //! (dispatches requests), then `names`, `attributes`, `open`, `bytes`, `listing` and `xattrs` (serve requests), `handles`
 //! (descriptors), `control` (the `jericho.*` attributes through which the command talks to the daemon), `workers` and `helpers`

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::PAGE_BYTES;
-use jericho_fs::fs::File;
+use jericho_fs::File;
 use jericho_fs::types::Ino;
 use jericho_shm::SizeWord;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jericho_fs::fs::File;
+use jericho_fs::File;
 
 use super::Fast;
 use super::areas::collect_intents;

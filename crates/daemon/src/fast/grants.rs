@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_cache::OWNER_DAEMON;
-use jericho_fs::fs::File;
+use jericho_fs::File;
 use jericho_fs::types::Ino;
 use jericho_shm::{Answer, Refusal, SlotInfo};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jericho_cache::Object;
-use jericho_fs::fs::File;
+use jericho_fs::File;
 use jericho_shm::Key;
 
 use super::Fast;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jericho_cache::{Intent, Object, PAGES_PER_GET_MAX, PagePlace};
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_fs::fs::File;
+use jericho_fs::File;
 use jericho_shm::Refusal;
 
 use super::Fast;

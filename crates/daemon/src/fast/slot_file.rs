@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use jericho_fs::fs::File;
+use jericho_fs::File;
 use jericho_shm::Refusal;
 use parking_lot::Mutex;
 

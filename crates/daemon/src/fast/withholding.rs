@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::PAGE_BYTES;
-use jericho_fs::fs::{File, Layout};
+use jericho_fs::{File, Layout};
 use jericho_shm::SlotInfo;
 
 use super::Fast;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
 
-use super::Fs;
-use super::core::{Core, PAGES, check_name, wait};
-use super::errno::*;
-use super::inode::{Inode, Meta};
-use super::times::now_ns;
+use crate::core::{Core, PAGES, check_name, wait};
+use crate::errno::*;
 use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::{Inode, Meta};
+use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT};
 
 const NOREPLACE: u32 = 1;

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 
-use super::Fs;
-use super::core::{PAGES, wait};
-use super::errno::*;
-use super::file::{CacheResult, File};
-use super::inode::Meta;
-use super::times::{now_ns, relatime};
+use crate::core::{PAGES, wait};
+use crate::data::file::{CacheResult, File};
+use crate::errno::*;
 use crate::error::Result;
+use crate::fs::Fs;
+use crate::inode::Meta;
+use crate::times::{now_ns, relatime};
 use crate::types::{AccessTimes, Ino};
 
 /// If several writes happen within this time, only the first sets the times.
@@ -129,7 +129,7 @@ impl Fs {
 
     /// Zeroes the bytes after the end of the file in its last page, if a write whose size was lost may have left some. Called
     /// when the file is about to grow. The caller holds `exclusive`, at least shared.
-    pub(super) fn clear_tail(&self, file: &Arc<File>) -> Result<()> {
+    pub(crate) fn clear_tail(&self, file: &Arc<File>) -> Result<()> {
         if !file.tail_unsure.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -15,11 +15,11 @@ use jericho_sys::errno;
 use jericho_volume::Volume;
 use parking_lot::{Condvar, Mutex};
 
-use super::Fs;
-use super::core::Core;
-use super::errno::EOPNOTSUPP;
 use crate::alloc::{Loan, LoanRequest};
+use crate::core::Core;
+use crate::errno::EOPNOTSUPP;
 use crate::error::Result;
+use crate::fs::Fs;
 use crate::types::Trimmed;
 
 /// Longest range of one discard, in blocks (16 MiB): other transfers may have to wait for it.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 
-use super::Fs;
-use super::errno::*;
-use super::file::File;
-use super::times::now_ns;
+use crate::data::file::File;
+use crate::errno::*;
 use crate::error::Result;
+use crate::fs::Fs;
+use crate::times::now_ns;
 
 const KEEP_SIZE: i32 = 0x01;
 const PUNCH_HOLE: i32 = 0x02;

@@ -4,9 +4,9 @@
 //! equal hashes (one pair in 2^63) have no cookie of their own. All of them but the last carry the cookie before their hash. A
 //! reader that stops between them gets them again instead of missing one.
 
-use super::Fs;
-use super::core::FIRST_HASH;
+use crate::core::FIRST_HASH;
 use crate::error::Result;
+use crate::fs::Fs;
 use crate::types::{DirEntry, Ino, Kind};
 
 /// Cookies of "." and "..".

@@ -23,13 +23,13 @@ use std::sync::atomic::Ordering;
 
 use jericho_format::PAGE_BYTES;
 
-use super::Fs;
-use super::core::wait;
-use super::extents::{Map, State, Was};
-use super::file::File;
-use super::runs::Run;
-use super::times::now_ns;
+use crate::core::wait;
+use crate::data::extents::{Map, State, Was};
+use crate::data::file::File;
+use crate::data::runs::Run;
 use crate::error::Result;
+use crate::fs::Fs;
+use crate::times::now_ns;
 
 /// Keeps batches from writing the file's size and extents.
 struct Hold<'a> {
@@ -55,14 +55,14 @@ impl Drop for Hold<'_> {
 
 impl File {
     /// Returns whether batches have to leave out the file's size and extents.
-    pub(super) fn is_in_truncation(&self) -> bool {
+    pub(crate) fn is_in_truncation(&self) -> bool {
         self.hold.load(Ordering::Acquire) > 0
     }
 }
 
 impl Fs {
     /// Sets a file's size. The times change even when the size does not.
-    pub(super) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
+    pub(crate) fn truncate(&self, file: &Arc<File>, size: u64) -> Result<()> {
         let _alone = file.exclusive.write();
         let old = file.size();
         if size > old {
@@ -184,14 +184,14 @@ impl Fs {
     }
 
     /// Makes a range read as zeros, and frees the space of its whole pages. The caller holds `exclusive`.
-    pub(super) fn punch(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
+    pub(crate) fn punch(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
         self.zero_ends(file, bytes, |whole| {
             self.take_out(file, whole.start..whole.end.min(file.end_page()))
         })
     }
 
     /// Makes a range without holes read as zeros. Its pages keep their space. The caller holds `exclusive`.
-    pub(super) fn zero(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
+    pub(crate) fn zero(&self, file: &Arc<File>, bytes: Range<u64>) -> Result<()> {
         self.zero_ends(file, bytes, |whole| self.unwrite(file, whole))
     }
 

@@ -12,11 +12,11 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadsOfInode;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::core::Core;
-use super::extents::{At, Map, State};
-use super::inode::{Inode, Meta};
-use super::layout::Layout;
+use crate::core::Core;
+use crate::data::extents::{At, Map, State};
+use crate::data::layout::Layout;
 use crate::error::Error;
+use crate::inode::{Inode, Meta};
 use crate::types::{Ino, SliceId};
 
 /// Result of an operation of a cache.
@@ -24,28 +24,28 @@ pub type CacheResult = std::result::Result<(), CacheError>;
 
 /// A regular file in memory: the state that the data path needs. All open descriptors share it.
 pub struct File {
-    pub(super) core: Arc<Core>,
-    pub(super) inode: Arc<Inode>,
+    pub(crate) core: Arc<Core>,
+    pub(crate) inode: Arc<Inode>,
     home: AtomicU16,
     threads: AtomicU8,
     size: AtomicU64,
     /// Held shared to reserve space and to move pieces. Held exclusively to take pages out and to change the home.
-    pub(super) exclusive: RwLock<()>,
-    pub(super) map: RwLock<Map>,
+    pub(crate) exclusive: RwLock<()>,
+    pub(crate) map: RwLock<Map>,
     /// Number of truncations in progress. Meanwhile a batch leaves size and extents as they were.
-    pub(super) hold: AtomicU32,
+    pub(crate) hold: AtomicU32,
     /// The last batch left out the end of the file. The next page written back has to mark the inode dirty again.
-    pub(super) size_pending: AtomicBool,
+    pub(crate) size_pending: AtomicBool,
     /// Bytes up to this one were on the device when a sync of the file ended. Changed with `reaches` locked, or increased by
     /// the committer.
-    pub(super) synced_size: AtomicU64,
+    pub(crate) synced_size: AtomicU64,
     /// The sizes that the syncs in progress can guarantee when they end.
-    pub(super) reaches: Mutex<Vec<Weak<AtomicU64>>>,
+    pub(crate) reaches: Mutex<Vec<Weak<AtomicU64>>>,
     /// The last page on the device may hold other bytes than zeros after the end of the file: a write extended the file over
     /// them, and its size did not become durable.
-    pub(super) tail_unsure: AtomicBool,
+    pub(crate) tail_unsure: AtomicBool,
     /// Time of the last write that set the times, in ticks.
-    pub(super) tick: AtomicU64,
+    pub(crate) tick: AtomicU64,
     /// A failed write-back that no fsync has reported.
     error: Mutex<Option<Error>>,
     writers: Mutex<Writers>,
@@ -143,7 +143,7 @@ impl Drop for Writing {
 }
 
 impl File {
-    pub(super) fn new(core: Arc<Core>, inode: Arc<Inode>, meta: &Meta, map: Map) -> Arc<File> {
+    pub(crate) fn new(core: Arc<Core>, inode: Arc<Inode>, meta: &Meta, map: Map) -> Arc<File> {
         let size = meta.rec.size;
         inode.blocks.store(map.extents.pages(), Ordering::Relaxed);
         let home = meta
@@ -193,7 +193,7 @@ impl File {
 
     /// Returns the home slice, to which the placement of the file or its last move has assigned it.
     #[inline]
-    pub(super) fn home(&self) -> SliceId {
+    pub(crate) fn home(&self) -> SliceId {
         self.home.load(Ordering::Acquire)
     }
 
@@ -202,7 +202,7 @@ impl File {
         ThreadsOfInode::from_byte(self.threads.load(Ordering::Relaxed))
     }
 
-    pub(super) fn set_threads(&self, threads: ThreadsOfInode) {
+    pub(crate) fn set_threads(&self, threads: ThreadsOfInode) {
         self.threads.store(threads.byte(), Ordering::Relaxed);
     }
 
@@ -301,7 +301,7 @@ impl File {
 
     /// Stops new writers from beginning, and waits until the current ones have ended. The caller must not hold `exclusive`,
     /// which writers take briefly.
-    pub(super) fn shut_writers_out(&self) {
+    pub(crate) fn shut_writers_out(&self) {
         let mut writers = self.writers.lock();
         while writers.shut {
             self.writers_changed.wait(&mut writers);
@@ -314,7 +314,7 @@ impl File {
     }
 
     /// Does what `shut_writers_out` does, and counts the caller as a writer: `after_writings` waits for it.
-    pub(super) fn shut_other_writers_out(self: &Arc<Self>) -> Writing {
+    pub(crate) fn shut_other_writers_out(self: &Arc<Self>) -> Writing {
         self.shut_writers_out();
         Writing::begin(self, &mut self.writers.lock())
     }
@@ -357,71 +357,71 @@ impl File {
     }
 
     /// Lets writers begin again.
-    pub(super) fn let_writers_in(&self) {
+    pub(crate) fn let_writers_in(&self) {
         self.writers.lock().shut = false;
         self.writers_changed.notify_all();
     }
 
     /// Returns the first page after all that can be in a cache: pages within the size, reserved pages and preallocated pages.
-    pub(super) fn end_page(&self) -> u64 {
+    pub(crate) fn end_page(&self) -> u64 {
         let reserved = self.map.read().extents.end();
         self.size().div_ceil(PAGE_BYTES).max(reserved)
     }
 
-    pub(super) fn set_size(&self, size: u64) {
+    pub(crate) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
 
-    pub(super) fn set_home(&self, slice: SliceId) {
+    pub(crate) fn set_home(&self, slice: SliceId) {
         self.home.store(slice, Ordering::Release);
     }
 
     /// Returns the cache of the file's home, or `None` if the filesystem was opened without caches.
-    pub(super) fn cache(&self) -> Option<&Arc<Slice>> {
+    pub(crate) fn cache(&self) -> Option<&Arc<Slice>> {
         self.core.slices.get(usize::from(self.home()))
     }
 
     /// Records that the file's contents replace others, so that a close starts their write-back.
-    pub(super) fn note_replacing(&self) {
+    pub(crate) fn note_replacing(&self) {
         self.replacing.store(true, Ordering::Release);
     }
 
     /// Returns whether the file's contents replace others since the last time that no descriptor was open.
-    pub(super) fn is_replacing(&self) -> bool {
+    pub(crate) fn is_replacing(&self) -> bool {
         self.replacing.load(Ordering::Acquire)
     }
 
     /// Clears the record made by `note_replacing`.
-    pub(super) fn note_replaced(&self) {
+    pub(crate) fn note_replaced(&self) {
         self.replacing.store(false, Ordering::Release);
     }
 
     /// Returns whether the last batch has all extents as they are now.
-    pub(super) fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         self.map.try_read().is_some_and(|map| map.is_clean())
     }
 
     /// Returns whether the store will have all of the file's state once the last batch is durable.
-    pub(super) fn is_forgettable(&self) -> bool {
+    pub(crate) fn is_forgettable(&self) -> bool {
         self.is_clean()
             && !self.size_pending.load(Ordering::Acquire)
             && self.error.try_lock().is_some_and(|error| error.is_none())
     }
 
     /// Sets the number of blocks for stat. Called after the map changed.
-    pub(super) fn count_blocks(&self, map: &Map) {
+    pub(crate) fn count_blocks(&self, map: &Map) {
         self.inode
             .blocks
             .store(map.extents.pages(), Ordering::Relaxed);
     }
 
     /// Returns the first page at or after `from` whose newest bytes are only in memory.
-    pub(super) fn first_dirty(&self, from: u64) -> Option<u64> {
+    pub(crate) fn first_dirty(&self, from: u64) -> Option<u64> {
         self.cache()?.first_dirty(self.ino(), from)
     }
 
     /// Returns and clears the recorded write-back error.
-    pub(super) fn take_error(&self) -> Option<Error> {
+    pub(crate) fn take_error(&self) -> Option<Error> {
         self.error.lock().take()
     }
 

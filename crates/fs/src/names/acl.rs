@@ -1,6 +1,6 @@
 //! POSIX access control lists in the kernel's binary form (version 2), and their relation to the mode.
 
-use super::errno::EINVAL;
+use crate::errno::EINVAL;
 use crate::error::Result;
 
 /// Name of the access ACL's attribute.

@@ -18,8 +18,8 @@ use std::ops::Range;
 
 use jericho_format::PAGE_MAX;
 
-use super::runs::{Run, Runs, Step};
 use crate::alloc::{Allocator, Blocks};
+use crate::data::runs::{Run, Runs, Step};
 use crate::error::Result;
 use crate::store::{Change, Extent};
 use crate::types::{Ino, SliceId};

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Fs;
-use super::acl::{ACCESS, Acl, DEFAULT};
-use super::core::Core;
-use super::errno::*;
-use super::inode::{Inode, Meta, Xattr};
-use super::namespace::SETGID;
-use super::times::now_ns;
+use crate::core::Core;
+use crate::errno::*;
 use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::inode::{Inode, Meta, Xattr};
+use crate::names::acl::{ACCESS, Acl, DEFAULT};
+use crate::names::namespace::SETGID;
 use crate::store::Change;
+use crate::times::now_ns;
 use crate::types::{Ino, Kind};
 
 const NAME_MAX: usize = 255;
@@ -174,7 +174,7 @@ impl Core {
     }
 
     /// Sets or removes an attribute in memory and in the batch. The caller holds the gate and the inode's lock.
-    pub(super) fn put_xattr(
+    pub(crate) fn put_xattr(
         &self,
         inode: &Arc<Inode>,
         meta: &mut Meta,

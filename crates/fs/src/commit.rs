@@ -22,13 +22,13 @@ use std::time::{Duration, Instant};
 use jericho_format::PAGE_BYTES;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
-use super::Done;
-use super::core::Core;
-use super::errno::{ENOSPC, ESHUTDOWN};
-use super::file::File;
-use super::inode::Inode;
 use crate::alloc::Blocks;
+use crate::core::Core;
+use crate::data::file::File;
+use crate::errno::{ENOSPC, ESHUTDOWN};
 use crate::error::{Error, Result};
+use crate::fs::Done;
+use crate::inode::Inode;
 use crate::store::Change;
 use crate::types::{Ino, Kind};
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use super::Fs;
+use crate::fs::Fs;
 use crate::types::{Ino, Kind, ROOT};
 
 /// Largest number of entries that a search reads. Inodes that it did not find by then get no path.

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::File;
-use super::overlay::Overlay;
-use super::privileges::Privileges;
-use super::times::to_system;
+use crate::data::file::File;
+use crate::names::overlay::Overlay;
+use crate::names::privileges::Privileges;
 use crate::store::InodeRecord;
+use crate::times::to_system;
 use crate::types::{Attr, Ino, Kind};
 
 /// Value of `Inode::blocks` before the blocks are counted.

@@ -7,11 +7,12 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::inode::{Inode, Meta};
-use super::namespace::without_set_id;
-use super::times::now_ns;
-use super::{File, Fs};
+use crate::data::file::File;
 use crate::error::Result;
+use crate::fs::Fs;
+use crate::inode::{Inode, Meta};
+use crate::names::namespace::without_set_id;
+use crate::times::now_ns;
 use crate::types::Ino;
 
 /// The extended attribute that holds a file's capabilities.

@@ -2,7 +2,7 @@
 
 use jericho_format::INO_MAX;
 
-use super::errno::ENOSPC;
+use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::types::Ino;

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::inode::Inode;
 use crate::error::Result;
+use crate::inode::Inode;
 use crate::types::Ino;
 
 const SHARDS: usize = 64;

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use jericho_cache::{Object, Slice};
 use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 
-use super::Fs;
-use super::core::{Core, PAGES, wait};
-use super::errno::*;
-use super::extents::State;
-use super::file::File;
-use super::inode::Meta;
-use super::times::now_ns;
+use crate::core::{Core, PAGES, wait};
+use crate::data::extents::State;
+use crate::data::file::File;
+use crate::errno::*;
 use crate::error::Result;
+use crate::fs::Fs;
+use crate::inode::Meta;
+use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT, SliceId};
 
 /// Number of pages that a move copies at a time, which is the most that one get of the cache returns. Truncations of the file

@@ -9,20 +9,20 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
-use super::commit::{Commits, Gate, Waiter};
-use super::discard::Discards;
-use super::errno::*;
-use super::extents::Map;
-use super::file::{CacheResult, File};
-use super::inode::{BLOCKS_UNKNOWN, Inode, Meta};
-use super::leaving::Leaving;
-use super::numbers::Numbers;
-use super::placement::Policy;
-use super::table::Table;
-use super::{Done, FsOptions};
 use crate::alloc::{Allocator, Blocks};
+use crate::commit::{Commits, Gate, Waiter};
+use crate::data::extents::Map;
+use crate::data::file::{CacheResult, File};
+use crate::data::leaving::Leaving;
+use crate::data::placement::Policy;
+use crate::discard::Discards;
+use crate::errno::*;
 use crate::error::{Error, Result};
+use crate::fs::{Done, FsOptions};
+use crate::inode::{BLOCKS_UNKNOWN, Inode, Meta};
+use crate::numbers::Numbers;
 use crate::store::{Change, InodeRecord, StoreRef};
+use crate::table::Table;
 use crate::types::{Ino, Kind, SliceId};
 
 /// Hashes below this are the cookies of "." and "..".

@@ -5,19 +5,19 @@ use std::sync::atomic::Ordering;
 
 use jericho_format::FILE_BYTES_MAX;
 
-use super::Fs;
-use super::core::{Core, check_name};
-use super::errno::*;
-use super::inode::{Inode, Meta};
-use super::times::{from_system, now_ns};
+use crate::core::{Core, check_name};
+use crate::errno::*;
 use crate::error::Result;
+use crate::fs::Fs;
+use crate::inode::{Inode, Meta};
 use crate::store::{Change, InodeRecord};
+use crate::times::{from_system, now_ns};
 use crate::types::*;
 
 /// Longest target of a symbolic link in bytes.
 const TARGET_MAX: usize = 4095;
 const SETUID: u16 = 0o4000;
-pub(super) const SETGID: u16 = 0o2000;
+pub(crate) const SETGID: u16 = 0o2000;
 const GROUP_EXEC: u16 = 0o010;
 
 /// A new inode to create.
@@ -407,7 +407,7 @@ impl Fs {
 }
 
 /// Returns the mode after chown by an ordinary user, which clears the set-id bits of a file.
-pub(super) fn without_set_id(perm: u16) -> u16 {
+pub(crate) fn without_set_id(perm: u16) -> u16 {
     let set_gid = if perm & GROUP_EXEC != 0 { SETGID } else { 0 };
     perm & !(SETUID | set_gid)
 }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::core::Core;
-use super::errno::ENOSPC;
-use super::inode::BLOCKS_UNKNOWN;
+use crate::core::Core;
+use crate::errno::ENOSPC;
 use crate::error::Result;
+use crate::inode::BLOCKS_UNKNOWN;
 use crate::types::Ino;
 
 /// Longest wait of a write: many times the delay of the kernel on a loaded machine.
@@ -390,7 +390,7 @@ mod tests {
         // A discard may hold free blocks, so one more attempt follows.
         assert_eq!(attempts(&leaving, 2, Err(ENOSPC)), (2, true));
         assert_eq!(attempts(&leaving, 3, Err(ENOSPC)), (2, false));
-        let no_more = super::super::errno::ESHUTDOWN;
+        let no_more = crate::errno::ESHUTDOWN;
         assert_eq!(attempts(&leaving, 2, Err(no_more)), (1, false));
         assert_eq!(attempts(&leaving, 2, Ok(())), (2, true));
     }

@@ -10,13 +10,13 @@ use std::sync::{Arc, Weak};
 
 use jericho_format::PAGE_BYTES;
 
-use super::commit::Waiter;
-use super::core::PAGES;
-use super::file::{CacheResult, File};
-use super::inode::Inode;
-use super::table::Table;
-use super::{Done, Fs};
+use crate::commit::Waiter;
+use crate::core::PAGES;
+use crate::data::file::{CacheResult, File};
 use crate::error::Error;
+use crate::fs::{Done, Fs};
+use crate::inode::Inode;
+use crate::table::Table;
 use crate::types::Ino;
 
 impl Fs {
@@ -124,11 +124,11 @@ fn needs_metadata(file: &File, durable: u64) -> bool {
 
 /// The number of bytes, from the start of the file, that a sync in progress will make durable: the size when the sync began, or
 /// less after a truncation.
-pub(super) struct Reach(Arc<AtomicU64>);
+pub(crate) struct Reach(Arc<AtomicU64>);
 
 impl File {
     /// Records the size that a sync beginning now can guarantee.
-    pub(super) fn sync_begins(&self) -> Reach {
+    pub(crate) fn sync_begins(&self) -> Reach {
         let mut reaches = self.reaches.lock();
         reaches.retain(|reach| reach.strong_count() > 0);
         // The lock orders this with a concurrent truncation: the truncation has set the size before, or it finds this sync.
@@ -138,7 +138,7 @@ impl File {
     }
 
     /// Records that the file was truncated, or grew, to `size`. No sync in progress has written bytes beyond it.
-    pub(super) fn note_truncated(&self, size: u64) {
+    pub(crate) fn note_truncated(&self, size: u64) {
         let reaches = self.reaches.lock();
         for reach in reaches.iter().filter_map(Weak::upgrade) {
             reach.fetch_min(size, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl File {
 
     /// Records that all pages up to byte `end` that were dirty when the sync began were written back. The size that the sync
     /// reached can then be committed, even if a page was changed again since.
-    pub(super) fn note_synced(&self, reach: &Reach, end: u64) {
+    pub(crate) fn note_synced(&self, reach: &Reach, end: u64) {
         let is_larger = {
             let _reaches = self.reaches.lock();
             let size = reach.0.load(Ordering::Relaxed).min(end);
@@ -162,7 +162,7 @@ impl File {
 
 impl Table {
     /// Returns the files in memory, each with the size that a sync beginning now reaches.
-    pub(super) fn files_to_sync(&self) -> Vec<(Arc<File>, Reach)> {
+    pub(crate) fn files_to_sync(&self) -> Vec<(Arc<File>, Reach)> {
         let file_of = |inode: &Arc<Inode>| inode.file.try_lock().and_then(|file| file.clone());
         let files = self.collect(file_of).into_iter();
         files

@@ -1,6 +1,6 @@
 //! Use of each slice's space.
 
-use super::Fs;
+use crate::fs::Fs;
 use crate::types::SliceId;
 
 impl Fs {

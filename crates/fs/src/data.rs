@@ -1,0 +1,13 @@
+//! The data side of files: extents, space, syncs and placement.
+
+pub(crate) mod extents;
+pub(crate) mod file;
+pub(crate) mod layout;
+pub(crate) mod leaving;
+pub(crate) mod open_file;
+pub(crate) mod placement;
+pub(crate) mod runs;
+pub(crate) mod space;
+pub(crate) mod sync;
+pub(crate) mod truncate;
+pub(crate) mod usage;

@@ -1,0 +1,10 @@
+//! Names and attributes: directories, their entries, and what inodes have besides data.
+
+pub(crate) mod acl;
+pub(crate) mod directory;
+pub(crate) mod namespace;
+pub(crate) mod overlay;
+pub(crate) mod paths;
+pub(crate) mod privileges;
+pub(crate) mod rename;
+pub(crate) mod xattr;
