@@ -44,6 +44,9 @@ mod operations;
 mod reader;
 mod slice;
 
+#[cfg(test)]
+mod tests;
+
 pub use counters::{Counters, Usage};
 pub use faults::OWNER_DAEMON;
 pub use grant::Grant;
