@@ -5,8 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::report::number;
-use crate::stats::Summary;
+use crate::stats::{Summary, number};
 
 /// A side of a comparison: a measurement that can be repeated, and its name. Larger values are better.
 pub struct Side<'a> {

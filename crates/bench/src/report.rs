@@ -10,7 +10,7 @@ use crate::Result;
 use crate::compare::Comparison;
 use crate::footprint::Footprint;
 use crate::settings::Settings;
-use crate::stats::Summary;
+use crate::stats::{Summary, number};
 
 /// The results of a run.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -77,22 +77,6 @@ pub fn conditions(settings: &Settings) -> Vec<String> {
             settings.pick("", " (quick: not for quoting)")
         ),
     ]
-}
-
-/// Formats a number with few digits: 12,345 or 1.23.
-pub fn number(value: f64) -> String {
-    if value < 100.0 {
-        return format!("{value:.2}");
-    }
-    let digits = format!("{value:.0}");
-    let mut grouped = String::new();
-    for (n, digit) in digits.chars().enumerate() {
-        if n > 0 && (digits.len() - n) % 3 == 0 {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
 }
 
 pub(crate) fn cell(summary: Option<Summary>) -> String {

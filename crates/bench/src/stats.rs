@@ -1,4 +1,4 @@
-//! Medians and quartiles of a few rounds.
+//! Medians and quartiles of a few rounds, and how numbers are shown.
 
 use serde::Serialize;
 
@@ -33,6 +33,22 @@ impl Summary {
             upper_quartile: at(0.75),
         })
     }
+}
+
+/// Formats a number with few digits: 12,345 or 1.23.
+pub fn number(value: f64) -> String {
+    if value < 100.0 {
+        return format!("{value:.2}");
+    }
+    let digits = format!("{value:.0}");
+    let mut grouped = String::new();
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
 }
 
 #[cfg(test)]

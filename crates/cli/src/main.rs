@@ -16,6 +16,7 @@ mod helper;
 mod keeper;
 mod logging;
 mod mount;
+mod mountable;
 mod mounts;
 mod notify;
 mod place;

@@ -13,7 +13,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{MountOptions, RunArgs};
 use crate::failure::{Context, Failure, Outcome};
-use crate::{background, preload, umount};
+use crate::{background, mountable, preload, umount};
 
 pub fn run(args: &RunArgs) -> Outcome {
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
@@ -96,7 +96,7 @@ fn on_mount(
     mut command: Command,
     prepare: impl FnOnce(&mut Command) -> Result<(), Failure>,
 ) -> Outcome {
-    let checked = background::check(volume, dir, options)?;
+    let checked = mountable::check(volume, dir, options)?;
     umount::wait_for_former(&checked.volume);
     // Collects signals from here on: a signal must not end this process between mount and unmount.
     let mut signals =

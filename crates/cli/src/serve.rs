@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use jericho_daemon::{Mounted, OpenOptions, Trusted};
+use jericho_daemon::{Mounted, OpenOptions};
 use jericho_fuse::attach::Connection;
 use jericho_fuse::{MountConfig, MountError, Running};
 use jericho_sys::{limits, service};
@@ -26,8 +26,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{MountArgs, MountOptions};
-use crate::background::{Checked, SERVING};
+use crate::background::SERVING;
 use crate::failure::{Context, Failure, Outcome};
+use crate::mountable::{self, Checked};
 use crate::{busy, keeper, logging, mounts, notify, utab};
 
 /// How long programs may continue to use the mount after SIGTERM.
@@ -118,7 +119,7 @@ fn serve(
         force: options.force,
         cache_bytes: options.cache,
         threads: options.threads.unwrap_or_default(),
-        fast_path: trusted(options)?,
+        fast_path: mountable::trusted(options)?,
         keeper: Some(keeper::command),
         topology,
     })
@@ -170,11 +171,6 @@ fn serve(
     close(&mounted)?;
     tracing::info!("everything is on the device");
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the users and groups that --fast-path names.
-pub fn trusted(options: &MountOptions) -> Result<Trusted, Failure> {
-    Trusted::from_names(&options.fast_path).map_err(|e| Failure::new(format!("--fast-path: {e}")))
 }
 
 /// Retries until everything is written, nothing more can be written, or `SIGNALS_TO_DISCARD` signals have come.
