@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-use crate::MountConfig;
+use crate::config::MountConfig;
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";

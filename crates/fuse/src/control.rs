@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::Transport;
+use crate::config::Transport;
 
 /// All names with this prefix belong to the daemon.
 pub const PREFIX: &str = "jericho.";

@@ -13,9 +13,9 @@ use jericho_sys::fuse_ring;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::bytes::Scratch;
 use crate::convert::errno;
 use crate::protocol::OutHeader;
+use crate::scratch::Scratch;
 
 /// A channel to the kernel: `/dev/fuse`, opened or cloned.
 pub(crate) type Channel = Arc<OwnedFd>;

@@ -22,7 +22,7 @@ use jericho_sys::process::{effective_uid, gid};
 use jericho_topology::Topology;
 use jericho_volume::{OpenMode, Volume};
 
-use crate::Input;
+use crate::input::Input;
 use crate::volume::sample;
 
 /// A request that has no answer after this time hangs.
@@ -229,6 +229,75 @@ fn usually(input: &mut Input<'_>, right: u64) -> u64 {
     }
 }
 
+/// What `calls` does next.
+enum Step<'d> {
+    /// Makes a call. If the daemon grants it, it counts as this outcome.
+    Call(Call, &'static str),
+    /// Writes these bytes at this offset through the kernel.
+    Write(u64, &'d [u8]),
+}
+
+/// Takes the next step of `calls` from the input. `owner`: the writer's number.
+fn next_step<'d>(input: &mut Input<'d>, bed: &Bed, owner: u16) -> Step<'d> {
+    let (call, outcome) = match input.number(1) % 9 {
+        kind @ (0 | 1) => {
+            let write = kind == 1;
+            let thread = match input.number(1) {
+                0..=99 => None,
+                block => Some(ClientThread {
+                    owner: (usually(input, u64::from(owner)) as u16).max(1),
+                    block: usually(input, block % 4) as u32,
+                    instance: usually(input, bed.instance),
+                }),
+            };
+            let outcome = match write {
+                true => "granted for writing",
+                false => "granted for reading",
+            };
+            (Call::Fast { write, thread }, outcome)
+        }
+        2 => {
+            let (first, pages) = (page(input), pages(input));
+            (Call::ReadAhead { first, pages }, "read ahead")
+        }
+        kind @ (3 | 4) => {
+            let soon = kind == 4;
+            let call = Call::Reserve {
+                first: page(input),
+                pages: pages(input),
+                soon,
+            };
+            let outcome = if soon { "reserved soon" } else { "reserved" };
+            (call, outcome)
+        }
+        5 => {
+            let call = Call::Interrupted {
+                first: page(input),
+                pages: pages(input),
+                owner: usually(input, u64::from(owner)) as u16,
+                instance: usually(input, bed.instance),
+            };
+            (call, "latches given up")
+        }
+        6 => {
+            let call = Call::Copied {
+                slice: input.number(1) as u16 % 4,
+                frame: pages(input),
+                owner: usually(input, u64::from(owner)) as u16,
+                instance: usually(input, bed.instance),
+            };
+            (call, "copy ended")
+        }
+        7 if input.number(1).is_multiple_of(4) => (Call::Mapped, "mapped"),
+        7 => {
+            let (offset, within) = (page(input) % 64 * PAGE_BYTES, input.number(2));
+            return Step::Write(offset + within % PAGE_BYTES, input.take(40));
+        }
+        _ => (Call::Token, "token given"),
+    };
+    Step::Call(call, outcome)
+}
+
 /// Makes ioctls on a file that is open for reading and for writing, with writes through the kernel in between.
 pub fn calls(data: &[u8]) {
     static BED: OnceLock<Mutex<(Bed, u16)>> = OnceLock::new();
@@ -250,62 +319,12 @@ pub fn calls(data: &[u8]) {
             0 => &opened.reading,
             _ => &opened.writing,
         };
-        let (call, outcome) = match input.number(1) % 9 {
-            kind @ (0 | 1) => {
-                let write = kind == 1;
-                let thread = match input.number(1) {
-                    0..=99 => None,
-                    block => Some(ClientThread {
-                        owner: (usually(&mut input, u64::from(*owner)) as u16).max(1),
-                        block: usually(&mut input, block % 4) as u32,
-                        instance: usually(&mut input, bed.instance),
-                    }),
-                };
-                let outcome = match write {
-                    true => "granted for writing",
-                    false => "granted for reading",
-                };
-                (Call::Fast { write, thread }, outcome)
-            }
-            2 => {
-                let (first, pages) = (page(&mut input), pages(&mut input));
-                (Call::ReadAhead { first, pages }, "read ahead")
-            }
-            kind @ (3 | 4) => {
-                let soon = kind == 4;
-                let call = Call::Reserve {
-                    first: page(&mut input),
-                    pages: pages(&mut input),
-                    soon,
-                };
-                let outcome = if soon { "reserved soon" } else { "reserved" };
-                (call, outcome)
-            }
-            5 => {
-                let call = Call::Interrupted {
-                    first: page(&mut input),
-                    pages: pages(&mut input),
-                    owner: usually(&mut input, u64::from(*owner)) as u16,
-                    instance: usually(&mut input, bed.instance),
-                };
-                (call, "latches given up")
-            }
-            6 => {
-                let call = Call::Copied {
-                    slice: input.number(1) as u16 % 4,
-                    frame: pages(&mut input),
-                    owner: usually(&mut input, u64::from(*owner)) as u16,
-                    instance: usually(&mut input, bed.instance),
-                };
-                (call, "copy ended")
-            }
-            7 if input.number(1) % 4 == 0 => (Call::Mapped, "mapped"),
-            7 => {
-                let (offset, within) = (page(&mut input) % 64 * PAGE_BYTES, input.number(2));
-                opened.write(offset + within % PAGE_BYTES, input.take(40));
+        let (call, outcome) = match next_step(&mut input, bed, *owner) {
+            Step::Call(call, outcome) => (call, outcome),
+            Step::Write(at, bytes) => {
+                opened.write(at, bytes);
                 continue;
             }
-            _ => (Call::Token, "token given"),
         };
         let asker = Asker {
             uid: usually(&mut input, effective_uid().into()) as u32,
@@ -354,6 +373,28 @@ fn decode(data: &[u8]) {
     }
 }
 
+/// Takes a request for segments from the input: usually with the token and the owner number that were given last, or with neither.
+fn any_request(input: &mut Input<'_>, token: u64, owner: u16) -> [u8; HANDSHAKE_BYTES] {
+    let request = Request {
+        token: match input.number(1) {
+            0..=100 => 0,
+            101..=240 => token,
+            _ => input.number(8),
+        },
+        owner: match input.number(1) {
+            0..=100 => 0,
+            101..=240 => owner,
+            _ => input.number(2) as u16,
+        },
+    };
+    let mut bytes = request.encode();
+    if input.number(1) > 240 {
+        let at = input.below(bytes.len());
+        bytes[at] = input.number(1) as u8;
+    }
+    bytes
+}
+
 /// Connects to the socket on which programs ask for segments, and sends messages.
 pub fn admission(data: &[u8]) {
     static BED: OnceLock<Mutex<Bed>> = OnceLock::new();
@@ -385,23 +426,7 @@ pub fn admission(data: &[u8]) {
                 if kind == 4 {
                     token = opened.token();
                 }
-                let request = Request {
-                    token: match input.number(1) {
-                        0..=100 => 0,
-                        101..=240 => token,
-                        _ => input.number(8),
-                    },
-                    owner: match input.number(1) {
-                        0..=100 => 0,
-                        101..=240 => owner,
-                        _ => input.number(2) as u16,
-                    },
-                };
-                let mut bytes = request.encode();
-                if input.number(1) > 240 {
-                    let at = input.below(bytes.len());
-                    bytes[at] = input.number(1) as u8;
-                }
+                let bytes = any_request(&mut input, token, owner);
                 if connection.send(&bytes, &[]).is_err() {
                     continue;
                 }

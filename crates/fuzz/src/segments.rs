@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use jericho_shm::{Area, Draining, RingReader, SliceMemory, Slots};
 
-use crate::Input;
+use crate::input::Input;
 
 const FRAMES: u32 = 1024;
 const SLOTS: u32 = 64;
