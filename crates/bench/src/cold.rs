@@ -206,17 +206,9 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
     Ok(read_bytes as f64 / MIB as f64 / seconds)
 }
 
-/// Compares two patterns, each through the mount over each transport, and in process.
-pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
-    let over = |t: &Transport, p: &Pattern| format!("{}cold {} mount", t.prefix(), p.name);
-    let in_process = |p: &Pattern| format!("cold {} slice", p.name);
-    let any =
-        |p| selected(&in_process(p)) || settings.transports.iter().any(|t| selected(&over(t, p)));
-    if settings.self_test || !PATTERNS.iter().any(any) {
-        return Ok(Vec::new());
-    }
+/// Returns a volume with a file that is on the device, and where in the volume's file its bytes are: offset and length.
+fn written_volume(settings: &Settings) -> Result<(Volume, u64, u64)> {
     let file_bytes = settings.pick(2048, 512) * MIB;
-    let runtime_s = settings.pick(10, 3);
     let mut volume = Volume::format(settings, "cold", "4G")?;
     volume.mount(CACHE)?;
     let size = format!("size={file_bytes}");
@@ -236,6 +228,20 @@ pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Vec<C
         )
         .into());
     }
+    Ok((volume, data_offset, bytes))
+}
+
+/// Compares two patterns, each through the mount over each transport, and in process.
+pub fn run(settings: &Settings, selected: impl Fn(&str) -> bool) -> Result<Vec<Comparison>> {
+    let over = |t: &Transport, p: &Pattern| format!("{}cold {} mount", t.prefix(), p.name);
+    let in_process = |p: &Pattern| format!("cold {} slice", p.name);
+    let any =
+        |p| selected(&in_process(p)) || settings.transports.iter().any(|t| selected(&over(t, p)));
+    if settings.self_test || !PATTERNS.iter().any(any) {
+        return Ok(Vec::new());
+    }
+    let runtime_s = settings.pick(10, 3);
+    let (mut volume, data_offset, bytes) = written_volume(settings)?;
     let mut comparisons = Vec::new();
     for pattern in &PATTERNS {
         let args = common(pattern, bytes, runtime_s);

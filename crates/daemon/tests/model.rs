@@ -235,6 +235,10 @@ impl Bed {
         }
     }
 
+    #[expect(
+        clippy::too_many_lines,
+        reason = "a table: one entry for each operation"
+    )]
     fn apply(&mut self, op: &Op) {
         let fs = self.mounted().fs().clone();
         match *op {

@@ -64,6 +64,7 @@ fn omitted_values_have_the_documented_defaults() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table: one entry for each fault")]
 fn a_wrong_line_is_reported_with_line_and_column() {
     let machine = FakeMachine::laptop(4);
     // CPU 3 exists but is not in the affinity.

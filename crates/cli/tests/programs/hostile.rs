@@ -152,6 +152,10 @@ fn compiled(volume: &Volume) -> PathBuf {
 }
 
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one scenario, in the order in which it happens"
+)]
 fn a_malicious_client_harms_neither_the_daemon_nor_metadata_nor_other_volumes() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let seed = from_environment("JERICHO_SEED")
