@@ -14,7 +14,6 @@ use crate::commit::{Commits, Gate, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::{CacheResult, File};
 use crate::data::leaving::Leaving;
-use crate::data::placement::Policy;
 use crate::discard::Discards;
 use crate::errno::*;
 use crate::error::{Error, Result};
@@ -43,7 +42,6 @@ pub struct Core {
     pub generation: AtomicU32,
     /// Held by a thread that changes a directory's parent.
     pub rename: Mutex<()>,
-    pub policy: Box<dyn Policy>,
     /// Number of directories created in the root so far. Determines the placement of the next one.
     pub turn: AtomicU64,
     pub commits: Commits,

@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use crate::commit::{self, Commits};
 use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
-use crate::data::placement::{FollowParent, Policy};
 use crate::discard::{self, Discards};
 use crate::error::{Error, Result};
 use crate::metadata;
@@ -54,22 +53,7 @@ impl Fs {
     pub fn open(
         volume: Arc<Volume>,
         slices: Vec<Arc<Slice>>,
-        options: FsOptions,
-    ) -> Result<Arc<Fs>> {
-        Fs::open_with_policy(volume, slices, options, Box::new(FollowParent))
-    }
-
-    /// Returns whether changes have to wait for the committer, because memory holds as many uncommitted changes as it may.
-    pub fn is_behind(&self) -> bool {
-        !self.core.commits.has_room()
-    }
-
-    /// Opens the filesystem as `open` does, with the given placement policy.
-    pub fn open_with_policy(
-        volume: Arc<Volume>,
-        slices: Vec<Arc<Slice>>,
         mut options: FsOptions,
-        policy: Box<dyn Policy>,
     ) -> Result<Arc<Fs>> {
         options.read_only |= volume.read_only();
         // Runs before the store is opened, because opening the store may write.
@@ -86,7 +70,6 @@ impl Fs {
             numbers: Mutex::new(Numbers::load(&store)?),
             generation: AtomicU32::new(number("generation")? as u32),
             rename: Mutex::new(()),
-            policy,
             turn: AtomicU64::new(number("placement_turn")?),
             commits: Commits::new(options.commit_interval_ms),
             leaving: Leaving::default(),
@@ -124,6 +107,11 @@ impl Fs {
         });
         fs.remove_orphans()?;
         Ok(fs)
+    }
+
+    /// Returns whether changes have to wait for the committer, because memory holds as many uncommitted changes as it may.
+    pub fn is_behind(&self) -> bool {
+        !self.core.commits.has_room()
     }
 
     fn remove_orphans(&self) -> Result<()> {
@@ -263,3 +251,6 @@ impl From<jericho_cache::Error> for Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

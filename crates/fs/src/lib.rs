@@ -24,7 +24,6 @@ pub mod types;
 
 pub use data::file::{File, Writing};
 pub use data::layout::Layout;
-pub use data::placement::{FollowParent, PlacementContext, Policy};
 pub use error::{Error, Result};
 pub use fs::{Done, Fs, FsOptions};
 pub use names::privileges::CAPABILITY;

@@ -1,7 +1,6 @@
-//! After a panic in an operation the volume has no part of the operation, and every caller gets an answer.
+//! A panic of the committer ends the process, so that no caller waits for it for ever.
 
 use std::os::unix::process::ExitStatusExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -9,10 +8,9 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use jericho_fs::Result;
-use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::types::{Caller, Kind, ROOT, SliceId};
-use jericho_fs::{FollowParent, Fs, FsOptions, PlacementContext, Policy};
+use jericho_fs::types::{Caller, ROOT};
+use jericho_fs::{Fs, FsOptions};
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
@@ -31,7 +29,7 @@ fn formatted() -> Arc<SimDevice> {
     device
 }
 
-fn open(device: &Arc<SimDevice>, policy: Box<dyn Policy>) -> Arc<Fs> {
+fn open(device: &Arc<SimDevice>) -> Arc<Fs> {
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
     let options = FsOptions {
@@ -40,55 +38,13 @@ fn open(device: &Arc<SimDevice>, policy: Box<dyn Policy>) -> Arc<Fs> {
         inode_cache: 50,
         commit_interval_ms: 3_600_000,
     };
-    Fs::open_with_policy(Arc::new(volume), Vec::new(), options, policy).unwrap()
+    Fs::open(Arc::new(volume), Vec::new(), options).unwrap()
 }
 
 fn sync(fs: &Fs) -> Result<()> {
     let (sender, receiver) = channel();
     fs.fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
     receiver.recv().unwrap()
-}
-
-/// Panics for one name, inside the operation that creates it.
-struct Defect;
-
-impl Policy for Defect {
-    fn slice_for(&self, context: &PlacementContext<'_>) -> SliceId {
-        assert_ne!(context.name, b"cursed", "a planned panic");
-        0
-    }
-}
-
-#[test]
-fn after_a_panic_inside_an_operation_nothing_becomes_durable_until_the_next_mount() {
-    let device = formatted();
-    let fs = open(&device, Box::new(Defect));
-    fs.mkdir(ROOT, b"before", 0o755, CALLER).unwrap();
-    sync(&fs).unwrap();
-    fs.mkdir(ROOT, b"lost", 0o755, CALLER).unwrap();
-    let make = || fs.mkdir(ROOT, b"cursed", 0o755, CALLER);
-    catch_unwind(AssertUnwindSafe(make)).unwrap_err();
-    // Each later change and each sync fails. Existing data can still be read.
-    for error in [
-        fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap_err(),
-        fs.rename(ROOT, b"before", ROOT, b"later", 0).unwrap_err(),
-        sync(&fs).unwrap_err(),
-        fs.close().unwrap_err(),
-    ] {
-        assert_eq!(error.to_string(), "an operation panicked half way");
-    }
-    drop(fs);
-    let fs = open(&device, Box::new(Defect));
-    let found = |name: &[u8]| fs.lookup(ROOT, name).map(|attr| attr.kind).ok();
-    assert_eq!(found(b"before"), Some(Kind::Directory));
-    assert_eq!(found(b"lost"), None);
-    assert_eq!(found(b"cursed"), None);
-    fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap();
-    fs.close().unwrap();
-    drop(fs);
-    let devices: Vec<Arc<dyn Device>> = vec![device];
-    let report = check_devices(devices, CheckOptions::default()).unwrap();
-    assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
 /// Runs the test `name` of this program again as a child, which takes the other branch. Returns the child's standard error
@@ -127,7 +83,7 @@ fn a_committer_that_panics_ends_the_process_with_its_name_and_cause() {
         return;
     }
     let device = formatted();
-    let fs = open(&device, Box::new(FollowParent));
+    let fs = open(&device);
     fs.mkdir(ROOT, b"dir", 0o755, CALLER).unwrap();
     device.set_plan(FaultPlan::panic_at(Some(Operation::Flush), 1));
     // The sync returns only if the process ends.

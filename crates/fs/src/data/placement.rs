@@ -1,4 +1,4 @@
-//! Decides which slice is home to new inodes: by a policy, or as users have set it.
+//! Decides which slice is home to new inodes: their directory's, the next in turn, or the one that users have set.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,64 +22,24 @@ const MOVE_PAGES: u64 = jericho_cache::PAGES_PER_GET_MAX as u64;
 /// Number of pieces that a move copies before it lets a discard run, which takes about as long.
 const PIECES_IN_TURN: usize = 16;
 
-/// Facts for the decision of a policy.
-#[derive(Clone, Copy, Debug)]
-pub struct PlacementContext<'a> {
-    /// Directory in which the inode is created.
-    pub parent: Ino,
-    /// Home of new inodes in that directory: set by a user, or chosen when the directory was created. `None` only for a root
-    /// that has no placement.
-    pub parent_slice: Option<SliceId>,
-    /// Kind of the new inode.
-    pub kind: Kind,
-    /// Name of the new inode.
-    pub name: &'a [u8],
-    /// Number of slices of the volume.
-    pub slices: SliceId,
-    /// Number of directories created in the root before.
-    pub turn: u64,
-}
-
-/// Chooses the home of new inodes.
-pub trait Policy: Send + Sync {
-    /// Returns the home of a new inode. A number that is not below `context.slices` is taken modulo that.
-    fn slice_for(&self, context: &PlacementContext<'_>) -> SliceId;
-}
-
-/// The default policy: directories in the root are assigned to the slices in turn, files in the root go to slice 0, and
-/// everything below a directory follows its parent.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct FollowParent;
-
-impl Policy for FollowParent {
-    fn slice_for(&self, context: &PlacementContext<'_>) -> SliceId {
-        match context.parent_slice {
-            Some(slice) => slice,
-            None if context.kind == Kind::Directory => {
-                (context.turn % u64::from(context.slices.max(1))) as SliceId
-            }
-            None => 0,
-        }
+/// Returns the home of a new inode of this kind: the home of its directory. In the root, which has none unless a user has set it,
+/// directories take the `slices` slices in turn and files go to slice 0. `turn` is the number of directories created in the root
+/// before.
+fn home_of_new(parent: Option<SliceId>, kind: Kind, slices: SliceId, turn: u64) -> SliceId {
+    match parent {
+        Some(slice) => slice,
+        None if kind == Kind::Directory => (turn % u64::from(slices)) as SliceId,
+        None => 0,
     }
 }
 
 impl Core {
-    /// Returns the home of a new inode in `parent`.
-    pub fn home_for(&self, parent: Ino, meta: &Meta, kind: Kind, name: &[u8]) -> SliceId {
+    /// Returns the home of a new inode in the directory with this metadata.
+    pub fn home_for(&self, parent: &Meta, kind: Kind) -> SliceId {
         let slices = self.slice_count().max(1);
-        let context = PlacementContext {
-            parent,
-            parent_slice: meta
-                .rec
-                .placement
-                .or(meta.rec.slice)
-                .filter(|s| *s < slices),
-            kind,
-            name,
-            slices,
-            turn: self.turn.load(Ordering::Relaxed),
-        };
-        self.policy.slice_for(&context) % slices
+        let home = parent.rec.placement.or(parent.rec.slice);
+        let turn = self.turn.load(Ordering::Relaxed);
+        home_of_new(home.filter(|s| *s < slices), kind, slices, turn)
     }
 }
 
@@ -316,27 +276,8 @@ mod tests {
 
     #[test]
     fn directories_in_the_root_take_turns_and_the_rest_follows() {
-        let context = PlacementContext {
-            parent: ROOT,
-            parent_slice: None,
-            kind: Kind::Directory,
-            name: b"d",
-            slices: 3,
-            turn: 4,
-        };
-        assert_eq!(FollowParent.slice_for(&context), 1);
-        assert_eq!(
-            FollowParent.slice_for(&PlacementContext {
-                kind: Kind::File,
-                ..context
-            }),
-            0
-        );
-        let below = PlacementContext {
-            parent: 9,
-            parent_slice: Some(2),
-            ..context
-        };
-        assert_eq!(FollowParent.slice_for(&below), 2);
+        assert_eq!(home_of_new(None, Kind::Directory, 3, 4), 1);
+        assert_eq!(home_of_new(None, Kind::File, 3, 4), 0);
+        assert_eq!(home_of_new(Some(2), Kind::Directory, 3, 4), 2);
     }
 }

@@ -240,7 +240,7 @@ impl Fs {
         let is_dir = new.kind == Kind::Directory;
         let set_gid = meta.rec.perm & SETGID != 0;
         let slice = matches!(new.kind, Kind::Directory | Kind::File)
-            .then(|| core.home_for(dir, &meta, new.kind, name.unwrap_or_default()));
+            .then(|| core.home_for(&meta, new.kind));
         let rec = InodeRecord {
             kind: new.kind,
             perm: inherited.perm & 0o7777 | if is_dir && set_gid { SETGID } else { 0 },

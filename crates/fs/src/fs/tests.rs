@@ -1,0 +1,70 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+
+use super::*;
+use crate::check::{CheckOptions, check_devices};
+use crate::metadata::tests::{MemoryDevice, formatted, opened};
+
+const CALLER: Caller = Caller {
+    uid: 1000,
+    gid: 100,
+    umask: 0o022,
+};
+
+fn open(device: &Arc<MemoryDevice>) -> Arc<Fs> {
+    let options = FsOptions {
+        store_cache_bytes: 64 << 20,
+        read_only: false,
+        inode_cache: 50,
+        commit_interval_ms: 3_600_000,
+    };
+    Fs::open(Arc::new(opened(device)), Vec::new(), options).unwrap()
+}
+
+fn sync(fs: &Fs) -> Result<()> {
+    let (sender, receiver) = channel();
+    fs.fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv().unwrap()
+}
+
+/// Makes the name of a directory, and panics before it makes the directory.
+fn make_half(fs: &Fs, name: &[u8]) {
+    let core = &fs.core;
+    let _gate = core.begin().unwrap();
+    let root = core.inode(ROOT).unwrap();
+    let mut meta = root.meta.write();
+    let to = Some((77, Kind::Directory));
+    core.put_entry(&root, &mut meta, core.hash(name), name, to);
+    panic!("a planned panic");
+}
+
+#[test]
+fn after_a_panic_inside_an_operation_nothing_becomes_durable_until_the_next_mount() {
+    let device = formatted(64, 1);
+    let fs = open(&device);
+    fs.mkdir(ROOT, b"before", 0o755, CALLER).unwrap();
+    sync(&fs).unwrap();
+    fs.mkdir(ROOT, b"lost", 0o755, CALLER).unwrap();
+    let make = || make_half(&fs, b"cursed");
+    catch_unwind(AssertUnwindSafe(make)).unwrap_err();
+    // Each later change and each sync fails. Existing data can still be read.
+    for error in [
+        fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap_err(),
+        fs.rename(ROOT, b"before", ROOT, b"later", 0).unwrap_err(),
+        sync(&fs).unwrap_err(),
+        fs.close().unwrap_err(),
+    ] {
+        assert_eq!(error.to_string(), "an operation panicked half way");
+    }
+    drop(fs);
+    let fs = open(&device);
+    let found = |name: &[u8]| fs.lookup(ROOT, name).map(|attr| attr.kind).ok();
+    assert_eq!(found(b"before"), Some(Kind::Directory));
+    assert_eq!(found(b"lost"), None);
+    assert_eq!(found(b"cursed"), None);
+    fs.mkdir(ROOT, b"later", 0o755, CALLER).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let report = check_devices(vec![device], CheckOptions::default()).unwrap();
+    assert!(report.is_sound(), "{:#?}", report.findings);
+}
