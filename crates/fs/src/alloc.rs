@@ -12,6 +12,7 @@
 
 mod bits;
 mod lend;
+mod loans;
 mod refill;
 
 use std::sync::Arc;
@@ -22,8 +23,9 @@ use jericho_volume::SliceRegion;
 use parking_lot::{Mutex, MutexGuard};
 
 use self::bits::Bits;
-use self::lend::Loans;
-pub use self::lend::{Loan, LoanRequest, Recall};
+pub use self::lend::{Loan, LoanRequest};
+use self::loans::Loans;
+pub use self::loans::Recall;
 use crate::error::{Error, Result};
 use crate::store::StoreRef;
 use crate::types::SliceId;
@@ -89,9 +91,8 @@ pub struct Allocator {
 const PASSES_MAX: usize = 1000;
 
 impl Allocator {
-    /// Creates the allocator from the capacities of the slices and the use that the store's bitmaps record. `chunk_blocks` is
-    /// the number of blocks in a chunk of the metadata region; without chunks its value does not matter.
-    pub fn new(
+    /// Does what `new` does, but the store does not call the allocator before a commit yet.
+    fn load(
         store: StoreRef,
         slices: Vec<SpaceOptions>,
         chunk_blocks: u64,
@@ -151,7 +152,7 @@ impl Allocator {
             *space.free.get_mut() = free;
             available += free;
         }
-        let allocator = Arc::new(Allocator {
+        Ok(Arc::new(Allocator {
             store,
             container_blocks,
             chunk_blocks,
@@ -159,10 +160,7 @@ impl Allocator {
             available: AtomicU64::new(available),
             reserved: AtomicU64::new(0),
             loans: Loans::default(),
-        });
-        let before = refill::Before(Arc::downgrade(&allocator));
-        allocator.store.set_before_commit(Box::new(before));
-        Ok(allocator)
+        }))
     }
 
     /// Reserves `blocks` blocks for data that will be written later (delayed allocation), in no particular slice. Fails with

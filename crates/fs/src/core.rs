@@ -12,16 +12,16 @@ use parking_lot::Mutex;
 use crate::alloc::{Allocator, Blocks};
 use crate::commit::{Commits, Gate, Waiter};
 use crate::data::extents::Map;
-use crate::data::file::{CacheResult, File};
+use crate::data::file::CacheResult;
 use crate::data::leaving::Leaving;
 use crate::discard::Discards;
 use crate::errno::*;
 use crate::error::{Error, Result};
-use crate::fs::{Done, FsOptions};
-use crate::inode::{BLOCKS_UNKNOWN, Inode, Meta};
+use crate::inode::{BLOCKS_UNKNOWN, File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
 use crate::store::{Change, InodeRecord, StoreRef};
 use crate::table::Table;
+use crate::types::{Done, FsOptions};
 use crate::types::{Ino, Kind, SliceId};
 
 /// Hashes below this are the cookies of "." and "..".
@@ -329,6 +329,28 @@ impl Core {
             done,
         });
         receiver.recv().unwrap_or(Err(ESHUTDOWN))
+    }
+}
+
+impl FileHost for Core {
+    fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    fn cache(&self, slice: SliceId) -> Option<&Arc<Slice>> {
+        self.slices.get(usize::from(slice))
+    }
+
+    fn took_data(&self, blocks: Blocks) {
+        Core::took_data(self, blocks);
+    }
+
+    fn mark_dirty(&self, inode: &Arc<Inode>) {
+        Core::mark_dirty(self, inode);
     }
 }
 

@@ -11,3 +11,4 @@ pub(crate) mod space;
 pub(crate) mod sync;
 pub(crate) mod truncate;
 pub(crate) mod usage;
+pub(crate) mod writers;

@@ -50,3 +50,12 @@ impl From<Error> for VolumeError {
         VolumeError::Store(error.into())
     }
 }
+
+impl From<jericho_cache::Error> for Error {
+    fn from(e: jericho_cache::Error) -> Error {
+        match e {
+            jericho_cache::Error::Io(e) => Error::Io(e),
+            e => Error::Errno(e.errno()),
+        }
+    }
+}

@@ -12,32 +12,16 @@ use jericho_format::INO_MAX;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
-use crate::commit::{self, Commits};
+use crate::commit::{Commits, committer};
 use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
-use crate::discard::{self, Discards};
+use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::metadata;
 use crate::numbers::Numbers;
 use crate::store::Change;
 use crate::table::Table;
 use crate::types::*;
-
-/// Callback of an operation that waits for devices. Called once when the operation ends, perhaps in another thread.
-pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
-
-/// Options for opening the filesystem.
-#[derive(Clone, Debug)]
-pub struct FsOptions {
-    /// Prevents all changes, also of access times.
-    pub read_only: bool,
-    /// Number of inodes to keep in memory besides those that are open or dirty.
-    pub inode_cache: usize,
-    /// Bytes of memory for the pages of the metadata store.
-    pub store_cache_bytes: usize,
-    /// Longest time in milliseconds for which a change is only in memory (group commit).
-    pub commit_interval_ms: u64,
-}
 
 /// The filesystem. Dropping it without `close` acts like a crash: changes that are not durable are lost.
 pub struct Fs {
@@ -94,12 +78,12 @@ impl Fs {
         };
         let discarder = if core.discards.is_on() {
             core.allocator.remember_freed();
-            Some(start("discarder", discard::run)?)
+            Some(start("discarder", discarder::run)?)
         } else {
             None
         };
         let committer =
-            start("committer", commit::run).inspect_err(|_| core.discards.stop_now())?;
+            start("committer", committer::run).inspect_err(|_| core.discards.stop_now())?;
         let fs = Arc::new(Fs {
             core,
             committer: Mutex::new(Some(committer)),
@@ -240,15 +224,6 @@ impl Drop for Fs {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::Release);
         self.stop();
-    }
-}
-
-impl From<jericho_cache::Error> for Error {
-    fn from(e: jericho_cache::Error) -> Error {
-        match e {
-            jericho_cache::Error::Io(e) => Error::Io(e),
-            e => Error::Errno(e.errno()),
-        }
     }
 }
 

@@ -1,18 +1,23 @@
-//! Inodes in memory.
+//! Inodes in memory, and the data side of those that are regular files. The two refer to one another.
 //!
 //! Inodes in memory are current; the store has the state of the last durable batch. An inode stays in the table while any part
 //! of it is newer than the store (`dirty`, or `included_in` a batch that is not durable), while it is open, and while it has no
 //! name but is still referenced.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use jericho_cache::Slice;
+use jericho_volume::{Blocks, SliceId, Volume};
+use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::data::file::File;
+use crate::alloc::Allocator;
+use crate::data::extents::Map;
+use crate::data::writers::Writers;
+use crate::error::Error;
+use crate::names::known_privileges::KnownPrivileges;
 use crate::names::overlay::Overlay;
-use crate::names::privileges::Privileges;
 use crate::store::InodeRecord;
 use crate::times::to_system;
 use crate::types::{Attr, Ino, Kind};
@@ -67,9 +72,62 @@ pub struct Inode {
     /// Number of pages that have space.
     pub blocks: AtomicU64,
     /// Changes only with the lock of `meta` held.
-    pub privileges: Privileges,
+    pub privileges: KnownPrivileges,
     /// See `File::kernel_may_have_pages`.
     pub kernel_pages: KernelPages,
+}
+
+/// A regular file in memory: the state that the data path needs. All open descriptors share it.
+pub struct File {
+    /// The filesystem that has the file.
+    pub(crate) host: Arc<dyn FileHost>,
+    pub(crate) inode: Arc<Inode>,
+    pub(crate) home: AtomicU16,
+    pub(crate) threads: AtomicU8,
+    pub(crate) size: AtomicU64,
+    /// Held shared to reserve space and to move pieces. Held exclusively to take pages out and to change the home.
+    pub(crate) exclusive: RwLock<()>,
+    pub(crate) map: RwLock<Map>,
+    /// Number of truncations in progress. Meanwhile a batch leaves size and extents as they were.
+    pub(crate) hold: AtomicU32,
+    /// The last batch left out the end of the file. The next page written back has to mark the inode dirty again.
+    pub(crate) size_pending: AtomicBool,
+    /// Bytes up to this one were on the device when a sync of the file ended. Changed with `reaches` locked, or increased by
+    /// the committer.
+    pub(crate) synced_size: AtomicU64,
+    /// The sizes that the syncs in progress can guarantee when they end.
+    pub(crate) reaches: Mutex<Vec<Weak<AtomicU64>>>,
+    /// The last page on the device may hold other bytes than zeros after the end of the file: a write extended the file over
+    /// them, and its size did not become durable.
+    pub(crate) tail_unsure: AtomicBool,
+    /// Time of the last write that set the times, in ticks.
+    pub(crate) tick: AtomicU64,
+    /// A failed write-back that no fsync has reported.
+    pub(crate) error: Mutex<Option<Error>>,
+    pub(crate) writers: Mutex<Writers>,
+    pub(crate) writers_changed: Condvar,
+    /// New contents replace old ones: the file was truncated to nothing, or renamed over another. The last close clears this.
+    pub(crate) replacing: AtomicBool,
+    /// Clients may write the file's pages in the cache.
+    pub(crate) inline_writes: AtomicBool,
+    /// Number of descriptors that use the file through the kernel alone.
+    pub(crate) kernel_users: AtomicU32,
+    /// Number of times that the file got a first inline writer.
+    pub(crate) first_writers: AtomicU64,
+}
+
+/// The filesystem that has a file, as its files use it.
+pub trait FileHost: Send + Sync {
+    /// Returns the volume.
+    fn volume(&self) -> &Volume;
+    /// Returns the allocator of the volume.
+    fn allocator(&self) -> &Allocator;
+    /// Returns the cache of a slice, or `None` if the filesystem was opened without caches.
+    fn cache(&self, slice: SliceId) -> Option<&Arc<Slice>>;
+    /// Records that data was written to blocks. Their devices are flushed before the next batch.
+    fn took_data(&self, blocks: Blocks);
+    /// Includes the inode's attributes in the next batch.
+    fn mark_dirty(&self, inode: &Arc<Inode>);
 }
 
 /// Tracks whether the kernel's page cache may have pages of a file.
@@ -115,8 +173,8 @@ impl Inode {
         known: bool,
     ) -> Arc<Inode> {
         let privileges = match &xattrs {
-            Some(none) if none.is_empty() => Privileges::without_capability(rec.perm),
-            _ => Privileges::default(),
+            Some(none) if none.is_empty() => KnownPrivileges::without_capability(rec.perm),
+            _ => KnownPrivileges::default(),
         };
         Arc::new(Inode {
             ino,

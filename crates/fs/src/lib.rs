@@ -22,8 +22,10 @@ mod table;
 mod times;
 pub mod types;
 
-pub use data::file::{File, Writing};
+pub use data::file::Writing;
 pub use data::layout::Layout;
 pub use error::{Error, Result};
-pub use fs::{Done, Fs, FsOptions};
+pub use fs::Fs;
+pub use inode::File;
 pub use names::privileges::CAPABILITY;
+pub use types::{Done, FsOptions};

@@ -2,6 +2,7 @@
 
 pub(crate) mod acl;
 pub(crate) mod directory;
+pub(crate) mod known_privileges;
 pub(crate) mod namespace;
 pub(crate) mod overlay;
 pub(crate) mod paths;

@@ -2,6 +2,8 @@
 
 use std::time::SystemTime;
 
+use crate::error::Result;
+
 /// Inode number. 1 is the root.
 pub type Ino = u64;
 /// The root directory.
@@ -150,4 +152,20 @@ pub struct DirEntry {
     pub name: Vec<u8>,
     /// Position for `readdir` to continue after this entry.
     pub cookie: u64,
+}
+
+/// Callback of an operation that waits for devices. Called once when the operation ends, perhaps in another thread.
+pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// Options for opening the filesystem.
+#[derive(Clone, Debug)]
+pub struct FsOptions {
+    /// Prevents all changes, also of access times.
+    pub read_only: bool,
+    /// Number of inodes to keep in memory besides those that are open or dirty.
+    pub inode_cache: usize,
+    /// Bytes of memory for the pages of the metadata store.
+    pub store_cache_bytes: usize,
+    /// Longest time in milliseconds for which a change is only in memory (group commit).
+    pub commit_interval_ms: u64,
 }

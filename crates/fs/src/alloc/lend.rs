@@ -6,45 +6,19 @@
 //!
 //! Only memory records, by container, which blocks were freed since their last discard.
 
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use jericho_volume::Blocks;
+use parking_lot::MutexGuard;
 
-use super::{Allocator, Blocks};
+use super::Allocator;
+use super::loans::{LoanState, Recall};
 use crate::error::Result;
 use crate::types::SliceId;
 
 /// Divisor of the available blocks: at most one in this many is lent, so that writers rarely wait for a loan.
 const LENT_DIVISOR: u64 = 4;
-
-/// The loans of all slices, and the containers in which blocks were freed.
-#[derive(Default)]
-pub(super) struct Loans {
-    state: Mutex<State>,
-    /// Notified when a loan ends or when lending is allowed again.
-    changed: Condvar,
-    /// Whether freed blocks are recorded.
-    pub(super) remember: AtomicBool,
-    /// Containers in which blocks were freed, each once.
-    pub(super) freed: Mutex<VecDeque<(SliceId, usize)>>,
-}
-
-#[derive(Default)]
-struct State {
-    lent: usize,
-    recalls: usize,
-    /// How many of `recalls` were made by `recall_in_turn`.
-    in_turn: usize,
-    /// Threads in `recall_in_turn` that let a lender go first.
-    yielding: usize,
-    /// Threads in `lend` that wait for the end of a recall.
-    waiting: usize,
-    waited: u64,
-    /// Prevents `lend` from waiting for the end of a recall.
-    at_once: bool,
-}
 
 /// The free blocks to lend, all in one container.
 #[derive(Clone, Debug)]
@@ -72,12 +46,6 @@ pub struct Loan<'a> {
     pub end: usize,
     /// Whether blocks after `end` continue the free run.
     pub goes_on: bool,
-}
-
-/// Prevents lending while it exists.
-pub struct Recall<'a> {
-    loans: &'a Loans,
-    in_turn: bool,
 }
 
 impl Allocator {
@@ -206,7 +174,7 @@ impl Allocator {
         self.loans.state.lock().waiting
     }
 
-    fn recall_locked(&self, mut state: MutexGuard<'_, State>, in_turn: bool) -> Recall<'_> {
+    fn recall_locked(&self, mut state: MutexGuard<'_, LoanState>, in_turn: bool) -> Recall<'_> {
         state.recalls += 1;
         while state.lent > 0 {
             self.loans.changed.wait(&mut state);
@@ -233,15 +201,5 @@ impl Drop for Loan<'_> {
         allocator.available.fetch_add(count, Ordering::AcqRel);
         allocator.loans.state.lock().lent -= 1;
         allocator.loans.changed.notify_all();
-    }
-}
-
-impl Drop for Recall<'_> {
-    fn drop(&mut self) {
-        let mut state = self.loans.state.lock();
-        state.recalls -= 1;
-        state.in_turn -= usize::from(self.in_turn);
-        drop(state);
-        self.loans.changed.notify_all();
     }
 }

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use jericho_format::superblock::{CHUNK_SPARE, ChunkEntry};
+use jericho_volume::Blocks;
 use jericho_volume::Volume;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 use super::{Allocator, SpaceOptions};
-use crate::alloc::Blocks;
 use crate::error::Result;
 use crate::store::region::Region;
 use crate::store::{BeforeCommit, Change, StoreRef};
@@ -49,6 +49,19 @@ impl BeforeCommit for Before {
 }
 
 impl Allocator {
+    /// Creates the allocator from the capacities of the slices and the use that the store's bitmaps record. `chunk_blocks` is
+    /// the number of blocks in a chunk of the metadata region; without chunks its value does not matter.
+    pub fn new(
+        store: StoreRef,
+        slices: Vec<SpaceOptions>,
+        chunk_blocks: u64,
+    ) -> Result<Arc<Allocator>> {
+        let allocator = Allocator::load(store, slices, chunk_blocks)?;
+        let before = Before(Arc::downgrade(&allocator));
+        allocator.store.set_before_commit(Box::new(before));
+        Ok(allocator)
+    }
+
     /// The allocator of a volume whose store is open. The store's region grows from it.
     pub fn of_volume(store: &StoreRef, volume: &Volume) -> Result<Arc<Allocator>> {
         let mut slices: Vec<SpaceOptions> = volume

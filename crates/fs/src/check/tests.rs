@@ -385,7 +385,7 @@ fn a_damaged_label_on_a_file_is_found_and_repaired() {
 
 #[test]
 fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
-    use crate::fs::{Fs, FsOptions};
+    use crate::{Fs, FsOptions};
     let device = sample();
     let volume = opened(&device);
     let (store, allocator) = metadata::open(&volume, 1 << 20).unwrap();

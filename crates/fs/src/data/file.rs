@@ -4,103 +4,23 @@
 //! and they take only `map`. A thread that holds `map` must therefore not call a slice.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Weak};
 
 use jericho_cache::{Error as CacheError, Object, PagePlace, PageRun, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadsOfInode;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::core::Core;
 use crate::data::extents::{At, Map, State};
 use crate::data::layout::Layout;
+use crate::data::writers::{Waiting, Writers};
 use crate::error::Error;
-use crate::inode::{Inode, Meta};
+use crate::inode::{File, FileHost, Inode, Meta};
 use crate::types::{Ino, SliceId};
 
 /// Result of an operation of a cache.
 pub type CacheResult = std::result::Result<(), CacheError>;
-
-/// A regular file in memory: the state that the data path needs. All open descriptors share it.
-pub struct File {
-    pub(crate) core: Arc<Core>,
-    pub(crate) inode: Arc<Inode>,
-    home: AtomicU16,
-    threads: AtomicU8,
-    size: AtomicU64,
-    /// Held shared to reserve space and to move pieces. Held exclusively to take pages out and to change the home.
-    pub(crate) exclusive: RwLock<()>,
-    pub(crate) map: RwLock<Map>,
-    /// Number of truncations in progress. Meanwhile a batch leaves size and extents as they were.
-    pub(crate) hold: AtomicU32,
-    /// The last batch left out the end of the file. The next page written back has to mark the inode dirty again.
-    pub(crate) size_pending: AtomicBool,
-    /// Bytes up to this one were on the device when a sync of the file ended. Changed with `reaches` locked, or increased by
-    /// the committer.
-    pub(crate) synced_size: AtomicU64,
-    /// The sizes that the syncs in progress can guarantee when they end.
-    pub(crate) reaches: Mutex<Vec<Weak<AtomicU64>>>,
-    /// The last page on the device may hold other bytes than zeros after the end of the file: a write extended the file over
-    /// them, and its size did not become durable.
-    pub(crate) tail_unsure: AtomicBool,
-    /// Time of the last write that set the times, in ticks.
-    pub(crate) tick: AtomicU64,
-    /// A failed write-back that no fsync has reported.
-    error: Mutex<Option<Error>>,
-    writers: Mutex<Writers>,
-    writers_changed: Condvar,
-    /// New contents replace old ones: the file was truncated to nothing, or renamed over another. The last close clears this.
-    replacing: AtomicBool,
-    /// Clients may write the file's pages in the cache.
-    inline_writes: AtomicBool,
-    /// Number of descriptors that use the file through the kernel alone.
-    kernel_users: AtomicU32,
-    /// Number of times that the file got a first inline writer.
-    first_writers: AtomicU64,
-}
-
-/// The writers that keep the file's home from changing.
-#[derive(Default)]
-struct Writers {
-    count: u32,
-    /// The home is about to change, so new writers wait.
-    shut: bool,
-    /// Number of writers that have begun so far.
-    begun: u64,
-    /// Each new writer learns that it is watched.
-    watch: bool,
-    /// Number of writers in `count` that are not watched.
-    unwatched: u32,
-    /// Callbacks that wait for the writers that were active when they were registered.
-    waiting: Vec<Waiting>,
-}
-
-/// A callback that waits for all writers with a number below `before`.
-struct Waiting {
-    before: u64,
-    left: u32,
-    then: Box<dyn FnOnce() + Send>,
-}
-
-impl Writers {
-    fn enter(&mut self) -> u64 {
-        self.count += 1;
-        self.unwatched += u32::from(!self.watch);
-        self.begun += 1;
-        self.begun - 1
-    }
-
-    /// Removes a writer. Returns the callbacks that waited only for it.
-    fn leave(&mut self, number: u64) -> Vec<Waiting> {
-        self.count -= 1;
-        for waiting in &mut self.waiting {
-            waiting.left -= u32::from(number < waiting.before);
-        }
-        // Usually empty.
-        self.waiting.extract_if(.., |w| w.left == 0).collect()
-    }
-}
 
 /// A writer between `begin_write` and `end_write`. While it exists, the file's home does not change, so the writer changes no
 /// page in a cache that the file has just left. May be dropped in any thread. The thread that holds it must not truncate or
@@ -143,13 +63,18 @@ impl Drop for Writing {
 }
 
 impl File {
-    pub(crate) fn new(core: Arc<Core>, inode: Arc<Inode>, meta: &Meta, map: Map) -> Arc<File> {
+    pub(crate) fn new(
+        host: Arc<dyn FileHost>,
+        inode: Arc<Inode>,
+        meta: &Meta,
+        map: Map,
+    ) -> Arc<File> {
         let size = meta.rec.size;
         inode.blocks.store(map.extents.pages(), Ordering::Relaxed);
         let home = meta
             .rec
             .slice
-            .filter(|s| *s < core.slice_count())
+            .filter(|s| usize::from(*s) < host.volume().slices().len())
             .unwrap_or(0);
         Arc::new(File {
             home: AtomicU16::new(home),
@@ -170,7 +95,7 @@ impl File {
             inline_writes: AtomicBool::new(true),
             kernel_users: AtomicU32::new(0),
             first_writers: AtomicU64::new(0),
-            core,
+            host,
             inode,
         })
     }
@@ -378,7 +303,7 @@ impl File {
 
     /// Returns the cache of the file's home, or `None` if the filesystem was opened without caches.
     pub(crate) fn cache(&self) -> Option<&Arc<Slice>> {
-        self.core.slices.get(usize::from(self.home()))
+        self.host.cache(self.home())
     }
 
     /// Records that the file's contents replace others, so that a close starts their write-back.
@@ -427,7 +352,7 @@ impl File {
 
     fn push(&self, at: At, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
         let mut done = 0;
-        for run in self.core.volume.runs(at.blocks(count)) {
+        for run in self.host.volume().runs(at.blocks(count)) {
             let place = PagePlace::Device {
                 device: run.device,
                 offset_bytes: run.offset_bytes,
@@ -516,7 +441,7 @@ impl Object for File {
             }
         }
         let mut map = self.map.write();
-        map.place(pages.clone(), self.home(), &self.core.allocator)
+        map.place(pages.clone(), self.home(), self.host.allocator())
             .map_err(|error| object_error(&error))?;
         self.count_blocks(&map);
         for run in map.extents.within(pages) {
@@ -536,16 +461,16 @@ impl Object for File {
             for run in map.extents.within(pages.clone()) {
                 if let State::Pending { to: at, .. } | State::Data(at) = run.state {
                     // Comes before the change of state: a batch that sees the new state must flush this device.
-                    self.core.took_data(at.blocks(run.count));
+                    self.host.took_data(at.blocks(run.count));
                 }
                 changed |= matches!(run.state, State::Pending { .. });
             }
         }
         if changed {
-            changed = self.map.write().written(pages, &self.core.allocator);
+            changed = self.map.write().written(pages, self.host.allocator());
         }
         if changed || self.size_pending.load(Ordering::Acquire) {
-            self.core.mark_dirty(&self.inode);
+            self.host.mark_dirty(&self.inode);
         }
     }
 

@@ -7,15 +7,12 @@
 //! waiting write takes any space that becomes free meanwhile, not only the space of these files.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::core::Core;
 use crate::errno::ENOSPC;
 use crate::error::Result;
-use crate::inode::BLOCKS_UNKNOWN;
 use crate::types::Ino;
 
 /// Longest wait of a write: many times the delay of the kernel on a loaded machine.
@@ -124,7 +121,7 @@ impl Leaving {
     }
 
     /// Returns the files that a write to `own` may wait for.
-    fn awaited(&self, own: Ino) -> Vec<Ino> {
+    pub fn awaited(&self, own: Ino) -> Vec<Ino> {
         self.state.lock().awaited(own).collect()
     }
 
@@ -194,7 +191,7 @@ impl Leaving {
     /// `attempt` again: once at first, each time space has become free, and once more when the time is up. Holds a guard returned
     /// by `recall` during each of these attempts. `available` returns the number of free blocks. Does not wait if `may_wait`
     /// returns false. `own` is the file that needs the space.
-    fn retry<T, G>(
+    pub fn retry<T, G>(
         &self,
         own: Ino,
         commit: impl FnOnce() -> Result<()>,
@@ -242,48 +239,9 @@ impl Leaving {
     }
 }
 
-impl Core {
-    /// Runs `attempt`, which takes space. If it fails because the volume is full, waits for space and runs it again. `attempt` must
-    /// change nothing when it fails for that reason. `own` is the file that needs the space. The call may block for seconds: the
-    /// caller holds no lock, and its thread does not serve requests. If `may_wait` returns false, waits for devices only.
-    pub fn with_space<T>(
-        &self,
-        own: Ino,
-        may_wait: impl Fn() -> bool,
-        attempt: impl FnMut() -> Result<T>,
-    ) -> Result<T> {
-        self.leaving.retry(
-            own,
-            || self.commit_now(),
-            // Waits until no free block is being discarded.
-            || self.allocator.recall(),
-            || self.allocator.available(),
-            may_wait,
-            attempt,
-        )
-    }
-
-    /// Returns whether `pages` pages could get space if all files that a write to `own` may wait for were removed.
-    pub fn may_have_room(&self, own: Ino, pages: u64) -> bool {
-        let mut room = 0u64;
-        // Counts the files first. Their blocks become available before they leave the list, so no block is missed.
-        for ino in self.leaving.awaited(own) {
-            let blocks = self
-                .table
-                .get(ino)
-                .map(|inode| inode.blocks.load(Ordering::Relaxed));
-            match blocks {
-                Some(blocks) if blocks != BLOCKS_UNKNOWN => room += blocks,
-                _ => return true,
-            }
-        }
-        pages <= room + self.allocator.available()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
 

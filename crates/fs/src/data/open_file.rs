@@ -7,10 +7,11 @@ use std::sync::atomic::Ordering;
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 
 use crate::core::{PAGES, wait};
-use crate::data::file::{CacheResult, File};
+use crate::data::file::CacheResult;
 use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
+use crate::inode::File;
 use crate::inode::Meta;
 use crate::times::{now_ns, relatime};
 use crate::types::{AccessTimes, Ino};

@@ -8,10 +8,10 @@ use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 
 use crate::core::{Core, PAGES, wait};
 use crate::data::extents::State;
-use crate::data::file::File;
 use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
+use crate::inode::File;
 use crate::inode::Meta;
 use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT, SliceId};

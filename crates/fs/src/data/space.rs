@@ -1,15 +1,18 @@
 //! fallocate and lseek: space and holes.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 
-use crate::data::file::File;
+use crate::core::Core;
 use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
+use crate::inode::{BLOCKS_UNKNOWN, File};
 use crate::times::now_ns;
+use crate::types::Ino;
 
 const KEEP_SIZE: i32 = 0x01;
 const PUNCH_HOLE: i32 = 0x02;
@@ -42,6 +45,45 @@ fn check(mode: i32, offset: u64, len: u64) -> Result<(u64, Change)> {
         _ => return Err(EOPNOTSUPP),
     };
     Ok((end, change))
+}
+
+impl Core {
+    /// Runs `attempt`, which takes space. If it fails because the volume is full, waits for space and runs it again. `attempt` must
+    /// change nothing when it fails for that reason. `own` is the file that needs the space. The call may block for seconds: the
+    /// caller holds no lock, and its thread does not serve requests. If `may_wait` returns false, waits for devices only.
+    pub fn with_space<T>(
+        &self,
+        own: Ino,
+        may_wait: impl Fn() -> bool,
+        attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        self.leaving.retry(
+            own,
+            || self.commit_now(),
+            // Waits until no free block is being discarded.
+            || self.allocator.recall(),
+            || self.allocator.available(),
+            may_wait,
+            attempt,
+        )
+    }
+
+    /// Returns whether `pages` pages could get space if all files that a write to `own` may wait for were removed.
+    pub fn may_have_room(&self, own: Ino, pages: u64) -> bool {
+        let mut room = 0u64;
+        // Counts the files first. Their blocks become available before they leave the list, so no block is missed.
+        for ino in self.leaving.awaited(own) {
+            let blocks = self
+                .table
+                .get(ino)
+                .map(|inode| inode.blocks.load(Ordering::Relaxed));
+            match blocks {
+                Some(blocks) if blocks != BLOCKS_UNKNOWN => room += blocks,
+                _ => return true,
+            }
+        }
+        pages <= room + self.allocator.available()
+    }
 }
 
 impl Fs {

@@ -12,11 +12,13 @@ use jericho_format::PAGE_BYTES;
 
 use crate::commit::Waiter;
 use crate::core::PAGES;
-use crate::data::file::{CacheResult, File};
+use crate::data::file::CacheResult;
 use crate::error::Error;
-use crate::fs::{Done, Fs};
+use crate::fs::Fs;
+use crate::inode::File;
 use crate::inode::Inode;
 use crate::table::Table;
+use crate::types::Done;
 use crate::types::Ino;
 
 impl Fs {
@@ -155,7 +157,7 @@ impl File {
             self.synced_size.fetch_max(size, Ordering::AcqRel) < size
         };
         if is_larger && self.size_pending.load(Ordering::Acquire) {
-            self.core.mark_dirty(&self.inode);
+            self.host.mark_dirty(&self.inode);
         }
     }
 }

@@ -23,33 +23,34 @@ use std::sync::atomic::Ordering;
 
 use jericho_format::PAGE_BYTES;
 
-use crate::core::wait;
+use crate::core::{Core, wait};
 use crate::data::extents::{Map, State, Was};
-use crate::data::file::File;
 use crate::data::runs::Run;
 use crate::error::Result;
 use crate::fs::Fs;
+use crate::inode::File;
 use crate::times::now_ns;
 
 /// Keeps batches from writing the file's size and extents.
 struct Hold<'a> {
+    core: &'a Core,
     file: &'a Arc<File>,
 }
 
 impl<'a> Hold<'a> {
-    fn new(file: &'a Arc<File>) -> Hold<'a> {
+    fn new(core: &'a Core, file: &'a Arc<File>) -> Hold<'a> {
         file.hold.fetch_add(1, Ordering::AcqRel);
-        Hold { file }
+        Hold { core, file }
     }
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         // Must come before batches include the file again, because the file is only half truncated.
-        self.file.core.commits.fail_if_panicking();
+        self.core.commits.fail_if_panicking();
         self.file.hold.fetch_sub(1, Ordering::AcqRel);
-        self.file.core.mark_dirty(&self.file.inode);
-        self.file.core.commits.released();
+        self.core.mark_dirty(&self.file.inode);
+        self.core.commits.released();
     }
 }
 
@@ -69,7 +70,7 @@ impl Fs {
             self.clear_tail(file)?;
         }
         let end_page = file.end_page();
-        let _hold = Hold::new(file);
+        let _hold = Hold::new(&self.core, file);
         {
             let mut meta = file.inode.meta.write();
             let now = now_ns();
@@ -137,7 +138,7 @@ impl Fs {
         if reserved.is_empty() {
             return Ok(());
         }
-        let _hold = Hold::new(file);
+        let _hold = Hold::new(&self.core, file);
         for pages in reserved {
             self.take_out(file, pages)?;
         }
@@ -156,7 +157,7 @@ impl Fs {
     fn clear_behind_end_alone(&self, file: &Arc<File>) -> Result<()> {
         let _alone = file.exclusive.write();
         let size = file.size();
-        let _hold = Hold::new(file);
+        let _hold = Hold::new(&self.core, file);
         let mut at = size.div_ceil(PAGE_BYTES);
         while let Some(pages) = self.written_behind(file, at) {
             at = pages.end;
@@ -202,7 +203,7 @@ impl Fs {
         bytes: Range<u64>,
         rest: impl FnOnce(Range<u64>) -> Result<()>,
     ) -> Result<()> {
-        let _hold = Hold::new(file);
+        let _hold = Hold::new(&self.core, file);
         let whole = bytes.start.div_ceil(PAGE_BYTES)..bytes.end / PAGE_BYTES;
         if whole.start > whole.end {
             return self.zero_bytes(file, bytes); // within one page

@@ -2,49 +2,19 @@
 //! have.
 //!
 //! Privileges hold for one content only, so they are cleared before the content changes. Every write has to check them, so the
-//! inode caches the result ([`Privileges`]). A change that may affect the result clears the cache, under the lock that guards
+//! inode caches the result (`KnownPrivileges`). A change that may affect the result clears the cache, under the lock that guards
 //! the data the result was computed from.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
-use crate::data::file::File;
 use crate::error::Result;
 use crate::fs::Fs;
-use crate::inode::{Inode, Meta};
+use crate::inode::{File, Inode, Meta};
+use crate::names::known_privileges::SET_ID;
 use crate::names::namespace::without_set_id;
 use crate::times::now_ns;
 use crate::types::Ino;
 
 /// The extended attribute that holds a file's capabilities.
 pub const CAPABILITY: &[u8] = b"security.capability";
-const SET_ID: u16 = 0o6000;
-
-const UNKNOWN: u8 = 0;
-const NONE: u8 = 1;
-const SOME: u8 = 2;
-
-/// The cached result of the check of an inode's privileges.
-#[derive(Default)]
-pub struct Privileges(AtomicU8);
-
-impl Privileges {
-    /// Returns the state of an inode that is being created with this mode and without capabilities.
-    pub fn without_capability(perm: u16) -> Privileges {
-        let known = Privileges::default();
-        known.set(perm & SET_ID != 0);
-        known
-    }
-
-    /// Clears the cached result before the mode or the attribute changes. The caller holds the inode's lock exclusively.
-    pub fn forget(&self) {
-        self.0.store(UNKNOWN, Ordering::Release);
-    }
-
-    fn set(&self, some: bool) {
-        self.0
-            .store(if some { SOME } else { NONE }, Ordering::Release);
-    }
-}
 
 fn has_capability(meta: &Meta) -> bool {
     meta.xattrs
@@ -56,7 +26,7 @@ impl File {
     /// Returns whether the file is known to have neither set-id bits nor capabilities. Loads one word.
     #[inline]
     pub fn has_no_privileges(&self) -> bool {
-        self.inode.privileges.0.load(Ordering::Acquire) == NONE
+        self.inode.privileges.get() == Some(false)
     }
 }
 
@@ -67,15 +37,15 @@ impl Fs {
     }
 
     fn privileges(&self, inode: &Inode) -> Result<bool> {
-        match inode.privileges.0.load(Ordering::Acquire) {
-            UNKNOWN => {
+        match inode.privileges.get() {
+            None => {
                 let mut meta = inode.meta.write();
                 self.core.load_xattrs(inode.ino, &mut meta)?;
                 let some = meta.rec.perm & SET_ID != 0 || has_capability(&meta);
                 inode.privileges.set(some);
                 Ok(some)
             }
-            known => Ok(known == SOME),
+            Some(known) => Ok(known),
         }
     }
 

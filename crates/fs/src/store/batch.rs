@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use jericho_format::record;
+use jericho_volume::Blocks;
 use redb::{Database, Durability, ReadableTable, Table as RedbTable};
 
+use super::codec;
+use super::records::Change;
 use super::region::Region;
 use super::tables::{self, Table};
-use super::{Change, codec};
-use crate::alloc::Blocks;
 use crate::error::{Error, Result};
 
 /// Why a batch was not applied.

@@ -2,12 +2,12 @@
 //! with the number of the inode that it belongs to.
 
 use jericho_format::record::{self, EntryValue, ExtentValue, InodeValue, kind};
+use jericho_volume::Blocks;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::records::{Entry, Extent, InodeRecord};
 use super::tables::ReadError;
-use super::{Entry, Extent, InodeRecord};
-use crate::alloc::Blocks;
 use crate::types::{Ino, Kind, SliceId};
 use jericho_format::threads::ThreadsOfInode;
 

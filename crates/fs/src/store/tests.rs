@@ -1,3 +1,5 @@
+use jericho_volume::Blocks;
+
 use super::*;
 use crate::types::ROOT;
 

@@ -1,0 +1,52 @@
+//! The state of lending: how many ranges are lent, and which threads wait for the end of loans.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::types::SliceId;
+
+/// The loans of all slices, and the containers in which blocks were freed.
+#[derive(Default)]
+pub(super) struct Loans {
+    pub(super) state: Mutex<LoanState>,
+    /// Notified when a loan ends or when lending is allowed again.
+    pub(super) changed: Condvar,
+    /// Whether freed blocks are recorded.
+    pub(super) remember: AtomicBool,
+    /// Containers in which blocks were freed, each once.
+    pub(super) freed: Mutex<VecDeque<(SliceId, usize)>>,
+}
+
+/// The loans in numbers, and who waits for their end.
+#[derive(Default)]
+pub(super) struct LoanState {
+    pub(super) lent: usize,
+    pub(super) recalls: usize,
+    /// How many of `recalls` were made by `recall_in_turn`.
+    pub(super) in_turn: usize,
+    /// Threads in `recall_in_turn` that let a lender go first.
+    pub(super) yielding: usize,
+    /// Threads in `lend` that wait for the end of a recall.
+    pub(super) waiting: usize,
+    pub(super) waited: u64,
+    /// Prevents `lend` from waiting for the end of a recall.
+    pub(super) at_once: bool,
+}
+
+/// Prevents lending while it exists.
+pub struct Recall<'a> {
+    pub(super) loans: &'a Loans,
+    pub(super) in_turn: bool,
+}
+
+impl Drop for Recall<'_> {
+    fn drop(&mut self) {
+        let mut state = self.loans.state.lock();
+        state.recalls -= 1;
+        state.in_turn -= usize::from(self.in_turn);
+        drop(state);
+        self.loans.changed.notify_all();
+    }
+}

@@ -1,0 +1,317 @@
+//! The thread that seals batches and makes them durable.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jericho_format::PAGE_BYTES;
+use jericho_volume::Blocks;
+
+use super::{Commits, Waiter};
+use crate::core::Core;
+use crate::errno::{ENOSPC, ESHUTDOWN};
+use crate::error::Result;
+use crate::inode::{File, Inode};
+use crate::store::Change;
+use crate::types::{Ino, Kind};
+
+/// Overlay entries dropped under one hold of a directory's lock.
+const SETTLE_ENTRIES: usize = 128;
+
+/// What was cut and is not durable.
+#[derive(Default)]
+struct Cut {
+    seq: u64,
+    changes: Vec<Change>,
+    xattrs: Vec<Arc<Inode>>,
+    dead: Vec<Ino>,
+    /// Files whose data side was looked at: may be given up when closed.
+    files: Vec<Arc<Inode>>,
+    freed: Vec<Blocks>,
+}
+
+/// The committer's thread.
+pub fn run(core: &Core) {
+    let mut cut = Cut::default();
+    while let Some((mut waiters, commit)) = core.commits.next() {
+        if commit {
+            take_batch(core, &mut cut, &mut waiters);
+        }
+        let result = make_durable(core, &mut cut, commit);
+        for waiter in waiters {
+            (waiter.done)(result.clone());
+        }
+    }
+    let mut control = core.commits.control.lock();
+    let mut left = std::mem::take(&mut control.waiters);
+    left.append(&mut control.postponed);
+    drop(control);
+    for waiter in left {
+        (waiter.done)(Err(ESHUTDOWN));
+    }
+}
+
+/// Cuts the batch and appends it to what an earlier attempt left.
+fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) {
+    let commits = &core.commits;
+    let gate = commits.gate.write();
+    let mut batch = std::mem::take(&mut *commits.batch.lock());
+    commits.weight.store(0, Ordering::Relaxed);
+    cut.seq = commits.seq.load(Ordering::Acquire);
+    commits.seq.store(cut.seq + 1, Ordering::Release);
+    cut.changes.append(&mut batch.changes);
+    cut.xattrs.append(&mut batch.xattrs);
+    if !batch.dead.is_empty() {
+        let generation = core
+            .generation
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1);
+        cut.changes
+            .push(Change::PutValue("generation", u64::from(generation)));
+    }
+    for inode in batch.dead {
+        bury(core, cut, &inode);
+    }
+    let mut held = Vec::new();
+    for inode in batch.dirty {
+        // Before its state is read: a change from here on puts it into the next batch.
+        inode.dirty.store(false, Ordering::Release);
+        if !snapshot(cut, &inode) {
+            held.push(inode);
+        }
+    }
+    drop(gate);
+    for inode in &held {
+        core.mark_dirty(inode);
+    }
+    postpone(commits, &held, waiters);
+    commits.room.notify_all();
+}
+
+/// Takes out the waiters for whom this batch is not enough, because a truncation held their files' extents back.
+fn postpone(commits: &Commits, held: &[Arc<Inode>], waiters: &mut Vec<Waiter>) {
+    // Dropped after the lock is released.
+    let files: Vec<_> = waiters
+        .iter()
+        .map(|waiter| waiter.inode.as_ref()?.file.lock().clone())
+        .collect();
+    let mut control = commits.control.lock();
+    for (waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
+        let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(held, inode));
+        if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
+            // Under the lock: when the truncation ends, it finds the waiter there (`released`).
+            control.postponed.push(waiter);
+        } else if waiter.inode.as_ref().is_some_and(is) {
+            // The truncation ended after the batch was cut. The next batch has the file.
+            control.waiters.push(waiter);
+        } else {
+            waiters.push(waiter);
+        }
+    }
+}
+
+/// Writes an inode's state into the cut. False: a truncation is in progress, its size and extents are
+/// left as they were.
+fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
+    let mut meta = inode.meta.write();
+    if meta.buried {
+        return true;
+    }
+    let mut size = meta.rec.size;
+    let mut whole = true;
+    let file = if inode.kind == Kind::File {
+        inode.file.lock().clone()
+    } else {
+        None
+    };
+    if let Some(file) = &file {
+        if meta.dead {
+            size = meta.committed_size;
+        } else if file.is_in_truncation() {
+            size = meta.committed_size;
+            whole = false;
+        } else {
+            // The store still has what a truncation since the last batch removed, but it is no longer backed.
+            let synced = file.synced_size.load(Ordering::Acquire);
+            size = durable_size(file, meta.committed_size.min(synced), size);
+            file.synced_size.fetch_max(size, Ordering::AcqRel);
+            // After the size: a page that is clean by then has its extent in the map.
+            let mut map = file.map.write();
+            if map.has_changes() {
+                map.differences(inode.ino, &mut cut.changes, &mut cut.freed);
+            }
+        }
+    }
+    let mut rec = meta.rec.clone();
+    rec.size = size;
+    cut.changes.push(Change::PutInode(inode.ino, rec));
+    if file.is_some() {
+        cut.files.push(inode.clone());
+    }
+    meta.committed_size = size;
+    meta.stored = true;
+    inode.included_in.store(cut.seq, Ordering::Release);
+    whole
+}
+
+/// How much of a file's size is backed by data on the device: all of it, or up to the first page whose
+/// newest bytes are only in memory.
+fn durable_size(file: &File, committed: u64, size: u64) -> u64 {
+    if size <= committed {
+        file.size_pending.store(false, Ordering::Release);
+        return size;
+    }
+    // Before asking: a page written from here on finds it set and brings the inode back.
+    file.size_pending.store(true, Ordering::Release);
+    // The cache keeps a page dirty until the map records its new place. A page that has blocks and is not dirty was
+    // never written: it was reserved ahead and is now a gap, so it reads as zeros.
+    let Some(page) = file.first_dirty(committed / PAGE_BYTES) else {
+        file.size_pending.store(false, Ordering::Release);
+        return size;
+    };
+    let limit = (page * PAGE_BYTES)
+        .max(committed)
+        .max(file.synced_size.load(Ordering::Acquire));
+    if limit >= size {
+        file.size_pending.store(false, Ordering::Release);
+    }
+    limit.min(size)
+}
+
+/// Removes an inode in the cut.
+fn bury(core: &Core, cut: &mut Cut, inode: &Arc<Inode>) {
+    let mut meta = inode.meta.write();
+    let ino = inode.ino;
+    let file = inode.file.lock().clone();
+    if let Some(file) = file {
+        let mut map = file.map.write();
+        map.remove_all(ino, &core.allocator, &mut cut.changes, &mut cut.freed);
+    }
+    for name in meta.xattrs.take().unwrap_or_default().into_keys() {
+        cut.changes.push(Change::DelXattr(ino, name));
+    }
+    if meta.stored {
+        cut.changes.push(Change::DelInode(ino));
+    }
+    cut.changes.push(Change::DelOrphan(ino));
+    cut.dead.push(ino);
+    meta.buried = true;
+    inode.included_in.store(cut.seq, Ordering::Release);
+}
+
+fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
+    core.commits.failure()?;
+    if let Err(error) = flush(core) {
+        // What the device dropped is not known, so nothing may be built on it.
+        tracing::error!("{error}; no more changes are accepted until the volume is mounted again");
+        core.commits.fail(error.clone());
+        return Err(error);
+    }
+    if !commit {
+        return Ok(());
+    }
+    match core.store.commit(&cut.changes) {
+        Ok(()) => {
+            core.commits.note_room(None);
+            settle(core, std::mem::take(cut));
+            Ok(())
+        }
+        Err(error) if error.errno() == ENOSPC.errno() => {
+            core.commits.note_room(Some(&error));
+            core.commits.try_later();
+            Err(error)
+        }
+        Err(error) => {
+            tracing::error!(
+                "{error}; no more changes are accepted until the volume is mounted again"
+            );
+            core.commits.fail(error.clone());
+            Err(error)
+        }
+    }
+}
+
+/// Makes what was written to the devices durable.
+fn flush(core: &Core) -> Result<()> {
+    for (device, took) in core.volume.devices().iter().zip(&core.took_data) {
+        if took.swap(false, Ordering::AcqRel)
+            && let Err(error) = device.flush()
+        {
+            took.store(true, Ordering::Release);
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// A cut is durable: memory gives up what the store has now.
+fn settle(core: &Core, cut: Cut) {
+    core.commits.durable.store(cut.seq, Ordering::Release);
+    core.table.set_durable(cut.seq);
+    let mut changes = cut.changes.into_iter().peekable();
+    while let Some(change) = changes.next() {
+        let Some((dir, hash, name)) = entry_of(change) else {
+            continue;
+        };
+        let Some(inode) = core.table.get(dir) else {
+            continue;
+        };
+        let mut meta = inode.meta.write();
+        meta.overlay.settle(hash, name, cut.seq);
+        for _ in 1..SETTLE_ENTRIES {
+            let Some(change) = changes.next_if(|c| directory_of(c) == Some(dir)) else {
+                break;
+            };
+            if let Some((_, hash, name)) = entry_of(change) {
+                meta.overlay.settle(hash, name, cut.seq);
+            }
+        }
+    }
+    for inode in cut.xattrs {
+        let mut meta = inode.meta.write();
+        for xattr in meta.xattrs.iter_mut().flatten().map(|(_, xattr)| xattr) {
+            if xattr.seq <= cut.seq {
+                xattr.value = None;
+            }
+        }
+    }
+    let has_freed = !cut.freed.is_empty();
+    for blocks in cut.freed {
+        core.allocator.release_committed(blocks);
+    }
+    if has_freed {
+        core.leaving.freed();
+    }
+    if core.allocator.has_freed() {
+        core.discards.wake();
+    }
+    for inode in cut.files {
+        inode.give_up_file(cut.seq);
+    }
+    for ino in &cut.dead {
+        core.table.remove(*ino);
+    }
+    core.leaving.remove(&cut.dead);
+    let mut numbers = core.numbers.lock();
+    for ino in cut.dead {
+        numbers.give_back(ino);
+    }
+    drop(numbers);
+    core.table.trim();
+}
+
+fn directory_of(change: &Change) -> Option<Ino> {
+    match change {
+        Change::PutEntry { dir, .. } | Change::DelEntry { dir, .. } => Some(*dir),
+        _ => None,
+    }
+}
+
+fn entry_of(change: Change) -> Option<(Ino, u64, Box<[u8]>)> {
+    match change {
+        Change::PutEntry {
+            dir, hash, name, ..
+        }
+        | Change::DelEntry { dir, hash, name } => Some((dir, hash, name)),
+        _ => None,
+    }
+}

@@ -1,0 +1,118 @@
+//! What the store holds: records of inodes, extents and entries, and the changes of a batch.
+
+use jericho_format::threads::ThreadsOfInode;
+use jericho_volume::{Blocks, SliceId};
+
+use crate::types::{Ino, Kind};
+
+/// Everything durable about an inode but its extents, entries and attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InodeRecord {
+    /// File type.
+    pub kind: Kind,
+    /// Permission bits (07777).
+    pub perm: u16,
+    /// Hard links (directories: 2 + subdirectories).
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Special files.
+    pub rdev: u32,
+    /// Changes each time the number is used again.
+    pub generation: u32,
+    /// Size in bytes that is backed by data on the device; directories: number of entries.
+    pub size: u64,
+    /// Times in nanoseconds since the epoch (i64 seconds in range 1901-2446 at least).
+    pub atime_ns: i128,
+    /// Contents changed.
+    pub mtime_ns: i128,
+    /// Inode changed.
+    pub ctime_ns: i128,
+    /// Created.
+    pub btime_ns: i128,
+    /// Home slice of the data (files) or of what is created below (directories, once decided).
+    pub slice: Option<SliceId>,
+    /// Directories: the placement that the user set here, for what is created from then on.
+    pub placement: Option<SliceId>,
+    /// When threads are moved to the data (files), and what is created below inherits (directories).
+    pub threads: ThreadsOfInode,
+    /// Directories: the parent; files: the directory they were created in (a hint for messages).
+    pub parent: Ino,
+    /// Symbolic links: the target.
+    pub target: Option<Box<[u8]>>,
+}
+
+/// A run of pages of a file and where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First page of the file.
+    pub page: u64,
+    /// Where; `blocks.count` is also the number of pages.
+    pub blocks: Blocks,
+    /// Allocated but never written (fallocate): reads as zeros.
+    pub unwritten: bool,
+}
+
+/// One change of a batch. Applied in order; a later change of the same key wins.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Creates or replaces an inode.
+    PutInode(Ino, InodeRecord),
+    /// Removes an inode (its extents and xattrs are removed by changes of their own).
+    DelInode(Ino),
+    /// Adds an entry. `hash` is the namespace's hash of the name; the key is (dir, hash, name).
+    PutEntry {
+        /// Directory.
+        dir: Ino,
+        /// Hash of the name.
+        hash: u64,
+        /// Name.
+        name: Box<[u8]>,
+        /// Inode that it names.
+        ino: Ino,
+        /// Its type.
+        kind: Kind,
+    },
+    /// Removes an entry.
+    DelEntry {
+        /// Directory.
+        dir: Ino,
+        /// Hash of the name.
+        hash: u64,
+        /// Name.
+        name: Box<[u8]>,
+    },
+    /// Adds or replaces the extent that starts at `extent.page`. Never overlaps others.
+    PutExtent(Ino, Extent),
+    /// Removes the extent that starts at the page.
+    DelExtent(Ino, u64),
+    /// Adds or replaces an extended attribute.
+    PutXattr(Ino, Box<[u8]>, Box<[u8]>),
+    /// Removes one.
+    DelXattr(Ino, Box<[u8]>),
+    /// Marks blocks as used in the durable bitmap.
+    Use(Blocks),
+    /// Marks blocks as free in the durable bitmap.
+    Free(Blocks),
+    /// The inode is open but has no name: remove it at the next mount.
+    PutOrphan(Ino),
+    /// No longer.
+    DelOrphan(Ino),
+    /// A number in the small table of named values (placement cursor, ...).
+    PutValue(&'static str, u64),
+}
+
+/// An entry as stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Hash of the name.
+    pub hash: u64,
+    /// Name.
+    pub name: Box<[u8]>,
+    /// Inode.
+    pub ino: Ino,
+    /// Its type.
+    pub kind: Kind,
+}
