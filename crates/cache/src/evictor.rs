@@ -12,8 +12,9 @@ use foldhash::{HashSet, HashSetExt};
 use jericho_storage::{Completion, Direction, Queue, Transfer};
 
 use crate::effects::Effects;
-use crate::eviction::{self, AgedSweep, EVICTED_AT_ONCE, Residents};
+use crate::eviction;
 use crate::object::Error;
+use crate::replacement::{AgedSweep, Replacement, VICTIMS_AT_ONCE};
 use crate::requests::{Done, SyncJob};
 use crate::scheduler::{perform, retry_waiting};
 use crate::shared::SliceShared;
@@ -384,13 +385,12 @@ impl Evictor {
         }
         let free = shared.lock().frames.free();
         let wanted = limits.free_high.saturating_sub(free);
-        let residents = Residents::new(&context.memory);
         self.replacement
-            .begin(&residents, wanted, limits.frames - free);
-        let mut victims = Vec::with_capacity(EVICTED_AT_ONCE);
+            .begin(&context.memory, wanted, limits.frames - free);
+        let mut victims = Vec::with_capacity(VICTIMS_AT_ONCE);
         loop {
             // Chooses without the lock, because threads that read from the device take it often.
-            let more = self.replacement.choose(&residents, &mut victims);
+            let more = self.replacement.choose(&context.memory, &mut victims);
             let mut effects = Effects::default();
             let mut state = shared.lock();
             let free = eviction::evict(&mut state, context, &mut victims, &mut effects);

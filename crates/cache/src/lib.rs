@@ -25,6 +25,7 @@ mod latched;
 mod latches;
 mod outage;
 mod repair;
+pub mod replacement;
 mod state;
 mod sync;
 mod waiting;

@@ -8,8 +8,9 @@ use jericho_shm::{Flags, Key, SliceMemory};
 
 use crate::context::{Limits, SliceContext};
 use crate::effects::Effects;
-use crate::eviction::{self, AgedSweep, Residents};
+use crate::eviction;
 use crate::object::{Error, Object, PageRun};
+use crate::replacement::{AgedSweep, Replacement};
 use crate::requests::{Fill, GetRequest, Intent, PAGES_PER_GET_MAX, PendingGet, PinnedPages};
 use crate::state::SliceState;
 use crate::sync::{SyncStep, Syncs};
@@ -307,9 +308,9 @@ fn eviction_leaves_pages_that_are_dirty_pinned_or_changed_since_the_choice() {
     slice.write(4, 1);
     let mut victims = vec![];
     let mut sweep = AgedSweep::default();
-    let residents = Residents::new(&slice.context.memory);
-    sweep.begin(&residents, FRAMES, FRAMES);
-    while sweep.choose(&residents, &mut victims) {}
+    let residents = &slice.context.memory;
+    sweep.begin(residents, FRAMES, FRAMES);
+    while sweep.choose(residents, &mut victims) {}
     assert_eq!(victims.len(), 4, "page 4 is dirty");
     // Meanwhile a Get pins page 0, and a writer changes page 1.
     slice.state.pin(slice.entry_of(0).unwrap());

@@ -689,16 +689,15 @@ impl SliceMemory {
         self.stamp(index).load(Ordering::Relaxed) == epoch
     }
 
-    /// Returns the number of epochs since the entry was last marked.
+    /// Returns the epoch at which an entry was last marked as used.
     #[inline]
-    pub fn age(&self, index: u32, epoch: u8) -> u8 {
-        epoch.wrapping_sub(self.stamp(index).load(Ordering::Relaxed))
+    pub fn last_use(&self, index: u32) -> u8 {
+        self.stamp(index).load(Ordering::Relaxed)
     }
 
-    /// Sets the age of an entry.
-    pub fn set_age(&self, index: u32, epoch: u8, age: u8) {
-        self.stamp(index)
-            .store(epoch.wrapping_sub(age), Ordering::Relaxed);
+    /// Changes the epoch at which an entry was last marked.
+    pub fn set_last_use(&self, index: u32, epoch: u8) {
+        self.stamp(index).store(epoch, Ordering::Relaxed);
     }
 
     /// Enters a page that is not in the table, in state FILL. Only the slice calls this, under its lock. The table has room,
