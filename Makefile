@@ -21,7 +21,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants programs lab systemd fuzz conformance soak bench results man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd
+.PHONY: help build demo test model model-mutants programs lab systemd fuzz conformance soak bench results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -36,13 +36,14 @@ help:
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 6 minutes instead of 45)'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
+	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 8 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
 	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd: setup-%:
+setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces: setup-%:
 	@scripts/setup $*
 
 build:
@@ -110,6 +111,12 @@ bench: setup-bench
 
 results:
 	$(CARGO) run --release -p jericho-bench --bin jericho-results -- $(TARGET)/bench/bench.json
+
+# Misses of each kind of replacement. The records stay in the build directory for a second look.
+traces: setup-traces
+	$(CARGO) build --release -p jericho-cache --example replacement
+	scripts/traces $(TARGET)/release/examples/replacement $(TARGET)/traces
+	$(TARGET)/release/examples/replacement $(TARGET)/traces/*.trace
 
 man: build
 	@mkdir -p $(TARGET)/man $(TARGET)/completions
