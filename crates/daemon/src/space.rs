@@ -75,12 +75,12 @@ impl Held {
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+type Retry = Box<dyn FnOnce() + Send>;
 
 /// Requests without a place, which are retried one after the other.
 #[derive(Default)]
 struct Turns {
-    waiting: VecDeque<(usize, Job)>,
+    waiting: VecDeque<(usize, Retry)>,
     bytes: usize,
     /// The thread runs. It ends when no request waits.
     is_running: bool,
@@ -113,7 +113,7 @@ impl SpaceWaits {
 
     /// Queues the job for its turn. Waits while too much data is queued. Returns false when the mount ends or no thread can be
     /// started.
-    fn take_turn(self: &Arc<Self>, bytes: usize, job: Job) -> bool {
+    fn take_turn(self: &Arc<Self>, bytes: usize, job: Retry) -> bool {
         let mut waits = self.waits.lock();
         let is_much = |waits: &mut Waits| {
             let turns = &waits.turns;
@@ -283,7 +283,7 @@ impl SpaceWaits {
         // Kept here in case no thread can be started.
         let kept = Arc::new(Mutex::new(Some(reply)));
         let (waits, taken) = (self.clone(), kept.clone());
-        let body: Job = Box::new(move || {
+        let body: Retry = Box::new(move || {
             let _waiting = waiting;
             let reply = taken.lock().take();
             let run = AssertUnwindSafe(|| {

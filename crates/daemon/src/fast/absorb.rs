@@ -17,7 +17,7 @@ const ABSORB_TRIES: u32 = 8;
 
 /// The changes that clients have made to a file.
 #[derive(Clone, Copy)]
-struct Changes {
+struct InlineChanges {
     size: SizeWord,
     /// A client has written, so the times change.
     written: bool,
@@ -41,18 +41,18 @@ impl Fast {
     }
 
     /// Reads the size and times that clients have changed, and absorbs the pages that the size covers.
-    fn take_changes(&self, slot_file: &SlotFile) -> Changes {
+    fn take_changes(&self, slot_file: &SlotFile) -> InlineChanges {
         let slot = self.slot(slot_file);
         // Reads the size before it drains the rings: the rings then report every page that the size covers.
         let size = slot.size();
         let written = slot.take_modified() != 0;
         self.drain_reports();
-        Changes { size, written }
+        InlineChanges { size, written }
     }
 
     /// Applies the size and times in `changes` to the file. Returns false when the file was truncated after they were
     /// read: that size is stale.
-    fn apply(&self, slot_file: &SlotFile, changes: Changes) -> bool {
+    fn apply(&self, slot_file: &SlotFile, changes: InlineChanges) -> bool {
         let file = &slot_file.file;
         let size = changes.size.bytes();
         if size > file.size() {

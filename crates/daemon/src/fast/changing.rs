@@ -17,16 +17,16 @@ pub(super) struct Changing {
 }
 
 /// A change of a file in progress; ends when dropped.
-pub(super) struct Change<'a> {
+pub(super) struct ChangeGuard<'a> {
     changing: &'a Changing,
     ino: Ino,
 }
 
 impl Changing {
     /// Registers that a change of the file begins.
-    pub fn begin(&self, ino: Ino) -> Change<'_> {
+    pub fn begin(&self, ino: Ino) -> ChangeGuard<'_> {
         *self.files.lock().entry(ino).or_default() += 1;
-        Change {
+        ChangeGuard {
             changing: self,
             ino,
         }
@@ -45,7 +45,7 @@ impl Changing {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         let mut files = self.changing.files.lock();
         if let Some(count) = files.get_mut(&self.ino) {

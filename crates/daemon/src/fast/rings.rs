@@ -7,14 +7,14 @@ use jericho_shm::{Area, Draining, Key, RingReader, Slots, State};
 use parking_lot::Mutex;
 
 /// The report ring of a client and its read position.
-struct Ring {
+struct ReportRing {
     area: Arc<Area>,
     reader: RingReader,
 }
 
 /// The rings of all clients, by owner number.
 pub(super) struct Rings {
-    rings: Box<[Mutex<Option<Ring>>]>,
+    rings: Box<[Mutex<Option<ReportRing>>]>,
     pub draining: Draining,
     /// Reported pages of files that have no slot any more.
     pub closed: Mutex<Vec<Key>>,
@@ -81,7 +81,7 @@ impl Rings {
     /// Adds the ring of a client that has received its area.
     pub fn add(&self, owner: u16, area: Arc<Area>) {
         let reader = RingReader::default();
-        *self.rings[usize::from(owner)].lock() = Some(Ring { area, reader });
+        *self.rings[usize::from(owner)].lock() = Some(ReportRing { area, reader });
     }
 
     /// Removes the ring of a dead client, which was drained.
@@ -101,7 +101,7 @@ impl Rings {
         self.drained.fetch_add(1, Ordering::Relaxed);
         slots.begin_drain(&self.draining, owner);
         let mut keys: Vec<Key> = vec![];
-        if let Some(Ring { area, reader }) = &mut *ring {
+        if let Some(ReportRing { area, reader }) = &mut *ring {
             reader.drain(area, |key| keys.push(key));
         }
         // Reports before `end_drain`: a thread that finds no report relies on that order.

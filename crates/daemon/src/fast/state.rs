@@ -16,7 +16,7 @@ use jericho_shm::{Control, Slot, SlotInfo, Slots};
 use jericho_sys::affinity::CpuMask;
 use parking_lot::Mutex;
 
-use super::changing::{Change, Changing};
+use super::changing::{ChangeGuard, Changing};
 use super::client_table::{ClientStat, ClientTable};
 use super::files::Files;
 use super::keeper_process::{KeeperCommand, KeeperProcess};
@@ -153,7 +153,7 @@ impl Fast {
     }
 
     /// Returns the file's slot, if it has one. A file without a slot gets none until the change is dropped.
-    pub(super) fn begin_change(&self, ino: Ino) -> (Change<'_>, Option<Arc<SlotFile>>) {
+    pub(super) fn begin_change(&self, ino: Ino) -> (ChangeGuard<'_>, Option<Arc<SlotFile>>) {
         let files = self.files.part(ino).read();
         (self.changing.begin(ino), files.get(&ino).cloned())
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// The records of one file's pages. `PAGE` is the page size in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Changes<const PAGE: usize> {
-    pages: BTreeMap<u64, Change<PAGE>>,
+    pages: BTreeMap<u64, PageRecord<PAGE>>,
     /// Pages by the age of their records.
     by_age: BTreeMap<u64, u64>,
     next: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Changes<const PAGE: usize> {
 
 /// The record of a page.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Change<const PAGE: usize> {
+struct PageRecord<const PAGE: usize> {
     /// Identifies this record; a later record of the same page has another id.
     id: u64,
     /// For each byte that has changed since: the value that the kernel was given.
@@ -43,7 +43,7 @@ impl<const PAGE: usize> Changes<PAGE> {
 
     /// Returns all records, ordered by page.
     pub fn all(&self) -> Vec<Recorded> {
-        let name = |(page, change): (&u64, &Change<PAGE>)| (*page, change.id);
+        let name = |(page, change): (&u64, &PageRecord<PAGE>)| (*page, change.id);
         self.pages.iter().map(name).collect()
     }
 
@@ -64,7 +64,7 @@ impl<const PAGE: usize> Changes<PAGE> {
             *next += 1;
             by_age.insert(id, page);
             let given = Box::new([None; PAGE]);
-            Change { id, given }
+            PageRecord { id, given }
         });
         let bytes = change.given[at..].iter_mut().zip(old.iter().zip(new));
         for (given, (old, new)) in bytes {
@@ -135,7 +135,7 @@ impl<const PAGE: usize> Changes<PAGE> {
     }
 
     fn forget_if_same(&mut self, page: u64) {
-        let is_same = |change: &Change<PAGE>| change.given.iter().all(Option::is_none);
+        let is_same = |change: &PageRecord<PAGE>| change.given.iter().all(Option::is_none);
         if self.pages.get(&page).is_some_and(is_same) {
             self.forget(page);
         }
