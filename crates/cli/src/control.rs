@@ -4,7 +4,7 @@ use std::path::Path;
 
 use jericho_daemon::{Stat, Where};
 use jericho_fuse::control::{
-    MOVE, PLACE, Place, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, TRIM, Trim, WHERE,
+    InodePlacement, MOVE, PLACE, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, TRIM, Trim, WHERE,
 };
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
@@ -119,7 +119,7 @@ pub fn where_is(path: &Path) -> Result<Where, Failure> {
 }
 
 /// Returns the configured place of a file.
-pub fn place(path: &Path) -> Result<Place, Failure> {
+pub fn place(path: &Path) -> Result<InodePlacement, Failure> {
     get(path, PLACE)
 }
 

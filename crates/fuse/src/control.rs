@@ -7,7 +7,7 @@
 //! |-------------------|------------------------------------------------|----------------------------------|
 //! | `jericho.stat`    | `Stat` as JSON, at most [`STAT_SLICES_PER_PAGE`] slices (`jericho.stat+N`: from slice N on) | |
 //! | `jericho.where`   | `Where` of this inode as JSON                  |                                  |
-//! | `jericho.place`   | [`Place`] of this inode as JSON                | where new files below go         |
+//! | `jericho.place`   | [`InodePlacement`] of this inode as JSON                | where new files below go         |
 //! | `jericho.threads` |                                                | the policy for migrating threads to its data, or to that of new files below |
 //! | `jericho.sync`    | nothing, after everything written to the volume is durable |                      |
 //! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after about a second: free space from byte FROM on, in runs of at least LEAST bytes | |
@@ -50,7 +50,7 @@ pub const STAT_SLICES_PER_PAGE: usize = 64;
 
 /// The result of `jericho place --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct InodePlacement {
     /// The slice.
     pub slice: SliceId,
     /// Its home node.
@@ -180,7 +180,7 @@ impl Control {
                     Some(_) if threads.is_set_here() => "set here",
                     Some(_) => "inherited",
                 };
-                to_json(&Place {
+                to_json(&InodePlacement {
                     slice,
                     node: self.mounted.node_of_slice(slice).0,
                     explicit,

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use jericho_storage::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
@@ -28,12 +29,12 @@ pub struct SimDevice {
     size_bytes: u64,
     home_node: Option<u32>,
     takes_back: bool,
-    pub(crate) hook: Hook,
-    state: Mutex<State>,
+    hook: Hook,
+    state: Mutex<DeviceState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct DeviceState {
     image: Image,
     plan: FaultPlan,
     counts: Counts,
@@ -44,9 +45,9 @@ struct State {
     logged: u64,
 }
 
-impl State {
-    fn new(image: Image) -> State {
-        State {
+impl DeviceState {
+    fn new(image: Image) -> DeviceState {
+        DeviceState {
             image,
             plan: FaultPlan::default(),
             counts: Counts::default(),
@@ -103,8 +104,29 @@ impl SimDevice {
             home_node: None,
             takes_back: false,
             hook: Hook::default(),
-            state: Mutex::new(State::new(Image::default())),
+            state: Mutex::new(DeviceState::new(Image::default())),
         }
+    }
+
+    /// Runs `before` at the beginning of each later operation, in the thread that requests it. Replaces an earlier `before`.
+    pub fn set_before(&self, before: impl Fn(Operation) + Send + Sync + 'static) {
+        self.hook.set(before);
+    }
+
+    /// Blocks the next operation of a kind. The receiver reports that it has begun. The operation continues when the sender sends
+    /// or is dropped. Replaces an earlier `before` of `set_before`.
+    pub fn block_next(&self, kind: Operation) -> (Receiver<()>, Sender<()>) {
+        let ((begun, has_begun), (go, go_on)) = (channel(), channel());
+        let next = Mutex::new(Some((begun, go_on)));
+        self.set_before(move |operation| {
+            let next = (operation == kind).then(|| next.lock().take()).flatten();
+            if let Some((begun, go_on)) = next {
+                // The test may have ended.
+                let _ = begun.send(());
+                let _ = go_on.recv();
+            }
+        });
+        (has_begun, go)
     }
 
     /// Returns the same device on a NUMA node.
@@ -152,7 +174,7 @@ impl SimDevice {
             home_node: self.home_node,
             takes_back: self.takes_back,
             hook: Hook::default(),
-            state: Mutex::new(State::new(image)),
+            state: Mutex::new(DeviceState::new(image)),
         }
     }
 
@@ -177,7 +199,7 @@ impl SimDevice {
         operation: Operation,
         offset_bytes: u64,
         length_bytes: u64,
-        act: impl FnOnce(&mut State, Option<Effect>) -> Result<(), Cause>,
+        act: impl FnOnce(&mut DeviceState, Option<Effect>) -> Result<(), Cause>,
     ) -> Result<(), IoError> {
         self.hook.run(operation);
         let mut guard = self.state.lock();
@@ -208,11 +230,11 @@ impl SimDevice {
 
     fn decide(
         &self,
-        state: &mut State,
+        state: &mut DeviceState,
         operation: Operation,
         offset_bytes: u64,
         length_bytes: u64,
-        act: impl FnOnce(&mut State, Option<Effect>) -> Result<(), Cause>,
+        act: impl FnOnce(&mut DeviceState, Option<Effect>) -> Result<(), Cause>,
     ) -> Result<(), Cause> {
         let end = offset_bytes.checked_add(length_bytes);
         let are_blocks =

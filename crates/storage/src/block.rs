@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jericho_sys::block::{self, Open};
 
 use crate::handle::{Handle, Kind, Opened};
-use crate::open::{self, OpenError, OpenOptions};
+use crate::opening::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
 /// A whole disk, a partition, or any other block device, with direct I/O.
@@ -28,15 +28,17 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
         exclusive: write,
         ..Open::default()
     };
-    let (file, is_direct) = open::open_direct(path, how)?;
-    let metadata = file.metadata().map_err(open::failed(path, "examine it"))?;
+    let (file, is_direct) = opening::open_direct(path, how)?;
+    let metadata = file
+        .metadata()
+        .map_err(opening::failed(path, "examine it"))?;
     if !metadata.file_type().is_block_device() {
-        return Err(open::wrong_kind(path, metadata.file_type()));
+        return Err(opening::wrong_kind(path, metadata.file_type()));
     }
     let size_bytes =
-        block::device_size_bytes(&file).map_err(open::failed(path, "find out its size"))?;
+        block::device_size_bytes(&file).map_err(opening::failed(path, "find out its size"))?;
     let sector_bytes = block::logical_block_bytes(&file)
-        .map_err(open::failed(path, "find out its sector size"))?;
+        .map_err(opening::failed(path, "find out its sector size"))?;
     if u64::from(sector_bytes) > BLOCK_BYTES {
         return Err(OpenError::Sectors {
             path: path.to_path_buf(),
@@ -44,7 +46,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
         });
     }
     let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
-    let size_bytes = open::usable_size(path, size_bytes, required_bytes)?;
+    let size_bytes = opening::usable_size(path, size_bytes, required_bytes)?;
     let disk = metadata.rdev();
     Ok(Arc::new(Opened {
         handle: Handle::new(

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use jericho_sys::block::{self, Open};
 use jericho_sys::errno;
 
-use crate::open::{self, OpenError};
+use crate::opening::{self, OpenError};
 
 /// Which other processes may use the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Claim {
             write: exclusive,
             ..Open::default()
         };
-        let file = block::open(path, how).map_err(|e| open::failed_open(path, how, e))?;
+        let file = block::open(path, how).map_err(|e| opening::failed_open(path, how, e))?;
         let metadata = file.metadata().map_err(io)?;
         if identity(&metadata) != identity(expected) {
             return Err(io(io::Error::other(
@@ -263,7 +263,7 @@ fn open_exclusively(path: &Path, write: bool) -> Result<File, ClaimError> {
         exclusive: true,
         ..Open::default()
     };
-    block::open(path, how).map_err(|error| open::failed_open(path, how, error).into())
+    block::open(path, how).map_err(|error| opening::failed_open(path, how, error).into())
 }
 
 /// Fails with `OpenError::Busy` when a writer holds a block device.

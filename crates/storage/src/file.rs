@@ -10,7 +10,7 @@ use std::sync::Arc;
 use jericho_sys::block::{self, Open};
 
 use crate::handle::{Handle, Kind, Opened};
-use crate::open::{self, OpenError, OpenOptions};
+use crate::opening::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
 /// A regular file as a device. Uses direct I/O if the filesystem supports it, else the page cache.
@@ -37,10 +37,12 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
         write: !options.read_only,
         ..Open::default()
     };
-    let (file, is_direct) = open::open_direct(path, how)?;
-    let metadata = file.metadata().map_err(open::failed(path, "examine it"))?;
+    let (file, is_direct) = opening::open_direct(path, how)?;
+    let metadata = file
+        .metadata()
+        .map_err(opening::failed(path, "examine it"))?;
     if !metadata.is_file() {
-        return Err(open::wrong_kind(path, metadata.file_type()));
+        return Err(opening::wrong_kind(path, metadata.file_type()));
     }
     let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
     let mut size_bytes = metadata.len();
@@ -48,10 +50,10 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
         .create_size
         .filter(|size| how.write && *size >= BLOCK_BYTES)
     {
-        resize(&file, size_bytes, size).map_err(open::failed(path, "set its size"))?;
+        resize(&file, size_bytes, size).map_err(opening::failed(path, "set its size"))?;
         size_bytes = size;
     }
-    let size_bytes = open::usable_size(path, size_bytes, required_bytes)?;
+    let size_bytes = opening::usable_size(path, size_bytes, required_bytes)?;
     let disk = metadata.dev();
     Ok(Arc::new(Opened {
         handle: Handle::new(
@@ -76,7 +78,7 @@ fn create(path: &Path) -> Result<bool, OpenError> {
     match block::open(path, how) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-        Err(error) => return Err(open::failed(path, "create it")(error)),
+        Err(error) => return Err(opening::failed(path, "create it")(error)),
     }
     // The name must survive a power failure. Otherwise all data flushed later is lost with it.
     let parent = match path.parent() {

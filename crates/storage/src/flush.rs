@@ -16,11 +16,11 @@ use crate::Cause;
 #[derive(Debug, Default)]
 pub(crate) struct Flusher {
     next_ticket: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<FlushState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FlushState {
     /// All flushes with a smaller ticket are done: a sync began after they drew their tickets.
     covered: u64,
     failed: Option<Cause>,

@@ -15,7 +15,7 @@ use jericho_sys::uring::Ring;
 
 use crate::aligned::{AlignedBuffer, is_aligned};
 use crate::flush::Flusher;
-use crate::open::OpenOptions;
+use crate::opening::OpenOptions;
 use crate::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
 
 /// Transfers from unaligned memory go through a bounce buffer of at most this size.
@@ -128,8 +128,8 @@ fn range_of(offset_bytes: u64, length_bytes: u64) -> Range<u64> {
 type Stopped = (usize, Cause);
 
 impl Handle {
-    /// Takes a file or block device that `open::open_direct` opened. `metadata` is the file's; `disk` is the number of the block
-    /// device that stores the bytes; `size_bytes` is usable (see `open::usable_size`).
+    /// Takes a file or block device that `opening::open_direct` opened. `metadata` is the file's; `disk` is the number of the block
+    /// device that stores the bytes; `size_bytes` is usable (see `opening::usable_size`).
     pub(crate) fn new(
         path: &Path,
         (file, is_direct): (File, bool),

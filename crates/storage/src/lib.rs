@@ -11,7 +11,7 @@
 //!
 //! # Where to read on
 //! [`Claim`] holds a device against all other processes. [`open_device`] opens a device by path. `file` and `block` are the two
-//! kinds of devices and share the blocking calls in `handle`. [`open_queue`] chooses between `ring_queue` (io_uring) and
+//! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. [`open_queue`] chooses between `ring_queue` (io_uring) and
 //! `pool_queue` (threads that make blocking calls). `bounce` copies memory that must not change during its write.
 
 #![forbid(unsafe_code)]
@@ -24,11 +24,14 @@ mod file;
 mod flush;
 mod handle;
 mod open;
+mod opening;
 mod pool_queue;
 mod queue;
 mod ring_queue;
+mod transfer;
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,8 +40,9 @@ use jericho_sys::errno;
 pub use aligned::AlignedBuffer;
 pub use claim::{Access, Claim, ClaimError};
 pub use jericho_sys::memory::Segment;
-pub use open::{OpenError, OpenOptions, open_device};
-pub use queue::{QueueError, open_pool_queue, open_queue, open_signalling_queue};
+pub use open::open_device;
+pub use opening::{OpenError, OpenOptions};
+pub use queue::{open_pool_queue, open_queue, open_signalling_queue};
 
 /// Unit of offsets and lengths: each is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -57,6 +61,17 @@ pub struct IoError {
     pub length_bytes: u64,
     /// The cause.
     pub cause: Cause,
+}
+
+/// Why a queue could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} for the I/O queue: {source}")]
+pub struct QueueError {
+    /// For example "start threads".
+    pub action: &'static str,
+    /// The kernel's reason.
+    #[source]
+    pub source: io::Error,
 }
 
 /// Why an operation on a device failed.

@@ -3,8 +3,8 @@
 //! Used for devices without a descriptor, and where io_uring is missing or forbidden (`kernel.io_uring_disabled`, seccomp). Each
 //! transfer is copied once more than with io_uring.
 //!
-//! `Shared::jobs` holds the transfers that no thread has begun. A thread that has finished a transfer puts its completion into
-//! `Shared::done` and rings the owner's doorbell.
+//! `Pool::jobs` holds the transfers that no thread has begun. A thread that has finished a transfer puts its completion into
+//! `Pool::done` and rings the owner's doorbell.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use jericho_sys::doorbell::Doorbell;
 use jericho_sys::{errno, service};
 
+use crate::QueueError;
 use crate::aligned::AlignedBuffer;
-use crate::queue::{QueueError, check, length_bytes, operation};
+use crate::transfer::{check, length_bytes, operation};
 use crate::{Cause, Completion, Device, Direction, IoError, Queue, Segment, Transfer, Wake};
 
 /// Maximum number of threads. More threads would only wait for the same devices.
@@ -27,13 +28,13 @@ const THREADS_MAX: u32 = 8;
 const PIECE_BYTES: usize = 1 << 20;
 
 pub(crate) struct PoolQueue {
-    shared: Arc<Shared>,
+    shared: Arc<Pool>,
     threads: Vec<JoinHandle<()>>,
     why: String,
     in_flight: usize,
 }
 
-struct Shared {
+struct Pool {
     devices: Vec<Arc<dyn Device>>,
     jobs: Mutex<Jobs>,
     jobs_changed: Condvar,
@@ -76,7 +77,7 @@ impl PoolQueue {
             action: "make an eventfd",
             source,
         })?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(Pool {
             devices: devices.to_vec(),
             jobs: Mutex::default(),
             jobs_changed: Condvar::new(),
@@ -119,7 +120,7 @@ impl Drop for PoolQueue {
     }
 }
 
-impl Shared {
+impl Pool {
     /// Runs a thread of the pool.
     fn work(&self) {
         let mut buffer = None;

@@ -18,7 +18,7 @@ use jericho_sys::uring::{Completed, Operation, PushError, Request, Ring};
 
 use crate::bounce::Bounce;
 use crate::handle::{SECTOR_BYTES, stopped_error};
-use crate::queue::{check, length_bytes};
+use crate::transfer::{check, length_bytes};
 use crate::{Cause, Completion, Device, Direction, Queue, Transfer, Wake};
 
 /// Number of transfers that `submit` collects before it starts them. Starting each alone costs a system call each. Leaving all to

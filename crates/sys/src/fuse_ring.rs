@@ -103,23 +103,23 @@ enum Answer {
     Owned(Vec<u8>),
 }
 
-struct Slot {
+struct ReplySlot {
     /// Number of shares that were not returned.
     shares: AtomicU32,
     /// `Some` once the reply was returned.
     answer: Mutex<Option<Answer>>,
 }
 
-struct Shared {
+struct SharedReplies {
     memory: Memory,
     payload_bytes: usize,
-    slots: Box<[Slot]>,
+    slots: Box<[ReplySlot]>,
     /// Entries whose shares were all returned.
     returned: Mutex<Vec<u32>>,
     doorbell: Arc<Doorbell>,
 }
 
-impl Shared {
+impl SharedReplies {
     fn header(&self, index: u32) -> *mut u8 {
         let at = index as usize * HEADER_STRIDE_BYTES;
         self.memory.base.as_ptr().wrapping_add(at)
@@ -149,7 +149,7 @@ impl Shared {
 
 /// The payload of a request.
 pub struct Payload {
-    shared: Arc<Shared>,
+    shared: Arc<SharedReplies>,
     index: u32,
     len: usize,
 }
@@ -171,7 +171,7 @@ impl Drop for Payload {
 /// The duty to answer one request. A drop without an answer answers EIO, because an unanswered request would block its program
 /// for ever.
 pub struct Reply {
-    shared: Arc<Shared>,
+    shared: Arc<SharedReplies>,
     index: u32,
     /// Bytes of the payload that may be written: 0 if there may be a [`Payload`].
     room: usize,
@@ -259,7 +259,7 @@ pub struct Received {
 /// The entries of some queues, and the ring through which their requests come. Belongs to the thread that waits first.
 pub struct FuseRing {
     ring: IoUring<Entry128>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedReplies>,
     /// The queue of each entry.
     queues: Vec<u16>,
     /// The commit id of the request in each entry.
@@ -299,11 +299,11 @@ impl FuseRing {
         // One command of each entry, and the poll of the doorbell.
         let ring = builder.build((entries as u32 + 1).next_power_of_two())?;
         let headers = (entries * HEADER_STRIDE_BYTES).next_multiple_of(4096);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedReplies {
             memory: Memory::new(headers + entries * payload_bytes)?,
             payload_bytes,
             slots: (0..entries)
-                .map(|_| Slot {
+                .map(|_| ReplySlot {
                     shares: AtomicU32::new(0),
                     answer: Mutex::new(None),
                 })

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::id::NodeId;
 use crate::locality::Locality;
 use crate::machine::{Machine, nearest};
-use crate::{Node, NodeId, Topology};
+use crate::nodes::{Node, Topology};
 
 /// A node before its nearest nodes are known.
 pub(crate) struct Draft {

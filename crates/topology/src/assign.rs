@@ -4,10 +4,10 @@
 //! that measurements on a real machine stay meaningful. Every CPU is assigned. If there are enough CPUs, each is assigned once
 //! and every node gets at least one. With more nodes than CPUs, the remaining nodes share CPUs round robin.
 
-use crate::Topology;
 use crate::assemble::{Draft, assemble};
 use crate::locality::Locality;
 use crate::machine::{DISTANCE_LOCAL, DISTANCE_REMOTE, Machine};
+use crate::nodes::Topology;
 
 /// Returns the topology of `count` (1 to `NODES_MAX`) virtual nodes on `machine`.
 pub(crate) fn virtual_nodes(machine: &Machine, count: usize) -> Topology {

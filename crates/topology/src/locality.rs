@@ -14,7 +14,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::{NodeId, Topology};
+use crate::id::NodeId;
 
 /// Maximum depth of stacked devices. Devices are stacked a few levels deep; a deeper stack means a cycle of links.
 const STACK_DEPTH_MAX: usize = 16;
@@ -44,7 +44,7 @@ impl Locality {
         self.devices.push((path_or_name, node));
     }
 
-    fn of_path(&self, path: &Path, depth: usize) -> Option<NodeId> {
+    pub(crate) fn of_path(&self, path: &Path, depth: usize) -> Option<NodeId> {
         let path = canonical(path)?;
         if let Some(node) = self.given_for_path(&path) {
             return Some(node);
@@ -168,7 +168,7 @@ impl Locality {
         None
     }
 
-    fn of_nic(&self, name: &str, depth: usize) -> Option<NodeId> {
+    pub(crate) fn of_nic(&self, name: &str, depth: usize) -> Option<NodeId> {
         if let Some(node) = self.node_by_nic.get(name) {
             return Some(*node);
         }
@@ -191,22 +191,6 @@ impl Locality {
                 .iter()
                 .map(|link| self.of_nic(&name_of(link)?, depth + 1)),
         )
-    }
-}
-
-impl Topology {
-    /// Returns the home node of a block device, or of the device that holds the filesystem of a file or directory. For a file
-    /// that does not exist yet, uses its directory. Returns `None` if the node is unknown: the kernel does not tell, the devices
-    /// below are on different nodes, or the topology is virtual and its file does not name the device. For a device on a node
-    /// that this process may not use, returns the nearest allowed one. Makes system calls, so it must not be called for each
-    /// request.
-    pub fn node_of_block_device(&self, path: &Path) -> Option<NodeId> {
-        self.locality.of_path(path, 0)
-    }
-
-    /// Returns the home node of a network interface, by name. Has the same limits as [`Topology::node_of_block_device`].
-    pub fn node_of_nic(&self, name: &str) -> Option<NodeId> {
-        self.locality.of_nic(name, 0)
     }
 }
 

@@ -14,7 +14,8 @@ use std::path::Path;
 use crate::assemble::{Draft, assemble, node_id};
 use crate::locality::Locality;
 use crate::machine::{Machine, default_distances};
-use crate::{Topology, TopologyError, assign};
+use crate::nodes::Topology;
+use crate::{TopologyError, assign};
 use parse::{NodeLine, Statements};
 
 /// Maximum size of a topology file. A device or a volume given by mistake is not read into memory.

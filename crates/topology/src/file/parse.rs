@@ -5,9 +5,10 @@ use std::path::Path;
 
 use super::token::{Token, tokens};
 use super::value::{At, Word, Wrong, key_value, number, size_bytes};
+use crate::TopologyError;
+use crate::id::NODES_MAX;
 use crate::list::parse_list;
 use crate::machine::{DISTANCE_LOCAL, Machine};
-use crate::{NODES_MAX, TopologyError};
 
 /// Largest ACPI distance of a reachable node.
 const DISTANCE_MAX: u32 = 254;
