@@ -21,13 +21,10 @@ mod access;
 mod descriptors;
 pub mod fd;
 pub mod hit;
-mod inline;
 pub mod migration;
 mod session;
-mod source;
 pub mod sync;
 mod thread;
 
 pub use descriptors::ReadAhead;
-pub use inline::{read, write};
 pub use session::death;

@@ -1,5 +1,6 @@
 //! Reads: cached pages inline, and missing pages through the slice, which calls back.
 
+use std::io::IoSliceMut;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_fs::{File, Layout};
-use jericho_shm::{Segments, Turns};
+use jericho_shm::{Key, Segments, TargetParts, Turns};
 
 use crate::fast::{LockedOut, ReadGuard, SlotFile, Waited};
 use crate::handle::Handle;
@@ -308,7 +309,12 @@ impl Mounted {
             let slice = self.slice(slice);
             let len = (bytes.end - bytes.start) as usize;
             let out = &mut out[done..done + len];
-            let copied = jericho_client::read(slice.memory(), ino, bytes.start, out, slice.epoch());
+            let memory = slice.memory();
+            let (mut parts, epoch) = ([IoSliceMut::new(out)], slice.epoch());
+            let target = TargetParts::new(&mut parts);
+            let mark = |index| memory.touch(index, epoch);
+            let copied = memory.read_bytes(Key::new(ino, 0), bytes.start, len, target, mark);
+            let copied = copied.map_or_else(|(copied, _)| copied, |()| len);
             done += copied;
             if copied < len {
                 break;

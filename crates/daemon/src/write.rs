@@ -1,6 +1,9 @@
 //! Writes: inline if the pages are cached and backed, otherwise through the slice. A write keeps a copy of its data and continues
 //! later only if it has to fetch a page, or if too many pages are dirty.
 
+use std::cell::OnceCell;
+use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::{Arc, mpsc};
 
 use jericho_cache::{Grant, Intent, OWNER_DAEMON, PAGES_PER_GET_MAX, Slice};
@@ -8,6 +11,7 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use jericho_fs::types::SliceId;
 use jericho_fs::{Error, Result};
 use jericho_fs::{File, Writing};
+use jericho_shm::{Key, SourceParts, Writer};
 
 use crate::fast::WriteGuard;
 use crate::handle::Handle;
@@ -53,6 +57,38 @@ enum Step {
     /// Pages have to be fetched, or too many pages are dirty.
     Wait,
     Failed(Error),
+}
+
+/// Writes `data` at `at` of a file as far as its pages in the slice are cached and backed. Returns the number of bytes written.
+/// Tells the slice which pages became dirty, neighbours together.
+fn hit(slice: &Slice, file: &Arc<File>, at: u64, data: &[u8]) -> usize {
+    let object = OnceCell::new();
+    let mut dirtied = 0..0;
+    let tell = |pages: &Range<u64>| {
+        if !pages.is_empty() {
+            let object = object.get_or_init(|| file.object());
+            slice.dirtied(object, pages.start, (pages.end - pages.start) as u32);
+        }
+    };
+    let written = slice.memory().write_bytes(
+        Key::new(file.ino(), 0),
+        at,
+        data.len(),
+        SourceParts::new(&[IoSlice::new(data)]),
+        Writer::daemon(OWNER_DAEMON),
+        slice.epoch(),
+        // Only a program has to notice that the daemon changes the file meanwhile.
+        |_| true,
+        |key| {
+            if key.page() != dirtied.end {
+                tell(&dirtied);
+                dirtied = key.page()..key.page();
+            }
+            dirtied.end += 1;
+        },
+    );
+    tell(&dirtied);
+    written.map_or_else(|(done, _)| done, |()| data.len())
 }
 
 /// Returns where a write begins. An append begins at the file's size. Its offset may be stale: the kernel fills in the size
@@ -287,17 +323,8 @@ impl Progress {
         let rest = self.offset + self.done as u64..self.offset + data.len() as u64;
         for (slice, bytes) in self.handle.file.layout().parts(rest) {
             let (file, slice) = (&self.handle.file, self.mounted.slice(slice));
-            let object = std::cell::OnceCell::new();
             let (at, len) = (bytes.start, (bytes.end - bytes.start) as usize);
-            let hit = jericho_client::write(
-                slice.memory(),
-                file.ino(),
-                at,
-                &data[self.done..self.done + len],
-                OWNER_DAEMON,
-                slice.epoch(),
-                |first, count| slice.dirtied(object.get_or_init(|| file.object()), first, count),
-            );
+            let hit = hit(slice, file, at, &data[self.done..self.done + len]);
             if hit > 0 {
                 slice.count((at + hit as u64).div_ceil(PAGE_BYTES) - at / PAGE_BYTES, 0);
                 self.done += hit;

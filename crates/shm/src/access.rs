@@ -3,8 +3,24 @@
 //! Does not know where the bytes are, so that the model checker goes through the same steps.
 
 use crate::entry::{Entry, Flags, State};
-use crate::memory::Miss;
 use crate::sync::{Ordering, fence};
+
+/// Why a page was not read or written inline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// The page is not in the cache, or not filled yet.
+    Absent,
+    /// No space is reserved for the page: a write has to go through the daemon.
+    Unbacked,
+    /// A writer held the latch for too long.
+    Busy,
+    /// The writer lost its latch: it held the latch for too long, or its signal handler gave it up. The page is not written.
+    Broken,
+    /// The file has changed since the writer checked it. The page is not written.
+    Changed,
+    /// The page is clean, and the writer's ring has no room to report it as dirty. The page is not written.
+    NoRoom,
+}
 
 /// Fences before the calling thread fills a frame of the slice. The frame held another page before. A reader of that page that
 /// sees bytes of the new one must also see that the old one is gone. The fence of `Entry::insert` orders only the thread that
@@ -37,14 +53,15 @@ pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
 
 /// Calls `copy`, which copies out of the frame of `seen`, the state that a lookup found. Returns `Some` when the copied bytes
 /// were the page's at one instant, and `None` when another thread changed them meanwhile.
-#[inline]
+#[inline(always)]
 pub(crate) fn try_read(
     entry: &Entry,
     seen: State,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<()>, Miss> {
-    check_readable(seen)?;
-    if seen.has(Flags::LATCH) {
+    // Most pages are readable, and one comparison finds that.
+    if !seen.is_readable() {
+        check_readable(seen)?;
         return Ok(None);
     }
     copy(seen.frame())?;

@@ -10,6 +10,7 @@ mod area;
 mod call;
 mod control;
 mod entry;
+mod hit;
 mod intent;
 pub mod keep;
 mod lent;
@@ -18,6 +19,7 @@ mod memory;
 #[cfg(all(test, loom))]
 mod model;
 mod owners;
+mod parts;
 mod prefetch;
 mod reports;
 mod ring;
@@ -25,6 +27,7 @@ mod slots;
 mod sync;
 mod wish;
 
+pub use access::Miss;
 pub use ahead::Ahead;
 pub use area::{Access, Area, BLOCKS, Counter, MARKS, RING_KEYS};
 pub use call::{
@@ -33,14 +36,15 @@ pub use call::{
 };
 pub use control::{Control, SlotInfo, SlotWord};
 pub use entry::{Entry, Flags, Key, State};
+pub use hit::Hit;
 pub use intent::Writer;
 pub use lent::{Lent, SlotLock};
 pub use lock::{HELD_MAX, Holding, Lock, WAIT_MAX};
 pub use memory::{
-    BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, Hit, Miss, SliceMemory, WAYS,
-    bookkeeping_bytes,
+    BOOKKEEPING_BYTES_PER_PAGE_MAX, Found, Geometry, SliceMemory, WAYS, bookkeeping_bytes,
 };
 pub use owners::Owners;
+pub use parts::{SourceParts, TargetParts, is_in_page, pieces};
 pub use reports::Draining;
 pub use ring::RingReader;
 pub use slots::{

@@ -1,4 +1,4 @@
-//! The segments of one slice, and the lookups, optimistic reads and latched writes over them.
+//! The segments of one slice, and the lookups in them. Reads and writes of found pages: `hit`.
 //!
 //! Three segments: *table* (entries, then overflow counts), *stamps* (one byte per entry), *frames*. A page's home line follows
 //! from its key. If that line is full, the page goes to the next line that has room, and every full line in between counts it, so
@@ -14,9 +14,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 use jericho_format::PAGE_BYTES;
 use jericho_sys::memory::Mapping;
 
-use crate::access::{before_fill, check_writable, try_read, try_write, try_write_own};
+use crate::access::{Miss, before_fill, check_writable};
 use crate::entry::{Entry, Key, State};
-use crate::intent::Writer;
 use crate::prefetch;
 
 /// Entries in a line.
@@ -25,8 +24,6 @@ const PAGE: usize = PAGE_BYTES as usize;
 /// Most full lines between an entry and its home. A third of all entries is free, so an honest table has fewer (some 240 in the
 /// largest). Entries further away come from a malicious client, and a search for them would read the whole table.
 const PASSED_MAX: u32 = 4096;
-/// Polls of a reader or writer before it yields to the holder of a latch.
-const SPINS: u32 = 64;
 
 /// Size of a slice's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,23 +68,6 @@ pub fn bookkeeping_bytes(frames: u32) -> u64 {
     (g.table_bytes() + g.entries() as usize) as u64
 }
 
-/// Why a page was not read or written inline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Miss {
-    /// The page is not in the cache, or not filled yet.
-    Absent,
-    /// No space is reserved for the page: a write has to go through the daemon.
-    Unbacked,
-    /// A writer held the latch for too long.
-    Busy,
-    /// The writer lost its latch: it held the latch for too long, or its signal handler gave it up. The page is not written.
-    Broken,
-    /// The file has changed since the writer checked it. The page is not written.
-    Changed,
-    /// The page is clean, and the writer's ring has no room to report it as dirty. The page is not written.
-    NoRoom,
-}
-
 /// An entry that held the key at the moment of the lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
@@ -95,24 +75,6 @@ pub struct Found {
     pub index: u32,
     /// State at the lookup.
     pub state: State,
-}
-
-/// An entry whose page was read.
-#[derive(Clone, Copy, Debug)]
-pub struct Hit {
-    /// Index in the table.
-    pub index: u32,
-    /// Whether it is marked as used at the present epoch.
-    pub marked: bool,
-}
-
-/// A written page.
-#[derive(Clone, Copy, Debug)]
-pub struct Written {
-    /// The page was clean before, so the writer must report it.
-    pub was_clean: bool,
-    /// The frame that holds the page.
-    pub frame: u32,
 }
 
 /// The memory of one slice.
@@ -221,7 +183,7 @@ impl SliceMemory {
 
     /// Remembers a frame whose writer lost the latch and has ended its copy.
     #[cold]
-    fn put_copied(&self, frame: u32) {
+    pub(crate) fn put_copied(&self, frame: u32) {
         for copied in &self.copied {
             let put = copied.compare_exchange(0, frame + 1, Ordering::Relaxed, Ordering::Relaxed);
             if put.is_ok() {
@@ -394,7 +356,7 @@ impl SliceMemory {
     }
 
     #[inline(always)]
-    fn find_in(&self, line: u32, key: Key) -> Option<(Found, &Entry)> {
+    pub(crate) fn find_in(&self, line: u32, key: Key) -> Option<(Found, &Entry)> {
         let entries = self.line(line);
         // Sums instead of jumps: the CPU cannot predict a page's place in its line, and a wrong prediction costs more than
         // everything else here. If a malicious client has put the key there twice, this finds some entry.
@@ -408,7 +370,7 @@ impl SliceMemory {
 
     /// Does the same as `lookup`, and returns the entry, too.
     #[inline]
-    fn find(&self, key: Key) -> Option<(Found, &Entry)> {
+    pub(crate) fn find(&self, key: Key) -> Option<(Found, &Entry)> {
         let home = self.home_line(key);
         // Most pages lie in their home line.
         match self.find_in(home, key) {
@@ -440,180 +402,6 @@ impl SliceMemory {
         Some(self.find(key)?.0)
     }
 
-    /// Copies bytes `[offset, offset + out.len())` of a page, if it is in the cache, and marks it as used at `epoch`. On `Ok` the
-    /// bytes were the page's at one instant; otherwise `out` holds nothing of use.
-    #[inline]
-    pub fn read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Result<(), Miss> {
-        let index = self.read_unmarked(key, offset, out)?;
-        self.touch(index, epoch);
-        Ok(())
-    }
-
-    /// Does the same as `read`, but leaves the mark to the caller, which may not write stamps. Returns the entry's index.
-    #[inline]
-    pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
-        let mut polls = 0;
-        loop {
-            let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
-            let copy = |frame| self.copy_out(frame, offset, out);
-            if try_read(entry, state, copy)?.is_some() {
-                return Ok(index);
-            }
-            polls = pause(polls)?;
-        }
-    }
-
-    /// Does the same as `read_unmarked` for a page that lies in its home line `line` (see `home_line`) and that no writer is
-    /// changing. Returns `None` for any other page, and when the page changed meanwhile. Leaves the mark to the caller. `guess`
-    /// is the frame that probably holds the page. If the guess is right, the CPU begins to copy before the table has answered. If
-    /// not, this passes the right frame to `learn`.
-    #[inline(always)]
-    pub fn try_read(
-        &self,
-        line: u32,
-        key: Key,
-        guess: u32,
-        learn: impl FnOnce(u32),
-        offset: usize,
-        out: &mut [u8],
-    ) -> Option<Hit> {
-        let (Found { index, state }, entry) = self.find_in(line, key)?;
-        if !state.is_readable() {
-            return None;
-        }
-        // The CPU predicts this branch, and then copies from an address that does not depend on the table.
-        let frame = if state.frame() == guess {
-            prefetch::unrelated(guess)
-        } else {
-            learn(state.frame());
-            state.frame()
-        };
-        self.copy_out(frame, offset, out).ok()?;
-        if !entry.state_after_copy().is_same_page(state) {
-            return None;
-        }
-        // SAFETY: `find_in` returns an index below the number of entries; as in `stamp`.
-        let stamp = unsafe {
-            self.begins
-                .stamps
-                .cast::<AtomicU8>()
-                .add(index as usize)
-                .as_ref()
-        };
-        Some(Hit {
-            index,
-            marked: stamp.load(Ordering::Relaxed) == self.epoch(),
-        })
-    }
-
-    /// Does the same as `write_if` for a page that lies in its home line `line` (see `home_line`) and whose latch is free.
-    /// Returns `None` for any other page, and when the page was not written.
-    #[inline(always)]
-    pub fn try_write(
-        &self,
-        line: u32,
-        key: Key,
-        offset: usize,
-        data: &[u8],
-        writer: Writer<'_>,
-        still: impl Fn() -> bool,
-    ) -> Option<Written> {
-        let (found, entry) = self.find_in(line, key)?;
-        let Found { index, state } = found;
-        let written = self.write_found(entry, found, offset, data, writer, still);
-        let was_clean = written.ok()??;
-        self.touch(index, self.epoch());
-        let frame = state.frame();
-        Some(Written { was_clean, frame })
-    }
-
-    /// Writes into the frame of `found`, which a lookup found in `entry`, as `access::try_write` does, if `still` returns true
-    /// under the latch.
-    #[inline(always)]
-    fn write_found(
-        &self,
-        entry: &Entry,
-        found: Found,
-        offset: usize,
-        data: &[u8],
-        writer: Writer<'_>,
-        still: impl Fn() -> bool,
-    ) -> Result<Option<bool>, Miss> {
-        let seen = found.state;
-        writer.about_to_latch(found.index);
-        // Prefetches before the latch: no access of the copy passes its locked instruction.
-        self.fetch(seen.frame(), offset, data.len());
-        let has_room = || writer.can_report();
-        let copy = |frame| match still() {
-            true => self.overwrite(frame, offset, data),
-            false => Err(Miss::Changed),
-        };
-        let written = try_write(entry, seen, writer.owner(), has_room, copy);
-        if written == Err(Miss::Broken) {
-            self.put_copied(seen.frame());
-        }
-        written
-    }
-
-    /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was clean before, so the
-    /// caller must report it as dirty.
-    #[inline]
-    pub fn write(
-        &self,
-        key: Key,
-        offset: usize,
-        data: &[u8],
-        owner: u16,
-        epoch: u8,
-    ) -> Result<bool, Miss> {
-        self.write_if(key, offset, data, Writer::daemon(owner), epoch, || true)
-    }
-
-    /// Does the same as `write`, if `still` returns true under the latch; otherwise fails with `Changed`. `still` sees all
-    /// changes that the daemon made before its own latch on the page.
-    #[inline]
-    pub fn write_if(
-        &self,
-        key: Key,
-        offset: usize,
-        data: &[u8],
-        writer: Writer<'_>,
-        epoch: u8,
-        still: impl Fn() -> bool,
-    ) -> Result<bool, Miss> {
-        let mut polls = 0;
-        loop {
-            let (found, entry) = self.find(key).ok_or(Miss::Absent)?;
-            let written = self.write_found(entry, found, offset, data, writer, &still)?;
-            if let Some(was_clean) = written {
-                self.touch(found.index, epoch);
-                return Ok(was_clean);
-            }
-            polls = pause(polls)?;
-        }
-    }
-
-    /// Does the same as `write` for the daemon, which has reserved space for the page and needs no BACKED.
-    pub fn write_own(
-        &self,
-        key: Key,
-        offset: usize,
-        data: &[u8],
-        owner: u16,
-        epoch: u8,
-    ) -> Result<bool, Miss> {
-        let mut polls = 0;
-        loop {
-            let (Found { index, state }, entry) = self.find(key).ok_or(Miss::Absent)?;
-            let copy = |frame| self.overwrite(frame, offset, data);
-            if let Some(was_clean) = try_write_own(entry, state, owner, copy)? {
-                self.touch(index, epoch);
-                return Ok(was_clean);
-            }
-            polls = pause(polls)?;
-        }
-    }
-
     /// Returns whether a client could write the page now without asking the slice.
     #[inline]
     pub fn is_writable_page(&self, key: Key) -> Result<(), Miss> {
@@ -640,7 +428,7 @@ impl SliceMemory {
 
     /// Copies into a frame whose latch is held.
     #[inline(always)]
-    fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
+    pub(crate) fn overwrite(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
         let to = self.frame_to_write(frame, offset, data.len())?;
         // SAFETY: the bytes lie in the segment of the frames, which stays mapped while `self` lives and may be written
         // (`frame_to_write`). They cannot overlap `data`, because no code borrows the segment's bytes.
@@ -681,6 +469,24 @@ impl SliceMemory {
         if stamp.load(Ordering::Relaxed) != epoch {
             stamp.store(epoch, Ordering::Relaxed);
         }
+    }
+
+    /// Returns whether the entry is marked as used at the present epoch.
+    ///
+    /// # Safety
+    ///
+    /// `index` is below the number of entries, as each index from `find_in`.
+    #[inline(always)]
+    pub(crate) unsafe fn is_marked_now(&self, index: u32) -> bool {
+        // SAFETY: the caller's promise; the stamps segment has a byte for each entry and stays mapped while `self` lives.
+        let stamp = unsafe {
+            self.begins
+                .stamps
+                .cast::<AtomicU8>()
+                .add(index as usize)
+                .as_ref()
+        };
+        stamp.load(Ordering::Relaxed) == self.epoch()
     }
 
     /// Returns whether the entry is marked as used at `epoch`.
@@ -772,19 +578,6 @@ impl SliceMemory {
         }
         true
     }
-}
-
-/// Spins, then yields, then gives up: a descheduled holder needs the CPU that spinning would use.
-#[cold]
-fn pause(polls: u32) -> Result<u32, Miss> {
-    if polls < SPINS {
-        std::hint::spin_loop();
-    } else if polls < SPINS * 4 {
-        std::thread::yield_now();
-    } else {
-        return Err(Miss::Busy);
-    }
-    Ok(polls + 1)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -16,9 +16,8 @@ mod writers;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use crate::access::{try_read, try_write};
+use crate::access::{Miss, try_read, try_write};
 use crate::entry::{Entry, Flags, Key, State};
-use crate::memory::Miss;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a frame.

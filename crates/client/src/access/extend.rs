@@ -1,13 +1,11 @@
 //! Writes beyond the end of a file.
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_shm::{SizeWord, SlotInfo};
+use jericho_shm::{SizeWord, SlotInfo, SourceParts, pieces};
 
 use super::kept::{Begun, Failed};
 use super::put::report;
-use crate::inline::pieces;
 use crate::session::{HeldLock, InlineFile, Why};
-use crate::source::Source;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -17,7 +15,7 @@ impl<'a> InlineFile<'a> {
         &self,
         at: u64,
         len: usize,
-        source: Source<'_, '_>,
+        source: SourceParts<'_, '_>,
     ) -> Result<(), Failed<'a>> {
         self.may_grow()?;
         let end = at + len as u64;
@@ -29,7 +27,7 @@ impl<'a> InlineFile<'a> {
     }
 
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at the end of the file, all or none. Returns the new end.
-    pub fn append(&self, len: usize, source: Source<'_, '_>) -> Result<u64, Why> {
+    pub fn append(&self, len: usize, source: SourceParts<'_, '_>) -> Result<u64, Why> {
         self.may_write()?;
         self.may_grow()?;
         let (extend, seen) = self.lock_size()?;
@@ -73,7 +71,7 @@ impl<'a> InlineFile<'a> {
         seen: SizeWord,
         at: u64,
         len: usize,
-        source: Source<'_, '_>,
+        source: SourceParts<'_, '_>,
         append: bool,
     ) -> Result<(), Failed<'a>> {
         let (old, end) = (seen.bytes(), at + len as u64);

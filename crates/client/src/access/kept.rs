@@ -5,10 +5,9 @@
 //! reader sees the first half alone. If another write over both halves came in between, or the file was truncated, the library
 //! makes the whole write once more.
 
-use jericho_shm::{Lent, Miss, Segments, Slot, SlotInfo};
+use jericho_shm::{Lent, Miss, Segments, Slot, SlotInfo, is_in_page};
 use jericho_sys::files;
 
-use crate::inline::is_in_page;
 use crate::session::{HeldLock, InlineFile, LockedRange, Session, Why};
 use crate::thread;
 

@@ -1,13 +1,12 @@
 //! Writes to cached pages under the locks of a write.
 
-use jericho_format::PAGE_BYTES;
-use jericho_shm::{Key, RangeHeld, Segments, SizeWord, Slot, Writer};
+use jericho_shm::{
+    Key, RangeHeld, Segments, SizeWord, Slot, SourceParts, Writer, is_in_page, pieces,
+};
 use jericho_sys::files;
 
 use super::kept::{Begun, Failed};
-use crate::inline::{is_in_page, pieces};
 use crate::session::{InlineFile, LockedRange, Session, Why};
-use crate::source::Source;
 use crate::thread;
 
 impl<'a> InlineFile<'a> {
@@ -35,7 +34,7 @@ impl<'a> InlineFile<'a> {
         seen: SizeWord,
         at: u64,
         len: usize,
-        source: Source<'_, '_>,
+        source: SourceParts<'_, '_>,
     ) -> Result<(), Failed<'a>> {
         // Only a truncation matters: other writers may extend the file.
         let removals = self.slot.removals();
@@ -90,39 +89,21 @@ impl<'a> InlineFile<'a> {
         &self,
         at: u64,
         len: usize,
-        mut source: Source<'_, '_>,
+        source: SourceParts<'_, '_>,
         still: impl Fn(u64) -> bool,
     ) -> Result<(), (usize, Why)> {
         let epoch = self.memory.epoch();
         let writer = self.writer().ok_or((0, Why::Withheld))?;
-        let (mut done, mut ring) = (0, false);
-        let mut result = Ok(());
-        let end = at + len as u64;
-        for (page, within, len) in pieces(at, len) {
-            let key = self.key.with_page(page);
-            if (page + 1) * PAGE_BYTES < end {
-                self.memory.fetch_page(self.key.with_page(page + 1));
-            }
-            let written = source.next(len, |bytes| {
-                self.memory.write_if(key, within, bytes, writer, epoch, || {
-                    still(page * PAGE_BYTES)
-                })
-            });
-            match written {
-                // Reports the page before the write is acknowledged and before the size covers it.
-                Ok(true) => ring |= self.session.report(key),
-                Ok(false) => {}
-                Err(miss) => {
-                    result = Err((done, miss.into()));
-                    break;
-                }
-            }
-            done += len;
-        }
+        let mut ring = false;
+        // Reports each page before the write is acknowledged and before the size covers it.
+        let report = |key| ring |= self.session.report(key);
+        let written = self
+            .memory
+            .write_bytes(self.key, at, len, source, writer, epoch, still, report);
         if ring {
             self.session.slots.ring();
         }
-        result
+        written.map_err(|(done, miss)| (done, miss.into()))
     }
 
     /// Sets the mark of inline writes, unless it is set. The daemon gives the file the time at which it takes the mark, which is

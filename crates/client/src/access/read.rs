@@ -4,11 +4,9 @@ use std::io::IoSliceMut;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Segments, SizeWord, Turns};
+use jericho_shm::{Miss, Segments, SizeWord, TargetParts, Turns, is_in_page};
 
-use crate::inline::{is_in_page, pieces};
 use crate::session::{InlineFile, Why};
-use crate::source::Target;
 use crate::thread::{self, Thread};
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -165,13 +163,7 @@ impl InlineFile<'_> {
                 return Ok(None);
             }
         }
-        let (mut target, epoch) = (Target::new(parts), self.memory.epoch());
-        for (page, within, len) in pieces(at, len) {
-            let key = self.key.with_page(page);
-            // Reads each page once, also into several parts: its bytes belong to one instant.
-            let read = target.next(len, |out| self.memory.read_unmarked(key, within, out));
-            self.mark(read?, epoch);
-        }
+        self.read_hits(at, len, parts).map_err(|(_, miss)| miss)?;
         if turns.is_some_and(|turns| !self.slot.is_turn(&turns)) {
             return Ok(None);
         }
@@ -186,18 +178,24 @@ impl InlineFile<'_> {
     }
 
     fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>) {
-        let epoch = self.memory.epoch();
-        let mut done = 0;
-        for (page, within, len) in pieces(at, out.len()) {
-            let key = self.key.with_page(page);
-            let out = &mut out[done..done + len];
-            match self.memory.read_unmarked(key, within, out) {
-                Ok(index) => self.mark(index, epoch),
-                Err(miss) => return (done, Some(miss.into())),
-            }
-            done += len;
+        let len = out.len();
+        let mut parts = [IoSliceMut::new(out)];
+        match self.read_hits(at, len, &mut parts) {
+            Ok(()) => (len, None),
+            Err((done, miss)) => (done, Some(miss.into())),
         }
-        (done, None)
+    }
+
+    /// Copies bytes `[at, at + len)` as far as their pages hit. Fails with the number of bytes before the miss.
+    fn read_hits(
+        &self,
+        at: u64,
+        len: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<(), (usize, Miss)> {
+        let (target, epoch) = (TargetParts::new(parts), self.memory.epoch());
+        self.memory
+            .read_bytes(self.key, at, len, target, |index| self.mark(index, epoch))
     }
 
     #[inline(always)]

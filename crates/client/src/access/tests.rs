@@ -2,13 +2,14 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
-use jericho_shm::{Area, Control, Flags, Key, Miss, Segments, SliceMemory, Slot, SlotInfo, Slots};
+use jericho_shm::{
+    Area, Control, Flags, Key, Miss, Segments, SliceMemory, Slot, SlotInfo, Slots, SourceParts,
+    pieces,
+};
 
 use super::kept::Begun;
 use super::*;
-use crate::inline::pieces;
 use crate::session::{self, InlineFile, Session, Why};
-use crate::source::Source;
 use crate::thread::{self, Doing};
 
 const PAGE: usize = 4096;
@@ -103,12 +104,12 @@ fn file(session: &Session) -> InlineFile<'_> {
 }
 
 fn write(file: InlineFile<'_>, at: u64, data: &[u8]) -> Result<(), Why> {
-    let written = file.write(at, data.len(), Source::new(&[IoSlice::new(data)]));
+    let written = file.write(at, data.len(), SourceParts::new(&[IoSlice::new(data)]));
     written.map_err(|failed| failed.why)
 }
 
 fn append(file: InlineFile<'_>, data: &[u8]) -> Result<u64, Why> {
-    file.append(data.len(), Source::new(&[IoSlice::new(data)]))
+    file.append(data.len(), SourceParts::new(&[IoSlice::new(data)]))
 }
 
 #[test]
@@ -133,7 +134,7 @@ fn written_bytes_are_read_up_to_the_end_of_the_file() {
     let (a, b, c) = ([1; 50], [2; 4096], [3; 5]);
     let parts = [IoSlice::new(&a), IoSlice::new(&b), IoSlice::new(&c)];
     file(&writer)
-        .write(4000, 4151, Source::new(&parts))
+        .write(4000, 4151, SourceParts::new(&parts))
         .unwrap();
     let read = file(&reader).read(3999, &mut out);
     assert_eq!(read.done, 6001);
@@ -252,11 +253,11 @@ fn a_writer_that_saw_the_file_before_a_truncation_writes_nothing() {
     let (bytes, held) = ([0x55; 100], file(&client));
     let parts = [IoSlice::new(&bytes)];
     let why = |late: Result<(), Failed<'_>>| late.unwrap_err().why;
-    let late = held.write_within(before, 6000, 100, Source::new(&parts));
+    let late = held.write_within(before, 6000, 100, SourceParts::new(&parts));
     assert_eq!(why(late), Why::Changed);
     for (at, append) in [(7950, false), (8000, true)] {
         let (extend, _) = held.lock_size().unwrap();
-        let late = held.extend(extend, before, at, 100, Source::new(&parts), append);
+        let late = held.extend(extend, before, at, 100, SourceParts::new(&parts), append);
         assert_eq!(why(late), Why::Changed);
     }
     assert_eq!(volume.bytes(1), [0; PAGE]);
@@ -351,7 +352,7 @@ fn of_overlapping_writes_over_several_pages_one_covers_the_other() {
                         std::hint::spin_loop();
                     }
                     let at = 100 + (who * SHIFT) as u64;
-                    let write = || file(session).write(at, data.len(), Source::new(&parts));
+                    let write = || file(session).write(at, data.len(), SourceParts::new(&parts));
                     while let Err(why) = write() {
                         assert_eq!(why.why, Why::Busy);
                     }
@@ -499,9 +500,12 @@ fn a_writer_that_stops_half_way_leaves_zeros_beyond_the_end() {
     // The second page is removed after the check.
     let held = file(&client);
     let seen = volume.slot().size();
-    held.put(4000, 5000, Source::new(&[IoSlice::new(&[7; 5000])]), |_| {
-        true
-    })
+    held.put(
+        4000,
+        5000,
+        SourceParts::new(&[IoSlice::new(&[7; 5000])]),
+        |_| true,
+    )
     .unwrap();
     held.wipe(seen, 4000, 9000);
     assert!(volume.bytes(0)[4000..].iter().all(|b| *b == 0));
@@ -603,7 +607,7 @@ fn a_write_that_stops_half_way_keeps_its_locks_and_lends_them() {
         let bytes = vec![9; len];
         let parts = [IoSlice::new(&bytes)];
         let failed = file(&client)
-            .write(0, len, Source::new(&parts))
+            .write(0, len, SourceParts::new(&parts))
             .unwrap_err();
         assert_eq!(failed.why, Why::Throttled);
         assert_eq!(
@@ -640,7 +644,11 @@ fn a_write_that_stops_half_way_keeps_its_locks_and_lends_them() {
         assert!(volume.slot().turns(all).is_some() && !volume.slot().is_extended_by(client.owner));
     }
     // These writes leave nothing visible: the first page cannot be written, or all bytes are beyond the end.
-    let failed = file(&client).write(4096, 2 * PAGE, Source::new(&[IoSlice::new(&[9; 2 * PAGE])]));
+    let failed = file(&client).write(
+        4096,
+        2 * PAGE,
+        SourceParts::new(&[IoSlice::new(&[9; 2 * PAGE])]),
+    );
     assert!(failed.unwrap_err().kept.is_none());
     assert_eq!(append(file(&client), &[9; 4097]), Err(Why::Absent));
     assert!(volume.slot().turns(Segments::of(0, 1 << 20)).is_some());
@@ -651,7 +659,7 @@ fn a_write_that_stops_half_way_keeps_its_locks_and_lends_them() {
 fn a_request_that_writes_more_than_the_rest_borrows_the_expected_words() {
     let (volume, client) = first_page_writable(2 * PAGE);
     let parts = [IoSlice::new(&[9; 2 * PAGE])];
-    let failed = file(&client).write(0, 2 * PAGE, Source::new(&parts));
+    let failed = file(&client).write(0, 2 * PAGE, SourceParts::new(&parts));
     let kept = failed.unwrap_err().kept.expect("half of it is there");
     assert_eq!(kept.own_borrows(PAGE), Some(0), "one page takes no word");
     // A long write consists of several inline writes. The request also writes those after the one that stopped half-way.
@@ -698,7 +706,7 @@ fn a_write_that_answers_half_of_another_write_is_not_lost() {
     let (volume, client) = first_page_writable(3 * PAGE);
     let bytes = vec![9; 3 * PAGE];
     let parts = [IoSlice::new(&bytes)];
-    let failed = file(&client).write(0, 3 * PAGE, Source::new(&parts));
+    let failed = file(&client).write(0, 3 * PAGE, SourceParts::new(&parts));
     let kept = failed.unwrap_err().kept.expect("half of it is there");
     // Another program reads a byte of that write, and answers it.
     let other = volume.client(true);
@@ -706,7 +714,7 @@ fn a_write_that_answers_half_of_another_write_is_not_lost() {
     let read = file(&other).read(0, &mut seen);
     assert_eq!((read.rest, seen), (None, [9; 8]), "it sees the first page");
     let answer = [IoSlice::new(&[5; 8])];
-    file(&other).write(0, 8, Source::new(&answer)).unwrap();
+    file(&other).write(0, 8, SourceParts::new(&answer)).unwrap();
     // The daemon serves the lender's request.
     assert!(kept.is_one_write(0));
     volume.write_as_daemon(kept.done() as u64, &bytes[kept.done()..]);
@@ -724,7 +732,7 @@ fn a_write_is_repeated_when_the_file_was_truncated_after_its_first_half() {
     let (volume, client) = first_page_writable(3 * PAGE);
     let bytes = [9; 3 * PAGE];
     let half = || {
-        let failed = file(&client).write(0, 3 * PAGE, Source::new(&[IoSlice::new(&bytes)]));
+        let failed = file(&client).write(0, 3 * PAGE, SourceParts::new(&[IoSlice::new(&bytes)]));
         failed.unwrap_err().kept.expect("half of it is there")
     };
     let kept = half();
@@ -750,7 +758,7 @@ fn a_write_is_repeated_when_the_file_was_truncated_after_its_first_half() {
 fn bytes_that_a_write_has_put_beyond_the_end_belong_to_its_rest() {
     let (volume, client) = first_page_writable(100);
     let bytes = [9; 2 * PAGE];
-    let failed = file(&client).write(40, 2 * PAGE, Source::new(&[IoSlice::new(&bytes)]));
+    let failed = file(&client).write(40, 2 * PAGE, SourceParts::new(&[IoSlice::new(&bytes)]));
     let kept = failed.unwrap_err().kept.expect("60 bytes of it are seen");
     assert_eq!(kept.done(), 60);
     assert_eq!(

@@ -5,8 +5,8 @@ use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
 use super::kept::Failed;
 use super::put::report;
 use crate::session::{InlineFile, Why};
-use crate::source::Source;
 use crate::thread::Thread;
+use jericho_shm::SourceParts;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -44,7 +44,12 @@ impl<'a> InlineFile<'a> {
     /// Writes `len` bytes (1..=`WRITE_MAX`) of `source` at `at`. When it fails, some bytes may be written, but the file is as
     /// long as before.
     #[inline]
-    pub fn write(&self, at: u64, len: usize, source: Source<'_, '_>) -> Result<(), Failed<'a>> {
+    pub fn write(
+        &self,
+        at: u64,
+        len: usize,
+        source: SourceParts<'_, '_>,
+    ) -> Result<(), Failed<'a>> {
         self.may_write()?;
         let end = at
             .checked_add(len as u64)

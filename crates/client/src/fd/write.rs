@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::sync::atomic::Ordering::Relaxed;
 
-use jericho_shm::Call;
+use jericho_shm::{Call, SourceParts};
 use jericho_sys::files::{self, Result};
 
 use super::data::{Data, Written};
@@ -19,7 +19,6 @@ use super::way::{by_kernel, interrupted};
 use crate::access::{Failed, WRITE_MAX};
 use crate::descriptors::{APPEND, Facts, NO_INLINE_WRITE, OpenFd, SYNC, WRITE};
 use crate::session::{self, InlineFile, Session, Why, ask, report};
-use crate::source::Source;
 use crate::thread::{self, Doing, Thread};
 
 /// Reservations that an append makes before it goes through the kernel, if other writers use up the pages each time.
@@ -280,7 +279,7 @@ fn write_piece<'a>(
 ) -> std::result::Result<u64, Failed<'a>> {
     let end = at.checked_add(data.len as u64).ok_or(Why::Far)?;
     if end <= file.size()? {
-        file.write(at, data.len, Source::new(data.parts))?;
+        file.write(at, data.len, SourceParts::new(data.parts))?;
         return Ok(end);
     }
     write_beyond(open, file, data, at, end)
@@ -298,7 +297,7 @@ fn write_beyond<'a>(
     if size_limit::is_limited() {
         return Err(Why::Withheld.into());
     }
-    let write = || file.write(at, data.len, Source::new(data.parts));
+    let write = || file.write(at, data.len, SourceParts::new(data.parts));
     let mut result = write();
     let d = open.description();
     // A write that stopped half-way is not repeated here.
@@ -327,7 +326,7 @@ fn append_inline(
     if data.len > WRITE_MAX {
         return Err(Why::Far);
     }
-    let append = || file.append(data.len, Source::new(data.parts));
+    let append = || file.append(data.len, SourceParts::new(data.parts));
     let mut result = append();
     for _ in 0..APPEND_TRIES {
         if !result.is_err_and(is_missing) || !reserve_for_append(open, file, data.len)? {

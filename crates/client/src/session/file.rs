@@ -1,12 +1,14 @@
 //! A file, as a session reaches it through its slot.
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Ahead, Flags, Key, Segments, SizeWord, SliceMemory, Slot, SlotInfo, SlotWord};
+use jericho_shm::{
+    Ahead, Flags, Key, Segments, SizeWord, SliceMemory, Slot, SlotInfo, SlotWord, is_in_page,
+    pieces,
+};
 
 use super::guards::AskingGuard;
 use super::segments::Session;
 use super::why::Why;
-use crate::inline::{is_in_page, pieces};
 
 const PAGE: usize = PAGE_BYTES as usize;
 

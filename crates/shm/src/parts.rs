@@ -1,4 +1,5 @@
-//! The bytes of a write, in one or several parts, and the buffers of a read, both used piece by piece.
+//! A range of bytes, cut at the borders of pages: the pieces, the parts of a write that they come from, and the buffers of a read
+//! that they go to.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -6,18 +7,39 @@ use jericho_format::PAGE_BYTES;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
+/// Splits a byte range into (page, offset in page, length) pieces.
+pub fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at == len {
+            return None;
+        }
+        let byte = offset + at as u64;
+        let within = (byte % PAGE_BYTES) as usize;
+        let piece = (PAGE - within).min(len - at);
+        at += piece;
+        Some((byte / PAGE_BYTES, within, piece))
+    })
+}
+
+/// Returns whether the bytes are within one page.
+#[inline]
+pub fn is_in_page(at: u64, len: usize) -> bool {
+    (at % PAGE_BYTES) as usize + len <= PAGE
+}
+
 /// The bytes of a write.
 #[derive(Clone, Copy)]
-pub struct Source<'a, 'b> {
+pub struct SourceParts<'a, 'b> {
     parts: &'a [IoSlice<'b>],
     /// Bytes of the first part that are used already.
     taken: usize,
 }
 
-impl<'a, 'b> Source<'a, 'b> {
+impl<'a, 'b> SourceParts<'a, 'b> {
     /// Returns the bytes of all `parts`, in order.
-    pub fn new(parts: &'a [IoSlice<'b>]) -> Source<'a, 'b> {
-        Source { parts, taken: 0 }
+    pub fn new(parts: &'a [IoSlice<'b>]) -> SourceParts<'a, 'b> {
+        SourceParts { parts, taken: 0 }
     }
 
     /// Calls `put` with the next `len` bytes, at most a page and no more than remain. Copies them together first if they lie in
@@ -63,17 +85,17 @@ impl<'a, 'b> Source<'a, 'b> {
 }
 
 /// The buffers of a read, filled piece by piece.
-pub struct Target<'a, 'b> {
+pub struct TargetParts<'a, 'b> {
     parts: &'a mut [IoSliceMut<'b>],
     /// Part to which the next bytes belong, and the bytes of it that are filled.
     part: usize,
     filled: usize,
 }
 
-impl<'a, 'b> Target<'a, 'b> {
+impl<'a, 'b> TargetParts<'a, 'b> {
     /// Returns the buffers of all `parts`, in order.
-    pub fn new(parts: &'a mut [IoSliceMut<'b>]) -> Target<'a, 'b> {
-        Target {
+    pub fn new(parts: &'a mut [IoSliceMut<'b>]) -> TargetParts<'a, 'b> {
+        TargetParts {
             parts,
             part: 0,
             filled: 0,
@@ -120,9 +142,16 @@ impl<'a, 'b> Target<'a, 'b> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_cover_a_range_once_and_end_at_page_borders() {
+        let got: Vec<_> = pieces(4000, 8300).collect();
+        assert_eq!(got, [(0, 4000, 96), (1, 0, 4096), (2, 0, 4096), (3, 0, 12)]);
+        assert_eq!(pieces(4096, 0).count(), 0);
+    }
 
     #[test]
     fn a_read_fills_its_parts_in_order() {
@@ -130,7 +159,7 @@ mod tests {
         for len in [1, 8, 40, 100, 200] {
             let mut parts = [0, 7, 0, 43, 1, 149, 0].map(|len| vec![0; len]);
             let mut slices = parts.each_mut().map(|part| IoSliceMut::new(part));
-            let mut target = Target::new(&mut slices);
+            let mut target = TargetParts::new(&mut slices);
             for piece in bytes.chunks(len) {
                 let get = |out: &mut [u8]| {
                     out.copy_from_slice(piece);
@@ -151,7 +180,7 @@ mod tests {
             .map(|w| IoSlice::new(&bytes[w[0]..w[1]]))
             .collect();
         for len in [1, 8, 40, 100, 200] {
-            let (mut source, mut out) = (Source::new(&parts), vec![]);
+            let (mut source, mut out) = (SourceParts::new(&parts), vec![]);
             for _ in 0..bytes.len() / len {
                 source.next(len, |piece| out.extend_from_slice(piece));
             }

@@ -1,0 +1,284 @@
+//! Reads and writes of cached pages: optimistic copies out, latched copies in.
+//!
+//! The mount, and every program, reads and writes with `read_bytes` and `write_bytes`. A program's short path makes one attempt at
+//! one page with `try_read` and `try_write`. All of them copy and validate in `access`.
+
+use jericho_format::PAGE_BYTES;
+
+use crate::access::{Miss, try_read, try_write, try_write_own};
+use crate::entry::{Entry, Key};
+use crate::intent::Writer;
+use crate::memory::{Found, SliceMemory};
+use crate::parts::{SourceParts, TargetParts, pieces};
+use crate::prefetch;
+
+/// Polls of a reader or writer before it yields to the holder of a latch.
+const SPINS: u32 = 64;
+
+/// An entry whose page was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit {
+    /// Index in the table.
+    pub index: u32,
+    /// Whether it is marked as used at the present epoch.
+    pub marked: bool,
+}
+
+/// A written page.
+#[derive(Clone, Copy, Debug)]
+pub struct WrittenPage {
+    /// The page was clean before, so the writer must report it.
+    pub was_clean: bool,
+    /// The frame that holds the page.
+    pub frame: u32,
+}
+
+impl SliceMemory {
+    /// Copies bytes `[at, at + len)` of the object of `first`, its first page, into `target`, page by page, until a page misses.
+    /// Each page's bytes are of one instant. Calls `mark` with the entry of each page that it has read. Fails with the number of
+    /// bytes copied before the miss.
+    ///
+    /// Program and mount both read cached bytes with this. What differs comes from the caller: a program's memory may be
+    /// read-only, so it notes marks elsewhere, and each checks in its own way that no half of a write over several pages is read.
+    #[inline]
+    pub fn read_bytes(
+        &self,
+        first: Key,
+        at: u64,
+        len: usize,
+        mut target: TargetParts<'_, '_>,
+        mark: impl Fn(u32),
+    ) -> Result<(), (usize, Miss)> {
+        let mut done = 0;
+        for (page, within, len) in pieces(at, len) {
+            let key = first.with_page(page);
+            // Reads each page once, also into several parts: its bytes belong to one instant.
+            match target.next(len, |out| self.read_unmarked(key, within, out)) {
+                Ok(index) => mark(index),
+                Err(miss) => return Err((done, miss)),
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes `len` bytes of `source` at `at` of the object of `first`, its first page, page by page, until a page cannot be
+    /// written. `still` gets the offset of each page; see `write_if`. Calls `dirtied` for each page that was clean before, in
+    /// order. Fails with the number of bytes written before that page.
+    ///
+    /// Program and mount both write cached bytes with this. What differs comes from the caller: only a program leaves notes
+    /// (`Writer`) and checks the slot and the range lock under the latch, because the daemon holds the file's locks itself.
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "each is of another kind")]
+    pub fn write_bytes(
+        &self,
+        first: Key,
+        at: u64,
+        len: usize,
+        mut source: SourceParts<'_, '_>,
+        writer: Writer<'_>,
+        epoch: u8,
+        still: impl Fn(u64) -> bool,
+        mut dirtied: impl FnMut(Key),
+    ) -> Result<(), (usize, Miss)> {
+        let (mut done, end) = (0, at + len as u64);
+        for (page, within, len) in pieces(at, len) {
+            let (key, next) = (first.with_page(page), (page + 1) * PAGE_BYTES);
+            if next < end {
+                self.fetch_page(first.with_page(page + 1));
+            }
+            let still = || still(page * PAGE_BYTES);
+            let write = |bytes: &[u8]| self.write_if(key, within, bytes, writer, epoch, still);
+            match source.next(len, write) {
+                Ok(true) => dirtied(key),
+                Ok(false) => {}
+                Err(miss) => return Err((done, miss)),
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes `[offset, offset + out.len())` of a page, if it is in the cache, and marks it as used at `epoch`. On `Ok` the
+    /// bytes were the page's at one instant; otherwise `out` holds nothing of use.
+    #[inline]
+    pub fn read(&self, key: Key, offset: usize, out: &mut [u8], epoch: u8) -> Result<(), Miss> {
+        let index = self.read_unmarked(key, offset, out)?;
+        self.touch(index, epoch);
+        Ok(())
+    }
+
+    /// Does the same as `read`, but leaves the mark to the caller, which may not write stamps. Returns the entry's index.
+    #[inline]
+    pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
+        self.until_free(key, |found, entry| {
+            let copy = |frame| self.copy_out(frame, offset, out);
+            Ok(try_read(entry, found.state, copy)?.map(|()| found.index))
+        })
+    }
+
+    /// Does the same as `read_unmarked` for a page that lies in its home line `line` (see `home_line`) and that no writer is
+    /// changing. Returns `None` for any other page, and when the page changed meanwhile. Leaves the mark to the caller. `guess`
+    /// is the frame that probably holds the page. If the guess is right, the CPU begins to copy before the table has answered. If
+    /// not, this passes the right frame to `learn`.
+    #[inline(always)]
+    pub fn try_read(
+        &self,
+        line: u32,
+        key: Key,
+        guess: u32,
+        learn: impl FnOnce(u32),
+        offset: usize,
+        out: &mut [u8],
+    ) -> Option<Hit> {
+        let (Found { index, state }, entry) = self.find_in(line, key)?;
+        let copy = |frame| {
+            // The CPU predicts this branch, and then copies from an address that does not depend on the table.
+            let frame = if frame == guess {
+                prefetch::unrelated(guess)
+            } else {
+                learn(frame);
+                frame
+            };
+            self.copy_out(frame, offset, out)
+        };
+        try_read(entry, state, copy).ok()??;
+        // SAFETY: `index` comes from `find_in`.
+        let marked = unsafe { self.is_marked_now(index) };
+        Some(Hit { index, marked })
+    }
+
+    /// Does the same as `write_if` for a page that lies in its home line `line` (see `home_line`) and whose latch is free.
+    /// Returns `None` for any other page, and when the page was not written.
+    #[inline(always)]
+    pub fn try_write(
+        &self,
+        line: u32,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        writer: Writer<'_>,
+        still: impl Fn() -> bool,
+    ) -> Option<WrittenPage> {
+        let (found, entry) = self.find_in(line, key)?;
+        let Found { index, state } = found;
+        let written = self.write_found(entry, found, offset, data, writer, still);
+        let was_clean = written.ok()??;
+        self.touch(index, self.epoch());
+        let frame = state.frame();
+        Some(WrittenPage { was_clean, frame })
+    }
+
+    /// Writes into the frame of `found`, which a lookup found in `entry`, as `access::try_write` does, if `still` returns true
+    /// under the latch.
+    #[inline(always)]
+    fn write_found(
+        &self,
+        entry: &Entry,
+        found: Found,
+        offset: usize,
+        data: &[u8],
+        writer: Writer<'_>,
+        still: impl Fn() -> bool,
+    ) -> Result<Option<bool>, Miss> {
+        let seen = found.state;
+        writer.about_to_latch(found.index);
+        // Prefetches before the latch: no access of the copy passes its locked instruction.
+        self.fetch(seen.frame(), offset, data.len());
+        let has_room = || writer.can_report();
+        let copy = |frame| match still() {
+            true => self.overwrite(frame, offset, data),
+            false => Err(Miss::Changed),
+        };
+        let written = try_write(entry, seen, writer.owner(), has_room, copy);
+        if written == Err(Miss::Broken) {
+            self.put_copied(seen.frame());
+        }
+        written
+    }
+
+    /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was clean before, so the
+    /// caller must report it as dirty.
+    #[inline]
+    pub fn write(
+        &self,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        epoch: u8,
+    ) -> Result<bool, Miss> {
+        self.write_if(key, offset, data, Writer::daemon(owner), epoch, || true)
+    }
+
+    /// Does the same as `write`, if `still` returns true under the latch; otherwise fails with `Changed`. `still` sees all
+    /// changes that the daemon made before its own latch on the page.
+    #[inline]
+    pub fn write_if(
+        &self,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        writer: Writer<'_>,
+        epoch: u8,
+        still: impl Fn() -> bool,
+    ) -> Result<bool, Miss> {
+        let written = self.until_free(key, |found, entry| {
+            let written = self.write_found(entry, found, offset, data, writer, &still)?;
+            Ok(written.map(|was_clean| (found.index, was_clean)))
+        });
+        let (index, was_clean) = written?;
+        self.touch(index, epoch);
+        Ok(was_clean)
+    }
+
+    /// Does the same as `write` for the daemon, which has reserved space for the page and needs no BACKED.
+    pub fn write_own(
+        &self,
+        key: Key,
+        offset: usize,
+        data: &[u8],
+        owner: u16,
+        epoch: u8,
+    ) -> Result<bool, Miss> {
+        let written = self.until_free(key, |found, entry| {
+            let copy = |frame| self.overwrite(frame, offset, data);
+            let written = try_write_own(entry, found.state, owner, copy)?;
+            Ok(written.map(|was_clean| (found.index, was_clean)))
+        });
+        let (index, was_clean) = written?;
+        self.touch(index, epoch);
+        Ok(was_clean)
+    }
+
+    /// Looks a page up and calls `attempt`, again until it returns `Some`: it returns `None` while another writer holds the page's
+    /// latch, or has changed the page meanwhile. Fails with `Busy` when that takes too long.
+    #[inline]
+    fn until_free<T>(
+        &self,
+        key: Key,
+        mut attempt: impl FnMut(Found, &Entry) -> Result<Option<T>, Miss>,
+    ) -> Result<T, Miss> {
+        let mut polls = 0;
+        loop {
+            let (found, entry) = self.find(key).ok_or(Miss::Absent)?;
+            if let Some(done) = attempt(found, entry)? {
+                return Ok(done);
+            }
+            polls = pause(polls)?;
+        }
+    }
+}
+
+/// Spins, then yields, then gives up: a descheduled holder needs the CPU that spinning would use.
+#[cold]
+fn pause(polls: u32) -> Result<u32, Miss> {
+    if polls < SPINS {
+        std::hint::spin_loop();
+    } else if polls < SPINS * 4 {
+        std::thread::yield_now();
+    } else {
+        return Err(Miss::Busy);
+    }
+    Ok(polls + 1)
+}
