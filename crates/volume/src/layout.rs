@@ -69,6 +69,67 @@ fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
     chosen
 }
 
+/// Returns the range of each device that is available to slices, as first block and blocks. Fails if a device is too small.
+fn usable_ranges(
+    devices: &[Space],
+    device_of: &[usize],
+    metadata: u64,
+) -> Result<Vec<(u64, u64)>, VolumeError> {
+    let slices_on = |device| device_of.iter().filter(|d| **d == device).count();
+    let mut usable = Vec::new();
+    for (index, device) in devices.iter().enumerate() {
+        let head = if index == 0 {
+            HEAD_BLOCKS + metadata
+        } else {
+            1
+        };
+        let slices = slices_on(index).max(1);
+        let minimum = head + slices as u64 * SLICE_BLOCKS_MIN;
+        if device.blocks < minimum {
+            return Err(VolumeError::TooSmall {
+                device: device.name.clone(),
+                slices,
+                minimum_bytes: minimum * PAGE_BYTES,
+                size_bytes: device.blocks * PAGE_BYTES,
+            });
+        }
+        usable.push((head, device.blocks - head));
+    }
+    Ok(usable)
+}
+
+/// Returns the regions of each slice: its share of its device, and the devices that no slice chose.
+fn regions_of_slices(
+    devices: &[Space],
+    nodes: &[Option<u32>],
+    device_of: &[usize],
+    usable: &[(u64, u64)],
+) -> Vec<Vec<RegionEntry>> {
+    let slices_on = |device| device_of.iter().filter(|d| **d == device).count();
+    let region = |device: usize, first: u64, blocks: u64| RegionEntry {
+        first_block: U64::new(first),
+        blocks: U64::new(blocks),
+        device: U16::new(device as u16),
+        reserved: [0; 6],
+    };
+    let mut regions: Vec<Vec<RegionEntry>> = vec![Vec::new(); nodes.len()];
+    for (slice, device) in device_of.iter().enumerate() {
+        let (first, blocks) = usable[*device];
+        let share = blocks / slices_on(*device) as u64;
+        let before = device_of[..slice].iter().filter(|d| *d == device).count() as u64;
+        regions[slice].push(region(*device, first + before * share, share));
+    }
+    for device in (0..devices.len()).filter(|d| slices_on(*d) == 0) {
+        let node = devices[device].node;
+        let slice = (0..nodes.len())
+            .min_by_key(|s| (node.is_none() || nodes[*s] != node, regions[*s].len(), *s))
+            .unwrap_or(0);
+        let (first, blocks) = usable[device];
+        regions[slice].push(region(device, first, blocks));
+    }
+    regions
+}
+
 /// Plans slices, regions, chunks and the sizes in the head. `nodes` holds the home node of each slice.
 pub(crate) fn plan(
     superblock: &mut Superblock,
@@ -97,48 +158,8 @@ pub(crate) fn plan(
         * chunk_blocks;
     let metadata = metadata.max(chunk_blocks);
 
-    // The ranges available to slices, as (device, first block, blocks).
-    let mut usable = Vec::new();
-    for (index, device) in devices.iter().enumerate() {
-        let head = if index == 0 {
-            HEAD_BLOCKS + metadata
-        } else {
-            1
-        };
-        let slices = slices_on(index).max(1);
-        let minimum = head + slices as u64 * SLICE_BLOCKS_MIN;
-        if device.blocks < minimum {
-            return Err(VolumeError::TooSmall {
-                device: device.name.clone(),
-                slices,
-                minimum_bytes: minimum * PAGE_BYTES,
-                size_bytes: device.blocks * PAGE_BYTES,
-            });
-        }
-        usable.push((head, device.blocks - head));
-    }
-
-    let region = |device: usize, first: u64, blocks: u64| RegionEntry {
-        first_block: U64::new(first),
-        blocks: U64::new(blocks),
-        device: U16::new(device as u16),
-        reserved: [0; 6],
-    };
-    let mut regions: Vec<Vec<RegionEntry>> = vec![Vec::new(); nodes.len()];
-    for (slice, device) in device_of.iter().enumerate() {
-        let (first, blocks) = usable[*device];
-        let share = blocks / slices_on(*device) as u64;
-        let before = device_of[..slice].iter().filter(|d| *d == device).count() as u64;
-        regions[slice].push(region(*device, first + before * share, share));
-    }
-    for device in (0..devices.len()).filter(|d| slices_on(*d) == 0) {
-        let node = devices[device].node;
-        let slice = (0..nodes.len())
-            .min_by_key(|s| (node.is_none() || nodes[*s] != node, regions[*s].len(), *s))
-            .unwrap_or(0);
-        let (first, blocks) = usable[device];
-        regions[slice].push(region(device, first, blocks));
-    }
+    let usable = usable_ranges(devices, &device_of, metadata)?;
+    let regions = regions_of_slices(devices, nodes, &device_of, &usable);
     let sum = |regions: &[RegionEntry]| regions.iter().map(|r| r.blocks.get()).sum::<u64>();
     let smallest = regions.iter().map(|r| sum(r)).min().unwrap_or(0);
     let containers = (smallest / 16).clamp(CONTAINER_BLOCKS_MIN, CONTAINER_BLOCKS_MAX);

@@ -222,75 +222,16 @@ impl Pass<'_> {
         let mut lost = Vec::new();
         let all: Vec<Ino> = self.inodes.keys().copied().collect();
         for ino in all {
-            let Some(seen) = self.inodes.get(&ino) else {
-                continue;
-            };
-            let is_directory = seen.record.kind == Kind::Directory;
-            let slices = self.volume.slices().len();
-            let beyond = |slice: Option<SliceId>| slice.is_some_and(|s| usize::from(s) >= slices);
-            if beyond(seen.record.slice) || beyond(seen.record.placement) {
-                if let Some(seen) = self.inodes.get_mut(&ino) {
-                    let record = &mut seen.record;
-                    record.slice = record.slice.map(|s| if beyond(Some(s)) { 0 } else { s });
-                    record.placement = record.placement.filter(|s| !beyond(Some(*s)));
-                }
-                self.damage(format!("inode {ino} is of a slice that does not exist"));
-                self.put_inode(ino);
-            }
-            let Some(seen) = self.inodes.get(&ino) else {
-                continue;
-            };
-            let (names, orphan, size) = (seen.names, seen.orphan, seen.record.size);
-            if orphan && names > 0 {
-                self.damage(format!(
-                    "inode {ino} is to be removed but has {names} names"
-                ));
-                self.remove(Table::Orphans, &record::ino_key(ino));
-            } else if orphan {
-                self.find(
-                    Severity::Info,
-                    format!("inode {ino} was open without a name; the next mount removes it"),
-                );
+            self.slices_of_inode(ino);
+            if self.is_open_orphan(ino) {
                 continue;
             }
-            let Some(seen) = self.inodes.get_mut(&ino) else {
-                continue;
-            };
             // A directory that has a name and cannot be reached is below one without a name, or in a cycle.
-            if ino != ROOT && names == 0 {
+            if ino != ROOT && self.inodes.get(&ino).is_some_and(|seen| seen.names == 0) {
                 lost.push(ino);
             }
-            let links = if is_directory {
-                2 + seen.subdirectories
-            } else {
-                names
-            };
-            let found = u64::from(seen.record.nlink);
-            if found != links && names + u64::from(ino == ROOT) > 0 {
-                seen.record.nlink = links as u32;
-                self.damage(format!(
-                    "inode {ino} has link count {found} instead of {links}"
-                ));
-                self.put_inode(ino);
-            }
-            let Some(seen) = self.inodes.get_mut(&ino) else {
-                continue;
-            };
-            let entries = seen.entries;
-            let wrong_size = match seen.record.kind {
-                Kind::Directory => (size != entries).then_some(entries),
-                Kind::Symlink => {
-                    let length = seen.record.target.as_ref().map_or(0, |t| t.len() as u64);
-                    (size != length).then_some(length)
-                }
-                Kind::File => (size > FILE_BYTES_MAX).then_some(FILE_BYTES_MAX),
-                _ => None,
-            };
-            if let Some(right) = wrong_size {
-                seen.record.size = right;
-                self.damage(format!("inode {ino} has size {size} instead of {right}"));
-                self.put_inode(ino);
-            }
+            self.link_count(ino);
+            self.size_of_inode(ino);
         }
         self.cycles(&mut lost);
         for ino in &lost {
@@ -298,6 +239,88 @@ impl Pass<'_> {
         }
         if !lost.is_empty() {
             self.adopt(&lost);
+        }
+    }
+
+    /// Checks that the slices of an inode exist.
+    fn slices_of_inode(&mut self, ino: Ino) {
+        let Some(seen) = self.inodes.get(&ino) else {
+            return;
+        };
+        let slices = self.volume.slices().len();
+        let beyond = |slice: Option<SliceId>| slice.is_some_and(|s| usize::from(s) >= slices);
+        if beyond(seen.record.slice) || beyond(seen.record.placement) {
+            if let Some(seen) = self.inodes.get_mut(&ino) {
+                let record = &mut seen.record;
+                record.slice = record.slice.map(|s| if beyond(Some(s)) { 0 } else { s });
+                record.placement = record.placement.filter(|s| !beyond(Some(*s)));
+            }
+            self.damage(format!("inode {ino} is of a slice that does not exist"));
+            self.put_inode(ino);
+        }
+    }
+
+    /// Returns whether an inode was open without a name. Reports orphans.
+    fn is_open_orphan(&mut self, ino: Ino) -> bool {
+        let Some(seen) = self.inodes.get(&ino) else {
+            return false;
+        };
+        let (names, orphan) = (seen.names, seen.orphan);
+        if orphan && names > 0 {
+            self.damage(format!(
+                "inode {ino} is to be removed but has {names} names"
+            ));
+            self.remove(Table::Orphans, &record::ino_key(ino));
+        } else if orphan {
+            self.find(
+                Severity::Info,
+                format!("inode {ino} was open without a name; the next mount removes it"),
+            );
+            return true;
+        }
+        false
+    }
+
+    /// Compares the link count of an inode with its names, or of a directory with its subdirectories.
+    fn link_count(&mut self, ino: Ino) {
+        let Some(seen) = self.inodes.get_mut(&ino) else {
+            return;
+        };
+        let names = seen.names;
+        let links = if seen.record.kind == Kind::Directory {
+            2 + seen.subdirectories
+        } else {
+            names
+        };
+        let found = u64::from(seen.record.nlink);
+        if found != links && names + u64::from(ino == ROOT) > 0 {
+            seen.record.nlink = links as u32;
+            self.damage(format!(
+                "inode {ino} has link count {found} instead of {links}"
+            ));
+            self.put_inode(ino);
+        }
+    }
+
+    /// Compares the size of a directory with its entries and of a symbolic link with its target. A file has a largest size.
+    fn size_of_inode(&mut self, ino: Ino) {
+        let Some(seen) = self.inodes.get_mut(&ino) else {
+            return;
+        };
+        let (entries, size) = (seen.entries, seen.record.size);
+        let wrong_size = match seen.record.kind {
+            Kind::Directory => (size != entries).then_some(entries),
+            Kind::Symlink => {
+                let length = seen.record.target.as_ref().map_or(0, |t| t.len() as u64);
+                (size != length).then_some(length)
+            }
+            Kind::File => (size > FILE_BYTES_MAX).then_some(FILE_BYTES_MAX),
+            _ => None,
+        };
+        if let Some(right) = wrong_size {
+            seen.record.size = right;
+            self.damage(format!("inode {ino} has size {size} instead of {right}"));
+            self.put_inode(ino);
         }
     }
 

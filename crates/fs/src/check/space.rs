@@ -144,6 +144,29 @@ impl Pass<'_> {
     fn bitmaps(&mut self, store: &Store, owned: &[Owned]) -> Result<()> {
         let container_blocks = u64::from(store.container_blocks());
         let words = (container_blocks / 64) as usize;
+        let expected = self.expected_bitmaps(owned, container_blocks);
+        let found = self.stored_bitmaps(store, words)?;
+        let counts = self.stored_counts(store)?;
+        let mut all: Vec<(SliceId, u32)> = expected
+            .keys()
+            .chain(found.keys())
+            .chain(counts.keys())
+            .copied()
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        let none = vec![0; words].into_boxed_slice();
+        for at in all {
+            let want = expected.get(&at).unwrap_or(&none);
+            let have = found.get(&at).unwrap_or(&none);
+            self.compare_bitmaps(at, want, have, counts.get(&at).copied().unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    /// Returns the bitmaps that the owned blocks need. Counts the blocks.
+    fn expected_bitmaps(&mut self, owned: &[Owned], container_blocks: u64) -> Bitmaps {
+        let words = (container_blocks / 64) as usize;
         let mut expected: Bitmaps = BTreeMap::new();
         let mut used = 0;
         for (slice, first, count, _) in owned {
@@ -158,7 +181,11 @@ impl Pass<'_> {
             }
         }
         self.report.used_bytes = used * jericho_format::PAGE_BYTES;
+        expected
+    }
 
+    /// Reads the bitmaps of the store. Removes those that make no sense.
+    fn stored_bitmaps(&mut self, store: &Store, words: usize) -> Result<Bitmaps> {
         let mut found: Bitmaps = BTreeMap::new();
         store.scan(Table::Bitmaps, |key, value| {
             let row = codec::container_of_key(key)
@@ -172,6 +199,11 @@ impl Pass<'_> {
             }
             true
         })?;
+        Ok(found)
+    }
+
+    /// Reads the counts of used blocks of the store. Removes those that make no sense.
+    fn stored_counts(&mut self, store: &Store) -> Result<BTreeMap<(SliceId, u32), u32>> {
         let mut counts = BTreeMap::new();
         store.scan(Table::Used, |key, value| {
             let row =
@@ -187,60 +219,48 @@ impl Pass<'_> {
             }
             true
         })?;
+        Ok(counts)
+    }
 
-        let mut all: Vec<(SliceId, u32)> = expected
-            .keys()
-            .chain(found.keys())
-            .chain(counts.keys())
-            .copied()
-            .collect();
-        all.sort_unstable();
-        all.dedup();
-        let none = vec![0; words].into_boxed_slice();
-        for at in all {
-            let (want, have) = (
-                expected.get(&at).unwrap_or(&none),
-                found.get(&at).unwrap_or(&none),
+    /// Compares the bitmap of a container, and the number of bits that the store counts in it, with the bitmap that the owned
+    /// blocks need.
+    fn compare_bitmaps(&mut self, at: (SliceId, u32), want: &[u64], have: &[u64], counted: u32) {
+        let both = || want.iter().zip(have.iter());
+        let leaked: u32 = both().map(|(w, h)| (h & !w).count_ones()).sum();
+        let missing: u32 = both().map(|(w, h)| (w & !h).count_ones()).sum();
+        let count: u32 = want.iter().map(|w| w.count_ones()).sum();
+        let place = format!("container {} of slice {}", at.1, at.0);
+        if leaked > 0 {
+            self.find(
+                Severity::Leak,
+                format!("{leaked} blocks in {place} are marked as used but belong to nothing"),
             );
-            let both = || want.iter().zip(have.iter());
-            let leaked: u32 = both().map(|(w, h)| (h & !w).count_ones()).sum();
-            let missing: u32 = both().map(|(w, h)| (w & !h).count_ones()).sum();
-            let count: u32 = want.iter().map(|w| w.count_ones()).sum();
-            let place = format!("container {} of slice {}", at.1, at.0);
-            if leaked > 0 {
-                self.find(
-                    Severity::Leak,
-                    format!("{leaked} blocks in {place} are marked as used but belong to nothing"),
-                );
-            }
-            if missing > 0 {
-                self.damage(format!(
-                    "{missing} blocks in {place} are in use but marked as free"
-                ));
-            }
-            let counted = counts.get(&at).copied().unwrap_or(0);
-            let held: u32 = have.iter().map(|w| w.count_ones()).sum();
-            if counted != held {
-                self.damage(format!(
-                    "{place} has {held} used blocks but counts {counted}"
-                ));
-            }
-            if leaked > 0 || missing > 0 || counted != count {
-                let key = container_key(at.0, at.1).to_vec();
-                let bitmap = (count > 0).then(|| codec::bitmap_to_bytes(want));
-                let total = (count > 0).then(|| count.to_le_bytes().to_vec());
-                self.fixes.push(Row {
-                    table: Table::Bitmaps,
-                    key: key.clone(),
-                    value: bitmap,
-                });
-                self.fixes.push(Row {
-                    table: Table::Used,
-                    key,
-                    value: total,
-                });
-            }
         }
-        Ok(())
+        if missing > 0 {
+            self.damage(format!(
+                "{missing} blocks in {place} are in use but marked as free"
+            ));
+        }
+        let held: u32 = have.iter().map(|w| w.count_ones()).sum();
+        if counted != held {
+            self.damage(format!(
+                "{place} has {held} used blocks but counts {counted}"
+            ));
+        }
+        if leaked > 0 || missing > 0 || counted != count {
+            let key = container_key(at.0, at.1).to_vec();
+            let bitmap = (count > 0).then(|| codec::bitmap_to_bytes(want));
+            let total = (count > 0).then(|| count.to_le_bytes().to_vec());
+            self.fixes.push(Row {
+                table: Table::Bitmaps,
+                key: key.clone(),
+                value: bitmap,
+            });
+            self.fixes.push(Row {
+                table: Table::Used,
+                key,
+                value: total,
+            });
+        }
     }
 }

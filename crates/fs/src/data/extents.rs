@@ -66,7 +66,7 @@ pub enum Was {
 
 /// The state of a page that is not a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum PageState {
     /// The page has reserved space and no blocks yet.
     Delalloc,
     /// Write-back has blocks for the page and has not reported it as written yet.
@@ -77,36 +77,36 @@ pub enum State {
     Unwritten(At),
 }
 
-impl Step for State {
-    fn advance(self, pages: u64) -> State {
+impl Step for PageState {
+    fn advance(self, pages: u64) -> PageState {
         match self {
-            State::Delalloc => State::Delalloc,
-            State::Pending { to, was } => {
+            PageState::Delalloc => PageState::Delalloc,
+            PageState::Pending { to, was } => {
                 let was = match was {
                     Was::Data(at) => Was::Data(at.advance(pages)),
                     was => was,
                 };
-                State::Pending {
+                PageState::Pending {
                     to: to.advance(pages),
                     was,
                 }
             }
-            State::Data(at) => State::Data(at.advance(pages)),
-            State::Unwritten(at) => State::Unwritten(at.advance(pages)),
+            PageState::Data(at) => PageState::Data(at.advance(pages)),
+            PageState::Unwritten(at) => PageState::Unwritten(at.advance(pages)),
         }
     }
 
-    fn joins(self, next: State) -> bool {
+    fn joins(self, next: PageState) -> bool {
         self == next
     }
 }
 
-impl State {
+impl PageState {
     /// Returns the blocks that a read uses, or `None` if the page reads as zeros.
     pub fn readable(self) -> Option<At> {
         match self {
-            State::Data(at)
-            | State::Pending {
+            PageState::Data(at)
+            | PageState::Pending {
                 was: Was::Data(at), ..
             } => Some(at),
             _ => None,
@@ -116,41 +116,41 @@ impl State {
     /// Returns the row that the store should have.
     fn durable(self) -> Option<Row> {
         match self {
-            State::Data(at) => Some(Row {
+            PageState::Data(at) => Some(Row {
                 at,
                 unwritten: false,
             }),
-            State::Unwritten(at) => Some(Row {
+            PageState::Unwritten(at) => Some(Row {
                 at,
                 unwritten: true,
             }),
-            State::Pending {
+            PageState::Pending {
                 was: Was::Data(at), ..
             } => Some(Row {
                 at,
                 unwritten: false,
             }),
-            State::Pending {
+            PageState::Pending {
                 to,
                 was: Was::Unwritten,
             } => Some(Row {
                 at: to,
                 unwritten: true,
             }),
-            State::Pending { was: Was::Hole, .. } | State::Delalloc => None,
+            PageState::Pending { was: Was::Hole, .. } | PageState::Delalloc => None,
         }
     }
 
     /// Returns the blocks that the page holds: at most two ranges.
     fn holds(self) -> [Option<At>; 2] {
         match self {
-            State::Delalloc => [None, None],
-            State::Data(at) | State::Unwritten(at) => [Some(at), None],
-            State::Pending {
+            PageState::Delalloc => [None, None],
+            PageState::Data(at) | PageState::Unwritten(at) => [Some(at), None],
+            PageState::Pending {
                 to,
                 was: Was::Data(from),
             } => [Some(to), Some(from)],
-            State::Pending { to, .. } => [Some(to), None],
+            PageState::Pending { to, .. } => [Some(to), None],
         }
     }
 }
@@ -177,7 +177,7 @@ impl Step for Row {
 /// The extent map of a file.
 #[derive(Default)]
 pub struct Map {
-    pub extents: Runs<State>,
+    pub extents: Runs<PageState>,
     stored: Runs<Row>,
     /// Ranges in which `extents` may differ from `stored`.
     changed: Vec<Range<u64>>,
@@ -227,9 +227,9 @@ impl Map {
             };
             map.stored.insert_alone(run);
             let state = if row.unwritten {
-                State::Unwritten(at)
+                PageState::Unwritten(at)
             } else {
-                State::Data(at)
+                PageState::Data(at)
             };
             map.extents.insert(Run {
                 page: run.page,
@@ -240,7 +240,7 @@ impl Map {
         let lost: Vec<_> = map
             .extents
             .from(size_pages)
-            .filter(|run| matches!(run.state, State::Data(_)) && run.end() > size_pages)
+            .filter(|run| matches!(run.state, PageState::Data(_)) && run.end() > size_pages)
             .map(|run| run.page.max(size_pages)..run.end())
             .collect();
         for range in lost {
@@ -267,7 +267,7 @@ impl Map {
             && !self
                 .extents
                 .from(0)
-                .any(|r| matches!(r.state, State::Delalloc | State::Pending { .. }))
+                .any(|r| matches!(r.state, PageState::Delalloc | PageState::Pending { .. }))
     }
 
     /// Returns whether the next batch has to change rows of this map.
@@ -284,7 +284,7 @@ impl Map {
                 self.extents.insert(Run {
                     page,
                     count,
-                    state: State::Delalloc,
+                    state: PageState::Delalloc,
                 });
             }
         }
@@ -307,14 +307,14 @@ impl Map {
             );
             let until = until.min(pages.end);
             match found.map(|run| run.state.advance(at - run.page)) {
-                Some(State::Pending { .. }) => {}
-                Some(State::Data(from)) => {
+                Some(PageState::Pending { .. }) => {}
+                Some(PageState::Data(from)) => {
                     if from.slice != home {
                         self.relocate(at, (until - at) as u32, from, home, allocator)?;
                     }
                 }
-                Some(State::Unwritten(to)) => {
-                    let state = State::Pending {
+                Some(PageState::Unwritten(to)) => {
+                    let state = PageState::Pending {
                         to,
                         was: Was::Unwritten,
                     };
@@ -324,7 +324,7 @@ impl Map {
                         state,
                     });
                 }
-                Some(State::Delalloc) => self.place_reserved(at, until, home, allocator)?,
+                Some(PageState::Delalloc) => self.place_reserved(at, until, home, allocator)?,
                 None => {
                     // The page became dirty during a truncation, which has already released its reserved space.
                     self.reserve(at..until, allocator)?;
@@ -366,7 +366,7 @@ impl Map {
                 slice: blocks.slice,
                 block: blocks.first,
             };
-            let state = State::Pending { to, was: Was::Hole };
+            let state = PageState::Pending { to, was: Was::Hole };
             self.extents.set(Run {
                 page,
                 count: blocks.count,
@@ -382,11 +382,11 @@ impl Map {
     pub fn unplace(&mut self, home: SliceId, allocator: &Allocator) {
         let ahead: Vec<_> = self.extents.from(0).collect();
         for run in ahead {
-            if let State::Pending { to, was: Was::Hole } = run.state
+            if let PageState::Pending { to, was: Was::Hole } = run.state
                 && to.slice != home
             {
                 self.extents.set(Run {
-                    state: State::Delalloc,
+                    state: PageState::Delalloc,
                     ..run
                 });
                 allocator.unallocate(to.blocks(run.count));
@@ -422,7 +422,7 @@ impl Map {
                 block: blocks.first,
             };
             let was = Was::Data(from.advance(done));
-            let state = State::Pending { to, was };
+            let state = PageState::Pending { to, was };
             self.extents.set(Run {
                 page: page + done,
                 count: blocks.count,
@@ -441,14 +441,14 @@ impl Map {
         let pending: Vec<_> = self
             .extents
             .within(pages)
-            .filter(|run| matches!(run.state, State::Pending { .. }))
+            .filter(|run| matches!(run.state, PageState::Pending { .. }))
             .collect();
         for run in &pending {
-            let State::Pending { to, was } = run.state else {
+            let PageState::Pending { to, was } = run.state else {
                 continue;
             };
             self.extents.set(Run {
-                state: State::Data(to),
+                state: PageState::Data(to),
                 ..*run
             });
             self.mark(run.page..run.end());
@@ -466,19 +466,19 @@ impl Map {
         pages: Range<u64>,
         home: SliceId,
         allocator: &Allocator,
-    ) -> Result<Vec<Run<State>>> {
+    ) -> Result<Vec<Run<PageState>>> {
         let reserved: Vec<_> = self.extents.within(pages.clone()).collect();
         for run in reserved {
-            if run.state == State::Delalloc {
+            if run.state == PageState::Delalloc {
                 self.place(run.page..run.end(), home, allocator)?;
             }
         }
         let mut before: Vec<_> = self.extents.within(pages).collect();
-        before.retain(|run| !matches!(run.state, State::Unwritten(_)));
+        before.retain(|run| !matches!(run.state, PageState::Unwritten(_)));
         for run in &before {
-            if let State::Data(at) | State::Pending { to: at, .. } = run.state {
+            if let PageState::Data(at) | PageState::Pending { to: at, .. } = run.state {
                 self.extents.set(Run {
-                    state: State::Unwritten(at),
+                    state: PageState::Unwritten(at),
                     ..*run
                 });
                 self.mark(run.page..run.end());
@@ -488,9 +488,9 @@ impl Map {
     }
 
     /// Frees the earlier blocks of pages that `unwrite` returned.
-    pub fn release_earlier(&mut self, before: Vec<Run<State>>, allocator: &Allocator) {
+    pub fn release_earlier(&mut self, before: Vec<Run<PageState>>, allocator: &Allocator) {
         for run in before {
-            if let State::Pending {
+            if let PageState::Pending {
                 was: Was::Data(from),
                 ..
             } = run.state
@@ -510,7 +510,7 @@ impl Map {
         let holes = self.extents.holes(pages);
         let total: u64 = holes.iter().map(|(_, count)| count).sum();
         allocator.reserve(total)?;
-        let mut got: Vec<Run<State>> = Vec::new();
+        let mut got: Vec<Run<PageState>> = Vec::new();
         let mut missing = total;
         for (page, count) in holes {
             for (page, count) in chunks(page, count) {
@@ -524,7 +524,7 @@ impl Map {
                 let result = allocator.allocate(home, near, count, &mut blocks);
                 let mut at = page;
                 for blocks in blocks {
-                    let state = State::Unwritten(At {
+                    let state = PageState::Unwritten(At {
                         slice: blocks.slice,
                         block: blocks.first,
                     });
@@ -559,10 +559,10 @@ impl Map {
         let away: Vec<_> = self
             .extents
             .from(0)
-            .filter(|run| matches!(run.state, State::Unwritten(at) if at.slice != home))
+            .filter(|run| matches!(run.state, PageState::Unwritten(at) if at.slice != home))
             .collect();
         for run in away {
-            let State::Unwritten(from) = run.state else {
+            let PageState::Unwritten(from) = run.state else {
                 continue;
             };
             self.extents.remove(run.page..run.end());
@@ -577,11 +577,11 @@ impl Map {
 
     /// Makes a range of pages a hole for all later reads. Returns the removed runs. The caller passes them to `release` once no
     /// transfer to their blocks can be in flight.
-    pub fn take_out(&mut self, pages: Range<u64>, allocator: &Allocator) -> Vec<Run<State>> {
+    pub fn take_out(&mut self, pages: Range<u64>, allocator: &Allocator) -> Vec<Run<PageState>> {
         let removed = self.extents.remove(pages);
         for run in &removed {
             self.mark(run.page..run.end());
-            if run.state == State::Delalloc {
+            if run.state == PageState::Delalloc {
                 allocator.unreserve(u64::from(run.count));
             }
         }
@@ -589,7 +589,7 @@ impl Map {
     }
 
     /// Frees the blocks of removed pages that the store does not have. The next batch frees the others.
-    pub fn release(&mut self, removed: Vec<Run<State>>, allocator: &Allocator) {
+    pub fn release(&mut self, removed: Vec<Run<PageState>>, allocator: &Allocator) {
         for run in removed {
             for at in run.state.holds().into_iter().flatten() {
                 self.release_unstored(run.page, run.count, at, allocator);

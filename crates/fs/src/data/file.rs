@@ -12,7 +12,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadsOfInode;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::data::extents::{At, Map, State};
+use crate::data::extents::{At, Map, PageState};
 use crate::data::layout::Layout;
 use crate::data::writers::{Waiting, Writers};
 use crate::error::Error;
@@ -420,12 +420,12 @@ impl Object for File {
 
     fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
         let pages = range(first, count);
-        let ready = |state| matches!(state, State::Pending { .. } | State::Data(_));
+        let ready = |state| matches!(state, PageState::Pending { .. } | PageState::Data(_));
         {
             // Overwritten pages usually have their place already, so this case needs only a read lock.
             let map = self.map.read();
             let home = self.home();
-            let in_place = |state| matches!(state, State::Data(at) if at.slice == home);
+            let in_place = |state| matches!(state, PageState::Data(at) if at.slice == home);
             if map.extents.covers(pages.clone())
                 && map
                     .extents
@@ -433,7 +433,7 @@ impl Object for File {
                     .all(|run| in_place(run.state))
             {
                 for run in map.extents.within(pages) {
-                    if let State::Data(at) = run.state {
+                    if let PageState::Data(at) = run.state {
                         self.push(at, run.count, out)?;
                     }
                 }
@@ -446,7 +446,7 @@ impl Object for File {
         self.count_blocks(&map);
         for run in map.extents.within(pages) {
             debug_assert!(ready(run.state));
-            if let State::Pending { to: at, .. } | State::Data(at) = run.state {
+            if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
                 self.push(at, run.count, out)?;
             }
         }
@@ -459,11 +459,11 @@ impl Object for File {
         {
             let map = self.map.read();
             for run in map.extents.within(pages.clone()) {
-                if let State::Pending { to: at, .. } | State::Data(at) = run.state {
+                if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
                     // Comes before the change of state: a batch that sees the new state must flush this device.
                     self.host.took_data(at.blocks(run.count));
                 }
-                changed |= matches!(run.state, State::Pending { .. });
+                changed |= matches!(run.state, PageState::Pending { .. });
             }
         }
         if changed {

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
-struct State {
+struct LeavingState {
     /// Regular files without a name whose removal is not durable yet.
     files: HashMap<Ino, Nameless>,
     /// Number of files added so far.
@@ -48,7 +48,7 @@ struct Nameless {
 /// Limits of a write's wait.
 struct Wait {
     until: Instant,
-    /// Value of `State::added` when the wait began. The write waits for files added later, but less than its full time.
+    /// Value of `LeavingState::added` when the wait began. The write waits for files added later, but less than its full time.
     added: u64,
 }
 
@@ -63,7 +63,7 @@ enum End {
     Nothing,
 }
 
-impl State {
+impl LeavingState {
     fn awaits(&self, own: Ino) -> bool {
         !self.closed && self.awaited(own).next().is_some()
     }
@@ -79,7 +79,7 @@ impl State {
 /// The files without a name.
 #[derive(Default)]
 pub struct Leaving {
-    state: Mutex<State>,
+    state: Mutex<LeavingState>,
     changed: Condvar,
 }
 

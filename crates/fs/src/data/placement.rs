@@ -7,7 +7,7 @@ use jericho_cache::{Object, Slice};
 use jericho_format::threads::{ThreadPolicy, ThreadsOfInode};
 
 use crate::core::{Core, PAGES, wait};
-use crate::data::extents::State;
+use crate::data::extents::PageState;
 use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
@@ -234,8 +234,9 @@ impl Fs {
         let file = self.core.file(&inode)?;
         let mut blocks = vec![0u64; usize::from(self.core.slice_count())];
         for run in file.map.read().extents.from(0) {
-            if let State::Pending { to: at, .. } | State::Data(at) | State::Unwritten(at) =
-                run.state
+            if let PageState::Pending { to: at, .. }
+            | PageState::Data(at)
+            | PageState::Unwritten(at) = run.state
                 && let Some(sum) = blocks.get_mut(usize::from(at.slice))
             {
                 *sum += u64::from(run.count);
@@ -250,8 +251,10 @@ impl Fs {
 fn pages_away(file: &File, slice: SliceId) -> u64 {
     let map = file.map.read();
     let away = |state| match state {
-        State::Pending { to: at, .. } | State::Data(at) | State::Unwritten(at) => at.slice != slice,
-        State::Delalloc => false,
+        PageState::Pending { to: at, .. } | PageState::Data(at) | PageState::Unwritten(at) => {
+            at.slice != slice
+        }
+        PageState::Delalloc => false,
     };
     map.extents
         .from(0)

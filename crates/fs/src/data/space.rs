@@ -20,7 +20,7 @@ const ZERO_RANGE: i32 = 0x10;
 
 /// Effect of fallocate(2) on the bytes of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Change {
+enum ByteChange {
     /// The bytes get space and keep their values.
     Nothing,
     /// The bytes get space and become zeros.
@@ -30,7 +30,7 @@ enum Change {
 }
 
 /// Checks the arguments of fallocate(2). Returns the end of the range.
-fn check(mode: i32, offset: u64, len: u64) -> Result<(u64, Change)> {
+fn check(mode: i32, offset: u64, len: u64) -> Result<(u64, ByteChange)> {
     if len == 0 {
         return Err(EINVAL);
     }
@@ -39,9 +39,9 @@ fn check(mode: i32, offset: u64, len: u64) -> Result<(u64, Change)> {
         .filter(|end| *end <= FILE_BYTES_MAX)
         .ok_or(EFBIG)?;
     let change = match mode & !KEEP_SIZE {
-        0 => Change::Nothing,
-        PUNCH_HOLE if mode & KEEP_SIZE != 0 => Change::Punch,
-        ZERO_RANGE => Change::Zero,
+        0 => ByteChange::Nothing,
+        PUNCH_HOLE if mode & KEEP_SIZE != 0 => ByteChange::Punch,
+        ZERO_RANGE => ByteChange::Zero,
         _ => return Err(EOPNOTSUPP),
     };
     Ok((end, change))
@@ -144,7 +144,7 @@ impl Fs {
         let keep_size = mode & KEEP_SIZE != 0;
         let _alone = file.exclusive.write();
         let size = file.size();
-        if change != Change::Punch {
+        if change != ByteChange::Punch {
             let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
             if end > size && !keep_size {
                 self.clear_tail(file)?;
@@ -155,10 +155,10 @@ impl Fs {
             file.count_blocks(&map);
         }
         match change {
-            Change::Nothing => {}
-            Change::Zero => self.zero(file, offset..end)?,
+            ByteChange::Nothing => {}
+            ByteChange::Zero => self.zero(file, offset..end)?,
             // Bytes beyond the end are zeros already. The whole pages there may have space to free.
-            Change::Punch => self.punch(file, offset..end)?,
+            ByteChange::Punch => self.punch(file, offset..end)?,
         }
         let mut meta = file.inode.meta.write();
         if !keep_size && end > meta.rec.size {

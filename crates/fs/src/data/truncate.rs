@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use jericho_format::PAGE_BYTES;
 
 use crate::core::{Core, wait};
-use crate::data::extents::{Map, State, Was};
+use crate::data::extents::{Map, PageState, Was};
 use crate::data::runs::Run;
 use crate::error::Result;
 use crate::fs::Fs;
@@ -128,7 +128,7 @@ impl Fs {
             let unwritten = |state| {
                 matches!(
                     state,
-                    State::Delalloc | State::Pending { was: Was::Hole, .. }
+                    PageState::Delalloc | PageState::Pending { was: Was::Hole, .. }
                 )
             };
             runs.filter(|run| unwritten(run.state) && run.end() > end)
@@ -174,7 +174,7 @@ impl Fs {
         let map = file.map.read();
         for run in map.extents.from(from) {
             let start = run.page.max(from);
-            if !matches!(run.state, State::Unwritten(_)) {
+            if !matches!(run.state, PageState::Unwritten(_)) {
                 return Some(start..run.end());
             }
             if let Some(dirty) = dirty.filter(|page| (start..run.end()).contains(page)) {
@@ -241,8 +241,8 @@ impl Fs {
         &self,
         file: &Arc<File>,
         pages: &Range<u64>,
-        change: impl Fn(&mut Map) -> Result<Vec<Run<State>>>,
-    ) -> Result<Vec<Run<State>>> {
+        change: impl Fn(&mut Map) -> Result<Vec<Run<PageState>>>,
+    ) -> Result<Vec<Run<PageState>>> {
         if pages.is_empty() {
             return Ok(vec![]);
         }

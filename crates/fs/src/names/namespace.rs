@@ -237,33 +237,15 @@ impl Fs {
         let inherited = core.inherit_acl(&parent, &mut meta, new.kind, new.perm, caller.umask)?;
         let ino = core.numbers.lock().take()?;
         let now = now_ns();
-        let is_dir = new.kind == Kind::Directory;
-        let set_gid = meta.rec.perm & SETGID != 0;
-        let slice = matches!(new.kind, Kind::Directory | Kind::File)
-            .then(|| core.home_for(&meta, new.kind));
-        let rec = InodeRecord {
-            kind: new.kind,
-            perm: inherited.perm & 0o7777 | if is_dir && set_gid { SETGID } else { 0 },
-            nlink: match name {
-                None => 0,
-                Some(_) if is_dir => 2,
-                Some(_) => 1,
-            },
-            uid: caller.uid,
-            gid: if set_gid { meta.rec.gid } else { caller.gid },
-            rdev: new.rdev,
-            generation: core.generation.load(Ordering::Relaxed),
-            size: new.target.map_or(0, |target| target.len() as u64),
-            atime_ns: now,
-            mtime_ns: now,
-            ctime_ns: now,
-            btime_ns: now,
-            slice,
-            placement: None,
-            threads: meta.rec.threads.inherited(),
-            parent: dir,
-            target: new.target.map(Into::into),
-        };
+        let rec = core.new_record(
+            dir,
+            &meta,
+            name.is_some(),
+            inherited.perm,
+            &new,
+            caller,
+            now,
+        );
         let inode = Inode::made(ino, rec);
         if inherited.access.is_some() || inherited.default.is_some() {
             let mut made = inode.meta.write();
@@ -277,6 +259,7 @@ impl Fs {
             Some(name) => {
                 core.put_entry(&parent, &mut meta, hash, name, Some((ino, new.kind)));
                 meta.rec.size += 1;
+                let is_dir = new.kind == Kind::Directory;
                 meta.rec.nlink += u32::from(is_dir);
                 meta.rec.mtime_ns = now;
                 meta.rec.ctime_ns = now;
@@ -413,6 +396,47 @@ pub(crate) fn without_set_id(perm: u16) -> u16 {
 }
 
 impl Core {
+    /// Returns the record of a new inode in a directory with this metadata.
+    #[expect(clippy::too_many_arguments, reason = "called once, by `make`")]
+    fn new_record(
+        &self,
+        dir: Ino,
+        meta: &Meta,
+        has_name: bool,
+        perm: u16,
+        new: &New<'_>,
+        caller: Caller,
+        now: i128,
+    ) -> InodeRecord {
+        let is_dir = new.kind == Kind::Directory;
+        let set_gid = meta.rec.perm & SETGID != 0;
+        let slice =
+            matches!(new.kind, Kind::Directory | Kind::File).then(|| self.home_for(meta, new.kind));
+        InodeRecord {
+            kind: new.kind,
+            perm: perm & 0o7777 | if is_dir && set_gid { SETGID } else { 0 },
+            nlink: match has_name {
+                false => 0,
+                true if is_dir => 2,
+                true => 1,
+            },
+            uid: caller.uid,
+            gid: if set_gid { meta.rec.gid } else { caller.gid },
+            rdev: new.rdev,
+            generation: self.generation.load(Ordering::Relaxed),
+            size: new.target.map_or(0, |target| target.len() as u64),
+            atime_ns: now,
+            mtime_ns: now,
+            ctime_ns: now,
+            btime_ns: now,
+            slice,
+            placement: None,
+            threads: meta.rec.threads.inherited(),
+            parent: dir,
+            target: new.target.map(Into::into),
+        }
+    }
+
     /// Returns the attributes of an inode.
     pub fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {
         self.count_blocks(inode)?;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::store::Entry;
 use crate::types::{Ino, Kind};
 
-struct Slot {
+struct PendingEntry {
     /// `None`: removed.
     to: Option<(Ino, Kind)>,
     /// Batch.
@@ -18,7 +18,7 @@ struct Slot {
 /// The entries of one directory that are newer than the store.
 #[derive(Default)]
 pub struct Overlay {
-    slots: BTreeMap<(u64, Box<[u8]>), Slot>,
+    slots: BTreeMap<(u64, Box<[u8]>), PendingEntry>,
 }
 
 impl Overlay {
@@ -33,7 +33,7 @@ impl Overlay {
 
     /// The name means this from now on.
     pub fn put(&mut self, hash: u64, name: Box<[u8]>, to: Option<(Ino, Kind)>, seq: u64) {
-        self.slots.insert((hash, name), Slot { to, seq });
+        self.slots.insert((hash, name), PendingEntry { to, seq });
     }
 
     /// A batch that changed the name is durable.
