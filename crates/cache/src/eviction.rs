@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use jericho_shm::{Flags, SliceMemory, State as Word};
+use jericho_shm::{Flags, PageState as Word, SliceMemory};
 
 use crate::context::SliceContext;
 use crate::effects::Effects;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
-use jericho_shm::{Key, State as Word};
+use jericho_shm::{Key, PageState as Word};
 
 use crate::object::Error;
 

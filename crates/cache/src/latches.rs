@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Flags, Key, State as Word};
+use jericho_shm::{Flags, Key, PageState as Word};
 
 use crate::context::SliceContext;
 use crate::faults::OWNER_DAEMON;

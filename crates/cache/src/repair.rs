@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use foldhash::{HashMap, HashMapExt};
-use jericho_shm::{Flags, Found, Key, State as Word};
+use jericho_shm::{Flags, Found, Key, PageState as Word};
 
 use crate::context::SliceContext;
 use crate::faults::OWNER_DAEMON;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use jericho_shm::{Flags, Key, SliceMemory, State as Word};
+use jericho_shm::{Flags, Key, PageState as Word, SliceMemory};
 
 use crate::object::{Error, Object};
 

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Flags, SliceMemory, State as Word};
+use jericho_shm::{Flags, PageState as Word, SliceMemory};
 use jericho_storage::Device;
 use parking_lot::Mutex;
 
@@ -33,7 +33,7 @@ const QUEUE_DEPTH: u32 = 128;
 pub struct Config {
     /// Index of the slice in the volume; names its threads and segments.
     pub id: u16,
-    /// Frames of 4096 bytes: `FRAMES_MIN`..=`jericho_shm::State::FRAMES_MAX`.
+    /// Frames of 4096 bytes: `FRAMES_MIN`..=`jericho_shm::PageState::FRAMES_MAX`.
     pub frames: u32,
     /// The kernel's node that all memory of the slice is bound to; `None` if the kernel has no nodes.
     pub kernel_node: Option<u32>,

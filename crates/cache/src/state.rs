@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
-use jericho_shm::{Key, State as Word};
+use jericho_shm::{Key, PageState as Word};
 
 use crate::context::SliceContext;
 use crate::dirty::DirtyIndex;

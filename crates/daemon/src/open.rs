@@ -260,7 +260,7 @@ fn frames_per_slice(
         });
     }
     let frames = given / PAGE_BYTES / slices as u64;
-    Ok(frames.min(u64::from(jericho_shm::State::FRAMES_MAX)) as u32)
+    Ok(frames.min(u64::from(jericho_shm::PageState::FRAMES_MAX)) as u32)
 }
 
 /// Returns the home node of each slice. If the volume's devices are on several nodes, a slice is at home on the node of its

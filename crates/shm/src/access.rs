@@ -2,7 +2,7 @@
 //!
 //! Does not know where the bytes are, so that the model checker goes through the same steps.
 
-use crate::entry::{Entry, Flags, State};
+use crate::entry::{Entry, Flags, PageState};
 use crate::sync::{Ordering, fence};
 
 /// Why a page was not read or written inline.
@@ -32,7 +32,7 @@ pub(crate) fn before_fill() {
 
 /// Returns whether the page can be read. Fails with the reason why not.
 #[inline]
-pub(crate) fn check_readable(seen: State) -> Result<(), Miss> {
+pub(crate) fn check_readable(seen: PageState) -> Result<(), Miss> {
     if seen.has(Flags::VALID) {
         Ok(())
     } else {
@@ -42,7 +42,7 @@ pub(crate) fn check_readable(seen: State) -> Result<(), Miss> {
 
 /// Returns whether a client can write the page without asking the slice. Fails with the reason why not.
 #[inline]
-pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
+pub(crate) fn check_writable(seen: PageState) -> Result<(), Miss> {
     check_readable(seen)?;
     if seen.has(Flags::BACKED) {
         Ok(())
@@ -56,7 +56,7 @@ pub(crate) fn check_writable(seen: State) -> Result<(), Miss> {
 #[inline(always)]
 pub(crate) fn try_read(
     entry: &Entry,
-    seen: State,
+    seen: PageState,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<()>, Miss> {
     // Most pages are readable, and one comparison finds that.
@@ -75,7 +75,7 @@ pub(crate) fn try_read(
 #[inline(always)]
 pub(crate) fn try_write(
     entry: &Entry,
-    seen: State,
+    seen: PageState,
     owner: u16,
     has_room: impl FnOnce() -> bool,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
@@ -98,7 +98,7 @@ pub(crate) fn try_write(
 #[inline(always)]
 pub(crate) fn try_write_own(
     entry: &Entry,
-    seen: State,
+    seen: PageState,
     owner: u16,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {
@@ -113,7 +113,7 @@ pub(crate) fn try_write_own(
 #[inline(always)]
 fn write_free(
     entry: &Entry,
-    seen: State,
+    seen: PageState,
     owner: u16,
     copy: impl FnOnce(u32) -> Result<(), Miss>,
 ) -> Result<Option<bool>, Miss> {

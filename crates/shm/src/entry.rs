@@ -110,9 +110,9 @@ impl Flags {
 
 /// A value of the state word: `[version:22][owner:10][flags:6][frame:26]`, high to low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State(pub(crate) u64);
+pub struct PageState(pub(crate) u64);
 
-impl State {
+impl PageState {
     /// Most frames of one slice: 2^26 of 4 KiB, 256 GiB.
     pub const FRAMES_MAX: u32 = 1 << FRAME_BITS;
     /// Owners are 1..=`OWNER_MAX`.
@@ -157,7 +157,7 @@ impl State {
 
     /// Returns whether a copy made between the two states is whole.
     #[inline]
-    pub(crate) fn is_same_page(self, other: State) -> bool {
+    pub(crate) fn is_same_page(self, other: PageState) -> bool {
         const OF_NO_BYTES: u64 =
             OWNER_MASK | Flags::DIRTY.0 | Flags::WRITE_BACK.0 | Flags::BACKED.0;
         (self.0 ^ other.0) & !OF_NO_BYTES == 0
@@ -170,7 +170,7 @@ impl State {
     }
 
     /// Returns whether both states belong to the same holding of the latch.
-    pub fn is_same_holding(self, other: State) -> bool {
+    pub fn is_same_holding(self, other: PageState) -> bool {
         self.holder() == other.holder()
     }
 
@@ -180,20 +180,22 @@ impl State {
 
     /// Returns the next version with other flags and frame, and without owner.
     #[inline]
-    pub(crate) fn next(self, flags: u64, frame: u32) -> State {
+    pub(crate) fn next(self, flags: u64, frame: u32) -> PageState {
         let version = (self.0 >> VERSION_SHIFT << VERSION_SHIFT).wrapping_add(VERSION_ONE);
-        State(version | flags | u64::from(frame))
+        PageState(version | flags | u64::from(frame))
     }
 
     #[inline]
-    pub(crate) fn latched_by(self, owner: u16) -> State {
-        State(self.0 & !OWNER_MASK | Flags::LATCH.0 | u64::from(owner) << (FRAME_BITS + FLAG_BITS))
+    pub(crate) fn latched_by(self, owner: u16) -> PageState {
+        PageState(
+            self.0 & !OWNER_MASK | Flags::LATCH.0 | u64::from(owner) << (FRAME_BITS + FLAG_BITS),
+        )
     }
 
     /// Returns the next version with `set` added, without latch and owner.
     #[inline]
-    pub(crate) fn unlatched(self, set: Flags) -> State {
-        State((self.0 & !(OWNER_MASK | Flags::LATCH.0) | set.0).wrapping_add(VERSION_ONE))
+    pub(crate) fn unlatched(self, set: Flags) -> PageState {
+        PageState((self.0 & !(OWNER_MASK | Flags::LATCH.0) | set.0).wrapping_add(VERSION_ONE))
     }
 }
 
@@ -230,7 +232,7 @@ impl Entry {
 
     /// Returns the state, if the entry is the key's.
     #[inline]
-    pub(crate) fn find(&self, key: Key) -> Option<State> {
+    pub(crate) fn find(&self, key: Key) -> Option<PageState> {
         // Loads the state before the key: the entry keeps the key while the version does not change.
         let state = self.state();
         self.is(key).then_some(state)
@@ -239,21 +241,21 @@ impl Entry {
     /// Returns the state. Pairs with the releases of `publish`, `unlatch` and `remove`: a thread that reads the frame afterwards
     /// sees the bytes written before them.
     #[inline]
-    pub fn state(&self) -> State {
-        State(self.state.load(Ordering::Acquire))
+    pub fn state(&self) -> PageState {
+        PageState(self.state.load(Ordering::Acquire))
     }
 
     /// Returns the state after a copy. The fence keeps the copy's loads before this load.
     #[inline]
-    pub(crate) fn state_after_copy(&self) -> State {
+    pub(crate) fn state_after_copy(&self) -> PageState {
         fence(Ordering::Acquire);
-        State(self.state.load(Ordering::Relaxed))
+        PageState(self.state.load(Ordering::Relaxed))
     }
 
     /// Takes the page's latch if the state is still `seen`. Returns the state with the latch. Acquire: the copy that follows does
     /// not move before it.
     #[inline]
-    pub fn try_latch(&self, seen: State, owner: u16) -> Option<State> {
+    pub fn try_latch(&self, seen: PageState, owner: u16) -> Option<PageState> {
         debug_assert!(seen.has(Flags::VALID) && !seen.has(Flags::LATCH));
         let latched = seen.latched_by(owner);
         self.state
@@ -269,19 +271,19 @@ impl Entry {
     /// page was dirty already. Returns `None` and changes nothing when the latch was broken meanwhile: the page may be another
     /// holder's.
     #[inline]
-    pub fn unlatch(&self, latched: State, set: Flags) -> Option<State> {
+    pub fn unlatch(&self, latched: PageState, set: Flags) -> Option<PageState> {
         // Repeats, because a completed write-back may clear WRITE_BACK meanwhile.
         let mut seen = self.state.load(Ordering::Relaxed);
         loop {
-            if State(seen).holder() != latched.holder() {
+            if PageState(seen).holder() != latched.holder() {
                 return None;
             }
-            let next = State(seen).unlatched(set).0;
+            let next = PageState(seen).unlatched(set).0;
             match self
                 .state
                 .compare_exchange_weak(seen, next, Ordering::Release, Ordering::Relaxed)
             {
-                Ok(_) => return Some(State(seen)),
+                Ok(_) => return Some(PageState(seen)),
                 Err(now) => seen = now,
             }
         }
@@ -290,7 +292,7 @@ impl Entry {
     /// Opens a latch that its holder cannot or will not release, if the state is still `seen`. The page becomes dirty with the
     /// present bytes of its frame. `frame`: the frame of the page from now on. BACKED stays unchanged: the right to write may
     /// have been revoked meanwhile, and must not come back.
-    pub fn break_latch(&self, seen: State, frame: u32) -> bool {
+    pub fn break_latch(&self, seen: PageState, frame: u32) -> bool {
         debug_assert!(seen.has(Flags::LATCH));
         let flags = seen.flags() & !Flags::LATCH.0 | Flags::DIRTY.0;
         self.state
@@ -304,7 +306,7 @@ impl Entry {
     }
 
     /// Sets and clears flags that say nothing about the bytes, if the state is still `seen`.
-    pub fn try_mark(&self, seen: State, set: Flags, clear: Flags) -> bool {
+    pub fn try_mark(&self, seen: PageState, set: Flags, clear: Flags) -> bool {
         self.state
             .compare_exchange(
                 seen.0,
@@ -316,27 +318,27 @@ impl Entry {
     }
 
     /// Sets flags that say nothing about the bytes. Returns the state before.
-    pub fn mark(&self, set: Flags) -> State {
-        State(self.state.fetch_or(set.0, Ordering::AcqRel))
+    pub fn mark(&self, set: Flags) -> PageState {
+        PageState(self.state.fetch_or(set.0, Ordering::AcqRel))
     }
 
     /// Clears flags that say nothing about the bytes. Returns the state before.
-    pub fn unmark(&self, clear: Flags) -> State {
-        State(self.state.fetch_and(!clear.0, Ordering::AcqRel))
+    pub fn unmark(&self, clear: Flags) -> PageState {
+        PageState(self.state.fetch_and(!clear.0, Ordering::AcqRel))
     }
 
     /// Revokes the right to write a page inline. `clear` is BACKED, or no flag when writers check another word under the latch.
     /// Returns `None` when no writer holds the page from here on. Otherwise returns the new state: a writer holds the latch, or
     /// the page is being filled and may be published with the right. The caller then calls again later.
-    pub fn revoke(&self, clear: Flags) -> Option<State> {
+    pub fn revoke(&self, clear: Flags) -> Option<PageState> {
         let before = self.unmark(clear);
-        let after = State(before.0 & !clear.0);
+        let after = PageState(before.0 & !clear.0);
         after.any(Flags::LATCH.with(Flags::FILL)).then_some(after)
     }
 
     /// Enters a page whose frame is being filled into an empty entry. Only the slice calls this.
     pub(crate) fn insert(&self, key: Key, frame: u32) {
-        let seen = State(self.state.load(Ordering::Relaxed));
+        let seen = PageState(self.state.load(Ordering::Relaxed));
         // The version changes before the key appears (release), so that a reader that matched the new key cannot validate against
         // the old version.
         self.state
@@ -357,7 +359,7 @@ impl Entry {
     /// Makes a filled page visible. Only the slice calls this. Release: pairs with `state`. Does not assert FILL: a malicious
     /// client may have cleared it.
     pub fn publish(&self, flags: Flags) {
-        let seen = State(self.state.load(Ordering::Relaxed));
+        let seen = PageState(self.state.load(Ordering::Relaxed));
         // A swap instead of a store, because `revoke` may change the word at the same moment and must come before or after.
         self.state.swap(
             seen.next(Flags::VALID.0 | flags.0, seen.frame()).0,
@@ -366,7 +368,7 @@ impl Entry {
     }
 
     /// Empties the entry if its state is still `seen`. The frame then is the slice's. Only the slice calls this.
-    pub(crate) fn try_clear(&self, seen: State) -> bool {
+    pub(crate) fn try_clear(&self, seen: PageState) -> bool {
         if self
             .state
             .compare_exchange(

@@ -35,7 +35,7 @@ pub use call::{
     socket_name,
 };
 pub use control::{Control, SlotInfo, SlotWord};
-pub use entry::{Entry, Flags, Key, State};
+pub use entry::{Entry, Flags, Key, PageState};
 pub use hit::Hit;
 pub use intent::Writer;
 pub use lent::{Lent, SlotLock};

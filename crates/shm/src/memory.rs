@@ -15,7 +15,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_sys::memory::Mapping;
 
 use crate::access::{Miss, before_fill, check_writable};
-use crate::entry::{Entry, Key, State};
+use crate::entry::{Entry, Key, PageState};
 use crate::prefetch;
 
 /// Entries in a line.
@@ -35,9 +35,9 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Returns the geometry for a number of frames, at most `State::FRAMES_MAX`.
+    /// Returns the geometry for a number of frames, at most `PageState::FRAMES_MAX`.
     pub fn for_frames(frames: u32) -> Geometry {
-        assert!(frames > 0 && frames <= State::FRAMES_MAX);
+        assert!(frames > 0 && frames <= PageState::FRAMES_MAX);
         Geometry {
             frames,
             lines: (u64::from(frames) * 3 / 2).div_ceil(u64::from(WAYS)) as u32,
@@ -74,7 +74,7 @@ pub struct Found {
     /// Index in the table.
     pub index: u32,
     /// State at the lookup.
-    pub state: State,
+    pub state: PageState,
 }
 
 /// The memory of one slice.
@@ -137,7 +137,7 @@ impl SliceMemory {
     /// Fails with `InvalidData` when a segment is shorter than the geometry says, and with EACCES when `writable` is set for
     /// read-only fds.
     pub fn attach(frames: u32, fds: [OwnedFd; 3], writable: bool) -> io::Result<SliceMemory> {
-        if frames == 0 || frames > State::FRAMES_MAX {
+        if frames == 0 || frames > PageState::FRAMES_MAX {
             let what = format!("a slice with {frames} frames cannot be");
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
@@ -246,7 +246,7 @@ impl SliceMemory {
     }
 
     /// Calls `each` with the index, key and state of every page in the table.
-    pub fn scan(&self, mut each: impl FnMut(u32, Key, State)) {
+    pub fn scan(&self, mut each: impl FnMut(u32, Key, PageState)) {
         for index in 0..self.geometry.entries() {
             let entry = self.entry(index);
             if let Some(key) = entry.key() {
@@ -562,7 +562,7 @@ impl SliceMemory {
     }
 
     /// Empties an entry if its state is still `seen`; then its frame is free. Only the slice calls this, under its lock.
-    pub fn remove(&self, index: u32, seen: State) -> bool {
+    pub fn remove(&self, index: u32, seen: PageState) -> bool {
         let entry = self.entry(index);
         let Some(key) = entry.key() else { return false };
         if !entry.try_clear(seen) {
@@ -598,7 +598,7 @@ mod tests {
 
     #[test]
     fn bookkeeping_stays_within_its_bound() {
-        for frames in [1024, 4096, 262_144, State::FRAMES_MAX] {
+        for frames in [1024, 4096, 262_144, PageState::FRAMES_MAX] {
             let bytes = bookkeeping_bytes(frames);
             assert!(
                 bytes <= BOOKKEEPING_BYTES_PER_PAGE_MAX * u64::from(frames),

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use crate::access::{Miss, try_read, try_write};
-use crate::entry::{Entry, Flags, Key, State};
+use crate::entry::{Entry, Flags, Key, PageState};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a frame.
@@ -157,7 +157,7 @@ impl Slice {
     }
 
     /// Makes one attempt to read. Returns the words, and the state in which they were read.
-    fn read_in(&self, entry: usize, key: Key) -> Option<(State, Words)> {
+    fn read_in(&self, entry: usize, key: Key) -> Option<(PageState, Words)> {
         let entry = &self.entries[entry];
         let seen = entry.find(key)?;
         let mut words = [0; WORDS];

@@ -7,7 +7,7 @@
 //!
 //! The latch is a full barrier. So the daemon finds the client in the set, or the client finds the flag.
 
-use crate::entry::State;
+use crate::entry::PageState;
 use crate::reports::{bits, word_and_bit};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -58,7 +58,7 @@ impl Owners {
         let bits = self.words.iter().enumerate().flat_map(|(at, word)| {
             bits(word.load(Ordering::Relaxed)).map(move |bit| 64 * at as u16 + bit)
         });
-        bits.flat_map(|first| (first..=State::OWNER_MAX).step_by(BITS))
+        bits.flat_map(|first| (first..=PageState::OWNER_MAX).step_by(BITS))
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
     fn a_set_has_the_owners_that_were_added_and_few_others() {
         let owners = Owners::new();
         assert_eq!(owners.owners().count(), 0);
-        for owner in [2, 63, 64, 300, State::OWNER_MAX] {
+        for owner in [2, 63, 64, 300, PageState::OWNER_MAX] {
             assert!(!owners.contains(owner));
             owners.add(owner);
             assert!(owners.contains(owner) && owners.owners().any(|it| it == owner));

@@ -8,11 +8,11 @@
 //! A thread that asks for dirty pages visits the owners whose bit is set and those whose ring another thread is draining. It
 //! waits for the latter: a report that another thread took out of a ring counts only after that thread has absorbed it.
 
-use crate::entry::State;
+use crate::entry::PageState;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Number of words with a bit for each owner number.
-pub(crate) const OWNER_WORDS: usize = (State::OWNER_MAX as usize + 1) / 64;
+pub(crate) const OWNER_WORDS: usize = (PageState::OWNER_MAX as usize + 1) / 64;
 
 /// The report words that clients and the daemon share.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use jericho_shm::{Area, State};
+use jericho_shm::{Area, PageState};
 use jericho_sys::handshake::Peer;
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +73,7 @@ impl ClientTable {
     /// Returns an owner number that no client has.
     pub(super) fn free_owner(&mut self) -> Option<u16> {
         let first = jericho_cache::OWNER_DAEMON + 1;
-        let count = State::OWNER_MAX - first + 1;
+        let count = PageState::OWNER_MAX - first + 1;
         (0..count)
             .map(|i| first + (self.next.wrapping_add(i)) % count)
             .find(|owner| !self.by_owner.contains_key(owner))

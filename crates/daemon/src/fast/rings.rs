@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use jericho_shm::{Area, Draining, Key, RingReader, Slots, State};
+use jericho_shm::{Area, Draining, Key, PageState, RingReader, Slots};
 use parking_lot::Mutex;
 
 /// The report ring of a client and its read position.
@@ -23,7 +23,7 @@ pub(super) struct Rings {
 
 impl Default for Rings {
     fn default() -> Rings {
-        let rings = (0..=State::OWNER_MAX).map(|_| Mutex::default());
+        let rings = (0..=PageState::OWNER_MAX).map(|_| Mutex::default());
         Rings {
             rings: rings.collect(),
             draining: Draining::default(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jericho_cache::{Intent, Slice};
 use jericho_fs::types::SetAttr;
-use jericho_shm::{Area, Flags, Key, SlotInfo, State};
+use jericho_shm::{Area, Flags, Key, PageState, SlotInfo};
 
 use super::*;
 use crate::fast::client_table::{Client, IDLE_PER_ROUND};
@@ -93,7 +93,7 @@ impl Programs {
 
     /// Runs a program with one thread that writes a page up to the step `death`. Returns its owner number, and the state that its
     /// latch stored.
-    fn write(&mut self, key: Key, death: Death) -> (u16, Option<State>) {
+    fn write(&mut self, key: Key, death: Death) -> (u16, Option<PageState>) {
         self.number += 1;
         let owner = self.fast().clients.lock().free_owner().unwrap();
         let area = Arc::new(Area::create("test", owner).unwrap());
@@ -130,7 +130,7 @@ impl Programs {
         &mut self,
         key: Key,
         done: Death,
-        rest: impl FnOnce(&Programs, u16, Option<State>),
+        rest: impl FnOnce(&Programs, u16, Option<PageState>),
     ) {
         let (owner, latched) = self.write(key, done);
         let (mounted, handle) = (&self.bed.mounted, &self.bed.handle);
