@@ -4,6 +4,7 @@ mod support;
 
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use jericho_storage::{BLOCK_BYTES, Cause, OpenError, OpenOptions, open_device};
 use support::{BLOCK, LoopDevice, SmallFilesystem, directories, file_device, pattern};
@@ -77,7 +78,12 @@ fn a_block_device_is_held_exclusively_by_its_writer() {
         16 * BLOCK_BYTES
     );
     drop(writer);
-    open_device(&device.path, OpenOptions::default()).unwrap();
+    // Another test's child process inherits the descriptor between its fork and its exec.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = open_device(&device.path, OpenOptions::default()) {
+        let is_held = matches!(error, OpenError::Busy { .. });
+        assert!(is_held && Instant::now() < deadline, "{error}");
+    }
 }
 
 #[test]
