@@ -385,9 +385,6 @@ fn circles(root: &Path) -> Vec<String> {
     lines
 }
 
-/// Crates that still have a circle.
-const WITH_CIRCLES: &[&str] = &["shm"];
-
 #[test]
 fn files_of_a_crate_do_not_use_each_other_in_a_circle() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -403,13 +400,7 @@ fn files_of_a_crate_do_not_use_each_other_in_a_circle() {
             .inspect(|_| seen += 1)
             .flat_map(|root| circles(root))
             .collect();
-        if !WITH_CIRCLES.contains(&name) {
-            faults.extend(lines.iter().map(|line| format!("{name}: {line}")));
-        } else if lines.is_empty() {
-            faults.push(format!(
-                "{name}: has no circle any more; remove it from WITH_CIRCLES"
-            ));
-        }
+        faults.extend(lines.iter().map(|line| format!("{name}: {line}")));
     }
     assert!(seen > 10, "{seen} crates");
     faults.sort();

@@ -61,7 +61,7 @@ impl Segments {
                 self.slots.begin_drain(&draining, owner);
                 self.slots.end_drain(&draining, owner);
             }
-            reader.drain(&self.area, |key| keys.push(key));
+            self.area.drain(&mut reader, |key| keys.push(key));
         }
         self.area.take_touched(|_, _| {});
         for slice in [0, 1, u16::MAX] {

@@ -11,10 +11,10 @@ use std::sync::atomic::AtomicU64;
 use jericho_sys::memory::Mapping;
 
 use crate::entry::Key;
-use crate::intent::{self, Writer};
+use crate::intent;
 use crate::lent::{Lent, Loan, LoanWord, SlotLock};
 use crate::lock::Holding;
-use crate::ring::Ring;
+use crate::ring::{Ring, RingReader};
 use crate::slots::Slots;
 use crate::sync::{self, AtomicU32, Ordering};
 use crate::wish::Wishing;
@@ -383,10 +383,15 @@ impl Area {
         &self.block(block).head.wishing
     }
 
-    /// Returns how a thread with a block of its own writes to a slice.
+    /// Returns the word in which the thread of a block notes the entry that it is about to latch.
     #[inline]
-    pub fn writer(&self, owner: u16, block: u32, slice: u16) -> Writer<'_> {
-        Writer::client(owner, &self.block(block).head.intent, slice).reporting_to(self)
+    pub(crate) fn intent(&self, block: u32) -> &crate::sync::AtomicU64 {
+        &self.block(block).head.intent
+    }
+
+    /// Takes all keys that clients have reported and calls `each` for each one. The work is bounded, even for a malicious client.
+    pub fn drain(&self, reader: &mut RingReader, each: impl FnMut(Key)) {
+        reader.drain_ring(&self.ring(), each);
     }
 
     /// Calls `each` with the slice and entry that each thread latched last or was about to latch, unchecked.
@@ -455,11 +460,10 @@ impl Area {
 mod tests {
     use super::*;
     use crate::reports::Draining;
-    use crate::ring::RingReader;
 
     fn keys(reader: &mut RingReader, area: &Area) -> Vec<u64> {
         let mut out = vec![];
-        reader.drain(area, |key| out.push(key.page()));
+        area.drain(reader, |key| out.push(key.page()));
         out
     }
 

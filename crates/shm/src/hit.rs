@@ -7,10 +7,10 @@ use jericho_format::PAGE_BYTES;
 
 use crate::access::{Miss, try_read, try_write, try_write_own};
 use crate::entry::{Entry, Key};
-use crate::intent::Writer;
 use crate::memory::{Found, SliceMemory};
 use crate::parts::{SourceParts, TargetParts, pieces};
 use crate::prefetch;
+use crate::writer::Writer;
 
 /// Polls of a reader or writer before it yields to the holder of a latch.
 const SPINS: u32 = 64;

@@ -26,6 +26,7 @@ mod ring;
 mod slots;
 mod sync;
 mod wish;
+mod writer;
 
 pub use access::Miss;
 pub use ahead::Ahead;
@@ -37,7 +38,6 @@ pub use call::{
 pub use control::{Control, SlotInfo, SlotWord};
 pub use entry::{Entry, Flags, Key, PageState};
 pub use hit::Hit;
-pub use intent::Writer;
 pub use lent::{Lent, SlotLock};
 pub use lock::{HELD_MAX, Holding, Lock, WAIT_MAX};
 pub use memory::{
@@ -51,3 +51,4 @@ pub use slots::{
     Kept, RangeHeld, RangeTaken, Segments, Seized, SizeWord, Slot, Slots, Turns, WORDS,
 };
 pub use wish::{Granted, Wish, Wishing};
+pub use writer::Writer;

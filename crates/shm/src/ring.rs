@@ -1,6 +1,5 @@
 //! The ring in which a client reports the pages that it made dirty.
 
-use crate::area::Area;
 use crate::entry::Key;
 use crate::reports::Reports;
 use crate::sync::{AtomicU64, Ordering};
@@ -56,10 +55,6 @@ impl RingReader {
     }
 
     /// Takes all keys in the ring and calls `each` for each one. The ring's length bounds the work, even for a malicious client.
-    pub fn drain(&mut self, area: &Area, each: impl FnMut(Key)) {
-        self.drain_ring(&area.ring(), each);
-    }
-
     pub(crate) fn drain_ring<const N: usize>(
         &mut self,
         ring: &Ring<'_, N>,

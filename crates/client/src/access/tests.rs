@@ -150,7 +150,7 @@ fn each_page_that_became_dirty_is_reported_once() {
     write(file(&writer), 0, &[1; 3 * PAGE]).unwrap();
     write(file(&writer), 5, &[2; 100]).unwrap();
     let (mut reader, mut pages) = (jericho_shm::RingReader::default(), vec![]);
-    reader.drain(&writer.area, |key| pages.push(key.page()));
+    writer.area.drain(&mut reader, |key| pages.push(key.page()));
     assert_eq!(pages, [0, 1, 2]);
 }
 

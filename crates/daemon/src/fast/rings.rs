@@ -102,7 +102,7 @@ impl Rings {
         slots.begin_drain(&self.draining, owner);
         let mut keys: Vec<Key> = vec![];
         if let Some(ReportRing { area, reader }) = &mut *ring {
-            reader.drain(area, |key| keys.push(key));
+            area.drain(reader, |key| keys.push(key));
         }
         // Reports before `end_drain`: a thread that finds no report relies on that order.
         report(&mut keys);

@@ -3,9 +3,10 @@
 use loom::thread;
 
 use super::*;
-use crate::intent::{self, Writer};
+use crate::intent;
 use crate::owners::Owners;
 use crate::sync::fence;
+use crate::writer::Writer;
 
 const OWNER: u16 = 7;
 

@@ -4,7 +4,8 @@ use loom::thread;
 
 use super::*;
 use crate::access::before_fill;
-use crate::intent::{self, Writer};
+use crate::intent;
+use crate::writer::Writer;
 
 /// Runs a writer that dies after it has copied `copied` words.
 fn die_with(copied: usize) {
