@@ -91,7 +91,8 @@ pub struct Allocator {
 const PASSES_MAX: usize = 1000;
 
 impl Allocator {
-    /// Does what `new` does, but the store does not call the allocator before a commit yet.
+    /// Creates the allocator as `new` does, but does not register it with the store. The store therefore does not call it before
+    /// commits.
     fn load(
         store: StoreRef,
         slices: Vec<SpaceOptions>,

@@ -99,8 +99,9 @@ struct Seen {
     record: InodeRecord,
     /// Number of entries that name the inode.
     names: u64,
-    /// Number of entries in a directory, and of directories among them.
+    /// Number of entries that a directory has.
     entries: u64,
+    /// Number of these entries that name directories.
     subdirectories: u64,
     /// A path leads from the root to the inode.
     reachable: bool,
@@ -329,8 +330,8 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
             }
         }
         if fixes.is_empty() {
-            // These commits may have grown the region into blocks that the bitmaps show as free. Opening an allocator proves
-            // that the counts agree.
+            // The commits of this repair may have used spare chunks of the metadata region. Opening an allocator proves that the
+            // counts agree: each container has room for its used blocks and its chunks.
             let allocator = Allocator::of_volume(&store, &volume)?;
             drop(allocator);
             break;

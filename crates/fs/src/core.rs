@@ -100,7 +100,8 @@ impl Core {
         self.table.get_or_load(ino, || {
             let rec = self.store.inode(ino)?.ok_or(ESTALE)?;
             self.refuse_impossible(ino, &rec)?;
-            // Calls `is_known` before the kernel learns of the inode.
+            // Operations count the kernel's reference after they have loaded the inode. So `is_known` is true here only if the
+            // kernel knew the inode before.
             Ok(Inode::loaded(ino, rec, self.table.is_known(ino)))
         })
     }
@@ -302,7 +303,8 @@ impl Core {
         }
     }
 
-    /// Reads the data that the batch which removes an inode must name.
+    /// Loads the extended attributes of an inode and, for a regular file, its extents: the batch that removes the inode must
+    /// name them. Returns the data side of a regular file.
     fn load_for_removal(
         self: &Arc<Self>,
         inode: &Arc<Inode>,

@@ -134,7 +134,7 @@ pub trait FileHost: Send + Sync {
 pub struct KernelPages {
     /// Number of reads that fill the page cache and have begun.
     pub filled: AtomicU64,
-    /// Number of these reads, from the first on, whose pages the kernel has dropped.
+    /// The kernel has dropped the pages of this many of these reads, counted from the first one.
     pub dropped: AtomicU64,
 }
 

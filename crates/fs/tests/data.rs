@@ -25,7 +25,7 @@ const PAGE: u64 = 4096;
 const SLICES: u16 = 2;
 /// Large enough that some truncation ends while a batch is made.
 const SYNCS_BESIDE_TRUNCATIONS: u64 = 60;
-/// Returns the options of a busy mount.
+/// Age at which a busy mount writes dirty pages back.
 const DIRTY_AGE: Duration = Duration::from_millis(1);
 
 struct Mount {
@@ -332,8 +332,8 @@ fn a_gap_with_reserved_space_is_a_hole() {
     }
 }
 
-/// A file whose write-backs block before their pages get blocks. Each write-back sends on `reached`, and then waits on `go_on`
-/// while there is a sender.
+/// A file whose write-backs stop before their pages are placed. Each write-back sends on `reached`, and then waits for a message
+/// on `go_on`, or for the end of its sender.
 struct Stops {
     file: Arc<dyn Object>,
     reached: Sender<()>,
@@ -469,7 +469,8 @@ fn a_page_written_back_during_a_truncation_ends_in_zeros() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     mount.write(&file, 0, &pattern(1, PAGE as usize));
-    // Called when the truncation asks whether the page is dirty. The truncation sees the page as reserved.
+    // The truncation finds that the page is reserved, and asks the slice whether the page is dirty. The slice then calls this
+    // callback, which writes the page back before the slice answers.
     let armed = Arc::new(AtomicBool::new(false));
     let (is_armed, object) = (armed.clone(), file.object());
     let slice = &mount.slices[usize::from(file.layout().home())];

@@ -25,7 +25,7 @@ const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const SLICES: u16 = 2;
 const FOREVER: Duration = Duration::from_secs(60);
-/// Returns options with which the filesystem commits and discards only on request.
+/// Commit interval with which the filesystem commits and discards only on request.
 const NEVER_MS: u64 = 3_600_000;
 
 fn formatted(bytes: u64) -> SimDevice {

@@ -44,7 +44,7 @@ fn assert_sound(device: &Arc<SimDevice>) {
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
 
-/// Returns a directory at most three levels deep, or the root if the path has none.
+/// Follows a random path of at most three names. Returns the last directory that it reaches, which may be the root.
 fn some_dir(fs: &Fs, random: &mut Random, held: &mut Vec<Ino>) -> Ino {
     let mut dir = ROOT;
     for _ in 0..random.below(4) {

@@ -48,7 +48,7 @@ fn sync(fs: &Fs) -> Result<()> {
 }
 
 /// Runs the test `name` of this program again as a child, which takes the other branch. Returns the child's standard error
-/// after it has aborted. Kills a child that hangs after a minute.
+/// after it has aborted. Kills the child if it still runs after a minute.
 fn aborted(name: &str) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])

@@ -154,7 +154,8 @@ impl Bits {
     /// least `least` blocks. Returns (first, count).
     pub(super) fn take(&mut self, want: usize, least: usize) -> Option<(usize, usize)> {
         let mut best: Option<(usize, usize)> = None;
-        // Searches from `next` to the end, then from the start. The second search sees a run across `next` whole.
+        // Searches from `next` to the end, then from the start. A run that begins before `next` and ends after it is found in full
+        // only by the second search.
         for (from, until) in [(self.next, self.len()), (0, self.next)] {
             let mut at = from;
             while at < until {

@@ -146,8 +146,9 @@ impl Allocator {
     /// Does the same as `recall`, but first lets a thread that waits in `lend` have its turn. For a caller that recalls
     /// repeatedly.
     ///
-    /// While a lender waits, no further recall in turn begins, so those that exist end, even if callers overlap. The caller
-    /// does not wait for recalls made by `recall`, because a lender could not go before them.
+    /// While a lender waits, this function makes no further recall. So the recalls that it has made all end, and the lender has
+    /// its turn, even if callers overlap. An exception is that all existing recalls were made by `recall`: then the caller does
+    /// not wait, because the lender could not go first.
     pub fn recall_in_turn(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();
         let waited = state.waited;

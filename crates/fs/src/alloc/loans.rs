@@ -19,7 +19,7 @@ pub(super) struct Loans {
     pub(super) freed: Mutex<VecDeque<(SliceId, usize)>>,
 }
 
-/// The loans in numbers, and who waits for their end.
+/// Counts of the loans, of the recalls, and of the threads that wait for them to end.
 #[derive(Default)]
 pub(super) struct LoanState {
     pub(super) lent: usize,
@@ -30,6 +30,7 @@ pub(super) struct LoanState {
     pub(super) yielding: usize,
     /// Threads in `lend` that wait for the end of a recall.
     pub(super) waiting: usize,
+    /// Number of waits in `lend` that have ended.
     pub(super) waited: u64,
     /// Prevents `lend` from waiting for the end of a recall.
     pub(super) at_once: bool,

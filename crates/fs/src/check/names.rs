@@ -302,7 +302,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Compares the size of a directory with its entries and of a symbolic link with its target. A file has a largest size.
+    /// Compares the size of a directory with its entries, of a symbolic link with its target, and of a file with the largest
+    /// size that a file can have.
     fn size_of_inode(&mut self, ino: Ino) {
         let Some(seen) = self.inodes.get_mut(&ino) else {
             return;

@@ -359,7 +359,7 @@ impl Map {
         let mut blocks = Vec::new();
         let count = (end - start) as u32; // within one run, so it fits
         let result = allocator.allocate(home, near, count, &mut blocks);
-        // Uses the blocks that were allocated before an error, because their reservation is used up.
+        // After an error `blocks` is empty, and the run stays reserved.
         let mut page = start;
         for blocks in blocks {
             let to = At {
@@ -377,7 +377,8 @@ impl Map {
         result
     }
 
-    /// Takes blocks in other slices than `home` from pages that were placed ahead and not written. Their space stays reserved.
+    /// Frees the blocks that are in other slices than `home` and were given to pages that are not written yet. The pages keep
+    /// reserved space.
     /// The file must have no dirty page and no page in flight to the device.
     pub fn unplace(&mut self, home: SliceId, allocator: &Allocator) {
         let ahead: Vec<_> = self.extents.from(0).collect();

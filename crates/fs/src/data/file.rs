@@ -1,7 +1,8 @@
 //! A regular file in memory: its extent map, and the calls that the cache makes to it.
 //!
-//! Order of locks: `exclusive`, then the inode's lock, then `map`. A slice calls the methods of `Object` under its own lock,
-//! and they take only `map`. A thread that holds `map` must therefore not call a slice.
+//! Order of locks: `exclusive`, then the inode's lock, then `map`. A slice may call `slice_of` and `may_write_inline` under its
+//! own lock; they take at most `writers`. It calls the other methods of `Object` without that lock; they take `map`, `error`, and
+//! locks that are taken after `map`. A thread that holds `map` or `writers` must not call a slice.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -200,7 +201,8 @@ impl File {
         then();
     }
 
-    /// Makes every writer that begins from now on watched. Returns whether all earlier writers have ended.
+    /// Makes every writer that begins from now on watched (`Writing::is_watched`), until `unwatch_writers`. A watched writer has
+    /// to record its changes, because the kernel may have the pages. Returns whether all earlier writers have ended.
     pub fn watch_writers(&self) -> bool {
         let mut writers = self.writers.lock();
         writers.watch = true;
@@ -311,7 +313,7 @@ impl File {
         self.replacing.store(true, Ordering::Release);
     }
 
-    /// Returns whether the file's contents replace others since the last time that no descriptor was open.
+    /// Returns whether the file's contents replace others: `note_replacing` was called, and `note_replaced` was not called since.
     pub(crate) fn is_replacing(&self) -> bool {
         self.replacing.load(Ordering::Acquire)
     }

@@ -48,7 +48,8 @@ struct Nameless {
 /// Limits of a write's wait.
 struct Wait {
     until: Instant,
-    /// Value of `LeavingState::added` when the wait began. The write waits for files added later, but less than its full time.
+    /// Value of `LeavingState::added` when the wait began. The write also waits for files added later. It waits for them less
+    /// than its full time, so the end of its time does not mark them as `in_vain`.
     added: u64,
 }
 
@@ -59,7 +60,7 @@ enum End {
     Freed,
     /// The time is up.
     Late,
-    /// The write may wait for no file.
+    /// There is no file that the write may wait for.
     Nothing,
 }
 
@@ -230,7 +231,8 @@ impl Leaving {
                 return Err(ENOSPC);
             }
             is_last = match self.wait(own, freed, &wait, || available() > too_few) {
-                // The time limits also these rounds, because files may leave continually while other writers take their space.
+                // The time limit holds for these rounds too: otherwise the loop would not end while files leave continually and
+                // other writers take their space.
                 End::Freed => Instant::now() >= wait.until,
                 End::Late => true,
                 End::Nothing => return Err(ENOSPC),
@@ -321,7 +323,7 @@ mod tests {
             leaving.remove(&[8]);
             assert_eq!(next.join().unwrap(), End::Freed);
         });
-        // The other write has used up its time.
+        // Only file 7 is left, and the first write has waited for it in vain.
         assert_eq!(
             leaving.wait(9, leaving.freed_so_far(), &leaving.long(), never),
             End::Nothing

@@ -202,7 +202,7 @@ impl Fs {
             relatime(rec.atime_ns, rec.mtime_ns, rec.ctime_ns, now)
                 || (always && rec.atime_ns / TICK_NS != now / TICK_NS)
         };
-        // Rarely reached unless every read sets the time: only the first read after a change gets here.
+        // Rarely true, except under `AccessTimes::Always`: the first read after a change, or after a day.
         if is_due(&inode.meta.read().rec) {
             inode.meta.write().rec.atime_ns = now;
             self.core.mark_dirty(inode);

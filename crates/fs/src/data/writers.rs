@@ -8,7 +8,7 @@ pub struct Writers {
     pub shut: bool,
     /// Number of writers that have begun so far.
     pub begun: u64,
-    /// Each new writer learns that it is watched.
+    /// New writers are watched; see `File::watch_writers`.
     pub watch: bool,
     /// Number of writers in `count` that are not watched.
     pub unwatched: u32,

@@ -49,9 +49,9 @@ impl Fs {
         }
     }
 
-    /// Clears the capabilities of a file whose content is about to change, and with `set_id` also the set-id bits. May read
-    /// from the device, and waits for a commit. Fails with EROFS or an error of the store; the content must then not
-    /// change.
+    /// Clears the capabilities of a file whose content is about to change, and with `set_id` also the set-id bits. May read from
+    /// the device, and may wait until the committer has room for changes. Fails with EROFS or an error of the store; the content
+    /// must then not change.
     pub fn drop_privileges(&self, ino: Ino, set_id: bool) -> Result<()> {
         let core = &self.core;
         let inode = core.inode(ino)?;

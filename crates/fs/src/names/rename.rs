@@ -55,8 +55,9 @@ impl Fs {
         self.rename_absorbing((dir, name), (new_dir, new_name), flags, |_| ())
     }
 
-    /// Does the same as `rename` for files that clients change inline. If a file replaces another one, calls `absorb` with it
-    /// before its data is written back. `absorb` gives the filesystem the size and the dirty pages that clients have made.
+    /// Does the same as `rename` for files that clients change inline. If the renamed file replaces another one, calls `absorb`
+    /// with the renamed file, and then writes the data of that file back. `absorb` gives the filesystem the size and the dirty
+    /// pages that clients have made.
     pub fn rename_absorbing(
         &self,
         (dir, name): (Ino, &[u8]),
