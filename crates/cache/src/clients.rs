@@ -56,7 +56,7 @@ impl Slice {
     }
 
     /// Absorbs the dirty pages whose latch was taken away, and those that a repair found. `resolve` returns the object with an id.
-    /// Returns how many pages there were.
+    /// Returns how many pages it absorbed.
     pub fn adopt_unreported(&self, resolve: &dyn Fn(u64) -> Option<Arc<dyn Object>>) -> usize {
         let unreported = std::mem::take(&mut self.shared.lock().latches.unreported);
         self.adopt(unreported, resolve)
@@ -116,9 +116,9 @@ impl Slice {
         opened
     }
 
-    /// Absorbs unreported dirty pages of an object that living clients no longer may write. The clients can see that they may
-    /// not. `entries` are those that their threads were about to latch last. Waits for latches on these entries, at most until a
-    /// latch is taken away. Returns how many pages it absorbed.
+    /// Absorbs unreported dirty pages of an object after living clients have lost the right to write it inline. The caller has
+    /// already made that visible to the clients. `entries` are those that their threads were about to latch last. Waits for
+    /// latches on these entries, at most until a latch is taken away. Returns how many pages it absorbed.
     pub fn take_unreported(&self, object: &Arc<dyn Object>, entries: &[u32]) -> usize {
         let context = &self.shared.context;
         let page_of = |index: &u32| {
@@ -139,7 +139,7 @@ impl Slice {
         self.take_unknown(object, &named)
     }
 
-    /// Absorbs those of the given pages (page, entry) that are dirty but not in the index. Returns how many there were.
+    /// Absorbs those of the given pages (page, entry) that are dirty but not in the index. Returns how many it absorbed.
     fn take_unknown(&self, object: &Arc<dyn Object>, pages: &[(u64, u32)]) -> usize {
         let (shared, context) = (&self.shared, &self.shared.context);
         let is_dirty = |index: &u32| context.memory.entry(*index).state().has(Flags::DIRTY);
@@ -187,7 +187,7 @@ impl Slice {
         left
     }
 
-    /// Frees a frame that its page has left, because the client's writer has ended its copy into the frame.
+    /// Frees a quarantined frame after a thread of the client has ended its copy into it. The frame's page moved away earlier.
     pub fn copy_ended(&self, owner: u16, frame: u32) {
         let shared = &self.shared;
         if latches::copy_ended(&mut shared.lock(), owner, frame) {
@@ -199,8 +199,8 @@ impl Slice {
     /// that clients have changed, also unreported ones. `may_write_inline` of the object must return false already. Waits for
     /// writers, at most until a latch is taken away. Returns false if a writer outlasts that.
     pub fn revoke_writes(&self, object: &Arc<dyn Object>) -> bool {
-        // Pages inserted after this point learn from the object that they must not be written inline. Pages inserted
-        // before it are found below.
+        // Waits for an insertion that holds the lock. A page that is inserted later gets no BACKED, because the object already
+        // refuses. The pages inserted earlier are found below.
         drop(self.shared.lock());
         let found = resident(&self.shared.context, object.id(), &(0..u64::MAX));
         let drained = self.await_writers(object.id(), found.clone(), Flags::BACKED);
@@ -219,8 +219,9 @@ impl Slice {
         self.await_writers(object, found, Flags::NONE)
     }
 
-    /// Clears flags in the states of an object's pages and waits until no page is latched or being filled. The change of the
-    /// state, even with no flags, orders the caller before the next thread that latches the page.
+    /// Clears flags in the states of an object's pages and waits until no page is latched or being filled. A thread that latches
+    /// such a page later sees what the caller wrote before this call: the atomic change of the state orders them, even if `clear`
+    /// has no flag. Returns false if a page stays latched for too long.
     fn await_writers(&self, object: u64, found: Vec<(u64, u32)>, clear: Flags) -> bool {
         let (shared, context) = (&self.shared, &self.shared.context);
         let mut busy: Vec<u32> = found.into_iter().map(|(_, index)| index).collect();
@@ -231,8 +232,8 @@ impl Slice {
                 if entry.key().is_none_or(|key| key.object() != object) {
                     return false;
                 }
-                // A fill that began before the object refused may still publish its page with BACKED, so check the
-                // entry again.
+                // A fill that began before the object refused inline writes may still publish its page with BACKED. So
+                // checks the entry again.
                 entry.revoke(clear).is_some_and(|word| {
                     word.has(Flags::FILL)
                         || !latches::want(&mut shared.lock(), context, *index, word)

@@ -58,7 +58,7 @@ pub(crate) struct SliceContext {
     /// Reports of dirty pages that the index has not absorbed yet.
     pub reports: SegQueue<Report>,
     pub closing: AtomicBool,
-    /// Length of `SliceState::parked`; for a moment it may be larger.
+    /// Length of `SliceState::parked`. For a moment the counter may be too large.
     pub parked: AtomicUsize,
     pub on_broken: OnceLock<OnBroken>,
     /// The errno that writers of new data get at once, or 0. See `outage`.
@@ -82,7 +82,8 @@ impl SliceContext {
         }
     }
 
-    /// Returns the LRU's coarse time. It advances each time that pages were filled into a sixteenth of the slice's frames.
+    /// Returns the LRU's coarse time. It advances each time a sixteenth of the slice's frames has been
+    /// filled.
     pub fn epoch(&self) -> u8 {
         self.memory.epoch()
     }

@@ -6,8 +6,8 @@
 //!
 //! Pages whose write-back failed are kept apart (`failed`). Background write-back skips them, so it does not ask a device that
 //! accepts nothing in a busy loop. Three functions return them to write-back: `retry` (a sync needs them now), `probe` (one
-//! piece, to test whether the device accepts writes) and `retry_all` (the device accepts writes). They are also in `retried`
-//! until they are chosen: they are due at any age, and the outage does not end before.
+//! piece, to test whether the device accepts writes) and `retry_all` (the device accepts writes). `retried` names the returned
+//! pages until write-back chooses them. It chooses them at any age, and the outage does not end while `retried` names a page.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Eviction: removes the pages that the replacement kind has named.
 //!
 //! The choice (`replacement`) and its execution (`evict`) are apart. The choice sees the slice's table as `Residents` and names
-//! entries in the states that it saw. It needs no lock, because `AgedSweep` takes no notes of entries. The execution removes each
-//! named page under the slice's lock, unless the page was changed since the choice or the slice holds it.
+//! entries in the states that it saw. It needs no lock, because `AgedSweep` keeps no records of entries. The execution removes
+//! each named page under the slice's lock, unless the page was changed since the choice or the slice holds it.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -36,7 +36,7 @@ pub(crate) struct Evictor {
     syncs: Syncs,
     /// Chooses the pages to evict.
     replacement: AgedSweep,
-    /// Time of the last failed write-back, from the report of an outage to the report of its end.
+    /// Time of the last failed write-back. `None` while no outage is reported.
     outage_reported: Option<Instant>,
 }
 
@@ -295,8 +295,8 @@ impl Evictor {
         if !state.invalidations.is_empty() {
             return Some(Duration::from_millis(1));
         }
-        // Frames are missing, or dirty pages could not be chosen, because pages are pinned, latched or in flight. The end of each
-        // of these wakes the evictor, except for a latch.
+        // Frames are missing, or dirty pages could not be chosen, because pages are pinned, latched or in flight. The end of a pin
+        // or of a transfer wakes the evictor. The end of a latch does not.
         if (starved || skipped) && state.writing.is_empty() {
             return Some(Duration::from_millis(1));
         }
@@ -308,7 +308,7 @@ impl Evictor {
         is_active.then_some(Duration::from_millis(500))
     }
 
-    /// Absorbs reports, and lets requests continue whose end of waiting wakes no thread. Returns whether frames are needed.
+    /// Absorbs reports, and retries the waiting requests that no other thread would retry. Returns whether frames are needed.
     fn resume_waiting(&self) -> bool {
         let (shared, context) = (&self.shared, &self.shared.context);
         let retry = |state: &mut SliceState| {
@@ -320,7 +320,7 @@ impl Evictor {
         let mut state = shared.lock();
         state.drain_reports(context);
         if write_back::correct_dirty_count(&state, context) && !state.throttled.is_empty() {
-            // No transfer is in flight whose end would resume the throttled writers.
+            // No transfer is in flight, so no completion would resume the throttled writers.
             let effects = retry(&mut state);
             drop(state);
             perform(shared, effects);

@@ -10,9 +10,9 @@ use crate::object::Error;
 /// Owner of the latches that the daemon itself takes.
 pub const OWNER_DAEMON: u16 = 1;
 
-/// Time between a suspicion and the repair. A correct writer reports a page that it made dirty within this time.
+/// Time between a suspicion and the repair. A correct writer reports a dirty page in less time.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The same after a repair that found nothing while frames are still missing. A failing device has the same effect.
+/// The same, if frames are still missing after a repair that found nothing. A failing device, too, can cause this.
 const PATIENCE_NOTHING_FOUND: Duration = Duration::from_secs(30);
 
 /// A period in which pages cannot be written back.

@@ -173,7 +173,7 @@ fn stall(state: &mut SliceState, context: &SliceContext, p: PendingGet) {
     state.stalled.push_back(get);
 }
 
-/// Pins all pages of a request, and enters the missing ones. Returns those as (page, entry, frame).
+/// Pins all pages of a request, and inserts the missing ones into the table. Returns the inserted ones as (page, entry, frame).
 fn take(
     state: &mut SliceState,
     context: &SliceContext,

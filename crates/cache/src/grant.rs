@@ -77,14 +77,16 @@ impl Grant {
         }
     }
 
-    /// Writes bytes of a page of the grant. The caller has reserved space for the page. A page without contents is written whole.
+    /// Writes bytes of a page of the grant. The caller has reserved space for the page. For a page without contents, `data` must be
+    /// a whole page.
     /// Fails as `read` does, and then leaves the page unchanged.
     pub fn write(&mut self, page: u64, offset: usize, data: &[u8]) -> Result<(), Latched> {
         let memory = &self.shared.context.memory;
         let index = self.entry(page);
         let entry = memory.entry(index);
         let word = entry.state();
-        // If any of these does not hold, a client has corrupted the entry: its flags or its frame number.
+        // For a page without contents, `data` is a whole page and the frame number is valid, unless a client has corrupted the
+        // entry. Then `write_own` below refuses the page.
         let is_new = data.len() as u64 == PAGE_BYTES;
         if word.has(Flags::FILL) && is_new && memory.copy_in(word.frame(), 0, data).is_ok() {
             entry.publish(Flags::DIRTY.with(self.backed()));
@@ -125,7 +127,8 @@ impl Grant {
         if entry.state().has(Flags::BACKED) {
             return;
         }
-        // Checks under the lock: `Slice::revoke_writes` takes it after the object has refused, and then visits the pages.
+        // Checks under the lock: `Slice::revoke_writes` takes the lock after the object refuses inline writes, and then visits the
+        // pages.
         let _state = self.shared.lock();
         if self.object.may_write_inline() {
             entry.mark(Flags::BACKED);

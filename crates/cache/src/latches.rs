@@ -97,7 +97,7 @@ fn move_page(
     Some(copied.is_ok())
 }
 
-/// Takes a page's latch away from a client that asks for it. Returns false when the client has to ask again.
+/// Takes a page's latch away from its client, at the client's own request. Returns false when the client has to ask again.
 pub(crate) fn give_up(
     state: &mut SliceState,
     context: &SliceContext,
@@ -205,8 +205,8 @@ pub(crate) fn free_quarantine(state: &mut SliceState, owner: u16) {
     }
 }
 
-/// Frees a frame that its page has left, because the client's writer has ended its copy into the frame. Returns whether the
-/// frame was in the client's quarantine.
+/// Frees a quarantined frame after a thread of the client has ended its copy into it. Returns whether the frame was in the client's
+/// quarantine.
 pub(crate) fn copy_ended(state: &mut SliceState, owner: u16, frame: u32) -> bool {
     let quarantine = &mut state.latches.quarantine;
     let Some(at) = quarantine.iter().position(|kept| *kept == (owner, frame)) else {

@@ -43,11 +43,11 @@ impl Error {
 pub struct PageRun {
     /// Number of pages.
     pub pages: u32,
-    /// PagePlace of the first page.
+    /// Place of the first page.
     pub place: PagePlace,
 }
 
-/// PagePlace of a run of pages.
+/// Place of a run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PagePlace {
     /// No place: the pages read as zeros.

@@ -5,9 +5,9 @@
 //! into a list of the thread, which `poll` submits. Completions pass through the slice as in the pipeline. The pipeline still
 //! does read-ahead and long reads: there, two threads gain more than the wake-up costs.
 //!
-//! Other threads may wait for a fill that this thread has started, and hold locks meanwhile. An invalidation does. While a
-//! thread's reader is not idle, the thread must therefore wait only for things that the slice's own threads may wait for.
-//! Otherwise both wait for ever.
+//! Other threads may wait for a fill that this thread has started, and hold locks meanwhile. A thread that invalidates pages is
+//! one of them. While a thread's reader is not idle, the thread must therefore wait only for things that the slice's own threads
+//! may wait for. Otherwise both threads wait for ever.
 
 use std::sync::Arc;
 use std::time::Duration;

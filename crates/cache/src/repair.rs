@@ -95,14 +95,15 @@ fn repair(state: &mut SliceState, context: &SliceContext) -> (usize, usize) {
         }
     }
     if let (false, Some(broken)) = (survey.unknown.is_empty(), context.on_broken.get()) {
-        // Names no client. Dirty pages of existing files get into the index before the next repair.
+        // The daemon's id names no client, so this call revokes none. It causes a call of `adopt_unreported`, which adds the dirty
+        // pages of existing files to the index before the next repair.
         broken(OWNER_DAEMON);
     }
     state.damage.unknown = survey.unknown;
     (evicted, free_unused(state, context, survey.used))
 }
 
-/// Checks an entry outside of the slice's own records, and notes what it uses. Returns whether it must be removed.
+/// Checks an entry, unless the slice holds it, and notes in `survey` what the entry uses. Returns whether it must be removed.
 fn is_impossible(
     state: &mut SliceState,
     context: &SliceContext,
@@ -142,7 +143,7 @@ fn is_impossible(
     false
 }
 
-/// Frees the frames that belong to nothing. Returns how many the free count was wrong by.
+/// Frees the frames that belong to nothing. Returns by how many frames the count of free frames was wrong.
 fn free_unused(state: &mut SliceState, context: &SliceContext, mut used: Vec<bool>) -> usize {
     // A latch that was broken during the survey moved its page to another frame.
     for index in 0..context.memory.geometry().entries() {

@@ -49,7 +49,7 @@ pub(crate) struct PendingGet {
     pub done: Option<GetDone>,
     /// Entries pinned for this Get so far.
     pub held: Vec<u32>,
-    /// Number of fills, clashes and fills to start that this Get waits for.
+    /// Number of events that this Get waits for: its fill must start, its reads must end, and other Gets' fills must end.
     pub remaining: u32,
     pub error: Option<Error>,
     /// Another Get fills some of the pages, so check all pages again at the end.

@@ -1,4 +1,4 @@
-//! Syncs: they wait until the pages that are dirty at their begin are on the device.
+//! Syncs: a sync waits until the pages that are dirty when it begins are on the device.
 //!
 //! A sync joins the transfers in flight that overlap its range, and the caller writes all other dirty pages of the range for it.
 //! Some pages were in flight and dirty again, or latched: these are `deferred`. When all transfers have ended, the sync has a
@@ -190,13 +190,13 @@ impl Syncs {
         }
     }
 
-    /// Returns whether a sync must wait for a latched page after its second round. Such a sync is in `take_latched`.
+    /// Returns whether a sync must wait for a latched page after its second round. `take_latched` returns such a sync.
     pub fn waits_for_latch(&mut self, context: &SliceContext, id: u64) -> bool {
         let Some(sync) = self.running.get_mut(&id) else {
             return false;
         };
-        // Pages that are in flight again were taken after the sync began, and the sync has joined their transfer. Only a
-        // latched page needs another round, because its writer wakes no thread.
+        // Pages that are in flight again were chosen for write-back after the sync began, and the sync has joined their
+        // transfer. Only a latched page needs another round, because its writer wakes no thread.
         let object = sync.object;
         sync.deferred.retain(|page| {
             let found = context.memory.lookup(Key::new(object, *page));

@@ -446,7 +446,8 @@ fn an_evictor_that_panics_ends_the_process_with_its_name_and_cause() {
         let bed = bed(FRAMES_MIN, 8);
         let object: Arc<dyn Object> = Arc::new(Nowhere);
         write(&bed.slice, &object, 0, 0, &[1]).unwrap();
-        // The evictor drops this callback before the process ends. The drop must not end the child, nor a call of it.
+        // The evictor may drop or call this callback before it ends the process. So the callback must do nothing: neither may end
+        // the child.
         bed.slice.sync(&object, 0..1, Box::new(|_| {}));
         std::thread::sleep(Duration::from_secs(60));
         panic!("the process survived its evictor");

@@ -78,7 +78,7 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Creates the read-ahead of a trace, whose files end where it says.
+    /// Creates the read-ahead for a trace. A file ends at its last page in the trace.
     pub fn new(window: u64, trace: &[Access]) -> ReadAhead {
         let mut ends = HashMap::new();
         for access in trace {
@@ -176,7 +176,7 @@ impl ModelSlice {
         if self.free() < (self.frames / 64).max(1) {
             self.evict();
         }
-        // A page's entry is given by its hash, so it is any.
+        // In a slice the hash of a page determines its entry, so the model takes any free entry.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 
-/// AccessKind of an access.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
     /// The page is read.
@@ -116,7 +116,7 @@ impl Importer {
         Ok(importer.accesses())
     }
 
-    /// Takes an event in, if the line is one that counts.
+    /// Adds the event of a line to the trace. Ignores other lines.
     fn line(&mut self, line: &str) {
         // thread-id [cpu] flags time: event: field=value field value ...
         let Some((event, thread)) = event_of(line) else {

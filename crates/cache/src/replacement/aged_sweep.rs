@@ -64,7 +64,7 @@ impl<R: Residents> Replacement<R> for AgedSweep {
 }
 
 impl AgedSweep {
-    /// Returns the minimum age of the oldest `of_256` of every 256 clean pages, estimated from a sample.
+    /// Estimates from a sample the age that about `of_256` of every 256 clean pages have reached.
     fn sampled_age(&mut self, residents: &impl Residents, of_256: u32) -> u8 {
         let (entries, epoch) = (residents.entries(), residents.epoch());
         let mut ages = Vec::with_capacity(SAMPLE as usize);

@@ -1,7 +1,7 @@
 //! A ghost queue: remembers the keys of the pages that left last, as hashes, without their bytes.
 //!
-//! The hashes are in a table of sets, so that there is nothing to unlink. A key is forgotten when `capacity` keys came after it
-//! (to a thirty-second), or earlier when its set is full.
+//! The hashes are in a table of sets, so that there is nothing to unlink. A key is forgotten after `capacity` later keys (with
+//! an error of a thirty-second of `capacity`), or earlier when its set is full.
 
 use jericho_shm::Key;
 
@@ -12,7 +12,7 @@ pub(super) const TICKS: u32 = 32;
 
 pub(super) struct Ghost {
     /// A word is 24 bits of a key's hash, then the tick at which the key entered; 0 is empty. A word that is not replaced for 256
-    /// ticks looks young again. This makes a page of long ago a known one, which is harmless.
+    /// ticks looks young again. Its page then counts as one that left lately, which is harmless.
     words: Vec<u32>,
     tick: u8,
     /// Keys that enter until the next tick.

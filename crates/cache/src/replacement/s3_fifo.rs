@@ -17,9 +17,9 @@
 //! longer main queue, so the target shrinks. A second, short ghost queue remembers the keys that left the main queue.
 //!
 //! A page in the small queue counts as used again when the epoch of its last use is at least two later than the epoch in which it
-//! entered. So uses shortly after the entry do not count: a program that reads a page in small pieces uses it once, and so does
-//! one whose pages were read ahead, if the window is at most a sixteenth of the slice. In the main queue each use counts whose
-//! epoch is another one than that of the use before.
+//! entered. So uses shortly after the entry do not count: a program that reads a page in small pieces uses it once. A page that
+//! was read ahead also counts as used once, if the read-ahead window is at most a sixteenth of the slice. A page in the main queue
+//! counts as used again when the epoch of its last use has changed since the page was put there.
 //!
 //! The queues are lists that are linked by entry numbers: a page that was dropped is unlinked at once. The lists take ten bytes
 //! for each entry of the table, which is 15 for each frame. The ghost queues take 5 for each frame.
@@ -65,9 +65,9 @@ struct EntryList {
 
 /// The state of S3-FIFO.
 pub struct S3Fifo {
-    /// EntryLinks of each entry.
+    /// Links of each entry.
     links: Vec<EntryLinks>,
-    /// QueueOfEntry of each entry.
+    /// Queue of each entry.
     queues: Vec<QueueOfEntry>,
     /// Epoch of the last use of each entry's page when it entered its queue.
     entered: Vec<u8>,
@@ -206,7 +206,7 @@ impl<R: Residents> Replacement<R> for S3Fifo {
     }
 
     fn begin(&mut self, _: &R, _: u32, _: u32) {
-        // A page of the main queue that was used is named when it is visited a second time.
+        // A round may visit a page of the main queue twice: the first visit clears the mark of a use, the second names the page.
         self.small_left = self.small.len;
         self.main_left = 2 * (self.small.len + self.main.len);
     }
