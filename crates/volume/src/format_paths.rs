@@ -264,8 +264,8 @@ impl Target {
     }
 }
 
-/// Undoes the changes after a failure: removes a file that was created. Gives an existing file its earlier length, and returns
-/// the space to the host that the file did not have before.
+/// Undoes the changes after a failure. Removes a file that format created. Gives an existing file its earlier length, and gives
+/// the host back the space that the file did not have before.
 fn undo(target: &Target) {
     let result = if target.new {
         match std::fs::remove_file(&target.path) {
@@ -290,7 +290,8 @@ fn shrink(target: &Target) -> std::io::Result<()> {
     if target.old_bytes < target.bytes {
         file.set_len(target.old_bytes)?;
     }
-    // Space that was allocated and not written looks like a hole, too. It stays if format has added no space.
+    // `old_holes` also names space that was allocated earlier and never written. Punches no hole if format has added no space, so
+    // that the file keeps such space.
     if file.metadata()?.blocks() * STAT_BLOCK_BYTES > target.old_stored_bytes {
         for hole in &target.old_holes {
             punch_hole(&file, hole.start, hole.end - hole.start)?;

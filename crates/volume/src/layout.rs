@@ -41,8 +41,8 @@ fn chunk_blocks(volume_blocks: u64) -> u64 {
     }
 }
 
-/// Returns the initial size of the metadata region: a 64th of the volume, limited to 16 to 256 MiB, but never more than an
-/// eighth of the volume.
+/// Returns the initial size of the metadata region: a 64th of the volume, but 16 to 256 MiB, at most an eighth of the volume, and
+/// in any case at least 4 MiB.
 fn metadata_blocks(volume_blocks: u64) -> u64 {
     let mib = (1 << 20) / PAGE_BYTES;
     (volume_blocks / 64)

@@ -45,7 +45,7 @@ pub struct SliceRegion {
 pub struct SliceSpace {
     /// Index of the slice.
     pub id: SliceId,
-    /// Node of the slice's device, if it was known when the volume was formatted. Only a hint.
+    /// Home node that format planned for the slice, if any. Only a hint: each mount chooses the home nodes itself.
     pub node: Option<u32>,
     /// Capacity in blocks.
     pub blocks: u64,

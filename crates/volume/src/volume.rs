@@ -98,8 +98,8 @@ impl Volume {
         hash.max(16)
     }
 
-    /// Durably marks the volume as mounted by this process. Until `mark_clean`, other processes that open the volume check
-    /// whether this process still exists, and repair the volume if it does not.
+    /// Durably marks the volume as mounted by this process. Until `mark_clean`, other processes on this machine cannot open the
+    /// volume while they see this process, and processes on other machines cannot open it without `force`.
     pub fn mark_dirty(&self) -> Result<(), IoError> {
         self.superblocks.set_dirty(true)
     }
