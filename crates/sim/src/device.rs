@@ -153,8 +153,8 @@ impl SimDevice {
         state.counts = Counts::default();
     }
 
-    /// Returns how many operations of a kind (`None`: all) were begun since the plan was set. A plan whose number was not reached
-    /// had no effect; a loop of "fail the Nth, for every N" ends there.
+    /// Returns how many operations of a kind (`None`: all) were begun since the plan was set. A fault whose number is larger had no
+    /// effect. A test that fails each operation in turn ends when it meets such a number.
     pub fn operations(&self, operation: Option<Operation>) -> u64 {
         self.state.lock().counts.of(operation)
     }
@@ -360,7 +360,7 @@ impl Device for SimDevice {
                     }
                 },
             );
-        // As on real devices, the error of an errno names the part that was not written.
+        // As on real devices, an error with an errno names only the part that was not written.
         result.map_err(|error| IoError {
             offset_bytes: error.offset_bytes + stopped,
             length_bytes: error.length_bytes - stopped,

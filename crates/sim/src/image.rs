@@ -108,8 +108,8 @@ impl Image {
     }
 
     /// Returns the image after a power cut: everything durable, and for each later change all, none, or some of its sectors. Each
-    /// change is decided independently, by the seed, its place and the number of earlier changes at that place. So writes to
-    /// different places may have arrived in any order.
+    /// change is decided independently, by the seed, its place and the number of earlier changes at that place. So the order in
+    /// which writes to different places arrived does not change the result.
     pub(crate) fn after_power_cut(&self, seed: u64) -> Image {
         let mut survived = self.durable.clone();
         let mut occurrences: HashMap<u64, u64> = HashMap::new();

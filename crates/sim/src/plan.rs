@@ -39,7 +39,8 @@ impl fmt::Display for Operation {
 pub enum Effect {
     /// Fails with this errno and does nothing.
     Errno(i32),
-    /// Transfers this many bytes and reports no error, like a device that ends early. For a flush or discard the same as EIO.
+    /// Transfers this many bytes and fails with `Cause::Short`, as for a device that ends a transfer early without an errno. For a
+    /// flush or discard the same as EIO.
     Short {
         /// Bytes transferred; always fewer than requested.
         done_bytes: u64,
