@@ -291,8 +291,8 @@ fn write_back(mount: &Mount, file: &Arc<File>) {
     receiver.recv().unwrap().unwrap();
 }
 
-/// Creates a file of 3 pages, a gap, and one more page. The gap has reserved space, and was placed together with the pages
-/// before it.
+/// Creates a file of 3 pages, a gap, and one more page. The first part of the gap has reserved space. The first write-back places
+/// this space together with the pages before it.
 fn with_a_gap(mount: &Mount) -> Arc<File> {
     let (_, file) = mount.create("f");
     // Reserves space ahead, as for a program that appends inline.
