@@ -1,7 +1,8 @@
 //! The short path: reads and writes of one page that is cached.
 //!
 //! Straight code, because each instruction counts here. Every uncommon case returns `None`. The caller then takes the long path
-//! (`fd`), which handles all cases; repeating the access there is always safe. Makes no system call, so errno keeps its value.
+//! (`fd`), which handles all cases; repeating the access there is always safe. Keeps errno: its rare system calls, such as ringing
+//! the doorbell, do not set it.
 
 use jericho_format::PAGE_BYTES;
 use jericho_sys::files;
@@ -16,7 +17,7 @@ use crate::thread::{self, Doing, Thread};
 /// Flags that a write checks.
 const WRITE_FLAGS: u32 = WRITE | SYNC | APPEND | NO_INLINE_WRITE;
 
-/// Returns the description and the file of an fd's word, if of the description's flags in `among` exactly `flags` are set.
+/// Returns the description and the file of an fd's word, if exactly `flags` are set among the description's flags in `among`.
 #[inline(always)]
 fn file(
     thread: &Thread,

@@ -11,7 +11,7 @@
 //! | `descriptors` | the fds and open file descriptions of the program, in static tables |
 //! | `session` | the daemons: how the library asks them, their segments, a file in them |
 //! | `thread` | the record of a thread: its present call, last hits and use of data |
-//! | `migration` | moves threads near their data (its parts without a thread are below `session`) |
+//! | `migration` | moves threads near their data; its submodules use no other module, and `session` and `thread` use them |
 //! | `access` | reads and writes of a file in the segments |
 //! | `fd` | the program's calls by fd: inline, through the kernel, or a part of each way |
 //! | `hit` | the short path in front of `fd`, for a call that is one hit |

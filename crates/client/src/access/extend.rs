@@ -55,9 +55,9 @@ impl<'a> InlineFile<'a> {
         let held = lock.lock(self.session.owner).ok_or(Why::Busy)?;
         let held = HeldLock { lock, held };
         let seen = self.size_word()?;
-        // The daemon takes the lock away from a holder that keeps it for long, and then adds one to the truncation count. The
-        // page write notices a size from before that. A size from after it is the daemon's to change, so this checks the lock
-        // again.
+        // The daemon takes the lock away from a holder that keeps it for long, and then adds one to the truncation count. A write
+        // with a size from before that fails, because the count differs. A size from after that has the new count, so only this
+        // check of the lock tells that the lock is lost.
         if !lock.is_held(held.held) {
             return Err(Why::Busy);
         }
@@ -123,7 +123,8 @@ impl<'a> InlineFile<'a> {
             for (page, within, len) in pieces(from, (to - from) as usize) {
                 let key = self.key.with_page(page);
                 let still = || self.slot.size() == seen;
-                // A page that this process cannot write any more is the daemon's, which knows the file's end.
+                // Skips a page that this process cannot write any more: the page is the daemon's, and the daemon knows the file's
+                // end.
                 let zeros = &ZEROS[..len];
                 let wiped = self
                     .memory

@@ -11,8 +11,8 @@ use jericho_sys::files;
 use crate::session::{HeldLock, InlineFile, LockedRange, Session, Why};
 use crate::thread;
 
-/// Most bytes of one inline write. Its caller makes several writes of a longer one, as the kernel does. Bounds the time for which
-/// the locks are held.
+/// Most bytes of one inline write. A caller splits a longer write, as the kernel does. The limit bounds the time for which the
+/// locks are held.
 pub const WRITE_MAX: usize = 8 << 20;
 
 /// Why a write was not made inline, and the locks that the library keeps until the kernel has made the rest.
@@ -36,9 +36,9 @@ impl From<Miss> for Failed<'_> {
     }
 }
 
-/// Locks of a write whose rest is being made through the kernel. No thread reads its pages meanwhile, and the daemon borrows the
-/// locks for each of its writes. Dropping the value releases them. A thread has at most one, because it makes no inline write
-/// meanwhile.
+/// Locks of a write whose rest is being made through the kernel. Reads of several of its pages wait meanwhile, except reads into
+/// the page cache. The daemon borrows the locks for each of the daemon's writes. Dropping the value releases them. A thread has
+/// at most one, because it makes no inline write meanwhile.
 #[derive(Debug)]
 pub struct KeptLocks<'a> {
     pub(super) session: &'a Session,

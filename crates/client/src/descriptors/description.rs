@@ -1,4 +1,4 @@
-//! OpenFd file descriptions that use the fast path.
+//! Open file descriptions that use the fast path.
 //!
 //! The table is static and consists of atomics. It begins as zeros, so it takes no memory before it is used. The code allocates
 //! nothing and takes no lock, because a signal handler or a child of a process with threads may call any of it.
@@ -11,14 +11,14 @@ use super::offset::Offset;
 use super::read_ahead::ReadAhead;
 use super::word::{DESCRIBED, KIND_SHIFT};
 
-/// Divides 2^16, so that the remainder of a word's upper half is the index.
+/// A power of two below 2^29: the upper half of an fd's word modulo this is the index, without kind and CLOSING.
 const DESCRIPTIONS: usize = 16_384;
 /// Entries that a search for a free description tries.
 const PROBES: usize = 64;
 /// Reference count of a description that is being freed.
 const DYING: u32 = u32::MAX;
 
-/// End of a description's last extending write, if there was none.
+/// Value of `extended_to` before the first extending write of a description.
 pub const NEVER: u64 = u64::MAX;
 
 static TABLE: [Description; DESCRIPTIONS] = [const { Description::new() }; DESCRIPTIONS];
@@ -235,7 +235,7 @@ impl OpenFd {
         &TABLE[self.index as usize % DESCRIPTIONS]
     }
 
-    /// Returns the tag that tells the description's offset from those of others in the same entry.
+    /// Returns the tag that distinguishes the description's offset from those of other descriptions in the same entry.
     #[inline]
     pub fn tag(&self) -> u16 {
         self.generation as u16

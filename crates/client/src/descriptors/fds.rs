@@ -130,7 +130,7 @@ pub fn forget(fd: i32) {
 
 /// Marks an fd whose description has other fds as about to be closed. Until `has_closed`, a call uses the description if the
 /// kernel says that the fd still refers to the file. An ordinary call would use a wrong offset, because the library keeps it.
-/// Returns the word for `has_closed`. Returns `None` when the fd has no description, or is its only fd.
+/// Returns the word for `has_closed`. Returns `None` when the fd has no description, or is the description's only fd.
 pub fn begin_close(fd: i32) -> Option<u64> {
     let word = word_of(fd)?;
     let seen = word.load(Ordering::Acquire);

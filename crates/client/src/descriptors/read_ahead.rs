@@ -54,8 +54,8 @@ impl ReadAhead {
     }
 
     /// Returns whether a read of pages `[first, end)` that hits needs no `advance`: it does not continue the last read, or enough
-    /// pages are prefetched. Moves the position in the latter case. Writes nothing in the former, because random readers of one
-    /// description on many CPUs share this.
+    /// pages are prefetched. Moves the position if enough pages are prefetched. Writes nothing if the read does not continue the
+    /// last one, because random readers of one description on many CPUs share this cache line.
     #[inline]
     pub fn is_quiet(&self, first: u64, end: u64) -> bool {
         if !follows(first, self.next.load(Relaxed)) {

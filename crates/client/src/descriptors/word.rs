@@ -3,7 +3,7 @@
 //! ```text
 //!   unknown, opened by this process or by another ──worth it────▶ description (index, generation)
 //!        ▲                │                                           │
-//!        └──forget────────┴────────────▶ kernel ◀─────────────────────┘ (as unknown, when reused behind our back)
+//!        └──forget────────┴────────────▶ kernel ◀─────────────────────┘ (to unknown, if unseen calls reused the fd)
 //! ```
 
 pub const KIND_SHIFT: u32 = 62;
@@ -22,8 +22,8 @@ pub const IN_USE_SHIFT: u32 = 46;
 pub const IN_USE_MAX: u64 = (1 << 12) - 1;
 /// In the word of an unknown fd: a wish was left for it (see `wish`).
 pub const WISHED: u64 = 1 << 58;
-/// In the word of an fd that takes the kernel path, beside its description as in `DESCRIBED`: the fd is being closed, and the
-/// description has others.
+/// In the word of an fd that takes the kernel path: the fd is being closed, and its description has other fds. The word names the
+/// description as with `DESCRIBED`.
 pub const CLOSING: u64 = 1 << 61;
 
 /// Returns whether the word of an unknown fd marks a regular file of a mount.

@@ -1,4 +1,4 @@
-//! Which buffers of a program the library uses itself.
+//! Checks which buffers of a program the library may use itself.
 
 /// Lowest address that a buffer of a program can have. The kernel fails with EFAULT for a lower one.
 pub const LOWEST_ADDRESS: usize = 4096;

@@ -152,7 +152,8 @@ fn begin_unknown(fd: i32, access: CallKind, moves: bool) -> CallPath {
         if is_worth(seen.saturating_add(units)) && !descriptors::is_in_use(word) {
             // Many files are written once, so the first write reserves nothing.
             let goes_on = seen > 0 && matches!(access, CallKind::Write(_));
-            // A call that moves the kernel's offset never goes inline, so no wish is left for it.
+            // The offset of an fd that this process has not opened stays in the kernel. Calls that move it never go inline, so
+            // they leave no wish.
             let may_wish = (counted || !moves) && !descriptors::is_wished(word);
             // A seek makes no request, so the daemon cannot answer its wish. The next read or write leaves one.
             let is_seek = matches!(access, CallKind::Seek);

@@ -38,7 +38,8 @@ pub(super) fn ask_for_slot(
     Ok((session, slot))
 }
 
-/// Returns where the daemon finds the wishes of the calling thread, which is in an inline call.
+/// Returns the place where the daemon finds the wishes of the calling thread. The thread must be making an inline call. Returns
+/// `None` without a session, or when the thread has no block of its own.
 fn client_thread(session: Option<&Session>) -> Option<ClientThread> {
     let session = session?;
     let block = thread::current(|thread| thread.own_block(session))?;

@@ -1,4 +1,4 @@
-//! What the kernel does instead of the library: descriptions that it gets back, and the errors of its calls.
+//! The kernel path: gives descriptions and their offsets back to the kernel, and translates errors of kernel calls.
 
 use jericho_shm::Call;
 use jericho_sys::files::{self, Result};

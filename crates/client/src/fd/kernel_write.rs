@@ -16,8 +16,8 @@ use crate::descriptors::{APPEND, Facts, OpenFd};
 /// Most parts of a rest that is written alone. With more parts, the whole write is made again.
 const REST_PARTS_MAX: usize = 64;
 
-/// Writes the bytes through the kernel. `tried`: an inline write came before, and the writes after it may need pages beyond the
-/// end. `kept`: the locks of the inline write, if it wrote a part.
+/// Writes the bytes through the kernel. `tried`: an inline write was attempted first, so later writes may need pages reserved
+/// beyond the end. `kept`: the locks of the inline write, if it wrote a part.
 #[cold]
 pub(super) fn write_by_kernel(
     open: &OpenFd,

@@ -140,7 +140,7 @@ pub fn mapped(fd: i32) -> Result<()> {
     let _: Option<()> = by_kernel(fd, Some(0), usize::MAX, false);
     match ask(fd, Call::Mapped) {
         Ok(answer) if answer.status == 0 => Ok(()),
-        // Without a fast path, only the kernel caches pages.
+        // Without a fast path no program writes inline, so the kernel's pages are right.
         Ok(answer) if answer.status == Refusal::Off as u32 => Ok(()),
         Err(errno::ENOTTY) => Ok(()),
         Ok(_) => Err(errno::EBUSY),

@@ -31,7 +31,8 @@ pub(crate) fn with_offset<T>(
         if end > OFFSET_MAX {
             let _ = files::lseek(open.fd, end as i64, SEEK_SET);
         }
-        // Otherwise a handler came in between, or the offset was taken away.
+        // The release fails if a signal handler has used the offset meanwhile: the thread's locked word has changed, and this
+        // computes the end again. It also fails if another thread took the lock away: then nothing is left to do.
         if offset.release(tag, locked, end) || thread.offset.unlocking().0 == locked {
             break;
         }

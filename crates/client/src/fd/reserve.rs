@@ -9,12 +9,13 @@ use super::route::file;
 use crate::descriptors::{NEVER, OpenFd, Position};
 use crate::session::{self, InlineFile, Why, ask};
 
-/// Pages reserved beyond the end for a writer that goes on: the number doubles from the first to the second.
+/// Fewest and most pages reserved beyond the end at a time for a writer that keeps extending the file. Each reservation has twice
+/// as many pages as the one before.
 const RESERVE_MIN: u32 = 16;
 const RESERVE_MAX: u32 = 1024;
 /// Number of extending writes that ask for no pages after the daemon has refused a reservation.
 const RESERVE_PAUSE: u32 = 64;
-/// The same after other writers repeatedly took the pages.
+/// The same after the daemon has answered `Busy` to `ASK_TRIES` requests.
 const BUSY_PAUSE: u32 = 4;
 /// Requests of a writer for pages that the daemon is reserving for another request at the same time.
 const ASK_TRIES: u32 = 4;
@@ -30,8 +31,8 @@ pub(super) enum WrittenTo {
     Offset(u64),
 }
 
-/// Notes the end of the write that came with a description's wish, and the page up to which the daemon has reserved pages (0:
-/// none), for the next write.
+/// Prepares a description for its next write, after a write that carried the wish for the description. Notes where that write
+/// ended, and `reserved_to`, the page up to which the daemon has reserved pages (0: none).
 pub(super) fn described_with_write(open: &OpenFd, written: WrittenTo, reserved_to: u64) {
     let end = match written {
         WrittenTo::Nothing => return,

@@ -42,7 +42,7 @@ pub(super) fn file(
     InlineFile::of(session, facts.slot, facts.slot_generation, facts.object)
 }
 
-/// Asks for a new slot: the slot no longer is the file's, or this is a child and the session its parent's.
+/// Asks for a new slot: the slot no longer belongs to the file, or this process is a child and the session is its parent's.
 #[cold]
 fn route_again(open: &OpenFd, facts: &Facts, why: Why) -> Route {
     if let Some(session) = session::get(facts.session) {

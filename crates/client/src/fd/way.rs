@@ -16,8 +16,9 @@ use crate::thread::{self, Thread};
 /// Most pages that the daemon checks in one call: 1 GiB.
 const WAY_PAGES: u32 = 1 << 18;
 
-/// Polls, each followed by a pause, for which a signal handler waits until the daemon has taken away a latch of the handler's own
-/// thread. After that the handler continues and the daemon waits for the latch. The page may have to be written back first.
+/// A signal handler waits for at most this number of polls, each followed by a pause, until the daemon has taken away a latch of
+/// the handler's own thread. After that the handler continues and the daemon waits for the latch. The page may have to be written
+/// back first.
 const WAY_POLLS: u32 = 1000;
 
 const WAY_POLL: Duration = Duration::from_millis(1);

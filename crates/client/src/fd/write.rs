@@ -230,7 +230,7 @@ fn write_inline<'a>(
     })
 }
 
-/// Makes several inline writes of one that would hold the locks for too long, as the kernel does.
+/// Splits a write that would hold the locks for too long into several inline writes, as the kernel splits long writes.
 #[cold]
 fn write_pieces<'a>(
     thread: &Thread,

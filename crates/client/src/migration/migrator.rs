@@ -87,7 +87,7 @@ struct HeldThread {
     node: usize,
     found: CpuMask,
     set: CpuMask,
-    /// HeldThread by policy *always*: waiting for a CPU does not release the thread.
+    /// Held by policy *always*: waiting for a CPU does not release the thread.
     always: bool,
     /// Time at which the thread was last known to use something.
     used: u64,

@@ -86,7 +86,8 @@ impl Idle {
     }
 
     /// Returns the share (0 to 1) of the time between the last two readings in which a node's CPUs were idle. Reads again when
-    /// the last reading is a second old. Returns `None` before the second reading, and when the reading before is too old.
+    /// the last reading is a second old. Returns `None` before the second reading, and when the last two readings were too far
+    /// apart.
     pub fn share(&self, now: u64, nodes: &Nodes, node: usize) -> Option<f32> {
         let at = self.read_at.load(Relaxed);
         let age = now.saturating_sub(at);

@@ -113,7 +113,7 @@ impl ThreadUse {
             for (node, [local, remote]) in nodes.iter().enumerate() {
                 migrator.used(node, local.take().into(), remote.take().into());
             }
-            // A thread that an access under *always* holds stays held until its use changes.
+            // A thread that is held under *always* stays held until the window shows that it uses other data.
             migrator.decide(now, &mut world);
         }
         if due != DECISION {

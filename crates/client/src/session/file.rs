@@ -92,7 +92,8 @@ impl<'a> InlineFile<'a> {
         InlineFile { may_write, ..self }
     }
 
-    /// Returns whether this process may still use its session. The caller that reads the size checks that the slot is unchanged.
+    /// Returns whether this process may still use its session. Does not check that the slot is unchanged: the caller does that
+    /// when it reads the size.
     #[inline(always)]
     pub fn is_reachable(&self) -> bool {
         self.session.is_own() && !self.session.area.is_cut_off()

@@ -37,7 +37,8 @@ pub struct Session {
     pub owner: u16,
     /// The volume's nodes are those by which this process's threads migrate.
     pub may_migrate: bool,
-    /// The thread policy of this run, if it has one. It takes precedence over that of a file, and that one over the volume's.
+    /// The thread policy of this run, if it has one. It takes precedence over the policy of a file, which takes precedence over
+    /// the volume's.
     pub policy_of_run: Option<ThreadPolicy>,
     /// The word `FIRST` of the mark, which tells whether the session is this process's own.
     first: &'static AtomicU64,

@@ -12,7 +12,7 @@ use jericho_sys::signals;
 use super::handshake::receive;
 use super::segments::{FIRST, SESSIONS_MAX, Session};
 
-/// Polls for a thread that is attaching: that may take a moment or a whole timeout.
+/// Polls that wait for a thread that is attaching. Attaching takes a moment, or a whole timeout of the handshake.
 const ATTACHING_POLLS: u32 = 2000;
 const ATTACHING_POLL: Duration = Duration::from_millis(1);
 
@@ -24,7 +24,7 @@ static MARK: OnceLock<ForkMark> = OnceLock::new();
 const ATTACHING: usize = 1;
 /// Word of the mark: not zero if this process may attach although `BARE` is set.
 const MAY_ATTACH: usize = 2;
-/// A child was made, by this process or by an ancestor, other than by the C library's fork. Locks of the C library that other
+/// This process or an ancestor has made a child by other means than the C library's fork. Locks of the C library that other
 /// threads held then are never opened in that child. Those of malloc are among them, and attaching allocates memory.
 static BARE: AtomicBool = AtomicBool::new(false);
 
@@ -121,7 +121,8 @@ pub fn may_attach() -> bool {
     !BARE.load(Ordering::Acquire) || MARK.get().is_some_and(allowed)
 }
 
-/// Allows this process to attach, after the C library's fork of a parent that might: that fork leaves no lock closed in the child.
+/// Allows this process to attach, after the C library's fork of a parent that was allowed to: that fork leaves no lock closed in
+/// the child.
 pub fn allow_attaching() {
     if let Some(mark) = MARK.get() {
         mark.word(MAY_ATTACH).store(1, Ordering::Release);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::descriptors::Offset;
 
-/// Polls, and the pause between them, with which a handler waits for a word to change that may be another thread's.
+/// A handler polls the offset's word this number of times, with this pause, until the word changes: another thread may have set it.
 const LOCK_POLLS: u32 = 20;
 const LOCK_POLL: Duration = Duration::from_millis(1);
 

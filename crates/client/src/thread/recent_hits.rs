@@ -128,7 +128,7 @@ impl RecentHits {
         }
     }
 
-    /// Renews where the hits of the last file count, which `find` returns.
+    /// Calls `find` to learn where the hits of the last file count from now on.
     pub fn renew(
         &self,
         migration: &ThreadUse,

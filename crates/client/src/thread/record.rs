@@ -52,7 +52,7 @@ thread_local! {
     };
 }
 
-/// Passes the calling thread's record to code that makes no inline call.
+/// Passes the calling thread's record to `act`. Does not begin an inline call: the caller may be in one or not.
 #[inline]
 pub fn current<T>(act: impl FnOnce(&Thread) -> T) -> T {
     THREAD.with(act)
