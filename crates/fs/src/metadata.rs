@@ -17,7 +17,8 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Alloca
     Ok((store, allocator))
 }
 
-/// Opens the store without an allocator, for callers that cannot trust the bitmaps. The metadata region does not grow then.
+/// Opens the store without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
+/// spare chunks.
 pub(crate) fn open_store_only(volume: &Volume, cache_bytes: usize) -> Result<StoreRef> {
     let region = if volume.read_only() {
         // redb writes when it is opened, and more so after a crash. The overlay keeps these writes in memory.
