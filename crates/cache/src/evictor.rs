@@ -360,7 +360,7 @@ impl Evictor {
         }
     }
 
-    /// Starts background write-backs. Returns whether pages were skipped because a thread writes to them.
+    /// Starts background write-backs. Returns whether due pages could not be chosen, because they are latched or in flight.
     fn write_back(&mut self, starved: bool) -> bool {
         let shared = self.shared.clone();
         // Objects whose remaining pages cannot be chosen now.
@@ -376,7 +376,7 @@ impl Evictor {
         !busy.is_empty()
     }
 
-    /// Frees frames up to the high watermark. Returns false if it could not reach even the low one.
+    /// Frees frames up to the high watermark. Returns false if it could not reach even the low one, or Gets still wait for frames.
     fn evict(&mut self) -> bool {
         let shared = self.shared.clone();
         let (context, limits) = (&shared.context, &shared.context.limits);

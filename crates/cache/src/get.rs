@@ -8,7 +8,7 @@
 //!    └──── stalled: too few free frames       (enters again, in order, when the evictor has freed some)
 //! ```
 //!
-//! *new* (`enter`) runs inline in the caller's thread. Fills end in the pipeline thread, or in the thread of a `Reader`.
+//! *new* (`enter`) runs inline in the caller's thread. Reads end in the pipeline thread, or in the thread of a `Reader`.
 //!
 //! Gets cannot deadlock. A Get takes all frames that it misses at once, or none. An overwriting Get takes none while it clashes.
 //! A Get therefore waits only for I/O, which ends, or for a writer that holds a grant and does not wait.

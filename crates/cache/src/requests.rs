@@ -21,7 +21,8 @@ pub enum Intent {
     Overwrite,
 }
 
-/// Callback that runs once, at the end of the operation, in the caller's thread or in a thread of the slice.
+/// Callback that runs once, at the end of the operation. The thread that takes the last step of the operation runs it: the caller,
+/// a thread of the slice, or any other caller of the slice, for example one that drops a `Grant`.
 pub type Done = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// The pages and the intent of a Get.

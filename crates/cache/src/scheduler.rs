@@ -142,7 +142,7 @@ pub(crate) fn retry_waiting(shared: &Arc<SliceShared>) {
     perform(shared, effects);
 }
 
-/// Lets a request wait for a latch. `resume` runs in a thread of the slice.
+/// Lets a request wait for a latch. `resume` runs in the pipeline thread, or in the thread that closes the slice.
 pub(crate) fn park(shared: &SliceShared, latched: Latched, resume: Box<dyn FnOnce() + Send>) {
     shared.context.counts.clashed.fetch_add(1, Relaxed);
     shared.context.parked.fetch_add(1, SeqCst);

@@ -199,8 +199,8 @@ impl Slice {
         Ok(pages.map(|pages| Grant::new(self.shared.clone(), pages)))
     }
 
-    /// Gets pages. `done` runs when the pages are in the cache, in this thread or in a thread of the slice. It may copy and call
-    /// the slice, but must not wait.
+    /// Gets pages. `done` runs when the pages are in the cache: in this thread, in a thread of the slice, or in another caller of the
+    /// slice that takes the last step. It may copy and call the slice, but must not wait.
     pub fn get(
         &self,
         object: &Arc<dyn Object>,
@@ -261,8 +261,8 @@ impl Slice {
         perform(shared, effects);
     }
 
-    /// Runs `resume` in a thread of the slice once the latch has changed hands. The wait is bounded, because the slice takes the
-    /// latch away.
+    /// Runs `resume` once the latch has changed hands: in the pipeline thread, or in the thread that closes the slice. The wait is
+    /// bounded, because the slice takes away a latch that is held for too long.
     pub fn when_unlatched(&self, latched: Latched, resume: impl FnOnce() + Send + 'static) {
         scheduler::park(&self.shared, latched, Box::new(resume));
     }
