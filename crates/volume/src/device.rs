@@ -13,8 +13,8 @@ use crate::error::VolumeError;
 pub struct OpenMode {
     /// Prevents all writes to the devices.
     pub read_only: bool,
-    /// Opens the volume even if another machine has not unmounted it, or if a second use of a loop device's file could
-    /// not be detected.
+    /// Opens the volume even if another machine has not unmounted it, or if the file of a loop device cannot be locked (a
+    /// second use of that file is then not detected).
     pub force: bool,
 }
 
