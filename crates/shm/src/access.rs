@@ -86,7 +86,7 @@ pub(crate) fn try_write(
         if seen.has(Flags::LATCH) {
             return Ok(None);
         }
-        // Checks before the latch, which is taken only in the state `seen`.
+        // Checks before it takes the latch. The answer stays right, because the latch is taken only if the state still is `seen`.
         if !seen.has(Flags::DIRTY) && !has_room() {
             return Err(Miss::NoRoom);
         }

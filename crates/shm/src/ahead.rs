@@ -73,8 +73,8 @@ impl Ahead {
         self.tell(0, 0);
     }
 
-    /// Waits until no other writer asks because of a missing page. Waits no longer than for a lock: two writers that ask at once
-    /// do no harm.
+    /// Waits until no other writer asks because of a missing page. Waits no longer than for any lock, and then takes the lock
+    /// over: two writers that ask at once do no harm.
     pub fn begin_asking(&self, owner: u16) -> Holding {
         let held = self.lock.lock_for_long(owner);
         held.unwrap_or_else(|| self.lock.take_over(owner))

@@ -77,7 +77,7 @@ struct Head {
     holder: AtomicU32,
     /// See `Lent`.
     loan: LoanWord,
-    /// See `Writer`.
+    /// See `intent`.
     intent: sync::AtomicU64,
     /// Each bit tells whether any of its `MARKS_PER_BIT` marks is new.
     marked: AtomicU64,
@@ -109,7 +109,7 @@ pub struct Counter {
     pub local_bytes: AtomicU64,
     /// Bytes accessed from other CPUs.
     pub remote_bytes: AtomicU64,
-    /// Pages written, of both kinds.
+    /// Pages written, local and remote.
     pub written_pages: AtomicU64,
     /// Bytes written.
     pub written_bytes: AtomicU64,
@@ -389,7 +389,8 @@ impl Area {
         &self.block(block).head.intent
     }
 
-    /// Takes all keys that clients have reported and calls `each` for each one. The work is bounded, even for a malicious client.
+    /// Takes all keys that the client has reported and calls `each` for each one. The work is bounded, even for a malicious
+    /// client.
     pub fn drain(&self, reader: &mut RingReader, each: impl FnMut(Key)) {
         reader.drain_ring(&self.ring(), each);
     }
@@ -435,7 +436,7 @@ impl Area {
         self.loans(slot).any(|lent| lent.has_lent(slot, lock, held))
     }
 
-    /// Counts that a word was borrowed that a thread of the client holds as `held`; see `Lent::note_borrowed`.
+    /// Counts that the daemon has borrowed a word, which a thread of the client holds as `held`; see `Lent::note_borrowed`.
     pub fn note_borrowed(&self, slot: u32, word: usize, held: Holding) {
         for lent in self.loans(slot) {
             lent.note_borrowed(slot, word, held);

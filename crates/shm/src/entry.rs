@@ -344,8 +344,8 @@ impl Entry {
         self.state
             .store(seen.next(Flags::FILL.0, frame).0, Ordering::Release);
         self.key.store(key.0, Ordering::Release);
-        // As in `try_latch`, for the frame's last page: a reader that saw bytes filled in from here on must also see that the
-        // last page is gone.
+        // As in `try_latch`, for the frame's previous page: a reader that saw bytes filled in from here on must also see that the
+        // previous page is gone.
         fence(Ordering::Release);
     }
 

@@ -34,9 +34,9 @@ pub struct WrittenPage {
 }
 
 impl SliceMemory {
-    /// Copies bytes `[at, at + len)` of the object of `first`, its first page, into `target`, page by page, until a page misses.
-    /// Each page's bytes are of one instant. Calls `mark` with the entry of each page that it has read. Fails with the number of
-    /// bytes copied before the miss.
+    /// Copies bytes `[at, at + len)` of an object into `target`, page by page, until a page misses. `first` is the key of the
+    /// object's first page. Each page's bytes are of one instant. Calls `mark` with the entry of each page that it has read.
+    /// Fails with the number of bytes copied before the miss.
     ///
     /// Program and mount both read cached bytes with this. What differs comes from the caller: a program's memory may be
     /// read-only, so it notes marks elsewhere, and each checks in its own way that no half of a write over several pages is read.
@@ -52,7 +52,7 @@ impl SliceMemory {
         let mut done = 0;
         for (page, within, len) in pieces(at, len) {
             let key = first.with_page(page);
-            // Reads each page once, also into several parts: its bytes belong to one instant.
+            // Reads each page once, even if it goes into several parts, so that the page's bytes belong to one instant.
             match target.next(len, |out| self.read_unmarked(key, within, out)) {
                 Ok(index) => mark(index),
                 Err(miss) => return Err((done, miss)),
@@ -62,9 +62,9 @@ impl SliceMemory {
         Ok(())
     }
 
-    /// Writes `len` bytes of `source` at `at` of the object of `first`, its first page, page by page, until a page cannot be
-    /// written. `still` gets the offset of each page; see `write_if`. Calls `dirtied` for each page that was clean before, in
-    /// order. Fails with the number of bytes written before that page.
+    /// Writes `len` bytes of `source` at offset `at` of an object, page by page, until a page cannot be written. `first` is the
+    /// key of the object's first page. `still` gets the offset of each page; see `write_if`. Calls `dirtied` for each page that
+    /// was clean before, in order. Fails with the number of bytes written before that page.
     ///
     /// Program and mount both write cached bytes with this. What differs comes from the caller: only a program leaves notes
     /// (`Writer`) and checks the slot and the range lock under the latch, because the daemon holds the file's locks itself.
@@ -169,8 +169,8 @@ impl SliceMemory {
         Some(WrittenPage { was_clean, frame })
     }
 
-    /// Writes into the frame of `found`, which a lookup found in `entry`, as `access::try_write` does, if `still` returns true
-    /// under the latch.
+    /// Writes into a page's frame as `access::try_write` does, if `still` returns true under the latch. A lookup found `found` in
+    /// `entry`.
     #[inline(always)]
     fn write_found(
         &self,
@@ -183,7 +183,8 @@ impl SliceMemory {
     ) -> Result<Option<bool>, Miss> {
         let seen = found.state;
         writer.about_to_latch(found.index);
-        // Prefetches before the latch: no access of the copy passes its locked instruction.
+        // Prefetches before the latch is taken: no access of the copy can begin before the locked instruction of the latch has
+        // ended.
         self.fetch(seen.frame(), offset, data.len());
         let has_room = || writer.can_report();
         let copy = |frame| match still() {
@@ -251,8 +252,8 @@ impl SliceMemory {
         Ok(was_clean)
     }
 
-    /// Looks a page up and calls `attempt`, again until it returns `Some`: it returns `None` while another writer holds the page's
-    /// latch, or has changed the page meanwhile. Fails with `Busy` when that takes too long.
+    /// Looks a page up and calls `attempt`, and repeats both until `attempt` returns `Some`. `attempt` returns `None` if another
+    /// writer holds the page's latch or has changed the page meanwhile. Fails with `Busy` when that takes too long.
     #[inline]
     fn until_free<T>(
         &self,

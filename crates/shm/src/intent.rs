@@ -10,9 +10,9 @@ const SET: u64 = 1 << 63;
 /// Notes that a client's thread is about to latch an entry of a slice.
 ///
 /// The note is one plain store before the latch is taken, and stays until the thread's next write. It names the entry while the
-/// latch is held, and afterwards until the dirty page is reported. The daemon reads it in two cases. After the program has ended,
-/// all its stores are visible, so only their order within the thread matters. The daemon also reads it after it has ended inline
-/// writes of a file, to find writers that have not noticed yet.
+/// latch is held, and afterwards until the dirty page is reported. The daemon reads it in two cases. The first is the end of the
+/// program: all stores of the program are visible then, so only their order within the thread matters. The second is the end of
+/// inline writes of a file: the note names writers that have not noticed the end yet.
 #[inline(always)]
 pub(crate) fn note(intent: &AtomicU64, slice: u16, index: u32) {
     intent.store(

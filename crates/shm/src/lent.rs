@@ -95,7 +95,8 @@ impl Lent<'_> {
         self.word.0.store(loan, Ordering::Release);
     }
 
-    /// Ends the loan and releases the locks. The daemon releases the locks that it has borrowed at this moment.
+    /// Ends the loan and releases the locks. If the daemon has a lock on loan at this moment, the daemon releases that lock
+    /// later.
     pub fn take_back(&self, slot: &Slot) {
         let count = self.word.0.load(Ordering::Relaxed) & !SLOT;
         self.word.0.store(count, Ordering::Relaxed);
@@ -118,7 +119,7 @@ impl Lent<'_> {
     }
 
     /// Counts that a word was borrowed to change the file. The daemon calls this before it gives the word back. Counts nothing if
-    /// the thread does not lend a word that it holds as `held`.
+    /// the thread does not lend the word, or does not hold it as `held`.
     pub fn note_borrowed(&self, slot: u32, word: usize, held: Holding) {
         if self.has_lent(slot, SlotLock::Word(word), held) {
             self.loan.borrowed[word].fetch_add(1, Ordering::Relaxed);
@@ -150,8 +151,9 @@ impl Lent<'_> {
         self.lent_since(slot, lock, held).is_some()
     }
 
-    /// Returns whether the thread lends the lock, and has done so for less than `HELD_MAX`. A longer loan is that of a stopped
-    /// thread, which counts as any holder that keeps a lock. So does a loan that begins more than `HELD_MAX` in the future.
+    /// Returns whether the thread lends the lock, and has done so for less than `HELD_MAX`. A thread that lends for longer has
+    /// stopped. The daemon treats it as any holder that keeps a lock, and also a thread whose loan begins more than `HELD_MAX` in
+    /// the future.
     pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
         let since = self.lent_since(slot, lock, held);
         since.is_some_and(|since| u128::from(now_ns.abs_diff(since)) < HELD_MAX.as_nanos())

@@ -1,8 +1,8 @@
 //! Shared-memory segments: a slice's frames, page table and reference ages; the slots, areas and control segment of a volume.
 //!
 //! All hand-written atomics are here. `docs/formats/shm.md` specifies the layout and the protocol. A segment holds only offsets
-//! and indices, so that it can be mapped at any address. This crate knows pages of numbered objects. When the slice changes its
-//! table is decided by `cache`.
+//! and indices, so that it can be mapped at any address. This crate knows pages of numbered objects. `cache` decides when the
+//! slice changes its table.
 
 mod access;
 mod ahead;

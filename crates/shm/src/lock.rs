@@ -18,7 +18,7 @@ const SLEEPERS: u32 = 1 << 31;
 // The model checker runs every poll.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 const YIELDS: u32 = if cfg!(loom) { 0 } else { 64 };
-/// Attempts of `take_over` to compare before it stores unconditionally.
+/// Compare-and-swap attempts of `take_over` before it stores unconditionally.
 const TAKE_OVER_TRIES: u32 = if cfg!(loom) { 8 } else { 1000 };
 /// A sleeper checks again after this time, because the sleeper that was woken instead may have died.
 const SLEEP: Duration = Duration::from_millis(20);

@@ -90,7 +90,7 @@ pub struct SliceMemory {
     copied: [AtomicU32; COPIED_MAX],
 }
 
-/// Number of frames that `SliceMemory::take_copied` can remember. Any others stay out of use until the process ends.
+/// Number of frames that `SliceMemory::put_copied` can remember. Further frames stay out of use until the process ends.
 const COPIED_MAX: usize = 16;
 
 /// The addresses of the segments and of the slice's words in this process. Going through the mappings would take longer.
@@ -238,7 +238,7 @@ impl SliceMemory {
         self.word(1).load(Ordering::Relaxed) != 0
     }
 
-    /// Sets whether they have to. Only the slice calls this.
+    /// Sets whether writers have to go through the daemon. Only the slice calls this.
     pub fn set_throttled(&self, throttled: bool) {
         if self.is_throttled() != throttled {
             self.word(1).store(u8::from(throttled), Ordering::Relaxed);
@@ -309,9 +309,9 @@ impl SliceMemory {
         }
     }
 
-    /// Has the CPU fetch the bytes that the caller probably needs next: the first of `len` bytes at `offset` of a frame, which
-    /// may be any number. Otherwise memory would be idle until the table has told where a page is, and for a write until the
-    /// writer has the latch.
+    /// Has the CPU fetch the bytes that the caller probably needs next: the first of `len` bytes at `offset` of a frame. `frame`
+    /// may be any number, even one out of range. Without this prefetch, memory would be idle until the table has told where the
+    /// page is, and before a write until the writer has the latch.
     #[inline(always)]
     pub fn fetch(&self, frame: u32, offset: usize, len: usize) {
         let at = ((frame as usize) << PAGE_BYTES.trailing_zeros()).wrapping_add(offset);

@@ -4,8 +4,8 @@
 const LINES: usize = 16;
 const LINE_BYTES: usize = 64;
 
-/// Has the CPU fetch the first of the `len` bytes at `at`: one cache line, or all lines if there are at most `LINES`. The address
-/// may be invalid.
+/// Has the CPU fetch the first of the `len` bytes at `at`: one cache line, or `LINES` lines if the bytes fill that many. The
+/// address may be invalid.
 #[inline(always)]
 pub(crate) fn bytes(at: *const u8, len: usize) {
     line(at);

@@ -21,8 +21,8 @@ impl<const N: usize> Ring<'_, N> {
         // Loads `taken` first, because positions are taken after they were given out. Acquire: the daemon is done with the
         // positions it has taken.
         let taken = self.taken.load(Ordering::Acquire);
-        // `given_out` may have grown since. The reserve holds one extra key of each other thread, and a thread that takes a
-        // position sees all earlier ones.
+        // `given_out` may have grown since. The reserve of `threads` positions holds one extra key of each other thread. No
+        // thread needs more: at its next check it sees its own position and all earlier ones.
         let used = self.given_out.load(Ordering::Relaxed).wrapping_sub(taken);
         used <= N as u64 - self.threads
     }
@@ -44,7 +44,7 @@ impl<const N: usize> Ring<'_, N> {
 /// The daemon's reader of a client's ring.
 #[derive(Debug, Default)]
 pub struct RingReader {
-    /// The daemon has read all positions before this one after their keys were stored.
+    /// First position that the daemon may have read before its key was stored.
     absorbed: u64,
 }
 
@@ -73,8 +73,8 @@ impl RingReader {
                 each(key);
             }
         }
-        // Otherwise the next drain reads all of these positions again: an empty position may be one whose key is not
-        // stored yet.
+        // If the counts differ, the next drain reads all of these positions again: the key of an empty position may not be stored
+        // yet.
         if done == given_out && given_out != self.absorbed {
             self.absorbed = given_out;
             // Release: a client that finds room here stores its key after the daemon's read.

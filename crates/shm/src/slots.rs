@@ -18,7 +18,7 @@ const HEADER: usize = 4096;
 const SIZE_BITS: u32 = 46;
 /// Attempts to change a size. Each fails only when another thread changed the size at the same moment.
 const SIZE_TRIES: u32 = 1000;
-/// Bytes in a segment.
+/// Bits of an offset within a segment of 64 KiB.
 const SEGMENT_SHIFT: u32 = 16;
 const ALL_WORDS: u32 = (1 << WORDS) - 1;
 
@@ -310,8 +310,8 @@ impl Slot {
 
     /// Takes the extend lock for `owner` (the daemon): borrows it from a client that lends it, according to `lends`, and takes it
     /// away from a client that holds it too long. That client fails when it checks that the size is unchanged or, if it read the
-    /// size only afterwards, that it still holds the lock. After it was taken away, bytes of a write that did not happen may be
-    /// beyond the end of file.
+    /// size only afterwards, that it still holds the lock. After the daemon has taken the lock away, bytes of an unfinished write
+    /// may lie beyond the end of the file.
     pub fn seize(&self, owner: u16, mut lends: impl FnMut(Holding) -> bool) -> (Holding, Seized) {
         if let Some(held) = self.extend.try_lock(owner) {
             return (held, Seized::Free);
@@ -340,8 +340,8 @@ impl Slot {
         self.extend.give_back(mine, lent, || is_lent(lent));
     }
 
-    /// Grows the size to `bytes` unless it is larger, after the daemon has extended the file or left its size. Calls
-    /// `bytes` after it has read the word, so that a concurrent truncation counts.
+    /// Raises the size to `bytes` if it is smaller. The daemon calls this after a change that may have extended the file and has
+    /// not shortened it. Calls `bytes` after it has read the size word, so that a concurrent truncation counts.
     pub fn grow(&self, bytes: impl Fn() -> u64) {
         // Ignores a client that keeps others from changing the size: it could as well store a wrong size.
         let _ = self.change_size(|seen| {
@@ -412,7 +412,7 @@ impl Slot {
     }
 
     /// Does the same, but borrows words that their holders lend, according to `lends`. Asks `kept` about a word that one holder
-    /// has kept for that time. A waiter that gives up returns the words that it has.
+    /// has kept for `HELD_MAX`. A waiter that gives up returns the words that it has.
     pub fn take_range(
         &self,
         segments: Segments,

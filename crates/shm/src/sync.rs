@@ -24,9 +24,10 @@ mod modelled {
     //! it, as compilers do for processors without ordered instructions. Two SeqCst accesses of a thread then stay in order; a
     //! SeqCst store and a weaker load after it do not.
     //!
-    //! The checker keeps only the last access to a word. A load thereby hides an older one with which a store has to change
-    //! places, and the checker leaves whole orders out. So each access is preceded by one to a condition variable on which no
-    //! thread waits. That access orders nothing, and changes places with all others of the same word.
+    //! The checker remembers only the last access to a word. So a load hides an earlier load, the checker does not try a store
+    //! before that earlier load, and it leaves whole orders out. Therefore each access first notifies a condition variable of the
+    //! word, on which no thread waits. A notification orders nothing, and the checker tries it before and after each other
+    //! notification of the same word.
 
     use loom::sync::Condvar;
 
@@ -119,7 +120,8 @@ mod modelled {
     atomic!(AtomicU32, u32);
     atomic!(AtomicU64, u64);
 
-    // A thread that waits with a bound may go on at any time, so the checker runs other threads here.
+    // A thread that waits with a bound may go on at any time, so these functions do nothing. The checker runs other threads at
+    // the accesses around them.
     pub(crate) fn spin_loop() {}
     pub(crate) fn yield_now() {}
 

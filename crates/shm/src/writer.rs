@@ -66,7 +66,7 @@ impl<'a> Writer<'a> {
 }
 
 impl Area {
-    /// Returns how a thread with a block of its own writes to a slice.
+    /// Returns the writer of a thread that has the block for itself, for a slice.
     #[inline]
     pub fn writer(&self, owner: u16, block: u32, slice: u16) -> Writer<'_> {
         Writer::client(owner, self.intent(block), slice).reporting_to(self)

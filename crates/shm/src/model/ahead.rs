@@ -5,7 +5,7 @@ use loom::thread;
 use super::*;
 use crate::ahead::Ahead;
 
-/// The hints, and the daemon's counts: pages reserved, requests, and pages reserved twice.
+/// The hints, and the daemon's counts: pages reserved, and requests.
 struct File {
     ahead: Ahead,
     reserved: AtomicU64,

@@ -214,7 +214,7 @@ fn a_thread_that_dies_before_its_latch_leaves_nothing() {
     die_after(Step::Noted, ["(false, Some(true))", "(true, Some(true))"]);
 }
 
-/// Returns the outcomes for a thread that dies between its latch and its report.
+/// Outcomes of a thread that dies between its latch and its report.
 const FOUND: [&str; 4] = [
     "(false, Some(true))",
     "(true, None)",

@@ -61,8 +61,8 @@ impl<const N: usize> Volume<N> {
         }
     }
 
-    /// Reports a page after the latch is released and before the write is acknowledged. Returns false when the writer did not
-    /// write because the ring has no room.
+    /// Makes a page dirty and reports it, as a client does between the release of the latch and the end of the write. Returns
+    /// false and writes nothing when the ring has no room.
     fn write(&self, page: u64) -> bool {
         let room = self.ring().has_room();
         if room {
@@ -102,7 +102,7 @@ impl<const N: usize> Volume<N> {
 fn no_key_is_lost_between_writers_and_the_daemon() {
     explore(["0", "1", "2"], |notes| {
         let volume = Volume::<8>::new(1);
-        // So the daemon reads the ring while the other threads are between their steps.
+        // With this report, the daemon also reads the ring while the other threads are between their steps.
         assert!(volume.write(2));
         let writers = [0, 1].map(|page| {
             let volume = volume.clone();
