@@ -88,7 +88,7 @@ pub enum PushError {
     Invalid(Request),
 }
 
-struct InFlight {
+struct RingSlot {
     request: Option<Request>,
     /// Kept for reuse. The kernel reads its buffer only while `request` is `Some`.
     iovecs: Vec<libc::iovec>,
@@ -102,7 +102,7 @@ struct RegisteredMapping {
 /// An io_uring; see the module's documentation.
 pub struct Ring {
     ring: IoUring,
-    slots: Vec<InFlight>,
+    slots: Vec<RingSlot>,
     free: Vec<u32>,
     files: Vec<OwnedFd>,
     files_registered: bool,
@@ -139,7 +139,7 @@ impl Ring {
         Ok(Ring {
             ring,
             slots: (0..depth)
-                .map(|_| InFlight {
+                .map(|_| RingSlot {
                     request: None,
                     iovecs: Vec::new(),
                 })
