@@ -61,7 +61,7 @@ fn a_writer_that_goes_on_has_pages_reserved_in_growing_steps() {
     }
     assert_eq!(f.daemon.size(), 1_600_000);
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(1_600_000)));
-    // The first write went through the kernel; the second noticed it.
+    // The first write goes through the kernel. The second continues it, so it has pages reserved.
     let reserves = f.daemon.reserves();
     assert!(reserves.len() <= 6, "{reserves:?}");
     assert!(
