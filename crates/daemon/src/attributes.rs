@@ -11,7 +11,8 @@ use crate::handle::Handle;
 use crate::mounted::Mounted;
 
 impl Mounted {
-    /// Opens a file for the data path. `writable`: the program may write through the handle. The kernel truncates by `setattr`.
+    /// Opens a file for the data path. `writable`: the program may write through the handle. Does not truncate: the kernel sends
+    /// a `setattr` for O_TRUNC.
     pub fn open_file(&self, ino: Ino, writable: bool) -> Result<Arc<Handle>> {
         Ok(Handle::new(self.fs().open_file(ino)?, writable))
     }

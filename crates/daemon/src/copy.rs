@@ -12,8 +12,8 @@ use crate::handle::Handle;
 use crate::mounted::Mounted;
 use crate::write_mode::WriteSync;
 
-/// Limits of one request: bytes it covers, holes included, and bytes of data after which it ends. A short reply lets the
-/// program continue with its next call, and lets a signal interrupt the copy.
+/// Limits of one request: the bytes that it covers, holes included, and the bytes of data after which it ends. After a short
+/// reply, the program continues with its next call, and a signal can interrupt the copy.
 const REQUEST_MAX: u64 = 1 << 30;
 const DATA_MAX: u64 = 64 << 20;
 /// Bytes that one step reads and writes.
@@ -45,7 +45,7 @@ impl Mounted {
         R: FnOnce(Result<u64>) + Send + 'static,
     {
         let (source, target) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
-        // Repeats all checks, because a program may map the file during the wait.
+        // Each attempt repeats all checks, because a program may map the file during the wait.
         let mounted = self.clone();
         let attempt = move || mounted.copy_once((&source.0, source.1), (&target.0, target.1), len);
         // Holes of the source take no space, so a single page may be enough.

@@ -1,6 +1,6 @@
 //! The daemon's end of the fast path: the files that clients read and write inline, and the clients themselves.
 //!
-//! Lowest, the tables and records that [`Fast`] consists of:
+//! The lowest files have the tables and records that [`Fast`] consists of:
 //!
 //! - `slot_file`: a file with a slot, with the daemon's holds on the slot's locks (`extend`, `range`) and what the kernel has of the
 //!   file (`kernel_pages`). `files`: all of them. `changing`: files that get no slot for now
@@ -8,7 +8,8 @@
 //! - `trusted`, `tokens`: the users whose processes are served, and the processes that may write
 //! - `keeper_process`: the process that ends inline access when the daemon dies
 //!
-//! Above them `state`, which is [`Fast`] itself. What it does, each file using only those before it:
+//! Above them is `state`, which has [`Fast`] itself. The other files have its functions. Each file uses only those before it in
+//! this list:
 //!
 //! - `areas`: what clients say in their areas. `locks`: taking a slot's locks. `reports`: the pages that clients report
 //! - `absorb`: changes of size and times. `write_guard`, `read_guard`: locks held for a write or a read of the mount

@@ -21,9 +21,9 @@ pub struct Handle {
     sync: AtomicU8,
     /// Reads change no access time (O_NOATIME).
     no_access_time: AtomicBool,
-    /// User of the last request that needs space.
+    /// User of the last request that may need space. That user's limit of waits for space applies.
     user: AtomicU32,
-    /// Inline access. Its lock comes before those of the fast path.
+    /// Inline access. Lock order: a thread takes this lock before the locks of the fast path.
     pub(crate) grants: Mutex<Grants>,
     /// Pages that a posted job will reserve. Empty when no job is posted.
     pub(crate) soon: Mutex<Range<u64>>,
@@ -50,7 +50,7 @@ impl Handle {
         grants.is_none_or(|grants| grants.write)
     }
 
-    /// Sets the user to whom waits for space through this handle are charged.
+    /// Sets the user of the next requests through this handle. Their waits for space count towards this user's limit.
     #[inline]
     pub fn set_user(&self, user: u32) {
         if self.user() != user {

@@ -47,7 +47,8 @@ impl Mounted {
         let file = &handle.file;
         let zeroes = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
         if zeroes && self.mapped.file(file.ino()).is_some() {
-            // A call that fails zeroes nothing. Nor does a call that starts again later because there is no space.
+            // Checks the call and takes its space first: a call that fails, or that is repeated later for lack of space, must
+            // zero nothing.
             self.fs().check_fallocate(mode, offset, len)?;
             if mode & libc::FALLOC_FL_ZERO_RANGE != 0 {
                 let keep_size = libc::FALLOC_FL_KEEP_SIZE;

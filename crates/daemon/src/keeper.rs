@@ -34,7 +34,7 @@ struct Kept {
 }
 
 /// Runs the keeper of the daemon at the other end of standard input, until that daemon has ended. Fails when standard input is
-/// not such a socket, or when the kernel refuses a call of the keeper.
+/// not a socket, or when the kernel refuses a call of the keeper.
 pub fn run() -> io::Result<()> {
     // A signal to the daemon's process group must not stop the keeper before the daemon has ended.
     let _blocked = Signals::block(&[Signal::Terminate, Signal::Interrupt, Signal::HangUp])?;

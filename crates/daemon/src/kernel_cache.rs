@@ -1,10 +1,10 @@
-//! The kernel's caches, as the front end can change them.
+//! The functions by which the daemon makes the kernel drop what it has cached of files.
 
 use std::ops::Range;
 
 use jericho_fs::types::Ino;
 
-/// The kernel's caches, as the front end can change them.
+/// Makes the kernel drop what it has cached of files. The front end implements it.
 pub trait KernelCache: Send + Sync {
     /// Makes the kernel ask again for the attributes of an inode. Does not wait.
     fn drop_attributes(&self, ino: Ino);

@@ -26,7 +26,7 @@ pub struct Locality {
 }
 
 impl Locality {
-    /// Creates it from the two sums.
+    /// Creates a value from the numbers of local and remote pages.
     pub fn new(local: u64, remote: u64) -> Locality {
         let all = local.saturating_add(remote);
         Locality {
@@ -36,7 +36,7 @@ impl Locality {
         }
     }
 
-    /// Returns the sum of both. Counts of programs may be any number.
+    /// Returns the sum of both. Saturates, because programs write their own counts and may store any number.
     pub fn and(self, other: Locality) -> Locality {
         Locality::new(
             self.local.saturating_add(other.local),

@@ -43,8 +43,9 @@ const RECORDS_MAX: usize = 1024;
 /// A file with this many records has its pages dropped at once; a file with fewer, after the delay.
 const RECORDS_MANY: usize = 64;
 const DELAY: Duration = Duration::from_millis(20);
-/// Number of writes since the kernel last read a page after which dropping all of its pages pays off. Starts at the minimum
-/// and grows towards the maximum while drops prove useless.
+/// Bounds of `Watch::writes_wanted`: after that many writes without a fill, it pays off to drop all of the kernel's pages. The
+/// number starts at the minimum. Each such drop multiplies it, up to the maximum: a further drop shows that the kernel has read
+/// pages again.
 const WRITES_MIN: u32 = 1 << 10;
 const WRITES_MAX: u32 = 1 << 20;
 
@@ -198,7 +199,7 @@ impl Mapped {
         }
     }
 
-    /// Returns what makes the kernel drop pages.
+    /// Returns the part that makes the kernel drop pages.
     pub fn dropper(&self) -> Arc<PageDropper> {
         self.dropper.clone()
     }

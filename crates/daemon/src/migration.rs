@@ -51,7 +51,7 @@ const NARROW_MAX: Duration = Duration::from_millis(20);
 const POLL: Duration = Duration::from_millis(1);
 /// Time before a thread is migrated again. Doubles, up to four times, with each migration to the same node.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Time for which the `placer` remembers a thread after it may migrate it again.
+/// Time for which the `placer` remembers a thread after the thread's pause.
 const REMEMBERED: Duration = Duration::from_secs(4);
 /// Most threads that the `placer` remembers. It does not migrate further threads.
 const MIGRATED_MAX: usize = 1024;

@@ -73,9 +73,9 @@ impl Mounted {
         self.volume.node_of_slice(slice)
     }
 
-    /// Returns readers for the calling thread, which runs on `cpu`: one for each slice whose home node has this CPU. The thread
-    /// itself reads the pages that it misses in these slices. The slice reads the pages of other slices, and of slices whose
-    /// devices do not support readers. See `Slice::reader`.
+    /// Returns readers for the calling thread, which runs on `cpu`: one for each slice whose home node has this CPU. With a
+    /// reader, the thread itself reads the pages that it misses in that slice. In all other slices, and in those whose devices do
+    /// not support readers, the slice's pipeline reads the missing pages. See `Slice::reader`.
     pub fn readers(&self, cpu: u32, doorbell: &Doorbell) -> Vec<Reader> {
         let at_home = |slice: &&Arc<Slice>| {
             let home = self.node_of_slice(slice.id());

@@ -11,7 +11,7 @@ pub(crate) fn is_over_several_pages(offset: u64, len: u64) -> bool {
     offset / PAGE_BYTES != last / PAGE_BYTES
 }
 
-/// Writes bytes of a page. The rest of the page is zeros unless the page is filled.
+/// Writes bytes to a page. If the page is not filled, zeroes the rest of it.
 pub(crate) fn put_new(
     grant: &mut Grant,
     page: u64,

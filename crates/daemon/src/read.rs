@@ -17,7 +17,8 @@ use crate::mapped::MappedFile;
 use crate::mounted::Mounted;
 use crate::pages::is_over_several_pages;
 
-/// Number of times a read that waits for pages restarts because of writes over several pages, before it locks writers out.
+/// Most restarts of one read that waits for pages. A write over several pages causes a restart. After the last one, the read
+/// locks writers out.
 const READ_TRIES: u32 = 3;
 /// Number of times a read of cached pages restarts because the file got its first inline writer and lost it again.
 const FIRST_WRITER_TRIES: u32 = 100;
@@ -71,7 +72,7 @@ enum Whole {
     Unknown,
     /// The file had no inline writer when `File::first_writers` returned this number.
     Unwritten(u64),
-    /// The words of the range lock had these turns. `None`: a writer held a word.
+    /// The words of the range lock had these values (`Turns`) when the read began. `None`: a writer held a word.
     Turns(Arc<SlotFile>, Option<Turns>),
     /// The read keeps writers out.
     Alone { _guard: ReadGuard },
@@ -275,9 +276,9 @@ impl Mounted {
         })
     }
 
-    /// Does the same as `try_read_undisturbed`, but waits for inline writers. `of_page_cache`: the bytes are for the kernel's page
-    /// cache. The kernel may wait for such a read before it sends the write that ends a client's half-done write, so the read gives
-    /// up then.
+    /// Does the same as `try_read_undisturbed`, but waits for inline writers. `of_page_cache`: the bytes are for the kernel's
+    /// page cache. The kernel may send the write that ends a client's half-done write only after this read. So this read waits
+    /// once for inline writers but keeps none out, and may see half of a write.
     fn read_undisturbed(
         &self,
         file: &File,

@@ -1,9 +1,9 @@
 //! Requests that wait for space that is being freed.
 //!
 //! A full volume often has room again soon after a program has removed a file: only the kernel's release of the file is missing
-//! (`fs/leaving.rs`). The threads that serve requests must serve that release too, and other writers of a file wait for its
-//! locks. So a request that finds no space gives up everything that it holds: range words, the extend lock, `Writing`, its
-//! thread. It waits in a thread of its own, which repeats it from the start when space has become free.
+//! (`crates/fs/src/data/leaving.rs`). The threads that serve requests must serve that release too, and other writers of a file
+//! wait for its locks. So a request that finds no space gives up everything that it holds: range words, the extend lock,
+//! `Writing`, its thread. It waits in a thread of its own, which repeats it from the start when space has become free.
 //!
 //! The number of such requests is limited, because the kernel has limits too. It delays a release while too many requests are
 //! unanswered: asynchronous requests of the device, or requests of one CPU's queue of the ring. The requests of one user take at
@@ -31,7 +31,7 @@ const COUNT_MAX: usize = 192;
 /// Most bytes of data that waiting requests keep in memory.
 const BYTES_MAX: usize = 64 << 20;
 
-/// One user's part of both limits.
+/// One user's part of both limits: each limit divided by this number.
 const USER_PART: usize = 2;
 
 /// The requests that wait for space.
@@ -60,7 +60,8 @@ struct Held {
 }
 
 impl Held {
-    /// Returns the sum after one more request with `bytes` of data. Returns `None` when that is more than a `part` of the limits.
+    /// Returns the sum after one more request with `bytes` of data. Returns `None` when that is more than the limits divided by
+    /// `part`.
     fn with(self, bytes: usize, count_max: usize, part: usize) -> Option<Held> {
         let (count, bytes) = (self.count + 1, self.bytes + bytes);
         let fits = count <= (count_max / part).max(1) && bytes <= BYTES_MAX / part;
@@ -266,8 +267,8 @@ impl SpaceWaits {
         fs.with_space_if(file, may_wait, attempt)
     }
 
-    /// Runs `job` in a thread of its own and lets it wait for space, or in the thread of requests without a place. Calls `reply`
-    /// with ENOSPC when the mount ends.
+    /// Takes a place for the request, and runs `job` in a thread of its own, where it may wait for space. If there is no place,
+    /// queues `job` for the thread `space-turns`. Calls `reply` with ENOSPC when the mount ends or no thread can be started.
     fn in_own_thread<T, R>(
         self: &Arc<Self>,
         user: u32,

@@ -39,8 +39,9 @@ pub(crate) fn now_ticks() -> Option<u64> {
     Some(seconds.parse::<u64>().ok()? * 100 + hundredths.parse::<u64>().ok()?)
 }
 
-/// Returns the threads and processes that `task` has started at `since` or later, and their descendants: these can have inherited
-/// state that `task` has had since then. Leaves out what other threads of the process have started.
+/// Returns all threads of `task`'s process that have started at `since` or later, the processes that `task` has started since
+/// then, and the descendants of both. They can have inherited state that `task` has had since then. Leaves out processes that
+/// older threads of the process have started.
 pub(crate) fn started_since(task: &Task, since: u64) -> Vec<Task> {
     let (mut found, mut ahead, mut looked) = (vec![], vec![task.pid], 0);
     while let Some(pid) = ahead.pop() {

@@ -45,7 +45,7 @@ impl OpenVolume {
         first.map_or(0, |slice| slice.memory().geometry().frames)
     }
 
-    /// Returns a slice with too many dirty pages, if a byte of the range is in one.
+    /// Returns a slice that has too many dirty pages and holds a byte of the range.
     pub fn throttling(&self, layout: Layout, bytes: Range<u64>) -> Option<&Arc<Slice>> {
         let mut slices = layout.parts(bytes).map(|(slice, _)| self.slice(slice));
         slices.find(|slice| slice.is_throttling())

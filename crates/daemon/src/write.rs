@@ -1,5 +1,5 @@
-//! Writes: inline if the pages are cached and backed, otherwise through the slice. A write keeps a copy of its data and continues
-//! later only if it has to fetch a page, or if too many pages are dirty.
+//! Writes: inline if the pages are cached and reserved, otherwise through the slice. A write keeps a copy of its data and
+//! continues later only if it has to fetch a page, or if too many pages are dirty.
 
 use std::cell::OnceCell;
 use std::io::IoSlice;
@@ -59,8 +59,8 @@ enum Step {
     Failed(Error),
 }
 
-/// Writes `data` at `at` of a file as far as its pages in the slice are cached and backed. Returns the number of bytes written.
-/// Tells the slice which pages became dirty, neighbours together.
+/// Writes `data` at `at` of a file, up to the first page in the slice that is not cached and reserved. Returns the number of
+/// bytes written. Tells the slice which pages became dirty, neighbours together.
 fn hit(slice: &Slice, file: &Arc<File>, at: u64, data: &[u8]) -> usize {
     let object = OnceCell::new();
     let mut dirtied = 0..0;
@@ -77,7 +77,7 @@ fn hit(slice: &Slice, file: &Arc<File>, at: u64, data: &[u8]) -> usize {
         SourceParts::new(&[IoSlice::new(data)]),
         Writer::daemon(OWNER_DAEMON),
         slice.epoch(),
-        // Only a program has to notice that the daemon changes the file meanwhile.
+        // Needs no check: only a client has to notice that the daemon changes the file meanwhile.
         |_| true,
         |key| {
             if key.page() != dirtied.end {
@@ -318,7 +318,7 @@ impl Progress {
         self.miss(data)
     }
 
-    /// Writes pages that are cached and backed, up to the first that is not. Returns true when all data is written.
+    /// Writes pages that are cached and reserved, up to the first that is not. Returns true when all data is written.
     fn hit(&mut self, data: &[u8]) -> bool {
         let rest = self.offset + self.done as u64..self.offset + data.len() as u64;
         for (slice, bytes) in self.handle.file.layout().parts(rest) {
@@ -337,7 +337,8 @@ impl Progress {
         self.done == data.len()
     }
 
-    /// Returns a slice with too many dirty pages, if a page of the remaining data, or of the next byte, is in one.
+    /// Returns a slice that has too many dirty pages and holds a page of the remaining data. If no data remains, checks the page
+    /// at the current offset.
     fn throttling(&self, len: usize) -> Option<&Arc<Slice>> {
         let at = self.offset + self.done as u64;
         let layout = self.handle.file.layout();
@@ -463,7 +464,8 @@ impl Progress {
         self.mounted.fast.size_grew(&self.handle.file);
     }
 
-    /// Continues when the pages are there that `advance` would have had to wait for.
+    /// Continues the write when the reason has ended for which `advance` stopped: missing pages, a latch, or too many dirty
+    /// pages.
     fn wait<R>(mut self, data: Vec<u8>, reply: R)
     where
         R: FnOnce(Result<u32>) + Send + 'static,

@@ -258,8 +258,8 @@ impl Bed {
                 let reply = move |n: jericho_fs::Result<u32>| tx.send(n).unwrap();
                 let data = vec![byte; len];
                 let (mounted, handle) = (self.mounted(), &self.handles[file]);
-                // Every other write is made as a thread of the FUSE ring makes it: as much as possible without waiting, then the
-                // rest.
+                // A write of an odd byte is made as a thread of the FUSE ring makes it: as much as possible without waiting, then
+                // the rest.
                 let done = match byte % 2 {
                     0 => 0,
                     _ => mounted.try_write(handle, offset, &data, mode),

@@ -145,13 +145,14 @@ impl Fast {
     /// Zeroes what a client left beyond the end of file when it died, or lost the extend lock, during a write that
     /// extends the file.
     pub(crate) fn clear_behind_end(&self, file: &Arc<File>) {
-        // Taking the lock away also zeroes those bytes.
+        // `resize` takes the extend lock. If it has to take the lock away from a client, it also zeroes those bytes.
         if let Err(error) = self.resize(file.ino(), None, || Ok(())) {
             tracing::warn!(ino = file.ino(), %error, "cannot zero what an interrupted write left beyond the end of the file");
         }
     }
 
-    /// Zeroes the same bytes after the extend lock was taken from a client. The caller holds the lock.
+    /// Zeroes what a client's interrupted write left beyond the end of file. The caller has taken the extend lock from the
+    /// client, and holds it.
     pub(super) fn clear_seized(&self, slot_file: &SlotFile) {
         self.absorb_file(slot_file);
         if let Err(error) = self.volume.fs.clear_behind_end(&slot_file.file) {

@@ -93,8 +93,8 @@ impl Fast {
         }
     }
 
-    /// Answers a call in which a client names itself by owner number and instance: refuses it unless `thread` belongs to that
-    /// client. A call meant for an earlier instance has nothing to do.
+    /// Answers a call in which a client names itself by its owner number and by the daemon's instance. Refuses the call unless
+    /// `thread` belongs to that client. Does nothing for a call that names an earlier instance of the daemon.
     fn of_writer(
         &self,
         (owner, instance): (u16, u64),
@@ -179,7 +179,7 @@ impl Fast {
     {
         let file = &handle.file;
         let granted = loop {
-            // Every write has to clear these bits, which only the kernel path does.
+            // Every write has to clear set-id bits and capabilities, and only a write through the kernel does.
             if write && !matches!(self.volume.fs.has_privileges(file.ino()), Ok(false)) {
                 break Err(Refusal::SetId);
             }
@@ -204,8 +204,8 @@ impl Fast {
     {
         let slot_file = self.map(handle);
         let weak = Arc::downgrade(self);
-        // Runs even if no inline access has to end: changes of this file that are under way now are complete before
-        // this job begins.
+        // Posts the job even if no inline access has to end. Jobs run one after the other, so the jobs that earlier requests
+        // posted for this file are complete before this reply.
         self.later(move || {
             if let (Some(slot_file), Some(fast)) = (slot_file, weak.upgrade()) {
                 fast.revoke_inline_writes(&slot_file.file);

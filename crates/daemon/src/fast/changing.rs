@@ -1,8 +1,8 @@
 //! Files that get no slot for now, because the daemon is changing state that a new slot copies.
 //!
-//! A new slot starts with the file's current size. If a slot appeared in the middle of a truncation, the daemon would store the
-//! new size in an older slot or in none. If one appeared in the middle of a chmod, the daemon would end inline writes of an older
-//! slot or of none.
+//! A new slot starts with the file's current size. The daemon looks up the slot to change when a change begins. A slot that
+//! appeared in the middle of a truncation would therefore keep the old size. A slot that appeared in the middle of a chmod would
+//! continue to allow inline writes.
 
 use std::collections::HashMap;
 

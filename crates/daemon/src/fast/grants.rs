@@ -17,8 +17,8 @@ impl Fast {
     /// Grants a handle inline access to its file. Returns the slot and whether the handle is the file's first writer. Fails with
     /// `Slots` when no slot is free, with `SetId` when the handle wants to write and the file may have set-id bits or
     /// capabilities, with `Mapped` while there is another reason against inline access, and with `Busy` when the file has no slot
-    /// and gets none during a change; see `await_changes`. A refused handle is not counted, so the file's next writer is its
-    /// first one.
+    /// and gets none during a change; see `await_changes`. A refused handle is not counted as a writer: after it, another handle
+    /// can still be the first one.
     pub fn grant(
         &self,
         file: &Arc<File>,
@@ -50,7 +50,8 @@ impl Fast {
                 file.set_inline_writes(true);
                 files.insert(file.ino(), made.clone());
                 self.in_use.fetch_add(1, Ordering::AcqRel);
-                // A write that found no slot has extended the file earlier; see `size_grew`.
+                // Pairs with the fence in `size_grew`. A write that found no slot extended the file before this fence, so the
+                // next line sees its size.
                 fence(Ordering::SeqCst);
                 self.slot(&made).grow(|| file.size());
                 made
@@ -73,8 +74,8 @@ impl Fast {
             grants.write = true;
             first = slot_file.writers.fetch_add(1, Ordering::AcqRel) == 0;
             if first {
-                // Counts the file as written first: a write of the mount that `begin_writes` does not wait for then takes the
-                // locks.
+                // Counts the file as written before `begin_writes`, which withholds inline writes until earlier writes of the
+                // mount have ended. Later writes of the mount see the count and take the locks.
                 self.written.fetch_add(1, Ordering::AcqRel);
                 self.begin_writes(&slot_file);
                 file.count_first_writer();
@@ -144,8 +145,8 @@ impl Fast {
 
     /// Counts a handle as one that uses the file through the kernel alone, until it is granted inline access or released. Such a
     /// handle keeps clients from extending the file inline, because the kernel uses the size that it last learned: for sendfile,
-    /// splice, copies and mappings of a program without the library, and for appends of that program (RWF_APPEND begins there,
-    /// O_APPEND moves the offset there).
+    /// splice, copies and mappings of a program without the library, and for appends of that program. (With RWF_APPEND, the
+    /// kernel begins the write at that size. With O_APPEND, it moves the program's offset there.)
     pub(crate) fn uses_kernel(&self, handle: &Handle) {
         let mut grants = handle.grants.lock();
         if !grants.kernel_user && grants.file.is_none() {
@@ -155,7 +156,8 @@ impl Fast {
         }
     }
 
-    /// Tells the file's writers whether they may extend it, after the number of such handles has changed.
+    /// Tells the file's writers whether they may extend it, after the number of handles that use the file through the kernel
+    /// alone has changed.
     fn update_growth(&self, file: &File) {
         // Pairs with the fence in `grant`: either this thread sees the new slot, or the slot's creator sees the new number.
         fence(Ordering::SeqCst);

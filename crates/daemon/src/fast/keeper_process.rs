@@ -63,13 +63,13 @@ impl KeeperProcess {
         }))
     }
 
-    /// Makes a keeper that has all segments the daemon's keeper.
+    /// Makes `running` the daemon's keeper. It has received all segments.
     pub fn publish(&self, running: Running) {
         *self.running.lock() = Some(running);
     }
 
-    /// Sends the area of a new client to the keeper. Called after the client enters the table, where a new keeper finds it, and
-    /// before the client receives its area.
+    /// Sends the area of a new client to the keeper. Called after the client has entered the table, from which `start_keeper`
+    /// sends the areas to a new keeper, and before the client receives its area.
     pub fn add_area(&self, owner: u16, area: BorrowedFd<'_>) {
         self.send(KeeperMessage::Area(owner), &[area]);
     }

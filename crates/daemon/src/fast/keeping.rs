@@ -85,8 +85,8 @@ impl Fast {
         Ok(())
     }
 
-    /// Waits until the keeper ends. Returns false when the volume closes, or when the kernel cannot watch the
-    /// process.
+    /// Waits until the keeper ends. Without a keeper, waits for the pause before the next start. Returns false when the volume
+    /// closes. Fails when the kernel cannot watch the process.
     fn wait_for_keeper(&self) -> io::Result<bool> {
         let poller = Poller::new()?;
         poller.add(&self.stop.1, STOP)?;

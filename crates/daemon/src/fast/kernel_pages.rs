@@ -57,8 +57,8 @@ impl KernelPages {
 }
 
 impl InlineWrites {
-    /// Withholds inline writes of a file that gets its first inline writer, until `may_grant` and until the writes of the mount
-    /// that are under way now have ended; the last of them calls `earlier_ended`.
+    /// Withholds inline writes of a file that gets its first inline writer. `may_grant` allows them only after `earlier_ended`,
+    /// which is called when the writes of the mount that are under way now have ended.
     pub fn begin(&mut self) {
         self.fills += 1;
         self.withheld = true;
@@ -68,7 +68,7 @@ impl InlineWrites {
         self.earlier += 1;
     }
 
-    /// Records that the writes have ended that `begin` found under way.
+    /// Records the end of the writes that were under way at `begin`.
     pub fn earlier_ended(&mut self) {
         self.earlier -= 1;
     }
@@ -84,7 +84,8 @@ impl InlineWrites {
         self.fills
     }
 
-    /// Ends a drop. Returns whether inline writes are granted now: not if the number of fills is no longer `seen`.
+    /// Ends a drop. Returns whether inline writes are granted now. Returns false if a read into the page cache has begun since
+    /// the number of fills was `seen`.
     pub fn may_grant(&mut self, seen: u64) -> bool {
         self.dropping = false;
         self.writes = 0;

@@ -37,7 +37,7 @@ impl ReadGuard {
             file: file.clone(),
             range: Box::new(taken),
         };
-        // Otherwise the guard gives back the words that were taken.
+        // Only `Locked` keeps the guard. In the other cases, the drop of the guard gives back the words that were taken.
         if is_lent {
             LockedOut::Lent
         } else if is_all {

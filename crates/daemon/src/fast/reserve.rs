@@ -109,7 +109,7 @@ impl Fast {
         }
         let pages = (end_max - first).min(u64::from(pages)) as u32;
         let pages = pages.min(self.reserved_max());
-        // Runs before the slice is looked up, because a move changes the file's slice.
+        // Keeps the file in its slice. Taken before the slice is looked up, because a move changes it.
         let _writing = file.writing();
         let layout = file.layout();
         if self.is_throttling(file, first..first + u64::from(pages)) {
@@ -141,8 +141,8 @@ impl Fast {
                 }
                 Err(_) => break,
             };
-            // Another program may have extended the file through the kernel since then, and the pages may have left the cache.
-            // The grant holds the pages, so the result of this check stays true.
+            // Another program may have extended the file through the kernel since the size was read, and the pages may have left
+            // the cache. The grant holds the pages, so the result of this check stays true.
             if intent == Intent::Overwrite && !is_hole(&*object, at, count) {
                 break;
             }

@@ -78,7 +78,7 @@ impl Unreported {
 }
 
 impl Rings {
-    /// Adds the ring of a client that has received its area.
+    /// Adds the ring of a new client. Called before the client receives its area.
     pub fn add(&self, owner: u16, area: Arc<Area>) {
         let reader = RingReader::default();
         *self.rings[usize::from(owner)].lock() = Some(ReportRing { area, reader });

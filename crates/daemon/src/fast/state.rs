@@ -52,7 +52,7 @@ pub(crate) struct Fast {
     /// Number of files in `files`, and how many of them are written inline. Read before any lock is taken.
     pub(super) in_use: AtomicUsize,
     pub(super) written: AtomicUsize,
-    /// Lock order: after a slice's lock, because a slice revokes a client while it holds its lock; never before a slice's lock.
+    /// Lock order: after a slice's lock, never before one. A slice revokes a client while the slice's lock is held.
     pub(super) clients: Mutex<ClientTable>,
     /// Number of times that the evictor or a close has looked into a client's area.
     #[cfg(test)]
@@ -61,7 +61,7 @@ pub(crate) struct Fast {
     /// Counters of the mount.
     pub(super) counts: Arc<MountCounts>,
     pub(super) wishers: Wishers,
-    /// Slices have dirty pages that no client reports.
+    /// Requests to absorb dirty pages that no client reports.
     pub(super) unreported: Unreported,
     pub(super) kernel: OnceLock<Arc<dyn KernelCache>>,
     pub(super) closing: AtomicBool,
@@ -152,7 +152,8 @@ impl Fast {
         self.files.all(SlotFile::is_written)
     }
 
-    /// Returns the file's slot, if it has one. A file without a slot gets none until the change is dropped.
+    /// Begins a change of a file. Also returns the file's slot, if it has one. A file without a slot gets none until the guard is
+    /// dropped.
     pub(super) fn begin_change(&self, ino: Ino) -> (ChangeGuard<'_>, Option<Arc<SlotFile>>) {
         let files = self.files.part(ino).read();
         (self.changing.begin(ino), files.get(&ino).cloned())

@@ -1,4 +1,4 @@
-//! Opens and closes the fast path: what the slices call, and the threads.
+//! Opens and closes the fast path: sets the functions that the slices call, and starts and ends the threads.
 
 use std::io;
 use std::net::Shutdown;
@@ -23,12 +23,12 @@ use crate::kernel_cache::KernelCache;
 const ROUND: Duration = Duration::from_millis(5);
 
 impl Fast {
-    /// Sets what drops the kernel's caches. Returns false when it is set already: the fast path is open.
+    /// Sets the object that drops the kernel's caches. Returns false when it is set already: the fast path is open.
     pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) -> bool {
         self.kernel.set(kernel).is_ok()
     }
 
-    /// Has the slices ask for what clients have changed.
+    /// Gives the slices the functions by which they drain reports, collect reference marks and revoke a client.
     pub fn serve_slices(self: &Arc<Self>) {
         for slice in &self.volume.slices {
             let weak = Arc::downgrade(self);

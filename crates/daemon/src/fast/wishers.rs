@@ -18,8 +18,9 @@ pub(super) struct Wishers {
 pub(super) struct WisherEntry {
     /// Thread id; 0: none. Changed with `wisher` locked.
     thread: AtomicU32,
-    /// Locked while a wish is answered, which takes locks of slices. A slice may hold these when it revokes a client, so a thread
-    /// that has the clients locked never waits for this lock.
+    /// Locked while a wish is answered. Lock order: this lock, a slice's lock, the lock of the clients. An answer takes locks of
+    /// slices, and a slice takes the lock of the clients to revoke one. So a thread that has the clients locked never waits for
+    /// this lock.
     pub wisher: Mutex<Option<Wisher>>,
 }
 

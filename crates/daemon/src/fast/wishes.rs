@@ -35,8 +35,8 @@ pub enum Served {
 }
 
 impl Fast {
-    /// Records which block the thread uses, if the thread belongs to that client. `thread`: its id in the daemon's pid namespace,
-    /// 0 when it has none there.
+    /// Records which block the thread uses, if the thread belongs to the client that `block` names. `thread`: its id in the
+    /// daemon's pid namespace, 0 when it has none there.
     pub(super) fn knows_thread(&self, block: ClientThread, thread: u32) {
         if thread == 0
             || block.instance != self.control.instance()

@@ -40,7 +40,8 @@ impl Fast {
         if let Some(kernel) = self.kernel.get() {
             let so_far = file.kernel_pages_so_far();
             kernel.drop_pages(file.ino());
-            // Only after the drop: meanwhile another slot of the file may get its first writer.
+            // Notes the drop only now. An earlier note would let another writer, with another slot of the file, write inline
+            // while the kernel still has pages.
             file.kernel_has_dropped(so_far);
         }
     }
@@ -61,7 +62,7 @@ impl Fast {
         true
     }
 
-    /// Grants inline writes, unless the number of fills is no longer `seen`.
+    /// Grants inline writes, unless a fill has begun since the number of fills was `seen`.
     fn grant_unless_filled(&self, file: &SlotFile, seen: u64) {
         let mut writes = file.kernel_pages.lock();
         if writes.may_grant(seen) {

@@ -115,7 +115,7 @@ fn a_write_back_fills_no_part_of_a_page_that_was_zeroed_since() {
     for mode in [PUNCH, libc::FALLOC_FL_ZERO_RANGE] {
         let bed = Bed::new(4);
         bed.fill(0, 4);
-        // Zeroes a part of the first and of the last page, and a part of a page that has no other zeroed part.
+        // Zeroes a range that begins and ends in the middle of pages, and then a range within one page.
         bed.fallocate(mode, PAGE / 2, 2 * PAGE);
         bed.fallocate(mode, 3 * PAGE + 10, 20);
         // The kernel has stored to the first page, and writes back before it learns that the call has ended.

@@ -95,8 +95,8 @@ impl Drop for Program {
     }
 }
 
-/// Returns the state of a `placer` on a machine on which each CPU is a node, and a CPU on which the program is not. Returns
-/// `None` on a machine with one CPU, on which no thread can move.
+/// Returns the state of a `placer` on a machine on which each CPU is a node, a CPU on which the program is not, and all CPUs of
+/// its mask. Returns `None` on a machine with one CPU, on which no thread can move.
 fn migrations(program: &Program) -> Option<(Migrations, u32, Vec<u32>)> {
     let all = program.cpus();
     let context = PlacerContext {

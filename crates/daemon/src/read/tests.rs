@@ -56,7 +56,8 @@ fn a_stopped_writer_delays_no_miss_of_another_page() {
         let Some(latched) = entry.try_latch(found.state, STOPPED) else {
             continue;
         };
-        // Pages 8 and up are misses, which the pipeline completes. So it meets the latch of page 0 once per read and write.
+        // The read covers pages that miss (8 and up), and the writes have to wait. So the pipeline completes all three, and meets
+        // the latch of page 0 in each.
         let held_up = [0, 1, 2].map(|n| match n {
             0 => (Some(read(&mounted, &handle, 0, 16)), None),
             n => (None, Some(write(&mounted, &handle, 100 * n, &[9; 50]))),
@@ -82,7 +83,8 @@ fn a_stopped_writer_delays_no_miss_of_another_page() {
         if in_time {
             return;
         }
-        // The latch was taken away before the misses completed. A slow host proves nothing, unless it is always that slow.
+        // The latch was taken away before the misses completed. That also happens on a slow host, so the test tries again for a
+        // while.
         assert!(begun.elapsed() < LONG, "misses wait for the latch");
         let restored = write(&mounted, &handle, 0, &data[..PAGE]);
         restored.recv_timeout(LONG).unwrap();

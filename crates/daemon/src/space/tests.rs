@@ -278,7 +278,7 @@ fn a_range_of_a_mapped_file_that_cannot_be_zeroed_is_unchanged() {
 #[test]
 fn a_copy_that_waits_checks_again_whether_the_file_is_mapped() {
     let full = Full::new(NEVER);
-    // The range is not a whole page: beside a mapping, the kernel copies it itself.
+    // The range is not a whole page. If the file is mapped, the kernel has to copy such a range itself.
     let copy = full.copy(PAGE_BYTES + 100, 1000);
     full.wait_for_waits(1);
     let read = simulated::read(&full.mounted, &full.file, (0, PAGE as u32), true);

@@ -263,7 +263,7 @@ fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
     let handle = programs.bed.handle.clone();
     let key = Key::new(handle.file.ino(), 3);
     programs.write(key, BeforeTheReport);
-    // Migration of a file calls this before it writes dirty pages back and drops the others.
+    // A move of a file to another slice calls this before it writes dirty pages back and drops the others.
     assert!(programs.slice().revoke_writes(&handle.file.object()));
     assert_eq!(programs.slice().first_dirty(key.object(), 0), Some(3));
 }
@@ -316,7 +316,7 @@ fn a_query_waits_for_a_page_that_another_thread_is_absorbing() {
     let mut programs = Programs::new();
     let ino = programs.bed.handle.file.ino();
     programs.write(Key::new(ino, 3), InTheCopy);
-    // The thread that absorbs the page looks the file up there.
+    // Blocks the thread that absorbs the page, because it looks the file up in this part.
     let files = programs.fast().files.part(ino).write();
     assert!(programs.slice().drain_writers(ino, 3..4));
     let found = std::thread::scope(|scope| {

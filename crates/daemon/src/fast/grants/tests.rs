@@ -15,7 +15,7 @@ use crate::kernel_cache::KernelCache;
 use crate::simulated::{self, CALLER, READ, WRITE, asker, create, mount, wait_until};
 use crate::write_mode::WriteMode;
 
-/// A kernel whose `drop_pages` blocks once the test asks for it.
+/// A kernel whose next `drop_pages` blocks if the test has set a channel.
 #[derive(Default)]
 struct SlowKernel(Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>);
 
@@ -154,7 +154,7 @@ impl Bed {
         handle.file.ino()
     }
 
-    /// Creates such a file and opens it again.
+    /// Creates a file as `released` does, and opens it again.
     fn reopened(&self, name: &[u8], size: u64) -> Arc<Handle> {
         let ino = self.released(name, size);
         self.mounted.open_file(ino, true).unwrap()
@@ -212,8 +212,8 @@ impl Drop for Bed {
     fn drop(&mut self) {
         self.mounted.close_file(&self.handle);
         let closed = self.mounted.close();
-        // A thread that unwinds ends all changes of the volume. A second panic would end the process, and with it a case that is
-        // to be retried.
+        // A panic can end all changes of the volume, so that this close fails. A second panic would end the process, and the test
+        // could not repeat the case.
         if !std::thread::panicking() {
             closed.unwrap();
         }
@@ -304,7 +304,7 @@ fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
                 let _ = tx.send(());
                 granted
             });
-            // The absence of an answer shows that the truncation waits, as it must.
+            // The absence of an answer shows that the request for a slot waits, as it must.
             let _ = rx.recv_timeout(Duration::from_millis(300));
             let set = SetAttr {
                 size: Some(0),
@@ -555,7 +555,7 @@ fn a_read_that_may_not_wait_is_returned_while_a_writer_holds_its_words() {
     );
     let limit = Duration::from_secs(60);
     assert_eq!(rx.recv_timeout(limit).unwrap(), 4_000);
-    // The same holds for bytes for the kernel's page cache.
+    // A read for the kernel's page cache is returned, too, even within one page.
     let cached = |_: jericho_fs::Result<usize>, _: Vec<u8>| ();
     let left = (bed.mounted).try_read(&bed.handle, 0, 4_000, true, vec![], cached);
     assert!(left.is_some());
@@ -797,7 +797,7 @@ fn a_file_may_get_a_slot_while_a_request_waits_for_space_for_it() {
     let (fs, handle) = (bed.mounted.fs(), bed.plain());
     let other = bed.plain_named(b"other");
     simulated::fill(&bed.mounted, &other);
-    // The file's space may return, because the file is not closed.
+    // The removed file is still open, so its space may become free later, and a request waits for it.
     fs.unlink(ROOT, b"other").unwrap();
     fs.set_space_patience(Duration::from_secs(3600));
     let (tx, rx) = mpsc::channel();

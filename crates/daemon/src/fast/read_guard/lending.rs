@@ -93,7 +93,8 @@ impl Lender {
     }
 }
 
-/// Calls `case` until it ends before a lock holder times out. A slow host proves nothing, unless it is always that slow.
+/// Calls `case` again if it fails on a host so slow that a lock holder may have timed out. Gives up after a minute of such
+/// failures.
 fn in_time(mut case: impl FnMut()) {
     let begun = Instant::now();
     loop {

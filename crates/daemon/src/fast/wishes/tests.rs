@@ -258,7 +258,7 @@ fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
             tx.send(()).unwrap();
         });
         let named = rx.recv_timeout(Duration::from_secs(60));
-        // A slice revokes a client under the same lock.
+        // A slice takes the lock of the clients, too, when it revokes one.
         let is_free = fast.clients.try_lock().is_some();
         drop(answering);
         assert!(named.is_ok() && is_free, "it waits with the clients locked");
