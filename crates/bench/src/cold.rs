@@ -112,7 +112,7 @@ struct Driver {
     until: Instant,
     /// Bytes read so far. A channel would wake the waiting thread for each read, which would be measured too.
     read_bytes: Arc<AtomicU64>,
-    /// Receives an error. The receiver's wait ends when the last chain has dropped this sender.
+    /// Sends an error to the thread that waits. Its wait ends when the last chain has dropped this sender.
     failed: mpsc::Sender<String>,
 }
 
@@ -206,7 +206,8 @@ fn drive_slices(volume: &Path, pattern: &Pattern, bytes: u64, runtime: Duration)
     Ok(read_bytes as f64 / MIB as f64 / seconds)
 }
 
-/// Returns a volume with a file that is on the device, and where in the volume's file its bytes are: offset and length.
+/// Returns a volume with a file whose data is on the device. Also returns the offset and length of that data in the volume's own
+/// file.
 fn written_volume(settings: &Settings) -> Result<(Volume, u64, u64)> {
     let file_bytes = settings.pick(2048, 512) * MIB;
     let mut volume = Volume::format(settings, "cold", "4G")?;

@@ -188,7 +188,7 @@ impl Passthrough {
 impl Drop for Passthrough {
     fn drop(&mut self) {
         detach(&self.mnt);
-        // The process ends after the unmount. If that failed, it must be killed.
+        // The process ends after the unmount. If the unmount failed, the process must be killed.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             std::thread::sleep(Duration::from_millis(200));
             let _ = self.child.kill();
