@@ -1,4 +1,5 @@
-//! ARCHITECTURE.md tells the truth: its arrows are those of the manifests, its absences hold.
+//! Checks ARCHITECTURE.md: its table has the dependencies of the manifests (the arrows), and its claims under *What is absent*
+//! hold.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -248,7 +249,8 @@ fn cache_has_no_inode() {
             let inode = words
                 .map(str::to_lowercase)
                 .find(|word| word == "ino" || word == "inode");
-            // `format` defines the width of the object part of a page key. It names the constant after the inode number that is there.
+            // `INO_MAX` of `format` limits the object numbers in page keys. It has its name from `fs`, where these are inode
+            // numbers.
             assert!(
                 inode.is_none() || line.contains("INO_"),
                 "{}: {line}",
