@@ -142,8 +142,8 @@ fn an_fd_does_not_become_fast_during_a_call_on_it() {
     drop(new);
 }
 
-/// Returns a file to whose daemon this process has attached, with an fd that counts as just opened: its next call leaves a wish.
-/// The caller runs while no other test does.
+/// Returns a file to whose daemon this process has attached, with an fd that counts as just opened: its next read or write
+/// leaves a wish. The caller runs while no other test does.
 fn wishing() -> Opened {
     wish::tests::ARE_LEFT.set(false);
     let f = Opened::new(2, 8192);
