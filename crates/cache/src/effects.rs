@@ -13,6 +13,6 @@ pub(crate) struct Effects {
     /// Other callbacks.
     pub done: Vec<(Done, Result<(), Error>)>,
     pub wake_evictor: bool,
-    /// A Get has failed and released its pins, so `waiting::retry` must follow before the lock is released.
+    /// A Get has released its pins, because it failed or waits for frames. So `waiting::retry` must follow before the lock is released.
     pub released: bool,
 }

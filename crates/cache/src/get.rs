@@ -85,7 +85,7 @@ pub(crate) fn enter(
         let Some(p) = pending else {
             return Ok(Entered::WouldWait);
         };
-        stall(state, context, *p);
+        stall(state, context, *p, effects);
         return Ok(Entered::Waits);
     }
     let pages = match overwrite_clash {
@@ -161,10 +161,13 @@ fn look_up(state: &mut SliceState, context: &SliceContext, request: &GetRequest)
     lookup
 }
 
-/// Queues a Get that needs more frames than are free. Gives read-ahead up, because it does not wait for frames.
-fn stall(state: &mut SliceState, context: &SliceContext, p: PendingGet) {
+/// Queues a Get that needs more frames than are free. Gives read-ahead up, because it does not wait for frames. The Get lets go of
+/// pages from an earlier round: otherwise Gets that wait could hold the frames that they wait for.
+fn stall(state: &mut SliceState, context: &SliceContext, mut p: PendingGet, effects: &mut Effects) {
+    let held = std::mem::take(&mut p.held);
+    held.iter().for_each(|index| state.unpin(*index));
+    effects.released |= !held.is_empty();
     if p.done.is_none() {
-        p.held.iter().for_each(|index| state.unpin(*index));
         return;
     }
     context.counts.stalled.fetch_add(1, Relaxed);

@@ -233,6 +233,40 @@ fn a_get_that_met_a_failed_fill_fills_the_page_itself() {
 }
 
 #[test]
+fn a_get_that_waits_for_frames_pins_no_page() {
+    let mut slice = Machine::new();
+    for first in [2, 3] {
+        slice.get(first, 1, Intent::Read);
+    }
+    let [second, third] = &std::mem::take(&mut slice.effects.fills)[..] else {
+        panic!("two fills");
+    };
+    slice.get(2, 4, Intent::Read);
+    let own = slice.fill();
+    slice.fill_with_holes(&own);
+    // Other Gets take all other frames, and one waits.
+    let mut free = slice.state.frames.free();
+    while free > 0 {
+        let count = free.min(PAGES_PER_GET_MAX);
+        slice.get(1000 + u64::from(free), count, Intent::Overwrite);
+        free -= count;
+    }
+    slice.get(900, 1, Intent::Overwrite);
+    slice.ended();
+    // The waiting Get takes the frame of the first failed fill. So after the second, one frame is free for two missing pages.
+    for fill in [second, third] {
+        let (state, context) = (&mut slice.state, &slice.context);
+        get::fill_failed(state, context, fill, error(), &mut slice.effects);
+        waiting::retry(state, context, &mut slice.effects);
+    }
+    assert_eq!(slice.state.stalled.len(), 1);
+    for page in [4, 5] {
+        let entry = slice.entry_of(page).expect("a cached page");
+        assert!(!slice.state.pins.contains_key(&entry), "page {page}");
+    }
+}
+
+#[test]
 fn a_sync_writes_again_what_became_dirty_during_a_transfer() {
     let mut slice = Machine::new();
     slice.write(0, 1);

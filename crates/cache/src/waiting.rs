@@ -15,7 +15,7 @@ pub(crate) fn retry(state: &mut SliceState, context: &SliceContext, effects: &mu
             let resume = state.throttled.pop_front();
             effects.done.extend(resume.map(|resume| (resume, Ok(()))));
         }
-        // A Get that failed just now has released pins.
+        // A Get has just released pins.
         if !effects.released {
             return;
         }
