@@ -22,7 +22,7 @@ pub enum Error {
     #[error("volume is damaged: {0}; run jericho check")]
     Damaged(String),
     /// A panic interrupted an operation, so the state in memory may be inconsistent.
-    #[error("an operation panicked half way")]
+    #[error("a panic interrupted an operation; no changes until the next mount")]
     HalfDone,
 }
 

@@ -215,7 +215,7 @@ impl Area {
             mapping: Mapping::from_fd(fd, BYTES, true)?,
         };
         if area.header().version.load(Ordering::Relaxed) != VERSION {
-            let what = "the daemon's areas are of another version than this library's";
+            let what = "the daemon's area has another version than this library";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         Ok(area)

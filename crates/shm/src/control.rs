@@ -191,12 +191,12 @@ impl Control {
             };
             let header = head.header();
             if header.magic.load(Ordering::Acquire) != MAGIC {
-                return Err(bad("this is no control segment of jericho".into()));
+                return Err(bad("not a Jericho control segment".into()));
             }
             let version = header.version.load(Ordering::Relaxed);
             if version != VERSION {
                 return Err(bad(format!(
-                    "the daemon speaks version {version} of the shared memory, this library {VERSION}"
+                    "shared memory has version {version}, this library needs {VERSION}"
                 )));
             }
             header.slots.load(Ordering::Relaxed)
@@ -210,7 +210,9 @@ impl Control {
         };
         let slices = control.header().slices.load(Ordering::Relaxed);
         if slices as usize > SLICES {
-            return Err(bad(format!("a volume with {slices} slices cannot be")));
+            return Err(bad(format!(
+                "invalid slice count {slices}: expected at most {SLICES}"
+            )));
         }
         control.slices = slices as u16;
         Ok(control)

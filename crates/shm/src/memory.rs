@@ -138,7 +138,10 @@ impl SliceMemory {
     /// read-only fds.
     pub fn attach(frames: u32, fds: [OwnedFd; 3], writable: bool) -> io::Result<SliceMemory> {
         if frames == 0 || frames > PageState::FRAMES_MAX {
-            let what = format!("a slice with {frames} frames cannot be");
+            let what = format!(
+                "invalid frame count {frames}: expected 1 to {}",
+                PageState::FRAMES_MAX
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         let geometry = Geometry::for_frames(frames);

@@ -96,7 +96,9 @@ pub enum VolumeError {
         path: PathBuf,
     },
     /// The device belongs to another volume, or is another device of this one.
-    #[error("{device} should be device {index} of the volume but {is}; exchange it")]
+    #[error(
+        "{device} should be device {index} of the volume but {is}; connect the right device instead"
+    )]
     WrongDevice {
         /// Device.
         device: Arc<str>,

@@ -182,7 +182,7 @@ mod tests {
             coming.push(next);
             next += 1;
         }
-        assert_eq!(late, 0, "reads that nobody had asked for");
+        assert_eq!(late, 0, "reads of pages that were not prefetched");
     }
 
     #[test]

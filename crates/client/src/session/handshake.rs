@@ -33,13 +33,13 @@ pub fn receive(
         let mut bytes = [0; HANDSHAKE_BYTES];
         let (len, fds) = connection.receive(&mut bytes)?;
         let reply = Reply::decode(&bytes[..len]);
-        let reply = reply.ok_or_else(|| bad("the daemon's answer is not of this version"))?;
+        let reply = reply.ok_or_else(|| bad("the daemon's reply has another version"))?;
         match i32::try_from(reply.error) {
             Ok(0) => Ok((reply, fds)),
             errno => Err(io::Error::from_raw_os_error(errno.unwrap_or(0))),
         }
     };
-    let few = || bad("the daemon handed over too few segments");
+    let few = || bad("the daemon sent too few segments");
     let (reply, first) = next()?;
     fds.extend(first);
     let mut head = || fds.pop_front().ok_or_else(few);
@@ -48,7 +48,7 @@ pub fn receive(
     let slots = Slots::attach(slots, control.slot_count(), write)?;
     let area = Area::attach(area)?;
     if control.slice_count() != reply.slices || control.instance() != instance {
-        return Err(bad("the daemon's control segment is another's"));
+        return Err(bad("the control segment belongs to another daemon"));
     }
     let mut slices = Vec::with_capacity(usize::from(reply.slices));
     for slice in 0..reply.slices {

@@ -38,17 +38,17 @@ const REASONS: [(Reason, &str); 9] = [
     (Reason::NotRegular, "not a regular file"),
     (Reason::Direct, "O_DIRECT or O_PATH"),
     (Reason::Refused, "refused by the daemon"),
-    (Reason::Attach, "the daemon's memory was not to be had"),
-    (Reason::CutOff, "cut off by the daemon"),
+    (Reason::Attach, "attaching to the daemon failed"),
+    (Reason::CutOff, "revoked by the daemon"),
     (Reason::Table, "too many descriptors"),
 ];
 
 const WHYS: [(Why, &str); 8] = [
     (Why::Stale, "another file's slot"),
     (Why::Withheld, "withheld by the daemon"),
-    (Why::Throttled, "too much is dirty"),
+    (Why::Throttled, "too many dirty pages"),
     (Why::Absent, "not in the cache"),
-    (Why::Unbacked, "no space promised"),
+    (Why::Unbacked, "no space reserved"),
     (Why::Busy, "busy"),
     (Why::Changed, "size changed meanwhile"),
     (Why::Far, "would leave a hole"),

@@ -77,7 +77,7 @@ impl Pass<'_> {
                 }
                 Err(_) => {
                     self.damage(format!(
-                        "the record of inode {ino} makes no sense; it is lost"
+                        "the record of inode {ino} is invalid; the inode is lost"
                     ));
                     self.remove(Table::Inodes, key);
                 }
@@ -125,7 +125,7 @@ impl Pass<'_> {
             match codec::entry_of_row(key, value) {
                 Ok(entry) => self.entry(dir, key, &entry, &mut children),
                 Err(_) => {
-                    self.damage(format!("an entry of directory {dir} makes no sense"));
+                    self.damage(format!("an entry of directory {dir} is invalid"));
                     self.remove(Table::Entries, key);
                 }
             }

@@ -47,7 +47,7 @@ impl Pass<'_> {
         let mut last = (0, 0);
         store.scan(Table::Extents, |key, value| {
             let Ok((ino, extent)) = codec::extent_of_row(key, value) else {
-                self.damage(format!("an extent makes no sense: key {key:02x?}"));
+                self.damage(format!("an extent is invalid: key {key:02x?}"));
                 self.remove(Table::Extents, key);
                 return true;
             };
@@ -193,7 +193,7 @@ impl Pass<'_> {
             match row {
                 Ok((at, bitmap)) => drop(found.insert(at, bitmap)),
                 Err(_) => {
-                    self.damage(format!("a bitmap makes no sense: key {key:02x?}"));
+                    self.damage(format!("a bitmap is invalid: key {key:02x?}"));
                     self.remove(Table::Bitmaps, key);
                 }
             }
@@ -211,9 +211,7 @@ impl Pass<'_> {
             match row {
                 Ok((at, count)) => drop(counts.insert(at, count)),
                 Err(_) => {
-                    self.damage(format!(
-                        "a count of used blocks makes no sense: key {key:02x?}"
-                    ));
+                    self.damage(format!("a count of used blocks is invalid: key {key:02x?}"));
                     self.remove(Table::Used, key);
                 }
             }

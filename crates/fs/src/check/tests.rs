@@ -321,7 +321,7 @@ fn bitmaps_that_disagree_with_the_extents_are_found_and_repaired() {
         vec![put(Table::Used, &key, &99u32.to_le_bytes())],
     );
     rows(
-        "a bitmap makes no sense",
+        "a bitmap is invalid",
         vec![put(Table::Bitmaps, b"abc", b"")],
     );
 }
@@ -329,7 +329,7 @@ fn bitmaps_that_disagree_with_the_extents_are_found_and_repaired() {
 #[test]
 fn records_that_make_no_sense_are_found_and_removed() {
     rows(
-        "makes no sense",
+        "is invalid",
         vec![put(Table::Inodes, &record::ino_key(90), b"short")],
     );
     rows(
