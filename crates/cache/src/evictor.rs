@@ -395,6 +395,7 @@ impl Evictor {
             let mut state = shared.lock();
             let free = eviction::evict(&mut state, context, &mut victims, &mut effects);
             waiting::retry_if_released(&mut state, context, &mut effects);
+            let free = free.min(state.frames.free());
             drop(state);
             effects.wake_evictor = false;
             perform(&shared, effects);

@@ -18,12 +18,17 @@ use crate::{get, latched, thread_reads, waiting};
 /// Performs what steps have collected. Must be called without the lock. Callbacks may call the slice.
 pub(crate) fn perform(shared: &Arc<SliceShared>, mut effects: Effects) {
     debug_assert!(!effects.released, "requests that wait were not retried");
-    if effects.wake_evictor {
-        shared.evict_waker.wake();
-    }
+    let wake_evictor = |effects: &mut Effects| {
+        if std::mem::take(&mut effects.wake_evictor) {
+            shared.evict_waker.wake();
+        }
+    };
+    wake_evictor(&mut effects);
     loop {
         for fill in std::mem::take(&mut effects.fills) {
             start_fill(shared, &fill, &mut effects);
+            // A Get that waited for the fill may wait for frames now.
+            wake_evictor(&mut effects);
         }
         for (done, result) in std::mem::take(&mut effects.granted) {
             done(result);

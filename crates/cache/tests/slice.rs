@@ -351,6 +351,64 @@ fn ask(
     slice.get(object, page, 1, Intent::Read, got);
 }
 
+/// An object of holes. Its owner waits for the test before it tells where pages are.
+struct Slow {
+    asked: Mutex<mpsc::Sender<()>>,
+    answer: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Object for Slow {
+    fn id(&self) -> u64 {
+        2
+    }
+    fn slice_of(&self, _page: u64) -> u16 {
+        0
+    }
+    fn resolve(&self, _: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
+        self.asked.lock().unwrap().send(()).unwrap();
+        self.answer.lock().unwrap().recv().unwrap();
+        out.push(PageRun {
+            pages: count,
+            place: PagePlace::Hole,
+        });
+        Ok(())
+    }
+    fn allocate(&self, _: u64, _: u32, _: &mut Vec<PageRun>) -> Result<(), Error> {
+        panic!("no page is written");
+    }
+    fn written(&self, _: u64, _: u32) {}
+    fn write_failed(&self, _: u64, _: u32, _: &Error) {}
+}
+
+#[test]
+fn a_get_that_lacks_frames_when_a_read_ahead_ends_wakes_the_evictor() {
+    const FREE: u32 = 200;
+    let bed = bed(FRAMES_MIN, 16);
+    let clean: Arc<dyn Object> = Linear::new(1, 0);
+    for page in 0..FRAMES_MIN - FREE {
+        read(&bed.slice, &clean, page.into()).unwrap();
+    }
+    assert_eq!(bed.slice.usage().resident, u64::from(FRAMES_MIN - FREE));
+    let ((asked, is_asked), (go, answer)) = (mpsc::channel(), mpsc::channel());
+    let slow: Arc<dyn Object> = Arc::new(Slow {
+        asked: Mutex::new(asked),
+        answer: Mutex::new(answer),
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| bed.slice.prefetch(&slow, 0, 1));
+        is_asked.recv_timeout(Duration::from_secs(60)).unwrap();
+        // Waits for the page that the read-ahead fills, and then needs more frames than are free.
+        let (sender, granted) = mpsc::channel();
+        bed.slice
+            .get(&slow, 0, 256, Intent::Overwrite, move |grant| {
+                sender.send(grant.map(drop)).unwrap();
+            });
+        go.send(()).unwrap();
+        let granted = granted.recv_timeout(Duration::from_secs(60));
+        granted.expect("the Get was not granted").unwrap();
+    });
+}
+
 #[test]
 fn a_thread_with_a_reader_performs_its_own_reads_and_only_these() {
     const PAGES: u64 = 40;
