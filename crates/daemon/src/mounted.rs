@@ -22,7 +22,6 @@ use crate::volume::OpenVolume;
 
 /// A mounted volume.
 pub struct Mounted {
-    pub(crate) volume: Arc<OpenVolume>,
     pub(crate) locality: LocalityCounters,
     pub(crate) migrator: Migrator,
     pub(crate) fast: Arc<Fast>,
@@ -31,6 +30,8 @@ pub struct Mounted {
     pub(crate) space_waits: Arc<SpaceWaits>,
     /// The threads `fast-waits` and `mapped-pages`.
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The last field: see `OpenVolume`.
+    pub(crate) volume: Arc<OpenVolume>,
 }
 
 impl Mounted {
@@ -41,7 +42,7 @@ impl Mounted {
             migrator: Migrator::new(&volume.topology, counts.clone()),
             mapped: Mapped::new(counts.clone()),
             loan_waits: LoanWaits::default(),
-            space_waits: SpaceWaits::new(volume.fs.clone()),
+            space_waits: SpaceWaits::new(volume.clone()),
             threads: Mutex::default(),
             fast,
             volume,

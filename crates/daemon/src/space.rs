@@ -18,11 +18,11 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use jericho_fs::Fs;
 use jericho_fs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::handle::Handle;
+use crate::volume::OpenVolume;
 
 const FULL: Error = Error::Errno(libc::ENOSPC);
 
@@ -36,10 +36,11 @@ const USER_PART: usize = 2;
 
 /// The requests that wait for space.
 pub(crate) struct SpaceWaits {
-    fs: Arc<Fs>,
     waits: Mutex<Waits>,
     /// Notified when a wait or a turn has ended.
     ended: Condvar,
+    /// The last field: see `OpenVolume`.
+    volume: Arc<OpenVolume>,
 }
 
 #[derive(Default)]
@@ -89,11 +90,11 @@ struct Turns {
 
 impl SpaceWaits {
     /// Creates a table without requests.
-    pub fn new(fs: Arc<Fs>) -> Arc<SpaceWaits> {
+    pub fn new(volume: Arc<OpenVolume>) -> Arc<SpaceWaits> {
         Arc::new(SpaceWaits {
-            fs,
             waits: Mutex::default(),
             ended: Condvar::default(),
+            volume,
         })
     }
 
@@ -106,7 +107,7 @@ impl SpaceWaits {
     pub fn close(&self) {
         let mut waits = self.waits.lock();
         waits.closed = true;
-        self.fs.end_space_waits();
+        self.volume.fs.end_space_waits();
         self.ended.notify_all();
         let is_busy = |waits: &mut Waits| waits.all.count > 0 || waits.turns.is_running;
         self.ended.wait_while(&mut waits, is_busy);
@@ -262,7 +263,7 @@ impl SpaceWaits {
         has_place: bool,
         attempt: impl FnMut() -> Result<T>,
     ) -> Result<T> {
-        let (fs, file) = (&self.fs, &handle.file);
+        let (fs, file) = (&self.volume.fs, &handle.file);
         let may_wait = || has_place && fs.may_have_room(file, at, len);
         fs.with_space_if(file, may_wait, attempt)
     }

@@ -12,6 +12,9 @@ use jericho_topology::{NodeId, Topology};
 use jericho_volume::{Volume, VolumeLock};
 
 /// An open volume. Does not change while it is open.
+///
+/// The volume's lock is released when the last reference is dropped. Fields are dropped in order, so a struct with a reference has
+/// it as its last field: its other fields may keep files, and with them the devices, which must not outlive the lock.
 pub(crate) struct OpenVolume {
     pub path: PathBuf,
     pub read_only: bool,

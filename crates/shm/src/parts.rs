@@ -60,12 +60,16 @@ impl<'a, 'b> SourceParts<'a, 'b> {
                 self.taken += len;
                 put(bytes)
             }
-            _ => {
-                let mut gathered = [0; PAGE];
-                self.gather(&mut gathered[..len]);
-                put(&gathered[..len])
-            }
+            _ => self.next_gathered(len, put),
         }
+    }
+
+    /// Has a page on its stack, and is never inlined: the stack of a signal handler that writes from one part may be small.
+    #[inline(never)]
+    fn next_gathered<T>(&mut self, len: usize, put: impl FnOnce(&[u8]) -> T) -> T {
+        let mut gathered = [0; PAGE];
+        self.gather(&mut gathered[..len]);
+        put(&gathered[..len])
     }
 
     #[cold]
@@ -119,13 +123,21 @@ impl<'a, 'b> TargetParts<'a, 'b> {
                 self.filled += len;
                 Ok(result)
             }
-            _ => {
-                let mut gathered = [0; PAGE];
-                let result = get(&mut gathered[..len])?;
-                self.scatter(&gathered[..len]);
-                Ok(result)
-            }
+            _ => self.next_scattered(len, get),
         }
+    }
+
+    /// Has a page on its stack, and is never inlined: the stack of a signal handler that reads into one part may be small.
+    #[inline(never)]
+    fn next_scattered<T, E>(
+        &mut self,
+        len: usize,
+        get: impl FnOnce(&mut [u8]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut gathered = [0; PAGE];
+        let result = get(&mut gathered[..len])?;
+        self.scatter(&gathered[..len]);
+        Ok(result)
     }
 
     fn scatter(&mut self, mut bytes: &[u8]) {

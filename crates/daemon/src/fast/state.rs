@@ -38,7 +38,6 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// The daemon's end of the fast path: its tables, and the segments that clients map.
 pub(crate) struct Fast {
-    pub(super) volume: Arc<OpenVolume>,
     pub(super) control: Control,
     pub(super) slots: Slots,
     /// The users whose processes are served.
@@ -71,6 +70,8 @@ pub(crate) struct Fast {
     pub(super) keeper: KeeperProcess,
     /// Closing one end makes the other readable.
     pub(super) stop: (UnixStream, UnixStream),
+    /// The last field: see `OpenVolume`.
+    pub(super) volume: Arc<OpenVolume>,
 }
 
 impl Fast {
