@@ -31,8 +31,8 @@ impl Slice {
         let _ = self.shared.collector.set(collector);
     }
 
-    /// Sets the callback that learns of owners whose latch was taken away, and returns whether the owner is a client. It must
-    /// arrange a call of `adopt_unreported` soon. It runs with the slice's lock held, so it must not call the slice. Set once.
+    /// Sets the callback that learns of owners whose latch was taken away. The callback returns whether the owner is a client. It
+    /// must arrange a call of `adopt_unreported` soon. It runs with the slice's lock held, so it must not call the slice. Set once.
     pub fn set_on_broken(&self, broken: Box<dyn Fn(u16) -> bool + Send + Sync>) {
         let _ = self.shared.context.on_broken.set(broken);
     }

@@ -4,10 +4,11 @@
 //! are clean or gone by now; a lookup skips them. It misses no dirty page once the reports are drained. It keeps pages in groups
 //! of sixteen, so that a sequential writer costs one tree entry per 64 KiB and a random writer costs no more than a plain set.
 //!
-//! Pages whose write-back failed are kept apart (`failed`). Background write-back skips them, so it does not ask a device that
-//! accepts nothing in a busy loop. Three functions return them to write-back: `retry` (a sync needs them now), `probe` (one
-//! piece, to test whether the device accepts writes) and `retry_all` (the device accepts writes). `retried` names the returned
-//! pages until write-back chooses them. It chooses them at any age, and the outage does not end while `retried` names a page.
+//! Pages whose write-back failed are kept apart (`failed`). Background write-back skips them. Otherwise it would retry them in a
+//! busy loop while the device accepts nothing. Three functions return them to write-back: `retry` (a sync needs them now),
+//! `probe` (one piece, to test whether the device accepts writes) and `retry_all` (the device accepts writes). `retried` names
+//! the returned pages until write-back chooses them. It chooses them at any age, and the outage does not end while `retried`
+//! names a page.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -95,7 +96,7 @@ pub(crate) struct DirtyIndex {
     failed: BTreeMap<u64, FailedObject>,
     /// Number of pages in `failed`.
     failed_pages: u64,
-    /// Pages in `objects` that have failed and were not retried yet, by object.
+    /// Pages that failed and were returned to `objects`, until write-back chooses them. By object.
     retried: BTreeMap<u64, Pages>,
     /// Object and page where the next probe begins.
     probe_from: (u64, u64),
@@ -316,7 +317,7 @@ impl DirtyIndex {
             .copied()
     }
 
-    /// Moves an object whose pages were written in part to the end of the queue.
+    /// Moves an object to the end of the queue: write-back took only some of its pages, or none.
     pub fn requeue(&mut self, id: u64, now: Instant) {
         if let Some(object) = self.objects.get_mut(&id) {
             object.since = now;

@@ -6,7 +6,7 @@
 //! other in a circle.
 #![forbid(unsafe_code)]
 
-// What a slice deals with, and records without a lock or a decision.
+// What a slice deals with: the interface to owners of pages, requests, transfers, plain records. None takes the slice's lock.
 pub mod counters;
 mod dirty;
 mod effects;

@@ -55,7 +55,8 @@ pub(crate) struct PendingGet {
     pub error: Option<Error>,
     /// Another Get fills some of the pages, so check all pages again at the end.
     pub reenter: bool,
-    /// The Get has already waited in the queue for frames, so it does not queue again.
+    /// The Get has already waited in the queue for frames. It queues again only if too few frames are free, not because other
+    /// Gets are in the queue.
     pub has_queued: bool,
 }
 

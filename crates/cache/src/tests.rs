@@ -253,7 +253,8 @@ fn a_get_that_waits_for_frames_pins_no_page() {
     }
     slice.get(900, 1, Intent::Overwrite);
     slice.ended();
-    // The waiting Get takes the frame of the first failed fill. So after the second, one frame is free for two missing pages.
+    // The Get of page 900 takes the frame of the fill that fails first. When the other fill fails too, one frame is free, and the
+    // Get of pages 2 to 5 needs two.
     for fill in [second, third] {
         let (state, context) = (&mut slice.state, &slice.context);
         get::fill_failed(state, context, fill, error(), &mut slice.effects);

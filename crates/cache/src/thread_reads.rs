@@ -34,7 +34,7 @@ pub(crate) fn unregister(shared: &Arc<SliceShared>) {
     READERS.with_borrow_mut(|readers| readers.retain(|(of, _)| *of != slice));
 }
 
-/// Adds `transfer` to this thread's list for the slice. Returns the transfer if the thread has none.
+/// Adds `transfer` to this thread's list for the slice. Returns the transfer if the thread has no such list.
 pub(crate) fn keep(shared: &Arc<SliceShared>, transfer: Transfer) -> Option<Transfer> {
     READERS.with_borrow(|readers| {
         let slice = Arc::as_ptr(shared);

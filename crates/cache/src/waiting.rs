@@ -1,4 +1,4 @@
-//! Requests that wait for each other's pins and frames: invalidations, stalled Gets, throttled writers.
+//! Requests that wait for busy pages, for frames or for fewer dirty pages: invalidations, stalled Gets, throttled writers.
 
 use crate::context::SliceContext;
 use crate::effects::Effects;
@@ -15,14 +15,14 @@ pub(crate) fn retry(state: &mut SliceState, context: &SliceContext, effects: &mu
             let resume = state.throttled.pop_front();
             effects.done.extend(resume.map(|resume| (resume, Ok(()))));
         }
-        // A Get has just released pins.
+        // If a Get released pins in this round, other requests may continue.
         if !effects.released {
             return;
         }
     }
 }
 
-/// Retries all requests that wait, if a Get has failed in this step.
+/// Retries all requests that wait, if a Get has released pins in this step.
 pub(crate) fn retry_if_released(
     state: &mut SliceState,
     context: &SliceContext,

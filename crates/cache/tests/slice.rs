@@ -504,8 +504,8 @@ fn an_evictor_that_panics_ends_the_process_with_its_name_and_cause() {
         let bed = bed(FRAMES_MIN, 8);
         let object: Arc<dyn Object> = Arc::new(Nowhere);
         write(&bed.slice, &object, 0, 0, &[1]).unwrap();
-        // The evictor may drop or call this callback before it ends the process. So the callback must do nothing: neither may end
-        // the child.
+        // The evictor may drop or call this callback before it ends the process. The callback does nothing, so that only the
+        // evictor ends the child.
         bed.slice.sync(&object, 0..1, Box::new(|_| {}));
         std::thread::sleep(Duration::from_secs(60));
         panic!("the process survived its evictor");
@@ -653,7 +653,7 @@ fn an_outage_lasts_while_the_failed_page_is_retried() {
         go_on: Mutex::new(may_go_on),
     });
     let slice = start(FRAMES_MIN, &device);
-    // Dropped before the slice, which waits for the trial.
+    // Rebinds the sender, so that it is dropped before the slice. The slice waits for the trial, which the sender ends.
     let go_on = go_on;
     let (object, other): (Arc<dyn Object>, Arc<dyn Object>) =
         (Linear::new(3, 0), Linear::new(4, 8));
@@ -755,7 +755,7 @@ fn a_frame_whose_latch_was_taken_away_is_not_reused_while_the_device_reads_it() 
         go_on: Mutex::new(may_go_on),
     });
     let slice = start(FRAMES_MIN, &device);
-    // Dropped before the slice, which waits for the device.
+    // Rebinds the sender, so that it is dropped before the slice. The slice waits for the device, which waits for the sender.
     let go_on = go_on;
     let memory = slice.memory();
     let (object, other): (Arc<dyn Object>, Arc<dyn Object>) =

@@ -176,7 +176,7 @@ impl ModelSlice {
         if self.free() < (self.frames / 64).max(1) {
             self.evict();
         }
-        // In a slice the hash of a page determines its entry, so the model takes any free entry.
+        // In a slice the hash of a page determines its entry. The model takes a random free entry instead.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
