@@ -7,8 +7,8 @@
 //!
 //! Invariants: `available` + `reserved` is at most the number of clear bits in all containers, so every reservation can be
 //! used. (Blocks lent to be discarded, see `lend.rs`, have their bits set and count in neither.) A container is loaded before
-//! the commit of a transaction that frees its blocks (`Store` calls `load_for`). If it were loaded later, the blocks would look
-//! free before `release_committed`. The allocator could then allocate them and release them again while another file owns them.
+//! the commit of a transaction that frees its blocks (`load_for`). If it were loaded after the commit, these blocks would be free at
+//! once and could be allocated to another file. `release_committed` would then free them although that file owns them.
 
 mod bits;
 mod lend;

@@ -124,8 +124,8 @@ impl Pass<'_> {
     }
 }
 
-/// Checks the volume whose first device is at `path`. Fails if the volume cannot be opened at all (missing, truncated, of
-/// another volume, mounted) or a device fails. The report has all other results.
+/// Checks the volume whose first device is at `path`. Fails if the volume cannot be opened at all (it is mounted, or a device is
+/// missing, truncated or of another volume) or if a device fails. The report has all other results.
 pub fn check(path: &Path, options: CheckOptions) -> Result<Report, VolumeError> {
     check_among(path, &[], options)
 }

@@ -1,8 +1,7 @@
 //! Discards freed blocks on devices that support it, so that the host gets their space back.
 //!
-//! The discarded blocks come from the allocator's bitmaps, so they could be allocated to any file: their removal is
-//! durable, and no transfer to them is in flight. While a range is being discarded it is lent (`alloc/lend.rs`) and
-//! cannot be allocated.
+//! Blocks to discard come only from the allocator's bitmaps, which show a block as free only when its removal is durable and no
+//! transfer to it is in flight. While a range is being discarded it is lent (`alloc/lend.rs`) and cannot be allocated.
 
 pub(crate) mod discarder;
 mod trim;

@@ -102,7 +102,7 @@ pub struct File {
     pub(crate) tail_unsure: AtomicBool,
     /// Time of the last write that set the times, in ticks.
     pub(crate) tick: AtomicU64,
-    /// A failed write-back that no fsync has reported.
+    /// The last write-back error since `Fs::fsync` or `Fs::sync_range` of the file ended.
     pub(crate) error: Mutex<Option<Error>>,
     pub(crate) writers: Mutex<Writers>,
     pub(crate) writers_changed: Condvar,

@@ -4,7 +4,7 @@
 //! suffice for every reservation. They still count as free, because no file has them. A caller that would otherwise fail with
 //! ENOSPC calls `recall` and tries once more.
 //!
-//! Only memory records, by container, which blocks were freed since their last discard.
+//! The allocator records for each container, in memory only, which blocks were freed since their last discard.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -147,8 +147,8 @@ impl Allocator {
     /// repeatedly.
     ///
     /// While a lender waits, this function makes no further recall. So the recalls that it has made all end, and the lender has
-    /// its turn, even if callers overlap. An exception is that all existing recalls were made by `recall`: then the caller does
-    /// not wait, because the lender could not go first.
+    /// its turn, even if callers overlap. If recalls exist and `recall` made all of them, this function does not wait for the
+    /// lender: the lender cannot lend before they end.
     pub fn recall_in_turn(&self) -> Recall<'_> {
         let mut state = self.loans.state.lock();
         let waited = state.waited;

@@ -98,9 +98,11 @@ impl Pass<'_> {
         Ok(owned)
     }
 
-    /// Finds blocks with two owners. Removes the extent of the later owner.
+    /// Finds blocks with two owners. Removes an extent that overlaps metadata or an earlier extent of the slice. Leaves only the
+    /// other extents in `owned`.
     fn overlaps(&mut self, owned: &mut Vec<Owned>) {
-        // Metadata sorts before files that begin at the same block.
+        // In order of location, it suffices to compare each extent with the last kept extent and with the first chunk that ends
+        // after its start.
         owned.sort_unstable();
         let chunks: Vec<Owned> = owned
             .iter()

@@ -261,7 +261,7 @@ impl Map {
         self.changed.push(range);
     }
 
-    /// Returns whether the store has all of the map, or gets the rest with the current batch.
+    /// Returns whether the store has all of the map, or will have all of it once the sealed batches are durable.
     pub fn is_clean(&self) -> bool {
         self.changed.is_empty()
             && !self
@@ -377,9 +377,8 @@ impl Map {
         result
     }
 
-    /// Frees the blocks that are in other slices than `home` and were given to pages that are not written yet. The pages keep
-    /// reserved space.
-    /// The file must have no dirty page and no page in flight to the device.
+    /// Frees the blocks in other slices than `home` that `place` has assigned in advance to reserved pages without data. The pages
+    /// stay reserved. The file must have no dirty page and no page in flight to the device.
     pub fn unplace(&mut self, home: SliceId, allocator: &Allocator) {
         let ahead: Vec<_> = self.extents.from(0).collect();
         for run in ahead {
@@ -460,8 +459,8 @@ impl Map {
         !pending.is_empty()
     }
 
-    /// Makes the pages of a range that are not holes unwritten. They keep their blocks. Returns the changed runs in their
-    /// earlier state. The caller passes them to `release_earlier` once no transfer can be in flight.
+    /// Changes the state of a range's pages, except holes, to `Unwritten`. The pages keep their blocks. Returns the changed runs in
+    /// their earlier state. The caller passes them to `release_earlier` once no transfer can be in flight.
     pub fn unwrite(
         &mut self,
         pages: Range<u64>,

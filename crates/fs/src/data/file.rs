@@ -132,8 +132,8 @@ impl File {
         self.threads.store(threads.byte(), Ordering::Relaxed);
     }
 
-    /// Returns whether the kernel's page cache may have pages of the file, for example after a mapping or sendfile. The kernel
-    /// has no pages of a file that was created in this mount, or that it did not know before.
+    /// Returns whether the kernel's page cache may have pages of the file, for example after a mapping or sendfile. At first the
+    /// kernel has no pages if the file was created in this mount, or if the kernel did not know the inode when it was loaded.
     pub fn kernel_may_have_pages(&self) -> bool {
         let pages = &self.inode.kernel_pages;
         // The order of the loads matters: if both values are equal, no read began between the drop and the second load.
@@ -149,8 +149,8 @@ impl File {
             .fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns the number of reads that have filled the kernel's page cache so far. After the kernel has dropped its pages, the
-    /// caller passes the number to `kernel_has_dropped`. A drop waits for a read in progress and covers its pages.
+    /// Returns the number of reads into the kernel's page cache that have begun. The caller gets the number, makes the kernel drop
+    /// its pages, and then passes the number to `kernel_has_dropped`. A drop waits for a read in progress and covers its pages.
     pub fn kernel_pages_so_far(&self) -> u64 {
         self.inode.kernel_pages.filled.load(Ordering::SeqCst)
     }

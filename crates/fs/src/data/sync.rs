@@ -23,14 +23,15 @@ use crate::types::Ino;
 
 impl Fs {
     /// Writes the file's data back, flushes it and commits its metadata, as fsync and fdatasync do. With `datasync` commits
-    /// only the metadata needed to read the data. Reports a write-back error that no fsync of the file has reported. May call
+    /// only the metadata needed to read the data. An earlier write-back error is over if this call writes the pages. May call
     /// `done` in another thread.
     pub fn fsync(&self, file: &Arc<File>, datasync: bool, done: Done) {
         let scope = if datasync { Scope::Data } else { Scope::All };
         self.sync_pages(file, 0..PAGES, scope, done);
     }
 
-    /// Makes a range of the file durable (O_DSYNC, RWF_DSYNC).
+    /// Makes a range of the file durable (O_DSYNC, RWF_DSYNC). Fails also with an earlier write-back error of the file, unless
+    /// `fsync` or `sync_range` has ended since.
     pub fn sync_range(&self, file: &Arc<File>, offset: u64, len: u64, done: Done) {
         let end = offset.saturating_add(len);
         // The size that the range needs can be committed only if everything before it is on the device.

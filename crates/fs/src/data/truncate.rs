@@ -98,8 +98,8 @@ impl Fs {
     /// true. Locks writers out meanwhile. Keeps preallocated space.
     ///
     /// A client that writes inline may have bytes beyond the end that the file does not know of yet. `is_needed` must return
-    /// true then. Before the daemon lets another client write inline, it waits with `after_writings`. If that wait begins
-    /// after the call of `is_needed`, it ends only after the space is released.
+    /// true then. A client that asks to write inline after the call of `is_needed` loses no bytes: the daemon first waits with
+    /// `after_writings`, and this wait ends only after the space is released.
     pub fn release_promises(
         &self,
         file: &Arc<File>,

@@ -2,8 +2,8 @@
 //! have.
 //!
 //! Privileges hold for one content only, so they are cleared before the content changes. Every write has to check them, so the
-//! inode caches the result (`KnownPrivileges`). A change that may affect the result clears the cache, under the lock that guards
-//! the data the result was computed from.
+//! inode caches the result (`KnownPrivileges`). A change of the mode or the capabilities clears the cached result. Both
+//! the change and the check hold the inode's lock exclusively.
 
 use crate::error::Result;
 use crate::fs::Fs;

@@ -43,8 +43,8 @@ impl Fs {
         self.put(ino, name, value, flags, false)
     }
 
-    /// Sets an attribute as `setxattr` does. If it is an access control list, also clears set-group-id: the user that sets it
-    /// is not in the file's group.
+    /// Sets an attribute as `setxattr` does, and clears set-group-id. For an access control list that is set by a user outside of
+    /// the file's group.
     pub fn setxattr_of_outsider(
         &self,
         ino: Ino,
