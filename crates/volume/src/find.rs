@@ -18,7 +18,7 @@ use crate::device::{OpenMode, open_path};
 use crate::error::VolumeError;
 use crate::labels::{path_of, read_label};
 
-/// Largest number of files beside the first device that are checked.
+/// Largest number of entries that the search takes from a directory: that of the first device, or /dev/disk/by-id.
 const BESIDE_MAX: usize = 1000;
 
 /// Opens device `index` of the volume whose first device is at `first`.

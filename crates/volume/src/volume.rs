@@ -98,8 +98,8 @@ impl Volume {
         hash.max(16)
     }
 
-    /// Durably marks the volume as mounted by this process. Until `mark_clean`, other processes on this machine cannot open the
-    /// volume while they see this process, and processes on other machines cannot open it without `force`.
+    /// Durably marks the volume as mounted by this process. Until `mark_clean`, processes on other machines cannot open the volume
+    /// without `force`. Other processes on this machine cannot open it while this process runs and they see it in /proc.
     pub fn mark_dirty(&self) -> Result<(), IoError> {
         self.superblocks.set_dirty(true)
     }
