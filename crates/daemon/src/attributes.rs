@@ -64,7 +64,8 @@ impl Mounted {
         }
     }
 
-    /// Renames; see `Fs::rename`. If the file replaces another, first absorbs what clients have written to it inline.
+    /// Renames; see `Fs::rename`. If the renamed file replaces another, first absorbs the inline changes of clients to the renamed
+    /// file.
     pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Result<()> {
         self.fs()
             .rename_absorbing(from, to, flags, |ino| self.fast.absorb(ino))

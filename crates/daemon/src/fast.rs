@@ -13,7 +13,8 @@
 //!
 //! - `areas`: what clients say in their areas. `locks`: taking a slot's locks. `reports`: the pages that clients report
 //! - `absorb`: changes of size and times. `write_guard`, `read_guard`: locks held for a write or a read of the mount
-//! - `withholding`: the kernel's pages against inline writes. `grants`: how a file gets a slot and writers, and their release
+//! - `withholding`: no inline writes while the kernel may have pages. `grants`: how a file gets a slot and writers, and their
+//!   release
 //! - `reserve`, `wishes`, `calls`: the requests on a file's descriptor. `waits`: reads that wait for a client's loan to end
 //! - `client_end`, `admission`: deaths of clients, and the socket. `keeping`: a keeper for this daemon
 //! - `threads`: opens and closes all of it

@@ -44,8 +44,8 @@ const RECORDS_MAX: usize = 1024;
 const RECORDS_MANY: usize = 64;
 const DELAY: Duration = Duration::from_millis(20);
 /// Bounds of `Watch::writes_wanted`: after that many writes without a fill, it pays off to drop all of the kernel's pages. The
-/// number starts at the minimum. Each such drop multiplies it, up to the maximum: a further drop shows that the kernel has read
-/// pages again.
+/// number starts at the minimum. Each such drop multiplies it, up to the maximum: if another drop follows, the kernel has read
+/// pages again, so the previous drop has not paid off.
 const WRITES_MIN: u32 = 1 << 10;
 const WRITES_MAX: u32 = 1 << 20;
 
@@ -212,7 +212,7 @@ impl Mapped {
 }
 
 impl MappedFile {
-    /// Changes the watch, and adds or subtracts records in the count of all files.
+    /// Changes the watch, and updates the number of records of all files.
     fn with<T>(&self, change: impl FnOnce(&mut Watch) -> T) -> T {
         let mut watch = self.watch.lock();
         let before = watch.changes.len();

@@ -371,7 +371,8 @@ impl Migrations {
         });
     }
 
-    /// Forgets, at most once per window, threads that were not migrated for a while, and those that have ended.
+    /// Forgets, at most once per window, threads that were not migrated for a while. Remembers threads that are left alone until
+    /// they end.
     fn forget(&mut self, now: Instant) {
         if now - self.swept < WINDOW {
             return;

@@ -109,8 +109,8 @@ impl Mounted {
         &handle.file
     }
 
-    /// Records a request for bytes of a file by thread `tid`, as the kernel names it in the request; 0: unknown. May migrate the
-    /// thread.
+    /// Records that a thread requested bytes of a file. May migrate the thread. `tid`: the thread's id in the kernel's request, 0 if
+    /// it is unknown.
     #[inline]
     pub fn requested(&self, handle: &Handle, tid: u32, bytes: usize) {
         let policy = handle.file.threads().policy().unwrap_or(self.threads());

@@ -116,8 +116,9 @@ impl Whole {
 impl Mounted {
     /// Reads up to `len` bytes at `offset` into `buffer`. Calls `reply` once with the number of bytes (fewer than `len` only at
     /// the end of the file) and the buffer. If all pages are cached, calls it at once in this thread; otherwise later, in a
-    /// thread of the slice or one with a `Reader`. `fills_page_cache`: the kernel keeps the bytes, so it must be notified before
-    /// they change. The call may then wait for clients and for other writes.
+    /// thread of the slice or one with a `Reader`. If the read has to wait for the end of a client's half-done write, calls it
+    /// after that, in another thread. `fills_page_cache`: the kernel keeps the bytes, so it must be notified before they change.
+    /// The call may wait for clients, and with `fills_page_cache` also for other writes.
     pub fn read<B, R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -259,7 +260,7 @@ impl Mounted {
         None
     }
 
-    /// Calls `read` until it has seen no half of an inline write over several pages. Never waits.
+    /// Repeats `read` until no inline write over several pages interferes with it. Never waits.
     fn try_read_undisturbed(
         &self,
         file: &File,
@@ -338,8 +339,8 @@ impl Mounted {
         }
     }
 
-    /// Calls `read` until it has seen no half of a write over several pages. Returns `None` when writers interfered every time or
-    /// hold the words. Never waits.
+    /// Repeats `read` until no inline write over several pages interferes with it. Returns `None` when writers interfered every
+    /// time or hold the words. Never waits.
     fn read_whole(
         &self,
         file: &File,

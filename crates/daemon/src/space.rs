@@ -11,8 +11,8 @@
 //!
 //! A request that finds no place does not wait for a release. But space may become free when the removals that the daemon knows
 //! of are durable. One thread (`Turns`) makes them durable and tries each such request once more, one after the other. It waits
-//! only for devices, so it always finishes. A thread whose request has more data than the queue may keep waits until the queue
-//! has room.
+//! only for devices, so it always finishes. If the data of queued requests would exceed a limit, a thread with a further request
+//! waits until the queue has room.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -30,8 +30,8 @@ impl Mounted {
         self.fs().sync_all()
     }
 
-    /// Returns the paths of the files with data that is not on a device yet. Files without a name are one entry that gives their
-    /// number.
+    /// Returns the paths of the files with data that is not on a device yet. If some of these files have no name, the last entry
+    /// tells how many.
     pub fn unwritten(&self) -> Vec<String> {
         let objects = self
             .volume

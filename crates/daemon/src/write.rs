@@ -136,7 +136,7 @@ impl Mounted {
         let Some(writing) = writing else {
             return 0;
         };
-        // A program that becomes an inline writer after this waits until `writing` is dropped.
+        // A program that becomes an inline writer after this check waits until `writing` is dropped.
         if self.fast.written_file(file.ino()).is_some() {
             return 0;
         }
@@ -150,9 +150,9 @@ impl Mounted {
         progress.done
     }
 
-    /// Writes `data` at `offset` and calls `reply` once with the number of bytes written. Calls it at once, in this thread, when
-    /// no page has to be fetched; otherwise later, in a slice's thread, or in another thread after a wait for space that is being
-    /// freed. An error after the first bytes is a short write, as in POSIX.
+    /// Writes `data` at `offset` and calls `reply` once with the number of bytes written. Calls it in this thread, unless the write
+    /// has to wait for pages, a latch, fewer dirty pages, space that is being freed, or its own durability. Another thread then
+    /// calls it later. An error after the first bytes is a short write, as in POSIX.
     pub fn write<R>(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -259,7 +259,7 @@ impl Mounted {
                 return Err(Error::Errno(libc::EFBIG));
             }
             let writing = handle.file.writing();
-            // A program that becomes an inline writer after this waits until `writing` is dropped.
+            // A program that becomes an inline writer after this check waits until `writing` is dropped.
             match self.fast.written_file(handle.file.ino()) {
                 Some(file) if guard.as_ref().is_none_or(|guard| !guard.is_of(&file)) => {}
                 _ => break (guard, offset, writing),

@@ -58,7 +58,7 @@ enum Op {
         slice: u16,
     },
     Remount,
-    /// Discards all free space. Space that is in use and counts as free then reads as garbage.
+    /// Discards all free space. If the filesystem took used space for free, its bytes would then read as garbage.
     Trim,
     PowerCut {
         seed: u64,

@@ -96,7 +96,8 @@ impl Admission {
         }
     }
 
-    /// Returns the time until the next handshake is late.
+    /// Returns the time until the next handshake is late or the pause after a failed accept ends. Returns `None` if there is
+    /// neither.
     fn timeout(&self) -> Option<Duration> {
         let handshakes = self.handshakes.values().map(|handshake| handshake.until);
         let next = handshakes.chain(self.paused_until).min()?;

@@ -25,8 +25,8 @@ const WRITES_MAX: u32 = 8192;
 /// A grant that ends sooner than this was not worth its cost.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Tracks whether the kernel's pages allow a file to be written inline. No thread blocks while it holds the lock. The flag NO_WRITE
-/// of the file's slot is changed under the same lock.
+/// Tracks whether the kernel's pages allow a file to be written inline. No thread blocks while it holds the lock. While the file
+/// has writers, the flag NO_WRITE of its slot is cleared only under the same lock.
 #[derive(Default)]
 pub(crate) struct KernelPages(Mutex<InlineWrites>);
 
@@ -57,8 +57,8 @@ impl KernelPages {
 }
 
 impl InlineWrites {
-    /// Withholds inline writes of a file that gets its first inline writer. `may_grant` allows them only after `earlier_ended`,
-    /// which is called when the writes of the mount that are under way now have ended.
+    /// Withholds inline writes of a file that gets its first inline writer. `may_grant` allows them only after `earlier_ended`. The
+    /// caller arranges that `earlier_ended` is called at the end of all writes of the mount that are in progress now.
     pub fn begin(&mut self) {
         self.fills += 1;
         self.withheld = true;

@@ -1,4 +1,4 @@
-//! The locks of a slot, as threads of the daemon take them: a client that lends a lock lends it to them.
+//! Takes the locks of a slot for threads of the daemon, and borrows the locks that a client lends to the daemon.
 
 use jericho_shm::{RangeTaken, Segments, SlotLock};
 

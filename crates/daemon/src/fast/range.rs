@@ -78,7 +78,7 @@ impl RangeHolders {
         }
     }
 
-    /// Calls `read` until it observed no half-done write over several pages. The returned turns tell whether that still holds for
+    /// Repeats `read` until no write over several pages interferes with it. The returned turns tell whether that still holds for
     /// bytes that are read later. Returns `None` when writers interfered every time or hold the words. Never waits.
     pub fn try_read_whole<T>(
         &self,

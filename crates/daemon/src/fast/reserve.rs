@@ -30,7 +30,7 @@ impl Fast {
     }
 
     /// Posts the reservation to another thread, while the writer uses the pages that it has. Returns how many pages that thread
-    /// will reserve. Fails with `Space` when there is no room for them.
+    /// will try to reserve. Fails with `Space` when too many pages are dirty, and as `post_reserve` does.
     pub(super) fn reserve_soon(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -48,7 +48,7 @@ impl Fast {
     }
 
     /// Posts a job that reserves pages, or extends the job that is already posted. Returns how many pages, from the first on,
-    /// the job will reserve. Fails with `Space` while the posted job reserves pages elsewhere.
+    /// the job will try to reserve. Fails with `Space` while the posted job has pages elsewhere, or as many as one job may have.
     pub(super) fn post_reserve(
         self: &Arc<Self>,
         handle: &Arc<Handle>,

@@ -33,7 +33,7 @@ impl Default for Rings {
     }
 }
 
-/// Counts how often pages were queued for `Fast::adopt_unreported`, and how many of these requests it has completed.
+/// Counts the requests to run `Fast::adopt_unreported`, and records how many of them it has completed.
 #[derive(Default)]
 pub(super) struct Unreported {
     noted: AtomicU64,

@@ -1,4 +1,4 @@
-//! Tokens: a token carries the right to write inline from a descriptor to the socket.
+//! Tokens: with a token, a process shows at the socket that it has a writable descriptor and may write inline.
 //!
 //! The ioctl on a *writable* descriptor returns a token. The daemon hands writable segments only to a process that presents
 //! a token, so a process that can open no file of the volume for writing gets none. A token is valid once, for a process of

@@ -33,7 +33,7 @@ pub(super) struct Wisher {
 
 impl WisherEntry {
     /// Locks the entry of a thread. Returns `None` if the entry belongs to another thread by now, or if a wish of this thread is
-    /// being answered: the request is then one part of a call.
+    /// being answered: the kernel has split the thread's call into several requests.
     pub fn lock(&self, thread: u32) -> Option<MutexGuard<'_, Option<Wisher>>> {
         let wisher = self.wisher.try_lock()?;
         let is_same = self.thread.load(Ordering::Relaxed) == thread;

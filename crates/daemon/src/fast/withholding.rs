@@ -121,7 +121,8 @@ impl Fast {
         file.kernel_pages.lock().allow_grants();
     }
 
-    /// Does the same as `begin_fill` when it need not wait for clients. Otherwise returns false and does nothing.
+    /// Records that the kernel gets pages of the file. Returns false if the file is written inline: the caller then has to
+    /// call `begin_fill`, which waits for clients, before it reads.
     pub(crate) fn try_begin_fill(&self, handle: &Handle) -> bool {
         self.file_that_is_filled(handle).is_none()
     }

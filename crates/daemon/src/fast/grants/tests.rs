@@ -479,7 +479,7 @@ fn a_file_without_set_id_bits_is_written_inline_again_through_its_next_slot() {
 
 #[test]
 fn an_interrupted_extension_is_cleared_when_both_descriptors_are_closed_at_once() {
-    // Each takes a second, the longest time a lock may be held.
+    // Each round takes a second, the longest time a lock may be held.
     for _ in 0..3 {
         let bed = Bed::new();
         let other = bed.mounted.open_file(bed.handle.file.ino(), true).unwrap();

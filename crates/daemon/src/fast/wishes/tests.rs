@@ -41,7 +41,7 @@ impl Program {
         Program { bed, owner, area }
     }
 
-    /// Names a block as the one that the thread uses, as a thread does when it asks for a slot by an ioctl.
+    /// Tells the daemon which block the thread uses, as a thread does when it asks for a slot by an ioctl.
     fn name(&self, asker: Asker, owner: u16, block: u32) {
         let call = Call::Fast {
             write: false,
