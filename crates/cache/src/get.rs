@@ -8,9 +8,12 @@
 //!    └──── stalled: too few free frames       (enters again, in order, when the evictor has freed some)
 //! ```
 //!
-//! *new* (`enter`) runs inline in the caller's thread. Reads end in the pipeline thread, or in the thread of a `Reader`.
+//! *new* (`enter`) runs inline in the caller's thread. A Get that clashed enters again in the thread that ended the fill, a stalled
+//! Get in the thread that freed frames, mostly the evictor. If a client holds the latch of a granted page, the caller drops the
+//! grant and parks the rest of its work (`latched.rs`). Reads end in the pipeline thread, or in the thread of a `Reader`.
 //!
 //! Gets cannot deadlock. A Get takes all frames that it misses at once, or none. An overwriting Get takes none while it clashes.
+//! A Get that waits for frames pins no page.
 //! A Get therefore waits only for I/O, which ends, or for a writer that holds a grant and does not wait.
 
 use std::sync::Arc;

@@ -2,8 +2,10 @@
 //!
 //! Operations change memory and append to the current batch while they hold the `gate` shared. The
 //! committer takes it exclusively for a moment to cut the batch: so every operation is in one batch
-//! as a whole, and what a batch holds is exactly the state of memory at one instant. Then, with the gate
-//! open again:
+//! as a whole, and a batch is the state of memory at one instant, with two exceptions. The size of a file
+//! that has grown ends at its first page that is not on the device (`durable_size`). A file that is being
+//! truncated keeps its committed size and extents, and its fsyncs wait for a later batch. Then, with the
+//! gate open again:
 //!
 //! 1. flush the devices that took data, so that what the batch describes is on them
 //! 2. one transaction of the store
@@ -11,7 +13,7 @@
 //!    inode numbers that the batch freed, answer the waiting callers. From here on, and not before, the
 //!    blocks may be allocated again or discarded (`discard.rs`)
 //!
-//! A batch for which the metadata region has no space is kept, and the next one is appended to it. Any
+//! A batch for which the metadata region has no space is kept, and the next one is appended to it; its callers get ENOSPC. Any
 //! other failure, including that of a flush, ends all changes until the next mount. So does a panic in an operation that holds
 //! the gate: it leaves half an operation in memory and in the batch, which must not become durable.
 

@@ -1,7 +1,11 @@
 //! Reads and writes of cached pages: optimistic copies out, latched copies in.
 //!
-//! The mount, and every program, reads and writes with `read_bytes` and `write_bytes`. A program's short path makes one attempt at
-//! one page with `try_read` and `try_write`. All of them copy and validate in `access`.
+//! The mount and every program read and write hits with `read_bytes` and `write_bytes`. A program's short path makes one attempt at
+//! one page with `try_read` and `try_write`. All of them copy and validate in `access`. The caller checks afterwards whether the
+//! file's size or slot has changed meanwhile.
+//!
+//! Some cached pages are no hits for the mount, which then pins them with a Get: pages that the kernel's page cache reads, and writes
+//! to pages without reserved space or of a file that a program has mapped.
 
 use jericho_format::PAGE_BYTES;
 
