@@ -82,7 +82,7 @@ fn read_page(
     Some(len)
 }
 
-/// Makes a pread(2). `out` lies at an address of the program's.
+/// Makes a pread(2). `out` begins at or above `LOWEST_ADDRESS`.
 #[inline]
 pub fn pread(fd: i32, out: &mut [u8], offset: i64) -> Option<usize> {
     let word = descriptors::described(fd)?;
@@ -109,7 +109,7 @@ pub fn read(fd: i32, out: &mut [u8]) -> Option<usize> {
     })
 }
 
-/// Makes a pwrite(2). `data` lies at an address of the program's.
+/// Makes a pwrite(2). `data` begins at or above `LOWEST_ADDRESS`.
 #[inline]
 pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     let word = descriptors::described(fd)?;

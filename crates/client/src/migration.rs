@@ -40,8 +40,8 @@ pub fn release() {
     thread::current(|thread| thread.migration.release());
 }
 
-/// Releases the calling thread if it is held and has not used Jericho's data for a while. For calls on other things. Costs one
-/// load when the thread is not held.
+/// Releases the calling thread if it is held and has not used Jericho's data for a while. Called by hooks that use no data, such
+/// as open and close. Costs one load when the thread is not held.
 #[inline]
 pub fn tick() {
     thread::current(|thread| thread.migration.tick());

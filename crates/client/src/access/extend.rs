@@ -55,9 +55,9 @@ impl<'a> InlineFile<'a> {
         let held = lock.lock(self.session.owner).ok_or(Why::Busy)?;
         let held = HeldLock { lock, held };
         let seen = self.size_word()?;
-        // The daemon takes the lock away from a holder that keeps it for long, and then adds one to the truncation count. A write
-        // with a size from before that fails, because the count differs. A size from after that has the new count, so only this
-        // check of the lock tells that the lock is lost.
+        // The daemon takes the lock away from a holder that keeps it for long, and then adds one to the truncation count. If the
+        // size was read before that, the count differs and the write fails. If the size was read after that, it has the new count,
+        // so only this check of the lock tells that the lock is lost.
         if !lock.is_held(held.held) {
             return Err(Why::Busy);
         }

@@ -37,8 +37,8 @@ impl From<Miss> for Failed<'_> {
 }
 
 /// Locks of a write whose rest is being made through the kernel. Reads of several of its pages wait meanwhile, except reads into
-/// the page cache. The daemon borrows the locks for each of the daemon's writes. Dropping the value releases them. A thread has
-/// at most one, because it makes no inline write meanwhile.
+/// the page cache. The daemon may borrow the locks for each request that changes the file, whichever program made the request.
+/// Dropping the value releases the locks. A thread has at most one such value, because it makes no inline write meanwhile.
 #[derive(Debug)]
 pub struct KeptLocks<'a> {
     pub(super) session: &'a Session,
@@ -69,17 +69,17 @@ impl KeptLocks<'_> {
         self.begun.at + self.begun.done as u64
     }
 
-    /// Returns the number of times that the daemon borrows the word of the rest's first byte for a request that writes `len`
-    /// bytes from there on. Returns `None` if that is unknown: the kernel splits a long request, and more than one part may need
-    /// the word.
+    /// Returns how often the daemon borrows the *first word of the rest* (the word of the range lock that covers the rest's first
+    /// byte) for the lender's own request, which writes `len` bytes from there on. Returns `None` if that is unknown: the kernel
+    /// splits a long request, and more than one part may need the word.
     pub fn own_borrows(&self, len: usize) -> Option<u32> {
         let is_split = Segments::is_wrapped(self.rest(), len as u64);
         (!is_split).then(|| u32::from(!is_in_page(self.rest(), len)))
     }
 
-    /// Returns false if other writers may have written over the first part and the rest, or removed the first part. `own`: times
-    /// that the word of the rest's first byte was borrowed for own requests. A writer that writes over both parts borrows that
-    /// word, too.
+    /// Returns false if other writers may have written over the first part and the rest, or removed the first part. `own`: how
+    /// often the daemon has borrowed the first word of the rest for the lender's own request (`own_borrows`). It also borrows that
+    /// word for another writer that writes over both parts.
     pub fn is_one_write(&self, own: u32) -> bool {
         self.info.word().generation() == self.generation
             && self.slot.removals() == self.begun.removals

@@ -36,9 +36,9 @@ impl<'a> InlineFile<'a> {
         len: usize,
         source: SourceParts<'_, '_>,
     ) -> Result<(), Failed<'a>> {
-        // Only a truncation matters: other writers may extend the file.
         let removals = self.slot.removals();
         let range = self.lock_range(at, len)?;
+        // Compares only the truncation count, because other writers may extend the file.
         let still = |at| self.is_still() && self.slot.size().same_cuts(seen) && range.is_held(at);
         self.check_pages(at, len)?;
         match self.put(at, len, source, still) {

@@ -497,7 +497,7 @@ fn a_writer_that_stops_half_way_leaves_zeros_beyond_the_end() {
     volume.reserve(0..3);
     volume.slot().set_size(4000, false);
     let client = volume.client(true);
-    // The second page is removed after the check.
+    // Makes the two steps of a write that stops half-way: puts bytes beyond the end, and wipes them.
     let held = file(&client);
     let seen = volume.slot().size();
     held.put(
@@ -662,7 +662,7 @@ fn a_request_that_writes_more_than_the_rest_borrows_the_expected_words() {
     let failed = file(&client).write(0, 2 * PAGE, SourceParts::new(&parts));
     let kept = failed.unwrap_err().kept.expect("half of it is there");
     assert_eq!(kept.own_borrows(PAGE), Some(0), "one page takes no word");
-    // A long write consists of several inline writes. The request also writes those after the one that stopped half-way.
+    // A long write is made in pieces. The kernel's request for the rest of one piece also writes all later pieces.
     assert_eq!(kept.own_borrows(PAGE + 1), Some(1));
     // The rest begins on the second page and ends where its word covers another segment.
     let words = (jericho_shm::WORDS << 16) - PAGE;

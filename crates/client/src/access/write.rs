@@ -11,8 +11,8 @@ use jericho_shm::SourceParts;
 const PAGE: usize = PAGE_BYTES as usize;
 
 impl<'a> InlineFile<'a> {
-    /// Writes to one cached page, within the file, if the file `is_for_writing`. Most writes are of this kind. Returns `None`
-    /// otherwise; the caller then makes the write with `write`, and some bytes may be written already.
+    /// Writes to one cached page, within the file. Most writes are of this kind. The caller has checked `is_for_writing`. Returns
+    /// `None` for any other write; the caller then makes the write with `write`, and some bytes may be written already.
     #[inline(always)]
     pub fn write_page(&self, thread: &Thread, at: u64, data: &[u8]) -> Option<()> {
         let (page, within) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);

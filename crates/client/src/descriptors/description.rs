@@ -11,7 +11,8 @@ use super::offset::Offset;
 use super::read_ahead::ReadAhead;
 use super::word::{DESCRIBED, KIND_SHIFT};
 
-/// A power of two below 2^29: the upper half of an fd's word modulo this is the index, without kind and CLOSING.
+/// A power of two below 2^29: bits 29 to 31 of the upper half of an fd's word are CLOSING and the kind. The upper half modulo this
+/// number is therefore the index alone.
 const DESCRIPTIONS: usize = 16_384;
 /// Entries that a search for a free description tries.
 const PROBES: usize = 64;
@@ -95,7 +96,8 @@ pub struct Description {
     object: AtomicU64,
     device: AtomicU64,
     inode: AtomicU64,
-    /// Extending writes to skip before the next reservation request. A call changes it when it asks the daemon, or skips asking.
+    /// Number of further extending writes that do not ask the daemon for pages. Each such write counts it down; a write that asks
+    /// sets it if the daemon refuses.
     pub reserve_pause: AtomicU32,
     _unused: [u32; 3],
     /// The offset, while this library keeps it.

@@ -184,7 +184,7 @@ pub(super) fn reserve(
             d.reserve_pause.store(RESERVE_PAUSE, Relaxed);
             return Ok(false);
         }
-        // The daemon's thread that reserves pages in advance has these in hand now.
+        // The daemon's thread that reserves pages in advance is reserving these pages now.
         std::thread::yield_now();
     }
     d.reserve_pause.store(BUSY_PAUSE, Relaxed);

@@ -28,9 +28,9 @@ pub fn size(fd: i32) -> Option<u64> {
     thread::enter(Doing::Reading, |_| inline_size(&open))?
 }
 
-/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Otherwise the kernel uses the
-/// size from before the inline writes of this program or another: for the new offset, for RWF_APPEND, and as the end of the copy,
-/// without an error.
+/// Makes the kernel refresh a file's size before it appends to the file or copies from it. Without that, the kernel uses a size
+/// from before the latest inline writes of any program, and returns no error. An append then sets a wrong offset, an append with
+/// RWF_APPEND begins too early, and a copy ends too early.
 pub fn refresh_size(fd: i32) {
     let _ = files::fstat(fd);
 }

@@ -23,7 +23,7 @@ use super::*;
 use crate::descriptors::{self, FdState, SEEK_CUR, SEEK_END, SEEK_SET};
 use crate::session::{self, asked, devices};
 
-/// All tests hold it for reading. The test that shares all fds of the process holds it for writing.
+/// A test that affects the fds or sessions of other tests holds it for writing. All other tests hold it for reading.
 static APART: RwLock<()> = RwLock::new(());
 
 const PAGE: usize = 4096;

@@ -17,8 +17,8 @@ use crate::thread::{self, Thread};
 const WAY_PAGES: u32 = 1 << 18;
 
 /// A signal handler waits for at most this number of polls, each followed by a pause, until the daemon has taken away a latch of
-/// the handler's own thread. After that the handler continues and the daemon waits for the latch. The page may have to be written
-/// back first.
+/// the handler's own thread. The daemon cannot take it away while the page is being written back, or while no frame is free to
+/// which the page can move. After the last poll the handler continues and the daemon waits for the latch.
 const WAY_POLLS: u32 = 1000;
 
 const WAY_POLL: Duration = Duration::from_millis(1);

@@ -1,4 +1,4 @@
-//! The sessions of this process, and which of its threads may add one.
+//! The sessions of this process. One thread at a time adds a session.
 
 use std::io;
 use std::sync::OnceLock;

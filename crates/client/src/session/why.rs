@@ -19,7 +19,7 @@ pub enum Why {
     Busy,
     /// The file was truncated or extended at the same time.
     Changed,
-    /// The write would leave a hole, or ends beyond the largest offset of a slot.
+    /// The write would leave a hole, does not end below `FILE_BYTES_MAX`, or is longer than `WRITE_MAX` and cannot be split.
     Far,
 }
 

@@ -68,8 +68,8 @@ impl LockedOffset {
         at + self.before.get()
     }
 
-    /// Notes that the thread is about to unlock the offset. Returns its word, and the bytes that signal handlers have written
-    /// after the write. Handlers that use the offset later change the word.
+    /// Returns the offset's word for `Offset::release`, and the number of bytes that signal handlers have written after the write.
+    /// A handler that uses the offset later changes the word, so the release fails.
     #[inline]
     pub fn unlocking(&self) -> (u64, u64) {
         compiler_fence(Ordering::SeqCst);
