@@ -33,7 +33,8 @@ const VERSION: u32 = 6;
 const RING_AT: usize = 4096;
 const BLOCKS_AT: usize = RING_AT + 8 * RING_KEYS;
 const COUNTED_SLICES: usize = 64;
-/// Blocks that a new thread checks for one whose thread has ended. Once all blocks are assigned, it checks every block.
+/// Number of blocks that a new thread checks, to find one whose thread has ended. Once all blocks are assigned, it checks every
+/// block.
 const PROBES: u32 = 4;
 const BYTES: usize = BLOCKS_AT + BLOCKS * size_of::<Block>();
 
@@ -62,7 +63,8 @@ const _: () = assert!(
 const _: () = assert!(std::mem::offset_of!(Header, cut_off) as u64 == CUT_OFF_AT);
 const _: () = assert!(size_of::<Header>() <= RING_AT);
 
-/// The block of one thread: no other thread of the program stores to it. Untouched pages of a block take no memory.
+/// The block of one thread: no other thread of the program stores to it. Only the last block may be shared. Untouched pages of a
+/// block take no memory.
 #[repr(C, align(4096))]
 struct Block {
     head: Head,

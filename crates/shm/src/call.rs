@@ -55,8 +55,8 @@ pub enum Call {
     Mapped,
     /// Asks for a token, which proves that the caller has a writable fd.
     Token,
-    /// A signal handler interrupted an inline write of its thread and is about to access these pages through the kernel. The
-    /// daemon moves those pages that the client has latched to other frames.
+    /// A signal handler interrupted an inline write of its thread and is about to access these pages through the kernel. If
+    /// the client has latched some of them, the daemon moves those to other frames.
     Interrupted {
         /// First page.
         first: u64,

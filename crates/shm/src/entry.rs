@@ -336,7 +336,7 @@ impl Entry {
         after.any(Flags::LATCH.with(Flags::FILL)).then_some(after)
     }
 
-    /// Enters a page whose frame is being filled into an empty entry. Only the slice calls this.
+    /// Puts a page into an empty entry, in state FILL: its frame is being filled. Only the slice calls this.
     pub(crate) fn insert(&self, key: Key, frame: u32) {
         let seen = PageState(self.state.load(Ordering::Relaxed));
         // The version changes before the key appears (release), so that a reader that matched the new key cannot validate against

@@ -42,8 +42,9 @@ impl SliceMemory {
     /// object's first page. Each page's bytes are of one instant. Calls `mark` with the entry of each page that it has read.
     /// Fails with the number of bytes copied before the miss.
     ///
-    /// Program and mount both read cached bytes with this. What differs comes from the caller: a program's memory may be
-    /// read-only, so it notes marks elsewhere, and each checks in its own way that no half of a write over several pages is read.
+    /// Program and mount both read cached bytes with this. They differ in two ways. A program may have mapped the slice read-only,
+    /// so its `mark` notes the use in its own area. And each caller checks in its own way that it has not read half of a write
+    /// over several pages.
     #[inline]
     pub fn read_bytes(
         &self,
@@ -112,7 +113,8 @@ impl SliceMemory {
         Ok(())
     }
 
-    /// Does the same as `read`, but leaves the mark to the caller, which may not write stamps. Returns the entry's index.
+    /// Does the same as `read`, but leaves the mark to the caller: a program that has mapped the slice read-only cannot store
+    /// reference ages. Returns the entry's index.
     #[inline]
     pub fn read_unmarked(&self, key: Key, offset: usize, out: &mut [u8]) -> Result<u32, Miss> {
         self.until_free(key, |found, entry| {

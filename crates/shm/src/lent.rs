@@ -95,7 +95,7 @@ impl Lent<'_> {
         self.word.0.store(loan, Ordering::Release);
     }
 
-    /// Ends the loan and releases the locks. If the daemon has a lock on loan at this moment, the daemon releases that lock
+    /// Ends the loan and releases the locks. If the daemon has borrowed a lock at this moment, the daemon releases that lock
     /// later.
     pub fn take_back(&self, slot: &Slot) {
         let count = self.word.0.load(Ordering::Relaxed) & !SLOT;
@@ -146,14 +146,14 @@ impl Lent<'_> {
         (noted == held.0 && self.word.0.load(Ordering::Relaxed) == loan).then_some(since)
     }
 
-    /// Returns whether the thread has a lock of a slot on loan that it holds as `held`.
+    /// Returns whether the thread lends a lock of a slot and holds that lock as `held`.
     pub fn has_lent(&self, slot: u32, lock: SlotLock, held: Holding) -> bool {
         self.lent_since(slot, lock, held).is_some()
     }
 
     /// Returns whether the thread lends the lock, and has done so for less than `HELD_MAX`. A thread that lends for longer has
-    /// stopped. The daemon treats it as any holder that keeps a lock, and also a thread whose loan begins more than `HELD_MAX` in
-    /// the future.
+    /// stopped, and the daemon treats it as any holder that keeps a lock too long. Also returns false for a loan that begins more
+    /// than `HELD_MAX` in the future.
     pub fn lends(&self, slot: u32, lock: SlotLock, held: Holding, now_ns: u64) -> bool {
         let since = self.lent_since(slot, lock, held);
         since.is_some_and(|since| u128::from(now_ns.abs_diff(since)) < HELD_MAX.as_nanos())

@@ -313,8 +313,8 @@ impl SliceMemory {
     }
 
     /// Has the CPU fetch the bytes that the caller probably needs next: the first of `len` bytes at `offset` of a frame. `frame`
-    /// may be any number, even one out of range. Without this prefetch, memory would be idle until the table has told where the
-    /// page is, and before a write until the writer has the latch.
+    /// may be any number, even one out of range. Without this prefetch, the CPU would begin to load the bytes only when the table
+    /// has given the frame and, for a write, only when the writer has the latch.
     #[inline(always)]
     pub fn fetch(&self, frame: u32, offset: usize, len: usize) {
         let at = ((frame as usize) << PAGE_BYTES.trailing_zeros()).wrapping_add(offset);
@@ -405,7 +405,7 @@ impl SliceMemory {
         Some(self.find(key)?.0)
     }
 
-    /// Returns whether a client could write the page now without asking the slice.
+    /// Checks whether a client could write the page now without asking the slice. Fails with the reason if not.
     #[inline]
     pub fn is_writable_page(&self, key: Key) -> Result<(), Miss> {
         check_writable(self.lookup(key).ok_or(Miss::Absent)?.state)

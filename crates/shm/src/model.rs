@@ -33,8 +33,8 @@ fn key(page: u64) -> Key {
 /// this many. Faults that need more are rare, and the time grows tenfold with each.
 const SWITCHES: usize = 3;
 
-/// Runs all orders of a case. `case` notes the outcome. All of `expected` must appear, so that no case is empty, and no other
-/// outcome.
+/// Runs all orders of a case. `case` notes the outcome of each. Fails unless the outcomes are exactly those of `expected`: a
+/// missing one would mean that the case tests less than it should.
 fn explore<const N: usize>(expected: [&str; N], case: impl Fn(&Notes) + Send + Sync + 'static) {
     let notes = Notes::default();
     let mut builder = loom::model::Builder::new();
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Word {
     }
 }
 
-/// A section that only one thread may be in: the checker fails when no order separates two accesses.
+/// A section that only one thread may be in: the checker fails when two threads enter it without synchronization between them.
 struct Alone(loom::cell::UnsafeCell<()>);
 
 // SAFETY: the model checks that no two threads access it at a time, and runs one thread at a time.

@@ -5,7 +5,8 @@
 //! daemon: set NO_WRITE ─▶ fence ─▶ read the set ─▶ read the intents of these clients
 //! ```
 //!
-//! The latch is a full barrier. So the daemon finds the client in the set, or the client finds the flag.
+//! `Entry::try_latch` is a full barrier on x86-64 and aarch64. So the daemon finds the client in the set, or the client finds the
+//! flag.
 
 use crate::entry::PageState;
 use crate::reports::{bits, word_and_bit};
@@ -53,7 +54,7 @@ impl Owners {
         }
     }
 
-    /// Returns the owners. The caller has withheld writes before, and fences in between.
+    /// Returns the owners. The caller sets NO_WRITE, then executes a fence, and then calls this.
     pub fn owners(&self) -> impl Iterator<Item = u16> {
         let bits = self.words.iter().enumerate().flat_map(|(at, word)| {
             bits(word.load(Ordering::Relaxed)).map(move |bit| 64 * at as u16 + bit)

@@ -64,7 +64,8 @@ impl<'a, 'b> SourceParts<'a, 'b> {
         }
     }
 
-    /// Has a page on its stack, and is never inlined: the stack of a signal handler that writes from one part may be small.
+    /// Does the same as `next` for bytes in several parts. Never inlined, because it has a page on its stack: a signal handler may
+    /// have a small stack, and its write from one part must not need that page.
     #[inline(never)]
     fn next_gathered<T>(&mut self, len: usize, put: impl FnOnce(&[u8]) -> T) -> T {
         let mut gathered = [0; PAGE];
@@ -127,7 +128,8 @@ impl<'a, 'b> TargetParts<'a, 'b> {
         }
     }
 
-    /// Has a page on its stack, and is never inlined: the stack of a signal handler that reads into one part may be small.
+    /// Does the same as `next` for bytes in several parts. Never inlined, because it has a page on its stack: a signal handler may
+    /// have a small stack, and its read into one part must not need that page.
     #[inline(never)]
     fn next_scattered<T, E>(
         &mut self,

@@ -1,6 +1,6 @@
 //! Prefetch hints for the CPU. They change nothing but the time.
 
-/// Number of cache lines for which a CPU waits at a time.
+/// Number of cache lines that a CPU can load at the same time.
 const LINES: usize = 16;
 const LINE_BYTES: usize = 64;
 

@@ -199,7 +199,7 @@ impl RangeTaken {
 pub enum Seized {
     /// No client held it at the end of the wait.
     Free,
-    /// A client that lends it held it as this holding.
+    /// The daemon borrowed it from a client that lends it; this is the client's holding.
     Lent(Holding),
     /// The daemon took it away from a client.
     TakenAway,
@@ -301,17 +301,17 @@ impl Slot {
         self.removals.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the number of truncations and fallocates. A writer that compares it with an earlier one learns whether its first
-    /// bytes may be gone.
+    /// Returns the number of truncations and fallocates. A writer compares the number before its first byte with a later one. If
+    /// they differ, the bytes that it has written may be gone.
     #[inline]
     pub fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
     }
 
     /// Takes the extend lock for `owner` (the daemon): borrows it from a client that lends it, according to `lends`, and takes it
-    /// away from a client that holds it too long. That client fails when it checks that the size is unchanged or, if it read the
-    /// size only afterwards, that it still holds the lock. After the daemon has taken the lock away, bytes of an unfinished write
-    /// may lie beyond the end of the file.
+    /// away from a client that holds it too long. A client that lost the lock notices that: if it read the size before the loss,
+    /// the size word has changed; if it read the size later, it finds that it does not hold the lock. After the daemon has taken
+    /// the lock away, bytes of an unfinished write may lie beyond the end of the file.
     pub fn seize(&self, owner: u16, mut lends: impl FnMut(Holding) -> bool) -> (Holding, Seized) {
         if let Some(held) = self.extend.try_lock(owner) {
             return (held, Seized::Free);
@@ -350,7 +350,8 @@ impl Slot {
         });
     }
 
-    /// Returns the time of the first inline write since the daemon took the mark, in nanoseconds of the realtime clock; 0: none.
+    /// Returns the mark of inline writes: the time of the first one since the daemon last took the mark, in nanoseconds of the
+    /// realtime clock; 0: none.
     #[inline]
     pub fn modified(&self) -> u64 {
         self.modified.load(Ordering::Relaxed)
@@ -560,9 +561,9 @@ impl Slot {
         }
     }
 
-    /// Returns false if the word of the byte's segment was taken away from its holder, and true if the holder did not need it. A
-    /// writer over several pages checks this under each page's latch. The thread that takes a word away writes the page later, so
-    /// a late write never covers a newer one.
+    /// Returns whether the holder of `held` still holds the word of the byte's segment. Also returns true if `held` never had that
+    /// word. A writer over several pages checks this under each page's latch. The thread that takes a word away writes the page
+    /// later, so a late write never covers a newer one.
     #[inline]
     pub fn holds(&self, held: &RangeHeld, offset: u64) -> bool {
         let word = Segments::word_of(offset);

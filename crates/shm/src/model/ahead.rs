@@ -1,4 +1,4 @@
-//! Writers that have pages reserved beyond the end of a file.
+//! Writers that ask the daemon to reserve pages beyond the end of a file.
 
 use loom::thread;
 
@@ -21,8 +21,8 @@ impl File {
         })
     }
 
-    /// Writes a page beyond the end, as a client that has pages reserved when it finds none. Returns false when the write went
-    /// through the kernel.
+    /// Writes a page beyond the end, as a client does that finds no page there and asks the daemon to reserve some. Returns false
+    /// when the write went through the kernel.
     fn append(&self, owner: u16, page: u64) -> bool {
         for _ in 0..2 {
             if self.has(page) {
@@ -31,7 +31,7 @@ impl File {
             let held = self.ahead.begin_asking(owner);
             if !self.has(page) {
                 self.asked.fetch_add(1, Ordering::Relaxed);
-                // Only the answer orders the daemon and the client that asks.
+                // Relaxed: the daemon's answer orders this store for the client that asks, and for no other client.
                 self.reserved.store(page + 2, Ordering::Relaxed);
                 self.ahead.tell(page + 2, 2);
             }

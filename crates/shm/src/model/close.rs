@@ -32,7 +32,8 @@ impl Volume {
         self.writers.add(OWNER);
         Writer::client(OWNER, &self.intent, 0).about_to_latch(0);
         let may_write = || {
-            // The latch is this fence on x86-64, and on aarch64 the fence that follows it.
+            // Stands for the hardware's full barrier in `try_latch`: on x86-64 the locked instruction that takes the latch, on
+            // aarch64 the fence after it.
             fence(Ordering::SeqCst);
             self.slice.slot.load(Ordering::Acquire) == 0
         };

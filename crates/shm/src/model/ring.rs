@@ -186,7 +186,7 @@ fn a_writer_delayed_for_a_whole_ring_is_not_forgotten() {
 #[test]
 fn the_daemon_never_sleeps_over_a_key() {
     explore(["asleep", "rung"], |notes| {
-        // The ring has no position at which a writer rings unasked.
+        // The writers get positions 1 and 2, at which they ring only if the doorbell is armed.
         let volume = Volume::<16>::new(1);
         let writers = [0, 1].map(|page| {
             let volume = volume.clone();
