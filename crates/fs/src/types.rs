@@ -30,7 +30,7 @@ pub enum Kind {
     BlockDevice,
 }
 
-/// Attributes as stat(2) returns them, with nanosecond times relative to the epoch.
+/// Attributes as stat(2) returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.

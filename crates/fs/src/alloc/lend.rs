@@ -80,7 +80,7 @@ impl Allocator {
         Some((slice, index))
     }
 
-    /// Makes `lend` return nothing instead of waiting for the end of a `Recall`, which may last as long as the move of a file.
+    /// Makes `lend` return nothing instead of waiting for the end of a `Recall`, which may last while a move copies some pieces.
     pub fn lend_at_once(&self) {
         self.loans.state.lock().at_once = true;
         self.loans.changed.notify_all();

@@ -69,7 +69,7 @@ impl Fs {
         }
     }
 
-    /// Returns the file in memory, without counting an open (for `where`).
+    /// Returns the file in memory, without counting an open.
     pub fn file(&self, ino: Ino) -> Result<Arc<File>> {
         let inode = self.core.inode(ino)?;
         self.core.file(&inode)
