@@ -1,8 +1,9 @@
 //! Follows how the mount keeps access times: `relatime`, `noatime` or `strictatime`.
 //!
 //! The kernel does not pass these mount options to FUSE daemons. It lists them in /proc/self/mountinfo and signals changes
-//! of the list. Only the mount on this daemon's directory counts, as this process sees it. Requests do not say through
-//! which mount they came, so bind mounts and mounts in other namespaces get its options.
+//! of the list. Requests do not say through which mount they came. So the options of one mount count for all requests, also
+//! for those through bind mounts and through mounts in other namespaces: the mount on this daemon's directory in the list of
+//! this process.
 
 use std::fs::File;
 use std::io;

@@ -312,8 +312,8 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> Result<(), MountError> {
 pub struct Connection(OwnedFd);
 
 impl Connection {
-    /// Finds the connection of a mount. `minor`: that of the st_dev of the mount's files. The mount must not have ended, because
-    /// another mount may then have its minor. Requires root. Fails with EPERM or ENOENT.
+    /// Finds the connection of the mount whose files have a st_dev with this minor number. The mount must not have ended, because
+    /// another mount may then have the number. Requires root. Fails with EPERM or ENOENT.
     pub fn of_mount(minor: u32) -> io::Result<Connection> {
         // Mounts the control filesystem privately, because not every machine mounts it at /sys/fs/fuse/connections.
         let control = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -340,7 +340,7 @@ impl Connection {
     }
 }
 
-/// Checks whether this process can mount at all, before it changes anything. `dir` is for the message.
+/// Checks whether this process can mount at all, and changes nothing. `dir` is for the message.
 pub fn check_available(dir: &Path) -> Result<(), MountError> {
     match open_device() {
         Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => return Err(MountError::NoDevice),

@@ -72,8 +72,8 @@ pub struct Trim {
     pub next: Option<u64>,
 }
 
-/// A range of the volume's space to discard, in bytes. The slices follow each other in it. Has the layout of `struct
-/// fstrim_range` of linux/fs.h.
+/// A range of the volume's space to discard, in bytes. Offsets count through all slices: the space of a slice begins where that
+/// of the slice before it ends. Has the layout of `struct fstrim_range` of linux/fs.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct TrimRange {

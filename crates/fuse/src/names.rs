@@ -25,7 +25,7 @@ impl Jericho {
         self.mounted.fs().forget(ino, lookups);
     }
 
-    /// `forgets`: whole [`ForgetOne`]s.
+    /// Releases the lookups that `forgets` lists. `forgets` consists of whole [`ForgetOne`]s.
     pub(crate) fn forget_all(&self, forgets: &[u8]) {
         for one in forgets.chunks_exact(size_of::<ForgetOne>()) {
             if let Ok(one) = ForgetOne::read_from_bytes(one) {

@@ -35,8 +35,8 @@ const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 pub(crate) const NOT_OFFERED: &str = "this kernel does not offer FUSE over io_uring: it requires Linux 6.14 or later and, as \
      root, `echo Y > /sys/module/fuse/parameters/enable_uring`; or mount with --transport device";
 
-/// Entries of all queues together, if that gives each queue at least `DEPTH_MIN`. An entry has 1 MiB for the largest request. The
-/// memory is allocated at its first use.
+/// Target for the entries of all queues together. Each queue has at least `DEPTH_MIN` and at most `DEPTH_MAX` of them. An entry has
+/// 1 MiB for the largest request. The memory is allocated at its first use.
 const ENTRIES: usize = 512;
 const DEPTH_MIN: usize = 16;
 const DEPTH_MAX: usize = 32;
@@ -168,8 +168,9 @@ impl Service {
                 return;
             }
             while let Some(received) = ring.take() {
-                // Other threads may wait for a read that this thread has in flight. Until it ends, this thread must not wait
-                // for locks that they may hold; see `jericho_cache::Reader`.
+                // Other threads may wait for a read that this thread has in flight. Until the read ends, this thread must not
+                // wait for locks that they may hold; see `jericho_cache::Reader`. Nor may it make a change that has to wait for
+                // the committer.
                 let may_wait = || {
                     readers.iter().all(Reader::is_idle) && !self.filesystem.mounted.fs().is_behind()
                 };
@@ -250,15 +251,16 @@ impl Service {
         }));
     }
 
-    /// Returns whether the thread of the ring serves the request itself: requests that programs make for each file that they use.
-    /// Such a request may read names and attributes from the device, but never waits for another request.
+    /// Returns whether the thread of the ring serves the request itself. It serves those that programs make for each file that
+    /// they use. Such a request may read names and attributes from the device, but never waits for another request.
     fn is_served_here(&self, opcode: u32, received: &Received) -> bool {
         match opcode {
             op::LOOKUP | op::GETATTR | op::STATX | op::CREATE | op::TMPFILE => true,
             // Never truncates: the kernel sends that as a separate request.
             op::OPEN => true,
             op::OPENDIR | op::RELEASEDIR | op::FLUSH => true,
-            // The file's last inline writer may have stopped in the middle of a write that extends the file.
+            // The release of a file's last inline writer may wait for a program that has stopped in a write that extends the
+            // file.
             op::RELEASE => {
                 let [a, b, c, d, e, f, g, h, ..] = received.arguments;
                 let handle = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);

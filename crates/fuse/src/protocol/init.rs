@@ -94,7 +94,7 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::DIRECT_IO_ALLOW_MMAP;
 
-/// The mount's requests to the kernel.
+/// The limits and the transport that the mount asks for in the handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// The largest read or write in one request.
