@@ -13,8 +13,9 @@ use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
 
 /// A whole disk, a partition, or any other block device, with direct I/O.
 ///
-/// A device opened for writing is held exclusively. Opening fails while it is mounted, used as swap, or held by another volume;
-/// while it is open, these fail. A failed flush is kept, as for a regular file.
+/// A device opened for writing is held exclusively. The open fails while the device is mounted, used as swap, or held by another
+/// volume. While the device is open, no process can mount it, use it as swap or hold it for another volume. After a failed flush
+/// every later one fails, as for a regular file.
 #[derive(Debug)]
 struct WholeDevice {
     can_discard: bool,

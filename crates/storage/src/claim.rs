@@ -6,9 +6,9 @@
 //!
 //! - a lock on a range of bytes (F_OFD_SETLK) of the named inode, and of each file found below it: through partitions,
 //!   loop devices (also stacked ones) and the slaves of stacked devices, as reported by sysfs and LOOP_GET_STATUS64;
-//! - O_EXCL on block devices. A writer holds it for as long as it writes (module `block`; this module holds it for block
-//!   devices below a loop device, which does not hold them itself). A reader only checks that no process holds it,
-//!   because two readers could not hold it at once.
+//! - O_EXCL on block devices. A writer's open device holds it (module `block`). This module holds it for block devices below
+//!   a loop device, because the loop device does not do so. A reader only checks that no process holds it, because two
+//!   readers could not hold it at once.
 //!
 //! The order of locking does not matter, because no lock waits.
 
@@ -84,7 +84,8 @@ fn process(pid: Option<u32>) -> String {
     })
 }
 
-/// Maximum time for which readers that check a device at the same moment may disturb each other.
+/// Time after which a reader that finds a device held reports it as busy. Before that it checks again, because the holder may be
+/// another reader that is checking the device.
 const PROBE: Duration = Duration::from_secs(2);
 /// Maximum number of devices stacked on each other; the kernel allows fewer.
 const DEPTH_MAX: usize = 32;
@@ -330,8 +331,9 @@ fn node_of(sysfs: &Path, rdev: u64) -> Option<PathBuf> {
     })
 }
 
-/// Returns the paths at which a file of another mount namespace may be in this one: below each mount point, `named` without its
-/// first components, from none of them to all but the last.
+/// Returns the paths at which this mount namespace may have a file that another mount namespace has at `named`. Each path is a
+/// mount point and a suffix of `named`. For each mount point, the first suffix has all components of `named`, and each further
+/// suffix has one fewer.
 fn elsewhere(named: &Path) -> impl Iterator<Item = PathBuf> {
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let dirs: Vec<PathBuf> = mounts

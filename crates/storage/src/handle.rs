@@ -336,8 +336,8 @@ impl Handle {
     }
 }
 
-/// Returns the error of a transfer that stopped after `done_bytes`. The error of an errno names the remaining range. The error of
-/// a short transfer names the whole range and the number of bytes done.
+/// Returns the error of a transfer that stopped after `done_bytes`. If the cause is an errno, the error names the remaining range.
+/// If the transfer was short, the error names the whole range and the number of bytes done.
 pub(crate) fn stopped_error(
     operation: &'static str,
     device: &Arc<str>,

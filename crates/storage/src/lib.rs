@@ -7,12 +7,13 @@
 //! - After a power failure during the write of a block (`BLOCK_BYTES`), the block may hold any mix of its old
 //!   and new sectors of 512 bytes. Nothing outside the written range changes.
 //! - A write that completed may be lost until a `flush` that began after its completion succeeds.
-//! - After a failed flush nothing is known about any write since the last good one.
+//! - After a failed flush, nothing is known about any write since the last flush that succeeded.
 //!
 //! # Where to read on
 //! [`Claim`] holds a device against all other processes. [`open_device`] opens a device by path. `file` and `block` are the two
-//! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. [`open_queue`] chooses between `ring_queue` (io_uring) and
-//! `pool_queue` (threads that make blocking calls). `bounce` copies memory that must not change during its write.
+//! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. [`open_queue`] chooses between
+//! `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `bounce` copies memory that must not change
+//! during its write.
 
 #![forbid(unsafe_code)]
 

@@ -56,7 +56,7 @@ struct Waker {
 
 impl Wake for Waker {
     fn wake(&self) {
-        // Stored before the ring, because the owner checks the flag after the ring woke it.
+        // Sets the flag before it rings the doorbell, because the owner checks the flag after the doorbell has woken it.
         self.was_called.store(true, Ordering::Release);
         self.doorbell.ring();
     }
@@ -251,7 +251,7 @@ impl Queue for PoolQueue {
             if waker.was_called.swap(false, Ordering::AcqRel) || left == Some(Duration::ZERO) {
                 return;
             }
-            // A ring after the checks above makes this return at once.
+            // If the doorbell rings after the checks above, `sleep` returns at once.
             if let Err(error) = waker.doorbell.sleep(left) {
                 // The kernel lacks memory to put the thread to sleep.
                 tracing::warn!(%error, "cannot wait for I/O; trying again");

@@ -21,9 +21,9 @@ impl Wake for Doorbell {
 ///
 /// Uses io_uring when every device has a descriptor and the kernel allows it. Otherwise uses a few threads that make blocking
 /// calls, which costs more CPU. Registers `buffers` with the io_uring instance, so that the kernel need not pin their pages for
-/// each transfer. Give the segments that most transfers use, populated, and never punch them while the queue is open. If the
-/// kernel refuses the registration (RLIMIT_MEMLOCK), transfers work without it. The choice is logged, and `Queue::describe`
-/// returns it.
+/// each transfer. `buffers` should be the memory that most transfers use. The caller populates it first, and punches no holes into
+/// it while the queue is open. If the kernel refuses the registration (RLIMIT_MEMLOCK), transfers work without it. The choice is
+/// logged, and `Queue::describe` returns it.
 pub fn open_queue(
     devices: &[Arc<dyn Device>],
     buffers: &[Arc<Mapping>],
