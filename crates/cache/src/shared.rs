@@ -1,6 +1,7 @@
 //! What the threads and callers of a slice share: the locked state, the queues between the threads, and the callbacks.
 //!
-//! No thread waits while it holds the lock. Callbacks, and object calls that may be slow, run after it is released.
+//! No thread waits while it holds the lock. Callbacks, and object calls that may be slow, run after it is released. Only
+//! `SliceContext::on_broken` runs under it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};

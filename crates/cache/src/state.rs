@@ -2,8 +2,9 @@
 //!
 //! A page enters, leaves or moves only under the slice's lock: in the slice's own threads, or in a caller of the slice that runs
 //! a step inline. Hits take no lock. The steps (`get`, `sync`, `write_back`, `eviction`, `invalidate`, `latched`, `latches`,
-//! `outage`, `repair`) are functions from this state and an event to a new state and `Effects`. They do no I/O, run no callback,
-//! and do not wait. From objects they ask only what `Object` allows under the lock.
+//! `outage`, `repair`, `waiting`) are functions from this state and an event to a new state and `Effects`. They do no I/O and do
+//! not wait. They run one callback, whose answer they need: `SliceContext::on_broken`. From objects they ask only what `Object`
+//! allows under the lock.
 
 use std::collections::VecDeque;
 use std::time::Instant;
