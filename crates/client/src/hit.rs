@@ -125,7 +125,7 @@ pub fn pwrite(fd: i32, data: &[u8], offset: i64) -> Option<usize> {
     })
 }
 
-/// Makes a write(2), as `pwrite`. An errno is the kernel's answer.
+/// Makes a write(2), as `pwrite`. Fails with an errno only if it made the write through the kernel.
 #[inline]
 pub fn write(fd: i32, data: &[u8]) -> Option<Result<usize, i32>> {
     let word = descriptors::described(fd)?;

@@ -219,7 +219,7 @@ impl Offset {
                 return word;
             }
         }
-        // Its holder waits for the daemon.
+        // A holder that keeps the lock for this long waits for the daemon.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut sleeps = 0;
         let word = loop {

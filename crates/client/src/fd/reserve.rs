@@ -143,7 +143,7 @@ pub(super) fn reserve(
     let d = open.description();
     let _asking = file.begin_asking();
     let begin = at()?;
-    // Another writer has had them reserved meanwhile.
+    // Another writer has had the pages reserved meanwhile.
     if file.is_writable(begin, len) {
         return Ok(true);
     }

@@ -123,7 +123,7 @@ impl Daemon {
         answer
     }
 
-    /// Puts those pages into the cache that are not there.
+    /// Adds to the cache those of the pages that are not cached. Fills them with `byte`.
     fn fill(&self, object: u64, pages: std::ops::Range<u64>, byte: u8) {
         for page in pages {
             let key = Key::new(object, page);
