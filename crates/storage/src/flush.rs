@@ -28,7 +28,7 @@ struct FlushState {
 
 impl Flusher {
     /// Makes durable what was written before the call, with `sync` or with another thread's sync that begins after the call.
-    /// Syncs run one at a time, because the kernel would report a failure of two concurrent ones to only one of them.
+    /// Syncs run one at a time: if two ran at once and data was lost, the kernel would report the failure to only one of them.
     pub(crate) fn flush(&self, sync: impl Fn() -> io::Result<()>) -> Result<(), Cause> {
         let ticket = self.next_ticket.fetch_add(1, Ordering::SeqCst);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

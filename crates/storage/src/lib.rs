@@ -6,7 +6,7 @@
 //! # Assumptions about the medium
 //! - After a power failure during the write of a block (`BLOCK_BYTES`), the block may hold any mix of its old
 //!   and new sectors of 512 bytes. Nothing outside the written range changes.
-//! - A write that completed may be lost until a `flush` that began after its completion succeeds.
+//! - A completed write may still be lost. It is durable after a successful `flush` that began after the write completed.
 //! - After a failed flush, nothing is known about any write since the last flush that succeeded.
 //!
 //! # Where to read on

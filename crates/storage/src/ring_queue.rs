@@ -92,8 +92,8 @@ impl RingQueue {
         Ok(queue)
     }
 
-    /// Makes the calling thread the owner of the ring. A ring that another thread has entered cannot change hands, so it is
-    /// replaced. That is possible while nothing is in flight.
+    /// Makes the calling thread the owner of the ring. If another thread has entered a single-issuer ring, replaces the ring, because
+    /// the kernel lets no other thread enter it. Nothing may be in flight then.
     fn adopt(&mut self) -> io::Result<()> {
         let this = std::thread::current().id();
         if self.owner == Some(this) {
