@@ -25,8 +25,8 @@ impl Slice {
         let _ = self.shared.report_drain.set(report_drain);
     }
 
-    /// Sets the callback that collects which pages clients have used (with `SliceMemory::touch`). It visits a bounded number of
-    /// clients in each call. The evictor calls it before it chooses victims, without a lock of the slice. Set once.
+    /// Sets the callback that collects the clients' reference marks. For each mark it calls `SliceMemory::touch`. It visits a bounded
+    /// number of clients in each call. The evictor calls it before it chooses victims, without a lock of the slice. Set once.
     pub fn set_collector(&self, collector: Box<dyn Fn() + Send + Sync>) {
         let _ = self.shared.collector.set(collector);
     }
@@ -83,7 +83,7 @@ impl Slice {
     }
 
     /// Cleans up after a dead client. `entries` are those that its threads latched last, or were about to latch. Opens the
-    /// client's latches on them without changing the pages, absorbs their unreported dirty pages, and frees its quarantined
+    /// client's latches on them without changing the pages' bytes, absorbs their unreported dirty pages, and frees its quarantined
     /// frames. `resolve` returns the object with an id. Returns how many latches it opened.
     pub fn owner_gone(
         &self,

@@ -115,7 +115,7 @@ impl DirtyIndex {
                 since: now,
             }
         });
-        // A new file may have the same id by now. Its pages must not be placed by the old one.
+        // A new file may have the same id by now. Write-back must ask the new object for the places of its pages, not the old one.
         if !Arc::ptr_eq(&entry.object, object) {
             entry.object = object.clone();
         }

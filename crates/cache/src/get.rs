@@ -12,7 +12,7 @@
 //! Get in the thread that freed frames, mostly the evictor. If a client holds the latch of a granted page, the caller drops the
 //! grant and parks the rest of its work (`latched.rs`). Reads end in the pipeline thread, or in the thread of a `Reader`.
 //!
-//! Gets cannot deadlock. A Get takes all frames that it misses at once, or none. An overwriting Get takes none while it clashes.
+//! Gets cannot deadlock. A Get takes all frames that it needs in one step, or none. An overwriting Get takes none while it clashes.
 //! A Get that waits for frames pins no page.
 //! A Get therefore waits only for I/O, which ends, or for a writer that holds a grant and does not wait.
 
@@ -333,7 +333,8 @@ fn fill_ended(state: &mut SliceState, context: &SliceContext, index: u32, effect
     }
 }
 
-/// Removes an entry whose fill failed or was given up. Holders of its pins keep them, because a pin names the entry by its index.
+/// Removes the page of an entry whose fill failed or was given up. The pins of the entry stay until their holders release them,
+/// because pins are counted by entry index and not by page.
 fn drop_fill(state: &mut SliceState, context: &SliceContext, index: u32, effects: &mut Effects) {
     let word = context.memory.entry(index).state();
     if word.has(Flags::FILL) && state.take_out(context, index, word) {

@@ -113,7 +113,8 @@ impl Grant {
     }
 
     /// Returns BACKED for a page that is published now, if clients may write the object inline. The page was inserted before this
-    /// check. `Slice::revoke_writes` therefore either runs before the check or finds the page in its fill.
+    /// check. If the object refuses inline writes only after the check, `Slice::revoke_writes` therefore finds the page, waits for
+    /// the end of its fill, and clears BACKED.
     fn backed(&self) -> Flags {
         match self.object.may_write_inline() {
             true => Flags::BACKED,

@@ -117,7 +117,7 @@ pub(crate) fn give_up(
 }
 
 /// Takes a latch away without a free frame: the page keeps its frame. Does so only for an owner that holds more latches than
-/// programs have running threads, so it cannot be copying into all of these frames.
+/// programs have running threads: such an owner cannot be copying into all of these frames, so it is malicious.
 fn break_in_place(
     state: &mut SliceState,
     context: &SliceContext,
@@ -177,7 +177,8 @@ pub(crate) fn transfer_ended(state: &mut SliceState, index: u32) {
     }
 }
 
-/// Opens the latch of a dead client on an entry, without a change to the page. Returns whether the client held it.
+/// Opens the latch of a dead client on an entry. The page keeps its frame and its bytes, and becomes dirty. Returns whether the client
+/// held the latch.
 pub(crate) fn open(context: &SliceContext, index: u32, owner: u16) -> bool {
     let entry = context.memory.entry(index);
     // Retries because the end of a write-back may change the word. Nothing else changes a latched entry unless a client is

@@ -26,7 +26,7 @@ const DEPTH: u32 = 64;
 /// Performs the reads of the thread that created it.
 pub struct Reader {
     shared: Arc<SliceShared>,
-    /// Shared with `thread_reads`, so a reader stays in its thread.
+    /// The list of this thread in `thread_reads`. It is not `Send`, so a reader stays in its thread.
     requested: Requested,
     queue: Box<dyn Queue>,
     completions: Vec<Completion>,

@@ -194,7 +194,7 @@ pub(crate) fn failed(
         let before = context.memory.entry(*index).mark(Flags::DIRTY);
         context.memory.entry(*index).unmark(Flags::WRITE_BACK);
         if before.has(Flags::DIRTY) {
-            context.cleaned(1); // counted as in flight and as dirty again
+            context.cleaned(1); // The page was counted twice: when it first became dirty, and again in flight.
         }
     }
     let count = part.entries.len() as u64;

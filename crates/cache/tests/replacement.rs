@@ -75,7 +75,7 @@ fn a_scan_that_is_read_ahead_leaves_the_hot_pages_with_s3_fifo() {
 fn pages_used_least_recently_are_evicted_first_by_lru() {
     let mut model = ModelSlice::new(FRAMES, aged_sweep());
     (0..2000).for_each(|page| model.access(read(0, page)));
-    // A sixteenth of the slice enters after these uses: pages 100 to 800 are the oldest then.
+    // Uses pages 0 to 99, so that the oldest pages begin at page 100. Then more pages enter than there are free frames.
     (0..100).for_each(|page| model.access(read(0, page)));
     (2000..2300).for_each(|page| model.access(read(0, page)));
     let gone: Vec<u64> = (0..2300)

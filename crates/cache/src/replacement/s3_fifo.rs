@@ -75,7 +75,7 @@ pub struct S3Fifo {
     main: EntryList,
     /// Keys of pages that left the small queue.
     ghost: Ghost,
-    /// Keys of pages that left the main queue, for as long as a return is soon.
+    /// Keys of pages that left the main queue. A key is kept only while a return of its page counts as soon (`SOON_TICKS`).
     main_ghost: Ghost,
     /// Length that the small queue is to have: between a hundredth and nine tenths of the frames.
     small_target: u32,
@@ -206,7 +206,7 @@ impl<R: Residents> Replacement<R> for S3Fifo {
     }
 
     fn begin(&mut self, _: &R, _: u32, _: u32) {
-        // A round may visit a page of the main queue twice: the first visit clears the mark of a use, the second names the page.
+        // A round may visit a page of the main queue twice: the first visit records its last use in `entered`, the second names it.
         self.small_left = self.small.len;
         self.main_left = 2 * (self.small.len + self.main.len);
     }
