@@ -418,7 +418,8 @@ impl Area {
         }
     }
 
-    /// Returns the threads' loans of a slot. The words of a loan lie on another page, so this reads those of lenders only.
+    /// Returns the threads' loans of a slot. A block's `Loan` lies on another page than its loan word, so this reads the `Loan`
+    /// only in the blocks of lenders.
     fn loans(&self, slot: u32) -> impl Iterator<Item = Lent<'_>> {
         let lenders = self
             .blocks()

@@ -4,8 +4,8 @@
 //! one page with `try_read` and `try_write`. All of them copy and validate in `access`. The caller checks afterwards whether the
 //! file's size or slot has changed meanwhile.
 //!
-//! Some cached pages are no hits for the mount, which then pins them with a Get: pages that the kernel's page cache reads, and writes
-//! to pages without reserved space or of a file that a program has mapped.
+//! The mount does not take this path for some cached pages, and pins them with a Get instead: pages that it reads for the kernel's
+//! page cache, and pages that it writes without reserved space or in a file of which the kernel may have pages.
 
 use jericho_format::PAGE_BYTES;
 
@@ -69,10 +69,10 @@ impl SliceMemory {
 
     /// Writes `len` bytes of `source` at offset `at` of an object, page by page, until a page cannot be written. `first` is the
     /// key of the object's first page. `still` gets the offset of each page; see `write_if`. Calls `dirtied` for each page that
-    /// was clean before, in order. Fails with the number of bytes written before that page.
+    /// was clean before, in order. Fails with the number of bytes written before the page that cannot be written.
     ///
-    /// Program and mount both write cached bytes with this. What differs comes from the caller: only a program leaves notes
-    /// (`Writer`) and checks the slot and the range lock under the latch, because the daemon holds the file's locks itself.
+    /// Program and mount both write cached bytes with this, and pass different arguments. Only a program leaves notes (`Writer`),
+    /// and only a program checks the slot and the range lock under the latch: the daemon holds the file's locks itself.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "each is of another kind")]
     pub fn write_bytes(

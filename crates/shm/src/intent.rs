@@ -19,7 +19,7 @@ pub(crate) fn note(intent: &AtomicU64, slice: u16, index: u32) {
         SET | u64::from(slice) << 32 | u64::from(index),
         Ordering::Relaxed,
     );
-    // Orders this thread's own stores, not other processors: a thread that dies after the latch has stored the note.
+    // Orders this thread's own stores, not other processors: if the thread dies after it has taken the latch, its note is stored.
     compiler_fence(std::sync::atomic::Ordering::SeqCst);
 }
 

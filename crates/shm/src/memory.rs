@@ -1,8 +1,9 @@
 //! The segments of one slice, and the lookups in them. Reads and writes of found pages: `hit`.
 //!
-//! Three segments: *table* (entries, then overflow counts), *stamps* (one byte per entry), *frames*. A page's home line follows
-//! from its key. If that line is full, the page goes to the next line that has room, and every full line in between counts it, so
-//! that a lookup knows when to stop. Only the slice changes lines, under its own lock; readers need none.
+//! Three segments: *table* (entries, then overflow counts), *stamps* (the reference age of each entry, one byte; then the slice's
+//! words: epoch and throttling), *frames*. A page's home line follows from its key. If that line is full, the page goes to the next
+//! line that has room, and every full line in between counts it, so that a lookup knows when to stop. Only the slice changes
+//! lines, under its own lock; readers need none.
 
 use std::io;
 use std::mem::size_of;
@@ -321,7 +322,7 @@ impl SliceMemory {
         prefetch::bytes(self.begins.frames.as_ptr().wrapping_add(at), len);
     }
 
-    /// Does the same for the first bytes of a page, if it lies in its home line.
+    /// Does the same as `fetch` for the first bytes of a page, if the page lies in its home line.
     #[inline]
     pub fn fetch_page(&self, key: Key) {
         if let Some((found, _)) = self.find_in(self.home_line(key), key) {
@@ -423,7 +424,7 @@ impl SliceMemory {
         Ok(())
     }
 
-    /// Copies into a frame that the caller owns; otherwise as `copy_out`.
+    /// Copies into a frame that the caller owns. Fails as `copy_out` does.
     pub fn copy_in(&self, frame: u32, offset: usize, data: &[u8]) -> Result<(), Miss> {
         before_fill();
         self.overwrite(frame, offset, data)
@@ -450,7 +451,7 @@ impl SliceMemory {
         Ok(unsafe { self.begins.frames.add(frame as usize * PAGE + offset) })
     }
 
-    /// Returns the same address, to be written to. Panics when this process may not write.
+    /// Returns the same address as `frame_at`, to be written to. Panics also when this process may not write.
     #[inline(always)]
     fn frame_to_write(&self, frame: u32, offset: usize, len: usize) -> Result<NonNull<u8>, Miss> {
         assert!(self.is_writable(), "the segments are mapped read-only");

@@ -44,7 +44,7 @@ impl<const N: usize> Ring<'_, N> {
 /// The daemon's reader of a client's ring.
 #[derive(Debug, Default)]
 pub struct RingReader {
-    /// First position that the daemon may have read before its key was stored.
+    /// All keys before this position are taken. The key of a later position may be stored after the daemon has read the position.
     absorbed: u64,
 }
 

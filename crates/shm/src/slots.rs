@@ -341,7 +341,8 @@ impl Slot {
     }
 
     /// Raises the size to `bytes` if it is smaller. The daemon calls this after a change that may have extended the file and has
-    /// not shortened it. Calls `bytes` after it has read the size word, so that a concurrent truncation counts.
+    /// not shortened it. Calls `bytes` after it has read the size word: a truncation between that call and the change of the size
+    /// changes the word, and this calls `bytes` again.
     pub fn grow(&self, bytes: impl Fn() -> u64) {
         // Ignores a client that keeps others from changing the size: it could as well store a wrong size.
         let _ = self.change_size(|seen| {
@@ -412,8 +413,8 @@ impl Slot {
         rest.all.then_some(rest.held)
     }
 
-    /// Does the same, but borrows words that their holders lend, according to `lends`. Asks `kept` about a word that one holder
-    /// has kept for `HELD_MAX`. A waiter that gives up returns the words that it has.
+    /// Does the same as `lock_range`, but borrows words that their holders lend, according to `lends`. Asks `kept` about a word
+    /// that one holder has kept for `HELD_MAX`. A waiter that gives up returns the words that it has.
     pub fn take_range(
         &self,
         segments: Segments,

@@ -126,8 +126,8 @@ mod modelled {
     pub(crate) fn yield_now() {}
 
     pub(crate) mod futex {
-        //! Waits that end at once, as real ones may. `sleep` returns only when another thread wakes it, which lets the model show
-        //! that no thread sleeps on a free lock.
+        //! Waits that end at once, as real ones may. `sleep` ends at once only if the word has changed, and otherwise when another
+        //! thread wakes it. So the model can show that no thread sleeps on a free lock.
 
         use std::time::Duration;
 

@@ -82,7 +82,7 @@ impl Wishing {
         (is_same && is_answered()).then_some(granted)
     }
 
-    /// Takes the wish for the daemon, if it is for this object. The contents are the client's, so they are unchecked.
+    /// Takes the wish for the daemon, if it is for this object. Returns what the client has stored, unchecked.
     pub fn take(&self, object: u64) -> Option<Wish> {
         let word = self.wish.load(Ordering::Acquire);
         if word & EXISTS == 0 || self.object.load(Ordering::Relaxed) != object {
