@@ -2,6 +2,10 @@
 //!
 //! A dirty page is written when it is older than `Limits::dirty_age`, when more pages are dirty than the background limit, when
 //! frames are needed and no clean pages are left, or for a sync.
+//!
+//! The order, in the evictor's thread: `choose` marks pages WRITE_BACK under the slice's lock. Without the lock, the object gives them
+//! places (`Object::allocate`), the transfer runs from the frames, and the object learns of its end (`Object::written`); then `clean`.
+//! `ended` follows under the lock. A page may become dirty again meanwhile.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;

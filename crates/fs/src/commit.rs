@@ -3,7 +3,7 @@
 //! Operations change memory and append to the current batch while they hold the `gate` shared. The
 //! committer takes it exclusively for a moment to cut the batch: so every operation is in one batch
 //! as a whole, and a batch is the state of memory at one instant, with two exceptions. The size of a file
-//! that has grown ends at its first page that is not on the device (`durable_size`). A file that is being
+//! that has grown ends at its first page beyond the committed size that is not on the device (`durable_size`). A file that is being
 //! truncated keeps its committed size and extents, and its fsyncs wait for a later batch. Then, with the
 //! gate open again:
 //!
