@@ -46,8 +46,6 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
             sector_bytes,
         });
     }
-    let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
-    let size_bytes = opening::usable_size(path, size_bytes, required_bytes)?;
     let disk = metadata.rdev();
     Ok(Arc::new(Opened {
         handle: Handle::new(
@@ -57,7 +55,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>,
             disk,
             size_bytes,
             options,
-        ),
+        )?,
         kind: WholeDevice {
             can_discard: block::can_discard(disk),
         },

@@ -44,7 +44,6 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
     if !metadata.is_file() {
         return Err(opening::wrong_kind(path, metadata.file_type()));
     }
-    let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
     let mut size_bytes = metadata.len();
     if let Some(size) = options
         .create_size
@@ -53,7 +52,6 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
         resize(&file, size_bytes, size).map_err(opening::failed(path, "set its size"))?;
         size_bytes = size;
     }
-    let size_bytes = opening::usable_size(path, size_bytes, required_bytes)?;
     let disk = metadata.dev();
     Ok(Arc::new(Opened {
         handle: Handle::new(
@@ -63,7 +61,7 @@ fn open_existing(path: &Path, options: OpenOptions) -> Result<Arc<dyn Device>, O
             disk,
             size_bytes,
             options,
-        ),
+        )?,
         kind: RegularFile,
     }))
 }

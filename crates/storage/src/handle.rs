@@ -15,7 +15,7 @@ use jericho_sys::uring::Ring;
 
 use crate::aligned::{AlignedBuffer, is_aligned};
 use crate::flush::Flusher;
-use crate::opening::OpenOptions;
+use crate::opening::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
 
 /// Transfers from unaligned memory go through a bounce buffer of at most this size.
@@ -129,7 +129,7 @@ type Stopped = (usize, Cause);
 
 impl Handle {
     /// Takes a file or block device that `opening::open_direct` opened. `metadata` is the file's; `disk` is the number of the block
-    /// device that stores the bytes; `size_bytes` is usable (see `opening::usable_size`).
+    /// device that stores the bytes. Fails if the device has less than one block, or less than `options` require.
     pub(crate) fn new(
         path: &Path,
         (file, is_direct): (File, bool),
@@ -137,17 +137,18 @@ impl Handle {
         disk: u64,
         size_bytes: u64,
         options: OpenOptions,
-    ) -> Handle {
-        Handle {
+    ) -> Result<Handle, OpenError> {
+        let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
+        Ok(Handle {
             name: path.to_string_lossy().into(),
-            size_bytes,
+            size_bytes: opening::usable_size(path, size_bytes, required_bytes)?,
             is_direct,
             is_read_only: options.read_only,
             needs_stable_writes: is_direct && block::needs_stable_writes(&file, metadata),
             home_node: options.home_node.or_else(|| block::home_node(disk)),
             flusher: Flusher::default(),
             file,
-        }
+        })
     }
 
     pub(crate) fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
