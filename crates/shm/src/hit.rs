@@ -230,13 +230,10 @@ impl SliceMemory {
         epoch: u8,
         still: impl Fn() -> bool,
     ) -> Result<bool, Miss> {
-        let written = self.until_free(key, |found, entry| {
+        self.until_free(key, |found, entry| {
             let written = self.write_found(entry, found, offset, data, writer, &still)?;
-            Ok(written.map(|was_clean| (found.index, was_clean)))
-        });
-        let (index, was_clean) = written?;
-        self.touch(index, epoch);
-        Ok(was_clean)
+            Ok(written.inspect(|_| self.touch(found.index, epoch)))
+        })
     }
 
     /// Does the same as `write` for the daemon, which has reserved space for the page and needs no BACKED.
@@ -248,14 +245,11 @@ impl SliceMemory {
         owner: u16,
         epoch: u8,
     ) -> Result<bool, Miss> {
-        let written = self.until_free(key, |found, entry| {
+        self.until_free(key, |found, entry| {
             let copy = |frame| self.overwrite(frame, offset, data);
             let written = try_write_own(entry, found.state, owner, copy)?;
-            Ok(written.map(|was_clean| (found.index, was_clean)))
-        });
-        let (index, was_clean) = written?;
-        self.touch(index, epoch);
-        Ok(was_clean)
+            Ok(written.inspect(|_| self.touch(found.index, epoch)))
+        })
     }
 
     /// Looks a page up and calls `attempt`, and repeats both until `attempt` returns `Some`. `attempt` returns `None` if another
