@@ -135,7 +135,7 @@ impl ModelSlice {
         self.read_ahead = Some(read_ahead);
     }
 
-    /// Returns what was counted so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> ModelCounts {
         self.counts
     }

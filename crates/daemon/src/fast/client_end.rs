@@ -69,6 +69,7 @@ impl Fast {
         }
         true
     }
+
     /// Revokes all clients.
     pub(super) fn revoke_all_clients(&self) {
         for client in self.clients.lock().by_owner.values() {

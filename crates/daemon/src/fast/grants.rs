@@ -136,6 +136,7 @@ impl Fast {
             });
         });
     }
+
     /// Waits until no change is in progress that keeps the file from getting a slot.
     pub(super) fn await_changes(&self, ino: Ino) {
         if self.slot_file(ino).is_none() {

@@ -56,6 +56,7 @@ impl Fast {
             self.wishers.add(thread, wisher);
         }
     }
+
     /// Returns whether the calling thread may leave wishes. Costs one load for other threads.
     #[inline]
     pub fn may_wish(&self, asker: Asker) -> bool {

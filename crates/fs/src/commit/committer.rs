@@ -17,7 +17,7 @@ use crate::types::{Ino, Kind};
 /// Overlay entries dropped under one hold of a directory's lock.
 const SETTLE_ENTRIES: usize = 128;
 
-/// What was cut and is not durable.
+/// A sealed batch that is not durable.
 #[derive(Default)]
 struct Cut {
     seq: u64,
@@ -230,7 +230,7 @@ fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     }
 }
 
-/// Makes what was written to the devices durable.
+/// Flushes the devices that took data.
 fn flush(core: &Core) -> Result<()> {
     for (device, took) in core.volume.devices().iter().zip(&core.took_data) {
         if took.swap(false, Ordering::AcqRel)

@@ -85,7 +85,7 @@ impl SetAttrIn {
         | SetAttrIn::CTIME;
 
     /// Returns whether to clear the set-id bits. A request that sets no attribute has this as its only purpose. The kernel sends
-    /// one before fallocate(2) by a user who may not keep the bits, and for a chown(2) to the present owner and group.
+    /// one before fallocate(2) by a user who may not keep the bits, and for a chown(2) that names the current owner and group.
     pub(crate) fn drops_set_id(&self) -> bool {
         self.valid & SetAttrIn::KILL_SUIDGID != 0 || self.valid & SetAttrIn::ALL == 0
     }
