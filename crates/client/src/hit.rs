@@ -17,7 +17,8 @@ use crate::thread::{self, Doing, Thread};
 /// Flags that a write checks.
 const WRITE_FLAGS: u32 = WRITE | SYNC | APPEND | NO_INLINE_WRITE;
 
-/// Returns the description and the file of an fd's word, if exactly `flags` are set among the description's flags in `among`.
+/// Returns the description and the file of an fd's word. Returns `None` unless, of the flags in `among` and `TO_KERNEL`, the
+/// description has exactly `flags`.
 #[inline(always)]
 fn file(
     thread: &Thread,

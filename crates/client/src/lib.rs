@@ -1,8 +1,8 @@
 //! The application side: inline reads and writes of cached pages, in the caller's thread.
 //!
-//! Three kinds of callers use it: the mount's workers, the library between a program and libc, and any other process that has
-//! mapped a slice's segments. This crate knows pages of numbered objects. It knows neither the filesystem nor the cache behind
-//! them: the caller asks the daemon for a page that is not cached.
+//! The library between a program and libc makes the program's calls through this crate. The daemon uses only [`ReadAhead`] and
+//! parts of [`migration`]. This crate knows pages of numbered objects. It knows neither the filesystem nor the cache behind them:
+//! for a page that is not cached, it asks the daemon or leaves the access to the kernel.
 //!
 //! The modules from the lowest up; each uses only modules before it:
 //!

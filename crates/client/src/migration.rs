@@ -1,8 +1,8 @@
 //! Moves threads near the data that they use, where that helps, and never against their program's own choice of CPUs.
 //!
-//! [`account`] is called with each inline access and adds to a few cells of the thread. [`migrate_if_due`] is called when the
-//! thread holds nothing that others wait for. Once for each `DECIDE_BYTES` it reads the clock and asks the `migrator` for a
-//! decision. Nothing here allocates.
+//! Each inline access adds to a few cells of the thread, as [`account`] does. At the end of an inline call, the thread holds
+//! nothing that others wait for. Then it calls [`migrate_if_due`], except after the short calls of `hit`. Once for each
+//! `DECIDE_BYTES`, `migrate_if_due` reads the clock and asks the `migrator` for a decision. Nothing here allocates.
 //!
 //! Migration must not disturb the program. A caller that forks, executes, starts a thread or asks for the thread's affinity calls
 //! [`release`] first, because the new thread inherits the mask. Other calls call [`tick`], which releases a thread that no longer

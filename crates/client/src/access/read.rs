@@ -116,8 +116,8 @@ impl InlineFile<'_> {
         (0, Some(Why::Busy), None)
     }
 
-    /// Reads into several parts at `at`, as `read` does into one; the bytes that it returns belong to one instant. Reads all
-    /// bytes that the file has, or none (`rest`).
+    /// Reads into several parts at `at`, as `read` does into one buffer. Reads all the bytes that the file has there, which then
+    /// belong to one instant, or reads none and sets `rest`.
     pub fn read_parts(&self, at: u64, len: usize, parts: &mut [IoSliceMut<'_>]) -> ReadProgress {
         let mut why = Why::Changed;
         for _ in 0..READ_TRIES {

@@ -432,8 +432,8 @@ fn appended_records_are_all_there_and_whole() {
                     };
                     let mut seen = vec![0; data.len()];
                     let at = end - data.len() as u64;
-                    // Appends of the other threads may come between. A thread would then ask the daemon, which does not exist
-                    // here.
+                    // Appends of the other threads may interfere with this read. The library would then read through the kernel.
+                    // This test has no file in the kernel, so it reads again.
                     while let Some(why) = file(session).read(at, &mut seen).rest {
                         assert!(matches!(why, Why::Changed | Why::Busy), "{why:?}");
                     }
@@ -664,7 +664,7 @@ fn a_request_that_writes_more_than_the_rest_borrows_the_expected_words() {
     assert_eq!(kept.own_borrows(PAGE), Some(0), "one page takes no word");
     // A long write is made in pieces. The kernel's request for the rest of one piece also writes all later pieces.
     assert_eq!(kept.own_borrows(PAGE + 1), Some(1));
-    // The rest begins on the second page and ends where its word covers another segment.
+    // The rest begins on the second page. It ends at the next segment that the rest's first word covers.
     let words = (jericho_shm::WORDS << 16) - PAGE;
     assert_eq!(kept.own_borrows(words), Some(1));
     assert_eq!(kept.own_borrows(words + 1), None);

@@ -95,7 +95,7 @@ pub fn count_call(fd: i32, seen: u64, more: u32, moves: bool, wishes: bool) -> b
         unopened(fd);
         return false;
     }
-    // Always changes the word, so that a thread that has asked the kernel for the offset notices the call.
+    // Changes the word of every fd with `OPENED`, so that a thread that has asked the kernel for the offset notices the call.
     let wished = if wishes { WISHED } else { 0 };
     let new = (with_units(seen, more) | wished) + (u64::from(moves) << IN_USE_SHIFT);
     let counted = word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed);
@@ -128,7 +128,7 @@ pub fn forget(fd: i32) {
     replace(fd, UNKNOWN << KIND_SHIFT | u64::from(serial));
 }
 
-/// Marks an fd whose description has other fds as about to be closed. Until `has_closed`, a call uses the description if the
+/// Marks an fd as about to be closed, if its description has other fds. Until `has_closed`, a call uses the description if the
 /// kernel says that the fd still refers to the file. An ordinary call would use a wrong offset, because the library keeps it.
 /// Returns the word for `has_closed`. Returns `None` when the fd has no description, or is the description's only fd.
 pub fn begin_close(fd: i32) -> Option<u64> {

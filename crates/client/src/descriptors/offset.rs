@@ -52,7 +52,7 @@ fn pack(tag: u16, offset: u64) -> u64 {
 }
 
 impl Offset {
-    /// Returns an offset of no description: tags are odd.
+    /// Returns an offset that belongs to no description: its tag is 0, and the tags of descriptions are odd.
     pub const fn new() -> Offset {
         Offset {
             word: AtomicU64::new(0),
@@ -84,7 +84,7 @@ impl Offset {
         Offset::decode(self.word.load(Ordering::Acquire), tag) == Position::Kernel
     }
 
-    /// Returns the offset, or the value that it had when it was locked. For the thread that holds the lock.
+    /// Returns the offset in the word, also while it is locked. For the thread that holds the lock, and its signal handlers.
     pub fn value(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & OFFSET_MASK
     }

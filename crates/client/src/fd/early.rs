@@ -196,7 +196,7 @@ fn is_worth(units: u32) -> bool {
             || UNITS.load(Ordering::Relaxed).saturating_add(units) > UNITS_OF_PROCESS)
 }
 
-/// Decides how to make a call with an offset of its own. `None`: the caller makes the ordinary call, which is counted.
+/// Decides how to make a call with an offset of its own. `None`: the caller makes the ordinary call, which is counted already.
 /// `Some(Some)`: the library makes the ordinary call. `Some(None)`: the call may go inline.
 #[inline]
 pub(super) fn ordinary(fd: i32, access: CallKind) -> Option<Option<Counted>> {

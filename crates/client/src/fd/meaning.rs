@@ -93,7 +93,7 @@ pub fn forget(fd: i32) {
     descriptors::forget(fd);
 }
 
-/// Does the same for all fds from `first` to `last`.
+/// Forgets all fds from `first` to `last`.
 pub fn forget_range(first: u32, last: u32) {
     descriptors::forget_range(first, last);
 }

@@ -6,9 +6,9 @@ use super::kernel_path::{is_given_up, move_offset_to_kernel};
 use crate::descriptors::{OFFSET_MAX, OpenFd, Position, SEEK_SET};
 use crate::thread::Thread;
 
-/// Calls `act` with the description's offset locked, for example to write `len` bytes there. `end` returns the new offset from
-/// the result, the offset of the access, and the bytes that signal handlers have written behind it. It is called again if a
-/// handler comes meanwhile. Returns `None` when the kernel has the offset.
+/// Calls `act` with the description's offset locked, for example to write `len` bytes there. Then calls `end` with the result, the
+/// offset of the access, and the number of bytes that signal handlers have written behind the access; `end` returns the new
+/// offset. Calls `end` again if a handler uses the offset meanwhile. Returns `None` when the kernel has the offset.
 #[inline]
 pub(crate) fn with_offset<T>(
     thread: &Thread,

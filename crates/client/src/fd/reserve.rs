@@ -17,7 +17,7 @@ const RESERVE_MAX: u32 = 1024;
 const RESERVE_PAUSE: u32 = 64;
 /// The same after the daemon has answered `Busy` to `ASK_TRIES` requests.
 const BUSY_PAUSE: u32 = 4;
-/// Requests of a writer for pages that the daemon is reserving for another request at the same time.
+/// Attempts of a writer to reserve pages, which fail with `Busy` while the daemon reserves the same pages for another request.
 const ASK_TRIES: u32 = 4;
 
 /// The end of what a call has written.

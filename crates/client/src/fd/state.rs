@@ -69,7 +69,7 @@ fn classify(fd: i32, opened: bool, word: u64) -> Option<()> {
     };
     let identity = FileIdentity::from(&stat);
     if describe(fd, opened, word, session, &slot, &mode, identity).is_none() {
-        // If the fd has changed its meaning, this does nothing. Otherwise the table is full.
+        // The table is full, or the fd's word has changed. A changed word stays as it is.
         kernel(Some(Reason::Table))?;
     }
     Some(())

@@ -26,7 +26,7 @@ const WAY_POLL: Duration = Duration::from_millis(1);
 /// Most pages whose latches the library checks itself.
 const CHECKED_PAGES_MAX: u64 = 1024;
 
-/// Makes way for the ordinary call, and returns `None` for it.
+/// Makes way for the ordinary call. Returns `None`, so that the caller makes that call.
 #[inline]
 pub(super) fn by_kernel<T>(fd: i32, at: Option<u64>, len: usize, write: bool) -> Option<T> {
     if thread::is_writing() {
@@ -177,7 +177,8 @@ pub(super) fn interrupted(
         let _: Option<()> = by_kernel(fd, Some(at), len, write);
         thread::current(|thread| io(thread, &open, &facts, at))
     };
-    // Blocks signals: another handler could come between this one's write and its note of it, or wait for the offset.
+    // Blocks signals. Another handler could use the offset after this handler's write and before `displace` records the write, or
+    // could wait for the offset that this handler has locked.
     let result = signals::blocked(|| {
         thread::current(|thread| {
             if thread.offset.has_offset(open.index, offset) {

@@ -71,7 +71,7 @@ impl ThreadUse {
         Some((2 * node) as u8 + u8::from(remote))
     }
 
-    /// Adds `accesses` accesses to `bytes` bytes in all.
+    /// Adds a number of accesses, of `bytes` bytes in all, to a cell.
     pub fn add(&self, cell: u8, accesses: u32, bytes: usize) {
         let weight = bytes.min(ACCESS_BYTES_MAX) as u32 + accesses * ACCESS_BYTES;
         if let Some(cell) = self.used.get(usize::from(cell)) {

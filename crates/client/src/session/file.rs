@@ -85,7 +85,8 @@ impl<'a> InlineFile<'a> {
         self.may_write
     }
 
-    /// Decides once whether the file may be written. The slot's word cannot change without a new lookup of the file.
+    /// Decides whether the file may be written. The decision holds as long as this value is used: a different word of the slot
+    /// ends the use.
     #[inline]
     fn if_named(self, named: bool) -> InlineFile<'a> {
         let may_write = named && self.word.flags() & SlotInfo::NO_WRITE == 0;

@@ -35,7 +35,7 @@ pub struct Session {
     pub slices: Vec<SliceMemory>,
     /// The owner number with which this process latches and locks.
     pub owner: u16,
-    /// The volume's nodes are those by which this process's threads migrate.
+    /// Whether threads may migrate to this volume's data: its table of nodes is the one of this process (`migration::learn`).
     pub may_migrate: bool,
     /// The thread policy of this run, if it has one. It takes precedence over the policy of a file, which takes precedence over
     /// the volume's.

@@ -12,7 +12,8 @@ use jericho_sys::signals;
 use super::handshake::receive;
 use super::segments::{FIRST, SESSIONS_MAX, Session};
 
-/// Polls that wait for a thread that is attaching. Attaching takes a moment, or a whole timeout of the handshake.
+/// Polls that wait for a thread that is attaching. Attaching usually takes a moment. The polls take as long as one timeout of
+/// the handshake.
 const ATTACHING_POLLS: u32 = 2000;
 const ATTACHING_POLL: Duration = Duration::from_millis(1);
 
@@ -137,8 +138,8 @@ pub fn before_bare_fork() {
     }
 }
 
-/// Waits until no thread is attaching, and keeps other threads from it while the result lives. Gives up after the longest time
-/// that attaching takes.
+/// Waits until no thread is attaching, and keeps other threads from attaching while the result lives. Gives up after
+/// `ATTACHING_POLLS` polls.
 pub fn lock_attaching() -> AttachLock {
     let Some(mark) = MARK.get() else {
         return AttachLock(None);

@@ -17,8 +17,8 @@ const LOCK_POLL: Duration = Duration::from_millis(1);
 pub struct LockedOffset {
     /// Description whose offset this thread has locked or is about to lock; `u32::MAX`: none.
     locking: Cell<u32>,
-    /// The offset's word while this thread has it locked, or as the thread is about to lock it; 0: the thread waits for another
-    /// thread.
+    /// The word that the offset has while this thread has it locked. The thread notes the word before each attempt to lock. 0: no
+    /// attempt yet, or the thread waits for another thread.
     locked: Cell<u64>,
     /// The end of the interrupted write; `u64::MAX`: the thread does not know yet whether it has the lock.
     end: Cell<u64>,
