@@ -125,7 +125,7 @@ unsafe fn pidfd_getfd(process: c_int, target: c_int, flags: c_uint) -> c_int {
     fd
 }
 
-/// Makes the terminal fds 0, 1 and 2, and closes `fd`.
+/// Makes fds 0, 1 and 2 refer to the terminal of `fd`, and closes `fd`.
 unsafe fn login_tty(fd: c_int) -> c_int {
     errno::kept(|| {
         fd::forget(fd);

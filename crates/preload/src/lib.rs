@@ -5,7 +5,8 @@
 //! functions, with reasons.
 //!
 //! Rules for all hooks: a hook may run before `main`, after the exit handlers, in a signal handler and in any thread. So it takes
-//! no lock, allocates nothing, never panics, and leaves errno as the C library would.
+//! no lock, allocates nothing, never panics, and leaves errno as the C library would. Exceptions: attaching to a daemon, sync, and
+//! a hook that runs before the library's constructor may allocate memory.
 
 #[cfg(not(all(
     target_os = "linux",

@@ -71,7 +71,7 @@ unsafe fn read(
 ) -> Option<Result<usize, i32>> {
     let mut room = [const { MaybeUninit::uninit() }; PARTS];
     let part = |base: *mut c_void, length| {
-        // SAFETY: the caller gives that many bytes in each part, for itself during the call.
+        // SAFETY: the caller gives that many bytes in each part, and no other code uses them during the call.
         IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(base.cast(), length) })
     };
     // SAFETY: the caller's list.
@@ -134,7 +134,7 @@ pub unsafe fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t
     }
 }
 
-/// Reads with flags. With an offset of -1 it does as readv with flags.
+/// Reads with flags. With an offset of -1, reads at the description's offset, as readv does.
 pub unsafe fn preadv2(
     fd: c_int,
     parts: *const iovec,
@@ -181,7 +181,7 @@ pub unsafe fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off_
     }
 }
 
-/// Writes with flags. With an offset of -1 it does as writev with flags.
+/// Writes with flags. With an offset of -1, writes at the description's offset, as writev does.
 pub unsafe fn pwritev2(
     fd: c_int,
     parts: *const iovec,

@@ -29,7 +29,7 @@ static void fresh(void) {
     next = 0;
 }
 
-/* This process reads ten bytes and continues there. */
+/* Reads the next ten bytes of the description through the fd `with`, and counts them. */
 static void here(int with) {
     NEXT_ARE_FROM(with, next);
     next += 10;

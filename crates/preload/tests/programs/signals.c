@@ -61,8 +61,8 @@ int main(int argc, char **argv) {
     }
     done("handlers");
 
-    /* A call that waits for something else is interrupted as without the library. The timer stays armed until that has happened,
-       whenever the read begins. */
+    /* A signal interrupts a read that waits for a pipe, as it does without the library. The timer repeats until then, so the read
+       may begin at any time. */
     action.sa_handler = nothing;
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     int ends[2];

@@ -119,8 +119,8 @@ pub const NAMES: [&str; 14] = [
     "turns",
 ];
 
-/// Builds a program, runs it in a directory of its own, and again with a command like `hooked` in `dir`, and compares their
-/// outputs.
+/// Builds a program and runs it twice: as it is, in a directory of its own, and with the command that `hooked` returns, below
+/// `dir`. Compares the outputs of the two runs.
 pub fn compare(name: &str, hooked: impl Fn(&Path) -> Command, dir: &Path) {
     let programs = Programs::new();
     let (program, arguments) = programs.program(name);
