@@ -169,8 +169,8 @@ pub unsafe fn close(fd: c_int) -> c_int {
 }
 
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // CLOSE_RANGE_CLOEXEC closes nothing now. CLOSE_RANGE_UNSHARE leaves the fds open in another process that shares the table of
-    // fds. The library's state would be wrong for that process only if it shared this process's memory, too.
+    // CLOSE_RANGE_CLOEXEC closes nothing now. CLOSE_RANGE_UNSHARE leaves the fds open for other threads and processes that share
+    // the table of fds. The hook ignores that: it concerns only those that also share this memory, and with it the library's state.
     if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
         errno::kept(|| fd::closing_range(first, last));
     }
