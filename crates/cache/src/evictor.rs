@@ -237,6 +237,9 @@ impl Evictor {
             }
         }
         let write = write_back::ended(&mut shared.lock(), completion.tag, error.is_none());
+        if error.is_none() {
+            parts.iter().for_each(|part| part.object.write_back_ended());
+        }
         for sync in write.into_iter().flat_map(|w| w.syncs) {
             self.sync_step(sync, error.clone());
         }

@@ -89,6 +89,11 @@ pub trait Object: Send + Sync + 'static {
     /// not flushed yet.
     fn written(&self, first: u64, count: u32);
 
+    /// Reports that `Slice::first_dirty` no longer counts the pages of a finished write-back, unless they are dirty again. It
+    /// counts them until after `written`, so that no owner takes pages for written whose new places it does not know yet. An owner
+    /// to which `first_dirty` has named such a page asks again now. Called before a sync that waits for the pages ends.
+    fn write_back_ended(&self) {}
+
     /// Reports that the write-back of pages failed. They stay dirty and are retried; the object keeps the error for the next
     /// fsync.
     fn write_failed(&self, first: u64, count: u32, error: &Error);

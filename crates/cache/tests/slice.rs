@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use jericho_cache::{Config, Error, FRAMES_MIN, Grant, Intent, Object, PagePlace, PageRun, Slice};
-use jericho_shm::{Flags, Key};
+use jericho_shm::{Flags, Key, Writer};
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::{Cause, Device, IoError};
 use jericho_sys::doorbell::Doorbell;
@@ -134,7 +134,8 @@ fn write(
     data: &[u8],
 ) -> Result<(), Error> {
     let key = Key::new(object.id(), page);
-    match slice.memory().write(key, offset, data, 1, slice.epoch()) {
+    let (memory, writer) = (slice.memory(), Writer::daemon(1));
+    match memory.write_if(key, offset, data, writer, slice.epoch(), || true) {
         Ok(true) => {
             slice.dirtied(object, page, 1);
             return Ok(());
@@ -276,6 +277,60 @@ fn invalidated_pages_are_gone_dirty_or_not() {
     wait(|done| bed.slice.invalidate(5, 20..u64::MAX, done)).unwrap();
     assert_eq!(read(&bed.slice, &object, 60).unwrap()[0], 0);
     assert_eq!(read(&bed.slice, &object, 10).unwrap()[0], 9);
+}
+
+/// Asks the slice for the first dirty page whenever the slice tells of a write-back.
+struct Asks {
+    pages: Arc<Linear>,
+    slice: Arc<Slice>,
+    /// The answers during `written`, and during `write_back_ended`.
+    answers: Mutex<[Vec<Option<u64>>; 2]>,
+}
+
+impl Asks {
+    fn ask(&self, call: usize) {
+        let answer = self.slice.first_dirty(self.pages.id, 0);
+        self.answers.lock().unwrap()[call].push(answer);
+    }
+}
+
+impl Object for Asks {
+    fn id(&self) -> u64 {
+        self.pages.id()
+    }
+    fn slice_of(&self, page: u64) -> u16 {
+        self.pages.slice_of(page)
+    }
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
+        self.pages.resolve(first, count, out)
+    }
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error> {
+        self.pages.allocate(first, count, out)
+    }
+    fn written(&self, first: u64, count: u32) {
+        self.ask(0);
+        self.pages.written(first, count);
+    }
+    fn write_back_ended(&self) {
+        self.ask(1);
+    }
+    fn write_failed(&self, first: u64, count: u32, error: &Error) {
+        self.pages.write_failed(first, count, error);
+    }
+}
+
+#[test]
+fn a_page_counts_as_dirty_until_its_object_knows_of_the_write_and_no_longer_at_the_end() {
+    let bed = bed(FRAMES_MIN, 64);
+    let asks = Arc::new(Asks {
+        pages: Linear::new(5, 0),
+        slice: bed.slice.clone(),
+        answers: Mutex::default(),
+    });
+    let object: Arc<dyn Object> = asks.clone();
+    write(&bed.slice, &object, 3, 0, &[7; PAGE]).unwrap();
+    wait(|done| bed.slice.sync(&object, 0..u64::MAX, done)).unwrap();
+    assert_eq!(*asks.answers.lock().unwrap(), [[Some(3)], [None]]);
 }
 
 #[test]

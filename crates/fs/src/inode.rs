@@ -90,7 +90,7 @@ pub struct File {
     pub(crate) map: RwLock<Map>,
     /// Number of truncations in progress. Meanwhile a batch leaves size and extents as they were.
     pub(crate) hold: AtomicU32,
-    /// The last batch left out the end of the file. The next page written back has to mark the inode dirty again.
+    /// The last batch left out the end of the file. The end of the next write-back has to mark the inode dirty again.
     pub(crate) size_pending: AtomicBool,
     /// Bytes up to this one were on the device when a sync of the file ended. Changed with `reaches` locked, or increased by
     /// the committer.

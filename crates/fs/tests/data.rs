@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, PageRun, Slice};
@@ -218,10 +218,7 @@ impl Mount {
     }
 
     fn commit(&self) {
-        let (sender, receiver) = channel();
-        self.fs()
-            .fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
-        receiver.recv().unwrap().unwrap();
+        commit(self.fs());
     }
 
     fn truncate(&self, file: &Arc<File>, size: u64) -> Attr {
@@ -235,6 +232,12 @@ impl Mount {
     fn free(&self) -> u64 {
         self.fs().statfs().unwrap().free
     }
+}
+
+fn commit(fs: &Fs) {
+    let (sender, receiver) = channel();
+    fs.fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv().unwrap().unwrap();
 }
 
 /// Returns bytes that depend on their position.
@@ -291,6 +294,17 @@ fn write_back(mount: &Mount, file: &Arc<File>) {
     receiver.recv().unwrap().unwrap();
 }
 
+/// Writes a page in the cache, on behalf of `object`: the slice tells it of the write-back.
+fn write_page(mount: &Mount, object: &Arc<dyn Object>, page: u64, data: &[u8]) {
+    let slice = &mount.slices[usize::from(object.slice_of(page))];
+    let (sender, ready) = channel();
+    slice.get(object, page, 1, Intent::Modify, move |pinned| {
+        sender.send(pinned).unwrap();
+    });
+    let mut pinned = ready.recv().unwrap().unwrap();
+    pinned.write(page, 0, data).unwrap();
+}
+
 /// Creates a file of 3 pages, a gap, and one more page. The first part of the gap has reserved space. The first write-back places
 /// this space together with the pages before it.
 fn with_a_gap(mount: &Mount) -> Arc<File> {
@@ -332,6 +346,58 @@ fn a_gap_with_reserved_space_is_a_hole() {
     }
 }
 
+/// A file that is committed while its write-backs end: after it knows of the written pages, and while the cache still counts them.
+struct CommitsAtTheEnd {
+    file: Arc<dyn Object>,
+    fs: Weak<Fs>,
+}
+
+impl Object for CommitsAtTheEnd {
+    fn id(&self) -> u64 {
+        self.file.id()
+    }
+    fn slice_of(&self, page: u64) -> u16 {
+        self.file.slice_of(page)
+    }
+    fn resolve(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), CacheError> {
+        self.file.resolve(first, count, out)
+    }
+    fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), CacheError> {
+        self.file.allocate(first, count, out)
+    }
+    fn written(&self, first: u64, count: u32) {
+        self.file.written(first, count);
+        commit(&self.fs.upgrade().unwrap());
+    }
+    fn write_back_ended(&self) {
+        self.file.write_back_ended();
+    }
+    fn write_failed(&self, first: u64, count: u32, error: &CacheError) {
+        self.file.write_failed(first, count, error);
+    }
+}
+
+#[test]
+fn a_commit_while_a_write_back_ends_does_not_leave_the_size_short() {
+    let mut mount = Mount::new(64 << 20);
+    let (_, file) = mount.create("f");
+    let object: Arc<dyn Object> = Arc::new(CommitsAtTheEnd {
+        file: file.object(),
+        fs: Arc::downgrade(mount.fs()),
+    });
+    let data = pattern(4, PAGE as usize);
+    mount.fs().begin_write(&file, 0, PAGE).unwrap();
+    write_page(&mount, &object, 0, &data);
+    mount.fs().end_write(&file, 0, PAGE);
+    write_back(&mount, &file);
+    mount.commit();
+    drop((file, object));
+    mount.power_cut(0);
+    let file = mount.open("f");
+    assert_eq!(file.size(), PAGE);
+    assert!(mount.read(&file) == data);
+}
+
 /// A file whose write-backs stop before their pages are placed. Each write-back sends on `reached`, and then waits for a message
 /// on `go_on`, or for the end of its sender.
 struct Stops {
@@ -358,6 +424,9 @@ impl Object for Stops {
     fn written(&self, first: u64, count: u32) {
         self.file.written(first, count);
     }
+    fn write_back_ended(&self) {
+        self.file.write_back_ended();
+    }
     fn write_failed(&self, first: u64, count: u32, error: &CacheError) {
         self.file.write_failed(first, count, error);
     }
@@ -380,15 +449,7 @@ fn change_between_choice_and_place(
     });
     assert_eq!(other.layout().home(), file.layout().home());
     mount.fs().begin_write(&other, 0, 2 * PAGE).unwrap();
-    let dirty = |page| {
-        let slice = &mount.slices[usize::from(other.layout().home())];
-        let (sender, ready) = channel();
-        slice.get(&stops, page, 1, Intent::Modify, move |pinned| {
-            sender.send(pinned).unwrap();
-        });
-        let mut pinned = ready.recv().unwrap().unwrap();
-        pinned.write(page, 0, &pattern(3, PAGE as usize)).unwrap();
-    };
+    let dirty = |page| write_page(mount, &stops, page, &pattern(3, PAGE as usize));
     dirty(0);
     is_reached.recv().unwrap();
     // The evictor is blocked. When it continues, it takes all pages that have become old in one batch. The other file's page

@@ -153,14 +153,14 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
     whole
 }
 
-/// How much of a file's size is backed by data on the device: all of it, or up to the first page whose
-/// newest bytes are only in memory.
+/// Returns the part of a file's size that the batch may have: all of it, or up to the first page beyond the committed size whose
+/// newest bytes are only in memory. A sync that has ended raises the limit to `synced_size`.
 fn durable_size(file: &File, committed: u64, size: u64) -> u64 {
     if size <= committed {
         file.size_pending.store(false, Ordering::Release);
         return size;
     }
-    // Before asking: a page written from here on finds it set and brings the inode back.
+    // Before asking: a write-back that ends from here on finds it set and brings the inode back (`write_back_ended`).
     file.size_pending.store(true, Ordering::Release);
     // The cache keeps a page dirty until the map records its new place. A page that has blocks and is not dirty was
     // never written: it was reserved ahead and is now a gap, so it reads as zeros.

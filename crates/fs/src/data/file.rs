@@ -471,7 +471,14 @@ impl Object for File {
         if changed {
             changed = self.map.write().written(pages, self.host.allocator());
         }
-        if changed || self.size_pending.load(Ordering::Acquire) {
+        if changed {
+            self.host.mark_dirty(&self.inode);
+        }
+    }
+
+    fn write_back_ended(&self) {
+        // Set by the committer before it asks `first_dirty`. So either it found the pages on the device, or this finds the flag.
+        if self.size_pending.load(Ordering::Acquire) {
             self.host.mark_dirty(&self.inode);
         }
     }
