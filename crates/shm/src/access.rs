@@ -69,8 +69,9 @@ pub(crate) fn try_read(
     Ok(same.then_some(()))
 }
 
-/// Writes a page under its latch. `seen` is the state that a lookup found, and `copy` copies into its frame; if `copy` fails, the
-/// page stays as it was. Returns whether the page was clean before, or `None` if another writer holds the latch. Fails with
+/// Writes a page under its latch. `seen` is the state that a lookup found. All checks of it come before the latch, which is taken
+/// only if the state still is `seen`. `copy` runs under the latch and copies into the frame; if it fails, the page stays as it was.
+/// Returns whether the page was clean before, or `None` if another writer holds the latch. Fails with
 /// `NoRoom` if the page is clean and `has_room` returns false: the writer could not report that the page becomes dirty.
 #[inline(always)]
 pub(crate) fn try_write(

@@ -1,8 +1,11 @@
 //! Reads and writes of cached pages: optimistic copies out, latched copies in.
 //!
 //! The mount and every program read and write hits with `read_bytes` and `write_bytes`. A program's short path makes one attempt at
-//! one page with `try_read` and `try_write`. All of them copy and validate in `access`. The caller checks afterwards whether the
-//! file's size or slot has changed meanwhile.
+//! one page with `try_read` and `try_write`. All of them copy and validate in `access`.
+//!
+//! A program reads the file's slot and size before. After a read it compares only the count of truncations in the size word; for a
+//! write it checks slot and count under the latch (`still`). The mount takes the file's size again after a read and drops the bytes
+//! beyond it.
 //!
 //! The mount does not take this path for some cached pages, and pins them with a Get instead: pages that it reads for the kernel's
 //! page cache, and pages that it writes without reserved space or in a file of which the kernel may have pages.
@@ -68,8 +71,8 @@ impl SliceMemory {
     }
 
     /// Writes `len` bytes of `source` at offset `at` of an object, page by page, until a page cannot be written. `first` is the
-    /// key of the object's first page. `still` gets the offset of each page; see `write_if`. Calls `dirtied` for each page that
-    /// was clean before, in order. Fails with the number of bytes written before the page that cannot be written.
+    /// key of the object's first page. Writes each page as `write_if` does, and passes its offset to `still`. Calls `dirtied` for
+    /// each page that was clean before, in order. Fails with the number of bytes written before the page that cannot be written.
     ///
     /// Program and mount both write cached bytes with this, and pass different arguments. Only a program leaves notes (`Writer`),
     /// and only a program checks the slot and the range lock under the latch: the daemon holds the file's locks itself.
@@ -199,27 +202,19 @@ impl SliceMemory {
         };
         let written = try_write(entry, seen, writer.owner(), has_room, copy);
         if written == Err(Miss::Broken) {
+            // The daemon has taken the latch, after a second or for a signal handler, and has moved the page. It does not reuse the old
+            // frame until this process reports that the copy into it has ended (`take_copied`).
             self.put_copied(seen.frame());
         }
         written
     }
 
-    /// Replaces bytes of a page that is in the cache and backed, under its latch. `Ok(true)`: the page was clean before, so the
-    /// caller must report it as dirty.
-    #[inline]
-    pub fn write(
-        &self,
-        key: Key,
-        offset: usize,
-        data: &[u8],
-        owner: u16,
-        epoch: u8,
-    ) -> Result<bool, Miss> {
-        self.write_if(key, offset, data, Writer::daemon(owner), epoch, || true)
-    }
-
-    /// Does the same as `write`, if `still` returns true under the latch; otherwise fails with `Changed`. `still` sees all
-    /// changes that the daemon made before its own latch on the page.
+    /// Replaces bytes of a cached page under its latch, and marks the page as used at `epoch`. `Ok(true)`: the page was clean before,
+    /// so the caller must report it as dirty.
+    ///
+    /// Before it takes the latch, checks that the page is filled, that it has space on the volume or space reserved (BACKED), and, if
+    /// it is clean, that `writer` has room to report it. Under the latch, calls `still` and fails with `Changed` if that returns
+    /// false. `still` sees all changes that the daemon made before its own latch on the page.
     #[inline]
     pub fn write_if(
         &self,
@@ -236,7 +231,8 @@ impl SliceMemory {
         })
     }
 
-    /// Does the same as `write` for the daemon, which has reserved space for the page and needs no BACKED.
+    /// Does the same as `write_if` for a caller in the daemon that has pinned the page and reserved space for it: requires no BACKED
+    /// and no room to report, and checks nothing under the latch.
     pub fn write_own(
         &self,
         key: Key,

@@ -588,6 +588,7 @@ impl SliceMemory {
 mod tests {
     use super::*;
     use crate::entry::Flags;
+    use crate::writer::Writer;
 
     fn memory(frames: u32) -> SliceMemory {
         SliceMemory::create("test", frames, None).unwrap()
@@ -598,6 +599,10 @@ mod tests {
         m.copy_in(frame, 0, &[byte; PAGE]).unwrap();
         m.entry(index).publish(Flags::BACKED);
         index
+    }
+
+    fn write(m: &SliceMemory, key: Key, offset: usize, data: &[u8]) -> Result<bool, Miss> {
+        m.write_if(key, offset, data, Writer::daemon(1), 0, || true)
     }
 
     #[test]
@@ -643,16 +648,16 @@ mod tests {
         let key = Key::new(9, 3);
         let index = m.insert(key, 5, 0);
         assert_eq!(
-            m.write(key, 0, b"x", 1, 0),
+            write(&m, key, 0, b"x"),
             Err(Miss::Absent),
             "still being filled"
         );
         m.zero(5);
         m.entry(index).publish(Flags(0));
-        assert_eq!(m.write(key, 0, b"x", 1, 0), Err(Miss::Unbacked));
+        assert_eq!(write(&m, key, 0, b"x"), Err(Miss::Unbacked));
         m.entry(index).mark(Flags::BACKED);
-        assert_eq!(m.write(key, 4, b"abc", 1, 0), Ok(true));
-        assert_eq!(m.write(key, 7, b"d", 1, 0), Ok(false), "dirty already");
+        assert_eq!(write(&m, key, 4, b"abc"), Ok(true));
+        assert_eq!(write(&m, key, 7, b"d"), Ok(false), "dirty already");
         let mut out = [0; 6];
         m.read(key, 3, &mut out, 0).unwrap();
         assert_eq!(&out, b"\0abcd\0");
@@ -697,7 +702,7 @@ mod tests {
             let (m, stop) = (m.clone(), stop.clone());
             move || {
                 for i in 0..20_000u32 {
-                    while m.write(key, 0, &[i as u8; PAGE], 1, 0) == Err(Miss::Busy) {}
+                    while write(&m, key, 0, &[i as u8; PAGE]) == Err(Miss::Busy) {}
                 }
                 stop.store(true, Ordering::Relaxed);
             }

@@ -89,7 +89,7 @@ impl Volume {
             let data = &data[done..done + len];
             while self
                 .memory
-                .write(Key::new(OBJECT, page), within, data, DAEMON, 0)
+                .write_own(Key::new(OBJECT, page), within, data, DAEMON, 0)
                 == Err(Miss::Busy)
             {}
             done += len;

@@ -68,7 +68,7 @@ fn readers_of_one_description_get_each_byte_once() {
         .collect();
     for (page, bytes) in words.chunks(PAGE).enumerate() {
         let key = Key::new(f.object, page as u64);
-        f.daemon.memory.write(key, 0, bytes, 1, 0).unwrap();
+        f.daemon.memory.write_own(key, 0, bytes, 1, 0).unwrap();
     }
     let (f, start) = (&f, std::sync::Barrier::new(3));
     let mut seen: Vec<u32> = std::thread::scope(|scope| {
