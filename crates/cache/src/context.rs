@@ -21,7 +21,7 @@ pub(crate) struct Limits {
     /// Write-back starts at this number of dirty pages; writers wait at `dirty_max`.
     pub dirty_background: u32,
     pub dirty_max: u32,
-    /// Age at which a dirty page is written back.
+    /// Time from an object's first dirty page until its dirty pages are written back.
     pub dirty_age: Duration,
 }
 

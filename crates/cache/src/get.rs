@@ -8,17 +8,19 @@
 //!    └──── stalled: too few free frames       (enters again, in order, when the evictor has freed some)
 //! ```
 //!
-//! All functions here run under the slice's lock. The scheduler asks the object where pages are, zeroes holes, queues reads and runs
-//! callbacks after the lock is released.
+//! All functions here run under the slice's lock. After the lock is released, the scheduler asks the object where pages are, zeroes
+//! holes and plans the reads. It then takes the lock again, records the reads (`fill_started`) and queues them. Callbacks run without
+//! the lock.
 //!
 //! *new* (`enter`) runs inline in the caller's thread. A Get that clashed enters again in the thread that ended the fill, a stalled
-//! Get in the thread that freed frames, mostly the evictor. If a client holds the latch of a granted page, the caller drops the
+//! Get in the thread that freed frames, mostly the evictor. If a writer holds the latch of a granted page, the caller drops the
 //! grant and parks the rest of its work (`latched.rs`). Reads end in the pipeline thread, or in the thread of a `Reader`: a
 //! thread of the FUSE ring that reads for its own requests.
 //!
 //! Gets cannot deadlock. A Get takes all frames that it needs in one step, or none. An overwriting Get takes none while it clashes.
 //! A Get that waits for frames pins no page.
-//! A Get therefore waits only for I/O, which ends, or for a writer that holds a grant and does not wait.
+//! A Get therefore waits only for I/O, which ends, or for a writer that holds a grant and does not wait. A wait for frames is a wait
+//! for eviction and, when no clean pages are left, for write-back.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

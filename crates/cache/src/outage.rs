@@ -76,9 +76,9 @@ pub(crate) fn end(state: &mut SliceState, context: &SliceContext, now: Instant) 
     }
 }
 
-/// Returns the outage's error to writers that wait for fewer dirty pages, if the failed pages alone exceed the limit or no write
-/// has succeeded for a while.
-pub(crate) fn fail_throttled(
+/// Returns the outage's error to writers that wait for fewer dirty pages, if the failed pages alone reach the limit or no write
+/// has succeeded for `RETRY` while they waited.
+pub(crate) fn fail_throttled_if_hopeless(
     state: &mut SliceState,
     context: &SliceContext,
     now: Instant,

@@ -256,7 +256,7 @@ impl Slice {
         state.throttled.push_back(Box::new(resume));
         // Checks again under the lock, because the last write-back may have ended just before.
         waiting::retry(&mut state, context, &mut effects);
-        outage::fail_throttled(&mut state, context, now, &mut effects);
+        outage::fail_throttled_if_hopeless(&mut state, context, now, &mut effects);
         drop(state);
         perform(shared, effects);
     }

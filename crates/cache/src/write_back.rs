@@ -1,11 +1,12 @@
 //! Write-back: which dirty pages go to the device, and what the end of a write changes.
 //!
-//! A dirty page is written when it is older than `Limits::dirty_age`, when more pages are dirty than the background limit, when
-//! frames are needed and no clean pages are left, or for a sync.
+//! All dirty pages of an object are written when `Limits::dirty_age` has passed since its first page became dirty. Pages are also
+//! written when more of them are dirty than the background limit, when frames are needed and no clean pages are left, or for a sync.
 //!
 //! The order, in the evictor's thread: `choose` marks pages WRITE_BACK under the slice's lock. Without the lock, the object gives them
-//! places (`Object::allocate`), the transfer runs from the frames, and the object learns of its end (`Object::written`); then `clean`.
-//! `ended` follows under the lock. A page may become dirty again meanwhile.
+//! places (`Object::allocate`), the transfer runs from the frames (from a copy if the device needs stable writes), and the object
+//! learns of its end (`Object::written`); then `clean`. `ended` follows under the lock, and then `Object::write_back_ended` without
+//! it. A page may become dirty again meanwhile.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +22,8 @@ use crate::state::SliceState;
 use crate::transfers::{Attempt, Chosen, Part, TRANSFER_PAGES_MAX, WriteBack};
 use crate::{latches, outage};
 
-/// Pages taken from the index in one critical section, so that the lock is not held for long.
+/// Pages that one `choose` takes from the index, so that the lock is not held for long. `choose_batch` stops at this number: one
+/// hold of the lock chooses fewer than twice as many.
 const BATCH_PAGES: usize = 1024;
 
 /// Result of one search for dirty pages of an object.
@@ -145,7 +147,7 @@ pub(crate) fn choose_trial(
     now: Instant,
     effects: &mut Effects,
 ) -> Option<Chosen> {
-    outage::fail_throttled(state, context, now, effects);
+    outage::fail_throttled_if_hopeless(state, context, now, effects);
     let mut chosen = None;
     if outage::is_probe_due(state, now) {
         // Failed pages that are no longer dirty need no trial.
@@ -184,7 +186,8 @@ pub(crate) fn ended(state: &mut SliceState, tag: u64, succeeded: bool) -> Option
     Some(write)
 }
 
-/// Makes the pages of a part dirty again after their write-back failed.
+/// Makes the pages of a part dirty again after their write-back failed, and begins or extends the outage. Throttled writers that
+/// would now wait in vain fail.
 pub(crate) fn failed(
     state: &mut SliceState,
     context: &SliceContext,
@@ -204,7 +207,7 @@ pub(crate) fn failed(
     let count = part.entries.len() as u64;
     state.dirty.fail(&part.object, part.first, count, now);
     outage::begin_or_extend(state, context, error, now);
-    outage::fail_throttled(state, context, now, effects);
+    outage::fail_throttled_if_hopeless(state, context, now, effects);
 }
 
 /// Returns the first page >= `from` of an object that is dirty or being written back.
