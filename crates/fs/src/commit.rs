@@ -1,11 +1,14 @@
 //! Batches, and the controls of the thread that makes them durable (`committer`).
 //!
-//! Operations change memory and append to the current batch while they hold the `gate` shared. The
-//! committer takes it exclusively for a moment to cut the batch: so every operation is in one batch
-//! as a whole, and a batch is the state of memory at one instant, with two exceptions. The size of a file
-//! that has grown ends at its first page beyond the committed size that is not on the device (`durable_size`). A file that is being
-//! truncated keeps its committed size and extents, and its fsyncs wait for a later batch. Then, with the
-//! gate open again:
+//! Operations on names and attributes change memory and append to the current batch while they hold the `gate` shared. The
+//! committer takes it exclusively for a moment to cut the batch. So each of these operations is in one batch as a whole.
+//! Writes, truncations, preallocations, access times and the ends of write-backs do not take the gate: they only mark the inode
+//! dirty. The cut records each dirty inode in one piece, and two inodes a moment apart, so the data of two files may be of two
+//! instants.
+//!
+//! Two kinds of files are not in the batch as they are in memory. The size of a file that has grown ends at its first page beyond
+//! the committed size that is not on the device, or at `synced_size` if that is more (`durable_size`). A file that is being
+//! truncated keeps its committed size and extents, and its fsyncs wait for a later batch. Then, with the gate open again:
 //!
 //! 1. flush the devices that took data, so that what the batch describes is on them
 //! 2. one transaction of the store
@@ -33,7 +36,7 @@ use crate::types::Done;
 
 /// A batch of this many changes is committed at once.
 const BATCH_CHANGES: usize = 32_768;
-/// At this many, those who make more wait.
+/// At this many, operations on names and attributes wait for room. Other changes do not wait.
 const BATCH_CHANGES_MAX: usize = 4 * BATCH_CHANGES;
 
 /// Who waits for the committer.
@@ -69,7 +72,7 @@ struct Control {
 
 /// The current batch and the committer's controls.
 pub struct Commits {
-    /// Shared: an operation; exclusive: the cut. Taken before every other lock.
+    /// Shared: an operation on names or attributes; exclusive: the cut. Taken before every other lock.
     gate: RwLock<()>,
     batch: Mutex<Batch>,
     weight: AtomicUsize,
@@ -148,7 +151,7 @@ impl Commits {
         Err(self.failed.lock().clone().unwrap_or(ESHUTDOWN))
     }
 
-    /// Starts an operation: everything done until the guard is dropped goes into one batch.
+    /// Starts an operation on names or attributes: its changes until the guard is dropped go into one batch.
     pub fn enter(&self) -> Gate<'_> {
         Gate {
             commits: self,

@@ -78,8 +78,9 @@ impl Core {
         self.commits.failure()
     }
 
-    /// Starts an operation on the namespace. All changes made until the guard is dropped go into one batch. May wait for the
-    /// committer, so the caller holds no lock. Must not be nested.
+    /// Starts an operation on names or attributes. All changes that it makes until the guard is dropped go into one batch. May wait
+    /// for the committer, so the caller holds no lock. Must not be nested. Changes of a file's contents do not use it: they only
+    /// mark the inode dirty.
     pub fn begin(&self) -> Result<Gate<'_>> {
         self.may_change()?;
         self.commits.wait_for_room();
