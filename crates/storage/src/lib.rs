@@ -7,6 +7,7 @@
 //! - After a power failure during the write of a block (`BLOCK_BYTES`), the block may hold any mix of its old
 //!   and new sectors of 512 bytes. Nothing outside the written range changes.
 //! - A completed write may still be lost. It is durable after a successful `flush` that began after the write completed.
+//! - A successful `write_durable` makes its own bytes durable, and no others.
 //! - After a failed flush, nothing is known about any write since the last flush that succeeded.
 //!
 //! # Where to read on
@@ -142,8 +143,14 @@ pub trait Device: Send + Sync {
     fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError>;
     /// Writes `buf.len()` bytes. They are not durable before `flush`.
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError>;
-    /// Makes all writes durable that completed before the call.
+    /// Makes all writes durable that completed before the call. After a failure every later `flush` and `write_durable` fails.
     fn flush(&self) -> Result<(), IoError>;
+    /// Writes `buf.len()` bytes and makes this write durable. Promises nothing about earlier writes. The operation of the error is
+    /// "flush" when the bytes were written and may not be durable.
+    fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.write_at(offset_bytes, buf)?;
+        self.flush()
+    }
     /// Discards a range: its contents become unspecified. Fails with EOPNOTSUPP, without effect, when the device can never
     /// discard it.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
