@@ -211,7 +211,7 @@ impl Handle {
             return Ok(());
         }
         act(&self.file, offset_bytes, length_bytes)
-            .map_err(|error| self.error(operation, offset_bytes, length_bytes, cause_of(&error)))
+            .map_err(|error| self.error(operation, offset_bytes, length_bytes, Cause::of(&error)))
     }
 
     /// Returns the text of `Device::describe`.
@@ -246,7 +246,7 @@ impl Handle {
                 Ok(0) => return Err((done, Cause::Short { done_bytes: 0 })),
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err((done, cause_of(&error))),
+                Err(error) => return Err((done, Cause::of(&error))),
             }
             // Direct I/O answers EINVAL for an offset inside a sector. That would hide the real cause: the file ends here.
             if done < buf.len() && !(done as u64).is_multiple_of(SECTOR_BYTES) {
@@ -263,7 +263,7 @@ impl Handle {
                 Ok(0) => return Err((done, Cause::Short { done_bytes: 0 })),
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err((done, cause_of(&error))),
+                Err(error) => return Err((done, Cause::of(&error))),
             }
         }
         Ok(())
@@ -376,10 +376,6 @@ pub(crate) fn is_in_range(offset_bytes: u64, length_bytes: u64, size_bytes: u64)
         && offset_bytes
             .checked_add(length_bytes)
             .is_some_and(|end| end <= size_bytes)
-}
-
-fn cause_of(error: &io::Error) -> Cause {
-    Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO))
 }
 
 /// Returns why the kernel refuses io_uring to this process. Asks the kernel once.

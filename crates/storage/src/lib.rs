@@ -102,6 +102,12 @@ impl fmt::Display for Cause {
     }
 }
 
+impl Cause {
+    pub(crate) fn of(error: &io::Error) -> Cause {
+        Cause::Errno(error.raw_os_error().unwrap_or(errno::EIO))
+    }
+}
+
 impl IoError {
     /// Returns whether the device or its host does not support the operation.
     pub fn is_unsupported(&self) -> bool {
