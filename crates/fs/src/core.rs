@@ -17,6 +17,7 @@ use crate::data::leaving::Leaving;
 use crate::discard::Discards;
 use crate::errno::*;
 use crate::error::{Error, Result};
+use crate::flushes::DataFlushes;
 use crate::inode::{BLOCKS_UNKNOWN, File, FileHost, Inode, Meta};
 use crate::numbers::Numbers;
 use crate::store::{Change, InodeRecord, StoreRef};
@@ -46,8 +47,7 @@ pub struct Core {
     pub turn: AtomicU64,
     pub commits: Commits,
     pub leaving: Leaving,
-    /// By device: whether it took data since it was last flushed.
-    pub took_data: Vec<AtomicBool>,
+    pub flushes: DataFlushes,
     pub closed: AtomicBool,
     pub discards: Discards,
     /// The current `AccessTimes`.
@@ -187,11 +187,7 @@ impl Core {
     /// Records that data was written to blocks. Their devices are flushed before the next batch.
     pub fn took_data(&self, blocks: Blocks) {
         for run in self.volume.runs(blocks) {
-            if let Some(flag) = self.took_data.get(usize::from(run.device))
-                && !flag.load(Ordering::Acquire)
-            {
-                flag.store(true, Ordering::Release);
-            }
+            self.flushes.note_write(run.device);
         }
     }
 

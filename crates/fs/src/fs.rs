@@ -17,6 +17,7 @@ use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
 use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
+use crate::flushes::DataFlushes;
 use crate::metadata;
 use crate::numbers::Numbers;
 use crate::store::Change;
@@ -57,11 +58,7 @@ impl Fs {
             turn: AtomicU64::new(number("placement_turn")?),
             commits: Commits::new(options.commit_interval_ms),
             leaving: Leaving::default(),
-            took_data: volume
-                .devices()
-                .iter()
-                .map(|_| AtomicBool::new(false))
-                .collect(),
+            flushes: DataFlushes::new(volume.devices()),
             closed: AtomicBool::new(false),
             access_times: AtomicU8::new(AccessTimes::default() as u8),
             discards: Discards::new(&volume, options.read_only),

@@ -11,6 +11,7 @@ mod data;
 mod discard;
 mod errno;
 pub mod error;
+mod flushes;
 pub mod format;
 mod fs;
 mod inode;

@@ -22,6 +22,7 @@ mod aligned;
 mod block;
 mod bounce;
 mod claim;
+mod epochs;
 mod file;
 mod flush;
 mod handle;
@@ -41,6 +42,7 @@ use jericho_sys::errno;
 
 pub use aligned::AlignedBuffer;
 pub use claim::{Access, Claim, ClaimError};
+pub use epochs::{FlushEpoch, FlushEpochs};
 pub use jericho_sys::memory::Segment;
 pub use open::open_device;
 pub use opening::{OpenError, OpenOptions};

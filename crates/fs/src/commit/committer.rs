@@ -9,7 +9,7 @@ use jericho_volume::Blocks;
 use super::{Commits, Waiter};
 use crate::core::Core;
 use crate::errno::{ENOSPC, ESHUTDOWN};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::{File, Inode};
 use crate::store::Change;
 use crate::types::{Ino, Kind};
@@ -200,7 +200,7 @@ fn bury(core: &Core, cut: &mut Cut, inode: &Arc<Inode>) {
 
 fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     core.commits.failure()?;
-    if let Err(error) = flush(core) {
+    if let Err(error) = core.flushes.flush_all().map_err(Error::from) {
         // What the device dropped is not known, so nothing may be built on it.
         tracing::error!("{error}; no more changes are accepted until the volume is mounted again");
         core.commits.fail(error.clone());
@@ -228,19 +228,6 @@ fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
             Err(error)
         }
     }
-}
-
-/// Flushes the devices that took data.
-fn flush(core: &Core) -> Result<()> {
-    for (device, took) in core.volume.devices().iter().zip(&core.took_data) {
-        if took.swap(false, Ordering::AcqRel)
-            && let Err(error) = device.flush()
-        {
-            took.store(true, Ordering::Release);
-            return Err(error.into());
-        }
-    }
-    Ok(())
 }
 
 /// A cut is durable: memory gives up what the store has now.
