@@ -155,7 +155,7 @@ fn answer<T>(rx: &mpsc::Receiver<T>) -> T {
 
 impl Bed {
     fn new() -> Bed {
-        let device = Arc::new(SimDevice::new("sim", VOLUME_BYTES).that_takes_back());
+        let device = Arc::new(SimDevice::new("sim", VOLUME_BYTES).with_discards());
         let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
         let options = FormatOptions {
             slices: Some(2),

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use jericho_format::superblock::FLAG_PREALLOCATED;
-use jericho_storage::TakesBack;
+use jericho_storage::DiscardEffect;
 use jericho_volume::Volume;
 use parking_lot::{Condvar, Mutex};
 
@@ -46,15 +46,15 @@ impl Discards {
         let keeps_space = volume
             .superblocks()
             .with(|s| s.head.flags.get() & FLAG_PREALLOCATED != 0);
-        let takes_back = |takes: TakesBack| match takes {
-            TakesBack::Nothing => false,
-            TakesBack::Space => !keeps_space,
-            TakesBack::Blocks => true,
+        let is_useful = |effect: DiscardEffect| match effect {
+            DiscardEffect::Nothing => false,
+            DiscardEffect::FreesSpace => !keeps_space,
+            DiscardEffect::FreesBlocks => true,
         };
         let devices = volume.devices().iter();
         Discards {
             devices: devices
-                .map(|device| AtomicBool::new(!read_only && takes_back(device.takes_back())))
+                .map(|device| AtomicBool::new(!read_only && is_useful(device.discard_effect())))
                 .collect(),
             working: Mutex::new(()),
             control: Mutex::default(),

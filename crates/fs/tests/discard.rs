@@ -29,7 +29,7 @@ const FOREVER: Duration = Duration::from_secs(60);
 const NEVER_MS: u64 = 3_600_000;
 
 fn formatted(bytes: u64) -> SimDevice {
-    let device = Arc::new(SimDevice::new("sim", bytes).that_takes_back());
+    let device = Arc::new(SimDevice::new("sim", bytes).with_discards());
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let options = FormatOptions {
         slices: Some(SLICES),

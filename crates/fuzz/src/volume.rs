@@ -11,7 +11,7 @@ use jericho_fs::format::format_devices;
 use jericho_fs::store::tables::Table;
 use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::{Fs, FsOptions};
-use jericho_storage::{BLOCK_BYTES, Device, IoError, TakesBack};
+use jericho_storage::{BLOCK_BYTES, Device, DiscardEffect, IoError};
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 use parking_lot::RwLock;
 
@@ -105,8 +105,8 @@ impl Device for Memory {
     fn discard(&self, _: u64, _: u64) -> Result<(), IoError> {
         Ok(())
     }
-    fn takes_back(&self) -> TakesBack {
-        TakesBack::Blocks
+    fn discard_effect(&self) -> DiscardEffect {
+        DiscardEffect::FreesBlocks
     }
     fn queue_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use jericho_storage::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
+use jericho_storage::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
 use jericho_sys::errno;
 use parking_lot::Mutex;
 
@@ -28,7 +28,7 @@ pub struct SimDevice {
     name: Arc<str>,
     size_bytes: u64,
     home_node: Option<u32>,
-    takes_back: bool,
+    discard_effect: DiscardEffect,
     hook: Hook,
     state: Mutex<DeviceState>,
 }
@@ -102,7 +102,7 @@ impl SimDevice {
             name: name.into(),
             size_bytes: size_bytes - size_bytes % BLOCK_BYTES,
             home_node: None,
-            takes_back: false,
+            discard_effect: DiscardEffect::Nothing,
             hook: Hook::default(),
             state: Mutex::new(DeviceState::new(Image::default())),
         }
@@ -138,9 +138,9 @@ impl SimDevice {
     }
 
     /// Returns the same device, reporting that discards give space back.
-    pub fn that_takes_back(self) -> SimDevice {
+    pub fn with_discards(self) -> SimDevice {
         SimDevice {
-            takes_back: true,
+            discard_effect: DiscardEffect::FreesSpace,
             ..self
         }
     }
@@ -172,7 +172,7 @@ impl SimDevice {
             name: Arc::clone(&self.name),
             size_bytes: self.size_bytes,
             home_node: self.home_node,
-            takes_back: self.takes_back,
+            discard_effect: self.discard_effect,
             hook: Hook::default(),
             state: Mutex::new(DeviceState::new(image)),
         }
@@ -403,11 +403,8 @@ impl Device for SimDevice {
         )
     }
 
-    fn takes_back(&self) -> TakesBack {
-        match self.takes_back {
-            true => TakesBack::Space,
-            false => TakesBack::Nothing,
-        }
+    fn discard_effect(&self) -> DiscardEffect {
+        self.discard_effect
     }
 
     fn queue_fd(&self) -> Option<BorrowedFd<'_>> {

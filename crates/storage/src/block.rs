@@ -9,7 +9,7 @@ use jericho_sys::block::{self, Open};
 
 use crate::handle::{Handle, Kind, Opened};
 use crate::opening::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
+use crate::{BLOCK_BYTES, Device, DiscardEffect, IoError};
 
 /// A whole disk, a partition, or any other block device, with direct I/O.
 ///
@@ -67,15 +67,15 @@ impl Kind for WholeDevice {
 
     /// Discards sectors. Later reads of them return what the device chooses.
     fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {
-        handle.give_or_take("discard", range, |file, at, len| {
+        handle.run_on_range("discard", range, |file, at, len| {
             block::discard_device(file, at, len)
         })
     }
 
-    fn takes_back(&self) -> TakesBack {
+    fn discard_effect(&self) -> DiscardEffect {
         match self.can_discard {
-            true => TakesBack::Blocks,
-            false => TakesBack::Nothing,
+            true => DiscardEffect::FreesBlocks,
+            false => DiscardEffect::Nothing,
         }
     }
 }

@@ -11,7 +11,7 @@ use jericho_sys::block::{self, Open};
 
 use crate::handle::{Handle, Kind, Opened};
 use crate::opening::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Device, IoError, TakesBack};
+use crate::{BLOCK_BYTES, Device, DiscardEffect, IoError};
 
 /// A regular file as a device. Uses direct I/O if the filesystem supports it, else the page cache.
 ///
@@ -102,17 +102,17 @@ impl Kind for RegularFile {
 
     /// Punches a hole. The range reads as zeros afterwards, and writes to it may need space again.
     fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {
-        handle.give_or_take("discard", range, |file, at, len| {
+        handle.run_on_range("discard", range, |file, at, len| {
             block::punch_hole(file, at, len)
         })
     }
 
-    fn takes_back(&self) -> TakesBack {
-        TakesBack::Space
+    fn discard_effect(&self) -> DiscardEffect {
+        DiscardEffect::FreesSpace
     }
 
     fn provision(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError> {
-        handle.give_or_take("provision", range, |file, at, len| {
+        handle.run_on_range("provision", range, |file, at, len| {
             block::allocate(file, at, len)
         })
     }

@@ -16,7 +16,7 @@ use jericho_sys::uring::Ring;
 use crate::aligned::{AlignedBuffer, is_aligned};
 use crate::flush::Flusher;
 use crate::opening::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Cause, Device, IoError, TakesBack};
+use crate::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
 
 /// Transfers from unaligned memory go through a bounce buffer of at most this size.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
@@ -44,8 +44,8 @@ pub(crate) trait Kind: Send + Sync {
     const NAME: &'static str;
     /// See `Device::discard`.
     fn discard(&self, handle: &Handle, range: Range<u64>) -> Result<(), IoError>;
-    /// See `Device::takes_back`. Called only for writable devices.
-    fn takes_back(&self) -> TakesBack;
+    /// See `Device::discard_effect`. Called only for writable devices.
+    fn discard_effect(&self) -> DiscardEffect;
     /// See `Device::provision`.
     fn provision(&self, _handle: &Handle, _range: Range<u64>) -> Result<(), IoError> {
         Ok(())
@@ -89,10 +89,10 @@ impl<K: Kind> Device for Opened<K> {
         self.kind.discard(&self.handle, range)
     }
 
-    fn takes_back(&self) -> TakesBack {
+    fn discard_effect(&self) -> DiscardEffect {
         match self.handle.is_read_only {
-            true => TakesBack::Nothing,
-            false => self.kind.takes_back(),
+            true => DiscardEffect::Nothing,
+            false => self.kind.discard_effect(),
         }
     }
 
@@ -198,7 +198,7 @@ impl Handle {
     }
 
     /// Checks a range and runs a discard or a provision on it. `act` takes the file, and the range's offset and length in bytes.
-    pub(crate) fn give_or_take(
+    pub(crate) fn run_on_range(
         &self,
         operation: &'static str,
         range: Range<u64>,

@@ -127,13 +127,13 @@ impl IoError {
 
 /// Effect of a discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakesBack {
+pub enum DiscardEffect {
     /// None: the device does not support discards.
     Nothing,
     /// A file's host gets the space back. A later write may need space again.
-    Space,
+    FreesSpace,
     /// A block device learns that the blocks hold no data.
-    Blocks,
+    FreesBlocks,
 }
 
 /// A place where blocks are stored.
@@ -163,8 +163,8 @@ pub trait Device: Send + Sync {
     /// discard it.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError>;
     /// Returns the effect of `discard`, as far as it is known before the first one.
-    fn takes_back(&self) -> TakesBack {
-        TakesBack::Nothing
+    fn discard_effect(&self) -> DiscardEffect {
+        DiscardEffect::Nothing
     }
     /// Ensures that a range can be written even if its host becomes full: a sparse file allocates space for it. Keeps the
     /// contents. Does nothing on devices that own all their space. Fails with EOPNOTSUPP when the host can allocate only by
