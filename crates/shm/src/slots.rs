@@ -22,7 +22,7 @@ const SIZE_TRIES: u32 = 1000;
 const SEGMENT_SHIFT: u32 = 16;
 const ALL_WORDS: u32 = (1 << WORDS) - 1;
 
-/// A file's size with the count of its truncations: `[cuts:18][bytes:46]`.
+/// A file's size with its truncation count: `[truncations:18][bytes:46]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeWord(u64);
 
@@ -33,9 +33,9 @@ impl SizeWord {
         self.0 & ((1 << SIZE_BITS) - 1)
     }
 
-    /// Returns whether the file was not truncated between the two.
+    /// Returns whether the truncation count is the same in both.
     #[inline]
-    pub fn same_cuts(self, other: SizeWord) -> bool {
+    pub fn same_truncation_count(self, other: SizeWord) -> bool {
         // Usually both are equal.
         self == other || (self.0 ^ other.0) >> SIZE_BITS == 0
     }
@@ -44,7 +44,7 @@ impl SizeWord {
         SizeWord(self.0 >> SIZE_BITS << SIZE_BITS | bytes & ((1 << SIZE_BITS) - 1))
     }
 
-    fn cut_to(self, bytes: u64) -> SizeWord {
+    fn truncated_to(self, bytes: u64) -> SizeWord {
         SizeWord(self.0.wrapping_add(1 << SIZE_BITS)).with_bytes(bytes)
     }
 }
@@ -261,17 +261,17 @@ impl Slot {
             .is_ok()
     }
 
-    /// Sets the size for the daemon. With `cut`, writers that saw the old size fail.
-    pub fn set_size(&self, bytes: u64, cut: bool) {
-        let next = |seen: SizeWord| match cut {
-            true => seen.cut_to(bytes),
+    /// Sets the size for the daemon. With `truncates`, raises the truncation count, so that writers that saw the old size fail.
+    pub fn set_size(&self, bytes: u64, truncates: bool) {
+        let next = |seen: SizeWord| match truncates {
+            true => seen.truncated_to(bytes),
             false => seen.with_bytes(bytes),
         };
         if let Err(seen) = self.change_size(|seen| Some(next(seen))) {
             // A malicious client kept changing the size. Overwriting its latest value loses nothing.
             self.size.store(next(seen).0, Ordering::Release);
         }
-        if cut {
+        if truncates {
             self.ahead.forget_where();
         }
     }
@@ -291,7 +291,7 @@ impl Slot {
 
     /// Increments the truncation count, because the daemon changes bytes of the file: writers and readers that saw the size
     /// restart.
-    pub fn cut(&self) {
+    pub fn raise_truncation_count(&self) {
         self.size.fetch_add(1 << SIZE_BITS, Ordering::AcqRel);
     }
 
@@ -324,7 +324,7 @@ impl Slot {
             None => {
                 // In this order: a client that sees the new truncation count also sees that it has lost the lock.
                 let held = self.extend.take_over(owner);
-                self.cut();
+                self.raise_truncation_count();
                 (held, Seized::TakenAway)
             }
         }
@@ -798,12 +798,12 @@ mod tests {
         let slot = slots.slot(0).unwrap();
         // Another thread changes it between each read and each change.
         slot.grow(|| {
-            slot.cut();
+            slot.raise_truncation_count();
             25_000
         });
         assert_eq!(slot.size().bytes(), 0);
         let seen = slot.change_size(|seen| {
-            slot.cut();
+            slot.raise_truncation_count();
             Some(seen.with_bytes(1))
         });
         assert_eq!(seen, Err(slot.size()));

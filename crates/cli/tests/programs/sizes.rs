@@ -39,12 +39,12 @@ fn changer() {
                 .expect("write");
             at += len;
         }
-        let size_after_cut = 1 + round * 13 % 9_000;
-        file.set_len(size_after_cut).expect("ftruncate");
+        let size_after_truncation = 1 + round * 13 % 9_000;
+        file.set_len(size_after_truncation).expect("ftruncate");
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&file, punch, 0, 100).expect("fallocate");
         let size = file.metadata().expect("stat").len();
-        assert_eq!(size, size_after_cut, "round {round}");
+        assert_eq!(size, size_after_truncation, "round {round}");
     }
 }
 

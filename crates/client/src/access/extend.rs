@@ -102,7 +102,7 @@ impl<'a> InlineFile<'a> {
         let mut now = seen;
         while !self.slot.extend(now, end) {
             now = self.slot.size();
-            if append || !now.same_cuts(seen) {
+            if append || !now.same_truncation_count(seen) {
                 return Err(Why::Changed.into());
             }
             if now.bytes() >= end {

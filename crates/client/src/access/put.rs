@@ -39,7 +39,9 @@ impl<'a> InlineFile<'a> {
         let removals = self.slot.removals();
         let range = self.lock_range(at, len)?;
         // Compares only the truncation count, because other writers may extend the file.
-        let still = |at| self.is_still() && self.slot.size().same_cuts(seen) && range.is_held(at);
+        let still = |at| {
+            self.is_still() && self.slot.size().same_truncation_count(seen) && range.is_held(at)
+        };
         self.check_pages(at, len)?;
         match self.put(at, len, source, still) {
             Ok(()) => {

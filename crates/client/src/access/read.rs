@@ -51,7 +51,7 @@ impl InlineFile<'_> {
         }
         // As in `read_as_of`.
         fence(Ordering::Acquire);
-        self.slot.size().same_cuts(seen).then_some(len)
+        self.slot.size().same_truncation_count(seen).then_some(len)
     }
 
     /// Reads at `at`, as far as pages hit. Each page's bytes are of one instant, and the size was the file's at an instant of the
@@ -87,7 +87,7 @@ impl InlineFile<'_> {
         let (done, rest, turns) = self.read_whole(at, &mut out[..len]);
         // Zeros beyond a new end must not pass for bytes before the old end.
         fence(Ordering::Acquire);
-        let same = self.slot.size().same_cuts(seen);
+        let same = self.slot.size().same_truncation_count(seen);
         same.then_some(ReadProgress {
             done,
             size,
@@ -169,7 +169,11 @@ impl InlineFile<'_> {
         }
         // As in `read_as_of`.
         fence(Ordering::Acquire);
-        Ok(self.slot.size().same_cuts(seen).then_some((len, size)))
+        Ok(self
+            .slot
+            .size()
+            .same_truncation_count(seen)
+            .then_some((len, size)))
     }
 
     /// Returns whether the bytes of `read` and bytes read elsewhere since belong to one instant.

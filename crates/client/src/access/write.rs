@@ -27,7 +27,7 @@ impl<'a> InlineFile<'a> {
             return None;
         }
         let key = self.key.with_page(page);
-        let still = || self.is_still() && self.slot.size().same_cuts(seen);
+        let still = || self.is_still() && self.slot.size().same_truncation_count(seen);
         let writer = thread.writer(self.session, self.home())?;
         let line = thread.recent_hits.line(key, || self.memory.home_line(key));
         let written = self

@@ -66,7 +66,7 @@ impl Fast {
                 // A truncation increments the truncation count before it changes the size. Both happen under the lock
                 // that `still` runs under.
                 let slot = self.slot(slot_file);
-                let still = || slot.size().same_cuts(changes.size);
+                let still = || slot.size().same_truncation_count(changes.size);
                 if self.volume.fs.end_write_if(file, end, still) {
                     return true;
                 }
@@ -86,7 +86,9 @@ impl Fast {
     /// Logs nothing if the file was truncated since: the reserved space is then newer than the size.
     fn warn_of_size(&self, slot_file: &SlotFile, claimed: SizeWord, reserved: u64) {
         let now = self.slot(slot_file).size();
-        if now.same_cuts(claimed) && !slot_file.size_warned.swap(true, Ordering::Relaxed) {
+        if now.same_truncation_count(claimed)
+            && !slot_file.size_warned.swap(true, Ordering::Relaxed)
+        {
             tracing::warn!(
                 ino = slot_file.file.ino(),
                 claimed = claimed.bytes(),
@@ -126,7 +128,7 @@ impl Fast {
         // (docs/formats/shm.md).
         match to {
             Some(to) => slot.set_size(to.min(slot_file.file.size()), true),
-            None => slot.cut(),
+            None => slot.raise_truncation_count(),
         }
         slot.note_removal();
         let wiped = match seized {

@@ -168,7 +168,7 @@ impl Fast {
         let Some(held) = slot.extend_lock().take_from(owner, OWNER_DAEMON) else {
             return;
         };
-        slot.cut();
+        slot.raise_truncation_count();
         self.clear_seized(slot_file);
         slot.extend_lock().unlock(held);
     }

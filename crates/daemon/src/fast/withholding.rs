@@ -91,7 +91,7 @@ impl Fast {
         let slot = self.slot(file);
         let seized = self.hold_extend(file);
         // After the flag: a client that reads the size from now on sees the flag too.
-        slot.cut();
+        slot.raise_truncation_count();
         if seized {
             self.clear_seized(file);
         }

@@ -29,7 +29,10 @@ fn an_extension_that_began_before_a_truncation_fails_after_it() {
             daemon.join().unwrap();
             let last = slot.size();
             // The extension may stand only if it began after the truncation.
-            assert_eq!(last.bytes() == 2, extended && last.same_cuts(seen));
+            assert_eq!(
+                last.bytes() == 2,
+                extended && last.same_truncation_count(seen)
+            );
             notes.add((extended, last.bytes() == 2));
         },
     );
@@ -54,7 +57,7 @@ fn a_reader_never_takes_a_truncations_zeros_for_data() {
         let words = slice.read(0, key(1));
         fence(Ordering::Acquire);
         let read = words
-            .filter(|_| slot.size().same_cuts(seen))
+            .filter(|_| slot.size().same_truncation_count(seen))
             .map(|words| (seen.bytes(), words[..seen.bytes() as usize].to_vec()));
         notes.add(read);
         daemon.join().unwrap();
@@ -89,7 +92,7 @@ fn a_reader_never_takes_the_page_after_a_truncation_for_the_one_before() {
         let words = slice.read(0, key(1));
         fence(Ordering::Acquire);
         let read = words
-            .filter(|_| slot.size().same_cuts(seen))
+            .filter(|_| slot.size().same_truncation_count(seen))
             .map(|words| (seen.bytes(), words[..seen.bytes() as usize].to_vec()));
         notes.add(read);
         daemon.join().unwrap();
@@ -107,7 +110,7 @@ fn a_write_beyond_a_truncation_leaves_nothing_there() {
                 if seen.bytes() < 2 {
                     return Err(Miss::Changed);
                 }
-                slice.write_surely(7, &[(1, 2)], || slot.size().same_cuts(seen))
+                slice.write_surely(7, &[(1, 2)], || slot.size().same_truncation_count(seen))
             }
         });
         slot.set_size(1, true);
@@ -272,11 +275,13 @@ fn a_page_that_was_read_for_the_kernel_is_not_written_inline_afterwards() {
                 if withheld.load(Ordering::Acquire) != 0 {
                     return None;
                 }
-                Some(slice.write_surely(7, &[(0, 2), (1, 2)], || slot.size().same_cuts(seen)))
+                Some(slice.write_surely(7, &[(0, 2), (1, 2)], || {
+                    slot.size().same_truncation_count(seen)
+                }))
             }
         });
         withheld.store(1, Ordering::SeqCst);
-        slot.cut();
+        slot.raise_truncation_count();
         let kept = loop {
             slice.entry().unmark(Flags::default());
             let seen = slice.entry().state();

@@ -290,7 +290,7 @@ fn a_thread_that_still_refers_to_a_freed_slot_changes_no_other_file() {
 #[test]
 fn a_file_gets_no_slot_in_the_middle_of_a_truncation() {
     let bed = Bed::new();
-    let (handle, granted) = bed.granted(b"file to cut", 1 << 20);
+    let (handle, granted) = bed.granted(b"file to truncate", 1 << 20);
     let ino = handle.file.ino();
     bed.mounted.close_file(&handle);
     drop(granted);
