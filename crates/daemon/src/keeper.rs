@@ -137,7 +137,7 @@ impl Kept {
     fn end(&mut self) {
         let (mut failed, clients) = (None, self.areas.len());
         for area in self.areas.values() {
-            failed = keep::cut_off(area).err().or(failed);
+            failed = keep::revoke(area).err().or(failed);
         }
         self.segments.sort_by_key(|(segment, _)| *segment);
         for (_, fd) in &self.segments {

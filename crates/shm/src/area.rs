@@ -22,7 +22,7 @@ use crate::wish::Wishing;
 /// Keys that the ring holds.
 pub const RING_KEYS: usize = 8192;
 /// Offset of the word that revokes the client.
-pub(crate) const CUT_OFF_AT: u64 = 8;
+pub(crate) const REVOKED_AT: u64 = 8;
 /// Number of blocks for threads. Threads that find no free block share the last one.
 pub const BLOCKS: usize = 1024;
 /// Reference marks in a block.
@@ -42,7 +42,7 @@ const BYTES: usize = BLOCKS_AT + BLOCKS * size_of::<Block>();
 struct Header {
     version: AtomicU32,
     owner: AtomicU32,
-    cut_off: AtomicU32,
+    revoked: AtomicU32,
     /// Number of assigned blocks.
     blocks: AtomicU32,
     /// Block where the next search for an ended thread begins.
@@ -60,7 +60,7 @@ const _: () = assert!(
     std::mem::offset_of!(Header, given_out) == 64 && std::mem::offset_of!(Header, taken) == 128
 );
 #[cfg(not(loom))]
-const _: () = assert!(std::mem::offset_of!(Header, cut_off) as u64 == CUT_OFF_AT);
+const _: () = assert!(std::mem::offset_of!(Header, revoked) as u64 == REVOKED_AT);
 const _: () = assert!(size_of::<Header>() <= RING_AT);
 
 /// The block of one thread: no other thread of the program stores to it. Only the last block may be shared. Untouched pages of a
@@ -257,13 +257,13 @@ impl Area {
 
     /// Returns whether the daemon has revoked this client.
     #[inline]
-    pub fn is_cut_off(&self) -> bool {
-        self.header().cut_off.load(Ordering::Relaxed) != 0
+    pub fn is_revoked(&self) -> bool {
+        self.header().revoked.load(Ordering::Relaxed) != 0
     }
 
     /// Revokes the client. Only the daemon and its keeper call this.
-    pub fn cut_off(&self) {
-        self.header().cut_off.store(1, Ordering::SeqCst);
+    pub fn revoke(&self) {
+        self.header().revoked.store(1, Ordering::SeqCst);
     }
 
     /// Reports a page that the client made dirty, before the client acknowledges the write. Returns true if the caller must

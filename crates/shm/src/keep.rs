@@ -102,8 +102,8 @@ impl KeeperMessage {
 
 /// Revokes the client with this area, without mapping the area. The client uses the kernel path from its next call
 /// on.
-pub fn cut_off(area: &File) -> io::Result<()> {
-    area.write_all_at(&1u32.to_ne_bytes(), area::CUT_OFF_AT)
+pub fn revoke(area: &File) -> io::Result<()> {
+    area.write_all_at(&1u32.to_ne_bytes(), area::REVOKED_AT)
 }
 
 #[cfg(test)]
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_cut_off_through_its_segments_descriptor() {
+    fn a_client_is_revoked_through_its_segments_descriptor() {
         let area = Area::create("test", 2).unwrap();
-        assert!(!area.is_cut_off());
-        cut_off(&File::from(
+        assert!(!area.is_revoked());
+        revoke(&File::from(
             area.mapping().fd().try_clone_to_owned().unwrap(),
         ))
         .unwrap();
-        assert!(area.is_cut_off());
+        assert!(area.is_revoked());
         assert_eq!(area.owner(), 2);
     }
 }

@@ -218,7 +218,7 @@ fn a_client_that_may_not_write_inline_does_not() {
     assert_eq!(of(generation, OBJECT), Err(Why::Withheld));
     info.set_flags(0, SlotInfo::KERNEL);
     assert_eq!(of(generation, OBJECT), Ok(()));
-    writer.area.cut_off();
+    writer.area.revoke();
     assert_eq!(of(generation, OBJECT), Err(Why::Withheld));
 }
 

@@ -75,7 +75,7 @@ pub fn errno_after(fd: i32, errno: i32) -> i32 {
     // The keeper does the same, unless it was killed, too.
     let session = open.and_then(|open| session::get(open.facts()?.session));
     if let Some(session) = session {
-        session.area.cut_off();
+        session.area.revoke();
     }
     errno::ENOTCONN
 }

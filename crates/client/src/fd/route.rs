@@ -46,8 +46,8 @@ pub(super) fn file(
 #[cold]
 fn route_again(open: &OpenFd, facts: &Facts, why: Why) -> Route {
     if let Some(session) = session::get(facts.session) {
-        if session.area.is_cut_off() {
-            give_up(open, Reason::CutOff);
+        if session.area.is_revoked() {
+            give_up(open, Reason::Revoked);
             return Route::Ordinary;
         }
         if why != Why::Stale {

@@ -37,7 +37,7 @@ impl<'a> InlineFile<'a> {
         generation: u32,
         object: u64,
     ) -> Result<InlineFile<'a>, Why> {
-        if session.area.is_cut_off() {
+        if session.area.is_revoked() {
             return Err(Why::Withheld);
         }
         let info = session.control.slot(index).ok_or(Why::Stale)?;
@@ -97,7 +97,7 @@ impl<'a> InlineFile<'a> {
     /// when it reads the size.
     #[inline(always)]
     pub fn is_reachable(&self) -> bool {
-        self.session.is_own() && !self.session.area.is_cut_off()
+        self.session.is_own() && !self.session.area.is_revoked()
     }
 
     /// Returns the size, after checking that the slot is still this file's.

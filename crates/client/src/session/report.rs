@@ -26,7 +26,7 @@ pub enum Reason {
     /// This process could not attach to the daemon.
     Attach,
     /// The daemon has revoked this process.
-    CutOff,
+    Revoked,
     /// The table of descriptions is full.
     Table,
 }
@@ -39,7 +39,7 @@ const REASONS: [(Reason, &str); 9] = [
     (Reason::Direct, "O_DIRECT or O_PATH"),
     (Reason::Refused, "refused by the daemon"),
     (Reason::Attach, "attaching to the daemon failed"),
-    (Reason::CutOff, "revoked by the daemon"),
+    (Reason::Revoked, "revoked by the daemon"),
     (Reason::Table, "too many descriptors"),
 ];
 

@@ -53,7 +53,7 @@ pub fn of_device(device: u64) -> Option<&'static Session> {
     all()
         .filter(serves)
         .last()
-        .filter(|session| !session.area.is_cut_off())
+        .filter(|session| !session.area.is_revoked())
 }
 
 /// Returns the session with a daemon instance; attaches if there is none yet. Fails when the daemon is gone or refuses, or when

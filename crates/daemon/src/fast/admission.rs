@@ -258,7 +258,7 @@ impl Fast {
             let known = clients.by_owner.get_mut(&request.owner);
             // The daemon sees all processes of other pid namespaces with id 0.
             let same = |c: &&mut Client| peer.pid != 0 && c.peer.pid == peer.pid;
-            let known = known.filter(|c| same(c) && !c.area.is_cut_off());
+            let known = known.filter(|c| same(c) && !c.area.is_revoked());
             let client = known.ok_or(libc::ESRCH)?;
             client.writes |= write;
             return Ok(request.owner);

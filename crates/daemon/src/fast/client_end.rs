@@ -60,8 +60,8 @@ impl Fast {
         let Some(client) = clients.by_owner.get(&owner) else {
             return false;
         };
-        if !client.area.is_cut_off() {
-            client.area.cut_off();
+        if !client.area.is_revoked() {
+            client.area.revoke();
             tracing::warn!(
                 pid = client.peer.pid,
                 "a program held a page for too long; it uses the kernel from now on"
@@ -73,7 +73,7 @@ impl Fast {
     /// Revokes all clients.
     pub(super) fn revoke_all_clients(&self) {
         for client in self.clients.lock().by_owner.values() {
-            client.area.cut_off();
+            client.area.revoke();
         }
     }
 }

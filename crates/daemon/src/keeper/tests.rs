@@ -38,7 +38,7 @@ impl Bed {
         send(KeeperMessage::Complete, &[]);
         let (len, _) = connection.receive(&mut [0; KEEPER_BYTES]).unwrap();
         assert_eq!(len, KEEPER_BYTES);
-        assert!(!area.is_cut_off());
+        assert!(!area.is_revoked());
         Bed {
             daemon,
             process,
@@ -49,11 +49,11 @@ impl Bed {
     }
 
     fn kill_daemon(mut self) {
-        assert!(!self.area.is_cut_off(), "the daemon lives");
+        assert!(!self.area.is_revoked(), "the daemon lives");
         self.process.send(Signal::Kill).unwrap();
         self.daemon.wait().unwrap();
         self.keeper.join().unwrap().unwrap();
-        assert!(self.area.is_cut_off());
+        assert!(self.area.is_revoked());
     }
 }
 
@@ -91,7 +91,7 @@ fn an_invalid_message_does_not_affect_later_ones() {
         .send(&message, &[later.mapping().fd()])
         .unwrap();
     bed.kill_daemon();
-    assert!(later.is_cut_off());
+    assert!(later.is_revoked());
 }
 
 #[test]

@@ -85,12 +85,7 @@ fn a_revoked_client_continues_through_the_kernel() {
     let _apart = APART.read();
     let f = Opened::new(2, 8192);
     assert_eq!(write(f.fd(), b"abc"), Some(Ok(3)));
-    f.daemon
-        .areas
-        .lock()
-        .unwrap()
-        .iter()
-        .for_each(Area::cut_off);
+    f.daemon.areas.lock().unwrap().iter().for_each(Area::revoke);
     assert_eq!(f.read(4), None);
     assert_eq!(f.kernel_offset(), 3);
 }
