@@ -977,7 +977,7 @@ fn reserved_space_follows_a_moved_file_and_is_freed() {
     }
     mount.write(&file, 2 * PAGE, &pattern(9, PAGE as usize));
     mount.fsync(&file);
-    mount.fs().release_promises(&file, || false).unwrap();
+    mount.fs().release_reserved(&file, || false).unwrap();
     mount.commit();
     assert_eq!(free - mount.free(), 3);
 }
@@ -987,12 +987,12 @@ fn a_new_inline_writer_waits_until_reserved_space_is_released() {
     let mount = Mount::new(64 << 20);
     let (_, file) = mount.create("f");
     mount.fs().begin_write(&file, 0, 64 * PAGE).unwrap();
-    mount.fs().release_promises(&file, || true).unwrap();
-    assert_eq!(file.promised_end_page(), 64, "needed space was released");
+    mount.fs().release_reserved(&file, || true).unwrap();
+    assert_eq!(file.reserved_end_page(), 64, "needed space was released");
     let (tx, rx) = std::sync::mpsc::channel();
-    let release = mount.fs().release_promises(&file, || {
+    let release = mount.fs().release_reserved(&file, || {
         let (later, tx) = (file.clone(), tx.clone());
-        file.after_writings(move || tx.send(later.promised_end_page()).unwrap());
+        file.after_writings(move || tx.send(later.reserved_end_page()).unwrap());
         false
     });
     release.unwrap();

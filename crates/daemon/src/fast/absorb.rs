@@ -57,7 +57,7 @@ impl Fast {
         let size = changes.size.bytes();
         if size > file.size() {
             // Applies the size only up to the reserved space: a client that claims more is malicious.
-            let reserved = file.promised_end_page() * PAGE_BYTES;
+            let reserved = file.reserved_end_page() * PAGE_BYTES;
             let end = size.min(reserved);
             if size > reserved {
                 self.warn_of_size(slot_file, changes.size, reserved);

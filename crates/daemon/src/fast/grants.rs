@@ -276,7 +276,7 @@ impl Fast {
                 // The file may have another writer by now. A client that becomes a writer later waits until this job is over; see
                 // `begin_writes`.
                 let is_written = || fast.written_file(file.ino()).is_some();
-                if let Err(error) = fast.volume.fs.release_promises(&file, is_written) {
+                if let Err(error) = fast.volume.fs.release_reserved(&file, is_written) {
                     tracing::warn!(ino = file.ino(), %error, "cannot release the space that was reserved for an inline writer");
                 }
             });

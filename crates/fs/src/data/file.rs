@@ -279,7 +279,7 @@ impl File {
     }
 
     /// Returns the first page after the size and after all reserved or preallocated pages.
-    pub fn promised_end_page(&self) -> u64 {
+    pub fn reserved_end_page(&self) -> u64 {
         self.end_page()
     }
 

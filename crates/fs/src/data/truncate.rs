@@ -100,13 +100,13 @@ impl Fs {
     /// A client that writes inline may have bytes beyond the end that the file does not know of yet. `is_needed` must return
     /// true then. A client that asks to write inline after the call of `is_needed` loses no bytes: the daemon first waits with
     /// `after_writings`, and this wait ends only after the space is released.
-    pub fn release_promises(
+    pub fn release_reserved(
         &self,
         file: &Arc<File>,
         is_needed: impl FnOnce() -> bool,
     ) -> Result<()> {
         let end = |file: &File| file.size().div_ceil(PAGE_BYTES);
-        if file.promised_end_page() <= end(file) {
+        if file.reserved_end_page() <= end(file) {
             return Ok(());
         }
         let writing = file.shut_other_writers_out();

@@ -648,7 +648,7 @@ fn a_write_of_the_mount_notices_the_first_inline_writer_of_its_file() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let fs = bed.mounted.fs();
-            fs.release_promises(&handle.file, || false).unwrap();
+            fs.release_reserved(&handle.file, || false).unwrap();
         });
         wait_until("writes have to wait", || {
             handle.file.try_writing().is_none()
