@@ -439,7 +439,7 @@ pub fn admission(data: &[u8]) {
                     count("admission", "refused");
                     continue;
                 }
-                // The order is: control, slots and area, then each slice's table, stamps and frames.
+                // The order is: control, slots and area, then each slice's table, ages and frames.
                 assert_eq!(descriptors, 3 + 3 * usize::from(reply.slices));
                 owner = reply.owner;
                 let request = Request::decode(&bytes).expect("only a request gets this answer");

@@ -23,8 +23,8 @@ pub enum Segment {
     Control = 0,
     /// The page of each frame.
     Table = 1,
-    /// The last use of pages.
-    Stamps = 2,
+    /// The reference age of each entry.
+    Ages = 2,
     /// Sizes and locks of files.
     Slots = 3,
     /// The pages.
@@ -35,7 +35,7 @@ impl Segment {
     const ALL: [Segment; 5] = [
         Segment::Control,
         Segment::Table,
-        Segment::Stamps,
+        Segment::Ages,
         Segment::Slots,
         Segment::Frames,
     ];

@@ -1,6 +1,6 @@
 //! The segments of one slice, and the lookups in them. Reads and writes of found pages: `hit`.
 //!
-//! Three segments: *table* (entries, then overflow counts), *stamps* (the reference age of each entry, one byte; then the slice's
+//! Three segments: *table* (entries, then overflow counts), *ages* (the reference age of each entry, one byte; then the slice's
 //! words: epoch and throttling), *frames*. A page's home line follows from its key. If that line is full, the page goes to the next
 //! line that has room, and every full line in between counts it, so that a lookup knows when to stop. Only the slice changes
 //! lines, under its own lock; readers need none.
@@ -50,7 +50,7 @@ impl Geometry {
         self.lines * WAYS
     }
 
-    /// Returns the offset of the slice's words, behind the stamps.
+    /// Returns the offset of the slice's words, behind the ages.
     fn words_at(self) -> usize {
         (self.entries() as usize).next_multiple_of(64)
     }
@@ -83,7 +83,7 @@ pub struct Found {
 pub struct SliceMemory {
     geometry: Geometry,
     table: Arc<Mapping>,
-    stamps: Arc<Mapping>,
+    ages: Arc<Mapping>,
     frames: Arc<Mapping>,
     begins: Begins,
     /// Frames into which writers of this process copied after they lost the latch, plus one; 0: none. The slice keeps
@@ -98,7 +98,7 @@ const COPIED_MAX: usize = 16;
 #[derive(Debug)]
 struct Begins {
     table: NonNull<u8>,
-    stamps: NonNull<u8>,
+    ages: NonNull<u8>,
     words: NonNull<u8>,
     frames: NonNull<u8>,
 }
@@ -128,12 +128,12 @@ impl SliceMemory {
             Ok(Arc::new(mapping))
         };
         let table = make("table", geometry.table_bytes(), true)?;
-        let stamps = make("stamps", geometry.words_at() + 64, false)?;
+        let ages = make("ages", geometry.words_at() + 64, false)?;
         let data = make("frames", frames as usize * PAGE, true)?;
-        Ok(SliceMemory::of(geometry, table, stamps, data))
+        Ok(SliceMemory::of(geometry, table, ages, data))
     }
 
-    /// Maps the segments of a slice with `frames` frames that another process created: table, stamps, frames.
+    /// Maps the segments of a slice with `frames` frames that another process created: table, ages, frames.
     ///
     /// Fails with `InvalidData` when a segment is shorter than the geometry says, and with EACCES when `writable` is set for
     /// read-only fds.
@@ -146,39 +146,39 @@ impl SliceMemory {
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         let geometry = Geometry::for_frames(frames);
-        let [table, stamps, data] = fds;
+        let [table, ages, data] = fds;
         let map = |fd, len| Mapping::from_fd(fd, len, writable).map(Arc::new);
         let table = map(table, geometry.table_bytes())?;
-        let stamps = map(stamps, geometry.words_at() + 64)?;
+        let ages = map(ages, geometry.words_at() + 64)?;
         let data = map(data, frames as usize * PAGE)?;
-        Ok(SliceMemory::of(geometry, table, stamps, data))
+        Ok(SliceMemory::of(geometry, table, ages, data))
     }
 
     /// Returns the memory of segments that are as long as the geometry says.
     fn of(
         geometry: Geometry,
         table: Arc<Mapping>,
-        stamps: Arc<Mapping>,
+        ages: Arc<Mapping>,
         frames: Arc<Mapping>,
     ) -> SliceMemory {
         assert!(
             table.len() >= geometry.table_bytes()
-                && stamps.len() >= geometry.words_at() + 64
+                && ages.len() >= geometry.words_at() + 64
                 && frames.len() >= geometry.frames as usize * PAGE
         );
         let begin = |mapping: &Mapping| NonNull::new(mapping.as_ptr()).expect("mapped");
         // SAFETY: the address is inside the segment, as the assertion shows.
-        let words = unsafe { begin(&stamps).add(geometry.words_at()) };
+        let words = unsafe { begin(&ages).add(geometry.words_at()) };
         let begins = Begins {
             table: begin(&table),
-            stamps: begin(&stamps),
+            ages: begin(&ages),
             words,
             frames: begin(&frames),
         };
         SliceMemory {
             geometry,
             table,
-            stamps,
+            ages,
             frames,
             begins,
             copied: [const { AtomicU32::new(0) }; COPIED_MAX],
@@ -208,9 +208,9 @@ impl SliceMemory {
         Some(frame)
     }
 
-    /// Returns table, stamps and frames, to be sent to another process.
+    /// Returns table, ages and frames, to be sent to another process.
     pub fn segments(&self) -> [&Mapping; 3] {
-        [&self.table, &self.stamps, &self.frames]
+        [&self.table, &self.ages, &self.frames]
     }
 
     /// Returns whether this process may write.
@@ -221,7 +221,7 @@ impl SliceMemory {
 
     fn word(&self, at: usize) -> &AtomicU8 {
         debug_assert!(at < 64);
-        // SAFETY: the stamps segment has 64 bytes after `words_at` and stays mapped while `self` lives.
+        // SAFETY: the ages segment has 64 bytes after `words_at` and stays mapped while `self` lives.
         unsafe { self.begins.words.add(at).cast::<AtomicU8>().as_ref() }
     }
 
@@ -301,12 +301,12 @@ impl SliceMemory {
     }
 
     #[inline]
-    fn stamp(&self, index: u32) -> &AtomicU8 {
+    fn age(&self, index: u32) -> &AtomicU8 {
         assert!(index < self.geometry.entries());
-        // SAFETY: the stamps segment has a byte for each entry and stays mapped while `self` lives.
+        // SAFETY: the ages segment has a byte for each entry and stays mapped while `self` lives.
         unsafe {
             self.begins
-                .stamps
+                .ages
                 .cast::<AtomicU8>()
                 .add(index as usize)
                 .as_ref()
@@ -469,9 +469,9 @@ impl SliceMemory {
     /// share its cache line.
     #[inline]
     pub fn touch(&self, index: u32, epoch: u8) {
-        let stamp = self.stamp(index);
-        if stamp.load(Ordering::Relaxed) != epoch {
-            stamp.store(epoch, Ordering::Relaxed);
+        let age = self.age(index);
+        if age.load(Ordering::Relaxed) != epoch {
+            age.store(epoch, Ordering::Relaxed);
         }
     }
 
@@ -482,32 +482,32 @@ impl SliceMemory {
     /// `index` is below the number of entries, as each index from `find_in`.
     #[inline(always)]
     pub(crate) unsafe fn is_marked_now(&self, index: u32) -> bool {
-        // SAFETY: the caller's promise; the stamps segment has a byte for each entry and stays mapped while `self` lives.
-        let stamp = unsafe {
+        // SAFETY: the caller's promise; the ages segment has a byte for each entry and stays mapped while `self` lives.
+        let age = unsafe {
             self.begins
-                .stamps
+                .ages
                 .cast::<AtomicU8>()
                 .add(index as usize)
                 .as_ref()
         };
-        stamp.load(Ordering::Relaxed) == self.epoch()
+        age.load(Ordering::Relaxed) == self.epoch()
     }
 
     /// Returns whether the entry is marked as used at `epoch`.
     #[inline]
     pub fn is_marked(&self, index: u32, epoch: u8) -> bool {
-        self.stamp(index).load(Ordering::Relaxed) == epoch
+        self.age(index).load(Ordering::Relaxed) == epoch
     }
 
     /// Returns the epoch at which an entry was last marked as used.
     #[inline]
     pub fn last_use(&self, index: u32) -> u8 {
-        self.stamp(index).load(Ordering::Relaxed)
+        self.age(index).load(Ordering::Relaxed)
     }
 
     /// Changes the epoch at which an entry was last marked.
     pub fn set_last_use(&self, index: u32, epoch: u8) {
-        self.stamp(index).store(epoch, Ordering::Relaxed);
+        self.age(index).store(epoch, Ordering::Relaxed);
     }
 
     /// Enters a page that is not in the table, in state FILL. Only the slice calls this, under its lock. The table has room,

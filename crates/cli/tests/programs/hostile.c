@@ -67,7 +67,7 @@ struct segment {
 };
 
 struct slice {
-    struct segment table, stamps, frames;
+    struct segment table, ages, frames;
     uint32_t frame_count, entries, lines;
 };
 
@@ -171,10 +171,10 @@ static void get_segments(uint64_t instance, uint64_t token)
         slice->lines = ((uint64_t)slice->frame_count * 3 / 2 + 3) / 4;
         slice->entries = 4 * slice->lines;
         slice->table = segments[3 + 3 * i];
-        slice->stamps = segments[4 + 3 * i];
+        slice->ages = segments[4 + 3 * i];
         slice->frames = segments[5 + 3 * i];
         NEED(slice->table.bytes >= slice->lines * 66ull);
-        NEED(slice->stamps.bytes >= slice->entries + 64ull);
+        NEED(slice->ages.bytes >= slice->entries + 64ull);
         NEED(slice->frames.bytes >= slice->frame_count * 4096ull);
     }
 }
@@ -250,8 +250,8 @@ static void corrupt_slice(void)
     uint16_t *overflow = (uint16_t *)(slice->table.at + 16ull * slice->entries);
     switch (below(8)) {
     case 0: overflow[below(slice->lines)] = below(3) ? below(3) : number(); break;
-    case 1: slice->stamps.at[below(slice->entries)] = number(); break;
-    case 2: slice->stamps.at[(slice->entries + 63) / 64 * 64 + below(2)] = number(); break;
+    case 1: slice->ages.at[below(slice->entries)] = number(); break;
+    case 2: slice->ages.at[(slice->entries + 63) / 64 * 64 + below(2)] = number(); break;
     case 3: put(word(slice->frames, 8 * below(slice->frame_count * 512ull)), number()); break;
     default: corrupt_entry(slice);
     }

@@ -47,7 +47,7 @@ impl Fast {
             (Segment::Slots, self.slots.mapping()),
         ];
         for slice in &self.volume.slices {
-            let kinds = [Segment::Table, Segment::Stamps, Segment::Frames];
+            let kinds = [Segment::Table, Segment::Ages, Segment::Frames];
             segments.extend(kinds.into_iter().zip(slice.memory().segments()));
         }
         segments.sort_by_key(|(segment, _)| *segment);
