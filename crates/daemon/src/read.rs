@@ -9,7 +9,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
 use jericho_fs::types::{Ino, SliceId};
 use jericho_fs::{File, Layout};
-use jericho_shm::{Key, Segments, TargetParts, Turns};
+use jericho_shm::{Key, RangeCounts, Segments, TargetParts};
 
 use crate::fast::{LockedOut, ReadGuard, SlotFile, Waited};
 use crate::handle::Handle;
@@ -72,8 +72,8 @@ enum Whole {
     Unknown,
     /// The file had no inline writer when `File::first_writers` returned this number.
     Unwritten(u64),
-    /// The words of the range lock had these values (`Turns`) when the read began. `None`: a writer held a word.
-    Turns(Arc<SlotFile>, Option<Turns>),
+    /// The file has an inline writer. The words of the range lock had these counts when the read began. `None`: a writer held a word.
+    Written(Arc<SlotFile>, Option<RangeCounts>),
     /// The read keeps writers out.
     Alone { _guard: ReadGuard },
 }
@@ -96,8 +96,8 @@ impl Whole {
         match mounted.fast.written_file(file.ino()) {
             None => Whole::Unwritten(count),
             Some(written) => {
-                let turns = mounted.fast.slot(&written).turns(segments);
-                Whole::Turns(written, turns)
+                let counts = mounted.fast.slot(&written).range_counts(segments);
+                Whole::Written(written, counts)
             }
         }
     }
@@ -107,8 +107,10 @@ impl Whole {
         match self {
             Whole::Unknown | Whole::Alone { .. } => true,
             Whole::Unwritten(count) => file.first_writers() == *count,
-            Whole::Turns(_, None) => false,
-            Whole::Turns(slot_file, Some(turns)) => mounted.fast.slot(slot_file).is_turn(turns),
+            Whole::Written(_, None) => false,
+            Whole::Written(slot_file, Some(counts)) => {
+                mounted.fast.slot(slot_file).has_range_counts(counts)
+            }
         }
     }
 }
@@ -351,8 +353,8 @@ impl Mounted {
             let count = file.first_writers();
             if let Some(written) = self.fast.written_file(file.ino()) {
                 let slot = self.fast.slot(&written);
-                let (done, turns) = written.range.try_read_whole(slot, segments, read)?;
-                return Some((done, Whole::Turns(written, Some(turns))));
+                let (done, counts) = written.range.try_read_whole(slot, segments, read)?;
+                return Some((done, Whole::Written(written, Some(counts))));
             }
             let done = read();
             if file.first_writers() == count {

@@ -10,9 +10,9 @@
 //! most half of the places.
 //!
 //! A request that finds no place does not wait for a release. But space may become free when the removals that the daemon knows
-//! of are durable. One thread (`Turns`) makes them durable and tries each such request once more, one after the other. It waits
-//! only for devices, so it always finishes. If the data of queued requests would exceed a limit, a thread with a further request
-//! waits until the queue has room.
+//! of are durable. So the request goes to a queue (`RetryQueue`). One thread makes the removals durable and tries each request of
+//! the queue once more, one after the other. It waits only for devices, so it always finishes. If the data of queued requests
+//! would exceed a limit, a thread with a further request waits until the queue has room.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +37,7 @@ const USER_PART: usize = 2;
 /// The requests that wait for space.
 pub(crate) struct SpaceWaits {
     waits: Mutex<Waits>,
-    /// Notified when a wait or a turn has ended.
+    /// Notified when a wait or a queued retry has ended.
     ended: Condvar,
     /// The last field: see `OpenVolume`.
     volume: Arc<OpenVolume>,
@@ -47,7 +47,7 @@ pub(crate) struct SpaceWaits {
 struct Waits {
     all: Held,
     users: HashMap<u32, Held>,
-    turns: Turns,
+    retries: RetryQueue,
     /// The limit, if it is not `COUNT_MAX`.
     count_max: Option<usize>,
     closed: bool,
@@ -81,7 +81,7 @@ type Retry = Box<dyn FnOnce() + Send>;
 
 /// Requests without a place, which are retried one after the other.
 #[derive(Default)]
-struct Turns {
+struct RetryQueue {
     waiting: VecDeque<(usize, Retry)>,
     bytes: usize,
     /// The thread runs. It ends when no request waits.
@@ -109,45 +109,45 @@ impl SpaceWaits {
         waits.closed = true;
         self.volume.fs.end_space_waits();
         self.ended.notify_all();
-        let is_busy = |waits: &mut Waits| waits.all.count > 0 || waits.turns.is_running;
+        let is_busy = |waits: &mut Waits| waits.all.count > 0 || waits.retries.is_running;
         self.ended.wait_while(&mut waits, is_busy);
     }
 
-    /// Queues the job for its turn. Waits while too much data is queued. Returns false when the mount ends or no thread can be
-    /// started.
-    fn take_turn(self: &Arc<Self>, bytes: usize, job: Retry) -> bool {
+    /// Queues the job for the thread `space-turns`. Waits while too much data is queued. Returns false when the mount ends or no
+    /// thread can be started.
+    fn queue_retry(self: &Arc<Self>, bytes: usize, job: Retry) -> bool {
         let mut waits = self.waits.lock();
         let is_much = |waits: &mut Waits| {
-            let turns = &waits.turns;
-            !waits.closed && !turns.waiting.is_empty() && turns.bytes + bytes > BYTES_MAX
+            let retries = &waits.retries;
+            !waits.closed && !retries.waiting.is_empty() && retries.bytes + bytes > BYTES_MAX
         };
         self.ended.wait_while(&mut waits, is_much);
         if waits.closed {
             return false;
         }
-        if !waits.turns.is_running {
+        if !waits.retries.is_running {
             let own = self.clone();
             let thread = std::thread::Builder::new().name("space-turns".into());
-            if thread.spawn(move || own.run_turns()).is_err() {
+            if thread.spawn(move || own.run_retries()).is_err() {
                 return false;
             }
-            waits.turns.is_running = true;
+            waits.retries.is_running = true;
         }
-        waits.turns.waiting.push_back((bytes, job));
-        waits.turns.bytes += bytes;
+        waits.retries.waiting.push_back((bytes, job));
+        waits.retries.bytes += bytes;
         true
     }
 
-    fn run_turns(&self) {
+    fn run_retries(&self) {
         let mut waits = self.waits.lock();
-        while let Some((bytes, job)) = waits.turns.waiting.pop_front() {
+        while let Some((bytes, job)) = waits.retries.waiting.pop_front() {
             drop(waits);
             job();
             waits = self.waits.lock();
-            waits.turns.bytes -= bytes;
+            waits.retries.bytes -= bytes;
             self.ended.notify_all();
         }
-        waits.turns.is_running = false;
+        waits.retries.is_running = false;
         self.ended.notify_all();
     }
 }
@@ -305,7 +305,7 @@ impl SpaceWaits {
                 let thread = std::thread::Builder::new().name("space-wait".into());
                 thread.spawn(body).is_ok()
             }
-            false => self.take_turn(bytes, body),
+            false => self.queue_retry(bytes, body),
         };
         if !is_running {
             let reply = kept.lock().take();

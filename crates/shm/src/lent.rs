@@ -200,13 +200,16 @@ mod tests {
             let taken = slot.take_range(part, DAEMON, of, |_| Kept::GiveUp);
             assert!(taken.is_all());
             assert!(slot.has_range_of(part, DAEMON) && !slot.has_range_of(part, CLIENT));
-            assert!(slot.turns(segments).is_none());
+            assert!(slot.range_counts(segments).is_none());
             for (word, held) in taken.borrowed() {
                 area.note_borrowed(1, word, held);
                 assert!(!lent.was_borrowed_at_most(slot, word, 9), "not here");
             }
             slot.give_range_back(&taken, of);
-            assert!(slot.turns(segments).is_none(), "the write is not over");
+            assert!(
+                slot.range_counts(segments).is_none(),
+                "the write is not over"
+            );
         }
         assert!((0..3u64).all(|n| slot.holds(&held, n << 16)));
         let times = |word, times| lent.was_borrowed_at_most(slot, word, times);
@@ -216,7 +219,7 @@ mod tests {
         assert!(!slot.is_extended_by(CLIENT));
         // The lender ends its loan while the daemon has the lock.
         lent.take_back(slot);
-        assert!(slot.turns(segments).is_some() && slot.is_extended_by(DAEMON));
+        assert!(slot.range_counts(segments).is_some() && slot.is_extended_by(DAEMON));
         slot.return_extend(mine, extend, |held| lends(1, SlotLock::Extend, held));
         assert!(slot.extend_lock().try_lock(8).is_some(), "nobody opened it");
     }

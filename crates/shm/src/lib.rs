@@ -48,7 +48,7 @@ pub use parts::{SourceParts, TargetParts, is_in_page, pieces};
 pub use reports::Draining;
 pub use ring::RingReader;
 pub use slots::{
-    Kept, RangeHeld, RangeTaken, Segments, Seized, SizeWord, Slot, Slots, Turns, WORDS,
+    Kept, RangeCounts, RangeHeld, RangeTaken, Segments, Seized, SizeWord, Slot, Slots, WORDS,
 };
 pub use wish::{Granted, Wish, Wishing};
 pub use writer::Writer;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::sync::{AtomicU32, Ordering, fence, futex, spin_loop, yield_now};
 
 const OWNER: u32 = 0xffff;
-const TURN_ONE: u32 = 1 << 16;
+const COUNT_ONE: u32 = 1 << 16;
 const SLEEPERS: u32 = 1 << 31;
 // The model checker runs every poll.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
@@ -117,7 +117,7 @@ impl Holding {
     /// Returns the holding of `owner` that comes after a word.
     #[inline]
     fn after(word: u32, owner: u16) -> Holding {
-        Holding(word.wrapping_add(TURN_ONE) & !(SLEEPERS | OWNER) | u32::from(owner))
+        Holding(word.wrapping_add(COUNT_ONE) & !(SLEEPERS | OWNER) | u32::from(owner))
     }
 }
 
@@ -261,7 +261,7 @@ impl Lock {
     /// Returns a value that changes each time the lock is taken; `None` while it is held. Acquires the stores made under the
     /// lock.
     #[inline]
-    pub(crate) fn turn(&self) -> Option<u32> {
+    pub(crate) fn free_count(&self) -> Option<u32> {
         let word = self.0.load(Ordering::Acquire);
         (word & OWNER == 0).then_some(word & !SLEEPERS)
     }

@@ -216,9 +216,9 @@ pub enum Kept {
     TakeAway,
 }
 
-/// The words' values at a moment when no writer held them.
+/// The counts of a range lock's words at a moment when no writer held the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turns {
+pub struct RangeCounts {
     segments: Segments,
     words: [u32; WORDS],
 }
@@ -578,25 +578,25 @@ impl Slot {
         is
     }
 
-    /// Returns the words' turns; `None` when one is held. Acquires the stores made under the words.
+    /// Returns the words' counts of how often they were taken; `None` when one is held. Acquires the stores made under the words.
     #[inline]
-    pub fn turns(&self, segments: Segments) -> Option<Turns> {
-        let mut turns = Turns {
+    pub fn range_counts(&self, segments: Segments) -> Option<RangeCounts> {
+        let mut counts = RangeCounts {
             segments,
             words: [0; WORDS],
         };
         for word in segments.words() {
-            turns.words[word] = self.words[word].turn()?;
+            counts.words[word] = self.words[word].free_count()?;
         }
-        Some(turns)
+        Some(counts)
     }
 
     /// Returns whether no thread has taken one of the words since. Then the bytes read in between contain no half of a write.
     #[inline]
-    pub fn is_turn(&self, turns: &Turns) -> bool {
+    pub fn has_range_counts(&self, counts: &RangeCounts) -> bool {
         fence(Ordering::Acquire);
-        let mut words = turns.segments.words();
-        words.all(|word| self.words[word].seen() == turns.words[word])
+        let mut words = counts.segments.words();
+        words.all(|word| self.words[word].seen() == counts.words[word])
     }
 
     /// Returns whether `owner` holds one of the words.
@@ -849,7 +849,7 @@ mod tests {
         slot.unlock_range(&stopped);
         assert!(slot.has_range_of(all, 1) && !slot.has_range_of(all, 7));
         slot.give_range_back(&held, |_, _| false);
-        assert!(slot.turns(all).is_some());
+        assert!(slot.range_counts(all).is_some());
     }
 
     #[test]
@@ -857,14 +857,20 @@ mod tests {
         let slots = Slots::create("test", 1).unwrap();
         let slot = slots.slot(0).unwrap();
         let read = Segments::of(0, 1 << 17);
-        let turns = slot.turns(read).unwrap();
+        let counts = slot.range_counts(read).unwrap();
         let other = slot.lock_range(Segments::of(2 << 16, 9), 7).unwrap();
-        assert!(slot.is_turn(&turns), "another segment");
+        assert!(slot.has_range_counts(&counts), "another segment");
         let held = slot.lock_range(Segments::of(1 << 16, 9), 7).unwrap();
-        assert!(!slot.is_turn(&turns) && slot.turns(read).is_none());
+        assert!(!slot.has_range_counts(&counts) && slot.range_counts(read).is_none());
         slot.unlock_range(&held);
-        assert!(!slot.is_turn(&turns), "the writer was there in between");
-        assert!(slot.turns(read).is_some_and(|turns| slot.is_turn(&turns)));
+        assert!(
+            !slot.has_range_counts(&counts),
+            "the writer was there in between"
+        );
+        assert!(
+            slot.range_counts(read)
+                .is_some_and(|counts| slot.has_range_counts(&counts))
+        );
         slot.unlock_range(&other);
     }
 }

@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::sync::atomic::{Ordering, fence};
 
 use jericho_format::PAGE_BYTES;
-use jericho_shm::{Miss, Segments, SizeWord, TargetParts, Turns, is_in_page};
+use jericho_shm::{Miss, RangeCounts, Segments, SizeWord, TargetParts, is_in_page};
 
 use crate::session::{InlineFile, Why};
 use crate::thread::{self, Thread};
@@ -24,7 +24,7 @@ pub struct ReadProgress {
     /// Why bytes are missing; `None`: the read is complete, or ends at the end of the file.
     pub rest: Option<Why>,
     /// State of a read over several pages. Tells whether the bytes still belong to one instant after the rest was read elsewhere.
-    pub turns: Option<Turns>,
+    pub range_counts: Option<RangeCounts>,
 }
 
 impl InlineFile<'_> {
@@ -61,7 +61,7 @@ impl InlineFile<'_> {
             done: 0,
             size: 0,
             rest: Some(why),
-            turns: None,
+            range_counts: None,
         };
         for _ in 0..READ_TRIES {
             let seen = match self.size_word() {
@@ -84,7 +84,7 @@ impl InlineFile<'_> {
     ) -> Option<ReadProgress> {
         let size = seen.bytes();
         let len = size.saturating_sub(at).min(out.len() as u64) as usize;
-        let (done, rest, turns) = self.read_whole(at, &mut out[..len]);
+        let (done, rest, range_counts) = self.read_whole(at, &mut out[..len]);
         // Zeros beyond a new end must not pass for bytes before the old end.
         fence(Ordering::Acquire);
         let same = self.slot.size().same_truncation_count(seen);
@@ -92,25 +92,25 @@ impl InlineFile<'_> {
             done,
             size,
             rest,
-            turns,
+            range_counts,
         })
     }
 
     /// Restarts the read until it contains no half of a write over several pages.
-    fn read_whole(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>, Option<Turns>) {
+    fn read_whole(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>, Option<RangeCounts>) {
         if out.is_empty() || is_in_page(at, out.len()) {
             let (done, rest) = self.read_pages(at, out);
             return (done, rest, None);
         }
         let segments = Segments::of(at, out.len() as u64);
         for _ in 0..READ_TRIES {
-            let Some(turns) = self.slot.turns(segments) else {
+            let Some(counts) = self.slot.range_counts(segments) else {
                 std::thread::yield_now();
                 continue;
             };
             let (done, rest) = self.read_pages(at, out);
-            if self.slot.is_turn(&turns) {
-                return (done, rest, Some(turns));
+            if self.slot.has_range_counts(&counts) {
+                return (done, rest, Some(counts));
             }
         }
         (0, Some(Why::Busy), None)
@@ -127,7 +127,7 @@ impl InlineFile<'_> {
                         done,
                         size,
                         rest: None,
-                        turns: None,
+                        range_counts: None,
                     };
                 }
                 Ok(None) => {}
@@ -141,7 +141,7 @@ impl InlineFile<'_> {
             done: 0,
             size: self.size().unwrap_or(0),
             rest: Some(why),
-            turns: None,
+            range_counts: None,
         }
     }
 
@@ -155,16 +155,16 @@ impl InlineFile<'_> {
         let seen = self.size_word()?;
         let size = seen.bytes();
         let len = size.saturating_sub(at).min(len as u64) as usize;
-        let mut turns = None;
+        let mut counts = None;
         if len > 0 && !is_in_page(at, len) {
-            turns = self.slot.turns(Segments::of(at, len as u64));
-            if turns.is_none() {
+            counts = self.slot.range_counts(Segments::of(at, len as u64));
+            if counts.is_none() {
                 std::thread::yield_now();
                 return Ok(None);
             }
         }
         self.read_hits(at, len, parts).map_err(|(_, miss)| miss)?;
-        if turns.is_some_and(|turns| !self.slot.is_turn(&turns)) {
+        if counts.is_some_and(|counts| !self.slot.has_range_counts(&counts)) {
             return Ok(None);
         }
         // As in `read_as_of`.
@@ -178,7 +178,8 @@ impl InlineFile<'_> {
 
     /// Returns whether the bytes of `read` and bytes read elsewhere since belong to one instant.
     pub fn is_of_one_instant(&self, read: &ReadProgress) -> bool {
-        read.turns.is_none_or(|turns| self.slot.is_turn(&turns))
+        read.range_counts
+            .is_none_or(|counts| self.slot.has_range_counts(&counts))
     }
 
     fn read_pages(&self, at: u64, out: &mut [u8]) -> (usize, Option<Why>) {

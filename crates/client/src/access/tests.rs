@@ -616,7 +616,10 @@ fn a_write_that_stops_half_way_keeps_its_locks_and_lends_them() {
         );
         let kept = failed.kept.expect("half of it is there");
         let all = Segments::of(0, len as u64);
-        assert!(volume.slot().turns(all).is_none(), "nobody reads the half");
+        assert!(
+            volume.slot().range_counts(all).is_none(),
+            "nobody reads the half"
+        );
         assert_eq!(volume.slot().is_extended_by(client.owner), extends);
         let lends = |word, held| {
             client
@@ -639,9 +642,12 @@ fn a_write_that_stops_half_way_keeps_its_locks_and_lends_them() {
         assert!(kept.is_one_write(1), "that was the lender's request");
         borrow();
         assert!(!kept.is_one_write(1), "another write came in between");
-        assert!(volume.slot().turns(all).is_none());
+        assert!(volume.slot().range_counts(all).is_none());
         drop(kept);
-        assert!(volume.slot().turns(all).is_some() && !volume.slot().is_extended_by(client.owner));
+        assert!(
+            volume.slot().range_counts(all).is_some()
+                && !volume.slot().is_extended_by(client.owner)
+        );
     }
     // These writes leave nothing visible: the first page cannot be written, or all bytes are beyond the end.
     let failed = file(&client).write(
@@ -651,7 +657,12 @@ fn a_write_that_stops_half_way_keeps_its_locks_and_lends_them() {
     );
     assert!(failed.unwrap_err().kept.is_none());
     assert_eq!(append(file(&client), &[9; 4097]), Err(Why::Absent));
-    assert!(volume.slot().turns(Segments::of(0, 1 << 20)).is_some());
+    assert!(
+        volume
+            .slot()
+            .range_counts(Segments::of(0, 1 << 20))
+            .is_some()
+    );
     assert!(!volume.slot().is_extended_by(client.owner));
 }
 
@@ -669,7 +680,7 @@ fn a_request_that_writes_more_than_the_rest_borrows_the_expected_words() {
     assert_eq!(kept.own_borrows(words), Some(1));
     assert_eq!(kept.own_borrows(words + 1), None);
     drop(kept);
-    assert!(volume.slot().turns(Segments::of(0, 1)).is_some());
+    assert!(volume.slot().range_counts(Segments::of(0, 1)).is_some());
 }
 
 #[test]
@@ -693,7 +704,7 @@ fn a_child_does_not_end_its_parents_loan() {
             },
             generation: 0,
         });
-        volume.slot().turns(all).is_some()
+        volume.slot().range_counts(all).is_some()
     };
     client.set_own(false);
     assert!(!is_free(&client), "the child has opened its parent's locks");

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use jericho_cache::OWNER_DAEMON;
-use jericho_shm::{Holding, Kept, RangeTaken, Segments, Slot, Turns, WORDS};
+use jericho_shm::{Holding, Kept, RangeCounts, RangeTaken, Segments, Slot, WORDS};
 
 /// Number of times a read restarts because a write over several pages interfered, before the read locks writers out.
 const READ_TRIES: u32 = 3;
@@ -78,22 +78,22 @@ impl RangeHolders {
         }
     }
 
-    /// Repeats `read` until no write over several pages interferes with it. The returned turns tell whether that still holds for
+    /// Repeats `read` until no write over several pages interferes with it. The returned counts tell whether that still holds for
     /// bytes that are read later. Returns `None` when writers interfered every time or hold the words. Never waits.
     pub fn try_read_whole<T>(
         &self,
         slot: &Slot,
         segments: Segments,
         mut read: impl FnMut() -> T,
-    ) -> Option<(T, Turns)> {
+    ) -> Option<(T, RangeCounts)> {
         for _ in 0..READ_TRIES {
-            let Some(turns) = slot.turns(segments) else {
+            let Some(counts) = slot.range_counts(segments) else {
                 std::thread::yield_now();
                 continue;
             };
             let result = read();
-            if slot.is_turn(&turns) {
-                return Some((result, turns));
+            if slot.has_range_counts(&counts) {
+                return Some((result, counts));
             }
         }
         None

@@ -81,10 +81,10 @@ fn a_reader_of_several_pages_sees_none_of_a_write_or_all_of_it() {
             }
         });
         let read = || {
-            let turns = slot.turns(Segments::of(0, 1))?;
+            let counts = slot.range_counts(Segments::of(0, 1))?;
             let first = slice.read(0, key(1))?[0];
             let second = slice.read(0, key(1))?[1];
-            slot.is_turn(&turns).then_some((first, second))
+            slot.has_range_counts(&counts).then_some((first, second))
         };
         let read = read();
         if let Some((first, second)) = read {
@@ -174,7 +174,10 @@ fn a_lent_word_is_free_in_the_end_and_either_side_opens_it() {
         });
         notes.add(lending.write_as_daemon(|| inside.enter()));
         lender.join().unwrap();
-        assert!(lending.slot.turns(Segments::of(0, 1)).is_some(), "free");
+        assert!(
+            lending.slot.range_counts(Segments::of(0, 1)).is_some(),
+            "free"
+        );
     });
 }
 
@@ -197,10 +200,13 @@ fn a_reader_sees_no_half_of_a_write_that_the_daemon_ends() {
             }
         });
         let read = || {
-            let turns = lending.slot.turns(Segments::of(0, 1))?;
+            let counts = lending.slot.range_counts(Segments::of(0, 1))?;
             let first = slice.read(0, key(1))?[0];
             let second = slice.read(0, key(1))?[1];
-            lending.slot.is_turn(&turns).then_some((first, second))
+            lending
+                .slot
+                .has_range_counts(&counts)
+                .then_some((first, second))
         };
         let read = read();
         if let Some((first, second)) = read {

@@ -133,7 +133,7 @@ fn other_writes_proceed_beside_a_half_done_one_and_reads_wait_for_its_end() {
         }
         lender.end();
         assert_eq!(seen.recv_timeout(LONG).unwrap(), [3; PAGES * PAGE]);
-        assert!(lender.slot().turns(all()).is_some());
+        assert!(lender.slot().range_counts(all()).is_some());
     });
 }
 
@@ -152,7 +152,7 @@ fn a_lender_that_has_stopped_loses_its_locks_as_any_other_holder_does() {
         assert!(!lender.slot().has_range_of(all(), lender.owner));
         assert!(!lender.slot().is_extended_by(lender.owner));
         lender.end();
-        assert!(lender.slot().turns(all()).is_some());
+        assert!(lender.slot().range_counts(all()).is_some());
     }
 }
 
@@ -171,7 +171,7 @@ fn a_lender_that_has_ended_its_loan_or_died_gets_nothing_back() {
             }
             fast.unlock_range(&lender.bed.file, &taken);
             fast.give_back_extend(&lender.bed.file);
-            assert!(lender.slot().turns(all()).is_some());
+            assert!(lender.slot().range_counts(all()).is_some());
             assert!(lender.slot().extend_lock().is_held_by(0));
         });
     }
@@ -265,7 +265,10 @@ fn a_read_that_waits_for_a_lent_word_holds_no_other_word() {
         assert!(reader.try_recv().is_err());
         lender.end();
         assert_eq!(reader.recv_timeout(LONG), Ok(true));
-        assert!(slot.turns(all()).is_some(), "it gives the words back");
+        assert!(
+            slot.range_counts(all()).is_some(),
+            "it gives the words back"
+        );
     });
 }
 
@@ -293,7 +296,7 @@ fn read_and_see_words(lender: &Lender) -> Receiver<(Result<usize, i32>, bool)> {
     let (mounted, file) = (bed.mounted.clone(), bed.file.clone());
     let (tx, rx) = channel();
     let reply = move |read: jericho_fs::Result<usize>, _: Vec<u8>| {
-        let are_free = mounted.fast.slot(&file).turns(all()).is_some();
+        let are_free = mounted.fast.slot(&file).range_counts(all()).is_some();
         let _ = tx.send((read.map_err(|error| error.errno()), are_free));
     };
     let len = (PAGES * PAGE) as u32;
