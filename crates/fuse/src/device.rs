@@ -15,7 +15,7 @@ use crate::protocol::InHeader;
 use crate::protocol::init::{Agreed, Outcome, Wanted, negotiate};
 use crate::protocol::request::{Operation, Transfer, parse_message};
 use crate::reply::{Channel, DeviceReply, Reply, message};
-use crate::workers::Placement;
+use crate::workers::WorkerNodes;
 
 const PAGE_BYTES: usize = 4096;
 /// Bytes before the data of a write.
@@ -94,7 +94,7 @@ impl Workers {
         count: usize,
         own_channels: bool,
         filesystem: &Jericho,
-        placement: &Arc<Placement>,
+        nodes: &Arc<WorkerNodes>,
     ) -> io::Result<Workers> {
         let mut workers = Workers(vec![]);
         for n in 0..count {
@@ -102,11 +102,11 @@ impl Workers {
                 true => Arc::new(jericho_sys::fuse_device::clone(channel)?),
                 false => channel.clone(),
             };
-            let (filesystem, placement) = (filesystem.clone(), placement.clone());
+            let (filesystem, nodes) = (filesystem.clone(), nodes.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("mount-worker-{n}"))
                 .spawn(move || {
-                    placement.bind_this_thread();
+                    nodes.bind_this_thread();
                     threads::run(|| serve(&channel, &filesystem))
                 })?;
             workers.0.push(thread);

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use jericho_sys::service as threads;
 use parking_lot::{Condvar, Mutex};
 
-use crate::workers::Placement;
+use crate::workers::WorkerNodes;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -28,17 +28,17 @@ pub(crate) struct Helpers {
 
 impl Helpers {
     /// Starts the threads. Fails when one cannot be started.
-    pub(crate) fn new(threads: usize, placement: &Arc<Placement>) -> io::Result<Helpers> {
+    pub(crate) fn new(threads: usize, nodes: &Arc<WorkerNodes>) -> io::Result<Helpers> {
         let mut helpers = Helpers {
             queue: Arc::default(),
             threads: Vec::new(),
         };
         for n in 0..threads {
-            let (queue, placement) = (helpers.queue.clone(), placement.clone());
+            let (queue, nodes) = (helpers.queue.clone(), nodes.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("mount-helper-{n}"))
                 .spawn(move || {
-                    placement.bind_this_thread();
+                    nodes.bind_this_thread();
                     threads::run(|| work(&queue));
                 })?;
             helpers.threads.push(thread);

@@ -102,10 +102,10 @@ pub fn mount(
         dir: dir.to_owned(),
         cause,
     })?;
-    let placement = Arc::new(workers::Placement::new(mounted.topology()));
+    let nodes = Arc::new(workers::WorkerNodes::new(mounted.topology()));
     let workers = config
         .workers
-        .unwrap_or_else(|| placement.default_workers())
+        .unwrap_or_else(|| nodes.default_workers())
         .max(1);
     let rings = rings(&mounted, &dir, config.transport)?;
 
@@ -137,12 +137,12 @@ pub fn mount(
     let ring = match rings.filter(|_| agreed.ring()) {
         Some(rings) => {
             let filesystem = filesystem.clone();
-            let serving = ring::Serving::start(rings, &channel, filesystem, workers, &placement);
+            let serving = ring::Serving::start(rings, &channel, filesystem, workers, &nodes);
             Some(serving.map_err(undo)?)
         }
         None => None,
     };
-    let workers = device::Workers::start(&channel, workers, own_channels, &filesystem, &placement)
+    let workers = device::Workers::start(&channel, workers, own_channels, &filesystem, &nodes)
         .map_err(undo)?;
     tracing::info!(ring = ring.is_some(), "the kernel is ready");
     // Without the fast path, the mount works too, but slower.

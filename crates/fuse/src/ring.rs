@@ -26,7 +26,7 @@ use crate::protocol::answer::SizeOut;
 use crate::protocol::request::{Operation, parse};
 use crate::protocol::{InHeader, op};
 use crate::reply::{Channel, Reply};
-use crate::workers::Placement;
+use crate::workers::WorkerNodes;
 
 /// The kernel module's switch for the FUSE ring.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -113,10 +113,10 @@ impl Serving {
         device: &Channel,
         filesystem: Jericho,
         helpers: usize,
-        placement: &Arc<Placement>,
+        nodes: &Arc<WorkerNodes>,
     ) -> io::Result<Serving> {
         let service = Arc::new(Service {
-            helpers: Helpers::new(helpers, placement)?,
+            helpers: Helpers::new(helpers, nodes)?,
             filesystem,
         });
         let mut threads = Vec::new();

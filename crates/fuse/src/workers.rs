@@ -9,20 +9,20 @@ use jericho_topology::Topology;
 use rustix::thread::CpuSet;
 
 /// The CPUs of every node that has some, and the node of the next thread.
-pub(crate) struct Placement {
+pub(crate) struct WorkerNodes {
     nodes: Vec<Vec<u32>>,
     next: AtomicUsize,
 }
 
-impl Placement {
-    pub(crate) fn new(topology: &Topology) -> Placement {
+impl WorkerNodes {
+    pub(crate) fn new(topology: &Topology) -> WorkerNodes {
         let nodes = topology
             .nodes
             .iter()
             .map(|n| n.cpus.clone())
             .filter(|c| !c.is_empty())
             .collect();
-        Placement {
+        WorkerNodes {
             nodes,
             next: AtomicUsize::new(0),
         }
