@@ -327,7 +327,10 @@ fn background_write_back_takes_old_pages_and_any_pages_for_frames() {
     };
     assert!(batch(&mut slice, false).is_empty(), "the pages are young");
     assert_eq!(batch(&mut slice, true)[0].pages.len(), 3);
-    assert!(batch(&mut slice, true).is_empty(), "they are on their way");
+    assert!(
+        batch(&mut slice, true).is_empty(),
+        "the pages are being written"
+    );
     slice.write(8, 2);
     slice.context.limits.dirty_age = Duration::ZERO;
     assert_eq!(batch(&mut slice, false)[0].pages.len(), 2);

@@ -224,7 +224,7 @@ fn a_client_releases_only_its_own_latches() {
         })
     };
     let (own, refused) = (thread_id(), [Refusal::Owner as u32; 2]);
-    assert_eq!(statuses(owner, own), refused, "it only reads");
+    assert_eq!(statuses(owner, own), refused, "the client only reads");
     let token = bed.token(&bed.writing).unwrap();
     assert_eq!(bed.ask(token, owner), Ok((owner, true)));
     assert_eq!(statuses(owner, own), [0; 2]);

@@ -124,7 +124,7 @@ mod tests {
         let begun = Instant::now();
         let stopped = ahead.begin_asking(7);
         let other = ahead.begin_asking(8);
-        assert!(begun.elapsed() >= HELD_MAX, "it waited");
+        assert!(begun.elapsed() >= HELD_MAX, "the writer waited");
         assert!(ahead.lock().is_held(other) && !ahead.lock().is_held(stopped));
         // The first writer goes on, and does not open the lock of the second.
         ahead.end_asking(stopped);

@@ -188,7 +188,7 @@ mod tests {
         let late = 900 + HELD_MAX.as_nanos() as u64;
         assert!(
             !area.lends(1, SlotLock::Extend, extend, late),
-            "it has stopped"
+            "the lender has stopped"
         );
         assert!(area.has_lent(1, SlotLock::Extend, extend));
         assert!(!lends(0, SlotLock::Extend, extend), "another slot");

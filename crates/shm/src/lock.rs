@@ -425,7 +425,7 @@ mod tests {
         assert!(lock.is_held(held));
         lock.open_dead(7);
         let other = lock.try_lock(8).unwrap();
-        assert!(!lock.unlock(held), "it was taken away");
+        assert!(!lock.unlock(held), "the lock was taken away");
         assert!(lock.unlock(other));
     }
 

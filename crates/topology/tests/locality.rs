@@ -157,7 +157,11 @@ fn a_network_interface_is_at_home_with_its_card() {
     assert_eq!(topology.node_of_nic("eth0"), Some(NodeId(1)));
     assert_eq!(topology.node_of_nic("eth1"), Some(NodeId(2)));
     assert_eq!(topology.node_of_nic("bond0"), Some(NodeId(1)));
-    assert_eq!(topology.node_of_nic("bond1"), None, "it is on two nodes");
+    assert_eq!(
+        topology.node_of_nic("bond1"),
+        None,
+        "the bond is on two nodes"
+    );
     for name in ["lo", "missing", "", "..", "../net/eth0"] {
         assert_eq!(topology.node_of_nic(name), None, "{name:?}");
     }

@@ -332,7 +332,7 @@ mod tests {
         let target = kind.small_target;
         kind.filled(&table, gone[0], key(gone[0]));
         assert!(kind.queues[gone[0] as usize] == QueueOfEntry::Main);
-        assert!(kind.small_target > target, "it came back soon");
+        assert!(kind.small_target > target, "the page came back soon");
         let dropped = gone[1];
         kind.filled(&table, dropped, key(1_000_000));
         Replacement::<TestTable>::removed(&mut kind, dropped, key(1_000_000), false);

@@ -47,7 +47,9 @@ impl Peer {
     fn ask(&mut self, what: &str) -> String {
         writeln!(self.input, "{what}").expect("the program listens");
         let mut line = String::new();
-        self.output.read_line(&mut line).expect("it answers");
+        self.output
+            .read_line(&mut line)
+            .expect("the program answers");
         line.trim_end().to_owned()
     }
 

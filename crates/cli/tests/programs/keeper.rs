@@ -408,7 +408,7 @@ fn a_keeper_has_segments_and_no_device_or_lock_and_blocks_signals_that_stop_the_
     assert_has_no_device_or_lock(&volume, keeper);
     // The keeper has a session of its own, so signals to the daemon's process group do not reach it.
     let session = |pid: u64| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
         let words: Vec<String> = stat
             .rsplit(')')
             .next()
@@ -423,7 +423,8 @@ fn a_keeper_has_segments_and_no_device_or_lock_and_blocks_signals_that_stop_the_
         kill(signal, keeper);
     }
     // The signals are pending, because the keeper blocks them.
-    let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).expect("it runs");
+    let status =
+        std::fs::read_to_string(format!("/proc/{keeper}/status")).expect("the keeper runs");
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     let pending = u64::from_str_radix(pending.expect("a mask").trim(), 16).expect("a mask");
     assert_eq!(pending, 1 << (15 - 1) | 1 << (2 - 1) | 1, "{pending:x}");

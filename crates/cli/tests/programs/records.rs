@@ -41,7 +41,10 @@ impl Records {
         command.arg(what).arg(self.volume.at("f"));
         command.args([count, bytes, number.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.stderr(Stdio::piped()).spawn().expect("it starts")
+        command
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts")
     }
 
     /// Runs all programs at the same time. Each is `(under run, what)`. The first one ends last, because the guarantee holds only while
@@ -62,7 +65,7 @@ impl Records {
         let mut said = Vec::new();
         for (mut program, (_, what)) in running.into_iter().zip(programs).rev() {
             drop(program.stdin.take());
-            let output = program.wait_with_output().expect("it ends");
+            let output = program.wait_with_output().expect("the program ends");
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{what}: {error}");
             let times: u64 = String::from_utf8_lossy(&output.stdout)

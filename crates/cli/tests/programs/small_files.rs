@@ -30,7 +30,7 @@ fn work(root: &Path, client: u64) -> BTreeMap<String, Vec<u8>> {
             let (victim, _) = expected.pop_first().expect("there is one");
             fs::remove_file(root.join(&victim)).expect("remove");
             let gone = fs::metadata(root.join(&victim))
-                .expect_err("it was removed")
+                .expect_err("the file was removed")
                 .kind();
             assert_eq!(gone, std::io::ErrorKind::NotFound);
         }

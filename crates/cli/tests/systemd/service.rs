@@ -103,7 +103,7 @@ impl Service {
         let [keeper] = others[..] else {
             panic!("expected one process beside the daemon {daemon}, found {others:?}");
         };
-        let args = fs::read(format!("/proc/{keeper}/cmdline")).expect("it runs");
+        let args = fs::read(format!("/proc/{keeper}/cmdline")).expect("the keeper runs");
         assert_eq!(args.split(|byte| *byte == 0).nth(1), Some(&b"keeper"[..]));
         keeper
     }

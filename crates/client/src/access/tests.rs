@@ -723,7 +723,11 @@ fn a_write_that_answers_half_of_another_write_is_not_lost() {
     let other = volume.client(true);
     let mut seen = [0; 8];
     let read = file(&other).read(0, &mut seen);
-    assert_eq!((read.rest, seen), (None, [9; 8]), "it sees the first page");
+    assert_eq!(
+        (read.rest, seen),
+        (None, [9; 8]),
+        "the read sees the first page"
+    );
     let answer = [IoSlice::new(&[5; 8])];
     file(&other).write(0, 8, SourceParts::new(&answer)).unwrap();
     // The daemon serves the lender's request.

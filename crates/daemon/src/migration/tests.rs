@@ -139,7 +139,11 @@ fn a_thread_of_another_process_is_migrated_and_gets_its_mask_back() {
     program.wake();
     migrations.restore_masks(Migrated::has_moved);
     assert_eq!(program.cpus(), all);
-    assert_eq!(Task::find(program.tid()).unwrap().1, cpu, "it stays there");
+    assert_eq!(
+        Task::find(program.tid()).unwrap().1,
+        cpu,
+        "the thread stays there"
+    );
     // The pause holds for every node.
     let other = all.iter().copied().find(|c| *c != cpu).unwrap();
     migrations.migrate(&order(&program, other), now + PAUSE / 2);
@@ -252,6 +256,6 @@ fn the_placer_ends_with_the_mount_and_leaves_no_mask_narrow() {
     });
     assert!(
         migrator.migrations.lock().is_none(),
-        "it does not start again"
+        "the migrator does not start again"
     );
 }

@@ -25,6 +25,6 @@ fn a_failing_write_ends_before_its_reply() {
     assert_eq!(
         rx.recv_timeout(LONG),
         Ok((true, true)),
-        "it failed, and has ended"
+        "the write failed, and has ended"
     );
 }

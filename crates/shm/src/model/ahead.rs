@@ -99,7 +99,10 @@ fn a_writer_that_waits_for_an_answer_finds_its_pages() {
         });
         file.reserved.store(2, Ordering::Relaxed);
         file.ahead.end_asking(held);
-        assert!(waiter.join().unwrap(), "it would ask for the same pages");
+        assert!(
+            waiter.join().unwrap(),
+            "the waiter would ask for the same pages"
+        );
         notes.add(file.asked.load(Ordering::Relaxed));
     });
 }

@@ -107,14 +107,14 @@ fn a_word_is_taken_from_the_owner_that_asks_and_never_from_the_daemon() {
                 let held = lock.take_from(7, DAEMON);
                 let Some(held) = held else { return };
                 inside.enter();
-                assert!(lock.unlock(held), "it was taken from the daemon");
+                assert!(lock.unlock(held), "the word was taken from the daemon");
             }
         });
         let mine = lock.take_from(7, DAEMON);
         notes.add(mine.is_some());
         if let Some(mine) = mine {
             inside.enter();
-            assert!(lock.unlock(mine), "it was taken from the daemon");
+            assert!(lock.unlock(mine), "the word was taken from the daemon");
         }
         other.join().unwrap();
         assert!(!lock.unlock(held) && lock.try_lock(7).is_some());

@@ -120,7 +120,9 @@ pub fn assert_invariants(topology: &Topology) {
             !topology.cpus_of(node.id).is_empty(),
             "node {at} has no CPUs near it"
         );
-        let near = topology.node(node.nearest_cpu_node).expect("it exists");
+        let near = topology
+            .node(node.nearest_cpu_node)
+            .expect("the node exists");
         assert!(!near.cpus.is_empty());
         assert_eq!(near.id == node.id, !node.is_memory_only());
         for &cpu in &node.cpus {

@@ -141,7 +141,7 @@ impl Programs {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| mounted.fast.release(handle));
-            wait_until("it is noticed", no_writes);
+            wait_until("the close withholds writes", no_writes);
             rest(self, owner, latched);
         });
     }
@@ -253,7 +253,7 @@ fn a_report_of_a_file_without_a_slot_is_not_lost() {
     let found = programs.slice().memory().lookup(key).expect("cached");
     assert!(
         !found.state.has(Flags::DIRTY),
-        "it was acknowledged before the fsync"
+        "the write was acknowledged before the fsync"
     );
 }
 
@@ -337,7 +337,7 @@ fn a_query_waits_for_a_page_that_another_thread_is_absorbing() {
         let thread = rx.recv_timeout(Duration::from_secs(60)).unwrap();
         let syscall = std::path::Path::new("/proc").join(thread).join("syscall");
         let futex = format!("{} ", libc::SYS_futex);
-        wait_until("it waits, or has an answer", || {
+        wait_until("the asking thread waits, or has an answer", || {
             let waits = |line: String| line.starts_with(&futex);
             asker.is_finished() || std::fs::read_to_string(&syscall).is_ok_and(waits)
         });

@@ -119,7 +119,9 @@ impl Bed {
         let files = part.read();
         std::thread::scope(|scope| {
             scope.spawn(|| fast.release(&self.handle));
-            wait_until("it waits for the files", || part.try_read().is_none());
+            wait_until("the release waits for the files", || {
+                part.try_read().is_none()
+            });
             meanwhile();
             drop(files);
         });
@@ -359,7 +361,7 @@ fn one_job_reserves_pages_for_a_descriptor_however_often_it_asks() {
         let key = Key::new(bed.handle.file.ino(), page);
         memory.lookup(key).is_some()
     };
-    wait_until("they are reserved", || (16..40).all(is_there));
+    wait_until("the pages are reserved", || (16..40).all(is_there));
     assert!(!is_there(40) && !is_there(90));
     bed.mounted.close_file(&reading);
 }
@@ -542,7 +544,7 @@ fn a_read_that_may_not_wait_is_returned_while_a_writer_holds_its_words() {
     let left = (bed.mounted).try_read(&bed.handle, 0, 40_000, false, vec![], reply);
     let (buffer, reply) = left.expect("the words are held");
     assert!(rx.try_recv().is_err());
-    assert!(slot.holds(&held, 0), "it takes no word away");
+    assert!(slot.holds(&held, 0), "the read takes no word away");
     // A page's latch is enough for a read within the page.
     let within = {
         let tx = tx.clone();
@@ -650,7 +652,7 @@ fn a_write_of_the_mount_notices_the_first_inline_writer_of_its_file() {
             let fs = bed.mounted.fs();
             fs.release_reserved(&handle.file, || false).unwrap();
         });
-        wait_until("writes have to wait", || {
+        wait_until("other writers have to wait", || {
             handle.file.try_writing().is_none()
         });
         let (tx, rx) = mpsc::channel();
@@ -666,7 +668,7 @@ fn a_write_of_the_mount_notices_the_first_inline_writer_of_its_file() {
         let thread = rx.recv_timeout(Duration::from_secs(60)).unwrap();
         let syscall = PathBuf::from("/proc").join(thread).join("syscall");
         let futex = format!("{} ", libc::SYS_futex);
-        wait_until("it waits", || {
+        wait_until("the writer waits", || {
             std::fs::read_to_string(&syscall).is_ok_and(|line| line.starts_with(&futex))
         });
         let granted = fast.grant(&handle.file, &mut handle.grants.lock(), true);
@@ -803,7 +805,7 @@ fn a_file_may_get_a_slot_while_a_request_waits_for_space_for_it() {
     let (tx, rx) = mpsc::channel();
     let reply = move |result| tx.send(result).unwrap();
     (bed.mounted).fallocate(&handle, 0, 1 << 20, 1 << 20, reply);
-    wait_until("it waits", || fs.space_waits() > 0);
+    wait_until("the fallocate waits", || fs.space_waits() > 0);
     let changing = bed.mounted.fast.changing.contains(handle.file.ino());
     assert!(!changing, "a request for a slot has to wait");
     bed.mounted.close_file(&other);

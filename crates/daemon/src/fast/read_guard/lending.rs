@@ -199,7 +199,7 @@ fn a_read_that_began_before_the_first_inline_writer_sees_no_half_of_its_write() 
         });
         assert_eq!(rx.recv_timeout(LONG), Ok(0));
         let file = bed.mounted.fast.written_file(handle.file.ino());
-        let file = file.expect("it has a writer");
+        let file = file.expect("the file has a writer");
         // This is a complete inline write.
         let slot = bed.mounted.fast.slot(&file);
         let held = slot.lock_range(all(), 7).unwrap();
@@ -250,16 +250,22 @@ fn a_read_that_waits_for_a_lent_word_holds_no_other_word() {
         let second = Segments::of(1 << 16, 1 << 16);
         let held = slot.lock_range(second, lender.owner).unwrap();
         let reader = wait_alone(&lender, Segments::of(0, 1 << 17));
-        simulated::wait_until("it takes what is free", keeps);
+        simulated::wait_until("the reader takes the free words", keeps);
         let since = files::coarse_realtime_ns();
         (lender.area.lent(lender.block)).lend(lender.bed.file.slot, &held, None, since);
         let begun = Instant::now();
         while keeps() {
-            assert!(begun.elapsed() < HELD_MAX / 2, "it keeps the first word");
+            assert!(
+                begun.elapsed() < HELD_MAX / 2,
+                "the reader keeps the first word"
+            );
             std::thread::yield_now();
         }
         for _ in 0..10 {
-            assert!(!keeps(), "it takes the first word while the second is lent");
+            assert!(
+                !keeps(),
+                "the reader takes the first word while the second is lent"
+            );
             std::thread::sleep(HELD_MAX / 100);
         }
         assert!(reader.try_recv().is_err());
@@ -267,7 +273,7 @@ fn a_read_that_waits_for_a_lent_word_holds_no_other_word() {
         assert_eq!(reader.recv_timeout(LONG), Ok(true));
         assert!(
             slot.range_counts(all()).is_some(),
-            "it gives the words back"
+            "the reader gives the words back"
         );
     });
 }
@@ -282,7 +288,7 @@ fn waiting_reads_of_one_file_do_not_delay_those_of_another() {
         let other = wait_alone(&lender, Segments::of(1 << 16, 1 << 16));
         assert_eq!(other.recv_timeout(LONG), Ok(true));
         let all_wait = waits.iter().all(|wait| wait.try_recv().is_err());
-        assert!(all_wait, "it waited for the loan");
+        assert!(all_wait, "the other read waited for the loan");
         lender.end();
         for wait in waits {
             assert_eq!(wait.recv_timeout(LONG), Ok(true));

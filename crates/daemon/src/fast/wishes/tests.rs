@@ -110,7 +110,7 @@ fn a_request_grants_the_slot_that_its_thread_has_wished_for() {
     program.bed.mounted.close_file(&plain);
     assert!(
         !program.has_slot(&plain),
-        "it comes back with the descriptor"
+        "the slot comes back with the descriptor"
     );
 }
 
@@ -261,7 +261,10 @@ fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
         // A slice takes the lock of the clients, too, when it revokes one.
         let is_free = fast.clients.try_lock().is_some();
         drop(answering);
-        assert!(named.is_ok() && is_free, "it waits with the clients locked");
+        assert!(
+            named.is_ok() && is_free,
+            "the thread waits with the clients locked"
+        );
     });
     assert!(
         !program.bed.mounted.may_wish(here()),
