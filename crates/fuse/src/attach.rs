@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn another_mount_with_the_number_of_an_ended_one_is_not_aborted() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root aborts connections");
+            eprintln!("SKIPPED: only root aborts connections");
             return;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -30,7 +30,7 @@ impl Group {
         });
         if made.is_none() {
             eprintln!(
-                "LEFT OUT: this machine or user cannot make a control group with a memory limit"
+                "SKIPPED: this machine or user cannot make a control group with a memory limit"
             );
         }
         made

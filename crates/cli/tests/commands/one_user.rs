@@ -107,7 +107,7 @@ fn each_part_of_a_file_has_its_own_lock() {
         let node = PathBuf::from(format!("{}p{number}", whole.0.display()));
         if !node.exists() {
             eprintln!(
-                "LEFT OUT: /dev shows no node of a partition of {}",
+                "SKIPPED: /dev shows no node of a partition of {}",
                 whole.0.display()
             );
             return;

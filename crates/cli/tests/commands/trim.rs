@@ -188,7 +188,7 @@ fn fstrim_works_on_a_mount() {
 #[test]
 fn only_root_and_the_mounting_user_may_trim() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("LEFT OUT: needs root, to become another user");
+        eprintln!("SKIPPED: needs root, to become another user");
         return;
     }
     let volume = Volume::formatted();

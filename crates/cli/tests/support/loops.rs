@@ -18,7 +18,7 @@ impl Loop {
     pub fn made_by(command: &mut Command) -> Option<Loop> {
         let output = output(command);
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
-            eprintln!("LEFT OUT: no loop device can be made here (root, /dev/loop-control)");
+            eprintln!("SKIPPED: cannot make a loop device, which needs root and /dev/loop-control");
             return None;
         }
         assert!(output.status.success(), "{command:?}: {output:?}");

@@ -51,7 +51,7 @@ const WHYS: [(Why, &str); 8] = [
     (Why::Unbacked, "no space reserved"),
     (Why::Busy, "busy"),
     (Why::Changed, "size changed meanwhile"),
-    (Why::Far, "would leave a hole"),
+    (Why::Far, "leaves a hole or is too long"),
 ];
 
 static KERNEL_READS: [AtomicU64; WHYS.len()] = [const { AtomicU64::new(0) }; WHYS.len()];

@@ -268,7 +268,7 @@ fn the_clients_are_not_locked_while_a_thread_waits_for_the_answer_to_a_wish() {
     });
     assert!(
         !program.bed.mounted.may_wish(here()),
-        "the thread was left out"
+        "the locked entry records no thread"
     );
     fast.knows_thread(block, thread);
     assert!(program.bed.mounted.may_wish(here()));
