@@ -40,10 +40,10 @@ fn about_to_open(flags: c_int) {
 
 /// Tells the client of a description that this process has just opened, at offset 0. Returns `fd`, which may be the -1 of a
 /// failed call.
-pub fn opened(fd: c_int, flags: c_int) -> c_int {
+pub fn opened(fd: c_int) -> c_int {
     if fd >= 0 {
         errno::kept(|| {
-            fd::opened(fd, flags);
+            fd::opened(fd);
             if streams::uses(fd) {
                 fd::to_kernel(fd, Reason::Stream);
             }
@@ -66,7 +66,7 @@ unsafe fn open_path(
     about_to_open(flags);
     // SAFETY: the caller guarantees it.
     let fd = unsafe { checked_path(dir, path, call()) };
-    opened(fd, flags)
+    opened(fd)
 }
 
 /// Opens a path. `mode` is the register's content if the caller gave none; no code uses it then.
@@ -118,9 +118,7 @@ pub unsafe fn openat2(dir: c_int, path: *const c_char, how: *const c_void, size:
         // SAFETY: the caller's arguments; after an error other than EFAULT the kernel has read the path.
         return unsafe { checked_path(dir, path, fd) };
     }
-    // SAFETY: the call succeeded, so `how` is a struct open_how, which begins with the flags.
-    let flags = unsafe { how.cast::<u64>().read_unaligned() };
-    opened(fd, flags as c_int)
+    opened(fd)
 }
 
 unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> c_int {
@@ -129,34 +127,27 @@ unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int) -> 
     let fd = checked(mount, unsafe {
         real::open_by_handle_at(mount, handle, flags)
     });
-    opened(fd, flags)
+    opened(fd)
 }
-
-/// The flags with which the C library opens temporary files.
-const TEMPORARY: c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
 
 unsafe fn mkstemp(template: *mut c_char) -> c_int {
     // SAFETY: the caller's arguments.
-    opened(unsafe { real::mkstemp(template) }, TEMPORARY)
+    opened(unsafe { real::mkstemp(template) })
 }
 
 unsafe fn mkostemp(template: *mut c_char, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments.
-    opened(
-        unsafe { real::mkostemp(template, flags) },
-        TEMPORARY | flags,
-    )
+    opened(unsafe { real::mkostemp(template, flags) })
 }
 
 unsafe fn mkstemps(template: *mut c_char, suffix: c_int) -> c_int {
     // SAFETY: the caller's arguments.
-    opened(unsafe { real::mkstemps(template, suffix) }, TEMPORARY)
+    opened(unsafe { real::mkstemps(template, suffix) })
 }
 
 unsafe fn mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments.
-    let fd = unsafe { real::mkostemps(template, suffix, flags) };
-    opened(fd, TEMPORARY | flags)
+    opened(unsafe { real::mkostemps(template, suffix, flags) })
 }
 
 /// Closes an fd. The client forgets it first: afterwards the fd may already be another thread's.

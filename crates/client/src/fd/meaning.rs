@@ -81,8 +81,8 @@ fn move_offset_for_close(fd: i32) {
     }
 }
 
-/// Notes a successful open(2) of this process. Does not use the flags.
-pub fn opened(fd: i32, _flags: i32) {
+/// Notes a successful open(2) of this process.
+pub fn opened(fd: i32) {
     migration::tick();
     descriptors::opened(fd);
 }

@@ -185,7 +185,7 @@ impl Opened {
         daemon.control.slot(0).unwrap().set(object, 0, 0);
         daemon.set_size(size);
         daemon.fill(object, 0..pages, b'm');
-        opened(file.as_raw_fd(), 0);
+        opened(file.as_raw_fd());
         Opened {
             file,
             daemon,

@@ -159,7 +159,7 @@ fn the_kernel_reports_wrong_offsets_and_buffers() {
     for fd in [-1, 70_000, i32::MAX, i32::MIN] {
         assert_eq!(read(fd, &mut out), None);
         forget(fd);
-        opened(fd, 0);
+        opened(fd);
         share(fd);
         duplicated(fd, fd);
     }

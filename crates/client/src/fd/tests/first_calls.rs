@@ -67,7 +67,7 @@ fn an_fd_that_becomes_fast_while_threads_read_gives_each_byte_once() {
     let f = Opened::new(4, 4 * PAGE as u64);
     for _ in 0..300 {
         files::lseek(f.fd(), 0, SEEK_SET).unwrap();
-        opened(f.fd(), 0);
+        opened(f.fd());
         let read_all = || {
             let _counting = Counting::new();
             let mut total = 0;
@@ -126,11 +126,11 @@ fn an_fd_does_not_become_fast_during_a_call_on_it() {
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
     assert_eq!(lseek(f.fd(), 0, SEEK_CUR), Some(Ok(110)));
     // The end of a call that began before the fd was reused changes nothing.
-    opened(f.fd(), 0);
+    opened(f.fd());
     let CallPath::Counted(old) = early::begin(f.fd(), CallKind::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
-    opened(f.fd(), 0);
+    opened(f.fd());
     let CallPath::Counted(new) = early::begin(f.fd(), CallKind::Write(10), true) else {
         panic!("the first call is made in the ordinary way");
     };
@@ -148,7 +148,7 @@ fn wishing() -> Opened {
     wish::tests::ARE_LEFT.set(false);
     let f = Opened::new(2, 8192);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
-    opened(f.fd(), 0);
+    opened(f.fd());
     // The object of a wish is the inode.
     let inode = files::fstat(f.fd()).unwrap().inode;
     f.daemon.control.slot(0).unwrap().set(inode, 0, 0);
@@ -252,7 +252,7 @@ fn an_answer_is_not_used_for_an_fd_that_was_reused_or_is_in_use() {
     let f = wishing();
     let call = begin_with_wish(&f, true);
     grant(&f);
-    opened(f.fd(), 0);
+    opened(f.fd());
     drop(call);
     assert!(matches!(
         descriptors::state(f.fd()),

@@ -11,7 +11,7 @@ fn files_of_other_filesystems_take_the_kernel_path_after_one_check() {
     let _apart = APART.read();
     let (reader, _writer) = std::io::pipe().unwrap();
     let fd = reader.as_raw_fd();
-    opened(fd, 0);
+    opened(fd);
     assert_eq!(read(fd, &mut [0; 4]), None);
     assert_eq!(descriptors::state(fd), Some(FdState::Kernel));
     duplicated(fd, 60_000);
@@ -105,7 +105,7 @@ fn an_fd_that_was_closed_and_reused_unseen_does_not_pass_for_the_old_file() {
     };
     let mut identity = open.identity().unwrap();
     identity.inode += 1;
-    opened(f.fd(), 0);
+    opened(f.fd());
     let Some(FdState::Unknown { word, .. }) = descriptors::state(f.fd()) else {
         panic!("the fd is not unknown");
     };
