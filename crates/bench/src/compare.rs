@@ -69,7 +69,7 @@ pub struct Comparison {
     /// Name of the side that Jericho is compared with.
     #[serde(rename = "peer")]
     pub baseline: Cow<'static, str>,
-    /// The promised ratio, if there is one.
+    /// The target: the ratio that should be reached, if there is one.
     pub target_ratio: Option<f64>,
     /// Jericho's value of each round.
     pub our_values: Vec<f64>,

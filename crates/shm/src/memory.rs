@@ -482,7 +482,7 @@ impl SliceMemory {
     /// `index` is below the number of entries, as each index from `find_in`.
     #[inline(always)]
     pub(crate) unsafe fn is_marked_now(&self, index: u32) -> bool {
-        // SAFETY: the caller's promise; the ages segment has a byte for each entry and stays mapped while `self` lives.
+        // SAFETY: the caller guarantees the index; the ages segment has a byte for each entry and stays mapped while `self` lives.
         let age = unsafe {
             self.begins
                 .ages
