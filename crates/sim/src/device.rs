@@ -11,15 +11,19 @@ use jericho_storage::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
 use jericho_sys::errno;
 use parking_lot::Mutex;
 
+use crate::history::{Entry, History};
 use crate::hook::Hook;
 use crate::image::Image;
 use crate::plan::{Counts, Effect, FaultPlan, Operation};
 use crate::random::Random;
+use crate::supply::{Power, PowerSupply};
+use crate::traffic::Traffic;
 
 /// Number of operations that the log keeps: the latest ones.
 const LOG_ENTRIES_MAX: usize = 100_000;
 
-/// A device in memory with a volatile write cache and planned faults.
+/// A device in memory with a volatile write cache and planned faults. Its durable writes are writes with FUA, unless it is made
+/// `without_fua`.
 ///
 /// As on real devices, a failed flush is final: every later one fails with the same cause, and bytes that were not durable by
 /// then never become durable.
@@ -29,6 +33,9 @@ pub struct SimDevice {
     size_bytes: u64,
     home_node: Option<u32>,
     discard_effect: DiscardEffect,
+    /// A durable write is one operation and makes only its own range durable. Otherwise it is a write and a flush.
+    has_fua: bool,
+    supply: Arc<PowerSupply>,
     hook: Hook,
     state: Mutex<DeviceState>,
 }
@@ -38,9 +45,10 @@ struct DeviceState {
     image: Image,
     plan: FaultPlan,
     counts: Counts,
+    traffic: Traffic,
     latencies: Random,
     flush_failed: Option<Cause>,
-    has_power: bool,
+    history: Option<History>,
     log: VecDeque<Logged>,
     logged: u64,
 }
@@ -51,13 +59,46 @@ impl DeviceState {
             image,
             plan: FaultPlan::default(),
             counts: Counts::default(),
+            traffic: Traffic::default(),
             latencies: Random::new(0),
             flush_failed: None,
-            has_power: true,
+            history: None,
             log: VecDeque::new(),
             logged: 0,
         }
     }
+
+    fn record(&mut self, number: u64, entry: impl FnOnce() -> Entry) {
+        if let Some(history) = &mut self.history {
+            history.push(number, entry());
+        }
+    }
+
+    /// Writes whole blocks, as many as there is space for. Returns the bytes written.
+    fn write(&mut self, step: Step, offset_bytes: u64, data: &[u8], is_durable: bool) -> usize {
+        let done = self.image.write(offset_bytes, data, self.plan.room_blocks);
+        let is_durable = is_durable && done == data.len() && !step.is_interrupted;
+        if is_durable {
+            self.image.harden(offset_bytes, done as u64);
+        }
+        self.record(step.number, || Entry::Write {
+            offset_bytes,
+            data: data[..done].into(),
+            is_durable,
+        });
+        done
+    }
+}
+
+/// The part of an operation that the device does.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    /// Number of the change in the supply's order.
+    number: u64,
+    /// The power is cut meanwhile: the change reaches the cache at most.
+    is_interrupted: bool,
+    /// The planned effect.
+    effect: Option<Effect>,
 }
 
 /// An operation in the log.
@@ -103,6 +144,8 @@ impl SimDevice {
             size_bytes: size_bytes - size_bytes % BLOCK_BYTES,
             home_node: None,
             discard_effect: DiscardEffect::Nothing,
+            has_fua: true,
+            supply: PowerSupply::new(),
             hook: Hook::default(),
             state: Mutex::new(DeviceState::new(Image::default())),
         }
@@ -145,6 +188,22 @@ impl SimDevice {
         }
     }
 
+    /// Returns the same device without FUA: a durable write is a write and a flush of everything.
+    pub fn without_fua(self) -> SimDevice {
+        SimDevice {
+            has_fua: false,
+            ..self
+        }
+    }
+
+    /// Returns the same device on a power supply that it shares with others.
+    pub fn on_supply(self, supply: &Arc<PowerSupply>) -> SimDevice {
+        SimDevice {
+            supply: Arc::clone(supply),
+            ..self
+        }
+    }
+
     /// Sets the plan of faults from now on, and resets the counts.
     pub fn set_plan(&self, plan: FaultPlan) {
         let mut state = self.state.lock();
@@ -159,20 +218,63 @@ impl SimDevice {
         self.state.lock().counts.of(operation)
     }
 
-    /// Cuts the power: every later operation fails with EIO.
+    /// Returns the numbers of operations and bytes since the device was created.
+    pub fn traffic(&self) -> Traffic {
+        self.state.lock().traffic
+    }
+
+    /// Cuts the power of the device's supply: every later operation fails with EIO.
     pub fn cut_power(&self) {
-        self.state.lock().has_power = false;
+        self.supply.cut();
     }
 
     /// Returns the device after a power cut. Each change since the last good flush is present, lost or torn, as the seed decides.
-    /// The new device has no plan, no hook and an empty log. This device does not change, so that a test can try many seeds.
+    /// The new device has a supply of its own, no plan, no hook and an empty log. This device does not change, so that a test can
+    /// try many seeds.
     pub fn crash(&self, seed: u64) -> SimDevice {
-        let image = self.state.lock().image.after_power_cut(seed);
+        self.holding(self.state.lock().image.after_power_cut(seed))
+    }
+
+    /// Begins to record changes, for `crash_at` and `as_of_flush`. A recording keeps all bytes that are written.
+    pub fn record(&self) {
+        let state = &mut *self.state.lock();
+        state.history = Some(History::new(state.image.clone()));
+    }
+
+    /// Returns the device after a power cut during change number `cut` of its supply (`PowerSupply::changes`), as `crash` does for
+    /// a cut now. A number beyond the last change is a cut after all of them.
+    ///
+    /// # Panics
+    /// If `record` was not called before that change.
+    pub fn crash_at(&self, cut: u64, seed: u64) -> SimDevice {
+        let image = self.recorded(|history| history.image_at(cut));
+        self.holding(image.after_power_cut(seed))
+    }
+
+    /// Returns the device as it was after flush number `nth` since `record` (0: before the first one), without all later changes.
+    /// Simulates a device that is older than the others of its volume.
+    ///
+    /// # Panics
+    /// If `record` was not called, or there were fewer flushes.
+    pub fn as_of_flush(&self, nth: u64) -> SimDevice {
+        self.holding(self.recorded(|history| history.as_of_flush(nth)))
+    }
+
+    fn recorded(&self, image: impl FnOnce(&History) -> Image) -> Image {
+        let state = self.state.lock();
+        let history = state.history.as_ref();
+        image(history.expect("the test must call `record` first"))
+    }
+
+    /// Returns a device with the same properties and other contents.
+    fn holding(&self, image: Image) -> SimDevice {
         SimDevice {
             name: Arc::clone(&self.name),
             size_bytes: self.size_bytes,
             home_node: self.home_node,
             discard_effect: self.discard_effect,
+            has_fua: self.has_fua,
+            supply: PowerSupply::new(),
             hook: Hook::default(),
             state: Mutex::new(DeviceState::new(image)),
         }
@@ -193,18 +295,19 @@ impl SimDevice {
         self.state.lock().log.iter().copied().collect()
     }
 
-    /// Checks, counts, delays and logs an operation around `act`. Passes the planned effect to `act`.
+    /// Checks, counts, delays and logs an operation around `act`.
     fn perform(
         &self,
         operation: Operation,
         offset_bytes: u64,
         length_bytes: u64,
-        act: impl FnOnce(&mut DeviceState, Option<Effect>) -> Result<(), Cause>,
+        act: impl FnOnce(&mut DeviceState, Step) -> Result<(), Cause>,
     ) -> Result<(), IoError> {
         self.hook.run(operation);
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.counts.count(operation);
+        state.traffic.count(operation, length_bytes);
         let delay = state.plan.latency_max.map(|max| {
             let limit = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
             Duration::from_nanos(state.latencies.below(limit.saturating_add(1)))
@@ -234,7 +337,7 @@ impl SimDevice {
         operation: Operation,
         offset_bytes: u64,
         length_bytes: u64,
-        act: impl FnOnce(&mut DeviceState, Option<Effect>) -> Result<(), Cause>,
+        act: impl FnOnce(&mut DeviceState, Step) -> Result<(), Cause>,
     ) -> Result<(), Cause> {
         let end = offset_bytes.checked_add(length_bytes);
         let are_blocks =
@@ -242,30 +345,76 @@ impl SimDevice {
         if !are_blocks || end.is_none_or(|end| end > self.size_bytes) {
             return Err(Cause::Errno(errno::EINVAL));
         }
-        if !state.has_power {
-            return Err(Cause::Errno(errno::EIO));
-        }
-        if state
+        let is_cut_here = state
             .plan
             .power_cut_at
-            .is_some_and(|nth| state.counts.all >= nth)
-        {
-            if operation != Operation::Flush {
+            .is_some_and(|nth| state.counts.all >= nth);
+        let number = match self.supply.begin(operation.is_change(), is_cut_here) {
+            Power::On(number) => number,
+            Power::Off => return Err(Cause::Errno(errno::EIO)),
+            Power::Fails(number) => {
                 // The interrupted change goes into the cache, so that `crash` decides about it. The caller learns nothing, so an
                 // error of `act` does not matter.
-                let _ = act(state, None);
+                let _ = act(
+                    state,
+                    Step {
+                        number,
+                        is_interrupted: true,
+                        effect: None,
+                    },
+                );
+                return Err(Cause::Errno(errno::EIO));
             }
-            state.has_power = false;
-            return Err(Cause::Errno(errno::EIO));
-        }
+        };
         if let Some((kind, nth)) = state.plan.panic_at
             && kind.is_none_or(|kind| kind == operation)
             && state.counts.of(kind) == nth
         {
             panic!("the plan of the device {} wants a panic", self.name);
         }
-        let effect = state.counts.effect(&state.plan, operation);
-        act(state, effect)
+        let step = Step {
+            number,
+            is_interrupted: false,
+            effect: state.counts.effect(&state.plan, operation),
+        };
+        act(state, step)
+    }
+
+    /// Writes, as `write_at` (`Operation::Write`) or with FUA (`Operation::DurableWrite`).
+    fn write(&self, operation: Operation, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        let length = buf.len() as u64;
+        let is_durable = operation == Operation::DurableWrite;
+        // Bytes before the block without space.
+        let mut stopped = 0;
+        let result = self.perform(operation, offset_bytes, length, |state, step| {
+            if let Some(cause) = state.flush_failed.filter(|_| is_durable) {
+                return Err(cause);
+            }
+            match step.effect {
+                None => {
+                    let done = state.write(step, offset_bytes, buf, is_durable);
+                    if done < buf.len() {
+                        stopped = done as u64;
+                        return Err(Cause::Errno(errno::ENOSPC));
+                    }
+                    Ok(())
+                }
+                Some(Effect::Errno(errno)) => Err(Cause::Errno(errno)),
+                Some(Effect::Short { done_bytes }) => {
+                    let done = short(done_bytes, length);
+                    let done = state.write(step, offset_bytes, &buf[..done], false);
+                    Err(Cause::Short {
+                        done_bytes: done as u64,
+                    })
+                }
+            }
+        });
+        // As on real devices, an error with an errno names only the part that was not written.
+        result.map_err(|error| IoError {
+            offset_bytes: error.offset_bytes + stopped,
+            length_bytes: error.length_bytes - stopped,
+            ..error
+        })
     }
 
     /// Returns the error of an operation.
@@ -312,7 +461,7 @@ impl Device for SimDevice {
             Operation::Read,
             offset_bytes,
             length,
-            |state, effect| match effect {
+            |state, step| match step.effect {
                 None => {
                     state.image.read(offset_bytes, buf);
                     Ok(())
@@ -330,52 +479,29 @@ impl Device for SimDevice {
     }
 
     fn write_at(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
-        let length = buf.len() as u64;
-        // Bytes before the block without space.
-        let mut stopped = 0;
-        let result =
-            self.perform(
-                Operation::Write,
-                offset_bytes,
-                length,
-                |state, effect| match effect {
-                    None => {
-                        let done = state.image.write(offset_bytes, buf, state.plan.room_blocks);
-                        if done < buf.len() {
-                            stopped = done as u64;
-                            return Err(Cause::Errno(errno::ENOSPC));
-                        }
-                        Ok(())
-                    }
-                    Some(Effect::Errno(errno)) => Err(Cause::Errno(errno)),
-                    Some(Effect::Short { done_bytes }) => {
-                        let done = short(done_bytes, length);
-                        let data = &buf[..done];
-                        let done = state
-                            .image
-                            .write(offset_bytes, data, state.plan.room_blocks);
-                        Err(Cause::Short {
-                            done_bytes: done as u64,
-                        })
-                    }
-                },
-            );
-        // As on real devices, an error with an errno names only the part that was not written.
-        result.map_err(|error| IoError {
-            offset_bytes: error.offset_bytes + stopped,
-            length_bytes: error.length_bytes - stopped,
-            ..error
-        })
+        self.write(Operation::Write, offset_bytes, buf)
+    }
+
+    fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        if self.has_fua {
+            return self.write(Operation::DurableWrite, offset_bytes, buf);
+        }
+        self.write_at(offset_bytes, buf)?;
+        self.flush()
     }
 
     fn flush(&self) -> Result<(), IoError> {
-        self.perform(Operation::Flush, 0, 0, |state, effect| {
+        self.perform(Operation::Flush, 0, 0, |state, step| {
+            if step.is_interrupted {
+                return Ok(());
+            }
             if let Some(cause) = state.flush_failed {
                 return Err(cause);
             }
-            let cause = match effect {
+            let cause = match step.effect {
                 None => {
                     state.image.flush();
+                    state.record(step.number, || Entry::Flush);
                     return Ok(());
                 }
                 Some(Effect::Errno(errno)) => Cause::Errno(errno),
@@ -392,9 +518,13 @@ impl Device for SimDevice {
             Operation::Discard,
             offset_bytes,
             length_bytes,
-            |state, effect| match effect {
+            |state, step| match step.effect {
                 None => {
                     state.image.discard(offset_bytes, length_bytes);
+                    state.record(step.number, || Entry::Discard {
+                        offset_bytes,
+                        length_bytes,
+                    });
                     Ok(())
                 }
                 Some(Effect::Errno(errno)) => Err(Cause::Errno(errno)),

@@ -3,6 +3,7 @@
 //! Invariant: `seen` is `durable` with all changes of `cached` applied in order.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use jericho_storage::BLOCK_BYTES;
@@ -37,6 +38,36 @@ enum Change {
         first: u64,
         count: u64,
     },
+}
+
+impl Change {
+    fn blocks(&self) -> Range<u64> {
+        match self {
+            Change::Write { first, data } => *first..*first + (data.len() / BLOCK) as u64,
+            Change::Discard { first, count } => *first..*first + *count,
+        }
+    }
+
+    /// Returns the part of the change within some of its blocks, or `None` for no blocks.
+    fn part(&self, blocks: Range<u64>) -> Option<Change> {
+        if blocks.is_empty() {
+            return None;
+        }
+        let count = blocks.end - blocks.start;
+        Some(match self {
+            Change::Write { first, data } => {
+                let from = (blocks.start - first) as usize * BLOCK;
+                Change::Write {
+                    first: blocks.start,
+                    data: data[from..from + count as usize * BLOCK].to_vec(),
+                }
+            }
+            Change::Discard { .. } => Change::Discard {
+                first: blocks.start,
+                count,
+            },
+        })
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -92,13 +123,28 @@ impl Image {
 
     pub(crate) fn flush(&mut self) {
         for change in self.cached.drain(..) {
-            let (first, count) = match change {
-                Change::Write { first, data } => (first, (data.len() / BLOCK) as u64),
-                Change::Discard { first, count } => (first, count),
-            };
-            let latest = self.seen.range(first..first + count);
+            let latest = self.seen.range(change.blocks());
             self.durable
                 .extend(latest.map(|(number, block)| (*number, block.clone())));
+        }
+    }
+
+    /// Makes a range durable as reads see it. Changes of other blocks stay volatile.
+    pub(crate) fn harden(&mut self, offset_bytes: u64, length_bytes: u64) {
+        let first = offset_bytes / BLOCK_BYTES;
+        let hard = first..first + length_bytes / BLOCK_BYTES;
+        let latest = self.seen.range(hard.clone());
+        self.durable
+            .extend(latest.map(|(number, block)| (*number, block.clone())));
+        for change in std::mem::take(&mut self.cached) {
+            let blocks = change.blocks();
+            if blocks.end <= hard.start || hard.end <= blocks.start {
+                self.cached.push(change);
+                continue;
+            }
+            let (before, after) = (blocks.start..hard.start, hard.end..blocks.end);
+            self.cached.extend(change.part(before));
+            self.cached.extend(change.part(after));
         }
     }
 
@@ -142,10 +188,19 @@ impl Image {
                 }
             }
         }
-        let used_blocks = data_blocks(&survived, 0, u64::MAX);
+        Image::of(survived)
+    }
+
+    /// Returns the image without the changes that are not durable.
+    pub(crate) fn durable(&self) -> Image {
+        Image::of(self.durable.clone())
+    }
+
+    fn of(blocks: Blocks) -> Image {
+        let used_blocks = data_blocks(&blocks, 0, u64::MAX);
         Image {
-            seen: survived.clone(),
-            durable: survived,
+            seen: blocks.clone(),
+            durable: blocks,
             cached: Vec::new(),
             used_blocks,
         }

@@ -3,17 +3,25 @@
 //! For tests. The code under test cannot distinguish it from a real device. The test decides when an operation fails and when the
 //! power is cut, and repeats both from a seed. The device does not interpret the stored bytes.
 //!
-//! `device` is the device, `image` its contents before and after a power cut, `plan` the planned faults, `hook` the test's code
-//! before an operation, and `random` the generator of random numbers.
+//! `device` is the device, `image` its contents before and after a power cut, `history` the recorded changes of a device, `supply`
+//! the power of several devices, `set` devices that lose their power together, `plan` the planned faults, `hook` the test's code
+//! before an operation, `traffic` the numbers of operations, and `random` the generator of random numbers.
 
 #![forbid(unsafe_code)]
 
 mod device;
+mod history;
 mod hook;
 mod image;
 mod plan;
 mod random;
+mod set;
+mod supply;
+mod traffic;
 
 pub use device::{Logged, SimDevice};
 pub use plan::{Effect, Fault, FaultPlan, Operation};
 pub use random::Random;
+pub use set::DeviceSet;
+pub use supply::PowerSupply;
+pub use traffic::Traffic;

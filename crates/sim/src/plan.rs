@@ -14,6 +14,8 @@ pub enum Operation {
     Flush,
     /// A discard.
     Discard,
+    /// A write that is durable when it ends (FUA).
+    DurableWrite,
 }
 
 impl Operation {
@@ -24,7 +26,13 @@ impl Operation {
             Operation::Write => "write",
             Operation::Flush => "flush",
             Operation::Discard => "discard",
+            Operation::DurableWrite => "durable write",
         }
+    }
+
+    /// Returns whether a power cut before, during or after the operation may leave different contents.
+    pub(crate) fn is_change(self) -> bool {
+        self != Operation::Read
     }
 }
 
@@ -66,7 +74,7 @@ pub struct FaultPlan {
     /// The first fault that applies to an operation decides its result.
     pub faults: Vec<Fault>,
     /// The power is cut during the operation of this number, counted from 1 over all kinds. It and all later ones fail with EIO.
-    /// A write that the cut interrupts may be lost or torn.
+    /// A write that the cut interrupts may be lost or torn. Devices on the same supply lose their power at that moment as well.
     pub power_cut_at: Option<u64>,
     /// The operation of this kind (`None`: any) and number panics in the requesting thread and does nothing. Simulates a defect
     /// in that thread.
@@ -116,7 +124,7 @@ impl FaultPlan {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) all: u64,
-    by_kind: [u64; 4],
+    by_kind: [u64; 5],
 }
 
 impl Counts {
