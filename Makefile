@@ -5,6 +5,7 @@ PREFIX ?= /usr/local
 # make bench QUICK=1: a few minutes, to see that the harness works; its numbers are not for quoting.
 QUICK  ?=
 SOAK_SECONDS ?= 1800
+SOAK_CASES ?= 1000000
 # For each target of make fuzz.
 FUZZ_SECONDS ?= 60
 # The longest that the guest of make lab may take.
@@ -21,19 +22,20 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants programs lab systemd fuzz conformance soak bench results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
 	@echo 'make test      formatting, lints, all tests, real programs; what .ci/run does'
 	@echo 'make model     the protocol of shared memory under a model checker (part of make test; SWITCHES=4: 10 times deeper)'
 	@echo 'make model-mutants  makes faults in a copy of that protocol, and expects make model to find them (7 minutes)'
+	@echo 'make crash-mutants  makes faults in a copy of the filesystem, and expects the test of power cuts to find them (10 minutes)'
 	@echo 'make programs  larger programs: Java and PostgreSQL (installs about 400 MB of packages; 2 minutes)'
 	@echo 'make lab       a machine with five NUMA nodes, emulated: are pages, threads and accesses where they should be? (3 minutes; ONLY=name)'
 	@echo 'make systemd   the systemd unit, run by a systemd in a container: crashes, stops, restarts (as root or with sudo; half a minute; ONLY=name)'
 	@echo 'make fuzz      damaged volumes, hostile programs, strange kernels: libFuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS) each (ONLY=name)'
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
-	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify'
+	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 10 minutes instead of 90)'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 8 minutes)'
@@ -78,6 +80,9 @@ model:
 model-mutants:
 	@scripts/model-mutants "$(ONLY)"
 
+crash-mutants:
+	@scripts/crash-mutants "$(ONLY)"
+
 programs: setup-programs
 	$(CARGO) build --workspace
 	$(CARGO) test -p jericho-cli --test programs -- --ignored large::
@@ -104,6 +109,7 @@ soak: setup-test
 	$(CARGO) build --release --workspace
 	JERICHO_SOAK_SECONDS=$(SOAK_SECONDS) $(CARGO) test --release -p jericho-cli --test programs -- --nocapture killed:: crowd::
 	JERICHO_SOAK_SECONDS=60 $(CARGO) test --release -p jericho-cli --test commands -- --nocapture another_user_attacks
+	JERICHO_CRASH_CASES=$(SOAK_CASES) $(CARGO) test --release -p jericho-fs --test crash -- --nocapture
 
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench

@@ -1,0 +1,343 @@
+//! What a sequence did, and what the volume may show after a power cut in it.
+//!
+//! The operations on names and sizes are numbered. State `n` is the result of the first `n` of them. After a power cut the volume shows a
+//! state that is not older than the last synced one. The bytes of a file may be newer than its state, because pages are written
+//! in place, and are never older than the last sync of the file. They never come from elsewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+const PAGE: u64 = 4096;
+const SECTOR: usize = 512;
+
+/// Paths, each with the index of its file in the history.
+pub type Names = BTreeMap<String, usize>;
+
+/// What an operation left.
+pub struct State {
+    pub names: Names,
+    /// Number of changes of the devices when the operation began.
+    begun: u64,
+}
+
+/// The contents of a file after an operation on it.
+struct Version {
+    bytes: Vec<u8>,
+    /// Number of the state that has this version first.
+    state: usize,
+    /// Bytes that are gone whenever the operation is part of the state.
+    removed: Range<u64>,
+    begun: u64,
+}
+
+/// Bytes that are durable from a moment on.
+#[derive(Clone)]
+struct Synced {
+    from: Moment,
+    version: usize,
+    bytes: Range<u64>,
+}
+
+/// When bytes are durable.
+#[derive(Clone, Copy)]
+enum Moment {
+    /// Since the devices have begun this number of changes.
+    Change(u64),
+    /// Whenever a state is. A file that replaces another is written back before, so its bytes are there whenever the new name is.
+    State(usize),
+}
+
+pub struct FileHistory {
+    pub ino: u64,
+    versions: Vec<Version>,
+    synced: Vec<Synced>,
+    /// Number of the last state that changed the inode.
+    pub touched: usize,
+    /// Number of the state that created the file.
+    pub created: usize,
+}
+
+#[derive(Default)]
+pub struct History {
+    pub files: Vec<FileHistory>,
+    pub states: Vec<State>,
+    /// Synced states, each with the number of changes of the devices at the moment.
+    synced: Vec<(u64, usize)>,
+}
+
+/// A file as found after a power cut.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub ino: u64,
+    pub links: u32,
+    pub bytes: Vec<u8>,
+}
+
+impl FileHistory {
+    pub fn bytes(&self) -> &[u8] {
+        &self.versions.last().expect("a file has a version").bytes
+    }
+
+    /// Returns the last version whose operation is part of a state.
+    fn version_in(&self, state: usize) -> usize {
+        let later = self.versions.iter().position(|v| v.state > state);
+        later.unwrap_or(self.versions.len()) - 1
+    }
+}
+
+impl History {
+    /// Begins with files that are durable.
+    pub fn new(names: Names, files: Vec<(u64, Vec<u8>)>) -> History {
+        let mut history = History::default();
+        history.states.push(State { names, begun: 0 });
+        for (ino, bytes) in files {
+            history.add_file(ino, bytes, 0);
+            history.sync_bytes(history.files.len() - 1, 0..u64::MAX, 0);
+        }
+        history.synced.push((0, 0));
+        history
+    }
+
+    pub fn names(&self) -> &Names {
+        &self.states.last().expect("there is a first state").names
+    }
+
+    pub fn add_file(&mut self, ino: u64, bytes: Vec<u8>, begun: u64) -> usize {
+        let state = self.states.len() - 1;
+        let version = Version {
+            bytes,
+            state,
+            removed: 0..0,
+            begun,
+        };
+        self.files.push(FileHistory {
+            ino,
+            versions: vec![version],
+            synced: Vec::new(),
+            touched: state,
+            created: state,
+        });
+        self.files.len() - 1
+    }
+
+    /// Records an operation on a file. `change` changes the names.
+    pub fn note(&mut self, file: usize, begun: u64, change: impl FnOnce(&mut Names)) {
+        let mut names = self.names().clone();
+        change(&mut names);
+        self.states.push(State { names, begun });
+        if let Some(file) = self.files.get_mut(file) {
+            file.touched = self.states.len() - 1;
+        }
+    }
+
+    /// Records that an operation changed the contents of a file. `removed` are bytes that it took out.
+    pub fn note_bytes(&mut self, file: usize, begun: u64, bytes: Vec<u8>, removed: Range<u64>) {
+        self.note(file, begun, |_| ());
+        let state = self.states.len() - 1;
+        self.files[file].versions.push(Version {
+            bytes,
+            state,
+            removed,
+            begun,
+        });
+    }
+
+    /// Records that the latest bytes of a file are durable when the devices have begun `changes` changes.
+    pub fn sync_bytes(&mut self, file: usize, bytes: Range<u64>, changes: u64) {
+        self.keep_bytes(file, bytes, Moment::Change(changes));
+    }
+
+    /// Records that the latest bytes of a file are durable whenever the latest state is.
+    pub fn note_replacing(&mut self, file: usize) {
+        self.keep_bytes(file, 0..u64::MAX, Moment::State(self.states.len() - 1));
+    }
+
+    fn keep_bytes(&mut self, file: usize, bytes: Range<u64>, from: Moment) {
+        let file = &mut self.files[file];
+        let version = file.versions.len() - 1;
+        file.synced.push(Synced {
+            from,
+            version,
+            bytes,
+        });
+    }
+
+    /// Records that a state is durable when the devices have begun `changes` changes.
+    pub fn sync_state(&mut self, state: usize, changes: u64) {
+        self.synced.push((changes, state));
+    }
+
+    /// Says why the volume may not show `found` after a power cut during a change of the devices.
+    pub fn judge(&self, cut: u64, found: &BTreeMap<String, Found>) -> Result<(), String> {
+        let synced = self.synced.iter().filter(|(changes, _)| *changes < cut);
+        let oldest = synced.map(|(_, state)| *state).max().unwrap_or(0);
+        let newest = self.states.iter().rposition(|state| state.begun < cut);
+        let newest = newest.unwrap_or(0);
+        let mut reasons = Vec::new();
+        for state in (oldest..=newest).rev() {
+            match self.explain(cut, state, found) {
+                Ok(()) => return Ok(()),
+                Err(why) => reasons.push(format!("not state {state}: {why}")),
+            }
+        }
+        Err(reasons.join("\n  "))
+    }
+
+    fn explain(
+        &self,
+        cut: u64,
+        state: usize,
+        found: &BTreeMap<String, Found>,
+    ) -> Result<(), String> {
+        let names = &self.states[state].names;
+        let shown: BTreeMap<&String, u64> = found.iter().map(|(n, f)| (n, f.ino)).collect();
+        let expected: BTreeMap<&String, u64> = names
+            .iter()
+            .map(|(name, file)| (name, self.files[*file].ino))
+            .collect();
+        if shown != expected {
+            return Err(format!("it has the names {expected:?}, found {shown:?}"));
+        }
+        for (name, file) in names {
+            let links = names.values().filter(|other| *other == file).count();
+            let found = &found[name];
+            if found.links as usize != links {
+                return Err(format!("{name}: {links} links, found {}", found.links));
+            }
+            self.files[*file]
+                .explain(cut, state, &found.bytes)
+                .map_err(|why| format!("{name}: {why}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl FileHistory {
+    /// Says why the file may not have these bytes in a state.
+    fn explain(&self, cut: u64, state: usize, bytes: &[u8]) -> Result<(), String> {
+        let view = View {
+            file: self,
+            synced: self
+                .synced
+                .iter()
+                .filter(|synced| match synced.from {
+                    Moment::Change(changes) => changes < cut,
+                    Moment::State(needed) => needed <= state,
+                })
+                .cloned()
+                .collect(),
+            in_state: self.version_in(state),
+            newest: self
+                .versions
+                .iter()
+                .rposition(|v| v.begun < cut)
+                .unwrap_or(0),
+        };
+        view.explain_size(bytes.len() as u64)?;
+        for (index, sector) in bytes.chunks(SECTOR).enumerate() {
+            view.explain_bytes((index * SECTOR) as u64, sector)?;
+        }
+        Ok(())
+    }
+}
+
+/// A file at the moment of a power cut, in one state.
+struct View<'a> {
+    file: &'a FileHistory,
+    synced: Vec<Synced>,
+    /// Version that belongs to the state.
+    in_state: usize,
+    /// Newest version that may have reached a device.
+    newest: usize,
+}
+
+impl View<'_> {
+    fn size(&self, version: usize) -> u64 {
+        self.file.versions[version].bytes.len() as u64
+    }
+
+    /// Sizes are those of versions, or end at a page whose bytes did not reach the device.
+    fn explain_size(&self, size: u64) -> Result<(), String> {
+        let whole = |synced: &&Synced| synced.bytes == (0..u64::MAX);
+        let oldest = self.synced.iter().filter(whole).map(|s| s.version).max();
+        let oldest = oldest.unwrap_or(0);
+        let newest = self.synced.iter().map(|s| s.version).max().unwrap_or(0);
+        let versions = oldest..=newest.max(self.in_state);
+        let sizes: BTreeSet<u64> = versions.map(|version| self.size(version)).collect();
+        let is_end = |synced: &Synced| synced.bytes.end == size;
+        let is_known =
+            size.is_multiple_of(PAGE) || sizes.contains(&size) || self.synced.iter().any(is_end);
+        let (least, most) = (sizes.first().copied(), sizes.last().copied());
+        if !is_known || Some(size) < least || Some(size) > most {
+            return Err(format!("size {size}, expected one of {sizes:?}"));
+        }
+        for synced in &self.synced {
+            let versions = synced.version..=synced.version.max(self.in_state);
+            let least = versions
+                .map(|version| self.size(version).min(synced.bytes.end))
+                .min();
+            if Some(size) < least {
+                return Err(format!("size {size}, but {least:?} was synced"));
+            }
+        }
+        Ok(())
+    }
+
+    fn explain_bytes(&self, at: u64, sector: &[u8]) -> Result<(), String> {
+        let end = at + sector.len() as u64;
+        let overlaps = |range: &Range<u64>| range.start < end && at < range.end;
+        let synced = self.synced.iter().filter(|s| overlaps(&s.bytes));
+        let oldest = synced.map(|synced| synced.version).max().unwrap_or(0);
+        let is_whole = |version: usize| {
+            let bytes = self.file.versions[version]
+                .bytes
+                .get(at as usize..end as usize);
+            bytes == Some(sector) && !self.removed_after(version, at..end)
+        };
+        if (oldest..=self.newest).any(is_whole) {
+            return Ok(());
+        }
+        for (at, byte) in (at..).zip(sector) {
+            self.explain_byte(at, *byte)?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether an operation of the state after a version removed some of the bytes.
+    fn removed_after(&self, version: usize, bytes: Range<u64>) -> bool {
+        let later = self.file.versions.get(version + 1..=self.in_state);
+        later
+            .unwrap_or_default()
+            .iter()
+            .any(|later| later.removed.start < bytes.end && bytes.start < later.removed.end)
+    }
+
+    fn explain_byte(&self, at: u64, byte: u8) -> Result<(), String> {
+        let synced = self.synced.iter().filter(|s| s.bytes.contains(&at));
+        let oldest = synced.map(|synced| synced.version).max().unwrap_or(0);
+        let is = |version: usize| {
+            let bytes = &self.file.versions[version].bytes;
+            bytes.get(at as usize) == Some(&byte) && !self.removed_after(version, at..at + 1)
+        };
+        if (oldest..=self.newest).any(is) {
+            return Ok(());
+        }
+        // A truncation zeroes the rest of its last page in place, perhaps before its size is durable.
+        let mut later = self.file.versions[..=self.newest]
+            .iter()
+            .skip(self.in_state);
+        let is_zeroed = later.any(|v| {
+            let rest = v.removed.start..v.removed.start.next_multiple_of(PAGE);
+            rest.contains(&at) && v.removed.end == u64::MAX
+        });
+        if byte == 0 && is_zeroed {
+            return Ok(());
+        }
+        let versions: Vec<_> = (oldest..=self.newest)
+            .map(|version| (version, self.file.versions[version].bytes.get(at as usize)))
+            .collect();
+        Err(format!(
+            "byte {at} is {byte}, expected that of a version: {versions:?}"
+        ))
+    }
+}

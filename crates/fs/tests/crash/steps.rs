@@ -1,0 +1,195 @@
+//! The steps of a sequence, and the text that names a case.
+
+use std::fmt;
+use std::str::FromStr;
+
+use jericho_sim::Random;
+
+/// A kind of operation on one of the two files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Create,
+    Write1,
+    Write4K,
+    Write200K,
+    Append,
+    Fsync,
+    Fdatasync,
+    /// A write and a sync of its range, as with O_DSYNC.
+    SyncWrite,
+    RenameSame,
+    RenameCross,
+    RenameOver,
+    Link,
+    Unlink,
+    TruncateToNothing,
+    TruncateToPart,
+    TruncateUp,
+    Punch,
+    /// To the other slice.
+    Move,
+    /// Of all pages but the first two, without a flush or a commit.
+    WriteBack,
+    /// Of all metadata, as fsync of a directory. The file does not matter.
+    Commit,
+}
+
+const OPS: [(Op, &str); 20] = [
+    (Op::Create, "create"),
+    (Op::Write1, "write-1"),
+    (Op::Write4K, "write-4k"),
+    (Op::Write200K, "write-200k"),
+    (Op::Append, "append"),
+    (Op::Fsync, "fsync"),
+    (Op::Fdatasync, "fdatasync"),
+    (Op::SyncWrite, "sync-write"),
+    (Op::RenameSame, "rename-same"),
+    (Op::RenameCross, "rename-cross"),
+    (Op::RenameOver, "rename-over"),
+    (Op::Link, "link"),
+    (Op::Unlink, "unlink"),
+    (Op::TruncateToNothing, "truncate-to-nothing"),
+    (Op::TruncateToPart, "truncate-to-part"),
+    (Op::TruncateUp, "truncate-up"),
+    (Op::Punch, "punch"),
+    (Op::Move, "move"),
+    (Op::WriteBack, "write-back"),
+    (Op::Commit, "commit"),
+];
+
+/// The largest number of steps in a sequence.
+const STEPS_MAX: u64 = 3;
+
+/// An operation on a file: 0 or 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    pub op: Op,
+    pub file: usize,
+}
+
+/// What exists before a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// Two files with durable data.
+    Durable,
+    /// The same, with room for a few pages in each slice.
+    Full,
+    /// Two files that were created and not committed.
+    Fresh,
+}
+
+const BASES: [(Base, &str); 3] = [
+    (Base::Durable, "durable"),
+    (Base::Full, "full"),
+    (Base::Fresh, "fresh"),
+];
+
+/// A sequence of steps, ended by an unmount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    pub base: Base,
+    pub steps: Vec<Step>,
+}
+
+/// A power cut in a sequence, and perhaps one more in the recovery from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    pub sequence: Sequence,
+    /// Number of the interrupted change since the mount, and the seed of what the devices lose.
+    pub cut: (u64, u64),
+    /// The same for the next mount.
+    pub again: Option<(u64, u64)>,
+}
+
+impl Sequence {
+    /// Returns a random sequence of at most `STEPS_MAX` steps. Most of its steps are on the same file.
+    pub fn random(random: &mut Random) -> Sequence {
+        let base = BASES[random.below(BASES.len() as u64) as usize].0;
+        // Longer sequences contain the shorter ones.
+        let length = if random.below(16) == 0 {
+            1 + random.below(STEPS_MAX - 1)
+        } else {
+            STEPS_MAX
+        };
+        let mut file = usize::from(random.coin());
+        let mut step = || {
+            if random.below(4) == 0 {
+                file = 1 - file;
+            }
+            let op = OPS[random.below(OPS.len() as u64) as usize].0;
+            Step { op, file }
+        };
+        let steps = (0..length).map(|_| step()).collect();
+        Sequence { base, steps }
+    }
+}
+
+impl fmt::Display for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let base = BASES.iter().find(|(other, _)| *other == self.base);
+        f.write_str(base.expect("listed").1)?;
+        for Step { op, file } in &self.steps {
+            let name = OPS.iter().find(|(other, _)| other == op);
+            write!(f, ",{}:{}", name.expect("listed").1, ["a", "b"][*file])?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Sequence {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sequence, String> {
+        let mut parts = text.split(',');
+        let name = parts.next().unwrap_or_default();
+        let (base, _) = BASES
+            .iter()
+            .find(|(_, other)| *other == name)
+            .ok_or(format!("a base: {name}"))?;
+        let step = |part: &str| {
+            let (name, file) = part.split_once(':').ok_or("a step without a file")?;
+            let (op, _) = OPS
+                .iter()
+                .find(|(_, other)| *other == name)
+                .ok_or(format!("an operation: {name}"))?;
+            let file = match file {
+                "a" => 0,
+                "b" => 1,
+                other => return Err(format!("a file: {other}")),
+            };
+            Ok::<Step, String>(Step { op: *op, file })
+        };
+        let steps = parts.map(step).collect::<Result<_, _>>()?;
+        Ok(Sequence { base: *base, steps })
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}:{}", self.sequence, self.cut.0, self.cut.1)?;
+        match self.again {
+            Some((cut, seed)) => write!(f, " {cut}:{seed}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Case, String> {
+        let mut words = text.split_whitespace();
+        let sequence = words.next().unwrap_or_default().parse()?;
+        let mut cuts = words.map(|word| {
+            let (cut, seed) = word.split_once(':')?;
+            Some((cut.parse().ok()?, seed.parse().ok()?))
+        });
+        let cut = cuts.next().flatten().ok_or("CUT:SEED")?;
+        let again = cuts.next().flatten();
+        Ok(Case {
+            sequence,
+            cut,
+            again,
+        })
+    }
+}
