@@ -112,7 +112,7 @@ impl Slice {
         drop(state);
         self.adopt(unknown, resolve);
         latches::free_quarantine(&mut shared.lock(), owner);
-        shared.evict_waker.wake();
+        shared.wake_evictor();
         opened
     }
 
@@ -182,7 +182,7 @@ impl Slice {
             }
         }
         if left > 0 {
-            shared.evict_waker.wake();
+            shared.wake_evictor();
         }
         left
     }
@@ -191,7 +191,7 @@ impl Slice {
     pub fn copy_ended(&self, owner: u16, frame: u32) {
         let shared = &self.shared;
         if latches::copy_ended(&mut shared.lock(), owner, frame) {
-            shared.evict_waker.wake();
+            shared.wake_evictor();
         }
     }
 

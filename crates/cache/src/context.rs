@@ -60,6 +60,8 @@ pub(crate) struct SliceContext {
     pub closing: AtomicBool,
     /// Length of `SliceState::parked`. For a moment the counter may be too large.
     pub parked: AtomicUsize,
+    /// Small syncs whose transfer, with all that follows it, has not ended. Increased under the lock of a slice that does not close.
+    pub small_syncs: AtomicUsize,
     pub on_broken: OnceLock<OnBroken>,
     /// The errno that writers of new data get at once, or 0. See `outage`.
     pub no_room: AtomicI32,
@@ -76,6 +78,7 @@ impl SliceContext {
             reports: SegQueue::new(),
             closing: AtomicBool::new(false),
             parked: 0.into(),
+            small_syncs: 0.into(),
             on_broken: OnceLock::new(),
             no_room: 0.into(),
             counts: Counts::default(),

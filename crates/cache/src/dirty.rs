@@ -279,6 +279,14 @@ impl DirtyIndex {
         all.into_iter().collect()
     }
 
+    /// Returns the first page >= `from` of an object for which `is` returns true, also among failed pages. Reads no further.
+    pub fn find_first(&self, id: u64, from: u64, is: impl Fn(u64) -> bool) -> Option<u64> {
+        let first = |pages: &Pages| pages.iter(&(from..u64::MAX)).find(|page| is(*page));
+        let waiting = self.objects.get(&id).and_then(|o| first(&o.pages));
+        let failed = self.failed.get(&id).and_then(|o| first(&o.pages));
+        waiting.into_iter().chain(failed).min()
+    }
+
     /// Returns an object with pages that wait for write-back.
     pub fn object(&self, id: u64) -> Option<&Arc<dyn Object>> {
         self.objects.get(&id).map(|o| &o.object)
@@ -370,6 +378,12 @@ mod tests {
         assert_eq!(index.oldest(&none), Some((2, now)));
         assert_eq!(index.waiting(2, 0..1000, 10), [8]);
         assert_eq!(index.pages(2, 0..1000), [7, 8]);
+        let first = |id, from| index.find_first(id, from, |page| page != 6);
+        assert_eq!(
+            [first(2, 0), first(2, 8), first(2, 9)],
+            [Some(7), Some(8), None]
+        );
+        assert_eq!([first(1, 0), first(1, 6)], [Some(5), Some(7)]);
         let mut probes = vec![];
         for _ in 0..5 {
             let Some((id, pages)) = index.probe(2) else {

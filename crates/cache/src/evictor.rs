@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashSet, HashSetExt};
@@ -17,7 +17,7 @@ use crate::object::Error;
 use crate::replacement::{AgedSweep, Replacement, VICTIMS_AT_ONCE};
 use crate::requests::{Done, SyncJob};
 use crate::scheduler::{perform, retry_waiting};
-use crate::shared::SliceShared;
+use crate::shared::{DIRTY_VISIT, SliceShared};
 use crate::state::SliceState;
 use crate::sync::{SyncStep, Syncs};
 use crate::transfers::{self, Attempt, Chosen, MergedParts, Part, PlacedPart, WriteBack};
@@ -56,6 +56,7 @@ impl Evictor {
         let mut completions = vec![];
         let mut timeout = None;
         loop {
+            timeout = self.shared.before_sleep(timeout);
             self.queue.wait(&mut completions, timeout);
             for completion in completions.drain(..) {
                 self.write_ended(completion);
@@ -70,8 +71,9 @@ impl Evictor {
             if self.syncs.has_latched() {
                 timeout = Some(Duration::from_millis(1));
             }
-            if self.shared.context.closing.load(Relaxed)
+            if self.shared.context.closing.load(SeqCst)
                 && self.queue.in_flight() == 0
+                && !self.shared.has_small_syncs()
                 && self.shared.jobs.is_empty()
             {
                 return;
@@ -97,6 +99,11 @@ impl Evictor {
                 }
                 if let SyncStep::Ended(done, result) = self.syncs.group_step(group, None) {
                     done(result);
+                }
+            }
+            SyncJob::TransferEnded { syncs, error } => {
+                for sync in syncs {
+                    self.sync_step(sync, error.clone());
                 }
             }
         }
@@ -206,6 +213,7 @@ impl Evictor {
                 parts: Arc::new(merged.parts),
                 syncs: merged.syncs,
                 attempt: merged.attempt,
+                callers: None,
             };
             state.writing.insert(tag, write);
             tag
@@ -250,11 +258,7 @@ impl Evictor {
     fn failed(&mut self, part: &Part, error: &Error) {
         let shared = self.shared.clone();
         let context = &shared.context;
-        context.counts.write_errors.fetch_add(1, Relaxed);
-        tracing::debug!(slice = context.id, object = part.object.id(), first_page = part.first,
-            pages = part.entries.len(), %error, "write-back failed");
-        part.object
-            .write_failed(part.first, part.entries.len() as u32, error);
+        write_back::note_failure(context, part, error);
         let now = Instant::now();
         let mut effects = Effects::default();
         write_back::failed(&mut shared.lock(), context, part, error, now, &mut effects);
@@ -270,20 +274,32 @@ impl Evictor {
         let mut effects = Effects::default();
         let now = Instant::now();
         let mut state = shared.lock();
-        if state.outage.is_none() {
+        let Some((failed_at, error)) = state
+            .outage
+            .as_ref()
+            .map(|o| (o.failed_at, o.error.clone()))
+        else {
             drop(state);
             if self
                 .outage_reported
-                .is_some_and(|failed| now - failed >= CALM)
+                .is_some_and(|failed| now.saturating_duration_since(failed) >= CALM)
             {
                 self.outage_reported = None;
                 shared.notify_outage(None);
             }
             return;
-        }
+        };
         let chosen = write_back::choose_trial(&mut state, &shared.context, now, &mut effects);
         drop(state);
         perform(&shared, effects);
+        // The write-back of a small sync has failed.
+        if self
+            .outage_reported
+            .is_none_or(|reported| reported < failed_at)
+            && self.outage_reported.replace(failed_at).is_none()
+        {
+            shared.notify_outage(Some(&error));
+        }
         self.write(chosen.into_iter().collect());
     }
 
@@ -299,8 +315,8 @@ impl Evictor {
             return Some(Duration::from_millis(1));
         }
         // Frames are missing, or dirty pages could not be chosen, because pages are pinned, latched or in flight. The end of a pin
-        // or of a transfer wakes the evictor. The end of a latch does not.
-        if (starved || skipped) && state.writing.is_empty() {
+        // or of the evictor's own transfer wakes the evictor. The end of a latch or of a small sync does not.
+        if (starved || skipped) && self.queue.in_flight() == 0 {
             return Some(Duration::from_millis(1));
         }
         if state.damage.is_suspected() || state.outage.is_some() {
@@ -308,7 +324,7 @@ impl Evictor {
         }
         let is_active =
             context.dirty() > 0 || !context.reports.is_empty() || self.outage_reported.is_some();
-        is_active.then_some(Duration::from_millis(500))
+        is_active.then_some(DIRTY_VISIT)
     }
 
     /// Absorbs reports, and retries the waiting requests that no other thread would retry. Returns whether frames are needed.

@@ -36,6 +36,7 @@ mod evictor;
 mod pipeline;
 mod scheduler;
 mod shared;
+mod small_sync;
 mod thread_reads;
 
 // What callers see.

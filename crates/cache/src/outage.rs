@@ -4,7 +4,7 @@
 //!   none ── a write-back fails ──▶ outage ── no failure for RETRY, and all failed pages were retried ──▶ none
 //! ```
 //!
-//! Pages whose write-back failed stay dirty; none is lost. Only the evictor changes the outage. It writes one piece of the failed
+//! Pages whose write-back failed stay dirty; none is lost. A failed small sync may begin an outage. Everything else is the evictor's: it reports the outage and ends it. It writes one piece of the failed
 //! pages every `RETRY`. Once a piece succeeds, it retries all others, and the outage lasts until all were tried.
 //!
 //! No caller waits in vain during an outage. A sync tries its pages at once and returns the error. Writers that wait because too

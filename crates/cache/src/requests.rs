@@ -121,7 +121,7 @@ pub(crate) struct Parked {
     pub resume: Box<dyn FnOnce() + Send>,
 }
 
-/// A request to write dirty pages back.
+/// Work on syncs, for the evictor.
 pub(crate) enum SyncJob {
     Pages {
         object: u64,
@@ -131,11 +131,18 @@ pub(crate) enum SyncJob {
     All {
         done: Done,
     },
+    /// The transfer of a small sync has ended, for which other syncs wait.
+    TransferEnded {
+        syncs: Vec<u64>,
+        error: Option<Error>,
+    },
 }
 
 impl SyncJob {
-    pub fn into_done(self) -> Done {
-        let (SyncJob::Pages { done, .. } | SyncJob::All { done }) = self;
-        done
+    /// Fails the job, because the slice closes.
+    pub fn close(self) {
+        if let SyncJob::Pages { done, .. } | SyncJob::All { done } = self {
+            done(Err(Error::Closed));
+        }
     }
 }

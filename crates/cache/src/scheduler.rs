@@ -20,7 +20,7 @@ pub(crate) fn perform(shared: &Arc<SliceShared>, mut effects: Effects) {
     debug_assert!(!effects.released, "requests that wait were not retried");
     let wake_evictor = |effects: &mut Effects| {
         if std::mem::take(&mut effects.wake_evictor) {
-            shared.evict_waker.wake();
+            shared.wake_evictor();
         }
     };
     wake_evictor(&mut effects);

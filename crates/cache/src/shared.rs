@@ -3,8 +3,10 @@
 //! No thread waits while it holds the lock. Callbacks, and object calls that may be slow, run after it is released. Only
 //! `SliceContext::on_broken` runs under it.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 use jericho_storage::{Transfer, Wake};
@@ -14,6 +16,9 @@ use crate::context::{Report, SliceContext};
 use crate::object::{Error, Object};
 use crate::requests::SyncJob;
 use crate::state::SliceState;
+
+/// Time between two visits of the evictor to the dirty pages, while there are some.
+pub(crate) const DIRTY_VISIT: Duration = Duration::from_millis(500);
 
 /// Called by the slice's evictor at the beginning of an outage (with its cause) and at its end (`None`).
 pub type Observer = Box<dyn Fn(Option<&Error>) + Send + Sync>;
@@ -26,7 +31,9 @@ pub(crate) struct SliceShared {
     pub read_waker: Arc<dyn Wake>,
     /// Work for the evictor.
     pub jobs: SegQueue<SyncJob>,
-    pub evict_waker: Arc<dyn Wake>,
+    evict_waker: Arc<dyn Wake>,
+    /// The evictor visits the dirty pages within `DIRTY_VISIT`, also if no thread wakes it.
+    evictor_has_timer: AtomicBool,
     /// See `Slice::set_report_drain`.
     pub report_drain: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// See `Slice::set_collector`.
@@ -48,6 +55,7 @@ impl SliceShared {
             read_waker,
             jobs: SegQueue::new(),
             evict_waker,
+            evictor_has_timer: AtomicBool::new(false),
             report_drain: OnceLock::new(),
             collector: OnceLock::new(),
             on_outage: OnceLock::new(),
@@ -59,13 +67,38 @@ impl SliceShared {
         self.state.lock()
     }
 
+    /// Returns whether a small sync has not ended. Its last act may be a job for the evictor. If the slice closes, none begins after
+    /// this call: the lock orders the call with `small_sync::begin`, which checks `closing`.
+    pub fn has_small_syncs(&self) -> bool {
+        let _state = self.lock();
+        self.context.small_syncs.load(SeqCst) > 0
+    }
+
+    /// Wakes the evictor.
+    pub fn wake_evictor(&self) {
+        self.context.counts.evictor_wakes.fetch_add(1, Relaxed);
+        self.evict_waker.wake();
+    }
+
+    /// Returns how long the evictor may sleep, if it has to wake up after `timeout`. Without a limit, the first dirty page wakes it.
+    pub fn before_sleep(&self, timeout: Option<Duration>) -> Option<Duration> {
+        self.evictor_has_timer.store(timeout.is_some(), SeqCst);
+        // Pairs with `dirtied`: of the two threads, the one whose load comes last sees the other's store.
+        if timeout.is_none() && self.context.dirty_pages.load(SeqCst) > 0 {
+            self.evictor_has_timer.store(true, SeqCst);
+            return Some(DIRTY_VISIT);
+        }
+        timeout
+    }
+
     /// Counts `n` pages that became dirty. Wakes the evictor when it must start its timer or write.
     pub fn dirtied(&self, n: u64) {
         let limits = &self.context.limits;
-        let before = self.context.dirty_pages.fetch_add(n, Ordering::AcqRel);
+        let before = self.context.dirty_pages.fetch_add(n, SeqCst);
         let background = u64::from(limits.dirty_background);
-        if before == 0 || (before < background && before + n >= background) {
-            self.evict_waker.wake();
+        let needs_timer = before == 0 && !self.evictor_has_timer.load(SeqCst);
+        if needs_timer || (before < background && before + n >= background) {
+            self.wake_evictor();
         }
         if before + n >= u64::from(limits.dirty_max) {
             self.context.memory.set_throttled(true);

@@ -21,7 +21,7 @@ use crate::object::{Error, Object};
 use crate::requests::{Done, GetRequest, Intent, Latched, SyncJob};
 use crate::scheduler::{self, perform};
 use crate::shared::{Observer, SliceShared};
-use crate::{operations, outage, pipeline, waiting, write_back};
+use crate::{operations, outage, pipeline, small_sync, waiting, write_back};
 
 /// Frames of the smallest slice: 4 MiB. A few large requests could take all frames of a smaller one.
 pub const FRAMES_MIN: u32 = 1024;
@@ -305,6 +305,17 @@ impl Slice {
         });
     }
 
+    /// Does the same as `sync` in the calling thread, which may have to wait for a device, if that takes few writes. Returns `None`
+    /// if not; the caller then calls `sync`, which leaves out what this call has written. The caller holds no lock that
+    /// the object takes.
+    pub fn sync_small(
+        &self,
+        object: &Arc<dyn Object>,
+        pages: &Range<u64>,
+    ) -> Option<Result<(), Error>> {
+        small_sync::sync(&self.shared, &self.devices, object, pages)
+    }
+
     /// Writes back all pages that are dirty at the time of the call.
     pub fn sync_all(&self, done: Done) {
         self.job(SyncJob::All { done });
@@ -312,10 +323,10 @@ impl Slice {
 
     fn job(&self, job: SyncJob) {
         if self.shared.context.closing.load(SeqCst) {
-            return job.into_done()(Err(Error::Closed));
+            return job.close();
         }
         self.shared.jobs.push(job);
-        self.shared.evict_waker.wake();
+        self.shared.wake_evictor();
     }
 
     /// Drops the object's pages in the range, dirty or not, after any I/O on them has ended. A page that is fetched after `done`
@@ -389,7 +400,7 @@ impl Slice {
     pub fn close(&self) {
         self.shared.context.closing.store(true, SeqCst);
         self.shared.read_waker.wake();
-        self.shared.evict_waker.wake();
+        self.shared.wake_evictor();
         for thread in std::mem::take(&mut *self.threads.lock()) {
             // A callback in a thread of the slice may drop the last reference. A thread must not join itself.
             let own = thread.thread().id() == std::thread::current().id();
@@ -413,7 +424,7 @@ impl Slice {
         perform(&self.shared, effects);
         scheduler::retry_parked(&self.shared);
         while let Some(job) = self.shared.jobs.pop() {
-            job.into_done()(Err(Error::Closed));
+            job.close();
         }
     }
 }

@@ -35,7 +35,8 @@ pub(crate) struct SliceState {
     pub stalled: VecDeque<u64>,
     pub reading: HashMap<u64, Reading>,
     pub writing: HashMap<u64, WriteBack>,
-    /// (object, page) of pages that the evictor has chosen but not yet put into `writing`.
+    /// (object, page) of pages that the evictor has chosen but not yet put into `writing`. Pages of small syncs are in `writing` at
+    /// once.
     pub chosen: Vec<(u64, u64)>,
     pub invalidations: Vec<Invalidation>,
     /// Writers that wait for fewer dirty pages.

@@ -1,10 +1,12 @@
 //! The steps of a slice, without a device and without a thread.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashSet, HashSetExt};
 use jericho_shm::{Flags, Key, SliceMemory};
+use jericho_storage::Wake;
 
 use crate::context::{Limits, SliceContext};
 use crate::effects::Effects;
@@ -12,10 +14,11 @@ use crate::eviction;
 use crate::object::{Error, Object, PageRun};
 use crate::replacement::{AgedSweep, Replacement};
 use crate::requests::{Fill, GetRequest, Intent, PAGES_PER_GET_MAX, PendingGet, PinnedPages};
+use crate::shared::{DIRTY_VISIT, SliceShared};
 use crate::state::SliceState;
 use crate::sync::{SyncStep, Syncs};
 use crate::transfers::{Attempt, Chosen, Part, WriteBack};
-use crate::{get, waiting, write_back};
+use crate::{get, small_sync, waiting, write_back};
 
 const FRAMES: u32 = 1024;
 
@@ -141,6 +144,7 @@ impl Machine {
             parts: Arc::new(vec![Part::new(&chosen.object, &chosen.pages)]),
             syncs: Vec::from_iter(chosen.sync),
             attempt: chosen.attempt,
+            callers: None,
         };
         self.state.writing.insert(tag, write);
         self.state.chosen.clear();
@@ -300,6 +304,105 @@ fn a_sync_writes_again_what_became_dirty_during_a_transfer() {
     assert!(matches!(syncs.step(id, None), SyncStep::Waits));
     assert_eq!(slice.end(second), [id]);
     assert!(matches!(syncs.step(id, None), SyncStep::Ended(_, Ok(()))));
+}
+
+/// Begins a small sync of all pages.
+fn begin_small(slice: &mut Machine) -> Option<small_sync::Begun> {
+    small_sync::begin(&mut slice.state, &slice.context, 7, &(0..u64::MAX))
+}
+
+/// Makes a page dirty that is in flight.
+fn change(slice: &mut Machine, page: u64) {
+    let index = slice.entry_of(page).unwrap();
+    slice.context.memory.entry(index).mark(Flags::DIRTY);
+    let object = slice.object.clone();
+    slice.state.dirty.add(&object, page, 1, Instant::now());
+}
+
+#[test]
+fn a_small_sync_is_a_transfer_that_others_see_and_join() {
+    let mut slice = Machine::new();
+    slice.write(0, 2);
+    let first = begin_small(&mut slice).expect("two pages are few");
+    assert!(first.joined.is_none() && !first.has_skipped);
+    let started = first.started.expect("dirty pages");
+    assert!(slice.state.chosen.is_empty());
+    let (state, context) = (&mut slice.state, &slice.context);
+    assert_eq!(write_back::first_dirty(state, context, 7, 1), Some(1));
+    // The evictor's sync waits for it and chooses none of its pages, also when one is dirty again.
+    change(&mut slice, 0);
+    let mut syncs = Syncs::new();
+    let (state, context) = (&mut slice.state, &slice.context);
+    let id = syncs.begin(state, context, (7, &(0..8)), None, Some(Box::new(|_| ())));
+    assert!(slice.choose(Some(id)).chosen.is_none());
+    assert!(matches!(syncs.step(id, None), SyncStep::Waits));
+    // Another small sync waits for it, too, and must look at the page again.
+    let second = begin_small(&mut slice).expect("one page is few");
+    assert!(second.started.is_none() && second.joined.is_some() && second.has_skipped);
+    let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
+    let ended = small_sync::end(state, context, &started, &[Ok(())], effects).unwrap();
+    assert_eq!((ended.syncs, ended.callers.unwrap().len()), (vec![id], 1));
+    assert!(slice.state.on_the_way.is_empty() && slice.state.writing.is_empty());
+    let (state, context) = (&mut slice.state, &slice.context);
+    assert_eq!(write_back::first_dirty(state, context, 7, 0), Some(0));
+    let third = begin_small(&mut slice).expect("one page is few");
+    assert!(third.started.is_some() && third.joined.is_none() && !third.has_skipped);
+}
+
+#[test]
+fn a_small_sync_leaves_a_transfer_of_the_evictor_alone_until_it_has_left_the_records() {
+    let mut slice = Machine::new();
+    slice.write(0, 1);
+    let chosen = slice.choose(None).chosen.expect("a dirty page");
+    // Chosen, and not yet in flight.
+    assert!(begin_small(&mut slice).is_none());
+    let tag = slice.start(&chosen);
+    assert!(begin_small(&mut slice).is_none());
+    // The evictor has cleared the flag without the lock, and a writer has changed the page since. If a small sync marked the page
+    // now, the end of the evictor's transfer would take it out of the records of pages in flight.
+    for part in slice.state.writing[&tag].parts.clone().iter() {
+        write_back::clean(&slice.context, part);
+    }
+    change(&mut slice, 0);
+    assert!(begin_small(&mut slice).is_none());
+    write_back::ended(&mut slice.state, tag, true);
+    assert!(begin_small(&mut slice).unwrap().started.is_some());
+    let index = slice.entry_of(0).unwrap();
+    assert!(slice.state.on_the_way.contains(&index));
+}
+
+/// A waker that counts.
+#[derive(Default)]
+struct Wakes(AtomicU64);
+
+impl Wake for Wakes {
+    fn wake(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn the_first_dirty_page_wakes_the_evictor_only_if_it_sleeps_without_a_limit() {
+    let memory = SliceMemory::create("test", FRAMES, None).unwrap();
+    let context = SliceContext::new(0, memory, Limits::new(FRAMES, Duration::from_secs(5)));
+    let (wakes, second) = (Arc::new(Wakes::default()), Duration::from_secs(1));
+    let shared = SliceShared::new(context, Arc::new(Wakes::default()), wakes.clone());
+    let woken = || wakes.0.swap(0, Ordering::SeqCst);
+    assert_eq!(shared.before_sleep(None), None);
+    shared.dirtied(1);
+    assert_eq!(woken(), 1);
+    // A page became dirty before the evictor went to sleep, perhaps unseen.
+    assert_eq!(shared.before_sleep(None), Some(DIRTY_VISIT));
+    shared.context.cleaned(1);
+    shared.dirtied(1);
+    assert_eq!(woken(), 0, "the evictor has a timer");
+    shared.context.cleaned(1);
+    assert_eq!(shared.before_sleep(Some(second)), Some(second));
+    shared.dirtied(1);
+    assert_eq!(woken(), 0, "the evictor has a timer");
+    // Too many dirty pages wake it in any case.
+    shared.dirtied(u64::from(FRAMES / 10));
+    assert_eq!(woken(), 1);
 }
 
 #[test]

@@ -8,8 +8,9 @@ use std::vec::IntoIter;
 use jericho_format::PAGE_BYTES;
 use jericho_shm::SliceMemory;
 use jericho_storage::{Direction, Segment, Transfer};
+use parking_lot::{Condvar, Mutex};
 
-use crate::object::{Object, PagePlace, PageRun};
+use crate::object::{Error, Object, PagePlace, PageRun};
 
 /// Maximum number of pages of one write transfer: 1 MiB.
 pub(crate) const TRANSFER_PAGES_MAX: usize = 256;
@@ -122,13 +123,49 @@ impl Part {
     }
 }
 
-/// A write transfer in flight.
+/// A write transfer in flight, of the evictor or of a small sync.
 pub(crate) struct WriteBack {
     /// Shared, so that the end of the transfer can be reported to the objects without the lock.
     pub parts: Arc<Vec<Part>>,
     pub syncs: Vec<u64>,
     /// The highest attempt among its pages.
     pub attempt: Attempt,
+    /// The callers that wait for it in their own threads. Only a small sync has them; `None` for a transfer of the evictor.
+    pub callers: Option<Vec<Arc<Joined>>>,
+}
+
+/// The transfers of other small syncs for which a caller waits.
+pub(crate) struct Joined {
+    state: Mutex<(usize, Result<(), Error>)>,
+    ended: Condvar,
+}
+
+impl Joined {
+    pub fn new(transfers: usize) -> Joined {
+        Joined {
+            state: Mutex::new((transfers, Ok(()))),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// Records that one of the transfers has ended.
+    pub fn step(&self, error: Option<&Error>) {
+        let mut state = self.state.lock();
+        state.0 -= 1;
+        if let (Some(error), Ok(())) = (error, &state.1) {
+            state.1 = Err(error.clone());
+        }
+        if state.0 == 0 {
+            self.ended.notify_one();
+        }
+    }
+
+    /// Waits until all of them have ended. Returns the first error.
+    pub fn wait(&self) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        self.ended.wait_while(&mut state, |state| state.0 > 0);
+        state.1.clone()
+    }
 }
 
 impl WriteBack {

@@ -6,7 +6,7 @@
 //! The order, in the evictor's thread: `choose` marks pages WRITE_BACK under the slice's lock. Without the lock, the object gives them
 //! places (`Object::allocate`), the transfer runs from the frames (from a copy if the device needs stable writes), and the object
 //! learns of its end (`Object::written`); then `clean`. `ended` follows under the lock, and then `Object::write_back_ended` without
-//! it. A page may become dirty again meanwhile.
+//! it. A page may become dirty again meanwhile. A caller's thread does the same in fewer holds of the lock: `small_sync`.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -186,6 +186,15 @@ pub(crate) fn ended(state: &mut SliceState, tag: u64, succeeded: bool) -> Option
     Some(write)
 }
 
+/// Counts a failed write-back and tells the object. `failed` follows. Needs no lock.
+pub(crate) fn note_failure(context: &SliceContext, part: &Part, error: &Error) {
+    context.counts.write_errors.fetch_add(1, Relaxed);
+    tracing::debug!(slice = context.id, object = part.object.id(), first_page = part.first,
+        pages = part.entries.len(), %error, "write-back failed");
+    part.object
+        .write_failed(part.first, part.entries.len() as u32, error);
+}
+
 /// Makes the pages of a part dirty again after their write-back failed, and begins or extends the outage. Throttled writers that
 /// would now wait in vain fail.
 pub(crate) fn failed(
@@ -225,14 +234,10 @@ pub(crate) fn first_dirty(
         .min();
     // The index may also name clean pages, so the state word decides. A page that is chosen but not yet in flight is in neither
     // `writing` nor the index; `chosen_first` finds it.
-    let index = state
-        .dirty
-        .pages(object, from..u64::MAX)
-        .into_iter()
-        .find(|page| {
-            let found = context.memory.lookup(Key::new(object, *page));
-            found.is_some_and(|f| f.state.any(Flags::DIRTY.with(Flags::WRITE_BACK)))
-        });
+    let index = state.dirty.find_first(object, from, |page| {
+        let found = context.memory.lookup(Key::new(object, page));
+        found.is_some_and(|f| f.state.any(Flags::DIRTY.with(Flags::WRITE_BACK)))
+    });
     [flight, index, state.chosen_first(object, from)]
         .into_iter()
         .flatten()
