@@ -13,12 +13,12 @@ use crate::handle::Handle;
 use crate::mounted::Mounted;
 
 impl Mounted {
-    /// Makes the file's data durable; see `Fs::fsync`.
+    /// Makes the file's data durable; see `Fs::fsync_blocking`. The calling thread may have to wait for inline writers and devices.
     pub fn fsync(&self, handle: &Handle, datasync: bool, done: Done) {
         self.fast.absorb(handle.file.ino());
         // Includes reports of writes that were still in progress when the last writable descriptor was closed.
         self.fast.drain_reports();
-        self.fs().fsync(&handle.file, datasync, done);
+        self.fs().fsync_blocking(&handle.file, datasync, done);
     }
 
     /// Makes all data written to the volume so far durable, including inline writes.

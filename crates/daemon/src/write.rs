@@ -32,6 +32,8 @@ struct Progress {
     /// Space for the whole write is reserved. This is done once, in the caller's thread: it may have to wait for locks that a
     /// slice's thread must not wait for.
     reserved: bool,
+    /// The request is still in the thread that received it, which may block.
+    may_block: bool,
     /// Set when the kernel may have pages of the file.
     mapped: Option<Arc<MappedFile>>,
     /// The file does not move to another slice until the write is over.
@@ -287,6 +289,7 @@ impl Progress {
             done: 0,
             mode,
             reserved: false,
+            may_block: true,
             mapped: watched
                 .then(|| mounted.mapped.file(handle.file.ino()))
                 .flatten(),
@@ -470,6 +473,7 @@ impl Progress {
     where
         R: FnOnce(Result<u32>) + Send + 'static,
     {
+        self.may_block = false;
         let handle = self.handle.clone();
         let file = &handle.file;
         if let Some(slice) = self.throttling(data.len()).cloned() {
@@ -529,17 +533,18 @@ impl Progress {
         self.guard = None;
         let done: jericho_fs::Done =
             Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
-        match self.mode.sync {
-            WriteSync::No => {
-                // Drops the write before the reply: the reply may grant inline writes, which would wait for this write.
-                drop(self);
-                done(Ok(()));
-            }
-            WriteSync::Data => {
-                let (fs, file) = (self.mounted.fs(), &self.handle.file);
-                fs.sync_range(file, self.offset, len as u64, done);
-            }
-            WriteSync::Full => self.mounted.fs().fsync(&self.handle.file, false, done),
+        let (sync, may_block, offset) = (self.mode.sync, self.may_block, self.offset);
+        let (mounted, handle) = (self.mounted.clone(), self.handle.clone());
+        // Drops the write before the reply: the reply may grant inline writes, which would wait for this write. And before the
+        // sync: a move of the file need not wait for it.
+        drop(self);
+        let (fs, file) = (mounted.fs(), &handle.file);
+        match (sync, may_block) {
+            (WriteSync::No, _) => done(Ok(())),
+            (WriteSync::Data, true) => fs.sync_range_blocking(file, offset, len as u64, done),
+            (WriteSync::Data, false) => fs.sync_range(file, offset, len as u64, done),
+            (WriteSync::Full, true) => fs.fsync_blocking(file, false, done),
+            (WriteSync::Full, false) => fs.fsync(file, false, done),
         }
     }
 }

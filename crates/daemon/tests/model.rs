@@ -313,7 +313,7 @@ impl Bed {
             Op::Sync { file } => {
                 let (tx, rx) = mpsc::channel();
                 let done = Box::new(move |result| tx.send(result).unwrap());
-                fs.fsync(self.mounted().file(&self.handles[file]), false, done);
+                fs.fsync_blocking(self.mounted().file(&self.handles[file]), false, done);
                 answer(&rx).unwrap();
                 let model = &mut self.models[file];
                 model.synced = model.bytes.clone();

@@ -170,6 +170,16 @@ impl Commits {
         }
     }
 
+    /// Ends all changes after a failed flush. What the device dropped is not known, so nothing may be built on it.
+    pub fn flush_failed(&self, error: &Error) {
+        if self.failure().is_ok() {
+            tracing::error!(
+                "{error}; no more changes are accepted until the volume is mounted again"
+            );
+            self.fail(error.clone());
+        }
+    }
+
     fn fail(&self, error: Error) {
         *self.failed.lock() = Some(error);
         self.is_failed.store(true, Ordering::Release);

@@ -14,6 +14,7 @@ use crate::commit::{Commits, Gate, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;
 use crate::data::leaving::Leaving;
+use crate::data::shared_flushes::SharedFlushes;
 use crate::discard::Discards;
 use crate::errno::*;
 use crate::error::{Error, Result};
@@ -48,6 +49,8 @@ pub struct Core {
     pub commits: Commits,
     pub leaving: Leaving,
     pub flushes: DataFlushes,
+    /// The threads that flush for syncs, and the syncs that wait for them.
+    pub shared_flushes: SharedFlushes,
     pub closed: AtomicBool,
     pub discards: Discards,
     /// The current `AccessTimes`.

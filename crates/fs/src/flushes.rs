@@ -48,6 +48,12 @@ impl DataFlushes {
         device.is_some_and(|device| device.epochs.is_flushed(epoch))
     }
 
+    /// Returns whether a recorded write to a device may not be durable.
+    pub fn needs_flush(&self, device: u16) -> bool {
+        let device = self.0.get(usize::from(device));
+        device.is_some_and(|device| device.epochs.needs_flush())
+    }
+
     /// Makes all data durable whose write was recorded before the call.
     pub fn flush_all(&self) -> Result<(), IoError> {
         self.flush(0..self.0.len() as u16)

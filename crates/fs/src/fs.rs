@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::commit::{Commits, committer};
 use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
+use crate::data::shared_flushes::SharedFlushes;
 use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
@@ -59,6 +60,7 @@ impl Fs {
             commits: Commits::new(options.commit_interval_ms),
             leaving: Leaving::default(),
             flushes: DataFlushes::new(volume.devices()),
+            shared_flushes: SharedFlushes::new(volume.devices().len()),
             closed: AtomicBool::new(false),
             access_times: AtomicU8::new(AccessTimes::default() as u8),
             discards: Discards::new(&volume, options.read_only),

@@ -209,12 +209,29 @@ impl Mount {
 
     fn fsync(&self, file: &Arc<File>) {
         let (sender, receiver) = channel();
-        self.fs().fsync(
+        self.fs().fsync_blocking(
             file,
             false,
             Box::new(move |result| sender.send(result).unwrap()),
         );
         receiver.recv().unwrap().unwrap();
+    }
+
+    /// Begins an fdatasync, as a thread of the mount does.
+    fn begin_fdatasync(&self, file: &Arc<File>) -> Receiver<jericho_fs::Result<()>> {
+        let (sender, receiver) = channel();
+        let done = Box::new(move |result| sender.send(result).unwrap());
+        self.fs().fsync_blocking(file, true, done);
+        receiver
+    }
+
+    /// Creates a file whose metadata is durable.
+    fn durable(&self, name: &str, len: usize) -> Arc<File> {
+        let (_, file) = self.create(name);
+        self.write(&file, 0, &pattern(0, len));
+        self.fsync(&file);
+        self.commit();
+        file
     }
 
     fn commit(&self) {
@@ -678,7 +695,10 @@ fn an_appended_file_is_a_prefix_after_a_power_cut_at_any_moment() {
             if random.below(20) == 0 {
                 let (sender, receiver) = channel();
                 let done = Box::new(move |result| sender.send(result).unwrap());
-                mount.fs().fsync(&file, random.coin(), done);
+                match random.coin() {
+                    true => mount.fs().fsync(&file, random.coin(), done),
+                    false => mount.fs().fsync_blocking(&file, random.coin(), done),
+                }
                 if receiver.recv().unwrap().is_err() {
                     break;
                 }
@@ -1098,6 +1118,124 @@ fn a_write_back_error_reaches_the_fsync() {
         Box::new(move |result| sender.send(result).unwrap()),
     );
     assert_eq!(receiver.recv().unwrap().unwrap_err().errno(), 5);
+}
+
+#[test]
+fn an_overwrite_is_made_durable_by_the_thread_that_asks_with_one_write_and_one_flush() {
+    let mut mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 8 * PAGE as usize);
+    // The next batch is an hour away, and this change of the times is not needed.
+    mount.write(&file, 0, &pattern(0, PAGE as usize));
+    let (sender, operations) = channel();
+    mount.device.set_before(move |operation| {
+        sender
+            .send((operation, std::thread::current().id()))
+            .unwrap();
+    });
+    let own = std::thread::current().id();
+    for round in 1..5 {
+        let offset = 3 * PAGE + round;
+        mount.write(&file, offset, &pattern(round, 100));
+        let done = match round % 2 {
+            0 => mount.begin_fdatasync(&file),
+            _ => {
+                let (sender, receiver) = channel();
+                let done = Box::new(move |result| sender.send(result).unwrap());
+                mount.fs().sync_range_blocking(&file, offset, 100, done);
+                receiver
+            }
+        };
+        done.try_recv().expect("already answered").unwrap();
+        let wanted = match round {
+            // Also page 0, which the range does not include.
+            2 => vec![Operation::Write, Operation::Write, Operation::Flush],
+            _ => vec![Operation::Write, Operation::Flush],
+        };
+        let seen: Vec<_> = operations.try_iter().collect();
+        assert!(seen.iter().all(|(_, thread)| *thread == own), "{seen:?}");
+        let seen: Vec<_> = seen.into_iter().map(|(operation, _)| operation).collect();
+        assert_eq!(seen, wanted, "round {round}");
+    }
+    let expected = mount.read(&file);
+    drop(file);
+    mount.power_cut(3);
+    assert!(mount.read(&mount.open("f")) == expected);
+}
+
+#[test]
+fn a_clean_file_waits_for_a_flush_that_began_after_its_write_back() {
+    let mount = Mount::new(64 << 20);
+    let files = [
+        mount.durable("a", PAGE as usize),
+        mount.durable("b", PAGE as usize),
+    ];
+    let (begun, go) = mount.device.block_next(Operation::Flush);
+    mount.write(&files[0], 0, &pattern(1, 100));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| mount.begin_fdatasync(&files[0]).recv().unwrap());
+        begun.recv().unwrap();
+        // The page reaches the device after the flush has begun.
+        mount.write(&files[1], 0, &pattern(2, 100));
+        write_back(&mount, &files[1]);
+        let home = usize::from(files[1].layout().home());
+        assert_eq!(mount.slices[home].first_dirty(files[1].ino(), 0), None);
+        let second = mount.begin_fdatasync(&files[1]);
+        assert!(second.try_recv().is_err(), "no flush covers the page");
+        assert!(mount.device.volatile_changes() > 0);
+        drop(go);
+        first.join().unwrap().unwrap();
+        second.recv().unwrap().unwrap();
+    });
+    assert_eq!(mount.device.volatile_changes(), 0);
+}
+
+#[test]
+fn a_failed_flush_in_the_thread_that_asks_ends_all_changes() {
+    let mount = Mount::new(64 << 20);
+    let file = mount.durable("f", PAGE as usize);
+    mount
+        .device
+        .set_plan(FaultPlan::fail_nth(Some(Operation::Flush), 1, 5));
+    for _ in 0..2 {
+        mount
+            .write_pages(&file, 0, &pattern(1, 100), |_, _| {})
+            .ok();
+        let failed = mount.begin_fdatasync(&file).recv().unwrap();
+        assert_eq!(failed.unwrap_err().errno(), 5);
+    }
+    assert_eq!(mount.try_write(&file, 0, b"x").unwrap_err().errno(), 5);
+    assert!(!mount.fs().may_recover());
+}
+
+#[test]
+fn a_failed_write_in_the_thread_that_asks_is_reported_once_and_the_next_sync_succeeds() {
+    let mut mount = Mount::new(64 << 20);
+    let file = mount.durable("f", PAGE as usize);
+    mount.write(&file, 0, &pattern(1, PAGE as usize));
+    mount
+        .device
+        .set_plan(FaultPlan::fail_nth(Some(Operation::Write), 1, 5));
+    let failed = mount.begin_fdatasync(&file).recv().unwrap();
+    assert_eq!(failed.unwrap_err().errno(), 5);
+    mount.begin_fdatasync(&file).recv().unwrap().unwrap();
+    drop(file);
+    mount.power_cut(1);
+    assert!(mount.read(&mount.open("f")) == pattern(1, PAGE as usize));
+}
+
+#[test]
+fn a_panic_in_the_thread_that_asks_ends_all_changes() {
+    let mount = Mount::new(64 << 20);
+    let file = mount.durable("f", PAGE as usize);
+    mount.write(&file, 0, &pattern(1, 100));
+    mount
+        .device
+        .set_plan(FaultPlan::panic_at(Some(Operation::Write), 1));
+    std::thread::scope(|scope| {
+        let panicked = scope.spawn(|| drop(mount.begin_fdatasync(&file))).join();
+        assert!(panicked.is_err());
+    });
+    assert!(!mount.fs().may_recover());
 }
 
 #[test]

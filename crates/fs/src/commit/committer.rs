@@ -201,9 +201,7 @@ fn bury(core: &Core, cut: &mut Cut, inode: &Arc<Inode>) {
 fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     core.commits.failure()?;
     if let Err(error) = core.flushes.flush_all().map_err(Error::from) {
-        // What the device dropped is not known, so nothing may be built on it.
-        tracing::error!("{error}; no more changes are accepted until the volume is mounted again");
-        core.commits.fail(error.clone());
+        core.commits.flush_failed(&error);
         return Err(error);
     }
     if !commit {

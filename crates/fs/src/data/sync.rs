@@ -1,8 +1,11 @@
 //! fsync, fdatasync and ranges: writes the data to the device, and then the metadata needed to find it.
 //!
-//! The cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread passes
-//! the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable, commits.
-//! All requests that wait at that moment share one commit.
+//! A caller that may block writes a few dirty pages itself (`Slice::sync_small`). If the file has no metadata that is not durable, it
+//! then flushes the devices itself, too (`shared_flushes`): no other thread takes part.
+//!
+//! Otherwise the cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread
+//! passes the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable,
+//! commits. All requests that wait at that moment share one commit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +14,9 @@ use std::sync::{Arc, Weak};
 use jericho_format::PAGE_BYTES;
 
 use crate::commit::Waiter;
-use crate::core::PAGES;
+use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
@@ -27,22 +30,27 @@ impl Fs {
     /// `done` in another thread.
     pub fn fsync(&self, file: &Arc<File>, datasync: bool, done: Done) {
         let scope = if datasync { Scope::Data } else { Scope::All };
-        self.sync_pages(file, 0..PAGES, scope, done);
+        self.sync_pages(file, 0..PAGES, scope, Caller::MustNotBlock, done);
+    }
+
+    /// Does the same as `fsync` in the calling thread, as far as that takes fewer hand-overs. The thread may have to wait for
+    /// devices, and may run the callbacks of other syncs. It holds no lock of a file.
+    pub fn fsync_blocking(&self, file: &Arc<File>, datasync: bool, done: Done) {
+        let scope = if datasync { Scope::Data } else { Scope::All };
+        self.sync_pages(file, 0..PAGES, scope, Caller::MayBlock, done);
     }
 
     /// Makes a range of the file durable (O_DSYNC, RWF_DSYNC). Fails also with an earlier write-back error of the file, unless
     /// `fsync` or `sync_range` has ended since.
     pub fn sync_range(&self, file: &Arc<File>, offset: u64, len: u64, done: Done) {
-        let end = offset.saturating_add(len);
-        // The size that the range needs can be committed only if everything before it is on the device.
-        let synced = file.synced_size.load(Ordering::Acquire);
-        let start = if end > synced {
-            offset.min(synced)
-        } else {
-            offset
-        };
-        let pages = start / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
-        self.sync_pages(file, pages, Scope::Range(end), done);
+        let (pages, scope) = needed_for(file, offset, len);
+        self.sync_pages(file, pages, scope, Caller::MustNotBlock, done);
+    }
+
+    /// Does the same as `sync_range` in the calling thread, as `fsync_blocking` does.
+    pub fn sync_range_blocking(&self, file: &Arc<File>, offset: u64, len: u64, done: Done) {
+        let (pages, scope) = needed_for(file, offset, len);
+        self.sync_pages(file, pages, scope, Caller::MayBlock, done);
     }
 
     /// Commits every namespace change made so far, as fsync of a directory does.
@@ -61,46 +69,127 @@ impl Fs {
         });
     }
 
-    fn sync_pages(&self, file: &Arc<File>, pages: Range<u64>, scope: Scope, done: Done) {
-        let core = self.core.clone();
+    fn sync_pages(
+        &self,
+        file: &Arc<File>,
+        pages: Range<u64>,
+        scope: Scope,
+        caller: Caller,
+        done: Done,
+    ) {
+        let core = &self.core;
         if let Err(error) = core.alive().and_then(|()| core.commits.failure()) {
             return done(Err(error));
         }
         if core.options.read_only {
             return done(Ok(()));
         }
-        let reach = file.sync_begins();
-        let synced = file.clone();
-        let after = move |result: CacheResult| {
-            let remembered = synced.take_error();
-            // Pages whose write-back failed stay dirty. If the whole file is on the device now, these pages are too, so the
-            // error is over.
-            let remembered = remembered.filter(|_| matches!(scope, Scope::Range(_)));
-            let failed = result.err().map(Error::from).or(remembered);
-            if let Some(error) = failed {
-                return done(Err(error));
-            }
-            let end = match &scope {
-                Scope::All | Scope::Data => u64::MAX,
-                Scope::Range(end) => *end,
-            };
-            synced.note_synced(&reach, end);
-            let inode = synced.inode.clone();
-            let commit = match scope {
-                Scope::All => inode.is_uncommitted(core.commits.durable()),
-                Scope::Data | Scope::Range(_) => needs_metadata(&synced, core.commits.durable()),
-            };
-            core.commits.enqueue(Waiter {
-                inode: Some(inode),
-                commit,
-                done,
-            });
+        let sync = FileSync {
+            core: core.clone(),
+            reach: file.sync_begins(),
+            file: file.clone(),
+            scope,
+            done,
         };
-        match file.cache() {
-            Some(cache) => cache.sync(&file.object(), pages, Box::new(after)),
-            None => after(Ok(())),
+        let Some(cache) = file.cache() else {
+            return sync.written(Ok(()), caller);
+        };
+        if caller == Caller::MayBlock {
+            let _fails = FailsOnPanic(core);
+            if let Some(result) = cache.sync_small(&file.object(), &pages) {
+                return sync.written(result, caller);
+            }
         }
+        let after = move |result| sync.written(result, Caller::MustNotBlock);
+        cache.sync(&file.object(), pages, Box::new(after));
     }
+}
+
+/// What the thread that asks for a sync may do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    MayBlock,
+    /// It is, for example, a thread of a slice.
+    MustNotBlock,
+}
+
+/// Ends all changes if the calling thread unwinds from a panic, because it may have left a file's extents half changed.
+struct FailsOnPanic<'a>(&'a Core);
+
+impl Drop for FailsOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.commits.fail_if_panicking();
+    }
+}
+
+/// A sync in progress.
+struct FileSync {
+    core: Arc<Core>,
+    file: Arc<File>,
+    reach: Reach,
+    scope: Scope,
+    done: Done,
+}
+
+impl FileSync {
+    /// Continues when the cache has written the data back, or has failed to.
+    fn written(self, result: CacheResult, caller: Caller) {
+        let (core, file) = (self.core, self.file);
+        let remembered = file.take_error();
+        // Pages whose write-back failed stay dirty. If the whole file is on the device now, these pages are too, so the error is
+        // over.
+        let remembered = remembered.filter(|_| matches!(self.scope, Scope::Range(_)));
+        let failed = result.err().map(Error::from).or(remembered);
+        if let Some(error) = failed {
+            return (self.done)(Err(error));
+        }
+        let end = match &self.scope {
+            Scope::All | Scope::Data => u64::MAX,
+            Scope::Range(end) => *end,
+        };
+        file.note_synced(&self.reach, end);
+        let inode = file.inode.clone();
+        let commit = match self.scope {
+            Scope::All => inode.is_uncommitted(core.commits.durable()),
+            Scope::Data | Scope::Range(_) => needs_metadata(&file, core.commits.durable()),
+        };
+        if caller == Caller::MayBlock && !commit {
+            return flush(&core, self.done);
+        }
+        core.commits.enqueue(Waiter {
+            inode: Some(inode),
+            commit,
+            done: self.done,
+        });
+    }
+}
+
+/// Flushes the devices in the calling thread, or in another that flushes already.
+fn flush(core: &Arc<Core>, done: Done) {
+    let _fails = FailsOnPanic(core);
+    let of_volume = core.clone();
+    let flushed = move |flushed: Result<()>| {
+        let commits = &of_volume.commits;
+        if let Err(error) = &flushed {
+            commits.flush_failed(error);
+        }
+        done(commits.failure().and(flushed));
+    };
+    core.shared_flushes.flush(&core.flushes, Box::new(flushed));
+}
+
+/// Returns the pages that `sync_range` has to write, and its scope.
+fn needed_for(file: &File, offset: u64, len: u64) -> (Range<u64>, Scope) {
+    let end = offset.saturating_add(len);
+    // The size that the range needs can be committed only if everything before it is on the device.
+    let synced = file.synced_size.load(Ordering::Acquire);
+    let start = if end > synced {
+        offset.min(synced)
+    } else {
+        offset
+    };
+    let pages = start / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+    (pages, Scope::Range(end))
 }
 
 /// Part of a file to sync.
