@@ -5,6 +5,8 @@
 //! table of contents. Methods are not followed, because their names do not say their type.
 #![forbid(unsafe_code)]
 
+mod long_functions;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -385,23 +387,33 @@ fn circles(root: &Path) -> Vec<String> {
     lines
 }
 
+/// Returns the crates, each with the root files of its library and its programs.
+fn crates() -> Vec<(String, Vec<PathBuf>)> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let entries = |directory: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).into_iter().flatten();
+        entries.map(|entry| entry.expect("entry").path()).collect()
+    };
+    let with_roots = |directory: PathBuf| {
+        let name = directory.file_name().and_then(|name| name.to_str());
+        let name = name.expect("a name in UTF-8").to_string();
+        let mut roots = vec![directory.join("src/lib.rs"), directory.join("src/main.rs")];
+        roots.retain(|root| root.exists());
+        roots.extend(entries(&directory.join("src/bin")));
+        (name, roots)
+    };
+    entries(&crates).into_iter().map(with_roots).collect()
+}
+
 #[test]
 fn files_of_a_crate_do_not_use_each_other_in_a_circle() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut seen = 0;
+    let crates = crates();
     let mut faults = vec![];
-    for entry in std::fs::read_dir(crates).expect("the crates") {
-        let directory = entry.expect("entry").path();
-        let name = directory.file_name().and_then(|name| name.to_str());
-        let name = name.expect("a name in UTF-8");
-        let roots = ["src/lib.rs", "src/main.rs"].map(|root| directory.join(root));
-        let roots = roots.iter().filter(|root| root.exists());
-        let lines: Vec<String> = roots
-            .inspect(|_| seen += 1)
-            .flat_map(|root| circles(root))
-            .collect();
-        faults.extend(lines.iter().map(|line| format!("{name}: {line}")));
+    for (name, roots) in &crates {
+        let lines = roots.iter().flat_map(|root| circles(root));
+        faults.extend(lines.map(|line| format!("{name}: {line}")));
     }
+    let seen: usize = crates.iter().map(|(_, roots)| roots.len()).sum();
     assert!(seen > 10, "{seen} crates");
     faults.sort();
     assert!(
