@@ -38,7 +38,7 @@ help:
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 10 minutes instead of 90)'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
-	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 8 minutes)'
+	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
 	@echo 'make man       manual pages and shell completions in $(TARGET)/man and $(TARGET)/completions'
 	@echo 'make install   after make man, as root: PREFIX=$(PREFIX) (DESTDIR is honoured)'
