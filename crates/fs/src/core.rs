@@ -30,6 +30,9 @@ use crate::types::{Ino, Kind, SliceId};
 pub const FIRST_HASH: u64 = 3;
 /// Longest name in bytes.
 pub const NAME_MAX: usize = 255;
+/// A name at which `Core::put_entry` panics: the batch has the entry then, and the operation has not ended.
+#[cfg(test)]
+pub const CURSED: &[u8] = b"cursed";
 
 /// State shared by the filesystem's handle, its files and its committer.
 pub struct Core {
@@ -163,21 +166,23 @@ impl Core {
         to: Option<(Ino, Kind)>,
     ) {
         meta.overlay.put(hash, name.into(), to, self.commits.seq());
-        let name = name.into();
+        let entry = name.into();
         self.commits.push(match to {
             Some((ino, kind)) => Change::PutEntry {
                 dir: dir.ino,
                 hash,
-                name,
+                name: entry,
                 ino,
                 kind,
             },
             None => Change::DelEntry {
                 dir: dir.ino,
                 hash,
-                name,
+                name: entry,
             },
         });
+        #[cfg(test)]
+        assert!(name != CURSED, "a planned panic");
     }
 
     /// Includes the inode's attributes in the next batch. The caller may hold any lock except the batch's own.

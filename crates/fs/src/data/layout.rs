@@ -45,29 +45,47 @@ impl Layout {
     /// Returns the runs of `pages` in order, each with its slice.
     #[inline]
     pub fn runs(self, pages: Range<u64>) -> impl Iterator<Item = (SliceId, Range<u64>)> {
-        let mut rest = pages;
-        std::iter::from_fn(move || {
-            (!rest.is_empty()).then(|| {
-                let (slice, run) = self.first_run(rest.clone());
-                rest.start = run.end;
-                (slice, run)
-            })
-        })
+        split(pages, move |pages| self.first_run(pages))
     }
 
     /// Does what `runs` does for a range of bytes: returns the parts of the range in order, each with its slice.
     #[inline]
     pub fn parts(self, bytes: Range<u64>) -> impl Iterator<Item = (SliceId, Range<u64>)> {
-        let pages = match bytes.is_empty() {
-            true => 0..0,
-            false => bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES),
-        };
-        self.runs(pages).map(move |(slice, pages)| {
-            let start = bytes.start.max(pages.start * PAGE_BYTES);
-            let end = bytes.end.min(pages.end.saturating_mul(PAGE_BYTES));
-            (slice, start..end)
-        })
+        split_bytes(bytes, move |pages| self.first_run(pages))
     }
+}
+
+/// Splits `pages` into runs. `first_run` returns the first run of a range.
+#[inline]
+fn split(
+    pages: Range<u64>,
+    first_run: impl Fn(Range<u64>) -> (SliceId, Range<u64>),
+) -> impl Iterator<Item = (SliceId, Range<u64>)> {
+    let mut rest = pages;
+    std::iter::from_fn(move || {
+        (!rest.is_empty()).then(|| {
+            let (slice, run) = first_run(rest.clone());
+            rest.start = run.end;
+            (slice, run)
+        })
+    })
+}
+
+/// Splits `bytes` at the ends of runs. `first_run` returns the first run of a range of pages.
+#[inline]
+fn split_bytes(
+    bytes: Range<u64>,
+    first_run: impl Fn(Range<u64>) -> (SliceId, Range<u64>),
+) -> impl Iterator<Item = (SliceId, Range<u64>)> {
+    let pages = match bytes.is_empty() {
+        true => 0..0,
+        false => bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES),
+    };
+    split(pages, first_run).map(move |(slice, pages)| {
+        let start = bytes.start.max(pages.start * PAGE_BYTES);
+        let end = bytes.end.min(pages.end.saturating_mul(PAGE_BYTES));
+        (slice, start..end)
+    })
 }
 
 #[cfg(test)]
@@ -85,6 +103,57 @@ mod tests {
         assert_eq!(layout.parts(1..9000).collect::<Vec<_>>(), [(3, 1..9000)]);
         let last = u64::MAX - 1..u64::MAX;
         assert_eq!(layout.parts(last.clone()).collect::<Vec<_>>(), [(3, last)]);
+    }
+
+    const SLICES: u64 = 3;
+    const STRIPE: u64 = 16;
+
+    /// Returns the slice of a page of a file whose stripes take turns.
+    fn striped(page: u64) -> SliceId {
+        (page / STRIPE % SLICES) as SliceId
+    }
+
+    fn first_striped(pages: Range<u64>) -> (SliceId, Range<u64>) {
+        let end = (pages.start / STRIPE + 1) * STRIPE;
+        (striped(pages.start), pages.start..end.min(pages.end))
+    }
+
+    #[test]
+    fn a_range_over_several_runs_is_split_at_their_ends_in_order() {
+        let runs = |pages| split(pages, first_striped).collect::<Vec<_>>();
+        assert_eq!(runs(3..16), [(0, 3..16)]);
+        assert_eq!(runs(16..17), [(1, 16..17)]);
+        assert_eq!(
+            runs(15..50),
+            [(0, 15..16), (1, 16..32), (2, 32..48), (0, 48..50)]
+        );
+        assert_eq!(runs(16..16), []);
+        for (start, end) in (0..100).flat_map(|start| (start..100).map(move |end| (start, end))) {
+            // Each page occurs once, in order, and with its slice.
+            let pages = runs(start..end)
+                .into_iter()
+                .flat_map(|(slice, pages)| pages.map(move |page| (slice, page)));
+            assert!(pages.eq((start..end).map(|page| (striped(page), page))));
+        }
+    }
+
+    #[test]
+    fn bytes_over_several_runs_are_split_at_their_ends_and_keep_their_own() {
+        let parts = |bytes| split_bytes(bytes, first_striped).collect::<Vec<_>>();
+        let run = STRIPE * PAGE_BYTES;
+        assert_eq!(parts(run - 1..run), [(0, run - 1..run)]);
+        assert_eq!(parts(run..run + 1), [(1, run..run + 1)]);
+        assert_eq!(
+            parts(100..2 * run + 1),
+            [(0, 100..run), (1, run..2 * run), (2, 2 * run..2 * run + 1)]
+        );
+        assert_eq!(parts(run + 5..run + 5), []);
+        let (end, last) = (u64::MAX, u64::MAX - u64::MAX % run);
+        let slices = [last - 1, last].map(|byte| striped(byte / PAGE_BYTES));
+        assert_eq!(
+            parts(last - 9..end),
+            [(slices[0], last - 9..last), (slices[1], last..end)]
+        );
     }
 
     #[test]
