@@ -10,6 +10,7 @@ use std::sync::Arc;
 use jericho_format::PAGE_BYTES;
 use jericho_fs::Result;
 
+use crate::fast::WriteGuard;
 use crate::handle::Handle;
 use crate::mounted::Mounted;
 
@@ -61,7 +62,11 @@ impl Mounted {
                 self.write_zeros(handle, part)?;
             }
         }
-        let change = || self.fs().fallocate(file, mode, offset, len);
+        let change = || {
+            let bytes = offset..offset.saturating_add(len);
+            let _words = zeroes.then(|| WriteGuard::for_zeroing(&self.fast, file, bytes));
+            self.fs().fallocate(file, mode, offset, len)
+        };
         self.fast.resize(file.ino(), None, change)
     }
 

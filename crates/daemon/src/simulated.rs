@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Kind, ROOT};
-use jericho_shm::Call;
+use jericho_shm::{Call, HELD_MAX};
 use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_topology::Topology;
@@ -49,6 +49,21 @@ pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     while !is_so() {
         assert!(begun.elapsed() < LONG, "{what}");
         std::thread::yield_now();
+    }
+}
+
+/// Calls `case` again if it fails on a host so slow that a lock holder may have timed out. Gives up after a minute of such
+/// failures.
+pub(crate) fn in_time(mut case: impl FnMut()) {
+    let begun = Instant::now();
+    loop {
+        let case_begun = Instant::now();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut case));
+        match result {
+            Ok(()) => return,
+            Err(_) if case_begun.elapsed() > HELD_MAX / 2 && begun.elapsed() < LONG => {}
+            Err(why) => std::panic::resume_unwind(why),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The daemon's writes take the same locks as inline writers of the file.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use jericho_fs::File;
 use jericho_shm::{RangeTaken, Segments};
 
 use super::Fast;
@@ -45,6 +47,25 @@ impl WriteGuard {
         }
     }
 
+    /// Takes the words for a change that zeroes bytes of a file page by page, so that no write over several of the pages begins
+    /// and ends in between. Returns `None` if the file has no slot, or the bytes are within one page. The caller is inside
+    /// `Fast::resize`, so the file gets no slot and is not extended meanwhile.
+    pub fn for_zeroing(fast: &Arc<Fast>, file: &File, bytes: Range<u64>) -> Option<WriteGuard> {
+        // Only bytes within the file count, because writes beyond its end wait for the extend lock.
+        let len = bytes.end.min(file.size()).saturating_sub(bytes.start);
+        if !is_over_several_pages(bytes.start, len) {
+            return None;
+        }
+        let file = fast.slot_file(file.ino())?;
+        let range = fast.lock_range(&file, Segments::of(bytes.start, len));
+        Some(WriteGuard {
+            fast: fast.clone(),
+            file,
+            extend: false,
+            range,
+        })
+    }
+
     /// Returns whether the guard holds the locks of a file.
     pub fn is_of(&self, file: &Arc<SlotFile>) -> bool {
         Arc::ptr_eq(&self.file, file)
@@ -59,3 +80,6 @@ impl Drop for WriteGuard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -96,6 +96,60 @@ fn a_reader_of_several_pages_sees_none_of_a_write_or_all_of_it() {
 }
 
 #[test]
+fn a_fallocate_zeroes_all_of_a_write_over_several_pages_or_none_of_it() {
+    // Whether the fallocate got the word, and how many pages the writer has written.
+    let outcomes = [
+        "(false, 0)",
+        "(false, 1)",
+        "(false, 2)",
+        "(true, 0)",
+        "(true, 1)",
+        "(true, 2)",
+    ];
+    explore(outcomes, |notes| {
+        // Two words, written one after the other, stand for two pages.
+        let (slot, slice) = (Arc::new(Slot::new(2)), Slice::with_page(Flags::BACKED));
+        // Calls `change` with the word of both pages, unless the other thread keeps it.
+        let alone = |slot: &Slot, owner, change: &mut dyn FnMut()| {
+            let no = |_, _| false;
+            let taken = slot.take_range(Segments::of(0, 1), owner, no, |_| Kept::GiveUp);
+            let is_alone = taken.is_all();
+            if is_alone {
+                change();
+            }
+            slot.give_range_back(&taken, no);
+            is_alone
+        };
+        let writer = thread::spawn({
+            let (slot, slice) = (slot.clone(), slice.clone());
+            move || {
+                let (seen, removals) = (slot.size(), slot.removals());
+                let still = || slot.size().same_cuts(seen);
+                let mut done = 0;
+                alone(&slot, 7, &mut || {
+                    while done < 2 && slice.write_surely(7, &[(done, 2)], still).is_ok() {
+                        done += 1;
+                    }
+                });
+                (done, removals)
+            }
+        });
+        slot.cut();
+        slot.note_removal();
+        let zeroed = alone(&slot, DAEMON, &mut || {
+            slice.write_surely(DAEMON, &[(0, 0)], || true).unwrap();
+            slice.write_surely(DAEMON, &[(1, 0)], || true).unwrap();
+        });
+        let (done, removals) = writer.join().unwrap();
+        let [first, second] = slice.read(0, key(1)).unwrap();
+        // A writer that has written one page makes the whole write again after the fallocate, if it finds another count.
+        let is_repeated = done == 1 && slot.removals() != removals;
+        assert!(is_repeated || first == second, "half of a write");
+        notes.add((zeroed, done));
+    });
+}
+
+#[test]
 fn a_word_is_taken_from_the_owner_that_asks_and_never_from_the_daemon() {
     explore(["false", "true"], |notes| {
         let (lock, inside) = (Arc::new(Lock::new()), Alone::new());

@@ -13,7 +13,7 @@ use crate::fast::Waited;
 use crate::fast::client_table::Client;
 use crate::fast::grants::tests::Bed;
 use crate::handle::Handle;
-use crate::simulated::{self, LONG, WRITE, asker};
+use crate::simulated::{self, LONG, WRITE, asker, in_time};
 use crate::write_mode::WriteMode;
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -93,21 +93,6 @@ impl Lender {
     }
 }
 
-/// Calls `case` again if it fails on a host so slow that a lock holder may have timed out. Gives up after a minute of such
-/// failures.
-fn in_time(mut case: impl FnMut()) {
-    let begun = Instant::now();
-    loop {
-        let case_begun = Instant::now();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut case));
-        match result {
-            Ok(()) => return,
-            Err(_) if case_begun.elapsed() > HELD_MAX / 2 && begun.elapsed() < LONG => {}
-            Err(why) => std::panic::resume_unwind(why),
-        }
-    }
-}
-
 #[test]
 fn other_writes_proceed_beside_a_half_done_one_and_reads_wait_for_its_end() {
     in_time(|| {
@@ -134,6 +119,26 @@ fn other_writes_proceed_beside_a_half_done_one_and_reads_wait_for_its_end() {
         lender.end();
         assert_eq!(seen.recv_timeout(LONG).unwrap(), [3; PAGES * PAGE]);
         assert!(lender.slot().range_counts(all()).is_some());
+    });
+}
+
+#[test]
+fn a_fallocate_that_zeroes_both_parts_of_a_half_done_write_counts_for_its_lender() {
+    in_time(|| {
+        let lender = Lender::new();
+        lender.begin(files::coarse_realtime_ns());
+        let bed = &lender.bed;
+        let lent = lender.area.lent(lender.block);
+        let may_write_rest = || lent.was_borrowed_at_most(lender.slot(), 0, 0);
+        let len = (PAGES * PAGE) as u64;
+        let keep_size = libc::FALLOC_FL_KEEP_SIZE;
+        let fallocate = |mode| bed.mounted.try_fallocate(&bed.handle, mode, 0, len);
+        fallocate(keep_size).unwrap();
+        assert!(may_write_rest(), "no byte changed");
+        fallocate(libc::FALLOC_FL_PUNCH_HOLE | keep_size).unwrap();
+        assert!(!may_write_rest(), "the first part is gone");
+        assert!(lender.has_all());
+        lender.end();
     });
 }
 
