@@ -1,8 +1,10 @@
 //! Bytes that outlive or leave a process: volume, shared memory, wire. No I/O.
 //!
-//! `docs/formats/volume.md` specifies the durable bytes. A test compares the offsets on that page with those of the structs here.
+//! `docs/formats/volume.md` and `docs/formats/journal.md` specify the durable bytes. Tests compare the offsets on these pages with those
+//! of the structs here.
 #![forbid(unsafe_code)]
 
+pub mod journal;
 pub mod label;
 pub mod record;
 pub mod superblock;

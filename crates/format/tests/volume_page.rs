@@ -1,6 +1,6 @@
 //! Compares `docs/formats/volume.md` with the structs.
 
-use std::mem::offset_of;
+mod page;
 
 use jericho_format::label::Label;
 use jericho_format::record::{EntryValue, ExtentValue, InodeValue};
@@ -9,100 +9,62 @@ use jericho_format::superblock::{
     HEAD_BLOCKS, OwnerRecord, REGIONS_AT, REGIONS_MAX, RegionEntry, SLICES_AT, SLICES_MAX,
     SliceEntry, SuperblockHead,
 };
+use page::{documented, table};
 
 const PAGE: &str = include_str!("../../../docs/formats/volume.md");
-
-/// (offset, size, field)
-type Fields = Vec<(usize, usize, String)>;
-
-/// Returns the fields of a struct without padding, in order.
-macro_rules! fields {
-    ($type:ident: $($field:ident)*) => {{
-        // Fails to compile when a field is missing here.
-        let _ = |value: $type| { let $type { $($field: _),* } = value; };
-        let offsets = [$((offset_of!($type, $field), stringify!($field))),*];
-        let ends = offsets.iter().skip(1).map(|o| o.0).chain([size_of::<$type>()]);
-        offsets.iter().zip(ends).map(|(o, end)| (o.0, end - o.0, o.1.to_owned())).collect::<Fields>()
-    }};
-}
-
-/// Returns the rows of the first table under a heading, without its two header lines.
-fn table(heading: &str) -> Vec<Vec<String>> {
-    let is_heading = |line: &&str| line.trim_start_matches('#').trim() == heading;
-    PAGE.lines()
-        .skip_while(|line| !is_heading(line))
-        .skip_while(|line| !line.starts_with('|'))
-        .take_while(|line| line.starts_with('|'))
-        .skip(2)
-        .map(|line| {
-            line.trim_matches('|')
-                .split('|')
-                .map(|cell| cell.trim().to_owned())
-                .collect()
-        })
-        .collect()
-}
-
-fn documented(heading: &str) -> Fields {
-    let number = |cell: &str| cell.parse().unwrap_or_else(|_| panic!("{heading}: {cell}"));
-    table(heading)
-        .iter()
-        .map(|r| (number(&r[0]), number(&r[1]), r[2].clone()))
-        .collect()
-}
 
 #[test]
 fn the_page_has_every_field_at_its_offset() {
     assert_eq!(
-        documented("Label"),
+        documented(PAGE, "Label"),
         fields!(Label: magic version crc volume_uuid device_uuid device_index devices reserved0
             device_blocks reserved)
     );
     assert_eq!(
-        documented("SuperblockHead"),
+        documented(PAGE, "SuperblockHead"),
         fields!(SuperblockHead: magic version crc sequence volume_uuid hash_seed flags
             container_blocks chunk_blocks devices slices regions reserved0 chunks store_bytes
             created_s owner reserved)
     );
     assert_eq!(
-        documented("OwnerRecord"),
+        documented(PAGE, "OwnerRecord"),
         fields!(OwnerRecord: boot_id machine started pid host_bytes reserved0 host)
     );
     assert_eq!(
-        documented("DeviceEntry"),
+        documented(PAGE, "DeviceEntry"),
         fields!(DeviceEntry: uuid blocks node path_bytes reserved path)
     );
     assert_eq!(
-        documented("SliceEntry"),
+        documented(PAGE, "SliceEntry"),
         fields!(SliceEntry: blocks node first_region regions reserved)
     );
     assert_eq!(
-        documented("RegionEntry"),
+        documented(PAGE, "RegionEntry"),
         fields!(RegionEntry: first_block blocks device reserved)
     );
     assert_eq!(
-        documented("ChunkEntry"),
+        documented(PAGE, "ChunkEntry"),
         fields!(ChunkEntry: first_block position device slice slice_first)
     );
     assert_eq!(
-        documented("InodeValue"),
+        documented(PAGE, "InodeValue"),
         fields!(InodeValue: version kind perm nlink uid gid rdev generation size atime_s mtime_s
             ctime_s btime_s atime_ns mtime_ns ctime_ns btime_ns parent slice placement target_bytes
             threads reserved)
     );
     assert_eq!(
-        documented("EntryValue"),
+        documented(PAGE, "EntryValue"),
         fields!(EntryValue: ino kind reserved)
     );
     assert_eq!(
-        documented("ExtentValue"),
+        documented(PAGE, "ExtentValue"),
         fields!(ExtentValue: first count slice flags)
     );
 }
 
 #[test]
 fn the_page_has_the_parts_of_the_superblock_at_their_offsets() {
-    let parts: Vec<[usize; 3]> = table("Superblock")
+    let parts: Vec<[usize; 3]> = table(PAGE, "Superblock")
         .iter()
         .map(|row| [1, 2, 3].map(|cell: usize| row[cell].parse().unwrap()))
         .collect();
@@ -116,7 +78,7 @@ fn the_page_has_the_parts_of_the_superblock_at_their_offsets() {
             [CHUNKS_AT, size_of::<ChunkEntry>(), CHUNKS_MAX],
         ]
     );
-    let places: Vec<String> = table("What is where")
+    let places: Vec<String> = table(PAGE, "What is where")
         .into_iter()
         .map(|mut r| r.remove(1))
         .collect();
