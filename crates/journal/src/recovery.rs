@@ -1,0 +1,331 @@
+//! The batches of a journal after a checkpoint.
+//!
+//! Recovery writes nothing. So a second crash finds the same segments.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jericho_format::journal::{
+    BATCH_BYTES_MAX, JOURNAL_CLOSED, NUMBER_MAX, SEGMENT_CONTINUES, SEGMENT_HEADER_BYTES,
+    SegmentHeader, segment_kind,
+};
+use jericho_storage::{Device, IoError};
+
+use crate::append::Journal;
+use crate::area::{AreaDevice, JournalArea};
+use crate::error::{AreaError, BeginError, Damage, Evidence, Found, RecoverError};
+use crate::headers::{self, CurrentHeader};
+use crate::position::Position;
+use crate::ring::Ring;
+use crate::segment::inspect;
+use crate::window::Window;
+
+/// Missing segments between an unreadable segment and a later batch, above which the unreadable one is damage even if the later
+/// segments do not say that it was durable.
+const GAP_MAX: u64 = 2;
+
+/// The batches of a journal after a checkpoint.
+pub struct Recovery {
+    place: AreaDevice,
+    header: CurrentHeader,
+    window: Window,
+    /// The segment that is due.
+    due: Position,
+    /// The position after the last whole batch.
+    end: Position,
+    batch: Vec<u8>,
+    stage: Stage,
+}
+
+/// How far recovery is.
+#[derive(Debug)]
+enum Stage {
+    /// There may be more batches.
+    Reading,
+    /// All batches were returned.
+    Ended,
+    /// All batches before this failure were returned.
+    Failed(RecoverError),
+}
+
+/// A batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'r> {
+    /// The payload of one append.
+    pub payload: &'r [u8],
+    /// The position after it.
+    pub end: Position,
+}
+
+impl fmt::Debug for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recovery")
+            .field("place", &self.place)
+            .field("due", &self.due)
+            .field("end", &self.end)
+            .field("stage", &self.stage)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Journal {
+    /// Flushes the device, reads the headers, and returns the batches after a checkpoint, one by one. Writes nothing. `checkpoint` is
+    /// the position of the checkpoint store.
+    pub fn recover(
+        device: Arc<dyn Device>,
+        area: JournalArea,
+        volume_uuid: [u8; 16],
+        slice: u16,
+        checkpoint: Position,
+    ) -> Result<Recovery, RecoverError> {
+        if !area.is_on(&*device) {
+            let device = device.name();
+            return Err(AreaError { device, area }.into());
+        }
+        let place = AreaDevice {
+            device,
+            area,
+            volume_uuid,
+            slice,
+        };
+        // After the death of a process the device returns writes that a power cut would still lose. A device that refuses
+        // writes has a caller that relies on nothing.
+        if !place.device.is_read_only() {
+            place.flush()?;
+        }
+        let header = headers::read(&place)?;
+        let ring = Ring::of(area.blocks);
+        let begin = Position::begin_of(&header.header);
+        let is_closed = header.header.flags.get() & JOURNAL_CLOSED != 0;
+        let fits = checkpoint.is_at(&begin) && checkpoint.incarnation <= begin.incarnation
+            || checkpoint.incarnation == begin.incarnation
+                && (begin.seq + 1..=NUMBER_MAX).contains(&checkpoint.seq)
+                && ring.contains(checkpoint.block)
+                && !is_closed;
+        if !fits {
+            return Err(RecoverError::Checkpoint {
+                device: place.device.name(),
+                checkpoint,
+                begin,
+            });
+        }
+        Ok(Recovery {
+            window: Window::new(place.clone(), ring, checkpoint.block),
+            place,
+            header,
+            due: checkpoint,
+            end: checkpoint,
+            batch: vec![],
+            stage: match is_closed {
+                true => Stage::Ended,
+                false => Stage::Reading,
+            },
+        })
+    }
+}
+
+impl Recovery {
+    /// Returns the next batch, or `None` at the end. A batch without all of its segments is the end.
+    ///
+    /// Fails with `Damage` where a segment is unreadable that was durable, and then at each later call. All batches before it were
+    /// returned, so the caller can go on with these, without writing to the volume.
+    pub fn next_batch(&mut self) -> Result<Option<Batch<'_>>, RecoverError> {
+        match &self.stage {
+            Stage::Reading => {}
+            Stage::Ended => return Ok(None),
+            Stage::Failed(error) => return Err(error.clone()),
+        }
+        match self.read_batch() {
+            Ok(true) => Ok(Some(Batch {
+                payload: &self.batch,
+                end: self.end,
+            })),
+            Ok(false) => {
+                self.stage = Stage::Ended;
+                Ok(None)
+            }
+            Err(error) => {
+                self.stage = Stage::Failed(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads the next batch. Returns whether there is one.
+    fn read_batch(&mut self) -> Result<bool, RecoverError> {
+        self.batch.clear();
+        for index in 0.. {
+            if self.window.left() == 0 {
+                return Ok(false);
+            }
+            let header = match self.read_segment(index)? {
+                Ok(header) => header,
+                Err(found) => {
+                    self.search_evidence(found)?;
+                    return Ok(false);
+                }
+            };
+            if header.flags.get() & SEGMENT_CONTINUES == 0 {
+                break;
+            }
+        }
+        self.end = self.due;
+        Ok(true)
+    }
+
+    /// Reads the segment that is due into the batch, as the one with this index, and passes it. Returns what is there instead if
+    /// its write may have been torn.
+    fn read_segment(&mut self, index: u32) -> Result<Result<SegmentHeader, Found>, RecoverError> {
+        let header = match inspect(&mut self.window, &self.place)? {
+            Ok(header) => header,
+            Err(found) => return Ok(Err(found)),
+        };
+        let (seq, incarnation) = (header.seq.get(), header.incarnation.get());
+        if (seq, incarnation) != (self.due.seq, self.incarnation()) {
+            return Ok(Err(Found::Other { seq, incarnation }));
+        }
+        if header.prev_crc.get() != self.due.crc {
+            return Err(self.damage(Found::Chain, Evidence::Whole).into());
+        }
+        let is_pad = header.kind == segment_kind::PAD;
+        let payload_bytes = header.payload_bytes.get() as usize;
+        let is_known = header.pages.get() == 0 && header.requires.get() == 0;
+        let fits = header.batch_index.get() == index
+            && self.batch.len() + payload_bytes <= BATCH_BYTES_MAX
+            && (!is_pad || header.flags.get() & SEGMENT_CONTINUES != 0);
+        if !header.numbers_agree() || !is_known || !fits {
+            return Err(self.damage(Found::Fields, Evidence::Whole).into());
+        }
+        let blocks = header.blocks.get();
+        if !is_pad && let Some(bytes) = self.window.peek(blocks)? {
+            let payload = &bytes[SEGMENT_HEADER_BYTES..SEGMENT_HEADER_BYTES + payload_bytes];
+            self.batch.extend_from_slice(payload);
+        }
+        self.window.pass(blocks);
+        self.due = Position {
+            incarnation,
+            seq: seq + 1,
+            block: self.window.block(),
+            crc: header.crc.get(),
+        };
+        Ok(Ok(header))
+    }
+
+    /// Reads the rest of the ring. Fails if something there shows that the segment that is due was durable.
+    fn search_evidence(&mut self, found: Found) -> Result<(), RecoverError> {
+        while self.window.left() > 0 {
+            let block = self.place.on_device(self.window.block());
+            let header = inspect(&mut self.window, &self.place)?.ok();
+            let header = header.filter(SegmentHeader::numbers_agree);
+            if let Some(evidence) = header.and_then(|header| self.evidence(&header, block)) {
+                return Err(self.damage(found, evidence).into());
+            }
+            self.window.pass(1);
+        }
+        Ok(())
+    }
+
+    /// Returns whether a whole segment shows that the segment that is due was durable.
+    fn evidence(&self, header: &SegmentHeader, block: u64) -> Option<Evidence> {
+        let (seq, incarnation) = (header.seq.get(), header.incarnation.get());
+        if incarnation > self.incarnation() {
+            return Some(Evidence::Newer { block, incarnation });
+        }
+        if incarnation < self.incarnation() || seq <= self.due.seq {
+            return None;
+        }
+        let batch_begin = seq - u64::from(header.batch_index.get());
+        let was_durable = header.durable_seq.get() >= self.due.seq;
+        (was_durable || batch_begin > self.due.seq + GAP_MAX).then_some(Evidence::Later {
+            block,
+            seq,
+            is_before_tail: header.tail_seq.get() > self.due.seq,
+        })
+    }
+
+    fn damage(&self, found: Found, evidence: Evidence) -> Damage {
+        Damage {
+            device: self.place.device.name(),
+            block: self.place.on_device(self.due.block),
+            expected_seq: self.due.seq,
+            found,
+            evidence,
+        }
+    }
+
+    fn incarnation(&self) -> u64 {
+        self.header.header.incarnation.get()
+    }
+
+    /// Returns the position after the last returned batch; at first the checkpoint's.
+    pub fn end(&self) -> Position {
+        self.end
+    }
+
+    /// Returns the bytes of the ring that were read so far. The two headers are not counted.
+    pub fn bytes_read(&self) -> u64 {
+        self.window.bytes_read()
+    }
+
+    /// Begins a new incarnation at the end, and returns its journal. `checkpoint` is the position that the checkpoint store has
+    /// durably now, with everything before it: the segments of the old incarnation are lost.
+    ///
+    /// Fails, and writes nothing, if `next_batch` has not returned `None`, or if the position is not `end`.
+    pub fn begin_incarnation(self, checkpoint: Position) -> Result<Journal, BeginError> {
+        match &self.stage {
+            Stage::Reading => Err(BeginError::NotAtEnd),
+            Stage::Failed(error) => Err(BeginError::Recover(error.clone())),
+            Stage::Ended => self.begin(checkpoint, 0),
+        }
+    }
+
+    /// As `begin_incarnation`, also after `next_batch` has failed. Gives up every batch that was not returned.
+    pub fn begin_incarnation_after_damage(
+        self,
+        checkpoint: Position,
+    ) -> Result<Journal, BeginError> {
+        match &self.stage {
+            Stage::Reading => Err(BeginError::NotAtEnd),
+            Stage::Ended => self.begin(checkpoint, 0),
+            // After the loss of a header there are segments of greater incarnations.
+            Stage::Failed(_) => {
+                let found = self.greatest_incarnation()?;
+                self.begin(checkpoint, found)
+            }
+        }
+    }
+
+    /// Returns the greatest incarnation of the segments in the ring; 0 if there are none.
+    fn greatest_incarnation(&self) -> Result<u64, IoError> {
+        let ring = Ring::of(self.place.area.blocks);
+        let mut window = Window::new(self.place.clone(), ring, ring.first());
+        let mut greatest = 0;
+        while window.left() > 0 {
+            let header = inspect(&mut window, &self.place)?.ok();
+            if let Some(header) = header.filter(SegmentHeader::numbers_agree) {
+                greatest = greatest.max(header.incarnation.get());
+            }
+            window.pass(1);
+        }
+        Ok(greatest)
+    }
+
+    /// Begins an incarnation that is greater than the header's and than `found`.
+    fn begin(self, checkpoint: Position, found: u64) -> Result<Journal, BeginError> {
+        if checkpoint != self.end {
+            let end = self.end;
+            return Err(BeginError::Checkpoint { checkpoint, end });
+        }
+        let last_incarnation = self.incarnation().max(found);
+        // One more is for the header of a closed journal.
+        if last_incarnation + 1 >= NUMBER_MAX {
+            return Err(BeginError::LastIncarnation);
+        }
+        let begin = Position {
+            incarnation: last_incarnation + 1,
+            ..self.end
+        };
+        let header = headers::write(&self.place, Some(&self.header), begin, 0)?;
+        Ok(Journal::empty(self.place, header))
+    }
+}
