@@ -7,6 +7,7 @@
 
 mod daemon;
 mod input;
+mod journal;
 mod requests;
 mod segments;
 mod volume;
@@ -17,11 +18,12 @@ pub use daemon::outcomes;
 pub type Target = fn(&[u8]);
 
 /// All targets by name. `fuzz/fuzz_targets` has a program for each.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("label", volume::label),
     ("superblock", volume::superblock),
     ("image", volume::image),
     ("rows", volume::rows),
+    ("journal", journal::journal),
     ("segments", segments::segments),
     ("handshake", requests::handshake),
     ("calls", daemon::calls),

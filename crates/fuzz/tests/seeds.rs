@@ -151,4 +151,4 @@ macro_rules! targets {
     };
 }
 
-targets!(label superblock image rows segments handshake calls admission control kernel);
+targets!(label superblock image rows journal segments handshake calls admission control kernel);
