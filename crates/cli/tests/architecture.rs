@@ -176,6 +176,10 @@ fn a_crate_does_not_reach_what_it_must_not_know() {
             &["format", "shm", "volume", "cache", "fs", "client", "daemon"],
         ),
         (
+            "journal",
+            &["shm", "volume", "cache", "fs", "client", "daemon"],
+        ),
+        (
             "shm",
             &["storage", "volume", "cache", "fs", "client", "daemon"],
         ),
