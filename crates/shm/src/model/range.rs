@@ -124,7 +124,7 @@ fn a_fallocate_zeroes_all_of_a_write_over_several_pages_or_none_of_it() {
             let (slot, slice) = (slot.clone(), slice.clone());
             move || {
                 let (seen, removals) = (slot.size(), slot.removals());
-                let still = || slot.size().same_cuts(seen);
+                let still = || slot.size().same_truncation_count(seen);
                 let mut done = 0;
                 alone(&slot, 7, &mut || {
                     while done < 2 && slice.write_surely(7, &[(done, 2)], still).is_ok() {
@@ -134,7 +134,7 @@ fn a_fallocate_zeroes_all_of_a_write_over_several_pages_or_none_of_it() {
                 (done, removals)
             }
         });
-        slot.cut();
+        slot.raise_truncation_count();
         slot.note_removal();
         let zeroed = alone(&slot, DAEMON, &mut || {
             slice.write_surely(DAEMON, &[(0, 0)], || true).unwrap();
