@@ -176,6 +176,8 @@ mod tests {
         let flushes = DataFlushes::new(&[device]);
         let epoch = flushes.note_write(0).unwrap();
         std::thread::scope(|scope| {
+            // Is dropped when the test fails, which ends the flushes.
+            let end = end;
             let first = scope.spawn(|| flushes.flush_all());
             began.recv_timeout(MINUTE).unwrap();
             assert!(!flushes.is_flushed(0, epoch));
@@ -212,6 +214,8 @@ mod tests {
         let ends: Vec<Flushes> = vec![one.1, two.1, three.1];
         let epochs: Vec<_> = (0..3).map(|n| flushes.note_write(n).unwrap()).collect();
         std::thread::scope(|scope| {
+            // Is dropped when the test fails, which ends the flushes.
+            let ends = ends;
             let flushed = scope.spawn(|| flushes.flush_all());
             for (began, _) in &ends {
                 began.recv_timeout(MINUTE).unwrap();
