@@ -14,6 +14,7 @@ use jericho_sys::errno;
 use jericho_sys::uring::Ring;
 
 use crate::aligned::{AlignedBuffer, is_aligned};
+use crate::durable::{Attempt, DurableError, write_durable};
 use crate::flush::Flusher;
 use crate::opening::{self, OpenError, OpenOptions};
 use crate::{BLOCK_BYTES, Cause, Device, DiscardEffect, IoError};
@@ -34,6 +35,8 @@ pub(crate) struct Handle {
     pub(crate) is_read_only: bool,
     /// False with buffered I/O: the kernel then writes from its own copy.
     pub(crate) needs_stable_writes: bool,
+    /// One system call writes durably, at the cost of one write and at most one flush of the hardware.
+    pub(crate) has_cheap_durable_writes: bool,
     pub(crate) home_node: Option<u32>,
     pub(crate) flusher: Flusher,
 }
@@ -84,6 +87,10 @@ impl<K: Kind> Device for Opened<K> {
         self.handle.flush()
     }
 
+    fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        self.handle.write_durable(offset_bytes, buf)
+    }
+
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         let range = range_of(offset_bytes, length_bytes);
         self.kind.discard(&self.handle, range)
@@ -99,6 +106,28 @@ impl<K: Kind> Device for Opened<K> {
     fn provision(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
         let range = range_of(offset_bytes, length_bytes);
         self.kind.provision(&self.handle, range)
+    }
+
+    fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        let range = range_of(offset_bytes, length_bytes);
+        let at_once = self
+            .handle
+            .run_on_range("write", range.clone(), |file, at, len| {
+                block::write_zeros(file, at, len)
+            });
+        match at_once {
+            Err(error) if error.is_unsupported() => {
+                // One allocation gives larger extents than one for each write.
+                let provisioned = self.kind.provision(&self.handle, range.clone());
+                provisioned.or_else(|error| match error.is_unsupported() {
+                    true => Ok(()),
+                    false => Err(error),
+                })?;
+                self.handle.write_zeros(range)?;
+            }
+            at_once => at_once?,
+        }
+        self.handle.flush()
     }
 
     fn is_read_only(&self) -> bool {
@@ -145,6 +174,7 @@ impl Handle {
             is_direct,
             is_read_only: options.read_only,
             needs_stable_writes: is_direct && block::needs_stable_writes(&file, metadata),
+            has_cheap_durable_writes: is_direct && block::has_cheap_durable_writes(&file, metadata),
             home_node: options.home_node.or_else(|| block::home_node(disk)),
             flusher: Flusher::default(),
             file,
@@ -190,6 +220,57 @@ impl Handle {
             })
         };
         done.map_err(|stopped| self.stopped("write", offset_bytes, total, stopped))
+    }
+
+    /// Writes zeros to a range of the device, block by block.
+    fn write_zeros(&self, range: Range<u64>) -> Result<(), IoError> {
+        let length_bytes = range.end - range.start;
+        let zeros = AlignedBuffer::new(length_bytes.min(BOUNCE_BYTES_MAX as u64) as usize);
+        let mut at = range.start;
+        while at < range.end {
+            let length = (range.end - at).min(BOUNCE_BYTES_MAX as u64);
+            self.write_at(at, &zeros.as_slice()[..length as usize])?;
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// Writes with one system call if that is cheap, else writes and flushes. The kernel merges the flushes of threads that make
+    /// the system call at the same time, as `flush` does.
+    pub(crate) fn write_durable(&self, offset_bytes: u64, buf: &[u8]) -> Result<(), IoError> {
+        let total = buf.len();
+        if !self.has_cheap_durable_writes || !(is_aligned(buf) || total <= BOUNCE_BYTES_MAX) {
+            self.write_at(offset_bytes, buf)?;
+            return self.flush();
+        }
+        self.check_range("write", offset_bytes, total as u64)?;
+        self.check_writable("write", offset_bytes, total as u64)?;
+        let lost = |cause| self.error("flush", offset_bytes, total as u64, cause);
+        self.flusher.check().map_err(lost)?;
+        let mut bounce;
+        let bytes = match is_aligned(buf) {
+            true => buf,
+            false => {
+                bounce = AlignedBuffer::new(total);
+                bounce.as_mut_slice().copy_from_slice(buf);
+                bounce.as_slice()
+            }
+        };
+        let written = write_durable(total, |done, attempt| {
+            let (rest, at) = (&bytes[done..], offset_bytes + done as u64);
+            match attempt {
+                Attempt::Durable => block::write_durable(&self.file, rest, at),
+                Attempt::Plain => self.file.write_at(rest, at),
+            }
+        });
+        match written {
+            // Another thread's flush may have failed and lost these bytes before they were made durable.
+            Ok(()) => self.flusher.check().map_err(lost),
+            Err(DurableError::Data { done, cause }) => {
+                Err(self.stopped("write", offset_bytes, total, (done, cause)))
+            }
+            Err(DurableError::Durability(cause)) => Err(lost(self.flusher.fail(cause))),
+        }
     }
 
     pub(crate) fn flush(&self) -> Result<(), IoError> {

@@ -12,9 +12,10 @@
 //!
 //! # Where to read on
 //! [`Claim`] holds a device against all other processes. [`open_device`] opens a device by path. `file` and `block` are the two
-//! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. [`open_queue`] chooses between
-//! `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `bounce` copies memory that must not change
-//! during its write.
+//! kinds of devices; they share the steps in `opening` and the blocking calls in `handle`. `flush` shares one sync between
+//! threads, and [`FlushEpochs`] tells which writes a flush has covered. `durable` tells which part of a durable write failed.
+//! [`open_queue`] chooses between `ring_queue` (io_uring) and `pool_queue` (threads that make blocking calls). `bounce` copies
+//! memory that must not change during its write.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ mod aligned;
 mod block;
 mod bounce;
 mod claim;
+mod durable;
 mod epochs;
 mod file;
 mod flush;
@@ -50,6 +52,9 @@ pub use queue::{open_pool_queue, open_queue, open_signalling_queue};
 
 /// Unit of offsets and lengths: each is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
+
+/// Maximum size of a write of zeros.
+const ZEROS_BYTES_MAX: u64 = 1 << 20;
 
 /// The error of a transfer, flush, discard or provision. `Clone`, because one failed write concerns many pages.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -171,6 +176,29 @@ pub trait Device: Send + Sync {
     /// writing.
     fn provision(&self, _offset_bytes: u64, _length_bytes: u64) -> Result<(), IoError> {
         Ok(())
+    }
+    /// Writes zeros and makes them durable. In a filesystem's file, a later write to the range then needs no space and changes no
+    /// extent, so `write_durable` costs one write and one flush, not a commit of the filesystem too. After a failure, some of the
+    /// range may hold zeros.
+    fn write_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), IoError> {
+        let end_bytes = offset_bytes.saturating_add(length_bytes);
+        if end_bytes > self.size_bytes() {
+            return Err(IoError {
+                operation: "write",
+                device: self.name(),
+                offset_bytes,
+                length_bytes,
+                cause: Cause::Errno(errno::EINVAL),
+            });
+        }
+        let zeros = vec![0; length_bytes.min(ZEROS_BYTES_MAX) as usize];
+        let mut at = offset_bytes;
+        while at < end_bytes {
+            let part = &zeros[..(end_bytes - at).min(ZEROS_BYTES_MAX) as usize];
+            self.write_at(at, part)?;
+            at += part.len() as u64;
+        }
+        self.flush()
     }
     /// Returns whether the device refuses writes (EROFS).
     fn is_read_only(&self) -> bool {

@@ -82,6 +82,52 @@ impl Drop for LoopDevice {
     }
 }
 
+impl LoopDevice {
+    /// Returns the number of blocks that were written to the device, and of its flushes. The kernel's number of writes counts the
+    /// requests for a flush, too.
+    pub fn writes_and_flushes(&self) -> (u64, u64) {
+        let name = self.path.file_name().unwrap();
+        let stat = Path::new("/sys/block").join(name).join("stat");
+        let text = std::fs::read_to_string(stat).unwrap();
+        let counts: Vec<u64> = text
+            .split_whitespace()
+            .map(|count| count.parse().unwrap())
+            .collect();
+        (counts[6] * 512 / BLOCK_BYTES, counts[15])
+    }
+}
+
+/// An ext4 filesystem on a loop device. Dropping it unmounts it.
+pub struct Ext4 {
+    directory: tempfile::TempDir,
+    pub device: LoopDevice,
+}
+
+impl Ext4 {
+    pub fn new(blocks: usize) -> Option<Ext4> {
+        let device = LoopDevice::new(blocks)?;
+        let mut command = Command::new("mkfs.ext4");
+        let command = command.args(["-q", "-b", "4096", "-E", "lazy_itable_init=0"]);
+        run("mkfs.ext4", command.arg(&device.path))?;
+        let directory = tempfile::tempdir().unwrap();
+        // Without lazytime each change of the modification time is a change for the journal.
+        let mut command = Command::new("mount");
+        let command = command.args(["-o", "lazytime"]).arg(&device.path);
+        run("right to mount ext4", command.arg(directory.path()))?;
+        Some(Ext4 { directory, device })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for Ext4 {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.directory.path()).output();
+    }
+}
+
 /// A tmpfs with very little space. Dropping it unmounts it.
 pub struct SmallFilesystem {
     directory: tempfile::TempDir,
