@@ -164,7 +164,7 @@ const RARE: [&str; 6] = [
     "fresh,write-200k:a,write-back:a,commit:a",
     "fresh,write-1:a,rename-over:a,fdatasync:b",
     "fresh,write-4k:a,sync-write:a,write-4k:a",
-    "full,truncate-to-nothing:a,write-200k:a,write-back:a",
+    "full,sync-write:a,write-200k:a,punch:a",
     "durable,truncate-to-nothing:a,move:b,write-200k:a",
     "durable,truncate-to-part:b,rename-cross:a,write-200k:b",
 ];
