@@ -6,8 +6,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 /// First bytes of every device of a volume.
 pub const LABEL_MAGIC: [u8; 8] = *b"JERICHO\0";
-/// Version of the volume format that this code writes, and the newest that it reads.
-pub const VERSION: u32 = 1;
+/// Version of the volume format that this code writes, and the only one that it reads.
+pub const VERSION: u32 = 2;
 
 /// Block 0 of a device.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -43,6 +43,8 @@ pub enum LabelState {
     Foreign,
     /// The device belongs to a volume of this version, which is newer than `VERSION`.
     Newer(u32),
+    /// The device belongs to a volume of this version, which is older than `VERSION`.
+    Older(u32),
     /// The magic is right but the checksum is not.
     Damaged,
     /// A valid label.
@@ -79,10 +81,11 @@ impl Label {
         if label.version.get() > VERSION {
             return LabelState::Newer(label.version.get());
         }
-        if label.encode() == block[..size_of::<Label>()] {
-            LabelState::Valid(Box::new(label))
-        } else {
-            LabelState::Damaged
+        match label.encode() == block[..size_of::<Label>()] {
+            // All older versions have the same label.
+            true if label.version.get() < VERSION => LabelState::Older(label.version.get()),
+            true => LabelState::Valid(Box::new(label)),
+            false => LabelState::Damaged,
         }
     }
 }
@@ -100,6 +103,16 @@ mod tests {
             bad[at] ^= 0x10;
             assert_eq!(Label::decode(&bad), LabelState::Damaged, "byte {at}");
         }
+    }
+
+    #[test]
+    fn an_older_version_is_distinguished_from_damage() {
+        let mut label = Label::new();
+        label.version = U32::new(VERSION - 1);
+        let mut bytes = label.encode();
+        assert_eq!(Label::decode(&bytes), LabelState::Older(VERSION - 1));
+        bytes[100] ^= 1;
+        assert_eq!(Label::decode(&bytes), LabelState::Damaged);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub const CHUNKS_MAX: usize = 4096;
 pub const CONTAINER_BLOCKS: std::ops::RangeInclusive<u32> = 256..=16384;
 /// Largest size of a chunk of the metadata region, in blocks.
 pub const CHUNK_BLOCKS_MAX: u32 = 16384;
+/// Smallest and largest size of the journal, in blocks.
+pub const JOURNAL_BLOCKS: std::ops::RangeInclusive<u64> = 64..=1 << 18;
 /// Value of `ChunkEntry::position`: taken from a slice but not yet part of the metadata region.
 pub const CHUNK_SPARE: u32 = u32::MAX;
 /// Value of `ChunkEntry::slice`: made by format, not from the space of a slice.
@@ -91,8 +93,12 @@ pub struct SuperblockHead {
     pub created_s: U64,
     /// The host and process that have the volume mounted while `FLAG_DIRTY` is set.
     pub owner: OwnerRecord,
+    /// First block of the journal, on the first device.
+    pub journal_first_block: U64,
+    /// Blocks of the journal.
+    pub journal_blocks: U64,
     /// Zero.
-    pub reserved: [u8; 3888],
+    pub reserved: [u8; 3872],
 }
 const _: () = assert!(size_of::<SuperblockHead>() == 4096);
 
@@ -218,6 +224,9 @@ pub enum SuperblockError {
     /// The copy has this newer version.
     #[error("it has version {0}")]
     Newer(u32),
+    /// The copy has this older version.
+    #[error("it has version {0}")]
+    Older(u32),
     /// The copy is torn or damaged.
     #[error("its checksum is wrong")]
     Checksum,
@@ -280,6 +289,9 @@ impl Superblock {
         if crc != head.crc.get() {
             return Err(SuperblockError::Checksum);
         }
+        if head.version.get() < VERSION {
+            return Err(SuperblockError::Older(head.version.get()));
+        }
         let superblock = Superblock {
             devices: get(
                 &bytes[DEVICES_AT..SLICES_AT],
@@ -318,7 +330,12 @@ impl Superblock {
             .map(|r| (r.device.get(), r.first_block.get(), r.blocks.get()));
         // Chunks of slices lie in regions, so they are excluded here.
         let chunks = self.chunks.iter().filter(made_by_format).map(chunk);
-        disjoint(chunks.chain(regions).collect())?;
+        let (first, blocks) = (
+            self.head.journal_first_block.get(),
+            self.head.journal_blocks.get(),
+        );
+        let journal = [(0, first, blocks)];
+        disjoint(chunks.chain(regions).chain(journal).collect())?;
         disjoint(self.chunks.iter().map(chunk).collect())
     }
 
@@ -327,9 +344,6 @@ impl Superblock {
             self.head.container_blocks.get(),
             self.head.chunk_blocks.get(),
         );
-        if self.head.version.get() == 0 {
-            return wrong("version 0".into());
-        }
         if !CONTAINER_BLOCKS.contains(&container_blocks) || !container_blocks.is_power_of_two() {
             return wrong(format!("a container of {container_blocks} blocks"));
         }
@@ -338,6 +352,13 @@ impl Superblock {
         }
         if self.devices.is_empty() || self.slices.is_empty() {
             return wrong("no device or no slice".into());
+        }
+        let (first, blocks) = (
+            self.head.journal_first_block.get(),
+            self.head.journal_blocks.get(),
+        );
+        if !JOURNAL_BLOCKS.contains(&blocks) || !self.has(0, first, blocks) {
+            return wrong(format!("a journal of {blocks} blocks at block {first}"));
         }
         let mut uuids = HashSet::new();
         if let Some(index) = self.devices.iter().position(|d| !uuids.insert(d.uuid)) {
@@ -485,6 +506,8 @@ mod tests {
         let mut superblock = Superblock::new();
         superblock.head.container_blocks = U32::new(256);
         superblock.head.chunk_blocks = U32::new(16);
+        superblock.head.journal_first_block = U64::new(100);
+        superblock.head.journal_blocks = U64::new(64);
         let mut device = DeviceEntry::new_zeroed();
         device.blocks = U64::new(1000);
         superblock.devices.push(device);

@@ -24,7 +24,7 @@ fn the_page_has_every_field_at_its_offset() {
         documented(PAGE, "SuperblockHead"),
         fields!(SuperblockHead: magic version crc sequence volume_uuid hash_seed flags
             container_blocks chunk_blocks devices slices regions reserved0 chunks store_bytes
-            created_s owner reserved)
+            created_s owner journal_first_block journal_blocks reserved)
     );
     assert_eq!(
         documented(PAGE, "OwnerRecord"),

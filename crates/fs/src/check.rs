@@ -254,7 +254,13 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
             return Ok(report);
         }
     }
-    let opened = open_store(&volume).and_then(|store| pass(&volume, &store).map(|p| p.0));
+    let opened = open_store(&volume).and_then(|(store, damage)| {
+        if let Some(damage) = damage {
+            let text = format!("{damage}; the changes from there on are lost");
+            find(Severity::Damage, text);
+        }
+        pass(&volume, &store).map(|p| p.0)
+    });
     match opened {
         Ok(found) => {
             let before = std::mem::take(&mut report.findings);
@@ -273,7 +279,8 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     }
 }
 
-fn open_store(volume: &Volume) -> Result<StoreRef, Error> {
+/// Opens the store. Returns also what is wrong with the journal.
+fn open_store(volume: &Volume) -> Result<(StoreRef, Option<String>), Error> {
     metadata::open_store_only(volume, 64 << 20)
 }
 
@@ -322,7 +329,7 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
     // Also writes the other copy of the superblock, so that both are valid again.
     volume.superblocks().update(|_| {})?;
     for _ in 0..PASSES_MAX {
-        let store = open_store(&volume)?;
+        let (store, _) = open_store(&volume)?;
         let (report, fixes) = pass(&volume, &store)?;
         for finding in report.findings {
             if finding.severity != Severity::Info && !repaired.contains(&finding) {
@@ -337,11 +344,11 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
             break;
         }
         store.commit_rows(fixes)?;
-        drop(store);
+        store.close()?;
     }
-    let store = open_store(&volume)?;
+    let (store, _) = open_store(&volume)?;
     store.commit(&[Change::PutValue("repaired", 1)])?;
-    drop(store);
+    store.close()?;
     volume.mark_clean()?;
     Ok(())
 }

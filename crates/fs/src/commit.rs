@@ -20,6 +20,7 @@
 //! other failure, including that of a flush, ends all changes until the next mount. So does a panic in an operation that holds
 //! the gate: it leaves half an operation in memory and in the batch, which must not become durable.
 
+pub(crate) mod checkpointer;
 pub(crate) mod committer;
 
 use std::sync::Arc;

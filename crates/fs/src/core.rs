@@ -10,6 +10,7 @@ use jericho_volume::Volume;
 use parking_lot::Mutex;
 
 use crate::alloc::{Allocator, Blocks};
+use crate::commit::checkpointer::Checkpoints;
 use crate::commit::{Commits, Gate, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;
@@ -50,6 +51,7 @@ pub struct Core {
     /// Number of directories created in the root so far. Determines the placement of the next one.
     pub turn: AtomicU64,
     pub commits: Commits,
+    pub checkpoints: Checkpoints,
     pub leaving: Leaving,
     pub flushes: DataFlushes,
     /// The threads that flush for syncs, and the syncs that wait for them.

@@ -1,5 +1,7 @@
 //! Errors of filesystem operations.
 
+use std::sync::Arc;
+
 use jericho_storage::IoError;
 use jericho_volume::VolumeError;
 
@@ -21,6 +23,9 @@ pub enum Error {
     /// The bytes of the volume contradict each other. Holds the place and the contradiction.
     #[error("volume is damaged: {0}; run jericho check")]
     Damaged(String),
+    /// The journal cannot be used. Holds the place and the cause.
+    #[error("journal: {0}")]
+    Journal(Arc<str>),
     /// A panic interrupted an operation, so the state in memory may be inconsistent.
     #[error("a panic interrupted an operation; no changes until the next mount")]
     HalfDone,
@@ -32,9 +37,10 @@ impl Error {
         match self {
             Error::Errno(e) => *e,
             Error::Io(e) => e.errno(),
-            Error::Store(_) => 5,     // EIO
-            Error::Damaged(_) => 117, // EUCLEAN
-            Error::HalfDone => 5,     // EIO
+            Error::Store(_) => 5, // EIO
+            // EUCLEAN
+            Error::Damaged(_) | Error::Journal(_) => 117,
+            Error::HalfDone => 5, // EIO
         }
     }
 

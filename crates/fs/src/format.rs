@@ -39,9 +39,9 @@ pub fn format_devices(
 
 /// Makes the metadata store of a new volume, with the root directory.
 fn make_root(volume: &Volume, owner: (u32, u32)) -> Result<(), VolumeError> {
-    let (store, _allocator) = metadata::open(volume, STORE_CACHE_BYTES)?;
+    let (store, _allocator) = metadata::create(volume, STORE_CACHE_BYTES)?;
     store.commit(&[Change::PutInode(ROOT, root(owner))])?;
-    Ok(())
+    Ok(store.close()?)
 }
 
 /// Returns the record of an empty root directory.

@@ -12,6 +12,7 @@ use jericho_format::INO_MAX;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
+use crate::commit::checkpointer::{self, Checkpoints};
 use crate::commit::{Commits, committer};
 use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
@@ -29,6 +30,7 @@ use crate::types::*;
 pub struct Fs {
     pub(crate) core: Arc<Core>,
     committer: Mutex<Option<JoinHandle<()>>>,
+    checkpointer: Mutex<Option<JoinHandle<()>>>,
     discarder: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -58,6 +60,7 @@ impl Fs {
             rename: Mutex::new(()),
             turn: AtomicU64::new(number("placement_turn")?),
             commits: Commits::new(options.commit_interval_ms),
+            checkpoints: Checkpoints::default(),
             leaving: Leaving::default(),
             flushes: DataFlushes::new(volume.devices()),
             shared_flushes: SharedFlushes::new(volume.devices().len()),
@@ -83,9 +86,14 @@ impl Fs {
         };
         let committer =
             start("committer", committer::run).inspect_err(|_| core.discards.stop_now())?;
+        let checkpointer = start("checkpointer", checkpointer::run).inspect_err(|_| {
+            core.discards.stop_now();
+            core.commits.stop();
+        })?;
         let fs = Arc::new(Fs {
             core,
             committer: Mutex::new(Some(committer)),
+            checkpointer: Mutex::new(Some(checkpointer)),
             discarder: Mutex::new(discarder),
         });
         fs.remove_orphans()?;
@@ -148,6 +156,8 @@ impl Fs {
         join(&self.discarder);
         self.core.commits.stop();
         join(&self.committer);
+        self.core.checkpoints.stop();
+        join(&self.checkpointer);
         self.core.table.clear();
     }
 

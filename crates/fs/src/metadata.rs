@@ -2,24 +2,83 @@
 
 use std::sync::Arc;
 
+use jericho_journal::JournalArea;
 use jericho_volume::superblocks::{ReadError, Superblocks};
 use jericho_volume::{DeviceOverlay, Volume};
 
 use crate::alloc::Allocator;
 use crate::error::{Error, Result};
+use crate::store::recovery::{Damage, JournalPlace};
 use crate::store::region::Region;
 use crate::store::{Store, StoreOptions, StoreRef};
 
 /// Opens the metadata store, with `cache_bytes` of memory, and the allocator over it.
 pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Allocator>)> {
-    let store = open_store_only(volume, cache_bytes)?;
+    let damage = match volume.read_only() {
+        true => Damage::GiveUpRest,
+        false => Damage::Refuse,
+    };
+    let store = open_redb(volume, cache_bytes)?;
+    let recovered = store.recover(journal_of(volume), damage)?;
+    if let Some(damage) = &recovered.damage {
+        tracing::warn!("{damage}; the volume shows its state before that");
+    }
+    let allocator = Allocator::of_volume(&store, volume)?;
+    if !volume.read_only() {
+        // After the allocator, which can add space to the metadata region.
+        store.finish_recovery(recovered)?;
+    }
+    Ok((store, allocator))
+}
+
+/// Makes the metadata store and the journal of a new volume.
+pub(crate) fn create(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Allocator>)> {
+    let store = open_redb(volume, cache_bytes)?;
+    store.create_journal(journal_of(volume))?;
     let allocator = Allocator::of_volume(&store, volume)?;
     Ok((store, allocator))
 }
 
 /// Opens the store without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
-/// spare chunks.
-pub(crate) fn open_store_only(volume: &Volume, cache_bytes: usize) -> Result<StoreRef> {
+/// spare chunks. Gives up the part of the journal after damage, and returns a description of the damage.
+pub(crate) fn open_store_only(
+    volume: &Volume,
+    cache_bytes: usize,
+) -> Result<(StoreRef, Option<String>)> {
+    let store = open_redb(volume, cache_bytes)?;
+    let recovered = store.recover(journal_of(volume), Damage::GiveUpRest)?;
+    let damage = recovered.damage.clone();
+    if !volume.read_only() {
+        store.finish_recovery(recovered)?;
+    }
+    Ok((store, damage))
+}
+
+/// Returns the place of the volume's journal.
+fn journal_of(volume: &Volume) -> JournalPlace {
+    let (first_block, blocks, volume_uuid) = volume.superblocks().with(|s| {
+        (
+            s.head.journal_first_block.get(),
+            s.head.journal_blocks.get(),
+            s.head.volume_uuid,
+        )
+    });
+    let device = volume.devices()[0].clone();
+    JournalPlace {
+        // Recovery flushes the device, which a volume that is open for reading must not do.
+        device: match volume.read_only() {
+            true => DeviceOverlay::over(device),
+            false => device,
+        },
+        area: JournalArea {
+            first_block,
+            blocks,
+        },
+        volume_uuid,
+    }
+}
+
+fn open_redb(volume: &Volume, cache_bytes: usize) -> Result<StoreRef> {
     let region = if volume.read_only() {
         // redb writes when it is opened, and more so after a crash. The overlay keeps these writes in memory.
         let views: Vec<_> = volume

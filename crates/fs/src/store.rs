@@ -1,25 +1,35 @@
-//! The metadata store: redb tables in the volume's metadata region, changed by batches.
+//! The metadata store: tables of rows, changed by batches.
 //!
-//! A batch is one redb transaction: after a crash all of it is there or none of it. Reads see the
-//! last committed batch only; what is newer is the namespace's business (its overlay).
+//! A commit writes a batch to the journal and puts its rows into memory (`memtable`). A checkpoint (`checkpoint`) later writes the
+//! rows in memory to redb, in the volume's metadata region, in one transaction. After a crash, all of a batch is there or none
+//! of it. Reads see the last committed batch only; what is newer is the namespace's business (its overlay).
 
 pub(crate) mod batch;
+mod checkpoint;
 pub(crate) mod codec;
+mod commit;
+mod memtable;
+mod payload;
 mod records;
+pub(crate) mod recovery;
 pub mod region;
 pub mod tables;
+mod view;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use jericho_format::record;
+use jericho_journal::Journal;
 use parking_lot::Mutex;
-use redb::{Database, ReadableDatabase, ReadableTableMetadata, StorageBackend, TableError};
+use redb::{Database, StorageBackend};
 
+pub use self::commit::CheckpointNeed;
 pub use self::records::{Change, Entry, Extent, InodeRecord};
 use self::region::Region;
-use self::tables::{BITMAPS, BytesTable, ENTRIES, EXTENTS, INODES, ORPHANS, USED, VALUES, XATTRS};
+use self::tables::{ReadError, Table};
+use self::view::{Snapshot, View};
 use crate::error::{Error, Result};
 use crate::types::{Ino, Kind, SliceId};
 
@@ -41,44 +51,10 @@ impl Default for StoreOptions {
     }
 }
 
-/// One consistent state of the tables for readers; replaced after every commit.
-struct Snapshot {
-    inodes: BytesTable,
-    entries: BytesTable,
-    extents: BytesTable,
-    xattrs: BytesTable,
-    bitmaps: BytesTable,
-    used: BytesTable,
-    orphans: BytesTable,
-    values: BytesTable,
-}
-
-impl Snapshot {
-    fn take(db: &Database) -> Result<Snapshot> {
-        let txn = db.begin_read().map_err(|e| Error::Store(e.to_string()))?;
-        let open = |definition| {
-            txn.open_table(definition)
-                .map_err(|e: TableError| Error::Store(e.to_string()))
-        };
-        Ok(Snapshot {
-            inodes: open(INODES)?,
-            entries: open(ENTRIES)?,
-            extents: open(EXTENTS)?,
-            xattrs: open(XATTRS)?,
-            bitmaps: open(BITMAPS)?,
-            used: open(USED)?,
-            orphans: open(ORPHANS)?,
-            values: open(VALUES)?,
-        })
-    }
-}
-
-/// What the writer owns.
+/// redb's side of the store. Whoever writes to redb holds it.
 struct Writer {
-    /// `None` only while it is being opened again.
+    /// `None` while it is being opened again, and after the store was closed.
     db: Option<Database>,
-    /// The error that ended this store's life.
-    failed: Option<Error>,
 }
 
 impl Drop for Writer {
@@ -98,8 +74,14 @@ pub trait BeforeCommit: Send + Sync {
 
 /// The store of an open volume. Thread-safe.
 pub struct Store {
+    /// Taken before `log`.
     writer: Mutex<Writer>,
-    snapshot: ArcSwap<Snapshot>,
+    /// Taken by commits. `None`: the store is in memory, or open for reading only. Each commit is then a checkpoint.
+    log: Mutex<Option<Journal>>,
+    /// Only a holder of `log` adds rows.
+    view: ArcSwap<View>,
+    /// The error that ended all changes.
+    failed: Mutex<Option<Error>>,
     /// `None`: the store is in memory.
     region: Option<Arc<Region>>,
     before_commit: Mutex<Option<Box<dyn BeforeCommit>>>,
@@ -149,11 +131,10 @@ impl Store {
             Ok((db, snapshot))
         })?;
         Ok(Store {
-            writer: Mutex::new(Writer {
-                db: Some(db),
-                failed: None,
-            }),
-            snapshot: ArcSwap::from_pointee(snapshot),
+            writer: Mutex::new(Writer { db: Some(db) }),
+            log: Mutex::new(None),
+            view: ArcSwap::from_pointee(View::of(snapshot)),
+            failed: Mutex::new(None),
             region,
             before_commit: Mutex::new(None),
             room: batch::Room::default(),
@@ -177,34 +158,37 @@ impl Store {
         *self.before_commit.lock() = Some(before_commit);
     }
 
-    /// Applies a batch and makes it durable. On error nothing of the batch is there. After
-    /// `Errno(ENOSPC)` (the metadata region cannot grow) and `Damaged` (the batch contradicts the
-    /// bitmaps) the store goes on; any other error is sticky: further batches get it again.
-    pub fn commit(&self, changes: &[Change]) -> Result<()> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        self.commit_operations(changes, batch::prepare(changes))
+    /// Fails after an error that ended all changes.
+    fn check(&self) -> Result<()> {
+        self.failed.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// Closes the store: what redb keeps for a quick opening is written now and not when the last
+    /// Ends all changes. Returns the first error that did.
+    fn fail(&self, error: Error) -> Error {
+        tracing::error!("metadata store: {error}; no more changes are accepted");
+        self.failed.lock().get_or_insert(error).clone()
+    }
+
+    /// Closes the store after a checkpoint: what redb keeps for a quick opening is written now and not when the last
     /// reference goes, which may be after somebody else has opened the volume. Further batches are refused.
     /// Reports an error that a device met in the store's life.
     pub fn close(&self) -> Result<()> {
+        let written = self.checkpoint();
         let mut writer = self.writer.lock();
+        let journal = self.log.lock().take();
+        let written = written.and_then(|()| match journal {
+            // redb has everything, so the next mount need not read the journal.
+            Some(journal) => Ok(journal.close().map_err(recovery::append_error)?),
+            None => Ok(()),
+        });
         let closed = || Error::Store("the store is closed".into());
-        writer.failed.get_or_insert_with(closed);
-        let closed = close_database(writer.db.take());
+        self.failed.lock().get_or_insert_with(closed);
+        let closed = written.and(close_database(writer.db.take()));
         let region = self.region.as_ref();
         match region.and_then(|region| region.last_error()) {
             Some(error) => Err(error),
             None => closed,
         }
-    }
-
-    /// Changes rows as such, for repairs; durable like `commit`.
-    pub(crate) fn commit_rows(&self, rows: Vec<batch::Row>) -> Result<()> {
-        self.commit_operations(&[], batch::Operations::new(rows, Vec::new()))
     }
 
     /// Whether redb finds its own pages in order. Damage that it can undo is undone; damage that it
@@ -218,74 +202,6 @@ impl Store {
                 .map_err(|e| explain(e.to_string()))?;
             db.check_integrity().map_err(|e| explain(e.to_string()))
         })
-    }
-
-    fn commit_operations(&self, changes: &[Change], operations: batch::Operations) -> Result<()> {
-        if !self.writable {
-            return Err(Error::Errno(30)); // EROFS
-        }
-        let mut writer = self.writer.lock();
-        if let Some(error) = &writer.failed {
-            return Err(error.clone());
-        }
-        let mapped_bytes = self.region.as_ref().map_or(0, |r| r.mapped_bytes());
-        let mut room_bytes = batch::estimate_bytes(&operations, mapped_bytes);
-        let mut chunks = None;
-        loop {
-            self.make_ready(changes, room_bytes)?;
-            // Tried once more with twice the room, as long as there is more room to be had.
-            let now = self.region.as_ref().map(|r| r.chunks());
-            if chunks.is_some() && chunks == now {
-                self.room.none_left();
-                return Err(Error::Errno(28));
-            }
-            chunks = now;
-            let Some(db) = writer.db.as_ref() else {
-                return Err(Error::Store("the store is closed".into()));
-            };
-            if let Some(region) = &self.region {
-                region.clear_full();
-            }
-            let apply = || Ok(batch::apply(db, &operations, self.options.container_blocks));
-            let result = guarded_over(self.region.as_deref(), apply).inspect_err(|error| {
-                tracing::error!("metadata store: {error}; no more changes are accepted");
-                writer.failed = Some(error.clone());
-            });
-            match result? {
-                Ok(()) => break,
-                Err(batch::Failure::Damaged(what)) => return Err(Error::Damaged(what)),
-                Err(batch::Failure::Store(text)) => {
-                    let full = self.region.as_ref().is_some_and(|r| r.take_full());
-                    if !full {
-                        let error = explain(self.region.as_deref(), text);
-                        tracing::error!("metadata store: {error}; no more changes are accepted");
-                        writer.failed = Some(error.clone());
-                        return Err(error);
-                    }
-                    // redb latches the failed write; what it had committed is on the device, so
-                    // opening it again goes back to there.
-                    if let Err(error) = self.reopen(&mut writer) {
-                        writer.failed = Some(error.clone());
-                        return Err(error);
-                    }
-                    room_bytes = room_bytes.saturating_mul(2);
-                }
-            }
-        }
-        let db = writer
-            .db
-            .as_ref()
-            .ok_or_else(|| Error::Store("the store is closed".into()))?;
-        match guarded_over(self.region.as_deref(), || Snapshot::take(db)) {
-            Ok(snapshot) => self.snapshot.store(Arc::new(snapshot)),
-            // The batch is durable but cannot be seen: nothing that is built on it may go on.
-            Err(error) => {
-                writer.failed = Some(error.clone());
-                return Err(error);
-            }
-        }
-        self.room.account(changes);
-        Ok(())
     }
 
     /// Before something is created: ENOSPC when the metadata region has no room for it. Batches that
@@ -332,163 +248,174 @@ impl Store {
                 .set_cache_size(self.options.cache_bytes)
                 .create_with_backend(region::Backend(region.clone()))
                 .map_err(|e| explain(Some(region), e.to_string()))?;
-            self.snapshot.store(Arc::new(Snapshot::take(&db)?));
+            let snapshot = Arc::new(Snapshot::take(&db)?);
             writer.db = Some(db);
+            self.view.rcu(|view| View {
+                redb: snapshot.clone(),
+                ..View::clone(view)
+            });
             Ok(())
         })
     }
 
-    /// Runs a read. One that fails is tried again when the snapshot was replaced meanwhile (the
+    /// Runs a read. One that fails is tried again when the view was replaced meanwhile (the
     /// store was opened again after it ran out of space).
-    fn read<T>(
-        &self,
-        read: impl Fn(&Snapshot) -> std::result::Result<T, tables::ReadError>,
-    ) -> Result<T> {
-        let mut snapshot = self.snapshot.load_full();
+    fn read<T>(&self, read: impl Fn(&View) -> std::result::Result<T, ReadError>) -> Result<T> {
+        let mut view = self.view.load_full();
         loop {
-            let error = match guarded(|| Ok(read(&snapshot)))? {
+            let error = match guarded(|| Ok(read(&view)))? {
                 Ok(value) => return Ok(value),
-                Err(tables::ReadError::Damaged(what)) => return Err(Error::Damaged(what)),
-                Err(tables::ReadError::Redb(error)) => error,
+                Err(ReadError::Damaged(what)) => return Err(Error::Damaged(what)),
+                Err(ReadError::Redb(error)) => error,
             };
-            let newer = self.snapshot.load_full();
-            if Arc::ptr_eq(&snapshot, &newer) {
+            let newer = self.view.load_full();
+            if Arc::ptr_eq(&view.redb, &newer.redb) {
                 return Err(explain(self.region.as_deref(), error.to_string()));
             }
-            snapshot = newer;
+            view = newer;
         }
     }
 
     /// An inode.
     pub fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>> {
-        self.read(|s| match s.inodes.get(&record::ino_key(ino)[..])? {
-            Some(value) => Ok(Some(codec::inode_from_bytes(ino, value.value())?)),
-            None => Ok(None),
+        let key = record::ino_key(ino);
+        self.read(|view| {
+            view.get(Table::Inodes, &key, |value| {
+                codec::inode_from_bytes(ino, value)
+            })
         })
     }
 
     /// A directory's entry.
     pub fn entry(&self, dir: Ino, hash: u64, name: &[u8]) -> Result<Option<(Ino, Kind)>> {
         let key = record::entry_key(dir, hash, name);
-        self.read(|s| match s.entries.get(&key[..])? {
-            Some(value) => Ok(Some(codec::entry_from_bytes(dir, value.value())?)),
-            None => Ok(None),
+        self.read(|view| {
+            view.get(Table::Entries, &key, |value| {
+                codec::entry_from_bytes(dir, value)
+            })
         })
     }
 
     /// Entries of a directory in order of (hash, name) with hash >= `from`, at most `limit`, but never
     /// ending between two entries of one hash.
     pub fn entries(&self, dir: Ino, from: u64, limit: usize) -> Result<Vec<Entry>> {
-        self.read(|s| {
-            let first = record::pair_key(dir, from);
-            let end = record::ino_key(dir + 1);
+        let first = record::pair_key(dir, from);
+        let end = record::ino_key(dir + 1);
+        self.read(|view| {
             let mut entries: Vec<Entry> = Vec::new();
-            for item in s.entries.range::<&[u8]>(&first[..]..&end[..])? {
-                let (key, value) = item?;
-                let entry = codec::entry_of_row(key.value(), value.value())?;
+            view.each(Table::Entries, &first, Some(&end), |key, value| {
+                let entry = codec::entry_of_row(key, value)?;
                 if entries.len() >= limit && entries.last().is_none_or(|e| e.hash != entry.hash) {
-                    break;
+                    return Ok(false);
                 }
                 entries.push(entry);
-            }
+                Ok(true)
+            })?;
             Ok(entries)
         })
     }
 
     /// All extents of a file, in order.
     pub fn extents(&self, ino: Ino) -> Result<Vec<Extent>> {
-        self.read(|s| {
-            let (first, end) = (record::ino_key(ino), record::ino_key(ino + 1));
-            let mut extents = Vec::new();
-            for item in s.extents.range::<&[u8]>(&first[..]..&end[..])? {
-                let (key, value) = item?;
-                extents.push(codec::extent_of_row(key.value(), value.value())?.1);
-            }
-            Ok(extents)
+        self.of_inode(Table::Extents, ino, |key, value| {
+            Ok(codec::extent_of_row(key, value)?.1)
         })
     }
 
     /// An extended attribute.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Box<[u8]>>> {
         let key = record::xattr_key(ino, name);
-        self.read(|s| Ok(s.xattrs.get(&key[..])?.map(|v| v.value().into())))
+        self.read(|view| view.get(Table::Xattrs, &key, |value| Ok(value.into())))
     }
 
     /// Names of extended attributes.
     pub fn xattr_names(&self, ino: Ino) -> Result<Vec<Box<[u8]>>> {
-        self.read(|s| {
-            let (first, end) = (record::ino_key(ino), record::ino_key(ino + 1));
-            let mut names = Vec::new();
-            for item in s.xattrs.range::<&[u8]>(&first[..]..&end[..])? {
-                let (key, _) = item?;
-                names.push(key.value().get(8..).unwrap_or_default().into());
-            }
-            Ok(names)
+        self.of_inode(Table::Xattrs, ino, |key, _| {
+            Ok(key.get(8..).unwrap_or_default().into())
+        })
+    }
+
+    /// Returns what `read` makes of the rows of an inode, in order.
+    fn of_inode<T>(
+        &self,
+        table: Table,
+        ino: Ino,
+        read: impl Fn(&[u8], &[u8]) -> std::result::Result<T, ReadError>,
+    ) -> Result<Vec<T>> {
+        let (first, end) = (record::ino_key(ino), record::ino_key(ino + 1));
+        self.read(|view| {
+            let mut found = Vec::new();
+            view.each(table, &first, Some(&end), |key, value| {
+                found.push(read(key, value)?);
+                Ok(true)
+            })?;
+            Ok(found)
         })
     }
 
     /// Inodes that were open without a name when the volume was last written.
     pub fn orphans(&self) -> Result<Vec<Ino>> {
-        self.read(|s| {
-            let mut inodes = Vec::new();
-            for item in s.orphans.range::<&[u8]>(..)? {
-                inodes.push(codec::number_of_key(item?.0.value())?);
-            }
-            Ok(inodes)
-        })
+        self.numbers(Table::Orphans, 0, usize::MAX)
     }
 
     /// A named value.
     pub fn value(&self, name: &str) -> Result<Option<u64>> {
-        self.read(|s| match s.values.get(name.as_bytes())? {
-            Some(value) => Ok(Some(codec::number_of_value(name, value.value())?)),
-            None => Ok(None),
+        self.read(|view| {
+            view.get(Table::Values, name.as_bytes(), |value| {
+                codec::number_of_value(name, value)
+            })
         })
     }
 
     /// Inode numbers in use, in order from `from`, at most `limit` (to rebuild the number allocator).
     pub fn inode_numbers(&self, from: Ino, limit: usize) -> Result<Vec<Ino>> {
-        self.read(|s| {
+        self.numbers(Table::Inodes, from, limit)
+    }
+
+    /// Returns the keys of a table whose keys are inode numbers, in order from `from`, at most `limit`.
+    fn numbers(&self, table: Table, from: Ino, limit: usize) -> Result<Vec<Ino>> {
+        self.read(|view| {
             let mut inodes = Vec::new();
-            for item in s
-                .inodes
-                .range::<&[u8]>(&record::ino_key(from)[..]..)?
-                .take(limit)
-            {
-                inodes.push(codec::number_of_key(item?.0.value())?);
-            }
+            view.each(table, &record::ino_key(from), None, |key, _| {
+                if inodes.len() < limit {
+                    inodes.push(codec::number_of_key(key)?);
+                }
+                Ok(inodes.len() < limit)
+            })?;
             Ok(inodes)
         })
     }
 
-    /// Number of inodes.
+    /// Counts the inodes. Reads all of them.
     pub fn inode_count(&self) -> Result<u64> {
-        self.read(|s| Ok(s.inodes.len()?))
+        let mut count = 0;
+        self.scan(Table::Inodes, |_, _| {
+            count += 1;
+            true
+        })?;
+        Ok(count)
     }
 
     /// The durable bitmap of a container, 64 blocks a word; `None` when no block of it is used.
     pub fn bitmap(&self, slice: SliceId, container: u32) -> Result<Option<Box<[u64]>>> {
         let words = self.options.container_blocks as usize / 64;
-        self.read(|s| {
-            match s
-                .bitmaps
-                .get(&tables::container_key(slice, container)[..])?
-            {
-                Some(value) => Ok(Some(codec::bitmap_from_bytes(value.value(), words)?)),
-                None => Ok(None),
-            }
+        let key = tables::container_key(slice, container);
+        self.read(|view| {
+            view.get(Table::Bitmaps, &key, |value| {
+                codec::bitmap_from_bytes(value, words)
+            })
         })
     }
 
     /// Blocks in use in each container of which some are, by (slice, container).
     pub fn used_counts(&self) -> Result<Vec<((SliceId, u32), u32)>> {
-        self.read(|s| {
+        self.read(|view| {
             let mut counts = Vec::new();
-            for item in s.used.range::<&[u8]>(..)? {
-                let (key, value) = item?;
-                let container = codec::container_of_key(key.value())?;
-                counts.push((container, codec::count_of_value(value.value())?));
-            }
+            view.each(Table::Used, &[], None, |key, value| {
+                let container = codec::container_of_key(key)?;
+                counts.push((container, codec::count_of_value(value)?));
+                Ok(true)
+            })?;
             Ok(counts)
         })
     }
@@ -516,26 +443,13 @@ impl Store {
         table: tables::Table,
         mut each: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<()> {
-        let snapshot = self.snapshot.load_full();
-        let table = match table {
-            tables::Table::Inodes => &snapshot.inodes,
-            tables::Table::Entries => &snapshot.entries,
-            tables::Table::Extents => &snapshot.extents,
-            tables::Table::Xattrs => &snapshot.xattrs,
-            tables::Table::Bitmaps => &snapshot.bitmaps,
-            tables::Table::Used => &snapshot.used,
-            tables::Table::Orphans => &snapshot.orphans,
-            tables::Table::Values => &snapshot.values,
-        };
-        let explain = |e: redb::StorageError| explain(self.region.as_deref(), e.to_string());
+        let view = self.view.load_full();
         guarded(|| {
-            for item in table.range::<&[u8]>(..).map_err(explain)? {
-                let (key, value) = item.map_err(explain)?;
-                if !each(key.value(), value.value()) {
-                    break;
-                }
-            }
-            Ok(())
+            let read = view.each(table, &[], None, |key, value| Ok(each(key, value)));
+            read.map_err(|error| match error {
+                ReadError::Redb(error) => explain(self.region.as_deref(), error.to_string()),
+                ReadError::Damaged(what) => Error::Damaged(what),
+            })
         })
     }
 }

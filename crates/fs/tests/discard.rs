@@ -492,7 +492,7 @@ fn a_power_cut_before_any_flush_after_a_discard_of_all_free_blocks_keeps_synced_
     });
     let mount = Mount::of(device.clone(), NEVER_MS).unwrap();
     *greedy.fs.lock().unwrap() = Arc::downgrade(&mount.fs);
-    for number in 0..8 {
+    for number in 0..12 {
         mount.put(&number.to_string(), &contents(number)).unwrap();
         greedy.there.lock().unwrap().push(number);
         if number % 2 == 1 {

@@ -62,6 +62,18 @@ pub enum VolumeError {
         /// Newest version that this program knows.
         known: u32,
     },
+    /// The volume has an older format.
+    #[error(
+        "{device} has format version {found}, and this program reads only version {known}; version 1 is read by builds of jericho 0.1.0 without a journal: copy the files with one of them"
+    )]
+    Older {
+        /// Device.
+        device: Arc<str>,
+        /// Version of the format.
+        found: u32,
+        /// The version that this program reads.
+        known: u32,
+    },
     /// The label is damaged.
     #[error("the label of {0} is damaged; run jericho check on its volume")]
     LabelDamaged(Arc<str>),

@@ -28,7 +28,7 @@ pub(crate) fn recognise(device: &dyn Device) -> Result<Option<String>, IoError> 
 fn recognise_bytes(head: &[u8]) -> Option<String> {
     match Label::decode(head) {
         LabelState::Foreign => {}
-        LabelState::Newer(version) => {
+        LabelState::Newer(version) | LabelState::Older(version) => {
             return Some(format!("a Jericho volume of format version {version}"));
         }
         LabelState::Damaged => return Some("a Jericho volume with a damaged label".into()),

@@ -47,6 +47,11 @@ pub(crate) fn good_label(device: &Arc<dyn Device>) -> Result<Box<Label>, VolumeE
             found,
             known: VERSION,
         }),
+        LabelState::Older(found) => Err(VolumeError::Older {
+            device: device.name(),
+            found,
+            known: VERSION,
+        }),
     }
 }
 

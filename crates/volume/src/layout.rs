@@ -18,6 +18,8 @@ use crate::error::VolumeError;
 const SLICE_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
 /// Smallest size of the metadata on the first device.
 const METADATA_BLOCKS_MIN: u64 = (4 << 20) / PAGE_BYTES;
+/// Smallest size of the journal.
+const JOURNAL_BLOCKS_MIN: u64 = (1 << 20) / PAGE_BYTES;
 /// Largest container.
 const CONTAINER_BLOCKS_MAX: u64 = *CONTAINER_BLOCKS.end() as u64;
 /// Smallest container.
@@ -51,6 +53,16 @@ fn metadata_blocks(volume_blocks: u64) -> u64 {
         .max(METADATA_BLOCKS_MIN)
 }
 
+/// Returns the size of the journal: a 64th of the volume, but 8 to 64 MiB, at most a 16th of the volume, and in any case at least
+/// 1 MiB.
+fn journal_blocks(volume_blocks: u64) -> u64 {
+    let mib = (1 << 20) / PAGE_BYTES;
+    (volume_blocks / 64)
+        .clamp(8 * mib, 64 * mib)
+        .min(volume_blocks / 16)
+        .max(JOURNAL_BLOCKS_MIN)
+}
+
 /// Returns the device of each slice.
 fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
     let mut count = vec![0usize; devices.len()];
@@ -69,20 +81,17 @@ fn choose_devices(devices: &[Space], nodes: &[Option<u32>]) -> Vec<usize> {
     chosen
 }
 
-/// Returns the range of each device that is available to slices, as first block and blocks. Fails if a device is too small.
+/// Returns the range of each device that is available to slices, as first block and blocks. `own` is the number of blocks for journal
+/// and metadata on the first device. Fails if a device is too small.
 fn usable_ranges(
     devices: &[Space],
     device_of: &[usize],
-    metadata: u64,
+    own: u64,
 ) -> Result<Vec<(u64, u64)>, VolumeError> {
     let slices_on = |device| device_of.iter().filter(|d| **d == device).count();
     let mut usable = Vec::new();
     for (index, device) in devices.iter().enumerate() {
-        let head = if index == 0 {
-            HEAD_BLOCKS + metadata
-        } else {
-            1
-        };
+        let head = if index == 0 { HEAD_BLOCKS + own } else { 1 };
         let slices = slices_on(index).max(1);
         let minimum = head + slices as u64 * SLICE_BLOCKS_MIN;
         if device.blocks < minimum {
@@ -151,14 +160,18 @@ pub(crate) fn plan(
     let device_of = choose_devices(devices, nodes);
     let slices_on = |device| device_of.iter().filter(|d| **d == device).count();
     let first_wanted = HEAD_BLOCKS + slices_on(0).max(1) as u64 * SLICE_BLOCKS_MIN;
+    let room = devices[0].blocks.saturating_sub(first_wanted);
+    let journal = journal_blocks(volume_blocks)
+        .min(room.saturating_sub(METADATA_BLOCKS_MIN))
+        .max(JOURNAL_BLOCKS_MIN);
     let metadata = metadata_blocks(volume_blocks)
-        .min(devices[0].blocks.saturating_sub(first_wanted))
+        .min(room.saturating_sub(journal))
         .max(METADATA_BLOCKS_MIN)
         / chunk_blocks
         * chunk_blocks;
     let metadata = metadata.max(chunk_blocks);
 
-    let usable = usable_ranges(devices, &device_of, metadata)?;
+    let usable = usable_ranges(devices, &device_of, journal + metadata)?;
     let regions = regions_of_slices(devices, nodes, &device_of, &usable);
     let sum = |regions: &[RegionEntry]| regions.iter().map(|r| r.blocks.get()).sum::<u64>();
     let smallest = regions.iter().map(|r| sum(r)).min().unwrap_or(0);
@@ -167,6 +180,8 @@ pub(crate) fn plan(
 
     superblock.head.container_blocks = U32::new(container_blocks as u32);
     superblock.head.chunk_blocks = U32::new(chunk_blocks as u32);
+    superblock.head.journal_first_block = U64::new(HEAD_BLOCKS);
+    superblock.head.journal_blocks = U64::new(journal);
     for (slice, own) in regions.iter().enumerate() {
         superblock.slices.push(SliceEntry {
             blocks: U64::new(sum(own)),
@@ -179,7 +194,7 @@ pub(crate) fn plan(
     }
     for chunk in 0..metadata / chunk_blocks {
         superblock.chunks.push(ChunkEntry {
-            first_block: U64::new(HEAD_BLOCKS + chunk * chunk_blocks),
+            first_block: U64::new(HEAD_BLOCKS + journal + chunk * chunk_blocks),
             position: U32::new(CHUNK_SPARE),
             device: U16::new(0),
             slice: U16::new(CHUNK_NO_SLICE),
@@ -246,6 +261,11 @@ mod tests {
                         .iter()
                         .map(|c| (0, c.first_block.get(), u64::from(s.head.chunk_blocks.get()))),
                 )
+                .chain([(
+                    0,
+                    s.head.journal_first_block.get(),
+                    s.head.journal_blocks.get(),
+                )])
                 .collect();
             parts.sort_unstable();
             assert!(parts[0].1 >= HEAD_BLOCKS);

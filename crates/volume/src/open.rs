@@ -77,6 +77,12 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
             found,
             known: VERSION,
         },
+        ReadError::Unusable(SuperblockError::Older(found), _)
+        | ReadError::Unusable(_, SuperblockError::Older(found)) => VolumeError::Older {
+            device: device.name(),
+            found,
+            known: VERSION,
+        },
         error @ ReadError::Unusable(..) => VolumeError::SuperblockDamaged {
             device: device.name(),
             what: error.to_string(),

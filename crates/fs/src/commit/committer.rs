@@ -210,6 +210,7 @@ fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     match core.store.commit(&cut.changes) {
         Ok(()) => {
             core.commits.note_room(None);
+            core.checkpoints.note(core.store.checkpoint_need());
             settle(core, std::mem::take(cut));
             Ok(())
         }

@@ -233,6 +233,9 @@ fn a_volume_opens_after_a_failure_at_any_write() {
                     assert!(again.is_err(), "a failed store took another batch");
                 }
                 result?;
+                if round % 2 == 1 {
+                    store.checkpoint()?;
+                }
             }
             Ok(())
         };
@@ -354,7 +357,11 @@ fn the_metadata_region_grows_into_the_slices() {
         let (store, allocator) = open(&volume, 4 << 20).unwrap();
         let mut ino = 2;
         while volume.superblocks().with(|s| s.chunks.len()) == before {
-            store.commit(&file_batch(ino, 500, &allocator)).unwrap();
+            let mut batch = file_batch(ino, 500, &allocator);
+            let value = vec![7; 2000].into_boxed_slice();
+            let attribute = |ino| Change::PutXattr(ino, b"user.long"[..].into(), value.clone());
+            batch.extend((ino..ino + 500).map(attribute));
+            store.commit(&batch).unwrap();
             ino += 500;
         }
         store.inode_count().unwrap()

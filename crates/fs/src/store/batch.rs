@@ -1,36 +1,26 @@
-//! From a batch of changes to one transaction of redb.
+//! From a batch of changes to rows, and from rows to a transaction of redb.
 //!
 //! Rows are put in order of table and key first: neighbours then share a leaf that is already
 //! copied and hot. Order matters only between changes of one key, where the last one wins, and
 //! between `Use` and `Free` of one block, which are kept in order.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use jericho_format::record;
 use jericho_volume::Blocks;
-use redb::{Database, Durability, ReadableTable, Table as RedbTable};
+use redb::{Database, Durability};
 
 use super::codec;
 use super::records::Change;
 use super::region::Region;
 use super::tables::{self, Table};
+use super::view::View;
 use crate::error::{Error, Result};
 
-/// Why a batch was not applied.
-pub(super) enum Failure {
-    /// The batch contradicts what is stored.
-    Damaged(String),
-    /// redb failed; its words.
-    Store(String),
-}
-
-fn store_failure(error: impl std::fmt::Display) -> Failure {
-    Failure::Store(error.to_string())
-}
-
 /// A row to put, or with `None` to remove.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) table: Table,
     pub(crate) key: Vec<u8>,
@@ -38,10 +28,11 @@ pub(crate) struct Row {
 }
 
 /// A batch in the order in which it is applied.
+#[derive(Debug)]
 pub(super) struct Operations {
-    rows: Vec<Row>,
+    pub(super) rows: Vec<Row>,
     /// (blocks, used)
-    blocks: Vec<(Blocks, bool)>,
+    pub(super) blocks: Vec<(Blocks, bool)>,
 }
 
 pub(super) fn prepare(changes: &[Change]) -> Operations {
@@ -116,20 +107,25 @@ impl Operations {
         rows.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
         Operations { rows, blocks }
     }
+
+    /// Returns the rows to put, in the order in which a later one of a key replaces an earlier one: the batch's own rows, then
+    /// the rows of the bitmaps as they are after the batch. Fails with `Damaged` if a block has the state already that the batch
+    /// gives it.
+    pub(super) fn into_rows(self, view: &View, container_blocks: u32) -> Result<Vec<Row>> {
+        let mut rows = self.rows;
+        if !self.blocks.is_empty() {
+            rows.append(&mut bitmap_rows(view, &self.blocks, container_blocks)?);
+        }
+        Ok(rows)
+    }
 }
 
-/// An upper estimate of what a batch writes to the metadata region: its rows, leaves that are
-/// copied, and the paths to them.
-pub(super) fn estimate_bytes(operations: &Operations, mapped_bytes: u64) -> u64 {
-    let rows: usize = operations
-        .rows
-        .iter()
-        .map(|r| r.key.len() + r.value.as_ref().map_or(0, Vec::len))
-        .sum();
+/// Returns an upper estimate of what a transaction of `rows` rows with `bytes` bytes writes to the metadata region: its rows, leaves
+/// that are copied, and the paths to them.
+pub(super) fn estimate_bytes(rows: usize, bytes: u64, mapped_bytes: u64) -> u64 {
     // Every row may go to a leaf of its own, which is copied; but there are no more leaves than are mapped.
-    let leaves =
-        (operations.rows.len() + operations.blocks.len()).min(mapped_bytes as usize / 4096);
-    (rows as u64) * 2 + (leaves as u64 + 64) * 4096
+    let leaves = (rows as u64).min(mapped_bytes / 4096);
+    bytes * 2 + (leaves + 64) * 4096
 }
 
 pub(super) fn create_tables(db: &Database) -> std::result::Result<(), String> {
@@ -154,69 +150,44 @@ fn set_durable(
     txn.set_durability(Durability::Immediate)
 }
 
-pub(super) fn apply(
-    db: &Database,
-    operations: &Operations,
-    container_blocks: u32,
-) -> std::result::Result<(), Failure> {
-    let mut txn = db.begin_write().map_err(store_failure)?;
-    set_durable(&mut txn).map_err(store_failure)?;
+/// Writes rows in one durable transaction. Of equal keys, the last row counts.
+pub(super) fn apply(db: &Database, rows: &[Row]) -> std::result::Result<(), String> {
+    let mut txn = db.begin_write().map_err(|e| e.to_string())?;
+    set_durable(&mut txn).map_err(|e| e.to_string())?;
     // A transaction that is dropped is aborted, so every early return leaves nothing.
-    for rows in operations.rows.chunk_by(|a, b| a.table == b.table) {
+    for rows in rows.chunk_by(|a, b| a.table == b.table) {
         let mut table = txn
             .open_table(tables::ALL[rows[0].table as usize])
-            .map_err(store_failure)?;
+            .map_err(|e| e.to_string())?;
         for same_key in rows.chunk_by(|a, b| a.key == b.key) {
             let row = &same_key[same_key.len() - 1];
-            match &row.value {
-                Some(value) => drop(
-                    table
-                        .insert(&row.key[..], &value[..])
-                        .map_err(store_failure)?,
-                ),
-                None => drop(table.remove(&row.key[..]).map_err(store_failure)?),
-            }
+            let result = match &row.value {
+                Some(value) => table.insert(&row.key[..], &value[..]).map(drop),
+                None => table.remove(&row.key[..]).map(drop),
+            };
+            result.map_err(|e| e.to_string())?;
         }
     }
-    if !operations.blocks.is_empty() {
-        let mut bitmaps = txn.open_table(tables::BITMAPS).map_err(store_failure)?;
-        let mut used = txn.open_table(tables::USED).map_err(store_failure)?;
-        apply_blocks(
-            &mut bitmaps,
-            &mut used,
-            &operations.blocks,
-            container_blocks,
-        )?;
-    }
-    txn.commit().map_err(store_failure)
+    txn.commit().map_err(|e| e.to_string())
 }
 
-type BytesTable<'t> = RedbTable<'t, &'static [u8], &'static [u8]>;
-
-fn apply_blocks(
-    bitmaps: &mut BytesTable<'_>,
-    used: &mut BytesTable<'_>,
-    changes: &[(Blocks, bool)],
-    container_blocks: u32,
-) -> std::result::Result<(), Failure> {
+/// Returns the rows of the bitmaps, and of the counts beside them, after these changes.
+fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -> Result<Vec<Row>> {
     let words = container_blocks as usize / 64;
     let mut touched: BTreeMap<(u16, u32), Box<[u64]>> = BTreeMap::new();
     for (range, use_them) in changes {
         let mut at = range.first;
-        let end = range.first + u64::from(range.count);
+        let end = range.first.saturating_add(u64::from(range.count));
         while at < end {
             let container = u32::try_from(at / u64::from(container_blocks))
-                .map_err(|_| Failure::Damaged(format!("block {at} is beyond any slice")))?;
+                .map_err(|_| Error::Damaged(format!("block {at} is beyond any slice")))?;
             let bitmap = match touched.entry((range.slice, container)) {
-                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::btree_map::Entry::Vacant(entry) => {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
                     let key = tables::container_key(range.slice, container);
-                    let row = bitmaps.get(&key[..]).map_err(store_failure)?;
-                    entry.insert(match row {
-                        Some(value) => codec::bitmap_from_bytes(value.value(), words)
-                            .map_err(|_| Failure::Damaged("a bitmap has a wrong size".into()))?,
-                        None => vec![0; words].into_boxed_slice(),
-                    })
+                    let read = |bytes: &[u8]| codec::bitmap_from_bytes(bytes, words);
+                    let stored = view.get(Table::Bitmaps, &key, read)?;
+                    entry.insert(stored.unwrap_or_else(|| vec![0; words].into_boxed_slice()))
                 }
             };
             let first = (at % u64::from(container_blocks)) as usize;
@@ -228,7 +199,7 @@ fn apply_blocks(
                 } else {
                     "free already"
                 };
-                return Err(Failure::Damaged(format!(
+                return Err(Error::Damaged(format!(
                     "block {block} of slice {} is {state}",
                     range.slice
                 )));
@@ -236,22 +207,22 @@ fn apply_blocks(
             at += count as u64;
         }
     }
+    let (mut bitmaps, mut used) = (vec![], vec![]);
     for ((slice, container), bitmap) in touched {
-        let key = tables::container_key(slice, container);
+        let key = tables::container_key(slice, container).to_vec();
         let count: u32 = bitmap.iter().map(|w| w.count_ones()).sum();
-        if count == 0 {
-            bitmaps.remove(&key[..]).map_err(store_failure)?;
-            used.remove(&key[..]).map_err(store_failure)?;
-        } else {
-            let bytes = codec::bitmap_to_bytes(&bitmap);
-            bitmaps
-                .insert(&key[..], &bytes[..])
-                .map_err(store_failure)?;
-            used.insert(&key[..], &count.to_le_bytes()[..])
-                .map_err(store_failure)?;
-        }
+        let row = |table, value| Row {
+            table,
+            key: key.clone(),
+            value,
+        };
+        let bytes = (count > 0).then(|| codec::bitmap_to_bytes(&bitmap));
+        bitmaps.push(row(Table::Bitmaps, bytes));
+        let bytes = (count > 0).then(|| count.to_le_bytes().to_vec());
+        used.push(row(Table::Used, bytes));
     }
-    Ok(())
+    bitmaps.append(&mut used);
+    Ok(bitmaps)
 }
 
 /// Sets or clears bits; gives the first that was so already, with nothing promised about the rest.

@@ -49,6 +49,8 @@ struct State {
     spares: Vec<Place>,
     /// Mapped since the superblock was written; they hold garbage until zeroed.
     fresh: Vec<Place>,
+    /// Positions mapped since `begin_transaction`.
+    of_transaction: Vec<u32>,
     /// Blocks that were written but not yet sent to the devices.
     pending: BTreeMap<u64, Box<[u8; BLOCK]>>,
 }
@@ -92,6 +94,7 @@ impl Region {
                 map: HashMap::new(),
                 spares: Vec::new(),
                 fresh: Vec::new(),
+                of_transaction: Vec::new(),
                 pending: BTreeMap::new(),
             };
             for (entry, chunk) in s.chunks.iter().enumerate() {
@@ -146,6 +149,11 @@ impl Region {
         self.state.read().spares.len()
     }
 
+    /// Bytes of the chunks that are ready to be mapped.
+    pub fn spare_bytes(&self) -> u64 {
+        self.spare_chunks() as u64 * self.chunk_bytes()
+    }
+
     /// Whether there is more than what is kept for removals.
     pub fn has_reserve(&self) -> bool {
         self.spare_chunks() >= RESERVE_CHUNKS
@@ -192,18 +200,27 @@ impl Region {
         chunks.iter().try_for_each(|chunk| self.provision(chunk))
     }
 
-    /// Forgets that a write found no chunk: redb tries some writes early and puts up with a failure.
-    pub fn clear_full(&self) {
+    /// Notes that a transaction begins. Forgets that a write found no chunk: redb tries some writes early and puts up with a failure.
+    pub fn begin_transaction(&self) {
         self.full.store(false, Ordering::Release);
+        self.state.write().of_transaction.clear();
     }
 
-    /// Whether a write found no chunk since `clear_full`; then forgets what was not flushed.
+    /// Returns whether a write found no chunk since `begin_transaction`. If so, undoes what the transaction did to the region.
     pub fn take_full(&self) -> bool {
         let full = self.full.swap(false, Ordering::AcqRel);
         if full {
-            // The transaction that wrote it is gone; so must be what it left here.
+            // The transaction that wrote it is gone; so must be what it left here. Its chunks may be at positions that the next
+            // transaction does not use.
             let _writing = self.writing.lock();
-            self.state.write().pending.clear();
+            let mut state = self.state.write();
+            state.pending.clear();
+            state.fresh.clear();
+            for position in std::mem::take(&mut state.of_transaction) {
+                let place = state.map.remove(&position);
+                state.spares.extend(place);
+                state.recorded = false;
+            }
         }
         full
     }
@@ -270,6 +287,7 @@ impl Region {
         };
         state.map.insert(position, place);
         state.fresh.push(place);
+        state.of_transaction.push(position);
         state.recorded = false;
         Ok(())
     }

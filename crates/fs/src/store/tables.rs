@@ -2,6 +2,7 @@
 
 use redb::{ReadOnlyTable, StorageError, TableDefinition};
 
+use crate::error::Error;
 use crate::types::SliceId;
 
 /// A table of the store as redb defines it.
@@ -52,6 +53,17 @@ pub enum Table {
     Values,
 }
 
+impl Table {
+    /// Returns the table with an index, or `None` if there is none.
+    pub(super) fn of_index(index: u8) -> Option<Table> {
+        use Table::{Bitmaps, Entries, Extents, Inodes, Orphans, Used, Values, Xattrs};
+        let all = [
+            Inodes, Entries, Extents, Xattrs, Bitmaps, Used, Orphans, Values,
+        ];
+        all.get(usize::from(index)).copied()
+    }
+}
+
 /// What a read of a table can meet.
 pub enum ReadError {
     /// redb or the device under it failed.
@@ -63,6 +75,15 @@ pub enum ReadError {
 impl From<StorageError> for ReadError {
     fn from(error: StorageError) -> Self {
         ReadError::Redb(error)
+    }
+}
+
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Redb(error) => Error::Store(error.to_string()),
+            ReadError::Damaged(what) => Error::Damaged(what),
+        }
     }
 }
 

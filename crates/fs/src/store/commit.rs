@@ -1,0 +1,161 @@
+//! Commits: a batch goes to the journal, and then its rows into memory.
+
+use std::sync::Arc;
+
+use jericho_journal::{AppendClass, AppendError};
+
+use super::batch::{self, Operations};
+use super::view::View;
+use super::{Change, Store, explain, guarded, payload};
+use crate::errno::EROFS;
+use crate::error::{Error, Result};
+
+/// A checkpoint should begin when this many rows are in memory.
+const ROWS_WANTED: usize = 32_768;
+/// With this many rows in memory, the next commit waits for a checkpoint.
+const ROWS_MAX: usize = 4 * ROWS_WANTED;
+/// The same limits for the bytes of the rows.
+const BYTES_WANTED: u64 = 8 << 20;
+const BYTES_MAX: u64 = 4 * BYTES_WANTED;
+
+/// How soon the store wants a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointNeed {
+    /// redb has everything.
+    None,
+    /// Some rows are only in the journal.
+    AtLast,
+    /// The journal or the memory for rows is half full.
+    Now,
+}
+
+impl Store {
+    /// Applies a batch and makes it durable. On error nothing of the batch is there. After
+    /// `Errno(ENOSPC)` (the metadata region cannot grow) and `Damaged` (the batch contradicts the
+    /// bitmaps) the store goes on; any other error is sticky: further batches get it again.
+    pub fn commit(&self, changes: &[Change]) -> Result<()> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        if !self.writable {
+            return Err(EROFS);
+        }
+        if !self.append(changes)? {
+            self.commit_with_checkpoint(changes, batch::prepare(changes))?;
+        }
+        self.room.account(changes);
+        Ok(())
+    }
+
+    /// Changes rows as such, for repairs; durable like `commit`.
+    pub(crate) fn commit_rows(&self, rows: Vec<batch::Row>) -> Result<()> {
+        if !self.writable {
+            return Err(EROFS);
+        }
+        self.commit_with_checkpoint(&[], Operations::new(rows, Vec::new()))
+    }
+
+    /// Appends a batch to the journal. Returns false, without an effect, if the batch must go to redb with a checkpoint: there is
+    /// no journal, or it has no room, or too many rows are in memory, or the metadata region may have no room for the rows.
+    fn append(&self, changes: &[Change]) -> Result<bool> {
+        let mut log = self.log.lock();
+        self.check()?;
+        let Some(journal) = log.as_mut() else {
+            return Ok(false);
+        };
+        let operations = batch::prepare(changes);
+        let Some(payload) = payload::encode(&operations) else {
+            return Ok(false);
+        };
+        // Only a holder of `log` adds rows, so this view has all of them.
+        let view = self.view.load_full();
+        let added = self.rows_of(operations, &view)?;
+        let (rows, bytes) = (view.rows() + added.len(), view.bytes() + weight(&added));
+        if rows > ROWS_MAX || bytes > BYTES_MAX {
+            return Ok(false);
+        }
+        // The rows must fit into the region at the next checkpoint.
+        let room_bytes = self.estimate_bytes(rows, bytes);
+        self.make_ready(changes, room_bytes)?;
+        if self
+            .region
+            .as_ref()
+            .is_some_and(|r| r.spare_bytes() < room_bytes)
+        {
+            return Ok(false);
+        }
+        match journal.append(&payload, AppendClass::Ordinary) {
+            Ok(_) => {}
+            Err(AppendError::Full { .. } | AppendError::TooLong { .. }) => return Ok(false),
+            Err(AppendError::Io(error)) => return Err(self.fail(error.into())),
+        }
+        self.view.rcu(|view| {
+            let mut next = View::clone(view);
+            added.iter().for_each(|row| next.active.put(row.clone()));
+            next
+        });
+        Ok(true)
+    }
+
+    /// Returns the rows of a batch over a view.
+    pub(super) fn rows_of(&self, operations: Operations, view: &View) -> Result<Vec<batch::Row>> {
+        guarded(|| operations.into_rows(view, self.options.container_blocks)).map_err(|error| {
+            match error {
+                Error::Store(text) => explain(self.region.as_deref(), text),
+                error => error,
+            }
+        })
+    }
+
+    /// Returns an estimate of the bytes that a checkpoint of so many rows writes to the metadata region.
+    pub(super) fn estimate_bytes(&self, rows: usize, bytes: u64) -> u64 {
+        let mapped_bytes = self.region.as_ref().map_or(0, |r| r.mapped_bytes());
+        batch::estimate_bytes(rows, bytes, mapped_bytes)
+    }
+
+    /// Returns how soon a checkpoint is wanted.
+    pub fn checkpoint_need(&self) -> CheckpointNeed {
+        let view = self.view.load();
+        let log = self.log.lock();
+        let is_half_full = log
+            .as_ref()
+            .is_some_and(|journal| journal.used_bytes() > journal.ring_bytes() / 2);
+        if view.rows() == 0 {
+            CheckpointNeed::None
+        } else if is_half_full || view.rows() >= ROWS_WANTED || view.bytes() >= BYTES_WANTED {
+            CheckpointNeed::Now
+        } else {
+            CheckpointNeed::AtLast
+        }
+    }
+
+    /// Puts a batch of the journal into memory, when the store is opened.
+    pub(super) fn replay(&self, payload: &[u8]) -> Result<()> {
+        let damaged = || Error::Damaged("a batch of the journal makes no sense".into());
+        let operations = payload::decode(payload).ok_or_else(damaged)?;
+        let mut next = View::clone(&self.view.load());
+        for row in self.rows_of(operations, &next)? {
+            next.active.put(row);
+        }
+        self.view.store(Arc::new(next));
+        Ok(())
+    }
+}
+
+/// Returns the bytes of rows.
+fn weight(rows: &[batch::Row]) -> u64 {
+    let bytes = |row: &batch::Row| row.key.len() + row.value.as_ref().map_or(0, Vec::len) + 1;
+    rows.iter().map(|row| bytes(row) as u64).sum()
+}
+
+impl View {
+    /// Returns the number of rows in memory.
+    fn rows(&self) -> usize {
+        self.active.len() + self.frozen.len()
+    }
+
+    /// Returns the bytes of the rows in memory.
+    fn bytes(&self) -> u64 {
+        self.active.bytes() + self.frozen.bytes()
+    }
+}

@@ -1,0 +1,129 @@
+//! Opening a store with its journal: the batches after redb's checkpoint are applied again.
+//!
+//! The order makes a second crash at any point harmless. `recover` only reads. `finish_recovery` makes the batches durable in redb,
+//! with the position after them, and only then begins a new incarnation of the journal, which hides the old segments.
+
+use std::sync::Arc;
+
+use jericho_journal::{AppendError, Journal, JournalArea, Position, RecoverError, Recovery};
+use jericho_storage::Device;
+
+use super::Store;
+use super::checkpoint::CHECKPOINT;
+use super::tables::Table;
+use crate::error::{Error, Result};
+
+/// Where the journal of a volume is.
+pub(crate) struct JournalPlace {
+    pub device: Arc<dyn Device>,
+    pub area: JournalArea,
+    pub volume_uuid: [u8; 16],
+}
+
+/// The slice that the journal of a whole volume names in its header.
+const SLICE: u16 = 0;
+
+/// What to do with a journal from which a durable batch is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Damage {
+    /// Fail.
+    Refuse,
+    /// Go on with the batches before it.
+    GiveUpRest,
+}
+
+/// The batches of the journal are in memory, and the journal still has them.
+pub(crate) struct Recovered {
+    recovery: Recovery,
+    /// What is wrong with the journal, if the batches after some point were given up.
+    pub damage: Option<String>,
+}
+
+impl Store {
+    /// Makes the journal of a new volume. The store is new, too.
+    pub(crate) fn create_journal(&self, place: JournalPlace) -> Result<()> {
+        let journal = Journal::create(place.device, place.area, place.volume_uuid, SLICE)
+            .map_err(|error| Error::Journal(error.to_string().into()))?;
+        *self.log.lock() = Some(journal);
+        // Records the journal's first position, so that a mount finds where to begin.
+        self.commit_rows(Vec::new())
+    }
+
+    /// Applies the batches of the journal that redb does not have. Writes nothing.
+    pub(crate) fn recover(&self, place: JournalPlace, damage: Damage) -> Result<Recovered> {
+        let position = self.checkpoint_position()?;
+        let mut recovery =
+            Journal::recover(place.device, place.area, place.volume_uuid, SLICE, position)
+                .map_err(journal_error)?;
+        let mut batches = 0;
+        let found = loop {
+            match recovery.next_batch() {
+                Ok(Some(batch)) => self.replay(batch.payload)?,
+                Ok(None) => break None,
+                Err(error @ RecoverError::Damage(_)) if damage == Damage::GiveUpRest => {
+                    break Some(error.to_string());
+                }
+                Err(error) => return Err(journal_error(error)),
+            }
+            batches += 1;
+        };
+        if batches > 0 {
+            tracing::info!(
+                batches,
+                bytes_read = recovery.bytes_read(),
+                "applied changes from the journal"
+            );
+        }
+        Ok(Recovered {
+            recovery,
+            damage: found,
+        })
+    }
+
+    /// Makes the recovered batches durable in redb and empties the journal. Commits use the journal from then on.
+    pub(crate) fn finish_recovery(&self, recovered: Recovered) -> Result<()> {
+        let recovery = recovered.recovery;
+        let end = recovery.end();
+        if end != self.checkpoint_position()? {
+            self.checkpoint_at(end)?;
+        }
+        let journal = match recovered.damage {
+            None => recovery.begin_incarnation(end),
+            Some(_) => recovery.begin_incarnation_after_damage(end),
+        };
+        let journal = journal.map_err(|error| Error::Journal(error.to_string().into()))?;
+        *self.log.lock() = Some(journal);
+        Ok(())
+    }
+
+    /// Returns the position up to which redb has the journal.
+    fn checkpoint_position(&self) -> Result<Position> {
+        let key = CHECKPOINT.as_bytes();
+        let bytes = self.read(|view| view.get(Table::Values, key, |value| Ok(value.to_vec())))?;
+        let position = bytes.and_then(|bytes| Position::decode(&bytes));
+        let damaged = "the metadata store does not say where its journal begins";
+        position.ok_or_else(|| Error::Damaged(damaged.into()))
+    }
+}
+
+/// Returns the error of an append, or of the end of the journal.
+pub(super) fn append_error(error: AppendError) -> Error {
+    match error {
+        AppendError::Io(error) => Error::Io(error),
+        error => Error::Journal(error.to_string().into()),
+    }
+}
+
+fn journal_error(error: RecoverError) -> Error {
+    match error {
+        RecoverError::Io(error) => Error::Io(error),
+        error @ RecoverError::Damage(_) => Error::Journal(
+            format!(
+                "{error}; mount the volume with --read-only to copy its files, or run jericho check --repair, which gives up \
+                 the changes from there on"
+            )
+            .into(),
+        ),
+        error => Error::Journal(error.to_string().into()),
+    }
+}
