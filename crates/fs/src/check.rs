@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::label::LabelState;
+use jericho_format::superblock::SuperblockError;
 use jericho_storage::{Device, OpenOptions, open_device};
 use jericho_volume::labels;
 use jericho_volume::superblocks::{Superblocks, read_copies};
@@ -226,11 +227,19 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     let mut report = Report::default();
     let mut find = |severity, text| report.findings.push(Finding { severity, text });
     for (index, copy) in copies.iter().enumerate() {
-        if let Err(error) = copy {
-            find(
+        match copy {
+            Ok(_) => {}
+            // A crash may tear the copy that is being written. The other copy counts then, and the next write repairs this one.
+            Err(SuperblockError::Checksum) if volume.is_dirty() => find(
+                Severity::Info,
+                format!(
+                    "copy {index} of the superblock was being written when the volume's last use ended"
+                ),
+            ),
+            Err(error) => find(
                 Severity::Damage,
                 format!("copy {index} of the superblock is unusable: {error}"),
-            );
+            ),
         }
     }
     if volume.is_dirty() {
