@@ -188,6 +188,12 @@ impl Fs {
         self.core.commit_now()
     }
 
+    /// Writes what is only in the journal to the metadata store, as the checkpointer does.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.core.may_change()?;
+        self.core.store.checkpoint()
+    }
+
     /// Returns whether a failed sync may succeed later. Returns false after an error that ended all changes.
     pub fn may_recover(&self) -> bool {
         self.core.may_change().is_ok()

@@ -409,6 +409,7 @@ impl Bed<'_> {
                 slice.sync(&handle.object(), 2..u64::MAX, Box::new(done));
                 receiver.recv().unwrap().unwrap();
             }
+            Op::Checkpoint => self.mount.fs.checkpoint().unwrap(),
             Op::Commit => {
                 Mount::wait(|done| self.mount.fs.fsync_dir(ROOT, done));
                 self.sync_latest_state(self.changes());

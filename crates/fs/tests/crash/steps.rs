@@ -32,9 +32,11 @@ pub enum Op {
     WriteBack,
     /// Of all metadata, as fsync of a directory. The file does not matter.
     Commit,
+    /// A checkpoint of the metadata store. The file does not matter.
+    Checkpoint,
 }
 
-const OPS: [(Op, &str); 20] = [
+const OPS: [(Op, &str); 21] = [
     (Op::Create, "create"),
     (Op::Write1, "write-1"),
     (Op::Write4K, "write-4k"),
@@ -55,6 +57,7 @@ const OPS: [(Op, &str); 20] = [
     (Op::Move, "move"),
     (Op::WriteBack, "write-back"),
     (Op::Commit, "commit"),
+    (Op::Checkpoint, "checkpoint"),
 ];
 
 /// The largest number of steps in a sequence.
