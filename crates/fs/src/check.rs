@@ -22,8 +22,8 @@ use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 use crate::alloc::Allocator;
 use crate::error::Error;
 use crate::metadata;
-use crate::store::batch::Row;
 use crate::store::region::Region;
+use crate::store::tables::Row;
 use crate::store::{Change, InodeRecord, Store, StoreRef};
 use crate::types::{Ino, Kind};
 

@@ -21,6 +21,7 @@
 //! the gate: it leaves half an operation in memory and in the batch, which must not become durable.
 
 pub(crate) mod checkpointer;
+pub(crate) mod checkpoints;
 pub(crate) mod committer;
 
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use jericho_volume::Volume;
 use parking_lot::Mutex;
 
 use crate::alloc::{Allocator, Blocks};
-use crate::commit::checkpointer::Checkpoints;
+use crate::commit::checkpoints::Checkpoints;
 use crate::commit::{Commits, Gate, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jericho_journal::AppendError;
 use jericho_storage::IoError;
 use jericho_volume::VolumeError;
 
@@ -48,6 +49,15 @@ impl Error {
     /// volume does not help.
     pub fn is_full_volume(&self) -> bool {
         matches!(self, Error::Errno(28)) // ENOSPC
+    }
+}
+
+impl From<AppendError> for Error {
+    fn from(error: AppendError) -> Error {
+        match error {
+            AppendError::Io(error) => Error::Io(error),
+            error => Error::Journal(error.to_string().into()),
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use jericho_format::INO_MAX;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
-use crate::commit::checkpointer::{self, Checkpoints};
-use crate::commit::{Commits, committer};
+use crate::commit::checkpoints::Checkpoints;
+use crate::commit::{Commits, checkpointer, committer};
 use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
 use crate::data::shared_flushes::SharedFlushes;

@@ -178,7 +178,7 @@ impl Store {
         let journal = self.log.lock().take();
         let written = written.and_then(|()| match journal {
             // redb has everything, so the next mount need not read the journal.
-            Some(journal) => Ok(journal.close().map_err(recovery::append_error)?),
+            Some(journal) => Ok(journal.close()?),
             None => Ok(()),
         });
         let closed = || Error::Store("the store is closed".into());
@@ -433,7 +433,7 @@ impl Store {
     /// Writes raw rows, and removes those without a value, for fuzzers.
     pub fn put_raw_rows(&self, rows: Vec<(tables::Table, Vec<u8>, Option<Vec<u8>>)>) -> Result<()> {
         let rows = rows.into_iter();
-        let row = |(table, key, value)| batch::Row { table, key, value };
+        let row = |(table, key, value)| tables::Row { table, key, value };
         self.commit_rows(rows.map(row).collect())
     }
 

@@ -8,7 +8,7 @@ use jericho_format::{FILE_BYTES_MAX, INO_MAX};
 use super::{Pass, Seen, Severity};
 use crate::error::Result;
 use crate::format;
-use crate::store::batch::Row;
+use crate::store::tables::Row;
 use crate::store::tables::Table;
 use crate::store::{Entry, Store, codec};
 use crate::types::{Ino, Kind, ROOT, SliceId};

@@ -7,7 +7,7 @@ use jericho_format::PAGE_MAX;
 use super::{Pass, Severity};
 use crate::alloc::Blocks;
 use crate::error::Result;
-use crate::store::batch::Row;
+use crate::store::tables::Row;
 use crate::store::tables::{Table, container_key};
 use crate::store::{Store, codec};
 use crate::types::{Ino, Kind, SliceId};

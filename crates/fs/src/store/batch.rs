@@ -15,17 +15,9 @@ use redb::{Database, Durability};
 use super::codec;
 use super::records::Change;
 use super::region::Region;
-use super::tables::{self, Table};
+use super::tables::{self, Row, Table};
 use super::view::View;
 use crate::error::{Error, Result};
-
-/// A row to put, or with `None` to remove.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
-    pub(crate) table: Table,
-    pub(crate) key: Vec<u8>,
-    pub(crate) value: Option<Vec<u8>>,
-}
 
 /// A batch in the order in which it is applied.
 #[derive(Debug)]

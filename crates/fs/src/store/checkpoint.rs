@@ -8,10 +8,10 @@ use std::sync::Arc;
 use jericho_journal::{Journal, Position};
 use parking_lot::MutexGuard;
 
-use super::batch::{self, Operations, Row};
+use super::batch::{self, Operations};
 use super::memtable::Memtable;
 use super::region::Region;
-use super::tables::Table;
+use super::tables::{Row, Table};
 use super::view::{Snapshot, View};
 use super::{Change, Store, Writer, explain, guarded_over};
 use crate::errno::ENOSPC;

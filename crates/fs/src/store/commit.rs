@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jericho_journal::{AppendClass, AppendError};
 
 use super::batch::{self, Operations};
+use super::tables::Row;
 use super::view::View;
 use super::{Change, Store, explain, guarded, payload};
 use crate::errno::EROFS;
@@ -48,7 +49,7 @@ impl Store {
     }
 
     /// Changes rows as such, for repairs; durable like `commit`.
-    pub(crate) fn commit_rows(&self, rows: Vec<batch::Row>) -> Result<()> {
+    pub(crate) fn commit_rows(&self, rows: Vec<Row>) -> Result<()> {
         if !self.writable {
             return Err(EROFS);
         }
@@ -98,7 +99,7 @@ impl Store {
     }
 
     /// Returns the rows of a batch over a view.
-    pub(super) fn rows_of(&self, operations: Operations, view: &View) -> Result<Vec<batch::Row>> {
+    pub(super) fn rows_of(&self, operations: Operations, view: &View) -> Result<Vec<Row>> {
         guarded(|| operations.into_rows(view, self.options.container_blocks)).map_err(|error| {
             match error {
                 Error::Store(text) => explain(self.region.as_deref(), text),
@@ -143,8 +144,8 @@ impl Store {
 }
 
 /// Returns the bytes of rows.
-fn weight(rows: &[batch::Row]) -> u64 {
-    let bytes = |row: &batch::Row| row.key.len() + row.value.as_ref().map_or(0, Vec::len) + 1;
+fn weight(rows: &[Row]) -> u64 {
+    let bytes = |row: &Row| row.key.len() + row.value.as_ref().map_or(0, Vec::len) + 1;
     rows.iter().map(|row| bytes(row) as u64).sum()
 }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::batch::Row;
-use super::tables::Table;
+use super::tables::{Row, Table};
 
 /// The value of a row, or `None` for a removed row.
 pub(super) type Value = Option<Arc<[u8]>>;

@@ -2,8 +2,8 @@
 
 use jericho_volume::Blocks;
 
-use super::batch::{Operations, Row};
-use super::tables::Table;
+use super::batch::Operations;
+use super::tables::{Row, Table};
 
 /// Kinds of items of a payload, in their first byte.
 mod item {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use jericho_journal::{AppendError, Journal, JournalArea, Position, RecoverError, Recovery};
+use jericho_journal::{Journal, JournalArea, Position, RecoverError, Recovery};
 use jericho_storage::Device;
 
 use super::Store;
@@ -103,14 +103,6 @@ impl Store {
         let position = bytes.and_then(|bytes| Position::decode(&bytes));
         let damaged = "the metadata store does not say where its journal begins";
         position.ok_or_else(|| Error::Damaged(damaged.into()))
-    }
-}
-
-/// Returns the error of an append, or of the end of the journal.
-pub(super) fn append_error(error: AppendError) -> Error {
-    match error {
-        AppendError::Io(error) => Error::Io(error),
-        error => Error::Journal(error.to_string().into()),
     }
 }
 

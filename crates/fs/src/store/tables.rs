@@ -64,6 +64,14 @@ impl Table {
     }
 }
 
+/// A row to put, or with `None` to remove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) table: Table,
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Option<Vec<u8>>,
+}
+
 /// What a read of a table can meet.
 pub enum ReadError {
     /// redb or the device under it failed.
