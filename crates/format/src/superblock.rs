@@ -24,7 +24,7 @@ pub const CONTAINER_BLOCKS: std::ops::RangeInclusive<u32> = 256..=16384;
 /// Largest size of a chunk of the metadata region, in blocks.
 pub const CHUNK_BLOCKS_MAX: u32 = 16384;
 /// Smallest and largest size of the journal, in blocks.
-pub const JOURNAL_BLOCKS: std::ops::RangeInclusive<u64> = 64..=1 << 18;
+pub const JOURNAL_BLOCKS: std::ops::RangeInclusive<u64> = 64..=1 << 14;
 /// Value of `ChunkEntry::position`: taken from a slice but not yet part of the metadata region.
 pub const CHUNK_SPARE: u32 = u32::MAX;
 /// Value of `ChunkEntry::slice`: made by format, not from the space of a slice.
@@ -357,7 +357,7 @@ impl Superblock {
             self.head.journal_first_block.get(),
             self.head.journal_blocks.get(),
         );
-        if !JOURNAL_BLOCKS.contains(&blocks) || !self.has(0, first, blocks) {
+        if !JOURNAL_BLOCKS.contains(&blocks) || first < HEAD_BLOCKS || !self.has(0, first, blocks) {
             return wrong(format!("a journal of {blocks} blocks at block {first}"));
         }
         let mut uuids = HashSet::new();

@@ -233,7 +233,7 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
             Err(SuperblockError::Checksum) if volume.is_dirty() => find(
                 Severity::Info,
                 format!(
-                    "copy {index} of the superblock was being written when the volume's last use ended"
+                    "copy {index} of the superblock was being written when the volume's last use ended, or is damaged"
                 ),
             ),
             Err(error) => find(
@@ -263,7 +263,7 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
             return Ok(report);
         }
     }
-    let opened = open_store(&volume).and_then(|(store, damage)| {
+    let opened = open_store(&volume, false).and_then(|(store, damage)| {
         if let Some(damage) = damage {
             let text = format!("{damage}; the changes from there on are lost");
             find(Severity::Damage, text);
@@ -289,8 +289,8 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
 }
 
 /// Opens the store. Returns also what is wrong with the journal.
-fn open_store(volume: &Volume) -> Result<(StoreRef, Option<String>), Error> {
-    metadata::open_store_only(volume, 64 << 20)
+fn open_store(volume: &Volume, repair: bool) -> Result<(StoreRef, Option<String>), Error> {
+    metadata::open_store_only(volume, 64 << 20, repair)
 }
 
 /// Finds everything that is wrong in the store, and the rows that would put it right.
@@ -338,7 +338,7 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
     // Also writes the other copy of the superblock, so that both are valid again.
     volume.superblocks().update(|_| {})?;
     for _ in 0..PASSES_MAX {
-        let (store, _) = open_store(&volume)?;
+        let (store, _) = open_store(&volume, true)?;
         let (report, fixes) = pass(&volume, &store)?;
         for finding in report.findings {
             if finding.severity != Severity::Info && !repaired.contains(&finding) {
@@ -355,7 +355,7 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
         store.commit_rows(fixes)?;
         store.close()?;
     }
-    let (store, _) = open_store(&volume)?;
+    let (store, _) = open_store(&volume, true)?;
     store.commit(&[Change::PutValue("repaired", 1)])?;
     store.close()?;
     volume.mark_clean()?;

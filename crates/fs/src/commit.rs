@@ -182,7 +182,8 @@ impl Commits {
         }
     }
 
-    fn fail(&self, error: Error) {
+    /// Ends all changes.
+    pub fn fail(&self, error: Error) {
         *self.failed.lock() = Some(error);
         self.is_failed.store(true, Ordering::Release);
         let _control = self.control.lock();

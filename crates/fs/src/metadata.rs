@@ -40,15 +40,17 @@ pub(crate) fn create(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, A
 }
 
 /// Opens the store without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
-/// spare chunks. Gives up the part of the journal after damage, and returns a description of the damage.
+/// spare chunks. Gives up the part of the journal after damage, and returns a description of the damage. With `repair` the store
+/// takes commits, and a journal that cannot be read is made again.
 pub(crate) fn open_store_only(
     volume: &Volume,
     cache_bytes: usize,
+    repair: bool,
 ) -> Result<(StoreRef, Option<String>)> {
     let store = open_redb(volume, cache_bytes)?;
     let recovered = store.recover(journal_of(volume), Damage::GiveUpRest)?;
     let damage = recovered.damage.clone();
-    if !volume.read_only() {
+    if repair {
         store.finish_recovery(recovered)?;
     }
     Ok((store, damage))
@@ -75,6 +77,7 @@ fn journal_of(volume: &Volume) -> JournalPlace {
             blocks,
         },
         volume_uuid,
+        slices_blocks: volume.slices().iter().map(|slice| slice.blocks).collect(),
     }
 }
 
@@ -106,5 +109,7 @@ fn open_redb(volume: &Volume, cache_bytes: usize) -> Result<StoreRef> {
     Ok(Arc::new(Store::open(region, options, !volume.read_only())?))
 }
 
+#[cfg(test)]
+mod recovery_tests;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -8,6 +8,7 @@ pub(crate) mod batch;
 mod checkpoint;
 pub(crate) mod codec;
 mod commit;
+mod log;
 mod memtable;
 mod payload;
 mod records;
@@ -18,14 +19,15 @@ mod view;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use arc_swap::ArcSwap;
 use jericho_format::record;
-use jericho_journal::Journal;
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
 
 pub use self::commit::CheckpointNeed;
+use self::log::Log;
 pub use self::records::{Change, Entry, Extent, InodeRecord};
 use self::region::Region;
 use self::tables::{ReadError, Table};
@@ -76,8 +78,12 @@ pub trait BeforeCommit: Send + Sync {
 pub struct Store {
     /// Taken before `log`.
     writer: Mutex<Writer>,
-    /// Taken by commits. `None`: the store is in memory, or open for reading only. Each commit is then a checkpoint.
-    log: Mutex<Option<Journal>>,
+    /// Taken by commits.
+    log: Mutex<Log>,
+    /// Held over a transaction of redb. If the transaction finds no room, redb fails all reads until it is opened again.
+    in_transaction: Mutex<()>,
+    /// The last checkpoint found no room: no commit is acknowledged before it is in redb.
+    lacks_room: AtomicBool,
     /// Only a holder of `log` adds rows.
     view: ArcSwap<View>,
     /// The error that ended all changes.
@@ -132,7 +138,9 @@ impl Store {
         })?;
         Ok(Store {
             writer: Mutex::new(Writer { db: Some(db) }),
-            log: Mutex::new(None),
+            log: Mutex::default(),
+            in_transaction: Mutex::default(),
+            lacks_room: AtomicBool::new(false),
             view: ArcSwap::from_pointee(View::of(snapshot)),
             failed: Mutex::new(None),
             region,
@@ -175,11 +183,15 @@ impl Store {
     pub fn close(&self) -> Result<()> {
         let written = self.checkpoint();
         let mut writer = self.writer.lock();
-        let journal = self.log.lock().take();
-        let written = written.and_then(|()| match journal {
+        let log = std::mem::take(&mut *self.log.lock());
+        let written = written.and_then(|()| match log {
             // redb has everything, so the next mount need not read the journal.
-            Some(journal) => Ok(journal.close()?),
-            None => Ok(()),
+            Log::Journal(journal)
+                if self.view.load().is_in_redb() && journal.tail() == journal.end() =>
+            {
+                Ok(journal.close()?)
+            }
+            _ => Ok(()),
         });
         let closed = || Error::Store("the store is closed".into());
         self.failed.lock().get_or_insert_with(closed);
@@ -213,9 +225,11 @@ impl Store {
         if region.has_reserve() {
             return self.room.check(region);
         }
-        // A large batch may have taken the spare chunks a moment ago: once it is done there may well be
-        // space for new ones.
-        let _writer = self.writer.lock();
+        // A checkpoint that is under way may have taken the spare chunks. Whether there is room shows at its end, and a commit
+        // without room fails.
+        let Some(_writer) = self.writer.try_lock() else {
+            return Ok(());
+        };
         if !region.has_reserve() {
             let refilled = self.make_ready(&[], 0);
             refilled.or_else(|error| {
@@ -258,21 +272,19 @@ impl Store {
         })
     }
 
-    /// Runs a read. One that fails is tried again when the view was replaced meanwhile (the
-    /// store was opened again after it ran out of space).
+    /// Runs a read. One that fails is tried again if redb was opened again meanwhile, after a transaction that found no room.
     fn read<T>(&self, read: impl Fn(&View) -> std::result::Result<T, ReadError>) -> Result<T> {
-        let mut view = self.view.load_full();
         loop {
+            let view = self.view.load_full();
             let error = match guarded(|| Ok(read(&view)))? {
                 Ok(value) => return Ok(value),
                 Err(ReadError::Damaged(what)) => return Err(Error::Damaged(what)),
                 Err(ReadError::Redb(error)) => error,
             };
-            let newer = self.view.load_full();
-            if Arc::ptr_eq(&view.redb, &newer.redb) {
+            drop(self.in_transaction.lock());
+            if Arc::ptr_eq(&view.redb, &self.view.load().redb) {
                 return Err(explain(self.region.as_deref(), error.to_string()));
             }
-            view = newer;
         }
     }
 

@@ -486,7 +486,9 @@ fn a_power_cut_before_any_flush_after_a_discard_of_all_free_blocks_keeps_synced_
     let (device, greedy) = (Arc::new(formatted(16 * MIB)), Arc::new(Greedy::default()));
     let (flushed, before) = (Arc::downgrade(&device), greedy.clone());
     device.set_before(move |operation| {
-        if let (Operation::Flush, Some(device)) = (operation, flushed.upgrade()) {
+        if let (Operation::Flush | Operation::DurableWrite, Some(device)) =
+            (operation, flushed.upgrade())
+        {
             before.discard_all_and_cut_power(&device);
         }
     });

@@ -85,7 +85,7 @@ fn a_committer_that_panics_ends_the_process_with_its_name_and_cause() {
     let device = formatted();
     let fs = open(&device);
     fs.mkdir(ROOT, b"dir", 0o755, CALLER).unwrap();
-    device.set_plan(FaultPlan::panic_at(Some(Operation::Flush), 1));
+    device.set_plan(FaultPlan::panic_at(Some(Operation::DurableWrite), 1));
     // The sync returns only if the process ends.
     let _ = sync(&fs);
     panic!("the process continued without its committer");

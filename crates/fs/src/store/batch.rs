@@ -15,9 +15,11 @@ use redb::{Database, Durability};
 use super::codec;
 use super::records::Change;
 use super::region::Region;
-use super::tables::{self, Row, Table};
+use super::tables::{self, ReadError, Row, Table};
 use super::view::View;
 use crate::error::{Error, Result};
+
+type Read<T> = std::result::Result<T, ReadError>;
 
 /// A batch in the order in which it is applied.
 #[derive(Debug)]
@@ -103,8 +105,8 @@ impl Operations {
     /// Returns the rows to put, in the order in which a later one of a key replaces an earlier one: the batch's own rows, then
     /// the rows of the bitmaps as they are after the batch. Fails with `Damaged` if a block has the state already that the batch
     /// gives it.
-    pub(super) fn into_rows(self, view: &View, container_blocks: u32) -> Result<Vec<Row>> {
-        let mut rows = self.rows;
+    pub(super) fn to_rows(&self, view: &View, container_blocks: u32) -> Read<Vec<Row>> {
+        let mut rows = self.rows.clone();
         if !self.blocks.is_empty() {
             rows.append(&mut bitmap_rows(view, &self.blocks, container_blocks)?);
         }
@@ -112,12 +114,12 @@ impl Operations {
     }
 }
 
-/// Returns an upper estimate of what a transaction of `rows` rows with `bytes` bytes writes to the metadata region: its rows, leaves
+/// Returns an estimate of what a transaction of `rows` rows with `bytes` bytes writes to the metadata region: its rows, leaves
 /// that are copied, and the paths to them.
 pub(super) fn estimate_bytes(rows: usize, bytes: u64, mapped_bytes: u64) -> u64 {
-    // Every row may go to a leaf of its own, which is copied; but there are no more leaves than are mapped.
+    // Every row may go to a leaf of its own, which is copied with the branch above it; but there are no more leaves than are mapped.
     let leaves = (rows as u64).min(mapped_bytes / 4096);
-    bytes * 2 + (leaves + 64) * 4096
+    bytes * 2 + (leaves * 2 + 64) * 4096
 }
 
 pub(super) fn create_tables(db: &Database) -> std::result::Result<(), String> {
@@ -164,7 +166,7 @@ pub(super) fn apply(db: &Database, rows: &[Row]) -> std::result::Result<(), Stri
 }
 
 /// Returns the rows of the bitmaps, and of the counts beside them, after these changes.
-fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -> Result<Vec<Row>> {
+fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -> Read<Vec<Row>> {
     let words = container_blocks as usize / 64;
     let mut touched: BTreeMap<(u16, u32), Box<[u64]>> = BTreeMap::new();
     for (range, use_them) in changes {
@@ -172,7 +174,7 @@ fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -
         let end = range.first.saturating_add(u64::from(range.count));
         while at < end {
             let container = u32::try_from(at / u64::from(container_blocks))
-                .map_err(|_| Error::Damaged(format!("block {at} is beyond any slice")))?;
+                .map_err(|_| ReadError::Damaged(format!("block {at} is beyond any slice")))?;
             let bitmap = match touched.entry((range.slice, container)) {
                 Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(entry) => {
@@ -191,7 +193,7 @@ fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -
                 } else {
                     "free already"
                 };
-                return Err(Error::Damaged(format!(
+                return Err(ReadError::Damaged(format!(
                     "block {block} of slice {} is {state}",
                     range.slice
                 )));

@@ -4,21 +4,19 @@
 //! redb's last transaction and applies the batches of the journal after that position.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use jericho_journal::{Journal, Position};
-use parking_lot::MutexGuard;
+use jericho_journal::Position;
 
 use super::batch::{self, Operations};
+use super::log::Log;
 use super::memtable::Memtable;
 use super::region::Region;
-use super::tables::{Row, Table};
+use super::tables::{CHECKPOINT, Row, Table};
 use super::view::{Snapshot, View};
 use super::{Change, Store, Writer, explain, guarded_over};
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
-
-/// Name of the value that holds the position of the last checkpoint.
-pub(super) const CHECKPOINT: &str = "checkpoint";
 
 /// Returns the row that records a position.
 fn position_row(position: Position) -> Row {
@@ -36,15 +34,11 @@ impl Store {
         if !self.writable || self.view.load().is_in_redb() {
             return Ok(());
         }
-        self.write_checkpoint(None)
+        self.write_checkpoint()
     }
 
-    /// Does the same before the store has its journal. `position` is the position after the batches that were applied.
-    pub(super) fn checkpoint_at(&self, position: Position) -> Result<()> {
-        self.write_checkpoint(Some(position))
-    }
-
-    fn write_checkpoint(&self, position: Option<Position>) -> Result<()> {
+    /// Does the same. `finish_recovery` makes the first checkpoint after a crash in this way.
+    pub(super) fn write_checkpoint(&self) -> Result<()> {
         let mut writer = self.writer.lock();
         self.check()?;
         let (rows, position) = {
@@ -57,7 +51,7 @@ impl Store {
                 frozen: rows.clone(),
                 redb: view.redb.clone(),
             }));
-            (rows, position.or(log.as_ref().map(Journal::end)))
+            (rows, log.end())
         };
         let snapshot = Arc::new(self.write(&mut writer, &[], rows, position)?);
         self.view.rcu(|view| View {
@@ -65,8 +59,7 @@ impl Store {
             frozen: Memtable::default(),
             redb: snapshot.clone(),
         });
-        free_journal(&mut self.log.lock(), position);
-        Ok(())
+        self.free_journal(&mut self.log.lock(), position)
     }
 
     /// Writes all rows in memory and a batch to redb, in one transaction: the batch is durable there and not in the journal.
@@ -79,16 +72,21 @@ impl Store {
         // Held over the transaction: a batch that another thread appended meanwhile would be missing in the view below.
         let mut log = self.log.lock();
         self.check()?;
-        let view = self.view.load_full();
-        let mut rows = view.in_memory();
-        for row in self.rows_of(operations, &view)? {
-            rows.put(row);
-        }
-        let position = log.as_ref().map(Journal::end);
+        let added = self.rows_of(&operations)?;
+        let mut rows = self.view.load().in_memory();
+        added.into_iter().for_each(|row| rows.put(row));
+        let position = log.end();
         let snapshot = self.write(&mut writer, changes, rows, position)?;
         self.view.store(Arc::new(View::of(snapshot)));
-        free_journal(&mut log, position);
-        Ok(())
+        self.free_journal(&mut log, position)
+    }
+
+    /// Frees the journal up to a position that redb has durably.
+    fn free_journal(&self, log: &mut Log, position: Option<Position>) -> Result<()> {
+        match position {
+            Some(position) => log.free(position).map_err(|error| self.fail(error)),
+            None => Ok(()),
+        }
     }
 
     /// Writes rows to redb in one transaction, which also records up to which position redb has the journal. Returns redb's tables
@@ -107,15 +105,21 @@ impl Store {
         let rows = rows.rows();
         let mut chunks = None;
         loop {
-            self.make_ready(changes, room_bytes)?;
+            self.make_ready(changes, room_bytes)
+                .map_err(|error| match is_full(&error) {
+                    true => error,
+                    false => self.fail(error),
+                })?;
             // Tried once more with twice the room, as long as there is more room to be had.
             let now = self.region.as_ref().map(|r| r.chunks());
             if chunks.is_some() && chunks == now {
                 self.room.none_left();
+                self.lacks_room.store(true, Ordering::Release);
                 return Err(ENOSPC);
             }
             chunks = now;
             if self.try_write(writer, &rows)? {
+                self.lacks_room.store(false, Ordering::Release);
                 break;
             }
             room_bytes = room_bytes.saturating_mul(2);
@@ -132,6 +136,7 @@ impl Store {
         let Some(db) = writer.db.as_ref() else {
             return Err(Error::Store("the store is closed".into()));
         };
+        let _in_transaction = self.in_transaction.lock();
         let region = self.region.as_deref();
         if let Some(region) = region {
             region.begin_transaction();
@@ -140,7 +145,9 @@ impl Store {
         let Err(text) = applied.map_err(|error| self.fail(error))? else {
             return Ok(true);
         };
-        if !region.is_some_and(Region::take_full) {
+        // After an error of a device it is unknown what is on it, so nothing is undone.
+        let is_full = |region: &Region| region.last_error().is_none() && region.take_full();
+        if !region.is_some_and(is_full) {
             return Err(self.fail(explain(region, text)));
         }
         // redb latches the failed write; what it had committed is on the device, so opening it again goes back to there.
@@ -149,9 +156,7 @@ impl Store {
     }
 }
 
-/// Frees the journal up to a position that redb has durably.
-fn free_journal(log: &mut MutexGuard<'_, Option<Journal>>, position: Option<Position>) {
-    if let (Some(journal), Some(position)) = (log.as_mut(), position) {
-        journal.set_tail(position);
-    }
+/// Returns whether an error means that there is no room.
+fn is_full(error: &Error) -> bool {
+    error.errno() == ENOSPC.errno()
 }

@@ -1,13 +1,17 @@
 //! Commits: a batch goes to the journal, and then its rows into memory.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use jericho_journal::{AppendClass, AppendError};
+use jericho_volume::Blocks;
 
 use super::batch::{self, Operations};
+use super::log::Log;
+use super::region::Region;
 use super::tables::Row;
 use super::view::View;
-use super::{Change, Store, explain, guarded, payload};
+use super::{Change, Store, payload};
 use crate::errno::EROFS;
 use crate::error::{Error, Result};
 
@@ -61,30 +65,34 @@ impl Store {
     fn append(&self, changes: &[Change]) -> Result<bool> {
         let mut log = self.log.lock();
         self.check()?;
-        let Some(journal) = log.as_mut() else {
+        let Log::Journal(journal) = &mut *log else {
             return Ok(false);
         };
+        if self.lacks_room.load(Ordering::Acquire) {
+            return Ok(false);
+        }
         let operations = batch::prepare(changes);
-        let Some(payload) = payload::encode(&operations) else {
-            return Ok(false);
-        };
-        // Only a holder of `log` adds rows, so this view has all of them.
+        let added = self.rows_of(&operations)?;
+        if added.is_empty() {
+            return Ok(true);
+        }
+        // Only a holder of `log` adds rows.
         let view = self.view.load_full();
-        let added = self.rows_of(operations, &view)?;
         let (rows, bytes) = (view.rows() + added.len(), view.bytes() + weight(&added));
         if rows > ROWS_MAX || bytes > BYTES_MAX {
             return Ok(false);
         }
-        // The rows must fit into the region at the next checkpoint.
+        // The rows must fit into the region at the next checkpoint, with something to spare.
         let room_bytes = self.estimate_bytes(rows, bytes);
         self.make_ready(changes, room_bytes)?;
-        if self
-            .region
-            .as_ref()
-            .is_some_and(|r| r.spare_bytes() < room_bytes)
-        {
+        let lacks_room =
+            |region: &Arc<Region>| region.spare_bytes() < room_bytes + region.reserve_bytes();
+        if self.region.as_ref().is_some_and(lacks_room) {
             return Ok(false);
         }
+        let Some(payload) = payload::encode(&operations) else {
+            return Ok(false);
+        };
         match journal.append(&payload, AppendClass::Ordinary) {
             Ok(_) => {}
             Err(AppendError::Full { .. } | AppendError::TooLong { .. }) => return Ok(false),
@@ -98,14 +106,9 @@ impl Store {
         Ok(true)
     }
 
-    /// Returns the rows of a batch over a view.
-    pub(super) fn rows_of(&self, operations: Operations, view: &View) -> Result<Vec<Row>> {
-        guarded(|| operations.into_rows(view, self.options.container_blocks)).map_err(|error| {
-            match error {
-                Error::Store(text) => explain(self.region.as_deref(), text),
-                error => error,
-            }
-        })
+    /// Returns the rows of a batch over the present view. The caller holds `log`, or is the only user of the store.
+    pub(super) fn rows_of(&self, operations: &Operations) -> Result<Vec<Row>> {
+        self.read(|view| operations.to_rows(view, self.options.container_blocks))
     }
 
     /// Returns an estimate of the bytes that a checkpoint of so many rows writes to the metadata region.
@@ -116,11 +119,11 @@ impl Store {
 
     /// Returns how soon a checkpoint is wanted.
     pub fn checkpoint_need(&self) -> CheckpointNeed {
-        let view = self.view.load();
-        let log = self.log.lock();
-        let is_half_full = log
-            .as_ref()
-            .is_some_and(|journal| journal.used_bytes() > journal.ring_bytes() / 2);
+        let view = self.view.load_full();
+        let is_half_full = match &*self.log.lock() {
+            Log::Journal(journal) => journal.used_bytes() > journal.ring_bytes() / 2,
+            _ => false,
+        };
         if view.rows() == 0 {
             CheckpointNeed::None
         } else if is_half_full || view.rows() >= ROWS_WANTED || view.bytes() >= BYTES_WANTED {
@@ -130,13 +133,23 @@ impl Store {
         }
     }
 
-    /// Puts a batch of the journal into memory, when the store is opened.
-    pub(super) fn replay(&self, payload: &[u8]) -> Result<()> {
-        let damaged = || Error::Damaged("a batch of the journal makes no sense".into());
-        let operations = payload::decode(payload).ok_or_else(damaged)?;
+    /// Puts a batch of the journal into memory, when the store is opened. `slices_blocks` holds the capacity of each slice.
+    pub(crate) fn replay(&self, payload: &[u8], slices_blocks: &[u64]) -> Result<()> {
+        let damaged = |what: &str| Error::Damaged(format!("a batch of the journal {what}"));
+        let operations = payload::decode(payload).ok_or_else(|| damaged("makes no sense"))?;
+        let within = |blocks: &Blocks| {
+            let capacity = slices_blocks.get(usize::from(blocks.slice));
+            let end = blocks.first.checked_add(u64::from(blocks.count));
+            capacity.is_some_and(|capacity| end.is_some_and(|end| end <= *capacity))
+        };
+        if !operations.blocks.iter().all(|(blocks, _)| within(blocks)) {
+            return Err(damaged("names blocks that no slice has"));
+        }
+        let rows = self.rows_of(&operations)?;
         let mut next = View::clone(&self.view.load());
-        for row in self.rows_of(operations, &next)? {
-            next.active.put(row);
+        rows.into_iter().for_each(|row| next.active.put(row));
+        if next.rows() > ROWS_MAX || next.bytes() > BYTES_MAX {
+            return Err(damaged("has more rows than a writer keeps in the journal"));
         }
         self.view.store(Arc::new(next));
         Ok(())

@@ -9,15 +9,18 @@ use jericho_journal::{Journal, JournalArea, Position, RecoverError, Recovery};
 use jericho_storage::Device;
 
 use super::Store;
-use super::checkpoint::CHECKPOINT;
-use super::tables::Table;
+use super::log::Log;
+use super::tables::{CHECKPOINT, Table};
+use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
 
-/// Where the journal of a volume is.
+/// Where the journal of a volume is, and what its batches may name.
 pub(crate) struct JournalPlace {
     pub device: Arc<dyn Device>,
     pub area: JournalArea,
     pub volume_uuid: [u8; 16],
+    /// Capacity of each slice.
+    pub slices_blocks: Vec<u64>,
 }
 
 /// The slice that the journal of a whole volume names in its header.
@@ -34,17 +37,19 @@ pub(crate) enum Damage {
 
 /// The batches of the journal are in memory, and the journal still has them.
 pub(crate) struct Recovered {
-    recovery: Recovery,
+    /// `None`: the journal cannot be read at all.
+    recovery: Option<Recovery>,
+    place: JournalPlace,
     /// What is wrong with the journal, if the batches after some point were given up.
     pub damage: Option<String>,
 }
 
 impl Store {
-    /// Makes the journal of a new volume. The store is new, too.
+    /// Makes the journal of a new volume, or one in place of a journal that cannot be read.
     pub(crate) fn create_journal(&self, place: JournalPlace) -> Result<()> {
         let journal = Journal::create(place.device, place.area, place.volume_uuid, SLICE)
             .map_err(|error| Error::Journal(error.to_string().into()))?;
-        *self.log.lock() = Some(journal);
+        *self.log.lock() = Log::Journal(Box::new(journal));
         // Records the journal's first position, so that a mount finds where to begin.
         self.commit_rows(Vec::new())
     }
@@ -52,13 +57,31 @@ impl Store {
     /// Applies the batches of the journal that redb does not have. Writes nothing.
     pub(crate) fn recover(&self, place: JournalPlace, damage: Damage) -> Result<Recovered> {
         let position = self.checkpoint_position()?;
-        let mut recovery =
-            Journal::recover(place.device, place.area, place.volume_uuid, SLICE, position)
-                .map_err(journal_error)?;
+        let journal = Journal::recover(
+            place.device.clone(),
+            place.area,
+            place.volume_uuid,
+            SLICE,
+            position,
+        );
+        let mut recovery = match journal {
+            Ok(recovery) => recovery,
+            Err(error @ (RecoverError::Io(_) | RecoverError::Newer { .. })) => {
+                return Err(journal_error(error));
+            }
+            Err(error) if damage == Damage::Refuse => return Err(journal_error(error)),
+            Err(error) => {
+                return Ok(Recovered {
+                    recovery: None,
+                    place,
+                    damage: Some(error.to_string()),
+                });
+            }
+        };
         let mut batches = 0;
         let found = loop {
             match recovery.next_batch() {
-                Ok(Some(batch)) => self.replay(batch.payload)?,
+                Ok(Some(batch)) => self.replay(batch.payload, &place.slices_blocks)?,
                 Ok(None) => break None,
                 Err(error @ RecoverError::Damage(_)) if damage == Damage::GiveUpRest => {
                     break Some(error.to_string());
@@ -75,25 +98,36 @@ impl Store {
             );
         }
         Ok(Recovered {
-            recovery,
+            recovery: Some(recovery),
+            place,
             damage: found,
         })
     }
 
-    /// Makes the recovered batches durable in redb and empties the journal. Commits use the journal from then on.
+    /// Makes the recovered batches durable in redb and empties the journal. Commits use the journal from then on. If the metadata
+    /// region has no room, the batches stay in memory and in the journal until a commit finds room.
     pub(crate) fn finish_recovery(&self, recovered: Recovered) -> Result<()> {
-        let recovery = recovered.recovery;
-        let end = recovery.end();
-        if end != self.checkpoint_position()? {
-            self.checkpoint_at(end)?;
-        }
-        let journal = match recovered.damage {
-            None => recovery.begin_incarnation(end),
-            Some(_) => recovery.begin_incarnation_after_damage(end),
+        let Some(recovery) = recovered.recovery else {
+            return self.create_journal(recovered.place);
         };
-        let journal = journal.map_err(|error| Error::Journal(error.to_string().into()))?;
-        *self.log.lock() = Some(journal);
-        Ok(())
+        let end = recovery.end();
+        let is_current = end == self.checkpoint_position()?;
+        let mut log = self.log.lock();
+        *log = Log::Recovered {
+            recovery: Box::new(recovery),
+            is_damaged: recovered.damage.is_some(),
+        };
+        if is_current {
+            return log.free(end);
+        }
+        drop(log);
+        match self.write_checkpoint() {
+            Err(error) if error.errno() == ENOSPC.errno() => {
+                tracing::warn!("the metadata region is full: remove files");
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// Returns the position up to which redb has the journal.

@@ -154,6 +154,11 @@ impl Region {
         self.spare_chunks() as u64 * self.chunk_bytes()
     }
 
+    /// Bytes of the spare chunks that are kept for removals and for the recovery after a crash.
+    pub fn reserve_bytes(&self) -> u64 {
+        RESERVE_CHUNKS as u64 * self.chunk_bytes()
+    }
+
     /// Whether there is more than what is kept for removals.
     pub fn has_reserve(&self) -> bool {
         self.spare_chunks() >= RESERVE_CHUNKS

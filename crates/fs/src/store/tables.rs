@@ -32,6 +32,9 @@ pub const ALL: [Definition; 8] = [
     INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES,
 ];
 
+/// Name of the value that holds the position of the last checkpoint in the journal.
+pub(super) const CHECKPOINT: &str = "checkpoint";
+
 /// Names a table; the value is its index in `ALL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Table {

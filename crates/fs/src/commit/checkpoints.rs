@@ -1,0 +1,87 @@
+//! When the next checkpoint of the metadata store is due.
+//!
+//! A commit leaves its rows in the journal and in memory. The committer says after each commit how soon a checkpoint is wanted. The
+//! checkpointer sleeps without a timeout while redb has everything.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::store::CheckpointNeed;
+
+/// Longest time for which rows are only in the journal, so that a mount after a crash has little to apply.
+const AGE_MAX: Duration = Duration::from_secs(30);
+/// Pause after a checkpoint for which there was no room.
+const RETRY: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct Control {
+    due: Option<Instant>,
+    /// The end of the pause after a checkpoint without room.
+    not_before: Option<Instant>,
+    stop: bool,
+}
+
+/// The controls of the checkpointer.
+#[derive(Default)]
+pub struct Checkpoints {
+    control: Mutex<Control>,
+    work: Condvar,
+}
+
+impl Checkpoints {
+    /// Notes how soon the store wants a checkpoint.
+    pub fn note(&self, need: CheckpointNeed) {
+        let now = Instant::now();
+        let at = match need {
+            CheckpointNeed::None => return,
+            CheckpointNeed::AtLast => now + AGE_MAX,
+            CheckpointNeed::Now => now,
+        };
+        let mut control = self.control.lock();
+        if control.due.is_none_or(|due| at < due) {
+            control.due = Some(at);
+            self.work.notify_one();
+        }
+    }
+
+    /// Notes the need after a checkpoint in place of earlier ones, which it has served.
+    pub fn note_after_checkpoint(&self, need: CheckpointNeed) {
+        self.control.lock().due = None;
+        self.note(need);
+    }
+
+    /// Ends the thread after the checkpoint that it is making.
+    pub fn stop(&self) {
+        self.control.lock().stop = true;
+        self.work.notify_one();
+    }
+
+    /// Sleeps until a checkpoint is due. Returns false when the thread must end.
+    pub fn wait(&self) -> bool {
+        let mut control = self.control.lock();
+        loop {
+            if control.stop {
+                return false;
+            }
+            let due = control.due.max(control.due.and(control.not_before));
+            match due {
+                Some(due) if due <= Instant::now() => {
+                    control.due = None;
+                    control.not_before = None;
+                    return true;
+                }
+                Some(due) => drop(self.work.wait_until(&mut control, due)),
+                None => self.work.wait(&mut control),
+            }
+        }
+    }
+
+    /// Makes a checkpoint due after a pause, because there was no room for this one.
+    pub fn try_later(&self) {
+        let at = Instant::now() + RETRY;
+        let mut control = self.control.lock();
+        control.not_before = Some(at);
+        control.due = Some(at);
+    }
+}
