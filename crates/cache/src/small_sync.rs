@@ -98,7 +98,7 @@ fn write_and_end(
     devices: &[Arc<dyn Device>],
     started: &Started,
 ) -> Result<(), Error> {
-    let transfer = InFlight { shared, started };
+    let transfer = SyncTransfer { shared, started };
     let results = write(&shared.context, devices, started);
     transfer.end(&results);
     results.into_iter().collect()
@@ -255,12 +255,12 @@ pub(crate) fn end(
 }
 
 /// A transfer of the calling thread. If the thread unwinds from a panic, the transfer fails, so that no page stays marked.
-struct InFlight<'a> {
+struct SyncTransfer<'a> {
     shared: &'a Arc<SliceShared>,
     started: &'a Started,
 }
 
-impl InFlight<'_> {
+impl SyncTransfer<'_> {
     /// Ends the transfer: tells the objects, then the slice, then those that wait for it.
     fn end(&self, results: &[Result<(), Error>]) {
         let (shared, context) = (self.shared, &self.shared.context);
@@ -309,7 +309,7 @@ impl InFlight<'_> {
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for SyncTransfer<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() && self.is_recorded() {
             let failed: Result<(), Error> = Err(Error::Object {
