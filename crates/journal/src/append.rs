@@ -273,8 +273,8 @@ impl Journal {
         self.poisoned.as_ref()
     }
 
-    /// Marks the journal as closed: the next recovery reads the headers only. The checkpoint store has everything, durably, with the
-    /// position `end`.
+    /// Marks the journal as closed: the next recovery reads the headers only. Before this call, the caller has made everything
+    /// durable in the checkpoint store, with the position `end`.
     pub fn close(self) -> Result<(), AppendError> {
         if let Some(cause) = self.poisoned {
             return Err(cause.into());

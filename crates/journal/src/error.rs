@@ -189,7 +189,7 @@ pub enum Found {
         /// Its incarnation.
         incarnation: u64,
     },
-    /// The segment that is due, after another segment than the one before it.
+    /// The segment that is due, but its `prev_crc` is not the checksum of the segment before it.
     #[error("it follows another segment than the one before it")]
     Chain,
     /// The segment that is due, with fields that contradict each other or that this version does not know.
@@ -200,7 +200,7 @@ pub enum Found {
 /// What shows that a segment was durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// A later segment, which was written after it was durable.
+    /// A later segment, which was written after the unreadable one was durable.
     Later {
         /// Block of the later segment on the device.
         block: u64,

@@ -62,9 +62,9 @@ pub(crate) fn read(place: &AreaDevice) -> Result<CurrentHeader, RecoverError> {
     })
 }
 
-/// Makes a header durable that begins an incarnation. `current`: the header that counts until then. Its copy is written last, so
-/// that a torn write leaves a valid copy. Both copies are written, because the loss of a single new copy would revive the header
-/// before it, for which the segments of this incarnation are foreign.
+/// Writes a header that begins an incarnation, and makes both copies durable. `current` is the header that counts until then. Its
+/// copy is overwritten last, so a torn write leaves a valid copy. Both copies are written, because the loss of a single new copy
+/// would revive the older header, and the segments of this incarnation do not belong to that header.
 pub(crate) fn write(
     place: &AreaDevice,
     current: Option<&CurrentHeader>,

@@ -4,8 +4,7 @@ use jericho_format::journal::{JournalHeader, POSITION_BYTES, PositionValue};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A place between two segments. A checkpoint store keeps one, together with what it stands for: everything before it is in the
-/// store.
+/// A place between two segments. A checkpoint store keeps one position, and has everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Incarnation at the time when the position was taken.

@@ -20,8 +20,8 @@ use crate::ring::Ring;
 use crate::segment::inspect;
 use crate::window::Window;
 
-/// Missing segments between an unreadable segment and a later batch, above which the unreadable one is damage even if the later
-/// segments do not say that it was durable.
+/// Maximum number of segments that are not durable when a writer begins a batch. If a batch begins further behind an unreadable
+/// segment, that segment is damage, even if no later segment says that it was durable.
 const GAP_MAX: u64 = 2;
 
 /// The batches of a journal after a checkpoint.
@@ -88,8 +88,8 @@ impl Journal {
             volume_uuid,
             slice,
         };
-        // After the death of a process the device returns writes that a power cut would still lose. A device that refuses
-        // writes has a caller that relies on nothing.
+        // After the death of a process the device returns writes that a power cut would still lose. A read-only
+        // device is not flushed: its caller writes nothing that relies on these bytes.
         if !place.device.is_read_only() {
             place.flush()?;
         }
@@ -225,7 +225,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Returns whether a whole segment shows that the segment that is due was durable.
+    /// Returns the evidence if a whole segment shows that the segment that is due was durable.
     fn evidence(&self, header: &SegmentHeader, block: u64) -> Option<Evidence> {
         let (seq, incarnation) = (header.seq.get(), header.incarnation.get());
         if incarnation > self.incarnation() {
@@ -279,7 +279,7 @@ impl Recovery {
         }
     }
 
-    /// As `begin_incarnation`, also after `next_batch` has failed. Gives up every batch that was not returned.
+    /// Does the same as `begin_incarnation`, also after `next_batch` has failed. Gives up every batch that was not returned.
     pub fn begin_incarnation_after_damage(
         self,
         checkpoint: Position,

@@ -91,7 +91,7 @@ impl Ring {
         }
     }
 
-    /// Returns the number of blocks of such a batch.
+    /// Returns the number of blocks of a batch that begins at a block.
     pub fn blocks_needed(self, block: u32, payload_bytes: usize) -> u64 {
         let pieces = self.pieces(block, payload_bytes);
         pieces.map(|piece| u64::from(piece.blocks)).sum()

@@ -153,7 +153,7 @@ fn a_lost_or_replaced_block_in_the_middle_is_damage() {
 
 #[test]
 fn damage_in_any_segment_of_a_long_batch_keeps_the_batches_before_it() {
-    // Four segments: 15 blocks are the most of one in this ring.
+    // Three segments: in this ring a segment has at most 15 blocks.
     let segment = 15 * PAGE - 96;
     for index in 0..3 {
         let written = Written::new(&[100, 2 * segment + 500, 7]);
@@ -161,7 +161,7 @@ fn damage_in_any_segment_of_a_long_batch_keeps_the_batches_before_it() {
         let (_, seq, found, _) = written.damage_after(1);
         assert_eq!((seq, found), (2 + u64::from(index), Found::Checksum));
     }
-    // The last batch, without any of its segments, is a torn end.
+    // If any segment of the last batch is lost, the batch is a torn end.
     for index in 0..3 {
         let written = Written::new(&[100, 2 * segment + 500]);
         flip(&written.device, written.begins[1].block + 15 * index, 300);
@@ -458,7 +458,7 @@ fn a_segment_of_another_chain_is_not_taken() {
     });
     let (_, _, found, evidence) = written.damage_after(1);
     assert_eq!((found, evidence), (Found::Chain, Evidence::Whole));
-    // So is the last one, and the first one after the checkpoint.
+    // The same holds for the last segment, and for the first one after the checkpoint.
     let written = Written::new(&[10, 20, 30]);
     forge(&written.device, written.begins[2].block, |header| {
         header.prev_crc = U32::new(0)
@@ -529,7 +529,8 @@ fn a_gap_of_three_segments_is_damage_even_if_nothing_says_that_they_were_durable
             let block = written.begins[number].block;
             match (2..2 + lost).contains(&number) {
                 true => change(&written.device, block, |block| block.fill(0)),
-                // The checksums change, so the chain ends here, too; only the first two are looked at as a chain.
+                // This changes the checksum and breaks the chain here, too. Recovery needs the chain of the first two segments
+                // only.
                 false if number >= 2 => {
                     forge(&written.device, block, |header| {
                         header.durable_seq = U64::new(2)

@@ -1,4 +1,4 @@
-//! Ends of the power and of the process at each operation of a journal, and again in the recoveries after it.
+//! Cuts the power, or ends the process, at each operation of a journal, and again during the recoveries after that.
 //!
 //! A life is one mount: recover, put all batches into the checkpoint store, begin an incarnation, append, checkpoint. The checkpoint
 //! store is in the test's memory: it changes at once, and a power cut does not change it.
@@ -55,8 +55,8 @@ impl World {
         }
     }
 
-    /// Lives one life, which `seed` decides. Returns whether it ended by itself. After a power cut the device is what `cut` leaves of
-    /// it.
+    /// Lives one life, with random choices from `seed`. Returns whether it ended by itself. After a power cut, the seed `cut`
+    /// decides what the device keeps.
     fn live(&mut self, end: End, seed: u64, cut: u64) -> bool {
         let mut random = Random::of(seed, &[7]);
         let device: Arc<dyn Device> = match end {
@@ -127,7 +127,7 @@ impl World {
             }
         }
         assert_eq!(number, self.certain.len(), "every certain batch");
-        // From now on this is the journal, also after a second crash.
+        // If this recovery has not returned the uncertain batch, no later recovery may return it, even after a second crash.
         self.uncertain = None;
         Ok(())
     }

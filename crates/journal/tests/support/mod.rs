@@ -128,7 +128,7 @@ pub struct Calls {
     pub flushes: u64,
 }
 
-/// The device as one process uses it: counts its calls, and ends them all after some operations, without a power cut.
+/// The device as one process uses it: counts its calls, and after some operations fails all of them, without a power cut.
 pub struct ProcessDevice {
     device: Arc<SimDevice>,
     operations_left: AtomicU64,
