@@ -58,7 +58,7 @@ pub struct JournalHeader {
     pub flags: U32,
     /// Blocks of the area.
     pub blocks: U64,
-    /// Grows by one with each header. The greater of two valid copies counts.
+    /// Grows with each header. The greater of two valid copies counts.
     pub incarnation: U64,
     /// Number of the first segment of this incarnation.
     pub first_seq: U64,
@@ -231,7 +231,8 @@ impl SegmentHeader {
         right && (1..=SEGMENT_BLOCKS_MAX).contains(&blocks)
     }
 
-    /// Returns whether the numbers agree: a segment follows what was durable and what its batch began with.
+    /// Returns whether the numbers are possible and agree: the durable segments are before the batch, and the tail is not after
+    /// the segment.
     pub fn numbers_agree(&self) -> bool {
         let (seq, incarnation) = (self.seq.get(), self.incarnation.get());
         let begin = seq.checked_sub(self.batch_index.get().into());
