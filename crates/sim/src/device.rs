@@ -228,8 +228,8 @@ impl SimDevice {
         self.supply.cut();
     }
 
-    /// Returns the device after a power cut. Each change since the last good flush is present, lost or torn, as the seed decides.
-    /// The new device has a supply of its own, no plan, no hook and an empty log. This device does not change, so that a test can
+    /// Returns the device after a power cut. Each change that is not durable is present, lost or torn, as the seed decides. The
+    /// new device has a supply of its own, no plan, no hook and an empty log. This device does not change, so that a test can
     /// try many seeds.
     pub fn crash(&self, seed: u64) -> SimDevice {
         self.holding(self.state.lock().image.after_power_cut(seed))
