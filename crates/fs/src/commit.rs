@@ -1,9 +1,9 @@
 //! Batches, and the controls of the thread that makes them durable (`committer`).
 //!
 //! Operations on names and attributes change memory and append to the current batch while they hold the `gate` shared. The
-//! committer takes it exclusively for a moment to cut the batch. So each of these operations is in one batch as a whole.
+//! committer takes it exclusively for a moment to seal the batch. So each of these operations is in one batch as a whole.
 //! Writes, truncations, preallocations, access times and the ends of write-backs do not take the gate: they only mark the inode
-//! dirty. The cut records each dirty inode in one piece, and two inodes a moment apart, so the data of two files may be of two
+//! dirty. The committer records each dirty inode as a whole, one after the other. So the data of two files may be of two
 //! instants.
 //!
 //! Two kinds of files are not in the batch as they are in memory. The size of a file that has grown ends at its first page beyond
@@ -11,7 +11,7 @@
 //! truncated keeps its committed size and extents, and its fsyncs wait for a later batch. Then, with the gate open again:
 //!
 //! 1. flush the devices that took data, so that what the batch describes is on them
-//! 2. one transaction of the store
+//! 2. commit the batch to the store, in most cases with one durable write to its journal
 //! 3. drop what the store now holds itself (overlay entries, attribute values), release the blocks and
 //!    inode numbers that the batch freed, answer the waiting callers. From here on, and not before, the
 //!    blocks may be allocated again or discarded (`discard.rs`)
@@ -41,7 +41,7 @@ const BATCH_CHANGES: usize = 32_768;
 /// At this many, operations on names and attributes wait for room. Other changes do not wait.
 const BATCH_CHANGES_MAX: usize = 4 * BATCH_CHANGES;
 
-/// Who waits for the committer.
+/// A caller that waits for the committer.
 pub struct Waiter {
     /// A file that must not be in the middle of a truncation.
     pub inode: Option<Arc<Inode>>,
@@ -50,11 +50,11 @@ pub struct Waiter {
     pub done: Done,
 }
 
-/// What operations have done since the last cut.
+/// The changes since the last batch was sealed.
 #[derive(Default)]
 struct Batch {
     changes: Vec<Change>,
-    /// Inodes whose attributes (files: and extents) are written as they are at the cut.
+    /// Inodes whose attributes (of files, extents too) are written as they are at the sealing.
     dirty: Vec<Arc<Inode>>,
     /// Inodes with attribute values in memory.
     xattrs: Vec<Arc<Inode>>,
@@ -65,7 +65,7 @@ struct Batch {
 #[derive(Default)]
 struct Control {
     waiters: Vec<Waiter>,
-    /// Wait for a truncation to end.
+    /// Callers that wait for a truncation to end.
     postponed: Vec<Waiter>,
     deadline: Option<Instant>,
     urgent: bool,
@@ -74,7 +74,7 @@ struct Control {
 
 /// The current batch and the committer's controls.
 pub struct Commits {
-    /// Shared: an operation on names or attributes; exclusive: the cut. Taken before every other lock.
+    /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before every other lock.
     gate: RwLock<()>,
     batch: Mutex<Batch>,
     weight: AtomicUsize,
@@ -85,7 +85,7 @@ pub struct Commits {
     control: Mutex<Control>,
     /// The committer sleeps here.
     work: Condvar,
-    /// Who waits for a smaller batch.
+    /// Operations that wait for a smaller batch sleep here.
     room: Condvar,
     is_failed: AtomicBool,
     failed: Mutex<Option<Error>>,
@@ -135,17 +135,17 @@ impl Commits {
         }
     }
 
-    /// The current batch, constant while the gate is held.
+    /// Returns the number of the current batch, which is constant while the gate is held.
     pub fn seq(&self) -> u64 {
         self.seq.load(Ordering::Acquire)
     }
 
-    /// The last durable batch.
+    /// Returns the number of the last durable batch.
     pub fn durable(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
     }
 
-    /// The failure after which nothing may be changed.
+    /// Fails with the failure that ended all changes, if there was one.
     pub fn failure(&self) -> Result<()> {
         if !self.is_failed.load(Ordering::Acquire) {
             return Ok(());
@@ -196,18 +196,18 @@ impl Commits {
         self.grown();
     }
 
-    /// An inode for the next cut.
+    /// Adds an inode to those that the batch records when it is sealed.
     pub fn push_dirty(&self, inode: Arc<Inode>) {
         self.batch.lock().dirty.push(inode);
         self.grown();
     }
 
-    /// An inode whose attribute values were changed.
+    /// Adds an inode whose attribute values were changed.
     pub fn push_xattrs(&self, inode: Arc<Inode>) {
         self.batch.lock().xattrs.push(inode);
     }
 
-    /// An inode to remove: nothing of it is cached.
+    /// Adds an inode to remove, of which nothing is cached.
     pub fn push_dead(&self, inode: Arc<Inode>) {
         self.batch.lock().dead.push(inode);
         self.grown();
@@ -233,7 +233,7 @@ impl Commits {
         self.work.notify_one();
     }
 
-    /// Whether changes would not have to wait for the device.
+    /// Returns whether `wait_for_room` would not wait.
     pub fn has_room(&self) -> bool {
         self.weight.load(Ordering::Relaxed) < BATCH_CHANGES_MAX
     }
@@ -254,7 +254,7 @@ impl Commits {
         }
     }
 
-    /// Has the committer call `done` when all done so far is durable.
+    /// Has the committer call `done` when all changes so far are durable, or after a flush if the waiter needs no commit.
     pub fn enqueue(&self, waiter: Waiter) {
         let mut control = self.control.lock();
         if control.stop {
@@ -265,7 +265,7 @@ impl Commits {
         self.work.notify_one();
     }
 
-    /// A truncation ended: those who wait for its file can be served.
+    /// Records that a truncation ended, so that the committer serves the callers that wait for its file.
     pub fn released(&self) {
         let mut control = self.control.lock();
         if !control.postponed.is_empty() {
@@ -283,7 +283,7 @@ impl Commits {
         self.room.notify_all();
     }
 
-    /// Sleeps until there is work: who waits, and whether to commit. `None`: the end.
+    /// Sleeps until there is work. Returns the waiters and whether to commit, or `None` when the committer must end.
     fn next(&self) -> Option<(Vec<Waiter>, bool)> {
         let mut control = self.control.lock();
         loop {

@@ -2,7 +2,7 @@
 //!
 //! A commit writes a batch to the journal and puts its rows into memory (`memtable`). A checkpoint (`checkpoint`) later writes the
 //! rows in memory to redb, in the volume's metadata region, in one transaction. After a crash, all of a batch is there or none
-//! of it. Reads see the last committed batch only; what is newer is the namespace's business (its overlay).
+//! of it. Reads see the last committed batch only. Newer changes are in the overlay of the namespace.
 
 pub(crate) mod batch;
 mod checkpoint;
@@ -53,7 +53,7 @@ impl Default for StoreOptions {
     }
 }
 
-/// redb's side of the store. Whoever writes to redb holds it.
+/// redb's side of the store. A thread that writes to redb holds it.
 struct Writer {
     /// `None` while it is being opened again, and after the store was closed.
     db: Option<Database>,
@@ -82,7 +82,7 @@ pub struct Store {
     log: Mutex<Log>,
     /// Held over a transaction of redb. If the transaction finds no room, redb fails all reads until it is opened again.
     in_transaction: Mutex<()>,
-    /// The last checkpoint found no room: no commit is acknowledged before it is in redb.
+    /// The last checkpoint found no room. While this is set, a commit is acknowledged only when redb has it.
     lacks_room: AtomicBool,
     /// Only a holder of `log` adds rows.
     view: ArcSwap<View>,
@@ -97,7 +97,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store in memory, for tests of what uses a store. `container_blocks` is a multiple of 64.
+    /// Creates a store in memory, for tests of code that uses a store. `container_blocks` is a multiple of 64.
     pub fn in_memory(container_blocks: u32) -> Result<Store> {
         let options = StoreOptions {
             container_blocks,
@@ -151,12 +151,12 @@ impl Store {
         })
     }
 
-    /// Blocks of a container: the unit of the durable bitmaps.
+    /// Returns the number of blocks of a container, the unit of the durable bitmaps.
     pub fn container_blocks(&self) -> u32 {
         self.options.container_blocks
     }
 
-    /// The metadata region under the store, if it is not in memory.
+    /// Returns the metadata region under the store, or `None` for a store in memory.
     pub fn region(&self) -> Option<&Arc<Region>> {
         self.region.as_ref()
     }
@@ -177,9 +177,9 @@ impl Store {
         self.failed.lock().get_or_insert(error).clone()
     }
 
-    /// Closes the store after a checkpoint: what redb keeps for a quick opening is written now and not when the last
-    /// reference goes, which may be after somebody else has opened the volume. Further batches are refused.
-    /// Reports an error that a device met in the store's life.
+    /// Makes a checkpoint and closes the store. redb then writes what it needs for a quick opening. Without this call it would
+    /// write when the last reference to the store is dropped, perhaps after another program has opened the volume. Later batches
+    /// are refused. Fails with the first error of a device since the store was opened, if there was one.
     pub fn close(&self) -> Result<()> {
         let written = self.checkpoint();
         let mut writer = self.writer.lock();
@@ -203,8 +203,8 @@ impl Store {
         }
     }
 
-    /// Whether redb finds its own pages in order. Damage that it can undo is undone; damage that it
-    /// cannot is an error. Opens and closes the region.
+    /// Returns whether redb finds its own pages in order. Undoes the damage that redb can undo, and fails if there is other
+    /// damage. Opens and closes the region.
     pub(crate) fn verify(region: &Arc<Region>) -> Result<bool> {
         let explain = |text: String| explain(Some(region), text);
         guarded(|| {
@@ -216,8 +216,8 @@ impl Store {
         })
     }
 
-    /// Before something is created: ENOSPC when the metadata region has no room for it. Batches that
-    /// remove things still get through then, as a reserve is kept for them.
+    /// Fails with ENOSPC if the metadata region has no room to create something. Batches that remove something still find room
+    /// then, because a reserve is kept for them.
     pub fn check_room(&self) -> Result<()> {
         let Some(region) = &self.region else {
             return Ok(());
@@ -288,7 +288,7 @@ impl Store {
         }
     }
 
-    /// An inode.
+    /// Returns an inode.
     pub fn inode(&self, ino: Ino) -> Result<Option<InodeRecord>> {
         let key = record::ino_key(ino);
         self.read(|view| {
@@ -298,7 +298,7 @@ impl Store {
         })
     }
 
-    /// A directory's entry.
+    /// Returns the inode and kind of an entry of a directory.
     pub fn entry(&self, dir: Ino, hash: u64, name: &[u8]) -> Result<Option<(Ino, Kind)>> {
         let key = record::entry_key(dir, hash, name);
         self.read(|view| {
@@ -308,8 +308,8 @@ impl Store {
         })
     }
 
-    /// Entries of a directory in order of (hash, name) with hash >= `from`, at most `limit`, but never
-    /// ending between two entries of one hash.
+    /// Returns entries of a directory in order of (hash, name), from hash `from` on. Returns at most `limit`, or more if the last
+    /// ones have the same hash: never ends between two entries of one hash.
     pub fn entries(&self, dir: Ino, from: u64, limit: usize) -> Result<Vec<Entry>> {
         let first = record::pair_key(dir, from);
         let end = record::ino_key(dir + 1);
@@ -327,20 +327,20 @@ impl Store {
         })
     }
 
-    /// All extents of a file, in order.
+    /// Returns all extents of a file, in order.
     pub fn extents(&self, ino: Ino) -> Result<Vec<Extent>> {
         self.of_inode(Table::Extents, ino, |key, value| {
             Ok(codec::extent_of_row(key, value)?.1)
         })
     }
 
-    /// An extended attribute.
+    /// Returns the value of an extended attribute.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Box<[u8]>>> {
         let key = record::xattr_key(ino, name);
         self.read(|view| view.get(Table::Xattrs, &key, |value| Ok(value.into())))
     }
 
-    /// Names of extended attributes.
+    /// Returns the names of all extended attributes of an inode.
     pub fn xattr_names(&self, ino: Ino) -> Result<Vec<Box<[u8]>>> {
         self.of_inode(Table::Xattrs, ino, |key, _| {
             Ok(key.get(8..).unwrap_or_default().into())
@@ -365,12 +365,12 @@ impl Store {
         })
     }
 
-    /// Inodes that were open without a name when the volume was last written.
+    /// Returns the inodes that were open without a name when the volume was last written.
     pub fn orphans(&self) -> Result<Vec<Ino>> {
         self.numbers(Table::Orphans, 0, usize::MAX)
     }
 
-    /// A named value.
+    /// Returns a named value.
     pub fn value(&self, name: &str) -> Result<Option<u64>> {
         self.read(|view| {
             view.get(Table::Values, name.as_bytes(), |value| {
@@ -379,7 +379,7 @@ impl Store {
         })
     }
 
-    /// Inode numbers in use, in order from `from`, at most `limit` (to rebuild the number allocator).
+    /// Returns the inode numbers in use, in order from `from`, at most `limit` (to rebuild the number allocator).
     pub fn inode_numbers(&self, from: Ino, limit: usize) -> Result<Vec<Ino>> {
         self.numbers(Table::Inodes, from, limit)
     }
@@ -408,7 +408,7 @@ impl Store {
         Ok(count)
     }
 
-    /// The durable bitmap of a container, 64 blocks a word; `None` when no block of it is used.
+    /// Returns the durable bitmap of a container, 64 blocks a word; `None` when no block of it is used.
     pub fn bitmap(&self, slice: SliceId, container: u32) -> Result<Option<Box<[u64]>>> {
         let words = self.options.container_blocks as usize / 64;
         let key = tables::container_key(slice, container);
@@ -419,7 +419,7 @@ impl Store {
         })
     }
 
-    /// Blocks in use in each container of which some are, by (slice, container).
+    /// Returns the number of blocks in use for each container that has some, by (slice, container).
     pub fn used_counts(&self) -> Result<Vec<((SliceId, u32), u32)>> {
         self.read(|view| {
             let mut counts = Vec::new();
@@ -492,7 +492,7 @@ fn close_database(db: Option<Database>) -> Result<()> {
     })
 }
 
-/// The cause of an error of redb: the device's own words where it was a device.
+/// Returns the cause of an error of redb: the first error of a device, if a device has failed.
 fn explain(region: Option<&Region>, text: String) -> Error {
     match region.and_then(Region::last_error) {
         Some(error) => error,

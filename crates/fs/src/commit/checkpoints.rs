@@ -45,7 +45,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes the need after a checkpoint in place of earlier ones, which it has served.
+    /// Notes the need after a checkpoint. The checkpoint has served the needs noted before.
     pub fn note_after_checkpoint(&self, need: CheckpointNeed) {
         self.control.lock().due = None;
         self.note(need);

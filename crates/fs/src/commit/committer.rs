@@ -24,12 +24,12 @@ struct Cut {
     changes: Vec<Change>,
     xattrs: Vec<Arc<Inode>>,
     dead: Vec<Ino>,
-    /// Files whose data side was looked at: may be given up when closed.
+    /// Files with a data side, which memory may drop when the batch is durable and the file is closed.
     files: Vec<Arc<Inode>>,
     freed: Vec<Blocks>,
 }
 
-/// The committer's thread.
+/// Runs the committer's thread.
 pub fn run(core: &Core) {
     let mut cut = Cut::default();
     while let Some((mut waiters, commit)) = core.commits.next() {
@@ -50,7 +50,7 @@ pub fn run(core: &Core) {
     }
 }
 
-/// Cuts the batch and appends it to what an earlier attempt left.
+/// Seals the batch and appends it to a batch that an earlier attempt could not commit.
 fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) {
     let commits = &core.commits;
     let gate = commits.gate.write();
@@ -101,7 +101,7 @@ fn postpone(commits: &Commits, held: &[Arc<Inode>], waiters: &mut Vec<Waiter>) {
             // Under the lock: when the truncation ends, it finds the waiter there (`released`).
             control.postponed.push(waiter);
         } else if waiter.inode.as_ref().is_some_and(is) {
-            // The truncation ended after the batch was cut. The next batch has the file.
+            // The truncation ended after the batch was sealed. The next batch has the file.
             control.waiters.push(waiter);
         } else {
             waiters.push(waiter);
@@ -109,8 +109,8 @@ fn postpone(commits: &Commits, held: &[Arc<Inode>], waiters: &mut Vec<Waiter>) {
     }
 }
 
-/// Writes an inode's state into the cut. False: a truncation is in progress, its size and extents are
-/// left as they were.
+/// Writes an inode's state into the batch. Returns false if a truncation is in progress: the batch then keeps the committed size
+/// and extents.
 fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
     let mut meta = inode.meta.write();
     if meta.buried {
@@ -130,7 +130,7 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
             size = meta.committed_size;
             whole = false;
         } else {
-            // The store still has what a truncation since the last batch removed, but it is no longer backed.
+            // After a truncation since the last batch, the committed size counts bytes that are gone. `synced_size` does not.
             let synced = file.synced_size.load(Ordering::Acquire);
             size = durable_size(file, meta.committed_size.min(synced), size);
             file.synced_size.fetch_max(size, Ordering::AcqRel);
@@ -177,7 +177,7 @@ fn durable_size(file: &File, committed: u64, size: u64) -> u64 {
     limit.min(size)
 }
 
-/// Removes an inode in the cut.
+/// Adds the removal of an inode to the batch.
 fn bury(core: &Core, cut: &mut Cut, inode: &Arc<Inode>) {
     let mut meta = inode.meta.write();
     let ino = inode.ino;
@@ -229,7 +229,7 @@ fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     }
 }
 
-/// A cut is durable: memory gives up what the store has now.
+/// Drops from memory what the store has, now that the batch is durable.
 fn settle(core: &Core, cut: Cut) {
     core.commits.durable.store(cut.seq, Ordering::Release);
     core.table.set_durable(cut.seq);

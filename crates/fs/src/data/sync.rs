@@ -33,8 +33,8 @@ impl Fs {
         self.sync_pages(file, 0..PAGES, scope, Caller::MustNotBlock, done);
     }
 
-    /// Does the same as `fsync` in the calling thread, as far as that takes fewer hand-overs. The thread may have to wait for
-    /// devices, and may run the callbacks of other syncs. It holds no lock of a file.
+    /// Does the same as `fsync`, but in the calling thread where this wakes fewer threads. The calling thread may have to wait
+    /// for devices, and may run the callbacks of other syncs. It holds no lock of a file.
     pub fn fsync_blocking(&self, file: &Arc<File>, datasync: bool, done: Done) {
         let scope = if datasync { Scope::Data } else { Scope::All };
         self.sync_pages(file, 0..PAGES, scope, Caller::MayBlock, done);

@@ -102,9 +102,8 @@ impl Operations {
         Operations { rows, blocks }
     }
 
-    /// Returns the rows to put, in the order in which a later one of a key replaces an earlier one: the batch's own rows, then
-    /// the rows of the bitmaps as they are after the batch. Fails with `Damaged` if a block has the state already that the batch
-    /// gives it.
+    /// Returns the rows to put: the batch's own rows, then the rows of the bitmaps as they are after the batch. If several rows
+    /// have one key, the last one counts. Fails with `Damaged` if a block already has the state that the batch gives it.
     pub(super) fn to_rows(&self, view: &View, container_blocks: u32) -> Read<Vec<Row>> {
         let mut rows = self.rows.clone();
         if !self.blocks.is_empty() {
@@ -135,8 +134,8 @@ pub(super) fn create_tables(db: &Database) -> std::result::Result<(), String> {
     txn.commit().map_err(|e| e.to_string())
 }
 
-/// Commits of the store are durable, and save redb's allocator state so that opening the store
-/// after a crash need not walk all of it.
+/// Makes a transaction durable. Has it save redb's allocator state, so that opening the store after a crash need not walk all of
+/// it.
 fn set_durable(
     txn: &mut redb::WriteTransaction,
 ) -> std::result::Result<(), redb::SetDurabilityError> {
@@ -219,7 +218,7 @@ fn bitmap_rows(view: &View, changes: &[(Blocks, bool)], container_blocks: u32) -
     Ok(bitmaps)
 }
 
-/// Sets or clears bits; gives the first that was so already, with nothing promised about the rest.
+/// Sets or clears bits. Returns the first bit that already had the value; the other bits may be changed or not then.
 fn set_bits(bitmap: &mut [u64], first: usize, count: usize, value: bool) -> Option<usize> {
     let mut bit = first;
     let end = first + count;
@@ -241,8 +240,8 @@ fn set_bits(bitmap: &mut [u64], first: usize, count: usize, value: bool) -> Opti
     None
 }
 
-/// Whether things may still be created. The store cannot tell cheaply how much is free inside of
-/// redb's pages, so once the region was found full, what is created must be paid by removals.
+/// Decides whether something may be created. The store cannot tell cheaply how much is free inside of redb's pages. So after the
+/// region was found full, something may be created only after enough removals.
 #[derive(Default)]
 pub(super) struct Room {
     full: AtomicBool,
@@ -278,7 +277,7 @@ impl Room {
             return Ok(());
         }
         self.none_left();
-        // Half of what was removed may be used again: leaves are not packed full.
+        // The first 128 removals do not count: leaves are not packed full.
         if self.removed.load(Ordering::Relaxed) > 128 {
             Ok(())
         } else {

@@ -37,7 +37,7 @@ impl Store {
         self.write_checkpoint()
     }
 
-    /// Does the same. `finish_recovery` makes the first checkpoint after a crash in this way.
+    /// Does the same, also without rows in memory: after a crash, `finish_recovery` must record the position.
     pub(super) fn write_checkpoint(&self) -> Result<()> {
         let mut writer = self.writer.lock();
         self.check()?;
@@ -110,7 +110,8 @@ impl Store {
                     true => error,
                     false => self.fail(error),
                 })?;
-            // Tried once more with twice the room, as long as there is more room to be had.
+            // Each repetition asks for twice the room. If the region has got no more chunks since the last attempt, there is
+            // none.
             let now = self.region.as_ref().map(|r| r.chunks());
             if chunks.is_some() && chunks == now {
                 self.room.none_left();
@@ -127,7 +128,7 @@ impl Store {
         let Some(db) = writer.db.as_ref() else {
             return Err(Error::Store("the store is closed".into()));
         };
-        // The rows are durable but cannot be seen: nothing that is built on them may go on.
+        // If this fails, the rows are durable and readers cannot see them. So all changes end.
         guarded_over(self.region.as_deref(), || Snapshot::take(db)).map_err(|e| self.fail(e))
     }
 
@@ -150,7 +151,7 @@ impl Store {
         if !region.is_some_and(is_full) {
             return Err(self.fail(explain(region, text)));
         }
-        // redb latches the failed write; what it had committed is on the device, so opening it again goes back to there.
+        // redb remembers the failed write until it is opened again. It then begins with its last committed transaction.
         self.reopen(writer).map_err(|error| self.fail(error))?;
         Ok(false)
     }

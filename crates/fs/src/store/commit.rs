@@ -30,7 +30,7 @@ pub enum CheckpointNeed {
     None,
     /// Some rows are only in the journal.
     AtLast,
-    /// The journal or the memory for rows is half full.
+    /// The journal is half full, or the memory for rows a quarter.
     Now,
 }
 
@@ -52,7 +52,7 @@ impl Store {
         Ok(())
     }
 
-    /// Changes rows as such, for repairs; durable like `commit`.
+    /// Puts and removes rows, durably like `commit`, for callers that have no `Change` for them, such as repairs.
     pub(crate) fn commit_rows(&self, rows: Vec<Row>) -> Result<()> {
         if !self.writable {
             return Err(EROFS);
@@ -111,7 +111,7 @@ impl Store {
         self.read(|view| operations.to_rows(view, self.options.container_blocks))
     }
 
-    /// Returns an estimate of the bytes that a checkpoint of so many rows writes to the metadata region.
+    /// Returns an estimate of the bytes that a checkpoint of `rows` rows writes to the metadata region.
     pub(super) fn estimate_bytes(&self, rows: usize, bytes: u64) -> u64 {
         let mapped_bytes = self.region.as_ref().map_or(0, |r| r.mapped_bytes());
         batch::estimate_bytes(rows, bytes, mapped_bytes)

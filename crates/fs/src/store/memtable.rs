@@ -83,7 +83,7 @@ impl Memtable {
             None => vec![table as u8 + 1],
         };
         let start = whole_key(table, from);
-        // A range whose start is after its end is empty here, and a panic in the map.
+        // The map panics at a range whose start is after its end. Here such a range is empty.
         let end = end.max(start.clone());
         self.rows
             .range::<_, [u8]>((Bound::Included(&start[..]), Bound::Excluded(&end[..])))

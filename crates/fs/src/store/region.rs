@@ -25,9 +25,9 @@ use redb::StorageBackend;
 use crate::error::Error;
 
 const BLOCK: usize = PAGE_BYTES as usize;
-/// Longest write to a device, and most of what is read at once for it.
+/// Longest write to a device.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// Kept in memory before it is written out without a flush.
+/// If more blocks are pending, they are written to the devices before redb asks for a flush.
 const PENDING_BLOCKS_MAX: usize = 8192;
 /// Spare chunks kept back for batches that remove things.
 const RESERVE_CHUNKS: usize = 2;
@@ -43,7 +43,7 @@ struct Place {
 
 struct State {
     len_bytes: u64,
-    /// Length and mapping as the superblock has them.
+    /// Whether the superblock has this length and mapping.
     recorded: bool,
     map: HashMap<u32, Place>,
     spares: Vec<Place>,
@@ -61,7 +61,7 @@ pub struct Region {
     superblocks: Arc<Superblocks>,
     chunk_blocks: u64,
     state: RwLock<State>,
-    /// Held by whoever changes bytes, so that a block is not written twice at once.
+    /// Held by a thread that changes bytes, so that no two threads write a block at once.
     writing: Mutex<()>,
     full: AtomicBool,
     error: Mutex<Option<Error>>,
@@ -85,7 +85,7 @@ impl Region {
         self.has_panicked.load(Ordering::Acquire)
     }
 
-    /// The region that the superblock describes. Superblock and devices are those of the volume.
+    /// Returns the region that the superblock describes. Superblock and devices are those of the volume.
     pub fn new(devices: Vec<Arc<dyn Device>>, superblocks: Arc<Superblocks>) -> Arc<Region> {
         let (state, chunk_blocks) = superblocks.with(|s| {
             let mut state = State {
@@ -124,47 +124,47 @@ impl Region {
         })
     }
 
-    /// Bytes of a chunk.
+    /// Returns the bytes of a chunk.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_blocks * PAGE_BYTES
     }
 
-    /// Blocks of a chunk.
+    /// Returns the number of blocks of a chunk.
     pub fn chunk_blocks(&self) -> u64 {
         self.chunk_blocks
     }
 
-    /// Chunks of the region, mapped or spare.
+    /// Returns the number of chunks of the region, mapped or spare.
     pub fn chunks(&self) -> usize {
         CHUNKS_MAX - self.free_entries()
     }
 
-    /// Bytes that hold something.
+    /// Returns the bytes of the mapped chunks.
     pub fn mapped_bytes(&self) -> u64 {
         self.state.read().map.len() as u64 * self.chunk_bytes()
     }
 
-    /// Chunks that are ready to be mapped.
+    /// Returns the number of chunks that are ready to be mapped.
     pub fn spare_chunks(&self) -> usize {
         self.state.read().spares.len()
     }
 
-    /// Bytes of the chunks that are ready to be mapped.
+    /// Returns the bytes of the chunks that are ready to be mapped.
     pub fn spare_bytes(&self) -> u64 {
         self.spare_chunks() as u64 * self.chunk_bytes()
     }
 
-    /// Bytes of the spare chunks that are kept for removals and for the recovery after a crash.
+    /// Returns the bytes of the spare chunks that are kept for removals and for the recovery after a crash.
     pub fn reserve_bytes(&self) -> u64 {
         RESERVE_CHUNKS as u64 * self.chunk_bytes()
     }
 
-    /// Whether there is more than what is kept for removals.
+    /// Returns whether there are at least as many spare chunks as are kept for removals.
     pub fn has_reserve(&self) -> bool {
         self.spare_chunks() >= RESERVE_CHUNKS
     }
 
-    /// Chunks that can still be entered in the superblock's table.
+    /// Returns the number of chunks that can still be entered in the superblock's table.
     pub fn free_entries(&self) -> usize {
         self.superblocks.with(|s| CHUNKS_MAX - s.chunks.len())
     }
@@ -199,7 +199,7 @@ impl Region {
         }
     }
 
-    /// Calls `provision` for all chunks: a sparse copy may have made the volume's file.
+    /// Calls `provision` for all chunks, because the volume's file may be a sparse copy.
     pub fn provision_all(&self) -> Result<(), IoError> {
         let chunks = self.superblocks.with(|s| s.chunks.clone());
         chunks.iter().try_for_each(|chunk| self.provision(chunk))
@@ -215,7 +215,7 @@ impl Region {
     pub fn take_full(&self) -> bool {
         let full = self.full.swap(false, Ordering::AcqRel);
         if full {
-            // The transaction that wrote it is gone; so must be what it left here. Its chunks may be at positions that the next
+            // The transaction is gone, so its bytes and chunks here must go, too. The chunks may be at positions that the next
             // transaction does not use.
             let _writing = self.writing.lock();
             let mut state = self.state.write();
@@ -230,7 +230,7 @@ impl Region {
         full
     }
 
-    /// The first error of a device, which ended the store's life.
+    /// Returns the first error of a device since the region was opened.
     pub fn last_error(&self) -> Option<Error> {
         self.error.lock().clone()
     }
@@ -241,7 +241,7 @@ impl Region {
         io::Error::other(text)
     }
 
-    /// Where a block of the region is: device and block there.
+    /// Returns the device of a block of the region, and the number of the block on it; `None` if it is not mapped.
     fn place(&self, state: &State, block: u64) -> Option<(u16, u64)> {
         let position = u32::try_from(block / self.chunk_blocks).ok()?;
         let place = state.map.get(&position)?;
@@ -277,7 +277,8 @@ impl Region {
         Ok(())
     }
 
-    /// Gives the chunk of a block that is about to be written a place.
+    /// Maps the position of a block that is about to be written to a spare chunk, unless it is mapped. Fails if there is no
+    /// spare.
     fn map_block(&self, state: &mut State, block: u64) -> io::Result<()> {
         let position = u32::try_from(block / self.chunk_blocks)
             .ok()
@@ -300,7 +301,7 @@ impl Region {
     /// Sends what is pending to the devices. The caller holds `writing`.
     fn drain(&self) -> Result<(), IoError> {
         self.record()?;
-        // Readers go on meanwhile: they find the bytes here until they are there.
+        // Readers go on meanwhile. They find the bytes in `pending` until the devices have them.
         let state = self.state.read();
         let mut run: Vec<u8> = Vec::new();
         let mut run_at = (0, 0);

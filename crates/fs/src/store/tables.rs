@@ -7,7 +7,7 @@ use crate::types::SliceId;
 
 /// A table of the store as redb defines it.
 pub type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
-/// One opened for reading.
+/// A table that is opened for reading.
 pub type BytesTable = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 /// inode -> `InodeValue`, target
@@ -67,7 +67,7 @@ impl Table {
     }
 }
 
-/// A row to put, or with `None` to remove.
+/// A row to put, or to remove if it has no value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) table: Table,
@@ -98,7 +98,7 @@ impl From<ReadError> for Error {
     }
 }
 
-/// Key of `BITMAPS` and `USED`: slice (2 bytes, big-endian), container (4, big-endian).
+/// Returns a key of `BITMAPS` and `USED`: slice (2 bytes, big-endian), container (4, big-endian).
 pub fn container_key(slice: SliceId, container: u32) -> [u8; 6] {
     let mut key = [0; 6];
     key[..2].copy_from_slice(&slice.to_be_bytes());

@@ -294,7 +294,7 @@ struct Bed<'s> {
     history: History,
     /// Open files, in the order of the history.
     handles: Vec<Arc<File>>,
-    /// The files that steps mean.
+    /// The files that a step can name, as indices in `handles`.
     current: [usize; 2],
     /// Number of writes so far, including those of the templates.
     writes: usize,

@@ -43,7 +43,8 @@ struct Synced {
 enum Moment {
     /// Since the devices have begun this number of changes.
     Change(u64),
-    /// Whenever a state is. A file that replaces another is written back before, so its bytes are there whenever the new name is.
+    /// Whenever this state is durable. A file that replaces another is written back before the rename, so its bytes are there
+    /// whenever the new name is.
     State(usize),
 }
 
@@ -167,7 +168,7 @@ impl History {
         self.synced.push((changes, state));
     }
 
-    /// Says why the volume may not show `found` after a power cut during a change of the devices.
+    /// Fails with the reason if the volume must not show `found` after a power cut during change `cut` of the devices.
     pub fn judge(&self, cut: u64, found: &BTreeMap<String, Found>) -> Result<(), String> {
         let synced = self.synced.iter().filter(|(changes, _)| *changes < cut);
         let oldest = synced.map(|(_, state)| *state).max().unwrap_or(0);
@@ -213,7 +214,7 @@ impl History {
 }
 
 impl FileHistory {
-    /// Says why the file may not have these bytes in a state.
+    /// Fails with the reason if the file must not have these bytes in a state.
     fn explain(&self, cut: u64, state: usize, bytes: &[u8]) -> Result<(), String> {
         let view = View {
             file: self,
@@ -256,7 +257,8 @@ impl View<'_> {
         self.file.versions[version].bytes.len() as u64
     }
 
-    /// Sizes are those of versions, or end at a page whose bytes did not reach the device.
+    /// Fails if the file must not have this size. A size is that of a version, or ends at a page whose bytes did not reach the
+    /// device.
     fn explain_size(&self, size: u64) -> Result<(), String> {
         let whole = |synced: &&Synced| synced.bytes == (0..u64::MAX);
         let oldest = self.synced.iter().filter(whole).map(|s| s.version).max();
@@ -303,7 +305,7 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Returns whether an operation of the state after a version removed some of the bytes.
+    /// Returns whether some of the bytes were removed by an operation that is part of the state and later than a version.
     fn removed_after(&self, version: usize, bytes: Range<u64>) -> bool {
         let later = self.file.versions.get(version + 1..=self.in_state);
         later

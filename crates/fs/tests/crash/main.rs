@@ -1,9 +1,9 @@
 //! Power cuts at every change of two devices, during random sequences of at most three operations, and during the recovery from
 //! these power cuts.
 //!
-//! Each sequence runs once. The devices record their changes, so that the test can make what a power cut leaves at any of them.
-//! `steps` lists the operations, `bed` runs them on a volume and looks at what is left, and `history` decides whether that is
-//! promised.
+//! Each sequence runs once. The devices record their changes, so that the test can make their contents after a power cut at
+//! any change. `steps` lists the operations, `bed` runs them on a volume and reads it after a power cut, and `history` decides
+//! whether the volume may show that.
 //!
 //! - `JERICHO_CRASH_CASES=1000000`: number of cases.
 //! - `JERICHO_CRASH_SEED=2`: other sequences, power cuts and losses.
@@ -29,7 +29,7 @@ use steps::{Case, Sequence};
 const CASES: u64 = 10_000;
 /// Number of power cuts tried in a sequence. About a third of them are followed by one in the recovery.
 const CUTS_PER_SEQUENCE: u64 = 10;
-/// Every so many sequences, the volume is used again after the recovery.
+/// In one of this number of sequences, the volume is used again after the recovery.
 const SEQUENCES_PER_LIFE: u64 = 5;
 /// The run ends after this number of failures.
 const FAILURES_MAX: usize = 5;
@@ -41,7 +41,7 @@ fn number(variable: &str, default: u64) -> u64 {
     }
 }
 
-/// Judges what one power cut has left, and makes the next mount's changes known for one more power cut.
+/// Judges what one power cut has left. Records the changes of the mount after it, for one more power cut.
 fn judge(
     recorded: &Recorded,
     cut: u64,
@@ -159,7 +159,7 @@ impl Run {
     }
 }
 
-/// Sequences that random choice rarely meets, of which each found a fault that was made on purpose.
+/// Sequences that are rare in a random choice. Each has found a fault that was made on purpose.
 const RARE: [&str; 6] = [
     "fresh,write-200k:a,write-back:a,commit:a",
     "fresh,write-1:a,rename-over:a,fdatasync:b",
