@@ -129,7 +129,7 @@ counters! {
     read_ahead_bytes: AtomicU64, Bytes, "Bytes read from devices ahead of a request; part of read_bytes.";
     written_back_bytes: AtomicU64, Bytes, "Bytes written back to devices.";
     write_backs: AtomicU64, Events, "Write transfers; written_back_bytes / write_backs is their mean size.";
-    small_syncs: AtomicU64, Events, "Syncs of a few pages whose caller wrote the pages itself; their writes are in write_backs.";
+    small_syncs: AtomicU64, Events, "Syncs whose caller wrote the pages itself (also in write_backs).";
     evictor_wakes: AtomicU64, Events, "Times that a thread woke the evictor.";
     stalled: AtomicU64, Events, "Requests that waited for a free frame.";
     clashed: AtomicU64, Events, "Requests that waited for I/O of another request on the same page.";

@@ -135,14 +135,14 @@ impl Evictor {
         let mut from = pages.start;
         while from < pages.end {
             let range = from..pages.end;
-            let choice = write_back::choose(
-                &mut shared.lock(),
-                &shared.context,
-                object,
-                range,
-                Some(sync),
-                attempt,
-            );
+            let choice = {
+                let mut state = shared.lock();
+                // In the hold that chooses: a page of a small sync is no candidate, and the sync must wait for it.
+                self.syncs
+                    .join_small_syncs(&mut state, sync, object, &range);
+                let context = &shared.context;
+                write_back::choose(&mut state, context, object, range, Some(sync), attempt)
+            };
             self.syncs.defer(sync, choice.skipped);
             self.write(choice.chosen.into_iter().collect());
             let Some(next) = choice.next else { break };

@@ -96,6 +96,25 @@ impl Syncs {
         }
     }
 
+    /// Lets a sync wait for the small syncs that write pages of a range. They may have begun after the sync joined the transfers in
+    /// flight. To join one twice is harmless: the sync then takes two steps at its end.
+    pub fn join_small_syncs(
+        &mut self,
+        state: &mut SliceState,
+        id: u64,
+        object: u64,
+        pages: &Range<u64>,
+    ) {
+        let Some(sync) = self.running.get_mut(&id) else {
+            return;
+        };
+        let writing = state.writing.values_mut();
+        for write in writing.filter(|w| w.callers.is_some() && w.overlaps(object, pages)) {
+            write.syncs.push(id);
+            sync.remaining += 1;
+        }
+    }
+
     /// Begins a group of syncs of all objects with dirty pages. Returns the group and the objects. The caller begins the syncs,
     /// then calls `group_step`.
     pub fn begin_group(
@@ -196,13 +215,12 @@ impl Syncs {
             return false;
         };
         // Pages that are in flight again were chosen for write-back after the sync began, and the sync has joined their
-        // transfer. Only a latched page needs another round, because its writer wakes no thread.
+        // transfer. A page that is dirty and not in flight was latched when the round chose its pages, and needs another round. Its
+        // writer wakes no thread.
         let object = sync.object;
         sync.deferred.retain(|page| {
             let found = context.memory.lookup(Key::new(object, *page));
-            found.is_some_and(|f| {
-                f.state.has(Flags::LATCH.with(Flags::DIRTY)) && !f.state.has(Flags::WRITE_BACK)
-            })
+            found.is_some_and(|f| f.state.has(Flags::DIRTY) && !f.state.has(Flags::WRITE_BACK))
         });
         if sync.deferred.is_empty() {
             return false;

@@ -467,3 +467,21 @@ fn eviction_leaves_pages_that_are_dirty_pinned_or_changed_since_the_choice() {
     let cached: Vec<u64> = (0..5).filter(|p| slice.entry_of(*p).is_some()).collect();
     assert_eq!(cached, [0, 1, 4]);
 }
+
+#[test]
+fn a_sync_waits_for_a_small_sync_that_began_before_its_pages_were_chosen() {
+    let mut slice = Machine::new();
+    slice.write(0, 2);
+    let mut syncs = Syncs::new();
+    let (state, context) = (&mut slice.state, &slice.context);
+    let id = syncs.begin(state, context, (7, &(0..8)), None, Some(Box::new(|_| ())));
+    let small = begin_small(&mut slice).expect("two pages are few");
+    let started = small.started.expect("dirty pages");
+    syncs.join_small_syncs(&mut slice.state, id, 7, &(0..8));
+    assert!(slice.choose(Some(id)).chosen.is_none());
+    assert!(matches!(syncs.step(id, None), SyncStep::Waits));
+    let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
+    let ended = small_sync::end(state, context, &started, &[Ok(())], effects).unwrap();
+    assert_eq!(ended.syncs, [id]);
+    assert!(matches!(syncs.step(id, None), SyncStep::Ended(_, Ok(()))));
+}

@@ -197,8 +197,14 @@ impl Commits {
     }
 
     /// Adds an inode to those that the batch records when it is sealed.
-    pub fn push_dirty(&self, inode: Arc<Inode>) {
-        self.batch.lock().dirty.push(inode);
+    pub fn push_dirty(&self, inode: &Arc<Inode>) {
+        let mut batch = self.batch.lock();
+        // Under the lock: an inode that is marked is in the batch, so a sync that finds the mark commits the inode.
+        if inode.dirty.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        batch.dirty.push(inode.clone());
+        drop(batch);
         self.grown();
     }
 

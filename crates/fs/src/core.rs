@@ -189,8 +189,8 @@ impl Core {
 
     /// Includes the inode's attributes in the next batch. The caller may hold any lock except the batch's own.
     pub fn mark_dirty(&self, inode: &Arc<Inode>) {
-        if !inode.dirty.swap(true, Ordering::AcqRel) {
-            self.commits.push_dirty(inode.clone());
+        if !inode.dirty.load(Ordering::Acquire) {
+            self.commits.push_dirty(inode);
         }
     }
 

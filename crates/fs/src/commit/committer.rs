@@ -73,6 +73,8 @@ fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) {
     }
     let mut held = Vec::new();
     for inode in batch.dirty {
+        // Before `dirty` is cleared: a sync that finds the inode clean must find that this batch, which is not durable, has it.
+        inode.included_in.store(cut.seq, Ordering::Release);
         // Before its state is read: a change from here on puts it into the next batch.
         inode.dirty.store(false, Ordering::Release);
         if !snapshot(cut, &inode) {
@@ -149,7 +151,6 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
     }
     meta.committed_size = size;
     meta.stored = true;
-    inode.included_in.store(cut.seq, Ordering::Release);
     whole
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A thread that asks while another thread flushes the device leaves its callback there and goes on. When that flush has ended, the
 //! other thread flushes once more, for all callbacks that were left meanwhile, and calls them. So one thread waits for each device
-//! at most, and a flush serves every sync that has written its data before the flush began.
+//! at most, and a flush serves every sync that has written its data before the flush began. After `ROUNDS_MAX` flushes the thread hands
+//! the callbacks that are left to the committer, so that its own call ends under any load.
 
 use std::sync::Arc;
 
@@ -11,6 +12,9 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::types::Done;
+
+/// Number of flushes of a device that one call makes at most.
+const ROUNDS_MAX: usize = 16;
 
 /// The syncs that wait for flushes, by device.
 pub struct SharedFlushes {
@@ -33,10 +37,16 @@ impl SharedFlushes {
 
     /// Makes durable what was written before the call, then calls `done`: in this thread, or in another one that flushes already.
     /// Without data that needs it, flushes nothing. May run the callbacks of other threads. The calling thread may block.
-    pub fn flush(&self, data: &DataFlushes, done: Done) {
+    /// `hand_over` takes callbacks that are left after many rounds, and has another thread flush for them.
+    pub fn flush(&self, data: &DataFlushes, done: Done, hand_over: &dyn Fn(Done)) {
         let mut needed: Vec<u16> = (0..self.devices.len() as u16).collect();
         needed.retain(|device| data.needs_flush(*device));
-        let lead = |device: u16, done| lead(&self.devices[usize::from(device)], data, device, done);
+        let lead = |device: u16, done| {
+            let queue = &self.devices[usize::from(device)];
+            lead(queue, data, device, done)
+                .into_iter()
+                .for_each(hand_over);
+        };
         match needed[..] {
             [] => return done(Ok(())),
             [device] => return lead(device, done),
@@ -57,25 +67,31 @@ impl SharedFlushes {
     }
 }
 
-/// Flushes a device until no callback is left, or leaves `done` with the thread that does.
-fn lead(queue: &Mutex<FlushQueue>, data: &DataFlushes, device: u16, done: Done) {
+/// Flushes a device until no callback is left, or leaves `done` with the thread that does. Returns the callbacks that are left after
+/// `ROUNDS_MAX` flushes.
+fn lead(queue: &Mutex<FlushQueue>, data: &DataFlushes, device: u16, done: Done) -> Vec<Done> {
     {
         let mut queue = queue.lock();
         if queue.is_led {
             // The flush in progress may have begun before this caller's write.
-            return queue.waiting.push(done);
+            queue.waiting.push(done);
+            return vec![];
         }
         queue.is_led = true;
     }
     let lead = Lead(queue);
     let mut batch = vec![done];
-    while !batch.is_empty() {
+    for round in 1..=ROUNDS_MAX {
         let result = data.flush([device]).map_err(Error::from);
         for done in batch {
             done(result.clone());
         }
-        batch = lead.next();
+        batch = lead.next(round < ROUNDS_MAX);
+        if batch.is_empty() {
+            break;
+        }
     }
+    batch
 }
 
 /// A flush of several devices.
@@ -108,10 +124,10 @@ impl AllDevices {
 struct Lead<'a>(&'a Mutex<FlushQueue>);
 
 impl Lead<'_> {
-    /// Returns the callbacks that were left during the last flush. Without any, the caller leads no longer.
-    fn next(&self) -> Vec<Done> {
+    /// Returns the callbacks that were left during the last flush. Without any, or if it must not go on, the caller leads no longer.
+    fn next(&self, goes_on: bool) -> Vec<Done> {
         let mut queue = self.0.lock();
-        queue.is_led = !queue.waiting.is_empty();
+        queue.is_led = goes_on && !queue.waiting.is_empty();
         std::mem::take(&mut queue.waiting)
     }
 }
@@ -167,7 +183,8 @@ mod tests {
         /// Writes to all devices, and flushes.
         fn flush(&self, done: Done) {
             (0..self.sims.len() as u16).for_each(|n| assert!(self.data.note_write(n).is_some()));
-            self.shared.flush(&self.data, done);
+            self.shared
+                .flush(&self.data, done, &|_| panic!("handed over"));
         }
 
         fn flushed(&self) -> u64 {
@@ -206,13 +223,41 @@ mod tests {
         assert_eq!(bed.flushed(), 3);
     }
 
+    /// Leaves one more callback in each flush.
+    fn again(bed: Arc<Bed>, handed_over: Arc<Mutex<Vec<Done>>>) -> Done {
+        Box::new(move |_| {
+            assert!(bed.data.note_write(0).is_some());
+            let next = again(bed.clone(), handed_over.clone());
+            let hand_over = |done| handed_over.lock().push(done);
+            bed.shared.flush(&bed.data, next, &hand_over);
+        })
+    }
+
+    #[test]
+    fn a_call_ends_though_others_leave_callbacks_without_end() {
+        let bed = Arc::new(Bed::new(&["sim"]));
+        let handed_over = Arc::new(Mutex::new(vec![]));
+        assert!(bed.data.note_write(0).is_some());
+        let first = again(bed.clone(), handed_over.clone());
+        let hand_over = |done| handed_over.lock().push(done);
+        bed.shared.flush(&bed.data, first, &hand_over);
+        assert_eq!(bed.flushed(), ROUNDS_MAX as u64);
+        assert_eq!(std::mem::take(&mut *handed_over.lock()).len(), 1);
+        // Nobody leads now.
+        let (tx, rx) = channel();
+        bed.flush(told(&tx));
+        assert!(rx.try_recv().is_ok());
+    }
+
     #[test]
     fn without_new_data_nothing_is_flushed() {
         let bed = Bed::new(&["sim"]);
         let (tx, rx) = channel();
-        bed.shared.flush(&bed.data, told(&tx));
+        bed.shared
+            .flush(&bed.data, told(&tx), &|_| panic!("handed over"));
         bed.flush(told(&tx));
-        bed.shared.flush(&bed.data, told(&tx));
+        bed.shared
+            .flush(&bed.data, told(&tx), &|_| panic!("handed over"));
         assert!(rx.try_iter().all(|(result, _)| result.is_ok()));
         assert_eq!(bed.flushed(), 1);
     }

@@ -175,7 +175,15 @@ fn flush(core: &Arc<Core>, done: Done) {
         }
         done(commits.failure().and(flushed));
     };
-    core.shared_flushes.flush(&core.flushes, Box::new(flushed));
+    let committer = |done| {
+        core.commits.enqueue(Waiter {
+            inode: None,
+            commit: false,
+            done,
+        })
+    };
+    core.shared_flushes
+        .flush(&core.flushes, Box::new(flushed), &committer);
 }
 
 /// Returns the pages that `sync_range` has to write, and its scope.
@@ -204,14 +212,15 @@ enum Scope {
 /// doubt, when another thread holds a lock, because the calling thread must not wait.
 fn needs_metadata(file: &File, durable: u64) -> bool {
     let inode: &Inode = &file.inode;
-    if inode.included_in.load(Ordering::Acquire) > durable {
-        return true;
-    }
-    let size_durable = inode
+    let size_committed = inode
         .meta
         .try_read()
         .is_some_and(|m| m.committed_size == m.rec.size && m.stored);
-    !size_durable || file.map.try_read().is_none_or(|map| map.has_changes())
+    let map_committed = file.map.try_read().is_some_and(|map| !map.has_changes());
+    // Last: the committer names its batch here before it takes the state, so what was committed above is in this batch or in
+    // an earlier one.
+    let is_in_batch = inode.included_in.load(Ordering::Acquire) > durable;
+    !size_committed || !map_committed || is_in_batch
 }
 
 /// The number of bytes, from the start of the file, that a sync in progress will make durable: the size when the sync began, or
