@@ -35,7 +35,8 @@ fn explain(path: &Path, errno: Errno) -> Failure {
         Errno::NODATA | Errno::OPNOTSUPP => {
             format!("{path} is not on a mounted Jericho volume; mount one with jericho mount")
         }
-        Errno::NOTCONN | Errno::CONNABORTED => format!(
+        // Over the FUSE ring the kernel answers ECANCELED for a moment.
+        Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED => format!(
             "the daemon of {path} is gone; detach the mount with jericho umount, and mount the \
              volume again"
         ),

@@ -16,12 +16,16 @@ use crate::errno::EROFS;
 use crate::error::{Error, Result};
 
 /// A checkpoint should begin when this many rows are in memory.
-const ROWS_WANTED: usize = 32_768;
-/// With this many rows in memory, the next commit waits for a checkpoint.
-const ROWS_MAX: usize = 4 * ROWS_WANTED;
+const ROWS_TARGET: usize = 32_768;
+/// With this many rows in memory, the next commit is a checkpoint.
+const ROWS_MAX: usize = 4 * ROWS_TARGET;
 /// The same limits for the bytes of the rows.
-const BYTES_WANTED: u64 = 8 << 20;
-const BYTES_MAX: u64 = 4 * BYTES_WANTED;
+const BYTES_TARGET: u64 = 8 << 20;
+const BYTES_MAX: u64 = 4 * BYTES_TARGET;
+/// Memory of the store for which these limits are made. With less, the limits are lower.
+const CACHE_BYTES: usize = 64 << 20;
+/// Largest number by which the limits are divided.
+const DIVISOR_MAX: usize = 32;
 
 /// How soon the store wants a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +83,8 @@ impl Store {
         // Only a holder of `log` adds rows.
         let view = self.view.load_full();
         let (rows, bytes) = (view.rows() + added.len(), view.bytes() + weight(&added));
-        if rows > ROWS_MAX || bytes > BYTES_MAX {
+        let divisor = self.limits_divisor();
+        if rows > ROWS_MAX / divisor || bytes > BYTES_MAX / divisor as u64 {
             return Ok(false);
         }
         // The rows must fit into the region at the next checkpoint, with something to spare.
@@ -106,6 +111,12 @@ impl Store {
         Ok(true)
     }
 
+    /// Returns the number by which the limits of the rows in memory are divided, because the store has little memory.
+    fn limits_divisor(&self) -> usize {
+        let cache_bytes = self.options.cache_bytes.max(1);
+        CACHE_BYTES.div_ceil(cache_bytes).clamp(1, DIVISOR_MAX)
+    }
+
     /// Returns the rows of a batch over the present view. The caller holds `log`, or is the only user of the store.
     pub(super) fn rows_of(&self, operations: &Operations) -> Result<Vec<Row>> {
         self.read(|view| operations.to_rows(view, self.options.container_blocks))
@@ -120,13 +131,17 @@ impl Store {
     /// Returns how soon a checkpoint is wanted.
     pub fn checkpoint_need(&self) -> CheckpointNeed {
         let view = self.view.load_full();
+        let divisor = self.limits_divisor();
         let is_half_full = match &*self.log.lock() {
             Log::Journal(journal) => journal.used_bytes() > journal.ring_bytes() / 2,
             _ => false,
         };
         if view.rows() == 0 {
             CheckpointNeed::None
-        } else if is_half_full || view.rows() >= ROWS_WANTED || view.bytes() >= BYTES_WANTED {
+        } else if is_half_full
+            || view.rows() >= ROWS_TARGET / divisor
+            || view.bytes() >= BYTES_TARGET / divisor as u64
+        {
             CheckpointNeed::Now
         } else {
             CheckpointNeed::AtLast
