@@ -38,7 +38,7 @@ use crate::types::{Ino, Kind, SliceId};
 /// How a store is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions {
-    /// Memory for cached pages of the store, in bytes.
+    /// Memory of the store, in bytes: half of it for cached pages of redb, the rest for rows and for what a checkpoint writes.
     pub cache_bytes: usize,
     /// Blocks of a container (a multiple of 64), of the volume's superblock.
     pub container_blocks: u32,
@@ -127,7 +127,7 @@ impl Store {
         let explain = |e| explain(region.as_deref(), e);
         let (db, snapshot) = guarded(|| {
             let db = redb::Builder::new()
-                .set_cache_size(options.cache_bytes)
+                .set_cache_size(options.cache_bytes / 2)
                 .create_with_backend(backend)
                 .map_err(|e| explain(e.to_string()))?;
             if writable {
@@ -259,7 +259,7 @@ impl Store {
         close_database(writer.db.take())?;
         guarded_over(Some(region), || {
             let db = redb::Builder::new()
-                .set_cache_size(self.options.cache_bytes)
+                .set_cache_size(self.options.cache_bytes / 2)
                 .create_with_backend(region::Backend(region.clone()))
                 .map_err(|e| explain(Some(region), e.to_string()))?;
             let snapshot = Arc::new(Snapshot::take(&db)?);

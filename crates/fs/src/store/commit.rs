@@ -23,9 +23,9 @@ const ROWS_MAX: usize = 4 * ROWS_TARGET;
 const BYTES_TARGET: u64 = 8 << 20;
 const BYTES_MAX: u64 = 4 * BYTES_TARGET;
 /// Memory of the store for which these limits are made. With less, the limits are lower.
-const CACHE_BYTES: usize = 64 << 20;
+const CACHE_BYTES: usize = 128 << 20;
 /// Largest number by which the limits are divided.
-const DIVISOR_MAX: usize = 32;
+const DIVISOR_MAX: usize = 64;
 
 /// How soon the store wants a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
