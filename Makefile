@@ -22,7 +22,7 @@ SBINDIR ?= /sbin
 # Where systemd looks for units of local software when PREFIX is /usr/local.
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces
+.PHONY: help build demo test model model-mutants crash-mutants programs lab systemd fuzz conformance soak bench compare-syncs results traces man install uninstall clean setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs
 
 help:
 	@echo 'make demo      a volume on an ordinary file, real programs on it, every byte checked'
@@ -37,6 +37,7 @@ help:
 	@echo 'make conformance  pjdfstest on the mount by both transports; fsx there and under jericho run: a million operations, every byte compared'
 	@echo 'make soak      kills programs in their writes for SOAK_SECONDS=$(SOAK_SECONDS) while others verify; then SOAK_CASES=$(SOAK_CASES) power cuts'
 	@echo 'make bench     ratios against libfuse passthrough and fio (QUICK=1: 10 minutes instead of 90)'
+	@echo 'make compare-syncs  durable writes, SQLite, PostgreSQL and RocksDB on a volume, on ext4 and on XFS (as root; 40 minutes; SYNCS_ARGS="--rounds 1")'
 	@echo 'make results   the last run of the benchmark into README.md and docs/performance'
 	@echo 'make traces    records page accesses of real programs, and compares kinds of replacement on them (as root; 10 minutes)'
 	@echo 'make build     the release binary $(BIN) and the library that programs load, beside it'
@@ -45,7 +46,7 @@ help:
 	@echo 'make uninstall what install put there'
 	@echo 'make clean     removes what was built'
 
-setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces: setup-%:
+setup-demo setup-test setup-programs setup-bench setup-lab setup-systemd setup-traces setup-syncs: setup-%:
 	@scripts/setup $*
 
 build:
@@ -114,6 +115,11 @@ soak: setup-test
 bench: setup-bench
 	$(CARGO) build --release -p jericho-cli -p jericho-preload -p jericho-bench
 	scripts/with-ring also $(TARGET)/release/jericho-bench --jericho $(BIN) --passthrough "$$(scripts/passthrough-hp)" --out $(TARGET)/bench $(if $(QUICK),--quick) $(BENCH_ARGS)
+
+# Beside the times it counts flushes and bytes, which hold on a noisy machine too.
+compare-syncs: setup-syncs
+	$(CARGO) build --release -p jericho-cli -p jericho-preload
+	scripts/with-ring also scripts/compare-syncs $(BIN) $(TARGET)/syncs $(SYNCS_ARGS)
 
 results:
 	$(CARGO) run --release -p jericho-bench --bin jericho-results -- $(TARGET)/bench/bench.json
