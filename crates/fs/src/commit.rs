@@ -1,4 +1,5 @@
-//! Batches, and the controls of the thread that makes them durable (`committer`).
+//! Batches, and the controls of the threads that make them durable: the committer (`committer`), and callers that may block
+//! (`leader`). The text below calls both the committer.
 //!
 //! Operations on names and attributes change memory and append to the current batch while they hold the `gate` shared. The
 //! committer takes it exclusively for a moment to seal the batch. So each of these operations is in one batch as a whole.
@@ -23,25 +24,27 @@
 pub(crate) mod checkpointer;
 pub(crate) mod checkpoints;
 pub(crate) mod committer;
+pub(crate) mod leader;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use jericho_volume::Blocks;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use crate::errno::ESHUTDOWN;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::store::Change;
-use crate::types::Done;
+use crate::types::{Done, Ino};
 
 /// A batch of this many changes is committed at once.
 const BATCH_CHANGES: usize = 32_768;
 /// At this many, operations on names and attributes wait for room. Other changes do not wait.
 const BATCH_CHANGES_MAX: usize = 4 * BATCH_CHANGES;
 
-/// A caller that waits for the committer.
+/// A caller that waits for a commit or a flush.
 pub struct Waiter {
     /// A file that must not be in the middle of a truncation.
     pub inode: Option<Arc<Inode>>,
@@ -62,6 +65,18 @@ struct Batch {
     dead: Vec<Arc<Inode>>,
 }
 
+/// A sealed batch that is not durable.
+#[derive(Default)]
+struct Cut {
+    seq: u64,
+    changes: Vec<Change>,
+    xattrs: Vec<Arc<Inode>>,
+    dead: Vec<Ino>,
+    /// Files with a data side, which memory may drop when the batch is durable and the file is closed.
+    files: Vec<Arc<Inode>>,
+    freed: Vec<Blocks>,
+}
+
 #[derive(Default)]
 struct Control {
     waiters: Vec<Waiter>,
@@ -70,6 +85,31 @@ struct Control {
     deadline: Option<Instant>,
     urgent: bool,
     stop: bool,
+    /// A thread commits, or flushes for waiters.
+    is_led: bool,
+    /// The committer has work and waits until no thread leads.
+    committer_waits: bool,
+    /// The committer sleeps, until this instant if there is one.
+    asleep: Option<Option<Instant>>,
+    /// How often the committer has gone to sleep.
+    #[cfg(test)]
+    sleeps: u64,
+}
+
+impl Control {
+    /// Has the committer commit after the interval. Does not wake it if it will wake in time.
+    fn set_deadline(&mut self, commits: &Commits) {
+        let at = *(self.deadline).get_or_insert_with(|| Instant::now() + commits.interval);
+        let sleeps_longer = |until: Option<Instant>| until.is_none_or(|until| until > at);
+        if self.asleep.is_some_and(sleeps_longer) {
+            commits.work.notify_one();
+        }
+    }
+
+    /// Returns whether a commit is due that no caller waits for.
+    fn is_due(&self) -> bool {
+        self.urgent || self.deadline.is_some_and(|at| at <= Instant::now())
+    }
 }
 
 /// The current batch and the committer's controls.
@@ -83,8 +123,12 @@ pub struct Commits {
     armed: AtomicBool,
     interval: Duration,
     control: Mutex<Control>,
+    /// What is sealed and not durable. Only the thread that leads takes it.
+    cut: Mutex<Cut>,
     /// The committer sleeps here.
     work: Condvar,
+    /// The committer waits here for the last thread that leads, before it ends.
+    ended: Condvar,
     /// Operations that wait for a smaller batch sleep here.
     room: Condvar,
     is_failed: AtomicBool,
@@ -127,7 +171,9 @@ impl Commits {
             armed: AtomicBool::new(false),
             interval: Duration::from_millis(interval_ms),
             control: Mutex::default(),
+            cut: Mutex::default(),
             work: Condvar::new(),
+            ended: Condvar::new(),
             room: Condvar::new(),
             is_failed: AtomicBool::new(false),
             failed: Mutex::new(None),
@@ -224,11 +270,7 @@ impl Commits {
         if weight == BATCH_CHANGES {
             self.hurry();
         } else if !self.armed.swap(true, Ordering::AcqRel) {
-            let mut control = self.control.lock();
-            control
-                .deadline
-                .get_or_insert_with(|| Instant::now() + self.interval);
-            self.work.notify_one();
+            self.control.lock().set_deadline(self);
         }
     }
 
@@ -289,29 +331,11 @@ impl Commits {
         self.room.notify_all();
     }
 
-    /// Sleeps until there is work. Returns the waiters and whether to commit, or `None` when the committer must end.
-    fn next(&self) -> Option<(Vec<Waiter>, bool)> {
-        let mut control = self.control.lock();
-        loop {
-            if control.stop {
-                return None;
-            }
-            let due = control.urgent || control.deadline.is_some_and(|at| at <= Instant::now());
-            if due || !control.waiters.is_empty() {
-                let waiters = std::mem::take(&mut control.waiters);
-                let commit = due || waiters.iter().any(|w| w.commit);
-                if commit {
-                    control.urgent = false;
-                    control.deadline = None;
-                    self.armed.store(false, Ordering::Release);
-                }
-                return Some((waiters, commit));
-            }
-            match control.deadline {
-                Some(at) => drop(self.work.wait_until(&mut control, at)),
-                None => self.work.wait(&mut control),
-            }
-        }
+    /// Forgets the deadline: a batch is about to be sealed.
+    fn disarm(&self, control: &mut Control) {
+        control.urgent = false;
+        control.deadline = None;
+        self.armed.store(false, Ordering::Release);
     }
 
     /// Logs why changes cannot be stored, and that they can be again: one line for each change of state.
@@ -339,10 +363,7 @@ impl Commits {
 
     fn try_later(&self) {
         self.armed.store(true, Ordering::Release);
-        let mut control = self.control.lock();
-        control
-            .deadline
-            .get_or_insert_with(|| Instant::now() + self.interval);
+        self.control.lock().set_deadline(self);
     }
 }
 

@@ -325,7 +325,8 @@ impl Core {
         }
     }
 
-    /// Waits until all changes made so far are durable.
+    /// Waits until all changes made so far are durable. The committer commits, because the caller may hold locks that the
+    /// callbacks of others need.
     pub fn commit_now(&self) -> Result<()> {
         let (sender, receiver) = sync_channel(1);
         let done: Done = Box::new(move |result| {

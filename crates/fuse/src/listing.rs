@@ -63,7 +63,7 @@ impl Jericho {
 
     pub(crate) fn fsyncdir(&self, ino: Ino, reply: Reply) {
         let done = Box::new(move |result| reply.done("fsyncdir", result));
-        self.mounted.fs().fsync_dir(ino, done);
+        self.mounted.fs().fsync_dir_blocking(ino, done);
     }
 
     /// Calls `each` for the entries after `cookie`, in batches, until `each` returns false because the reply is full. Does not

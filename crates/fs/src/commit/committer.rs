@@ -1,12 +1,11 @@
-//! The thread that seals batches and makes them durable.
+//! How a batch is sealed and made durable, and the thread that does it when no caller does (`leader`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jericho_format::PAGE_BYTES;
-use jericho_volume::Blocks;
 
-use super::{Commits, Waiter};
+use super::{Commits, Cut, Waiter};
 use crate::core::Core;
 use crate::errno::{ENOSPC, ESHUTDOWN};
 use crate::error::{Error, Result};
@@ -17,31 +16,16 @@ use crate::types::{Ino, Kind};
 /// Overlay entries dropped under one hold of a directory's lock.
 const SETTLE_ENTRIES: usize = 128;
 
-/// A sealed batch that is not durable.
-#[derive(Default)]
-struct Cut {
-    seq: u64,
-    changes: Vec<Change>,
-    xattrs: Vec<Arc<Inode>>,
-    dead: Vec<Ino>,
-    /// Files with a data side, which memory may drop when the batch is durable and the file is closed.
-    files: Vec<Arc<Inode>>,
-    freed: Vec<Blocks>,
-}
-
 /// Runs the committer's thread.
 pub fn run(core: &Core) {
-    let mut cut = Cut::default();
-    while let Some((mut waiters, commit)) = core.commits.next() {
-        if commit {
-            take_batch(core, &mut cut, &mut waiters);
-        }
-        let result = make_durable(core, &mut cut, commit);
-        for waiter in waiters {
-            (waiter.done)(result.clone());
-        }
+    while let Some(round) = core.commits.next() {
+        round.run(core);
     }
     let mut control = core.commits.control.lock();
+    // A caller that leads may still postpone waiters.
+    while control.is_led {
+        core.commits.ended.wait(&mut control);
+    }
     let mut left = std::mem::take(&mut control.waiters);
     left.append(&mut control.postponed);
     drop(control);
@@ -51,7 +35,7 @@ pub fn run(core: &Core) {
 }
 
 /// Seals the batch and appends it to a batch that an earlier attempt could not commit.
-fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) {
+pub(super) fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) {
     let commits = &core.commits;
     let gate = commits.gate.write();
     let mut batch = std::mem::take(&mut *commits.batch.lock());
@@ -199,7 +183,7 @@ fn bury(core: &Core, cut: &mut Cut, inode: &Arc<Inode>) {
     inode.included_in.store(cut.seq, Ordering::Release);
 }
 
-fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
+pub(super) fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<()> {
     core.commits.failure()?;
     if let Err(error) = core.flushes.flush_all().map_err(Error::from) {
         core.commits.flush_failed(&error);

@@ -1,7 +1,8 @@
 //! fsync, fdatasync and ranges: writes the data to the device, and then the metadata needed to find it.
 //!
-//! A caller that may block writes a few dirty pages itself (`Slice::sync_small`). If the file has no metadata that is not durable, it
-//! then flushes the devices itself, too (`shared_flushes`): no other thread takes part.
+//! A caller that may block writes a few dirty pages itself (`Slice::sync_small`). It then flushes the devices itself, too
+//! (`shared_flushes`), or commits itself if the file has metadata that is not durable (`commit/leader.rs`): no other thread takes
+//! part.
 //!
 //! Otherwise the cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread
 //! passes the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable,
@@ -13,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use jericho_format::PAGE_BYTES;
 
-use crate::commit::Waiter;
+use crate::commit::{Waiter, leader};
 use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
 use crate::error::{Error, Result};
@@ -55,6 +56,15 @@ impl Fs {
 
     /// Commits every namespace change made so far, as fsync of a directory does.
     pub fn fsync_dir(&self, ino: Ino, done: Done) {
+        self.sync_names(ino, Caller::MustNotBlock, done);
+    }
+
+    /// Does the same as `fsync_dir` in the calling thread, as `fsync_blocking` does.
+    pub fn fsync_dir_blocking(&self, ino: Ino, done: Done) {
+        self.sync_names(ino, Caller::MayBlock, done);
+    }
+
+    fn sync_names(&self, ino: Ino, caller: Caller, done: Done) {
         let core = &self.core;
         if let Err(error) = core.inode(ino) {
             return done(Err(error));
@@ -62,11 +72,12 @@ impl Fs {
         if core.options.read_only {
             return done(Ok(()));
         }
-        core.commits.enqueue(Waiter {
+        let waiter = Waiter {
             inode: None,
             commit: true,
             done,
-        });
+        };
+        commit_for(core, waiter, caller);
     }
 
     fn sync_pages(
@@ -156,11 +167,20 @@ impl FileSync {
         if caller == Caller::MayBlock && !commit {
             return flush(&core, self.done);
         }
-        core.commits.enqueue(Waiter {
+        let waiter = Waiter {
             inode: Some(inode),
             commit,
             done: self.done,
-        });
+        };
+        commit_for(&core, waiter, caller);
+    }
+}
+
+/// Makes durable what a waiter needs: in the calling thread if it may block, else in the committer.
+fn commit_for(core: &Core, waiter: Waiter, caller: Caller) {
+    match caller {
+        Caller::MayBlock => leader::lead(core, waiter),
+        Caller::MustNotBlock => core.commits.enqueue(waiter),
     }
 }
 
