@@ -308,6 +308,12 @@ impl DirtyIndex {
         self.retried.keys().find(|id| !busy.contains(id)).copied()
     }
 
+    /// Returns whether a page was returned to write-back after it had failed, and was not chosen since.
+    pub fn is_retried(&self, id: u64, page: u64) -> bool {
+        let retried = self.retried.get(&id);
+        retried.is_some_and(|pages| pages.contains(page))
+    }
+
     /// Returns the object that has been dirty longest, and since when. Skips the objects in `busy`.
     pub fn oldest(&mut self, busy: &HashSet<u64>) -> Option<(u64, Instant)> {
         let objects = &self.objects;
@@ -405,6 +411,8 @@ mod tests {
         assert_eq!(index.waiting(1, 0..1000, 10), [5, 6, 7]);
         assert_eq!(index.waiting(2, 0..1000, 10), [7, 8]);
         assert_eq!(index.retried(&none), Some(1));
+        let retried = |id, page| index.is_retried(id, page);
+        assert!(retried(1, 5) && retried(2, 7) && !retried(2, 8));
         (5..8).for_each(|page| index.remove(1, page));
         assert_eq!(index.retried(&none), Some(2));
         index.remove(2, 8);

@@ -185,7 +185,7 @@ impl Evictor {
                 let mut runs = vec![];
                 let first = pages[0].0;
                 if let Err(error) = c.object.allocate(first, pages.len() as u32, &mut runs) {
-                    self.failed(&Part::new(&c.object, pages), &error);
+                    self.failed(&Part::new(&c, pages), &error);
                     if let Some(sync) = c.sync {
                         self.syncs.fail(sync, error);
                     }

@@ -94,7 +94,7 @@ pub trait Object: Send + Sync + 'static {
     /// to which `first_dirty` has named such a page asks again now. Called before a sync that waits for the pages ends.
     fn write_back_ended(&self) {}
 
-    /// Reports that the write-back of pages failed. They stay dirty and are retried; the object keeps the error for the next
-    /// fsync.
+    /// Reports that the write-back of pages failed, and that for at least one of them this is the first failure since it was last
+    /// written back. They stay dirty and are retried; the object keeps the error for its next fsyncs.
     fn write_failed(&self, first: u64, count: u32, error: &Error);
 }

@@ -156,7 +156,7 @@ pub(crate) fn begin(
 /// Records the transfer of marked pages.
 fn record(state: &mut SliceState, context: &SliceContext, chosen: &Chosen) -> Started {
     let runs = chosen.pages.chunk_by(|a, b| a.0 + 1 == b.0);
-    let parts: Arc<Vec<Part>> = Arc::new(runs.map(|run| Part::new(&chosen.object, run)).collect());
+    let parts: Arc<Vec<Part>> = Arc::new(runs.map(|run| Part::new(chosen, run)).collect());
     let tag = state.new_id();
     context.small_syncs.fetch_add(1, SeqCst);
     let write = WriteBack {

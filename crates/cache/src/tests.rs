@@ -141,7 +141,7 @@ impl Machine {
     fn start(&mut self, chosen: &Chosen) -> u64 {
         let tag = self.state.new_id();
         let write = WriteBack {
-            parts: Arc::new(vec![Part::new(&chosen.object, &chosen.pages)]),
+            parts: Arc::new(vec![Part::new(chosen, &chosen.pages)]),
             syncs: Vec::from_iter(chosen.sync),
             attempt: chosen.attempt,
             callers: None,

@@ -101,6 +101,8 @@ pub(crate) struct Chosen {
     pub object: Arc<dyn Object>,
     /// (page, entry, frame), in page order.
     pub pages: Vec<(u64, u32, u32)>,
+    /// Those of the pages whose write-back failed the last time, in order.
+    pub retried: Vec<u64>,
     pub sync: Option<u64>,
     pub attempt: Attempt,
 }
@@ -110,15 +112,19 @@ pub(crate) struct Part {
     pub object: Arc<dyn Object>,
     pub first: u64,
     pub entries: Vec<u32>,
+    /// The write-back of each of the pages failed the last time, too. The object knows of that failure.
+    pub is_retry: bool,
 }
 
 impl Part {
-    /// Returns the part of neighbouring pages (page, entry, frame).
-    pub fn new(object: &Arc<dyn Object>, pages: &[(u64, u32, u32)]) -> Part {
+    /// Returns the part of neighbouring pages of `chosen`.
+    pub fn new(chosen: &Chosen, pages: &[(u64, u32, u32)]) -> Part {
+        let has_failed = |(page, ..): &(u64, u32, u32)| chosen.retried.binary_search(page).is_ok();
         Part {
-            object: object.clone(),
+            object: chosen.object.clone(),
             first: pages[0].0,
             entries: pages.iter().map(|p| p.1).collect(),
+            is_retry: pages.iter().all(has_failed),
         }
     }
 }
@@ -218,7 +224,7 @@ pub(crate) fn place(
                 frames: part.iter().map(|p| p.2).collect(),
                 sync: chosen.sync,
                 attempt: chosen.attempt,
-                part: Part::new(&chosen.object, part),
+                part: Part::new(chosen, part),
             });
             offset_bytes += part.len() as u64 * PAGE_BYTES;
         }

@@ -51,7 +51,7 @@ pub(crate) fn choose(
     };
     let candidates = state.dirty.waiting(id, range, BATCH_PAGES);
     let next = (candidates.len() == BATCH_PAGES).then(|| candidates[BATCH_PAGES - 1] + 1);
-    let (mut pages, mut skipped) = (vec![], vec![]);
+    let (mut pages, mut retried, mut skipped) = (vec![], vec![], vec![]);
     'page: for page in candidates {
         loop {
             let Some(found) = context.memory.lookup(Key::new(id, page)) else {
@@ -77,6 +77,9 @@ pub(crate) fn choose(
             }
             let entry = context.memory.entry(found.index);
             if entry.try_mark(found.state, Flags::WRITE_BACK, Flags::DIRTY) {
+                if state.dirty.is_retried(id, page) {
+                    retried.push(page);
+                }
                 state.dirty.remove(id, page);
                 state.on_the_way.insert(found.index);
                 pages.push((page, found.index, found.state.frame()));
@@ -88,6 +91,7 @@ pub(crate) fn choose(
     let chosen = (!pages.is_empty()).then_some(Chosen {
         object,
         pages,
+        retried,
         sync,
         attempt,
     });
@@ -186,11 +190,14 @@ pub(crate) fn ended(state: &mut SliceState, tag: u64, succeeded: bool) -> Option
     Some(write)
 }
 
-/// Counts a failed write-back and tells the object. `failed` follows. Needs no lock.
+/// Counts a failed write-back and tells the object, unless all pages have failed before. `failed` follows. Needs no lock.
 pub(crate) fn note_failure(context: &SliceContext, part: &Part, error: &Error) {
     context.counts.write_errors.fetch_add(1, Relaxed);
     tracing::debug!(slice = context.id, object = part.object.id(), first_page = part.first,
-        pages = part.entries.len(), %error, "write-back failed");
+        pages = part.entries.len(), part.is_retry, %error, "write-back failed");
+    if part.is_retry {
+        return;
+    }
     part.object
         .write_failed(part.first, part.entries.len() as u32, error);
 }

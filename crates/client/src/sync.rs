@@ -7,15 +7,17 @@ use crate::session::devices;
 
 /// Attribute whose reading makes the daemon write everything back and commit (`fuse::control`).
 const SYNC: &str = "jericho.sync";
+/// The same for syncfs(2).
+const SYNCFS: &str = "jericho.syncfs";
 
-/// Makes everything written to the volume of an open file durable. Returns `None` when the file is on no mount of
+/// Does what syncfs(2) does: makes everything written to the volume of an open file durable, and reports a failed write-back. Returns `None` when the file is on no mount of
 /// Jericho, or when its daemon cannot be asked through this file (O_PATH, or no permission to read it).
 pub fn sync_of(fd: i32) -> Option<Result<()>> {
     let stat = files::fstat(fd).ok()?;
     if !devices::is_ours(stat.device) {
         return None;
     }
-    match files::read_attribute(fd, SYNC) {
+    match files::read_attribute(fd, SYNCFS) {
         Err(errno::EBADF | errno::EACCES | errno::ENODATA | errno::EOPNOTSUPP) => None,
         result => Some(result),
     }

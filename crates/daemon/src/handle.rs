@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use jericho_client::ReadAhead;
-use jericho_fs::File;
+use jericho_fs::{Done, File, Result, SeenErrors};
 use parking_lot::Mutex;
 
 use crate::fast::Grants;
@@ -19,6 +19,8 @@ pub struct Handle {
     pub(crate) writable: bool,
     /// Durability of writes through this handle (O_SYNC, O_DSYNC) that do not set their own.
     sync: AtomicU8,
+    /// The write-back errors of the file that syncs through this handle have reported.
+    errors: SeenErrors,
     /// Reads change no access time (O_NOATIME).
     no_access_time: AtomicBool,
     /// User of the last request that may need space. That user's limit of waits for space applies.
@@ -32,6 +34,7 @@ pub struct Handle {
 impl Handle {
     pub(crate) fn new(file: Arc<File>, writable: bool) -> Arc<Handle> {
         Arc::new(Handle {
+            errors: file.errors_seen(),
             file,
             read_ahead: ReadAhead::default(),
             writable,
@@ -40,6 +43,16 @@ impl Handle {
             user: AtomicU32::new(u32::MAX),
             grants: Mutex::default(),
             soon: Mutex::default(),
+        })
+    }
+
+    /// Returns the callback for a sync through this handle: it calls `done`, and fails also with a write-back error of the file
+    /// that this handle has not reported.
+    pub(crate) fn reporting(self: &Arc<Self>, done: Done) -> Done {
+        let handle = self.clone();
+        Box::new(move |result: Result<()>| {
+            let reported = handle.file.report_errors(&handle.errors);
+            done(result.and(reported));
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use jericho_format::PAGE_BYTES;
@@ -14,10 +15,12 @@ use crate::mounted::Mounted;
 
 impl Mounted {
     /// Makes the file's data durable; see `Fs::fsync_blocking`. The calling thread may have to wait for inline writers and devices.
-    pub fn fsync(&self, handle: &Handle, datasync: bool, done: Done) {
+    /// Fails also with a write-back error of the file that happened while the handle was open, once for each handle.
+    pub fn fsync(&self, handle: &Arc<Handle>, datasync: bool, done: Done) {
         self.fast.absorb(handle.file.ino());
         // Includes reports of writes that were still in progress when the last writable descriptor was closed.
         self.fast.drain_reports();
+        let done = handle.reporting(done);
         self.fs().fsync_blocking(&handle.file, datasync, done);
     }
 
@@ -28,6 +31,14 @@ impl Mounted {
         }
         self.fast.drain_reports();
         self.fs().sync_all()
+    }
+
+    /// Does the same as `sync`, for syncfs(2). Fails also if a write-back has failed since the last call, even if a later attempt
+    /// has written the pages.
+    pub fn syncfs(&self) -> Result<()> {
+        let synced = self.sync();
+        let reported = self.fs().report_errors();
+        synced.and(reported)
     }
 
     /// Returns the paths of the files with data that is not on a device yet. If some of these files have no name, the last entry
@@ -64,3 +75,6 @@ impl Mounted {
         Ok((blocks * PAGE_BYTES, next.map(|block| block * PAGE_BYTES)))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -531,7 +531,7 @@ impl Progress {
         R: FnOnce(Result<u32>) + Send + 'static,
     {
         self.guard = None;
-        let done: jericho_fs::Done =
+        let mut done: jericho_fs::Done =
             Box::new(move |result: Result<()>| reply(result.map(|()| len as u32)));
         let (sync, may_block, offset) = (self.mode.sync, self.may_block, self.offset);
         let (mounted, handle) = (self.mounted.clone(), self.handle.clone());
@@ -539,6 +539,9 @@ impl Progress {
         // sync: a move of the file need not wait for it.
         drop(self);
         let (fs, file) = (mounted.fs(), &handle.file);
+        if sync != WriteSync::No {
+            done = handle.reporting(done);
+        }
         match (sync, may_block) {
             (WriteSync::No, _) => done(Ok(())),
             (WriteSync::Data, true) => fs.sync_range_blocking(file, offset, len as u64, done),

@@ -16,6 +16,7 @@ use crate::data::extents::Map;
 use crate::data::file::CacheResult;
 use crate::data::leaving::Leaving;
 use crate::data::shared_flushes::SharedFlushes;
+use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::Discards;
 use crate::errno::*;
 use crate::error::{Error, Result};
@@ -57,6 +58,9 @@ pub struct Core {
     /// The threads that flush for syncs, and the syncs that wait for them.
     pub shared_flushes: SharedFlushes,
     pub closed: AtomicBool,
+    /// The write-back errors of all files, and those that syncs of the volume have reported.
+    pub errors: WriteErrors,
+    pub errors_reported: SeenErrors,
     pub discards: Discards,
     /// The current `AccessTimes`.
     pub access_times: AtomicU8,
@@ -361,6 +365,10 @@ impl FileHost for Core {
 
     fn mark_dirty(&self, inode: &Arc<Inode>) {
         Core::mark_dirty(self, inode);
+    }
+
+    fn write_failed(&self, error: &Error) {
+        self.errors.note(error);
     }
 }
 

@@ -12,4 +12,5 @@ pub(crate) mod space;
 pub(crate) mod sync;
 pub(crate) mod truncate;
 pub(crate) mod usage;
+pub(crate) mod write_errors;
 pub(crate) mod writers;

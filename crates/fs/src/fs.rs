@@ -17,6 +17,7 @@ use crate::commit::{Commits, checkpointer, committer};
 use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
 use crate::data::shared_flushes::SharedFlushes;
+use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
@@ -65,6 +66,8 @@ impl Fs {
             flushes: DataFlushes::new(volume.devices()),
             shared_flushes: SharedFlushes::new(volume.devices().len()),
             closed: AtomicBool::new(false),
+            errors: WriteErrors::default(),
+            errors_reported: SeenErrors::default(),
             access_times: AtomicU8::new(AccessTimes::default() as u8),
             discards: Discards::new(&volume, options.read_only),
             volume,
@@ -180,6 +183,12 @@ impl Fs {
             file.note_synced(&reach, u64::MAX);
         }
         self.core.commit_now()
+    }
+
+    /// Fails if the write-back of any file has failed since the last call. Called after `sync_all`, which may have written the
+    /// pages meanwhile.
+    pub fn report_errors(&self) -> Result<()> {
+        self.core.errors.report(&self.core.errors_reported)
     }
 
     /// Commits all operations that have ended. Does not write back the data of files.

@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::alloc::Allocator;
 use crate::data::extents::Map;
+use crate::data::write_errors::WriteErrors;
 use crate::data::writers::Writers;
 use crate::error::Error;
 use crate::names::known_privileges::KnownPrivileges;
@@ -102,8 +103,7 @@ pub struct File {
     pub(crate) tail_unsure: AtomicBool,
     /// Time of the last write that set the times, in ticks.
     pub(crate) tick: AtomicU64,
-    /// The last write-back error since `Fs::fsync` or `Fs::sync_range` of the file ended.
-    pub(crate) error: Mutex<Option<Error>>,
+    pub(crate) errors: WriteErrors,
     pub(crate) writers: Mutex<Writers>,
     pub(crate) writers_changed: Condvar,
     /// New contents replace old ones: the file was truncated to nothing, or renamed over another. The last close clears this.
@@ -128,6 +128,8 @@ pub trait FileHost: Send + Sync {
     fn took_data(&self, blocks: Blocks);
     /// Includes the inode's attributes in the next batch.
     fn mark_dirty(&self, inode: &Arc<Inode>);
+    /// Records that the write-back of a file's pages failed.
+    fn write_failed(&self, error: &Error);
 }
 
 /// Tracks whether the kernel's page cache may have pages of a file.

@@ -25,6 +25,7 @@ pub mod types;
 
 pub use data::file::Writing;
 pub use data::layout::Layout;
+pub use data::write_errors::SeenErrors;
 pub use error::{Error, Result};
 pub use fs::Fs;
 pub use inode::File;

@@ -10,6 +10,7 @@
 //! | `jericho.place`   | [`InodePlacement`] of this inode as JSON                | where new files below go         |
 //! | `jericho.threads` |                                                | the policy for migrating threads to its data, or to that of new files below |
 //! | `jericho.sync`    | nothing, after everything written to the volume is durable |                      |
+//! | `jericho.syncfs`  | the same for syncfs(2): also fails once after a write-back has failed, even if a retry has succeeded | |
 //! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after about a second: free space from byte FROM on, in runs of at least LEAST bytes | |
 //! | `jericho.move`    |                                                | moves this inode, and waits for the end |
 //!
@@ -41,6 +42,8 @@ pub const PLACE: &str = "jericho.place";
 pub const THREADS: &str = "jericho.threads";
 /// Makes everything durable. A read of the attribute starts it.
 pub const SYNC: &str = "jericho.sync";
+/// Makes everything durable, and reports a failed write-back once, as syncfs(2) does.
+pub const SYNCFS: &str = "jericho.syncfs";
 /// Discards free space. A read of the attribute starts it.
 pub const TRIM: &str = "jericho.trim";
 /// Moves a file.
@@ -195,11 +198,16 @@ impl Control {
         }
     }
 
-    /// Makes everything written to the volume durable. Calls `reply` with the result later, from another thread.
-    pub fn sync(&self, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
+    /// Makes everything written to the volume durable, as the attribute `name` says ([`SYNC`] or [`SYNCFS`]). Calls `reply` with the
+    /// result later, from another thread.
+    pub fn sync(&self, name: &str, reply: impl FnOnce(Result<(), i32>) + Send + 'static) {
         let mounted = self.mounted.clone();
+        let reports = name == SYNCFS;
         self.syncer.run(Box::new(move || {
-            let result = mounted.sync();
+            let result = match reports {
+                true => mounted.syncfs(),
+                false => mounted.sync(),
+            };
             if let Err(error) = &result {
                 tracing::warn!(%error, "sync: not everything could be made durable");
             }

@@ -2,7 +2,7 @@
 
 use jericho_fs::types::Ino;
 
-use crate::control::{PREFIX, SYNC, TRIM};
+use crate::control::{PREFIX, SYNC, SYNCFS, TRIM};
 use crate::convert::errno;
 use crate::filesystem::Jericho;
 use crate::protocol::InHeader;
@@ -42,8 +42,8 @@ impl Jericho {
 
     pub(crate) fn getxattr(&self, req: &InHeader, ino: Ino, name: &[u8], size: u32, reply: Reply) {
         let value = match ours(name) {
-            Some(SYNC) => {
-                return self.control.sync(move |result| match result {
+            Some(name) if name == SYNC || name == SYNCFS => {
+                return self.control.sync(name, move |result| match result {
                     Ok(()) => reply_value(reply, &[], size),
                     Err(e) => reply.error(e),
                 });

@@ -13,7 +13,7 @@ use std::time::Duration;
 use jericho_daemon::{Asker, Handle, Mounted, OpenOptions, WriteMode};
 use jericho_format::PAGE_BYTES;
 use jericho_fs::types::{Ino, ROOT};
-use jericho_fuse::control::{Control, Target};
+use jericho_fuse::control::{Control, SYNC, Target};
 use jericho_shm::{
     Answer, CALL_BYTES, Call, ClientThread, HANDSHAKE_BYTES, Refusal, Reply, Request, socket_name,
 };
@@ -534,7 +534,9 @@ impl Bed {
             7 => set(input, "jericho.threads").map(|()| "threads set"),
             8 => {
                 let (send, done) = mpsc::channel();
-                control.sync(move |result| send.send(result).expect("the fuzzer waits"));
+                control.sync(SYNC, move |result| {
+                    send.send(result).expect("the fuzzer waits")
+                });
                 wait(&done).map(|()| "synced")
             }
             _ => {

@@ -1,7 +1,7 @@
 //! A regular file in memory: its extent map, and the calls that the cache makes to it.
 //!
 //! Order of locks: `exclusive`, then the inode's lock, then `map`. A slice may call `slice_of` and `may_write_inline` under its
-//! own lock; they take at most `writers`. It calls the other methods of `Object` without that lock; they take `map`, `error`, and
+//! own lock; they take at most `writers`. It calls the other methods of `Object` without that lock; they take `map`, `errors`, and
 //! locks that are taken after `map`. A thread that holds `map` or `writers` must not call a slice.
 
 use std::ops::Range;
@@ -15,8 +15,9 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::data::extents::{At, Map, PageState};
 use crate::data::layout::Layout;
+use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::data::writers::{Waiting, Writers};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::inode::{File, FileHost, Inode, Meta};
 use crate::types::{Ino, SliceId};
 
@@ -89,7 +90,7 @@ impl File {
             reaches: Mutex::default(),
             tail_unsure: AtomicBool::new(meta.stored && !size.is_multiple_of(PAGE_BYTES)),
             tick: AtomicU64::new(0),
-            error: Mutex::new(None),
+            errors: WriteErrors::default(),
             writers: Mutex::default(),
             writers_changed: Condvar::new(),
             replacing: AtomicBool::new(false),
@@ -330,9 +331,7 @@ impl File {
 
     /// Returns whether the store will have all of the file's state once the last batch is durable.
     pub(crate) fn is_forgettable(&self) -> bool {
-        self.is_clean()
-            && !self.size_pending.load(Ordering::Acquire)
-            && self.error.try_lock().is_some_and(|error| error.is_none())
+        self.is_clean() && !self.size_pending.load(Ordering::Acquire) && !self.errors.is_unseen()
     }
 
     /// Sets the number of blocks for stat. Called after the map changed.
@@ -347,9 +346,15 @@ impl File {
         self.cache()?.first_dirty(self.ino(), from)
     }
 
-    /// Returns and clears the recorded write-back error.
-    pub(crate) fn take_error(&self) -> Option<Error> {
-        self.error.lock().take()
+    /// Begins to remember the write-back errors that a description sees that is opened now.
+    pub fn errors_seen(&self) -> SeenErrors {
+        self.errors.opened()
+    }
+
+    /// Fails with the cause if the write-back of a page of the file has failed and the description has not seen it. Called after a
+    /// sync, which may have written the page meanwhile.
+    pub fn report_errors(&self, seen: &SeenErrors) -> Result<()> {
+        self.errors.report(seen)
     }
 
     fn push(&self, at: At, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
@@ -484,7 +489,9 @@ impl Object for File {
     }
 
     fn write_failed(&self, _first: u64, _count: u32, error: &CacheError) {
-        *self.error.lock() = Some(Error::from(error.clone()));
+        let error = Error::from(error.clone());
+        self.errors.note(&error);
+        self.host.write_failed(&error);
     }
 }
 

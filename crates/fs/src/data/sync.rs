@@ -17,7 +17,7 @@ use jericho_format::PAGE_BYTES;
 use crate::commit::{Waiter, leader};
 use crate::core::{Core, PAGES};
 use crate::data::file::CacheResult;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
@@ -27,8 +27,8 @@ use crate::types::Ino;
 
 impl Fs {
     /// Writes the file's data back, flushes it and commits its metadata, as fsync and fdatasync do. With `datasync` commits
-    /// only the metadata needed to read the data. An earlier write-back error is over if this call writes the pages. May call
-    /// `done` in another thread.
+    /// only the metadata needed to read the data. Pages whose write-back has failed are tried again; `File::report_errors` tells
+    /// of such a failure. May call `done` in another thread.
     pub fn fsync(&self, file: &Arc<File>, datasync: bool, done: Done) {
         let scope = if datasync { Scope::Data } else { Scope::All };
         self.sync_pages(file, 0..PAGES, scope, Caller::MustNotBlock, done);
@@ -41,8 +41,7 @@ impl Fs {
         self.sync_pages(file, 0..PAGES, scope, Caller::MayBlock, done);
     }
 
-    /// Makes a range of the file durable (O_DSYNC, RWF_DSYNC). Fails also with an earlier write-back error of the file, unless
-    /// `fsync` or `sync_range` has ended since.
+    /// Makes a range of the file durable (O_DSYNC, RWF_DSYNC).
     pub fn sync_range(&self, file: &Arc<File>, offset: u64, len: u64, done: Done) {
         let (pages, scope) = needed_for(file, offset, len);
         self.sync_pages(file, pages, scope, Caller::MustNotBlock, done);
@@ -146,13 +145,8 @@ impl FileSync {
     /// Continues when the cache has written the data back, or has failed to.
     fn written(self, result: CacheResult, caller: Caller) {
         let (core, file) = (self.core, self.file);
-        let remembered = file.take_error();
-        // Pages whose write-back failed stay dirty. If the whole file is on the device now, these pages are too, so the error is
-        // over.
-        let remembered = remembered.filter(|_| matches!(self.scope, Scope::Range(_)));
-        let failed = result.err().map(Error::from).or(remembered);
-        if let Some(error) = failed {
-            return (self.done)(Err(error));
+        if let Err(error) = result {
+            return (self.done)(Err(error.into()));
         }
         let end = match &self.scope {
             Scope::All | Scope::Data => u64::MAX,
