@@ -131,9 +131,9 @@ impl Core {
         } else {
             return Ok(());
         };
-        Err(Error::Damaged(format!(
-            "inode {ino} {wrong}; run jericho check --repair"
-        )))
+        let error = Error::Damaged(format!("inode {ino} {wrong}"));
+        self.store.note_damage(&error);
+        Err(error)
     }
 
     /// Returns the inode of a directory. Fails with ENOTDIR for other inodes.
@@ -227,10 +227,9 @@ impl Core {
         };
         let map =
             Map::load(rows, meta.rec.size.div_ceil(PAGE_BYTES), capacity).map_err(|wrong| {
-                Error::Damaged(format!(
-                    "{wrong} (inode {}); run jericho check --repair",
-                    inode.ino
-                ))
+                let error = Error::Damaged(format!("{wrong} (inode {})", inode.ino));
+                self.store.note_damage(&error);
+                error
             })?;
         let file = File::new(self.clone(), inode.clone(), meta, map);
         if file.map.read().has_changes() && !self.options.read_only {

@@ -36,7 +36,7 @@ impl Numbers {
             for ino in chunk {
                 if ino > INO_MAX {
                     return Err(Error::Damaged(format!(
-                        "there is an inode {ino}, beyond the largest number; run jericho check --repair"
+                        "there is an inode {ino}, beyond the largest number"
                     )));
                 }
                 numbers.mark(ino);

@@ -18,8 +18,8 @@ pub mod tables;
 mod view;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use jericho_format::record;
@@ -88,6 +88,8 @@ pub struct Store {
     view: ArcSwap<View>,
     /// The error that ended all changes.
     failed: Mutex<Option<Error>>,
+    /// The first damage that a reader has found.
+    damage: OnceLock<Error>,
     /// `None`: the store is in memory.
     region: Option<Arc<Region>>,
     before_commit: Mutex<Option<Box<dyn BeforeCommit>>>,
@@ -143,6 +145,7 @@ impl Store {
             lacks_room: AtomicBool::new(false),
             view: ArcSwap::from_pointee(View::of(snapshot)),
             failed: Mutex::new(None),
+            damage: OnceLock::new(),
             region,
             before_commit: Mutex::new(None),
             room: batch::Room::default(),
@@ -177,11 +180,20 @@ impl Store {
         self.failed.lock().get_or_insert(error).clone()
     }
 
+    /// Remembers damage, so that `close` does not present the store as sound.
+    pub(crate) fn note_damage(&self, error: &Error) {
+        if matches!(error, Error::Damaged(_)) && self.damage.set(error.clone()).is_ok() {
+            tracing::error!("{error}");
+        }
+    }
+
     /// Makes a checkpoint and closes the store. redb then writes what it needs for a quick opening. Without this call it would
     /// write when the last reference to the store is dropped, perhaps after another program has opened the volume. Later batches
-    /// are refused. Fails with the first error of a device since the store was opened, if there was one.
+    /// are refused. Fails with the first error of a device since the store was opened, if there was one. Fails with the first damage
+    /// that was found: the journal then keeps its batches, because redb's pages are not fit for more.
     pub fn close(&self) -> Result<()> {
-        let written = self.checkpoint();
+        let damage = self.damage.get().filter(|_| self.writable);
+        let written = damage.map_or_else(|| self.checkpoint(), |error| Err(error.clone()));
         let mut writer = self.writer.lock();
         let log = std::mem::take(&mut *self.log.lock());
         let written = written.and_then(|()| match log {
@@ -276,9 +288,14 @@ impl Store {
     fn read<T>(&self, read: impl Fn(&View) -> std::result::Result<T, ReadError>) -> Result<T> {
         loop {
             let view = self.view.load_full();
-            let error = match guarded(|| Ok(read(&view)))? {
+            let found = guarded(|| Ok(read(&view))).inspect_err(|error| self.note_damage(error))?;
+            let error = match found {
                 Ok(value) => return Ok(value),
-                Err(ReadError::Damaged(what)) => return Err(Error::Damaged(what)),
+                Err(ReadError::Damaged(what)) => {
+                    let error = Error::Damaged(what);
+                    self.note_damage(&error);
+                    return Err(error);
+                }
                 Err(ReadError::Redb(error)) => error,
             };
             drop(self.in_transaction.lock());
@@ -463,6 +480,7 @@ impl Store {
                 ReadError::Damaged(what) => Error::Damaged(what),
             })
         })
+        .inspect_err(|error| self.note_damage(error))
     }
 }
 
@@ -479,7 +497,7 @@ fn guarded_over<T>(region: Option<&Region>, body: impl FnOnce() -> Result<T>) ->
             resume_unwind(panic);
         }
         Err(Error::Damaged(
-            "the pages of the metadata store contradict each other; run jericho check".into(),
+            "the pages of the metadata store contradict each other".into(),
         ))
     })
 }

@@ -62,3 +62,38 @@ fn after_a_panic_inside_an_operation_nothing_becomes_durable_until_the_next_moun
     let report = check_devices(vec![device], CheckOptions::default()).unwrap();
     assert!(report.is_sound(), "{:#?}", report.findings);
 }
+
+#[test]
+fn a_volume_in_which_damage_was_found_is_not_marked_clean_and_keeps_new_changes() {
+    let device = formatted(64, 1);
+    let fs = open(&device);
+    let made = fs.mkdir(ROOT, b"bad", 0o755, CALLER).unwrap().ino;
+    fs.close().unwrap();
+    drop(fs);
+    let volume = opened(&device);
+    let (store, _) = crate::metadata::open(&volume, 64 << 20).unwrap();
+    let key = jericho_format::record::ino_key(made).to_vec();
+    store
+        .put_raw_rows(vec![(
+            crate::store::tables::Table::Inodes,
+            key,
+            Some(vec![0xff; 10]),
+        )])
+        .unwrap();
+    store.close().unwrap();
+    drop((store, volume));
+
+    let fs = open(&device);
+    fs.mkdir(ROOT, b"new", 0o755, CALLER).unwrap();
+    sync(&fs).unwrap();
+    let found = fs.lookup(ROOT, b"bad").unwrap_err();
+    assert!(matches!(found, Error::Damaged(_)), "{found}");
+    let closed = fs.close().unwrap_err();
+    assert_eq!(closed.to_string(), found.to_string());
+    drop(fs);
+    assert!(opened(&device).is_dirty(), "the next mount must recover");
+    let fs = open(&device);
+    assert_eq!(fs.lookup(ROOT, b"new").unwrap().kind, Kind::Directory);
+    // Without a use of the damaged inode, nothing is known of it.
+    fs.close().unwrap();
+}

@@ -151,9 +151,7 @@ impl Core {
         while at != ROOT {
             at = self.directory(at)?.meta.read().rec.parent;
             if !seen.insert(at) {
-                return Err(Error::Damaged(format!(
-                    "directory {at} is within itself; run jericho check --repair"
-                )));
+                return Err(Error::Damaged(format!("directory {at} is within itself")));
             }
             ancestors.push(at);
         }
