@@ -39,10 +39,8 @@ use crate::inode::Inode;
 use crate::store::Change;
 use crate::types::{Done, Ino};
 
-/// A batch of this many changes is committed at once.
+/// A batch of this many changes is committed at once, on a machine with much memory.
 const BATCH_CHANGES: usize = 32_768;
-/// At this many, operations on names and attributes wait for room. Other changes do not wait.
-const BATCH_CHANGES_MAX: usize = 4 * BATCH_CHANGES;
 
 /// A caller that waits for a commit or a flush.
 pub struct Waiter {
@@ -118,6 +116,10 @@ pub struct Commits {
     gate: RwLock<()>,
     batch: Mutex<Batch>,
     weight: AtomicUsize,
+    /// A batch of this many changes is committed at once.
+    full_at: usize,
+    /// With this many changes in the batch, operations on names and attributes wait for room. Other changes do not wait.
+    max: usize,
     seq: AtomicU64,
     durable: AtomicU64,
     armed: AtomicBool,
@@ -161,8 +163,13 @@ impl Drop for Gate<'_> {
 }
 
 impl Commits {
-    pub fn new(interval_ms: u64) -> Commits {
+    /// Makes an empty batch, to be committed every `interval_ms`. It holds at most a `divisor`th of the changes that it may hold on a
+    /// machine with much memory (`Store::limits_divisor`).
+    pub fn new(interval_ms: u64, divisor: usize) -> Commits {
+        let full_at = BATCH_CHANGES / divisor;
         Commits {
+            full_at,
+            max: 4 * full_at,
             gate: RwLock::new(()),
             batch: Mutex::default(),
             weight: AtomicUsize::new(0),
@@ -267,7 +274,7 @@ impl Commits {
 
     fn grown(&self) {
         let weight = self.weight.fetch_add(1, Ordering::Relaxed) + 1;
-        if weight == BATCH_CHANGES {
+        if weight == self.full_at {
             self.hurry();
         } else if !self.armed.swap(true, Ordering::AcqRel) {
             self.control.lock().set_deadline(self);
@@ -283,7 +290,7 @@ impl Commits {
 
     /// Returns whether `wait_for_room` would not wait.
     pub fn has_room(&self) -> bool {
-        self.weight.load(Ordering::Relaxed) < BATCH_CHANGES_MAX
+        self.weight.load(Ordering::Relaxed) < self.max
     }
 
     /// Waits while the batch is too large. The caller holds no lock.
@@ -292,7 +299,7 @@ impl Commits {
             return;
         }
         let mut control = self.control.lock();
-        while self.weight.load(Ordering::Relaxed) >= BATCH_CHANGES_MAX
+        while self.weight.load(Ordering::Relaxed) >= self.max
             && !control.stop
             && !self.is_failed.load(Ordering::Acquire)
         {
@@ -374,7 +381,7 @@ mod tests {
 
     #[test]
     fn each_change_of_room_for_changes_is_logged_once() {
-        let commits = Commits::new(1000);
+        let commits = Commits::new(1000, 1);
         let volume = ENOSPC;
         let host = Error::Io(jericho_storage::IoError {
             operation: "write",

@@ -60,7 +60,7 @@ impl Fs {
             generation: AtomicU32::new(number("generation")? as u32),
             rename: Mutex::new(()),
             turn: AtomicU64::new(number("placement_turn")?),
-            commits: Commits::new(options.commit_interval_ms),
+            commits: Commits::new(options.commit_interval_ms, store.limits_divisor()),
             checkpoints: Checkpoints::default(),
             leaving: Leaving::default(),
             flushes: DataFlushes::new(volume.devices()),

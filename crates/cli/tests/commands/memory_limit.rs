@@ -123,11 +123,11 @@ fn a_volume_works_in_a_control_group_with_little_memory() {
         std::fs::write(volume.at("large"), &data).unwrap();
         let directory = volume.at("many");
         std::fs::create_dir(&directory).unwrap();
-        for file in 0..10_000 {
+        for file in 0..20_000 {
             std::fs::write(directory.join(file.to_string()), b"x").unwrap();
         }
         assert!(std::fs::read(volume.at("large")).unwrap() == data);
-        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 10_000);
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 20_000);
         assert_eq!(group.kills(), 0, "with {mib} MiB");
         volume.umount();
         volume.check();

@@ -111,8 +111,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Returns the number by which the limits of the rows in memory are divided, because the store has little memory.
-    fn limits_divisor(&self) -> usize {
+    /// Returns the number by which the limits of the rows in memory, and of a batch, are divided, because the store has little memory.
+    pub(crate) fn limits_divisor(&self) -> usize {
         let cache_bytes = self.options.cache_bytes.max(1);
         CACHE_BYTES.div_ceil(cache_bytes).clamp(1, DIVISOR_MAX)
     }
