@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -30,7 +31,10 @@ const LOG_ENTRIES_MAX: usize = 100_000;
 #[derive(Debug)]
 pub struct SimDevice {
     name: Arc<str>,
-    size_bytes: u64,
+    /// Usable size.
+    size_bytes: AtomicU64,
+    /// Size of the hardware, which `Device::grow` makes usable.
+    present_bytes: AtomicU64,
     home_node: Option<u32>,
     discard_effect: DiscardEffect,
     /// A durable write is one operation and makes only its own range durable. Otherwise it is a write and a flush.
@@ -139,9 +143,11 @@ impl fmt::Display for Logged {
 impl SimDevice {
     /// Creates a device of zeros that never fails. Rounds the size down to whole blocks.
     pub fn new(name: &str, size_bytes: u64) -> SimDevice {
+        let size_bytes = size_bytes - size_bytes % BLOCK_BYTES;
         SimDevice {
             name: name.into(),
-            size_bytes: size_bytes - size_bytes % BLOCK_BYTES,
+            size_bytes: size_bytes.into(),
+            present_bytes: size_bytes.into(),
             home_node: None,
             discard_effect: DiscardEffect::Nothing,
             has_fua: true,
@@ -149,6 +155,12 @@ impl SimDevice {
             hook: Hook::default(),
             state: Mutex::new(DeviceState::new(Image::default())),
         }
+    }
+
+    /// Makes the hardware larger, as lvextend(8) does. `Device::grow` makes the new space usable.
+    pub fn enlarge(&self, size_bytes: u64) {
+        let size_bytes = size_bytes - size_bytes % BLOCK_BYTES;
+        self.present_bytes.fetch_max(size_bytes, Ordering::AcqRel);
     }
 
     /// Runs `before` at the beginning of each later operation, in the thread that requests it. Replaces an earlier `before`.
@@ -268,9 +280,12 @@ impl SimDevice {
 
     /// Returns a device with the same properties and other contents.
     fn holding(&self, image: Image) -> SimDevice {
+        // All of the hardware is usable, as after an open.
+        let present_bytes = self.present_bytes.load(Ordering::Acquire);
         SimDevice {
             name: Arc::clone(&self.name),
-            size_bytes: self.size_bytes,
+            size_bytes: present_bytes.into(),
+            present_bytes: present_bytes.into(),
             home_node: self.home_node,
             discard_effect: self.discard_effect,
             has_fua: self.has_fua,
@@ -342,7 +357,7 @@ impl SimDevice {
         let end = offset_bytes.checked_add(length_bytes);
         let are_blocks =
             offset_bytes.is_multiple_of(BLOCK_BYTES) && length_bytes.is_multiple_of(BLOCK_BYTES);
-        if !are_blocks || end.is_none_or(|end| end > self.size_bytes) {
+        if !are_blocks || end.is_none_or(|end| end > self.size_bytes()) {
             return Err(Cause::Errno(errno::EINVAL));
         }
         let is_cut_here = state
@@ -448,7 +463,26 @@ impl Device for SimDevice {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    fn present_bytes(&self) -> Result<u64, IoError> {
+        Ok(self.present_bytes.load(Ordering::Acquire))
+    }
+
+    fn grow(&self, size_bytes: u64, _allocate_from: Option<u64>) -> Result<(), IoError> {
+        let old_bytes = self.size_bytes();
+        if size_bytes > self.present_bytes.load(Ordering::Acquire) {
+            return Err(IoError {
+                operation: "grow",
+                device: self.name(),
+                offset_bytes: old_bytes,
+                length_bytes: size_bytes.saturating_sub(old_bytes),
+                cause: Cause::Errno(errno::EOPNOTSUPP),
+            });
+        }
+        self.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
+        Ok(())
     }
 
     fn home_node(&self) -> Option<u32> {
@@ -544,7 +578,8 @@ impl Device for SimDevice {
     fn describe(&self) -> String {
         format!(
             "{} (simulated, {} bytes): in memory, threads",
-            self.name, self.size_bytes
+            self.name,
+            self.size_bytes()
         )
     }
 }

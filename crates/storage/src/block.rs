@@ -1,11 +1,14 @@
 //! A device on a block device.
 
+use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use jericho_sys::block::{self, Open};
+use jericho_sys::errno;
 
 use crate::handle::{Handle, Kind, Opened};
 use crate::opening::{self, OpenError, OpenOptions};
@@ -76,6 +79,18 @@ impl Kind for WholeDevice {
         match self.can_discard {
             true => DiscardEffect::FreesBlocks,
             false => DiscardEffect::Nothing,
+        }
+    }
+
+    fn present_bytes(&self, file: &File) -> io::Result<u64> {
+        block::device_size_bytes(file)
+    }
+
+    /// Succeeds if the device has become large enough: only its owner can make it larger.
+    fn extend(&self, file: &File, size_bytes: u64, _: Option<u64>) -> io::Result<()> {
+        match self.present_bytes(file)? >= size_bytes {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(errno::EOPNOTSUPP)),
         }
     }
 }

@@ -3,15 +3,17 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use jericho_sys::block::{self, Open};
+use jericho_sys::errno;
 
+use crate::aligned::AlignedBuffer;
 use crate::handle::{Handle, Kind, Opened};
 use crate::opening::{self, OpenError, OpenOptions};
-use crate::{BLOCK_BYTES, Device, DiscardEffect, IoError};
+use crate::{BLOCK_BYTES, Device, DiscardEffect, IoError, ZEROS_BYTES_MAX};
 
 /// A regular file as a device. Uses direct I/O if the filesystem supports it, else the page cache.
 ///
@@ -116,4 +118,44 @@ impl Kind for RegularFile {
             block::allocate(file, at, len)
         })
     }
+
+    fn present_bytes(&self, file: &File) -> io::Result<u64> {
+        Ok(file.metadata()?.len())
+    }
+
+    fn extend(&self, file: &File, size_bytes: u64, allocate_from: Option<u64>) -> io::Result<()> {
+        let length = file.metadata()?.len();
+        let extended = (|| {
+            if length < size_bytes {
+                file.set_len(size_bytes)?;
+            }
+            match allocate_from {
+                Some(from) if from < size_bytes => allocate(file, from..size_bytes),
+                _ => Ok(()),
+            }
+        })();
+        if extended.is_err() && length < size_bytes {
+            // Returns the space that was allocated before the failure, too.
+            if let Err(error) = file.set_len(length) {
+                tracing::warn!(length, %error, "cannot give the file its earlier length");
+            }
+        }
+        extended
+    }
+}
+
+/// Allocates space for a range that holds nothing of value. Writes zeros if the host allocates only by writing.
+fn allocate(file: &File, range: Range<u64>) -> io::Result<()> {
+    match block::allocate(file, range.start, range.end - range.start) {
+        Err(error) if error.raw_os_error() == Some(errno::EOPNOTSUPP) => {}
+        allocated => return allocated,
+    }
+    let zeros = AlignedBuffer::new(ZEROS_BYTES_MAX.min(range.end - range.start) as usize);
+    let mut at = range.start;
+    while at < range.end {
+        let run = ZEROS_BYTES_MAX.min(range.end - at) as usize;
+        file.write_all_at(&zeros.as_slice()[..run], at)?;
+        at += run as u64;
+    }
+    Ok(())
 }

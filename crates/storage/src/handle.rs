@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use jericho_sys::block;
@@ -29,8 +30,8 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 pub(crate) struct Handle {
     pub(crate) name: Arc<str>,
     pub(crate) file: File,
-    /// A multiple of `BLOCK_BYTES`.
-    pub(crate) size_bytes: u64,
+    /// A multiple of `BLOCK_BYTES`. Grows only.
+    size_bytes: AtomicU64,
     pub(crate) is_direct: bool,
     pub(crate) is_read_only: bool,
     /// False with buffered I/O: the kernel then writes from its own copy.
@@ -53,6 +54,10 @@ pub(crate) trait Kind: Send + Sync {
     fn provision(&self, _handle: &Handle, _range: Range<u64>) -> Result<(), IoError> {
         Ok(())
     }
+    /// Returns the size of the file or hardware in bytes.
+    fn present_bytes(&self, file: &File) -> io::Result<u64>;
+    /// Makes the file or hardware at least `size_bytes` long. See `Device::grow`.
+    fn extend(&self, file: &File, size_bytes: u64, allocate_from: Option<u64>) -> io::Result<()>;
 }
 
 /// An open device of one kind.
@@ -68,7 +73,33 @@ impl<K: Kind> Device for Opened<K> {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.handle.size_bytes
+        self.handle.size_bytes()
+    }
+
+    fn present_bytes(&self) -> Result<u64, IoError> {
+        let handle = &self.handle;
+        let present = self.kind.present_bytes(&handle.file);
+        present
+            .map(|bytes| bytes - bytes % BLOCK_BYTES)
+            .map_err(|error| handle.error("measure", 0, handle.size_bytes(), Cause::of(&error)))
+    }
+
+    fn grow(&self, size_bytes: u64, allocate_from: Option<u64>) -> Result<(), IoError> {
+        let handle = &self.handle;
+        let old_bytes = handle.size_bytes();
+        let added_bytes = size_bytes.saturating_sub(old_bytes);
+        let failed = |cause| handle.error("grow", old_bytes, added_bytes, cause);
+        if handle.is_read_only {
+            return Err(failed(Cause::Errno(errno::EROFS)));
+        }
+        if !size_bytes.is_multiple_of(BLOCK_BYTES) {
+            return Err(failed(Cause::Errno(errno::EINVAL)));
+        }
+        let extended = self.kind.extend(&handle.file, size_bytes, allocate_from);
+        extended.map_err(|error| failed(Cause::of(&error)))?;
+        handle.flush()?;
+        handle.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
+        Ok(())
     }
 
     fn home_node(&self) -> Option<u32> {
@@ -170,7 +201,7 @@ impl Handle {
         let required_bytes = options.create_size.unwrap_or(BLOCK_BYTES);
         Ok(Handle {
             name: path.to_string_lossy().into(),
-            size_bytes: opening::usable_size(path, size_bytes, required_bytes)?,
+            size_bytes: opening::usable_size(path, size_bytes, required_bytes)?.into(),
             is_direct,
             is_read_only: options.read_only,
             needs_stable_writes: is_direct && block::needs_stable_writes(&file, metadata),
@@ -179,6 +210,10 @@ impl Handle {
             flusher: Flusher::default(),
             file,
         })
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
     }
 
     pub(crate) fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> Result<(), IoError> {
@@ -275,7 +310,7 @@ impl Handle {
 
     pub(crate) fn flush(&self) -> Result<(), IoError> {
         let flushed = self.flusher.flush(|| self.file.sync_data());
-        flushed.map_err(|cause| self.error("flush", 0, self.size_bytes, cause))
+        flushed.map_err(|cause| self.error("flush", 0, self.size_bytes(), cause))
     }
 
     /// Checks a range and runs a discard or a provision on it. `act` takes the file, and the range's offset and length in bytes.
@@ -313,7 +348,8 @@ impl Handle {
         };
         format!(
             "{} ({kind}, {} bytes): {access}, {ring}{copies}",
-            self.name, self.size_bytes
+            self.name,
+            self.size_bytes()
         )
     }
 
@@ -356,7 +392,7 @@ impl Handle {
         offset_bytes: u64,
         length_bytes: u64,
     ) -> Result<(), IoError> {
-        if is_in_range(offset_bytes, length_bytes, self.size_bytes) {
+        if is_in_range(offset_bytes, length_bytes, self.size_bytes()) {
             return Ok(());
         }
         Err(self.error(

@@ -56,11 +56,11 @@ pub const BLOCK_BYTES: u64 = 4096;
 /// Maximum size of a write of zeros.
 const ZEROS_BYTES_MAX: u64 = 1 << 20;
 
-/// The error of a transfer, flush, discard or provision. `Clone`, because one failed write concerns many pages.
+/// The error of a transfer, flush, discard, provision or growth. `Clone`, because one failed write concerns many pages.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{operation} of {length_bytes} bytes at offset {offset_bytes} of {device}: {cause}")]
 pub struct IoError {
-    /// "read", "write", "flush", "discard", "provision"
+    /// "read", "write", "flush", "discard", "provision", "grow", "measure"
     pub operation: &'static str,
     /// The device as the user named it.
     pub device: Arc<str>,
@@ -148,8 +148,28 @@ pub enum DiscardEffect {
 pub trait Device: Send + Sync {
     /// Returns the name by which the user knows the device (its path).
     fn name(&self) -> Arc<str>;
-    /// Returns the usable size, a multiple of `BLOCK_BYTES`.
+    /// Returns the usable size, a multiple of `BLOCK_BYTES`. Only `grow` changes it.
     fn size_bytes(&self) -> u64;
+    /// Returns the size that the file or hardware has at this moment, in whole blocks. It differs from `size_bytes` if another
+    /// program has changed it since the device was opened or has last grown.
+    fn present_bytes(&self) -> Result<u64, IoError> {
+        Ok(self.size_bytes())
+    }
+    /// Makes the first `size_bytes` usable. Extends a file that is shorter, durably. With `allocate_from`, a file then has space
+    /// on its host for all bytes from there to `size_bytes`; these must hold nothing of value. After a failure, `size_bytes` is as
+    /// before, and a file has its earlier length. Fails with EOPNOTSUPP when the device is smaller and cannot be extended.
+    fn grow(&self, size_bytes: u64, _allocate_from: Option<u64>) -> Result<(), IoError> {
+        match size_bytes <= self.size_bytes() {
+            true => Ok(()),
+            false => Err(IoError {
+                operation: "grow",
+                device: self.name(),
+                offset_bytes: self.size_bytes(),
+                length_bytes: size_bytes - self.size_bytes(),
+                cause: Cause::Errno(errno::EOPNOTSUPP),
+            }),
+        }
+    }
     /// Returns the kernel's NUMA node of the hardware, if the kernel knows it.
     fn home_node(&self) -> Option<u32>;
     /// Reads `buf.len()` bytes.

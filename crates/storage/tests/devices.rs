@@ -301,3 +301,67 @@ fn the_home_node_can_be_given() {
     let device = open_device(&directory.path().join("volume"), options).unwrap();
     assert_eq!(device.home_node(), Some(3));
 }
+
+#[test]
+fn a_file_grows_and_its_new_blocks_are_usable_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let sized = |bytes| OpenOptions {
+        create_size: Some(bytes),
+        ..OpenOptions::default()
+    };
+    let device = open_device(&path, sized(1 << 20)).unwrap();
+    let block = vec![7; 4096];
+    device.write_at(0, &block).unwrap();
+    device.write_at(1 << 20, &block).unwrap_err();
+    device.grow(4 << 20, None).unwrap();
+    assert_eq!(
+        (device.size_bytes(), path.metadata().unwrap().len()),
+        (4 << 20, 4 << 20)
+    );
+    assert!(path.metadata().unwrap().blocks() * 512 < 1 << 20);
+    device.write_at((4 << 20) - 4096, &block).unwrap();
+
+    // Another program makes the file longer. The new bytes and some earlier ones get their space.
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len((6 << 20) + 100).unwrap();
+    assert_eq!(device.size_bytes(), 4 << 20);
+    assert_eq!(device.present_bytes().unwrap(), 6 << 20);
+    device.grow(6 << 20, Some(2 << 20)).unwrap();
+    assert_eq!(device.size_bytes(), 6 << 20);
+    assert!(path.metadata().unwrap().blocks() * 512 >= 4 << 20);
+    assert_eq!(path.metadata().unwrap().len(), (6 << 20) + 100);
+    let mut read = vec![0; 4096];
+    device.read_at(0, &mut read).unwrap();
+    assert_eq!(read, block);
+
+    assert_eq!(
+        device.grow((8 << 20) + 1, None).unwrap_err().errno(),
+        EINVAL
+    );
+    device.grow(1 << 20, None).unwrap();
+    assert_eq!(device.size_bytes(), 6 << 20);
+}
+
+#[test]
+fn a_file_that_cannot_grow_keeps_its_length_and_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let sized = OpenOptions {
+        create_size: Some(1 << 20),
+        ..OpenOptions::default()
+    };
+    let device = open_device(&path, sized).unwrap();
+    // More than any filesystem has.
+    let error = device.grow(1 << 62, Some(1 << 20)).unwrap_err();
+    assert!(error.to_string().contains("grow"), "{error}");
+    assert_eq!(device.size_bytes(), 1 << 20);
+    assert_eq!(path.metadata().unwrap().len(), 1 << 20);
+    let read_only = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let device = open_device(&path, read_only).unwrap();
+    assert_eq!(device.grow(2 << 20, None).unwrap_err().errno(), EROFS);
+    assert_eq!(path.metadata().unwrap().len(), 1 << 20);
+}

@@ -1,15 +1,18 @@
 //! A volume: its devices with their labels, its superblock, and the regions of its slices.
 //!
-//! Formats, finds, locks and opens a volume. Does not know what is in the space of the slices or in the metadata region: the
+//! Formats, finds, locks, opens and grows a volume. Does not know what is in the space of the slices or in the metadata region: the
 //! caller of a format writes the first contents.
 #![forbid(unsafe_code)]
 
+mod appended;
 mod device;
 mod error;
 mod find;
 mod foreign;
 mod format;
 mod format_paths;
+mod grow;
+mod growth;
 pub mod labels;
 mod layout;
 mod lock;
@@ -20,10 +23,12 @@ mod space;
 pub mod superblocks;
 mod volume;
 
+pub use appended::Appended;
 pub use device::OpenMode;
 pub use error::VolumeError;
 pub use format::{FormatOptions, Summary, format_devices};
 pub use format_paths::format;
+pub use grow::{GrowError, GrowRequest, GrownDevice};
 pub use lock::VolumeLock;
 pub use overlay::DeviceOverlay;
 pub use space::{Blocks, DeviceRun, SliceId, SliceRegion, SliceSpace};

@@ -39,6 +39,11 @@ impl Volume {
         Ok(Volume::assemble(devices, superblocks, mode.read_only))
     }
 
+    /// Returns the id that the label of the device at `path` gives to the device. Reads only the label.
+    pub fn device_id(path: &Path) -> Result<[u8; 16], VolumeError> {
+        Ok(good_label(&open_path(path, OpenMode::READ)?)?.device_uuid)
+    }
+
     /// Returns whether the volume whose first device is at `path` is mounted or was not cleanly unmounted. Reads only that
     /// device.
     pub fn is_dirty_at(path: &Path) -> Result<bool, VolumeError> {

@@ -224,3 +224,142 @@ fn the_contents_are_there_before_the_label_makes_the_file_a_volume() {
     refusal(format(&failed, &of_size(64), no_contents), "no room");
     assert!(!failed[0].exists());
 }
+
+fn grow(volume: &Volume, mib: u64) -> Result<Vec<GrownDevice>, GrowError> {
+    volume.grow(&GrowRequest {
+        size_bytes: Some(mib << 20),
+        device: None,
+    })
+}
+
+fn growth_refusal(result: Result<Vec<GrownDevice>, GrowError>, needle: &str) {
+    let error = result.expect_err("the growth must fail");
+    assert!(error.to_string().contains(needle), "{error}");
+}
+
+fn blocks(volume: &Volume) -> Vec<u64> {
+    volume.slices().iter().map(|slice| slice.blocks).collect()
+}
+
+#[test]
+fn a_file_grows_with_its_volume_and_has_its_space_on_the_host_as_format_made_it() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    for preallocate in [true, false] {
+        let file = paths(&dir, &["volume"]);
+        let options = FormatOptions {
+            preallocate,
+            slices: Some(2),
+            force: true,
+            ..of_size(64)
+        };
+        make(&file, &options).unwrap();
+        let volume = Volume::open(&file[0], WRITE).unwrap();
+        let before = blocks(&volume);
+        let label = std::fs::read(&file[0]).unwrap()[..4096].to_vec();
+        let stored = || file[0].metadata().unwrap().blocks() * 512;
+        let (stored_before, old_end) = (stored(), volume.slices()[1].regions()[0]);
+        let grown = grow(&volume, 128).unwrap();
+        assert_eq!(grown.len(), 1);
+        assert_eq!(
+            (grown[0].old_bytes, grown[0].new_bytes),
+            (64 << 20, 128 << 20)
+        );
+        assert_eq!(file[0].metadata().unwrap().len(), 128 << 20);
+        let added = stored() - stored_before;
+        assert_eq!(added >= 64 << 20, preallocate, "{added} bytes were added");
+        assert_eq!(std::fs::read(&file[0]).unwrap()[..4096], label);
+
+        // The open volume and the next one know the new blocks. The last slice's region got longer, the other slice has one more.
+        let after = blocks(&volume);
+        assert!(
+            after
+                .iter()
+                .zip(&before)
+                .all(|(new, old)| new - old == 8192)
+        );
+        let run = volume.translate(1, before[1], 100).unwrap();
+        let old_end = (old_end.device_first + old_end.blocks) * 4096;
+        assert_eq!((run.offset_bytes, run.blocks), (old_end, 100));
+        let run = volume.translate(0, before[0], 100).unwrap();
+        assert_eq!(run.offset_bytes, old_end + 8192 * 4096);
+        volume.devices()[0]
+            .write_at((128 << 20) - 4096, &[7; 4096])
+            .unwrap();
+        assert!(grow(&volume, 128).unwrap().is_empty());
+        drop(volume);
+        assert_eq!(blocks(&Volume::open(&file[0], WRITE).unwrap()), after);
+
+        // Both copies of the superblock have the new size.
+        for copy in [1, 38] {
+            let mut bytes = std::fs::read(&file[0]).unwrap();
+            bytes[copy * 4096 + 200] ^= 1;
+            let damaged = paths(&dir, &["damaged"]);
+            std::fs::write(&damaged[0], bytes).unwrap();
+            assert_eq!(blocks(&Volume::open(&damaged[0], WRITE).unwrap()), after);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_another_program_made_longer_is_used_with_the_next_growth() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["one", "two"]);
+    let options = FormatOptions {
+        preallocate: true,
+        slices: Some(2),
+        ..of_size(64)
+    };
+    make(&files, &options).unwrap();
+    let lengthen = |file: &PathBuf, mib: u64| {
+        let file = std::fs::File::options().write(true).open(file).unwrap();
+        file.set_len(mib << 20).unwrap();
+    };
+    let all = GrowRequest::default();
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    let before = blocks(&volume);
+    assert!(volume.grow(&all).unwrap().is_empty());
+    lengthen(&files[1], 96);
+    assert_eq!(volume.grow(&all).unwrap().len(), 1);
+    assert_eq!(blocks(&volume), [before[0], before[1] + 8192]);
+    drop(volume);
+    lengthen(&files[0], 80);
+    lengthen(&files[1], 100);
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    assert_eq!(volume.grow(&all).unwrap().len(), 2);
+    assert_eq!(blocks(&volume), [before[0] + 4096, before[1] + 9216]);
+    for (file, mib) in files.iter().zip([80, 100]) {
+        assert!(file.metadata().unwrap().blocks() * 512 >= mib << 20);
+    }
+}
+
+#[test]
+fn a_growth_that_is_refused_says_why_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["one", "two"]);
+    make(&files, &of_size(64)).unwrap();
+    let before = std::fs::read(&files[0]).unwrap();
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    growth_refusal(grow(&volume, 128), "2 devices");
+    let request = |size_bytes, device| GrowRequest {
+        size_bytes: Some(size_bytes),
+        device: Some(device),
+    };
+    growth_refusal(volume.grow(&request(1 << 30, [7; 16])), "another volume");
+    let first = Volume::device_id(&files[0]).unwrap();
+    let refuse = |bytes: u64, needle| growth_refusal(volume.grow(&request(bytes, first)), needle);
+    refuse(32 << 20, "shrinking is not supported");
+    refuse((64 << 20) + 4096, "next possible size");
+    refuse(1 << 60, "at most");
+    assert_eq!(volume.grow(&request((64 << 20) + 4095, first)).unwrap(), []);
+    assert!(std::fs::read(&files[0]).unwrap() == before);
+    drop(volume);
+    let volume = Volume::open(&files[0], OpenMode::READ).unwrap();
+    growth_refusal(volume.grow(&request(1 << 30, first)), "read-only");
+    assert!(std::fs::read(&files[0]).unwrap() == before);
+    drop(volume);
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    let second = Volume::device_id(&files[1]).unwrap();
+    assert_eq!(volume.grow(&request(80 << 20, second)).unwrap().len(), 1);
+}

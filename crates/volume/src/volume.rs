@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use jericho_format::PAGE_BYTES;
 use jericho_storage::{Device, IoError};
+use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip::SipHasher24;
 
+use crate::appended::Appended;
 use crate::space::{Blocks, DeviceRun, SliceId, SliceSpace, slices_of};
 use crate::superblocks::Superblocks;
 
@@ -13,7 +15,9 @@ use crate::superblocks::Superblocks;
 pub struct Volume {
     devices: Vec<Arc<dyn Device>>,
     superblocks: Arc<Superblocks>,
-    slices: Vec<SliceSpace>,
+    /// The slices as they were opened, and again after each growth.
+    slices: Appended<Vec<SliceSpace>>,
+    growing: Mutex<()>,
     uuid: [u8; 16],
     hash_seed: [u8; 16],
     read_only: bool,
@@ -31,7 +35,8 @@ impl Volume {
         Volume {
             devices,
             superblocks: Arc::new(superblocks),
-            slices,
+            slices: [slices].into_iter().collect(),
+            growing: Mutex::new(()),
             uuid,
             hash_seed,
             read_only,
@@ -43,9 +48,19 @@ impl Volume {
         &self.devices
     }
 
-    /// Returns the slices, by id.
+    /// Returns the slices, by id. After a growth, the next call returns their new space.
     pub fn slices(&self) -> &[SliceSpace] {
-        &self.slices
+        self.slices.last().map_or(&[], Vec::as_slice)
+    }
+
+    /// Takes the slices' new space into use. The superblock names it durably.
+    pub(crate) fn adopt(&self, slices: Vec<SliceSpace>) {
+        self.slices.append([slices]);
+    }
+
+    /// Returns the lock that a thread holds while the volume grows.
+    pub(crate) fn lock_growth(&self) -> MutexGuard<'_, ()> {
+        self.growing.lock()
     }
 
     /// Returns the superblock.
@@ -66,7 +81,7 @@ impl Volume {
     /// Returns the longest contiguous range of blocks of a slice that starts at `block`, at most `count` blocks. Returns `None`
     /// if the block is beyond the slice.
     pub fn translate(&self, slice: SliceId, block: u64, count: u32) -> Option<DeviceRun> {
-        let regions = &self.slices.get(usize::from(slice))?.regions;
+        let regions = &self.slices().get(usize::from(slice))?.regions;
         let index = regions.partition_point(|r| r.slice_first + r.blocks <= block);
         let region = regions.get(index)?;
         let skip = block - region.slice_first;

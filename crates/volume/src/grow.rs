@@ -1,0 +1,246 @@
+//! Takes larger files and block devices into use, while the volume is open.
+//!
+//! The order of the durable writes makes a crash at any point leave the old size or the new one: first the file is extended, and
+//! then the superblock names the new blocks. The labels keep the size that they have (docs/formats/volume.md).
+
+use std::sync::Arc;
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::superblock::{FLAG_PREALLOCATED, Superblock};
+use jericho_storage::{Device, IoError};
+use jericho_sys::errno;
+
+use crate::growth::{self, Refusal};
+use crate::space::slices_of;
+use crate::volume::Volume;
+
+/// What to grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrowRequest {
+    /// Id of the device, which is in its label. `None`: all devices that have become larger, or the only one.
+    pub device: Option<[u8; 16]>,
+    /// New size of the device. A file that is shorter is extended. `None`: the size that the file or hardware has.
+    pub size_bytes: Option<u64>,
+}
+
+/// A device that has grown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrownDevice {
+    /// Name of the device.
+    pub name: Arc<str>,
+    /// Bytes that the volume used before.
+    pub old_bytes: u64,
+    /// Bytes that the volume uses now.
+    pub new_bytes: u64,
+}
+
+/// Why a volume cannot grow. The message names the cause and the remedy. Unless the cause is a device, nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum GrowError {
+    /// The volume is open for reading only.
+    #[error("the volume is mounted read-only; mount it for writing first")]
+    ReadOnly,
+    /// The volume takes no more changes.
+    #[error("the volume takes no changes: {0}")]
+    Failed(String),
+    /// The named device is not one of the volume.
+    #[error("the device belongs to another volume; name a device of this one")]
+    Foreign,
+    /// A size was given for a volume of several devices.
+    #[error("the volume has {0} devices: say with --device which of them gets this size")]
+    WhichDevice(usize),
+    /// The new size is smaller.
+    #[error(
+        "{device} has {now_bytes} bytes, more than the {asked_bytes} asked for, and shrinking is not supported; give a larger \
+         --size"
+    )]
+    Shrink {
+        /// Device.
+        device: Arc<str>,
+        /// Bytes that the volume uses.
+        now_bytes: u64,
+        /// Requested size.
+        asked_bytes: u64,
+    },
+    /// The new space is too small to be used.
+    #[error("{device} cannot grow by so little: the next possible size is {least_bytes} bytes ({least_mib} MiB)",
+        least_mib = least_bytes.div_ceil(1 << 20))]
+    TooLittle {
+        /// Device.
+        device: Arc<str>,
+        /// Least new size.
+        least_bytes: u64,
+    },
+    /// The volume was made for less space.
+    #[error(
+        "the volume was formatted too small to grow that far: it can have {most_bytes} bytes at most; give a smaller --size, or \
+         copy its files to a new volume"
+    )]
+    TooMuch {
+        /// Largest size of the volume.
+        most_bytes: u64,
+    },
+    /// The superblock has no room for more regions.
+    #[error(
+        "the volume has grown too often: its table of regions is full; copy its files to a new volume"
+    )]
+    TooOften,
+    /// A block device is smaller than the requested size.
+    #[error(
+        "{device} has only {present_bytes} bytes; make the device larger first, or give a smaller --size"
+    )]
+    DeviceEnds {
+        /// Device.
+        device: Arc<str>,
+        /// Its size.
+        present_bytes: u64,
+    },
+    /// The host cannot allocate the space.
+    #[error(
+        "{device} cannot have {bytes} bytes: {cause}; give a smaller --size, or make room there"
+    )]
+    NoRoom {
+        /// Device.
+        device: Arc<str>,
+        /// Requested size.
+        bytes: u64,
+        /// The host's error.
+        cause: IoError,
+    },
+    /// A device failed.
+    #[error("{0}; the volume keeps its size until the next mount at least, try again")]
+    Io(#[from] IoError),
+}
+
+/// One device that is to grow.
+struct Step {
+    index: u16,
+    old_bytes: u64,
+    new_bytes: u64,
+}
+
+impl Volume {
+    /// Takes the space of larger devices into use. Returns the devices that have grown: none if no device is larger than the
+    /// volume knows, or has the requested size already.
+    pub fn grow(&self, request: &GrowRequest) -> Result<Vec<GrownDevice>, GrowError> {
+        if self.read_only() {
+            return Err(GrowError::ReadOnly);
+        }
+        let _alone = self.lock_growth();
+        let mut planned = self.superblocks().with(Superblock::clone);
+        let steps = self.plan_growth(request, &mut planned)?;
+        if steps.is_empty() {
+            return Ok(vec![]);
+        }
+        let allocates = planned.head.flags.get() & FLAG_PREALLOCATED != 0;
+        for step in &steps {
+            self.extend(step, allocates.then_some(step.old_bytes))?;
+        }
+        // Chunks may have been added since `planned` was copied. Only this function changes the other tables.
+        self.superblocks().update(|s| {
+            s.devices = planned.devices;
+            s.regions = planned.regions;
+            s.slices = planned.slices;
+        })?;
+        self.adopt(self.superblocks().with(slices_of));
+        // Both copies get the new size, so that the loss of one does not cost the space. The growth does not depend on it.
+        if let Err(error) = self.superblocks().update(|_| {}) {
+            tracing::warn!(%error, "the older copy of the superblock keeps the size before the growth");
+        }
+        let grown = steps.iter().map(|step| GrownDevice {
+            name: self.device(step).name(),
+            old_bytes: step.old_bytes,
+            new_bytes: step.new_bytes,
+        });
+        Ok(grown.collect())
+    }
+
+    fn device(&self, step: &Step) -> &Arc<dyn Device> {
+        &self.devices()[usize::from(step.index)]
+    }
+
+    /// Plans the growth in `planned`. Changes nothing else.
+    fn plan_growth(
+        &self,
+        request: &GrowRequest,
+        planned: &mut Superblock,
+    ) -> Result<Vec<Step>, GrowError> {
+        let is_named = |index: &usize| {
+            let uuid = planned.devices[*index].uuid;
+            request.device.is_none_or(|device| device == uuid)
+        };
+        let named: Vec<usize> = (0..planned.devices.len()).filter(is_named).collect();
+        if named.is_empty() {
+            return Err(GrowError::Foreign);
+        }
+        if request.size_bytes.is_some() && named.len() > 1 {
+            return Err(GrowError::WhichDevice(named.len()));
+        }
+        let are_several = named.len() > 1;
+        let mut steps = vec![];
+        for index in named {
+            let device = &self.devices()[index];
+            let old_bytes = planned.devices[index].blocks.get() * PAGE_BYTES;
+            let new_bytes = match request.size_bytes {
+                Some(bytes) => bytes - bytes % PAGE_BYTES,
+                None => device.present_bytes()?,
+            };
+            if new_bytes < old_bytes && request.size_bytes.is_some() {
+                return Err(GrowError::Shrink {
+                    device: device.name(),
+                    now_bytes: old_bytes,
+                    asked_bytes: new_bytes,
+                });
+            }
+            // A device that is smaller than the volume needs was truncated. Its blocks fail to be read.
+            if new_bytes <= old_bytes {
+                continue;
+            }
+            let index = index as u16;
+            match growth::grow_device(planned, index, new_bytes / PAGE_BYTES) {
+                Ok(()) => steps.push(Step {
+                    index,
+                    old_bytes,
+                    new_bytes,
+                }),
+                // The other devices may have grown by more.
+                Err(Refusal::TooLittle { .. }) if are_several => {
+                    tracing::info!(device = %device.name(), "the device has grown by too little to be used");
+                }
+                Err(refusal) => return Err(explain(refusal, device.name())),
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Makes the device as large as planned.
+    fn extend(&self, step: &Step, allocate_from: Option<u64>) -> Result<(), GrowError> {
+        let device = self.device(step);
+        let grown = device.grow(step.new_bytes, allocate_from);
+        grown.map_err(|error| match error.errno() {
+            errno::EOPNOTSUPP => GrowError::DeviceEnds {
+                device: device.name(),
+                present_bytes: device.present_bytes().unwrap_or(0),
+            },
+            errno::ENOSPC => GrowError::NoRoom {
+                device: device.name(),
+                bytes: step.new_bytes,
+                cause: error,
+            },
+            _ => GrowError::Io(error),
+        })
+    }
+}
+
+fn explain(refusal: Refusal, device: Arc<str>) -> GrowError {
+    match refusal {
+        Refusal::TooLittle { least_bytes } => GrowError::TooLittle {
+            device,
+            least_bytes,
+        },
+        Refusal::Regions => GrowError::TooOften,
+        Refusal::Containers { container_bytes } => GrowError::TooMuch {
+            most_bytes: growth::most_bytes(container_bytes),
+        },
+    }
+}
