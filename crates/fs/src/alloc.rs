@@ -9,8 +9,11 @@
 //! used. (Blocks lent to be discarded, see `lend.rs`, have their bits set and count in neither.) A container is loaded before
 //! the commit of a transaction that frees its blocks (`load_for`). If it were loaded after the commit, these blocks would be free at
 //! once and could be allocated to another file. `release_committed` would then free them although that file owns them.
+//!
+//! A slice grows at its end (`grow.rs`): its last container gets longer, and further containers follow. All block numbers stay.
 
 mod bits;
+mod grow;
 mod lend;
 mod loans;
 mod refill;
@@ -19,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use jericho_volume::Blocks;
-use jericho_volume::SliceRegion;
-use parking_lot::{Mutex, MutexGuard};
+use jericho_volume::{Appended, SliceRegion, SliceSpace};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use self::bits::Bits;
 pub use self::lend::{Loan, LoanRequest};
@@ -37,16 +40,27 @@ struct Container {
     bits: Mutex<Option<Bits>>,
 }
 
+impl Container {
+    /// Returns a container without used blocks. `blocks` is its length.
+    fn empty(blocks: u64) -> Container {
+        Container {
+            free: AtomicU32::new(blocks as u32),
+            bits: Mutex::new(None),
+        }
+    }
+}
+
 /// The space of one slice.
 struct Space {
-    capacity: u64,
+    /// Changes only under the lock of the last container's bits, so that the container is loaded with one capacity.
+    capacity: AtomicU64,
     free: AtomicU64,
     /// Container in which the next search starts.
     cursor: AtomicUsize,
-    containers: Box<[Container]>,
+    containers: Appended<Container>,
     /// First blocks of the metadata chunks that this slice had when the volume was opened, sorted.
     chunks: Vec<u64>,
-    regions: Vec<SliceRegion>,
+    regions: RwLock<Vec<SliceRegion>>,
 }
 
 impl Space {
@@ -55,12 +69,26 @@ impl Space {
     fn place(&self, first: u64, blocks: u64) -> Option<(u16, u64)> {
         let within =
             |r: &&SliceRegion| r.slice_first <= first && first + blocks <= r.slice_first + r.blocks;
-        let region = self.regions.iter().find(within)?;
+        let regions = self.regions.read();
+        let region = regions.iter().find(within)?;
         Some((
             region.device,
             region.device_first + (first - region.slice_first),
         ))
     }
+
+    fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Acquire)
+    }
+}
+
+/// Returns the length of each container of a range of a slice's containers, for a slice of `capacity` blocks.
+fn container_lengths(
+    capacity: u64,
+    container_blocks: u64,
+    containers: std::ops::Range<u64>,
+) -> impl Iterator<Item = u64> {
+    containers.map(move |index| (capacity - index * container_blocks).min(container_blocks))
 }
 
 /// Facts about a slice that the allocator needs.
@@ -74,6 +102,16 @@ pub struct SpaceOptions {
     pub regions: Vec<SliceRegion>,
 }
 
+impl From<&SliceSpace> for SpaceOptions {
+    fn from(slice: &SliceSpace) -> SpaceOptions {
+        SpaceOptions {
+            blocks: slice.blocks,
+            chunks: Vec::new(),
+            regions: slice.regions().to_vec(),
+        }
+    }
+}
+
 /// The allocator of the volume. All calls are thread-safe. Only the first use of a container does device I/O (a read of the
 /// store).
 pub struct Allocator {
@@ -85,6 +123,7 @@ pub struct Allocator {
     available: AtomicU64,
     reserved: AtomicU64,
     loans: Loans,
+    growing: Mutex<()>,
 }
 
 /// Number of passes over all containers after which an allocation of reserved blocks fails.
@@ -100,57 +139,45 @@ impl Allocator {
     ) -> Result<Arc<Allocator>> {
         let container_blocks = u64::from(store.container_blocks());
         let space = |mut options: SpaceOptions| {
-            let containers = options.blocks.div_ceil(container_blocks);
-            let free_of = |container: u64| {
-                (options.blocks - container * container_blocks).min(container_blocks) as u32
-            };
-            let container = |index| Container {
-                free: AtomicU32::new(free_of(index)),
-                bits: Mutex::new(None),
-            };
+            let count = options.blocks.div_ceil(container_blocks);
+            let lengths = container_lengths(options.blocks, container_blocks, 0..count);
             options.chunks.sort_unstable();
             Space {
-                capacity: options.blocks,
+                capacity: AtomicU64::new(options.blocks),
                 free: AtomicU64::new(0),
                 cursor: AtomicUsize::new(0),
-                containers: (0..containers).map(container).collect(),
+                containers: lengths.map(Container::empty).collect(),
                 chunks: options.chunks,
-                regions: options.regions,
+                regions: RwLock::new(options.regions),
             }
         };
-        let mut slices: Vec<Space> = slices.into_iter().map(space).collect();
+        let slices: Vec<Space> = slices.into_iter().map(space).collect();
         let too_many = |slice: SliceId| {
             Error::Damaged(format!("more blocks of slice {slice} are used than it has"))
         };
-        let mut take = |slice: SliceId, container: u64, blocks: u32| {
-            let found = slices
-                .get_mut(usize::from(slice))
-                .and_then(|space| space.containers.get_mut(container as usize));
-            let free = found.ok_or_else(|| too_many(slice))?.free.get_mut();
-            *free = free.checked_sub(blocks).ok_or_else(|| too_many(slice))?;
+        let take = |slice: SliceId, container: usize, blocks: u32| {
+            let space = slices.get(usize::from(slice));
+            let found = space.and_then(|space| space.containers.get(container));
+            let free = &found.ok_or_else(|| too_many(slice))?.free;
+            let left = free.load(Ordering::Relaxed).checked_sub(blocks);
+            free.store(left.ok_or_else(|| too_many(slice))?, Ordering::Relaxed);
             Ok::<_, Error>(())
         };
         for ((slice, container), used) in store.used_counts()? {
-            take(slice, u64::from(container), used)?;
+            take(slice, container as usize, used)?;
         }
-        let chunks: Vec<(SliceId, u64)> = slices_chunks(&slices);
-        for (slice, first) in chunks {
+        for (slice, first) in slices_chunks(&slices) {
             for (container, _, count) in pieces(container_blocks, first, chunk_blocks) {
-                let found = slices[usize::from(slice)].containers.get_mut(container);
-                let free = found.ok_or_else(|| too_many(slice))?.free.get_mut();
-                *free = free
-                    .checked_sub(count as u32)
-                    .ok_or_else(|| too_many(slice))?;
+                take(slice, container, count as u32)?;
             }
         }
         let mut available = 0;
-        for space in &mut slices {
-            let free = space
-                .containers
-                .iter_mut()
-                .map(|c| u64::from(*c.free.get_mut()))
+        for space in &slices {
+            let containers = space.containers.iter();
+            let free = containers
+                .map(|c| u64::from(c.free.load(Ordering::Relaxed)))
                 .sum();
-            *space.free.get_mut() = free;
+            space.free.store(free, Ordering::Relaxed);
             available += free;
         }
         Ok(Arc::new(Allocator {
@@ -161,6 +188,7 @@ impl Allocator {
             available: AtomicU64::new(available),
             reserved: AtomicU64::new(0),
             loans: Loans::default(),
+            growing: Mutex::new(()),
         }))
     }
 
@@ -301,7 +329,9 @@ impl Allocator {
         for enough in [(self.container_blocks / 4).max(1), 1] {
             for step in 0..containers {
                 let index = (start + step) % containers;
-                let container = &space.containers[index];
+                let Some(container) = space.containers.get(index) else {
+                    break;
+                };
                 loop {
                     let left = want - done;
                     let free = u64::from(container.free.load(Ordering::Relaxed));
@@ -336,16 +366,24 @@ impl Allocator {
 
     fn took(&self, slice: SliceId, container: usize, count: usize) {
         let space = &self.slices[usize::from(slice)];
-        space.containers[container]
-            .free
-            .fetch_sub(count as u32, Ordering::AcqRel);
+        if let Some(container) = space.containers.get(container) {
+            container.free.fetch_sub(count as u32, Ordering::AcqRel);
+        }
         space.free.fetch_sub(count as u64, Ordering::AcqRel);
+    }
+
+    /// Returns a container that exists.
+    fn container(&self, slice: SliceId, index: usize) -> Result<&Container> {
+        let space = self.slices.get(usize::from(slice));
+        space
+            .and_then(|space| space.containers.get(index))
+            .ok_or_else(|| Error::Damaged(format!("slice {slice} has no container {index}")))
     }
 
     /// Locks a container that exists. Loads its bitmap on first use.
     fn lock(&self, slice: SliceId, index: usize) -> Result<MutexGuard<'_, Option<Bits>>> {
+        let container = self.container(slice, index)?;
         let space = &self.slices[usize::from(slice)];
-        let container = &space.containers[index];
         let mut guard = container.bits.lock();
         if guard.is_none() {
             let durable = self.store.bitmap(slice, index as u32)?;
@@ -353,9 +391,10 @@ impl Allocator {
             let mut bits = Bits::new(durable.unwrap_or_else(|| vec![0; words].into()));
             let first = index as u64 * self.container_blocks;
             let end = first + self.container_blocks;
-            if end > space.capacity {
-                let beyond = (end - space.capacity) as usize;
-                bits.set((space.capacity - first) as usize, beyond);
+            let capacity = space.capacity();
+            if end > capacity {
+                let beyond = (end - capacity) as usize;
+                bits.set((capacity - first) as usize, beyond);
             }
             for chunk in &space.chunks {
                 for (i, at, count) in pieces(self.container_blocks, *chunk, self.chunk_blocks) {
@@ -450,7 +489,7 @@ impl Allocator {
     pub fn capacity_of(&self, slice: SliceId) -> u64 {
         self.slices
             .get(usize::from(slice))
-            .map_or(0, |s| s.capacity)
+            .map_or(0, Space::capacity)
     }
 
     /// Returns the number of blocks that are reserved and not allocated.

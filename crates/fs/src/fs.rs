@@ -213,11 +213,9 @@ impl Fs {
         self.core.alive()?;
         let allocator = &self.core.allocator;
         let slices = 0..self.core.slice_count();
-        let blocks = slices
-            .clone()
-            .map(|slice| allocator.capacity_of(slice))
-            .sum();
-        let free: u64 = slices.map(|slice| allocator.free_of(slice)).sum();
+        // A slice may grow meanwhile: its capacity grows first, so it is read last.
+        let free: u64 = slices.clone().map(|slice| allocator.free_of(slice)).sum();
+        let blocks = slices.map(|slice| allocator.capacity_of(slice)).sum();
         let used = self.core.numbers.lock().used();
         Ok(StatFs {
             blocks,

@@ -14,6 +14,7 @@ pub mod error;
 mod flushes;
 pub mod format;
 mod fs;
+mod grow;
 mod inode;
 pub mod metadata;
 mod names;

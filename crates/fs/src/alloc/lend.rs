@@ -73,8 +73,9 @@ impl Allocator {
     /// Returns a container in which blocks were freed since it was last returned.
     pub fn next_freed(&self) -> Option<(SliceId, usize)> {
         let (slice, index) = self.loans.freed.lock().pop_front()?;
-        let container = &self.slices[usize::from(slice)].containers[index];
-        if let Some(bits) = container.bits.lock().as_mut() {
+        if let Ok(container) = self.container(slice, index)
+            && let Some(bits) = container.bits.lock().as_mut()
+        {
             bits.is_queued = false;
         }
         Some((slice, index))
@@ -194,8 +195,9 @@ impl Drop for Loan<'_> {
             (blocks.first / allocator.container_blocks) as usize,
             (blocks.first % allocator.container_blocks) as usize,
         );
-        let container = &allocator.slices[usize::from(blocks.slice)].containers[index];
-        if let Some(bits) = container.bits.lock().as_mut() {
+        if let Ok(container) = allocator.container(blocks.slice, index)
+            && let Some(bits) = container.bits.lock().as_mut()
+        {
             bits.clear(at, blocks.count as usize);
         }
         let count = u64::from(blocks.count);

@@ -64,15 +64,7 @@ impl Allocator {
 
     /// The allocator of a volume whose store is open. The store's region grows from it.
     pub fn of_volume(store: &StoreRef, volume: &Volume) -> Result<Arc<Allocator>> {
-        let mut slices: Vec<SpaceOptions> = volume
-            .slices()
-            .iter()
-            .map(|slice| SpaceOptions {
-                blocks: slice.blocks,
-                chunks: Vec::new(),
-                regions: slice.regions().to_vec(),
-            })
-            .collect();
+        let mut slices: Vec<SpaceOptions> = volume.slices().iter().map(Into::into).collect();
         let chunk_blocks = volume.superblocks().with(|s| {
             for chunk in &s.chunks {
                 // Chunks that format made are in no slice; the superblock was validated.
@@ -155,7 +147,7 @@ impl Allocator {
         let space = &self.slices[usize::from(slice)];
         let want = blocks as usize;
         for index in (0..space.containers.len()).rev() {
-            let container = &space.containers[index];
+            let container = self.container(slice, index)?;
             if u64::from(container.free.load(Ordering::Relaxed)) < blocks {
                 continue;
             }

@@ -419,3 +419,110 @@ proptest! {
         }
     }
 }
+
+fn lengths(slices: &[u64]) -> Vec<SpaceOptions> {
+    let space = |blocks: &u64| SpaceOptions {
+        blocks: *blocks,
+        ..Default::default()
+    };
+    slices.iter().map(space).collect()
+}
+
+/// Returns the numbers of the blocks of slice 0, sorted.
+fn numbers(ranges: &[Blocks]) -> Vec<u64> {
+    let numbers = ranges
+        .iter()
+        .flat_map(|b| b.first..b.first + u64::from(b.count));
+    let mut numbers: Vec<u64> = numbers.collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+#[test]
+fn a_full_slice_that_grows_gives_exactly_its_new_blocks() {
+    // The last container is short, has its full length, or does not exist; the new one ends inside a container or with it.
+    for old in [0, 36, 64, 100, 128] {
+        for new in [old + 1, 128, 129, 300, 64 * 40] {
+            if new <= old {
+                continue;
+            }
+            let (_store, a) = allocator(&[old]);
+            take(&a, 0, None, old as u32);
+            assert!(matches!(a.reserve(1), Err(Error::Errno(28))));
+            assert_eq!(a.grow(lengths(&[new])), new - old);
+            assert_eq!((a.capacity_of(0), a.free_of(0)), (new, new - old));
+            assert_eq!(a.available(), new - old);
+            let got = take(&a, 0, None, (new - old) as u32);
+            assert_eq!(numbers(&got), (old..new).collect::<Vec<_>>());
+            assert!(matches!(a.reserve(1), Err(Error::Errno(28))));
+            // The same size again changes nothing.
+            assert_eq!(a.grow(lengths(&[new])), 0);
+            assert!(matches!(a.reserve(1), Err(Error::Errno(28))));
+        }
+    }
+}
+
+#[test]
+fn a_container_that_was_never_used_can_grow_and_is_then_loaded_with_its_new_length() {
+    let (store, a) = allocator(&[150, 90]);
+    let used = take(&a, 0, None, 10);
+    store.commit(&[Change::Use(used[0])]).unwrap();
+    assert_eq!(a.grow(lengths(&[1000, 90])), 850);
+    assert_eq!((a.capacity_of(0), a.capacity_of(1)), (1000, 90));
+    let mut got = take(&a, 0, Some(9), 990);
+    got.extend(used);
+    assert_eq!(numbers(&got), (0..1000).collect::<Vec<_>>());
+    // The store's bitmaps agree with the new capacity.
+    let again = open(&store, &[1000, 90]);
+    assert_eq!((again.free_of(0), again.available()), (990, 1080));
+    take(&again, 0, None, 990);
+}
+
+#[test]
+fn while_a_slice_grows_each_block_is_given_to_one_caller() {
+    const BLOCKS: u64 = 64 * 300 + 17;
+    let (_store, a) = allocator(&[100]);
+    let taken: Vec<AtomicU32> = (0..BLOCKS).map(|_| AtomicU32::new(0)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut held = 0;
+                while held < BLOCKS / 4 {
+                    if a.reserve(7).is_err() {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    let mut out = Vec::new();
+                    a.allocate(0, None, 7, &mut out).unwrap();
+                    for number in numbers(&out) {
+                        let before = taken[number as usize].fetch_add(1, Ordering::Relaxed);
+                        assert_eq!(before, 0, "block {number} was given twice");
+                    }
+                    if held % 3 == 0 {
+                        for number in numbers(&out) {
+                            taken[number as usize].store(0, Ordering::Relaxed);
+                        }
+                        out.drain(..)
+                            .for_each(|blocks| a.release_uncommitted(blocks));
+                        held += 1;
+                    }
+                    held += out.iter().map(|b| u64::from(b.count)).sum::<u64>();
+                }
+            });
+        }
+        let mut blocks = 100;
+        while blocks < BLOCKS {
+            blocks = (blocks + 111).min(BLOCKS);
+            a.grow(lengths(&[blocks]));
+        }
+    });
+    let used = taken
+        .iter()
+        .map(|t| u64::from(t.load(Ordering::Relaxed)))
+        .sum::<u64>();
+    assert_eq!(
+        (a.free_of(0), a.available()),
+        (BLOCKS - used, BLOCKS - used)
+    );
+    take(&a, 0, None, (BLOCKS - used) as u32);
+}
