@@ -41,6 +41,8 @@ pub enum Command {
     Sync(SyncArgs),
     /// Discard the free space of a mounted volume, so that the host or SSD can reuse it
     Trim(TrimArgs),
+    /// Take a larger file or block device into use, also while the volume is mounted
+    Grow(GrowArgs),
     /// Run a command that accesses cached files without system calls, optionally on a mount of its own
     Run(RunArgs),
     /// Show the slices of a mounted volume and their cache hits
@@ -229,6 +231,38 @@ pub struct TrimArgs {
     /// Skip free pieces smaller than this, with K, M, G or T
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub minimum: Option<u64>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  jericho grow my.volume --size 2G                     make the file longer
+  jericho grow /mnt/jericho --size 2G                  the same, by the directory of the mount
+  jericho grow /dev/vg/data                            use what lvextend has added
+  jericho grow my.volume --device disk2 --size 4G      one of several devices
+
+Extends a file to the new size. If the volume was formatted without --sparse, the host allocates all of the new space now. A block \
+device must be larger already. Without --size, each device of the volume is used up to the size that it has. The slices on a \
+device share its new space evenly. A mounted volume grows while programs use it.
+
+A volume cannot shrink. The size at the format limits the space for metadata, also later: 1 GiB if the volume had less than 4 GiB, \
+4 GiB below 64 GiB, and 16 GiB below 1 TiB. If the machine crashes meanwhile, the volume has its old size or the new one. \
+Only root and the user who mounted may grow a mounted volume.")]
+pub struct GrowArgs {
+    /// First device of the volume, or the directory of its mount
+    pub volume: PathBuf,
+    /// New size of the device, with K, M, G or T [default: the size that it has]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// The device that grows [default: all that have become larger]
+    #[arg(long, value_name = "PATH")]
+    pub device: Option<PathBuf>,
+    /// Grow although another host has not unmounted the volume, or the file of a loop device cannot be locked
+    #[arg(long)]
+    pub force: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,

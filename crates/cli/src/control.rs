@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use jericho_daemon::{Stat, Where};
+use jericho_daemon::{GrowRequest, Stat, Where};
 use jericho_fuse::control::{
-    InodePlacement, MOVE, PLACE, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, TRIM, Trim, WHERE,
+    Grow, InodePlacement, MOVE, PLACE, STAT, STAT_SLICES_PER_PAGE, SYNC, THREADS, TRIM, Trim,
+    WHERE, grow_name,
 };
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
@@ -112,6 +113,27 @@ pub fn trim(path: &Path, minimum: u64) -> Result<u64, Failure> {
             None => return Ok(bytes),
         }
     }
+}
+
+/// Grows the volume that contains `path`.
+pub fn grow(path: &Path, request: &GrowRequest) -> Result<Grow, Failure> {
+    // Checks first that this is a mount, so that an error below concerns the growth.
+    stat(path)?;
+    let mut value = vec![0u8; VALUE_BYTES_MAX];
+    let length = rustix::fs::lgetxattr(path, grow_name(request).as_str(), &mut value[..]).map_err(
+        |errno| match errno {
+            Errno::PERM => Failure::new(format!(
+                "{}: only root and the user who mounted the volume may grow it",
+                path.display()
+            )),
+            Errno::NODATA => Failure::new(format!(
+                "the daemon of {} is older than this program and cannot grow a volume; unmount it and mount it again",
+                path.display()
+            )),
+            errno => explain(path, errno),
+        },
+    )?;
+    serde_json::from_slice(&value[..length]).map_err(|error| not_understood(path, &error))
 }
 
 /// Returns where a file is.

@@ -12,6 +12,7 @@ mod control;
 mod failure;
 mod format;
 mod generate;
+mod grow;
 mod helper;
 mod keeper;
 mod logging;
@@ -69,6 +70,7 @@ fn run(command: Command) -> Outcome {
         Command::Umount(a) => umount::run(&a),
         Command::Sync(a) => sync::run(&a),
         Command::Trim(a) => trim::run(&a),
+        Command::Grow(a) => grow::run(&a),
         Command::Run(a) => crate::run::run(&a),
         Command::Stat(a) => stat::run(&a),
         Command::Top(a) => top::run(&a),

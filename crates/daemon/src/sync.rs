@@ -9,6 +9,7 @@ use jericho_format::PAGE_BYTES;
 use jericho_fs::Done;
 use jericho_fs::Result;
 use jericho_fs::types::{Ino, Trimmed};
+use jericho_volume::{GrowError, GrowRequest, GrownDevice};
 
 use crate::handle::Handle;
 use crate::mounted::Mounted;
@@ -73,6 +74,20 @@ impl Mounted {
         let run_least = run_least.div_ceil(PAGE_BYTES);
         let Trimmed { blocks, next } = self.fs().trim(blocks, run_least, until)?;
         Ok((blocks * PAGE_BYTES, next.map(|block| block * PAGE_BYTES)))
+    }
+
+    /// Takes larger files and block devices into use; see `Fs::grow`.
+    pub fn grow(&self, request: &GrowRequest) -> std::result::Result<Vec<GrownDevice>, GrowError> {
+        let grown = self.fs().grow(request)?;
+        for device in &grown {
+            tracing::info!(
+                device = %device.name,
+                old_bytes = device.old_bytes,
+                new_bytes = device.new_bytes,
+                "the volume has grown"
+            );
+        }
+        Ok(grown)
     }
 }
 

@@ -12,16 +12,17 @@
 //! | `jericho.sync`    | nothing, after everything written to the volume is durable |                      |
 //! | `jericho.syncfs`  | the same for syncfs(2): also fails once after a write-back has failed, even if a retry has succeeded | |
 //! | `jericho.trim+FROM+LEAST` | [`Trim`] as JSON, after about a second: free space from byte FROM on, in runs of at least LEAST bytes | |
+//! | `jericho.grow+SIZE+DEVICE` | [`Grow`] as JSON, after the growth. SIZE is in bytes, 0: as large as the devices are. DEVICE is the id of its label in hexadecimal digits, `all`: every device | |
 //! | `jericho.move`    |                                                | moves this inode, and waits for the end |
 //!
 //! A place is written `node:N`, `N` or `slice:N`. A policy is `never`, `always`, `adaptive` or `inherit`. Only root and the
-//! inode's owner may set an attribute. Only root and the user who mounted may trim.
+//! inode's owner may set an attribute. Only root and the user who mounted may trim and grow.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use jericho_daemon::Mounted;
+use jericho_daemon::{GrowError, GrowRequest, GrownDevice, Mounted};
 use jericho_fs::types::{Ino, SliceId};
 use jericho_sys::process::effective_uid;
 use parking_lot::Mutex;
@@ -46,6 +47,8 @@ pub const SYNC: &str = "jericho.sync";
 pub const SYNCFS: &str = "jericho.syncfs";
 /// Discards free space. A read of the attribute starts it.
 pub const TRIM: &str = "jericho.trim";
+/// Takes larger devices into use. A read of the attribute starts it.
+pub const GROW: &str = "jericho.grow";
 /// Moves a file.
 pub const MOVE: &str = "jericho.move";
 /// Most slices, nodes or clients in one page. An attribute holds at most 64 KiB, so further ones come in further pages.
@@ -73,6 +76,82 @@ pub struct Trim {
     pub bytes: u64,
     /// Where the next part begins; `None` when the trim is complete.
     pub next: Option<u64>,
+}
+
+/// Result of `jericho grow`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grow {
+    /// The devices that have grown.
+    pub devices: Vec<GrownBytes>,
+    /// Why the volume could not grow.
+    pub error: Option<String>,
+}
+
+/// A device that has grown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrownBytes {
+    /// Path of the device.
+    pub device: String,
+    /// Bytes that the volume used before.
+    pub old_bytes: u64,
+    /// Bytes that the volume uses now.
+    pub new_bytes: u64,
+}
+
+impl Grow {
+    /// Describes a growth, or why it failed.
+    pub fn of(result: Result<Vec<GrownDevice>, GrowError>) -> Grow {
+        let bytes = |grown: GrownDevice| GrownBytes {
+            device: grown.name.to_string(),
+            old_bytes: grown.old_bytes,
+            new_bytes: grown.new_bytes,
+        };
+        match result {
+            Ok(grown) => Grow {
+                devices: grown.into_iter().map(bytes).collect(),
+                error: None,
+            },
+            Err(error) => Grow {
+                devices: vec![],
+                error: Some(error.to_string()),
+            },
+        }
+    }
+}
+
+/// Returns the name of the attribute that grows the volume as requested.
+pub fn grow_name(request: &GrowRequest) -> String {
+    let device = request.device.map_or("all".into(), |uuid| {
+        let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        digits
+    });
+    format!("{GROW}+{}+{device}", request.size_bytes.unwrap_or(0))
+}
+
+/// Parses a name that `grow_name` returned. Fails with ENODATA for any other name.
+fn grow_request(name: &str) -> Result<GrowRequest, i32> {
+    let parsed = (|| {
+        let (size, device) = name
+            .strip_prefix(GROW)?
+            .strip_prefix('+')?
+            .split_once('+')?;
+        let device = match device {
+            "all" => None,
+            digits => {
+                let number = u128::from_str_radix(digits, 16).ok()?;
+                Some(number.to_be_bytes()).filter(|_| digits.len() == 32)
+            }
+        };
+        let size_bytes: u64 = size.parse().ok()?;
+        Some(GrowRequest {
+            device,
+            size_bytes: Some(size_bytes).filter(|bytes| *bytes > 0),
+        })
+    })();
+    // Any other name is a different request.
+    parsed
+        .filter(|request| grow_name(request) == name)
+        .ok_or(libc::ENODATA)
 }
 
 /// A range of the volume's space to discard, in bytes. Offsets count through all slices: the space of a slice begins where that
@@ -151,6 +230,8 @@ pub struct Control {
     syncer: Worker,
     /// Runs trims in a thread of their own.
     trimmer: Worker,
+    /// Runs growths in a thread of their own: the host may take long to allocate the space.
+    grower: Worker,
 }
 
 /// Time limit for one part of a trim.
@@ -165,6 +246,7 @@ impl Control {
             mover: Worker::new("mover"),
             syncer: Worker::new("syncer"),
             trimmer: Worker::new("trimmer"),
+            grower: Worker::new("grower"),
         }
     }
 
@@ -252,6 +334,30 @@ impl Control {
                     .map_err(|e| e.errno())
                     .map(|(bytes, next)| Trim { bytes, next }),
             );
+        }));
+    }
+
+    /// Grows the volume as the attribute `name` says. Calls `reply` with the result later, from another thread.
+    pub fn grow(
+        &self,
+        name: &str,
+        uid: u32,
+        reply: impl FnOnce(Result<Vec<u8>, i32>) + Send + 'static,
+    ) {
+        let request = match grow_request(name) {
+            Ok(request) => request,
+            Err(errno) => return reply(Err(errno)),
+        };
+        if uid != 0 && uid != effective_uid() {
+            return reply(Err(libc::EPERM));
+        }
+        let mounted = self.mounted.clone();
+        self.grower.run(Box::new(move || {
+            let grown = mounted.grow(&request);
+            if let Err(error) = &grown {
+                tracing::warn!(%error, "the volume could not grow");
+            }
+            reply(to_json(&Grow::of(grown)));
         }));
     }
 
@@ -440,6 +546,29 @@ mod tests {
             "+1+99999999999999999999",
         ] {
             assert_eq!(TrimRange::parse(wrong), Err(libc::ENODATA), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_growth_has_the_size_and_the_device() {
+        let mut request = GrowRequest::default();
+        assert_eq!(grow_name(&request), "jericho.grow+0+all");
+        assert_eq!(grow_request("jericho.grow+0+all"), Ok(request));
+        request.size_bytes = Some(1 << 40);
+        request.device = Some(std::array::from_fn(|i| i as u8));
+        assert_eq!(grow_request(&grow_name(&request)), Ok(request));
+        for wrong in [
+            "jericho.grow",
+            "jericho.grow+1",
+            "jericho.grow+-1+all",
+            "jericho.grow+01+all",
+            "jericho.grow+1+",
+            "jericho.grow+1+12",
+            "jericho.grow+1+all+all",
+            "jericho.grow+1+0000000000000000000000000000000g",
+            "jericho.grow+1+000102030405060708090A0b0c0d0e0f",
+        ] {
+            assert_eq!(grow_request(wrong), Err(libc::ENODATA), "{wrong}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use jericho_fs::types::Ino;
 
-use crate::control::{PREFIX, SYNC, SYNCFS, TRIM};
+use crate::control::{GROW, PREFIX, SYNC, SYNCFS, TRIM};
 use crate::convert::errno;
 use crate::filesystem::Jericho;
 use crate::protocol::InHeader;
@@ -12,6 +12,8 @@ use crate::reply::Reply;
 
 /// Room that suffices for the answer to a trim.
 const TRIM_BYTES_MAX: usize = 256;
+/// Room that suffices for the answer to a growth: paths of 64 devices.
+const GROW_BYTES_MAX: usize = 64 << 10;
 
 impl Jericho {
     pub(crate) fn setxattr(
@@ -54,6 +56,15 @@ impl Jericho {
                 return self
                     .control
                     .trim_part(name, req.uid, move |result| match result {
+                        Ok(value) => reply_value(reply, &value, size),
+                        Err(e) => reply.error(e),
+                    });
+            }
+            Some(name) if name.starts_with(GROW) && size == 0 => Ok(vec![0; GROW_BYTES_MAX]),
+            Some(name) if name.starts_with(GROW) => {
+                return self
+                    .control
+                    .grow(name, req.uid, move |result| match result {
                         Ok(value) => reply_value(reply, &value, size),
                         Err(e) => reply.error(e),
                     });

@@ -8,6 +8,7 @@ mod bad_input;
 mod devices;
 mod fsx;
 mod full_host;
+mod grow;
 mod helpers;
 mod life;
 mod memory_limit;

@@ -1,0 +1,101 @@
+//! `jericho grow`: through the daemon if the volume is mounted, else in this process.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use jericho_daemon::GrowRequest;
+use jericho_fuse::control::{Grow, GrownBytes};
+use jericho_volume::{OpenMode, Volume, VolumeError};
+
+use crate::args::GrowArgs;
+use crate::failure::{Failure, Outcome, print, print_json};
+use crate::{control, mounts, size};
+
+pub fn run(args: &GrowArgs) -> Outcome {
+    let shown = args.volume.display();
+    let mount = mount_of(&args.volume)?;
+    let device = args.device.as_deref().map(Volume::device_id).transpose();
+    let request = GrowRequest {
+        device: device.map_err(refused)?,
+        size_bytes: args.size,
+    };
+    let result = match &mount {
+        Some(dir) => control::grow(dir, &request)?,
+        None => grow_here(args, &request)?,
+    };
+    if let Some(error) = result.error {
+        return Err(Failure::new(format!("cannot grow {shown}: {error}")));
+    }
+    if args.json {
+        print_json(&result.devices)?;
+    } else if result.devices.is_empty() {
+        let why = match args.size {
+            Some(_) => "it has this size already",
+            None => "no device of it has become larger; to make a file larger, give --size",
+        };
+        print(&format!("{shown}: nothing to do: {why}\n"))?;
+    } else {
+        print(&result.devices.iter().map(line).collect::<String>())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn line(grown: &GrownBytes) -> String {
+    let (old, new) = (grown.old_bytes, grown.new_bytes);
+    format!(
+        "{}: grown from {} to {} ({new} bytes)\n",
+        grown.device,
+        size::human(old),
+        size::human(new)
+    )
+}
+
+fn refused(error: VolumeError) -> Failure {
+    Failure::new(error.to_string())
+}
+
+/// Returns the directory through which the daemon of a mounted volume is asked: `path` itself if it is a directory, else the mount
+/// of the volume whose first device it is. Returns `None` if the volume is not mounted here.
+fn mount_of(path: &Path) -> Result<Option<PathBuf>, Failure> {
+    let wanted = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Ok(Some(path.into())),
+        // The request tells the user what to do.
+        Err(error) if mounts::says_dead(&error) => return Ok(Some(path.into())),
+        Ok(metadata) => metadata,
+        // The error of opening the volume is better.
+        Err(_) => return Ok(None),
+    };
+    let is_it = |source: &Path| {
+        std::fs::metadata(source).is_ok_and(|metadata| {
+            match wanted.file_type().is_block_device() && metadata.file_type().is_block_device() {
+                true => metadata.rdev() == wanted.rdev(),
+                false => (metadata.dev(), metadata.ino()) == (wanted.dev(), wanted.ino()),
+            }
+        })
+    };
+    let mounts = mounts::list()?.into_iter();
+    let mut ours = mounts.filter(|mount| mount.filesystem == mounts::FILESYSTEM);
+    Ok(ours
+        .find(|mount| is_it(&mount.source))
+        .map(|mount| mount.dir))
+}
+
+/// Grows a volume that no process uses.
+fn grow_here(args: &GrowArgs, request: &GrowRequest) -> Result<Grow, Failure> {
+    let mode = OpenMode {
+        read_only: false,
+        force: args.force,
+    };
+    let others: Vec<PathBuf> = args.device.iter().cloned().collect();
+    let open = || {
+        // Refuses what is not the first device of a volume with a better error than the lock's.
+        Volume::is_dirty_at(&args.volume)?;
+        let mut lock = Volume::lock(&args.volume, mode)?;
+        let volume = Volume::open_among(&args.volume, &others, mode)?;
+        lock.cover(&volume)?;
+        Ok((volume, lock))
+    };
+    let (volume, _lock) = open().map_err(refused)?;
+    Ok(Grow::of(volume.grow(request)))
+}
