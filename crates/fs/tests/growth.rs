@@ -7,7 +7,7 @@ use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
 use jericho_fs::types::{Caller, Kind, ROOT};
 use jericho_fs::{Error, File, Fs, FsOptions};
-use jericho_sim::{FaultPlan, SimDevice};
+use jericho_sim::{FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, GrowError, GrowRequest, OpenMode, Volume};
 
@@ -135,6 +135,45 @@ fn a_volume_that_takes_no_changes_does_not_grow() {
     fs.commit().unwrap_err();
     let refused = fs.grow(&GrowRequest::default());
     assert!(matches!(refused, Err(GrowError::Failed(_))), "{refused:?}");
+}
+
+#[test]
+fn a_growth_whose_device_fails_leaves_a_sound_volume_and_can_be_repeated() {
+    let made = full_volume();
+    for (operation, nth) in [
+        (Operation::Write, 1),
+        (Operation::Write, 2),
+        (Operation::Flush, 1),
+        (Operation::Flush, 2),
+    ] {
+        let what = format!("{operation} {nth} fails");
+        let device = Arc::new(made.crash(0));
+        let fs = open(&device).unwrap();
+        let before = fs.statfs().unwrap();
+        device.enlarge(NEW_BYTES);
+        device.set_plan(FaultPlan::fail_nth(Some(operation), nth, 5));
+        let grown = fs.grow(&GrowRequest::default());
+        // The second write brings the other copy of the superblock up to date, and the volume does not need it.
+        assert_eq!(grown.is_ok(), nth == 2, "{what}: {grown:?}");
+        let after = fs.statfs().unwrap();
+        assert_eq!(after.blocks > before.blocks, nth == 2, "{what}");
+        if operation == Operation::Flush {
+            // A failed flush ends all changes.
+            create(&fs, "lost").unwrap();
+            fs.commit().unwrap_err();
+            drop(fs);
+            for seed in 0..4 {
+                assert_sound(&Arc::new(device.crash(seed)), &what);
+            }
+            continue;
+        }
+        fs.grow(&GrowRequest::default()).unwrap();
+        let file = create(&fs, "new").unwrap();
+        assert!(fill(&fs, &file, 0) >= NEW_FILE_BYTES, "{what}");
+        drop(file);
+        fs.close().unwrap();
+        assert_sound(&device, &what);
+    }
 }
 
 /// What a mount had acknowledged when the power was cut.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use jericho_sys::block::{self, Open};
 use jericho_sys::errno;
+use jericho_sys::files::size_limit;
 
 use crate::aligned::AlignedBuffer;
 use crate::handle::{Handle, Kind, Opened};
@@ -127,6 +128,9 @@ impl Kind for RegularFile {
         let length = file.metadata()?.len();
         let extended = (|| {
             if length < size_bytes {
+                if size_limit().is_some_and(|limit| limit < size_bytes) {
+                    return Err(io::Error::from_raw_os_error(errno::EFBIG));
+                }
                 file.set_len(size_bytes)?;
             }
             match allocate_from {

@@ -243,9 +243,13 @@ pub fn ioctl(fd: i32, request: u32, data: &mut [u8; IOCTL_BYTES]) -> Result<()> 
 /// Returns whether the size of this process's files is limited (RLIMIT_FSIZE). The kernel must then handle writes that extend a
 /// file, because it sends SIGXFSZ.
 pub fn size_is_limited() -> bool {
-    rustix::process::getrlimit(rustix::process::Resource::Fsize)
-        .current
-        .is_some()
+    size_limit().is_some()
+}
+
+/// Returns the largest size that this process may give to a file (RLIMIT_FSIZE). A larger one is answered with SIGXFSZ, which ends
+/// the process.
+pub fn size_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current
 }
 
 /// Reads a whole (small) file.

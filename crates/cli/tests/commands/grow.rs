@@ -96,6 +96,69 @@ fn a_full_volume_grows_while_a_program_writes_to_it() {
 }
 
 #[test]
+fn writers_that_find_the_volume_full_go_on_while_it_grows_again_and_again() {
+    let volume = Volume::mounted();
+    let names = ["one", "two", "three"];
+    std::thread::scope(|scope| {
+        let writers = names.map(|name| {
+            let file = File::create(volume.at(name)).unwrap();
+            scope.spawn(move || {
+                let mut done = 0;
+                while done < 130 {
+                    let added = write(&file, done, 130 - done);
+                    done += added;
+                    if added == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+                file.sync_all().unwrap();
+            })
+        });
+        let mut mib = 256;
+        while !writers.iter().all(|writer| writer.is_finished()) {
+            // 48 MiB more than the files need.
+            mib = (mib + 16).min(480);
+            succeed(&mut grow(&volume.mnt(), &["--size", &format!("{mib}M")]));
+        }
+    });
+    let hold_all = || {
+        for name in names {
+            assert_holds(&volume.at(name), 130);
+        }
+    };
+    hold_all();
+    volume.umount();
+    volume.check();
+    volume.mount();
+    hold_all();
+    assert!(space(&volume).0 > 390 * MIB);
+    succeed(jericho(["umount"]).arg(volume.mnt()));
+}
+
+#[test]
+fn a_limit_of_file_sizes_refuses_a_growth_and_does_not_end_the_daemon() {
+    let volume = Volume::formatted();
+    // In blocks of 512 bytes: 300 MiB.
+    let limited = |command: &Command| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -f 614400; exec \"$@\"", "sh"]);
+        shell.arg(command.get_program()).args(command.get_args());
+        shell
+    };
+    let too_large = grow(&volume.file(), &["--size", "400M"]);
+    let said = fail(&mut limited(&too_large), 1);
+    assert!(said.contains("File too large"), "{said}");
+    succeed(&mut limited(&volume.mount_command()));
+    let said = fail(&mut grow(&volume.mnt(), &["--size", "400M"]), 1);
+    assert!(said.contains("File too large"), "{said}");
+    assert_eq!(volume.file().metadata().unwrap().len(), 256 * MIB);
+    succeed(&mut grow(&volume.mnt(), &["--size", "288M"]));
+    fs::write(volume.at("file"), pattern(1, MIB as usize)).unwrap();
+    volume.umount();
+    volume.check();
+}
+
+#[test]
 fn a_killed_daemon_loses_neither_the_new_size_nor_synced_data_there() {
     let volume = Volume::mounted();
     let file = File::create(volume.at("file")).unwrap();
