@@ -515,7 +515,7 @@ impl Bed {
             });
             wait(&done)
         };
-        match input.number(1) % 10 {
+        match input.number(1) % 11 {
             0 => control.get(ino, "jericho.stat").map(|_| "counters"),
             1 => {
                 let page = text(input.take(3));
@@ -539,7 +539,7 @@ impl Bed {
                 });
                 wait(&done).map(|()| "synced")
             }
-            _ => {
+            9 => {
                 let range = match input.number(1) {
                     any @ 200.. => text(input.take(any as usize % 32)),
                     _ => format!("+{}+{}", input.number(4), input.number(3)),
@@ -550,6 +550,19 @@ impl Bed {
                     send.send(result).expect("the fuzzer waits");
                 });
                 wait(&done).map(|_| "trimmed")
+            }
+            // The device cannot become larger: each of these is refused or changes nothing.
+            _ => {
+                let request = match input.number(1) {
+                    any @ 200.. => text(input.take(any as usize % 48)),
+                    _ => format!("+{}+all", input.number(5)),
+                };
+                let name = format!("jericho.grow{request}");
+                let (send, done) = mpsc::channel();
+                control.grow(&name, uid, move |result| {
+                    send.send(result).expect("the fuzzer waits");
+                });
+                wait(&done).map(|_| "asked to grow")
             }
         }
     }

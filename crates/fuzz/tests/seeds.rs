@@ -52,6 +52,7 @@ const REACHED: [(&str, &[&str]); 3] = [
             "threads set",
             "synced",
             "trimmed",
+            "asked to grow",
             "refused",
         ],
     ),
