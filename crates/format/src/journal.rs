@@ -111,8 +111,8 @@ pub struct SegmentHeader {
     pub durable_seq: U64,
     /// All segments before this number were in the checkpoint store before this one was written.
     pub tail_seq: U64,
-    /// First 8 bytes of the volume's uuid.
-    pub volume: [u8; 8],
+    /// Bytes that only the volume's owner knows. Contents of files in a payload cannot have them, so they never look like a segment.
+    pub secret: [u8; 8],
     /// Zero.
     pub reserved: [u8; 16],
 }

@@ -21,7 +21,7 @@ fn the_page_has_every_field_at_its_offset() {
     assert_eq!(
         documented(PAGE, "SegmentHeader"),
         fields!(SegmentHeader: magic version flags slice kind reserved0 crc incarnation seq prev_crc
-            blocks payload_bytes pages requires batch_index durable_seq tail_seq volume reserved)
+            blocks payload_bytes pages requires batch_index durable_seq tail_seq secret reserved)
     );
     assert_eq!(
         documented(PAGE, "PositionValue"),

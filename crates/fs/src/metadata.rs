@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jericho_journal::JournalArea;
+use jericho_journal::{JournalArea, JournalVolume};
 use jericho_volume::superblocks::{ReadError, Superblocks};
 use jericho_volume::{DeviceOverlay, Volume};
 
@@ -58,7 +58,7 @@ pub(crate) fn open_store_only(
 
 /// Returns the place of the volume's journal.
 fn journal_of(volume: &Volume) -> JournalPlace {
-    let (first_block, blocks, volume_uuid) = volume.superblocks().with(|s| {
+    let (first_block, blocks, uuid) = volume.superblocks().with(|s| {
         (
             s.head.journal_first_block.get(),
             s.head.journal_blocks.get(),
@@ -76,7 +76,11 @@ fn journal_of(volume: &Volume) -> JournalPlace {
             first_block,
             blocks,
         },
-        volume_uuid,
+        volume: JournalVolume {
+            uuid,
+            // No file can have this name, so no listing of a directory shows its hash.
+            secret: volume.hash_name(b"\0journal").to_le_bytes(),
+        },
         slices_blocks: volume.slices().iter().map(|slice| slice.blocks).collect(),
     }
 }

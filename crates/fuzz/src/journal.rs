@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use jericho_format::journal::{
     JournalHeader, POSITION_BYTES, SEGMENT_BLOCKS_MAX, SEGMENT_HEADER_BYTES, SegmentHeader,
 };
-use jericho_journal::{AppendClass, BeginError, Journal, JournalArea, Position, RecoverError};
+use jericho_journal::{
+    AppendClass, BeginError, Journal, JournalArea, JournalVolume, Position, RecoverError,
+};
 use jericho_storage::{BLOCK_BYTES, Device};
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
@@ -14,7 +16,10 @@ use crate::input::Input;
 use crate::volume::Memory;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-const UUID: [u8; 16] = [7; 16];
+const VOLUME: JournalVolume = JournalVolume {
+    uuid: [7; 16],
+    secret: [8; 8],
+};
 const AREA: JournalArea = JournalArea {
     first_block: 0,
     blocks: 40,
@@ -27,10 +32,10 @@ fn sample() -> &'static (Vec<u8>, Position) {
     static SAMPLE: OnceLock<(Vec<u8>, Position)> = OnceLock::new();
     SAMPLE.get_or_init(|| {
         let device = Arc::new(Memory::default());
-        let mut journal = Journal::create(device.clone(), AREA, UUID, 0).expect("a journal");
+        let mut journal = Journal::create(device.clone(), AREA, VOLUME, 0).expect("a journal");
         let mut checkpoint = journal.end();
         for _ in 0..2 {
-            let recovery = Journal::recover(device.clone(), AREA, UUID, 0, checkpoint);
+            let recovery = Journal::recover(device.clone(), AREA, VOLUME, 0, checkpoint);
             let mut recovery = recovery.expect("a recovery");
             while recovery.next_batch().expect("a batch").is_some() {}
             checkpoint = recovery.end();
@@ -98,7 +103,7 @@ fn seal(area: &mut [u8], block: usize) {
 }
 
 fn recover(device: &Arc<Memory>, checkpoint: Position) {
-    let recovery = Journal::recover(device.clone(), AREA, UUID, 0, checkpoint);
+    let recovery = Journal::recover(device.clone(), AREA, VOLUME, 0, checkpoint);
     let Ok(mut recovery) = recovery else { return };
     let mut batches = 0;
     let is_damaged = loop {
@@ -124,7 +129,7 @@ fn recover(device: &Arc<Memory>, checkpoint: Position) {
     journal
         .append(b"new", AppendClass::Ordinary)
         .expect("an empty ring has room");
-    let again = Journal::recover(device.clone(), AREA, UUID, 0, end);
+    let again = Journal::recover(device.clone(), AREA, VOLUME, 0, end);
     let mut again = again.expect("a recovery");
     let batch = again.next_batch().expect("no damage");
     assert_eq!(batch.expect("a batch").payload, b"new");

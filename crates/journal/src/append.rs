@@ -15,7 +15,7 @@ use jericho_storage::{AlignedBuffer, BLOCK_BYTES, Device, IoError};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-use crate::area::{AreaDevice, JournalArea};
+use crate::area::{AreaDevice, JournalArea, JournalVolume};
 use crate::error::{AppendError, AreaError, CreateError};
 use crate::headers::{self, CurrentHeader};
 use crate::position::Position;
@@ -60,7 +60,7 @@ impl Journal {
     pub fn create(
         device: Arc<dyn Device>,
         area: JournalArea,
-        volume_uuid: [u8; 16],
+        volume: JournalVolume,
         slice: u16,
     ) -> Result<Journal, CreateError> {
         if !area.is_on(&*device) {
@@ -70,7 +70,7 @@ impl Journal {
         let place = AreaDevice {
             device,
             area,
-            volume_uuid,
+            volume,
             slice,
         };
         place.write_zeros()?;
@@ -190,7 +190,7 @@ impl Journal {
         header.batch_index = U32::new(index);
         header.durable_seq = U64::new(self.end.seq - 1);
         header.tail_seq = U64::new(self.tail.seq);
-        header.volume = self.place.volume();
+        header.secret = self.place.volume.secret;
         let crc = header.checksum(payload);
         header.crc = U32::new(crc);
         let end = SEGMENT_HEADER_BYTES + payload.len();

@@ -24,12 +24,22 @@ impl JournalArea {
     }
 }
 
+/// The volume of a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JournalVolume {
+    /// Its id, in the headers.
+    pub uuid: [u8; 16],
+    /// Bytes that each segment has. No program that writes files of the volume knows them, so no contents of a file in the journal can
+    /// look like a segment.
+    pub secret: [u8; 8],
+}
+
 /// A journal's area on its device. Counts blocks from the first block of the area.
 #[derive(Clone)]
 pub(crate) struct AreaDevice {
     pub device: Arc<dyn Device>,
     pub area: JournalArea,
-    pub volume_uuid: [u8; 16],
+    pub volume: JournalVolume,
     pub slice: u16,
 }
 
@@ -44,13 +54,6 @@ impl fmt::Debug for AreaDevice {
 }
 
 impl AreaDevice {
-    /// Returns the bytes of the volume's uuid that each segment has.
-    pub fn volume(&self) -> [u8; 8] {
-        let mut volume = [0; 8];
-        volume.copy_from_slice(&self.volume_uuid[..8]);
-        volume
-    }
-
     /// Returns a block's number on the device.
     pub fn on_device(&self, block: u32) -> u64 {
         self.area.first_block + u64::from(block)

@@ -46,7 +46,7 @@ pub(crate) fn read(place: &AreaDevice) -> Result<CurrentHeader, RecoverError> {
             });
         }
     };
-    let what = if header.volume_uuid != place.volume_uuid {
+    let what = if header.volume_uuid != place.volume.uuid {
         "volume"
     } else if header.slice.get() != place.slice {
         "slice"
@@ -72,7 +72,7 @@ pub(crate) fn write(
     flags: u32,
 ) -> Result<CurrentHeader, IoError> {
     let mut header = JournalHeader::new();
-    header.volume_uuid = place.volume_uuid;
+    header.volume_uuid = place.volume.uuid;
     header.slice = U16::new(place.slice);
     header.flags = U32::new(flags);
     header.blocks = U64::new(place.area.blocks);

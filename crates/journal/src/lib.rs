@@ -18,17 +18,18 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use jericho_journal::{AppendClass, Journal, JournalArea};
+//! use jericho_journal::{AppendClass, Journal, JournalArea, JournalVolume};
 //! use jericho_sim::SimDevice;
 //!
 //! let device = Arc::new(SimDevice::new("disk", 1 << 20));
 //! let area = JournalArea { first_block: 0, blocks: 256 };
-//! let mut journal = Journal::create(device.clone(), area, [7; 16], 0)?;
+//! let volume = JournalVolume { uuid: [7; 16], secret: [8; 8] };
+//! let mut journal = Journal::create(device.clone(), area, volume, 0)?;
 //! let checkpoint = journal.end();
 //! journal.append(b"row 1", AppendClass::Ordinary)?;
 //! drop(journal);
 //!
-//! let mut recovery = Journal::recover(device, area, [7; 16], 0, checkpoint)?;
+//! let mut recovery = Journal::recover(device, area, volume, 0, checkpoint)?;
 //! while let Some(batch) = recovery.next_batch()? {
 //!     assert_eq!(batch.payload, b"row 1");
 //! }
@@ -57,7 +58,7 @@ mod segment;
 mod window;
 
 pub use append::{AppendClass, Journal};
-pub use area::JournalArea;
+pub use area::{JournalArea, JournalVolume};
 pub use error::{
     AppendError, AreaError, BeginError, CreateError, Damage, Evidence, Found, RecoverError,
 };

@@ -12,7 +12,7 @@ use jericho_format::journal::{
 use jericho_storage::{Device, IoError};
 
 use crate::append::Journal;
-use crate::area::{AreaDevice, JournalArea};
+use crate::area::{AreaDevice, JournalArea, JournalVolume};
 use crate::error::{AreaError, BeginError, Damage, Evidence, Found, RecoverError};
 use crate::headers::{self, CurrentHeader};
 use crate::position::Position;
@@ -74,7 +74,7 @@ impl Journal {
     pub fn recover(
         device: Arc<dyn Device>,
         area: JournalArea,
-        volume_uuid: [u8; 16],
+        volume: JournalVolume,
         slice: u16,
         checkpoint: Position,
     ) -> Result<Recovery, RecoverError> {
@@ -85,7 +85,7 @@ impl Journal {
         let place = AreaDevice {
             device,
             area,
-            volume_uuid,
+            volume,
             slice,
         };
         // After the death of a process the device returns writes that a power cut would still lose. A read-only

@@ -21,7 +21,7 @@ pub(crate) fn inspect(
     if u32::from(version) != JOURNAL_VERSION {
         return Ok(Err(Found::Version(version)));
     }
-    if header.volume != place.volume() || header.slice.get() != place.slice {
+    if header.secret != place.volume.secret || header.slice.get() != place.slice {
         return Ok(Err(Found::Foreign));
     }
     let blocks = header.blocks.get();

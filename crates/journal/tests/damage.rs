@@ -9,12 +9,12 @@ use jericho_format::journal::{
     AREA_BLOCKS, JournalHeader, SEGMENT_CONTINUES, SegmentHeader, segment_kind,
 };
 use jericho_journal::{
-    AppendClass, BeginError, CreateError, Evidence, Found, Journal, JournalArea, Position,
-    RecoverError,
+    AppendClass, BeginError, CreateError, Evidence, Found, Journal, JournalArea, JournalVolume,
+    Position, RecoverError,
 };
 use jericho_sim::{Operation, Random, SimDevice};
 use support::{
-    PAGE, Recovered, SLICE, UUID, area, change, create, device, flip, forge, payload, recover,
+    PAGE, Recovered, SLICE, VOLUME, area, change, create, device, flip, forge, payload, recover,
     reopen,
 };
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -175,8 +175,9 @@ fn a_damaged_journal_is_not_continued_unless_the_caller_says_so() {
     flip(&written.device, written.begins[1].block, 100);
     let recovery = || {
         let device = written.device.clone();
-        let mut recovery = Journal::recover(device, area(BLOCKS), UUID, SLICE, written.checkpoint)
-            .expect("a recovery");
+        let mut recovery =
+            Journal::recover(device, area(BLOCKS), VOLUME, SLICE, written.checkpoint)
+                .expect("a recovery");
         let end = recovery
             .next_batch()
             .expect("a batch")
@@ -214,7 +215,8 @@ fn an_incarnation_begins_only_at_the_end_and_at_the_position_of_the_store() {
     let written = Written::new(&[10, 20]);
     let recovery = || {
         let device = written.device.clone();
-        Journal::recover(device, area(BLOCKS), UUID, SLICE, written.checkpoint).expect("a recovery")
+        Journal::recover(device, area(BLOCKS), VOLUME, SLICE, written.checkpoint)
+            .expect("a recovery")
     };
     let mut early = recovery();
     let first = early.next_batch().expect("a batch").expect("a batch").end;
@@ -297,7 +299,7 @@ fn segments_of_a_lost_header_are_damage() {
         "{refused}"
     );
     // A repair begins a greater incarnation than that of the segments it gives up.
-    let opened = Journal::recover(device.clone(), area(BLOCKS), UUID, SLICE, checkpoint);
+    let opened = Journal::recover(device.clone(), area(BLOCKS), VOLUME, SLICE, checkpoint);
     let mut recovery = opened.expect("a recovery");
     assert!(recovery.next_batch().is_err());
     let begun = recovery.begin_incarnation_after_damage(checkpoint);
@@ -385,14 +387,18 @@ fn a_tail_that_moved_before_the_checkpoint_is_reported() {
 fn another_volume_or_slice_or_version_or_area_is_refused() {
     let device = device(BLOCKS);
     let checkpoint = create(&device, BLOCKS).end();
-    let open = |uuid, slice, blocks| {
-        let opened = Journal::recover(device.clone(), area(blocks), uuid, slice, checkpoint);
+    let open = |volume, slice, blocks| {
+        let opened = Journal::recover(device.clone(), area(blocks), volume, slice, checkpoint);
         opened.map(|_| ()).unwrap_err().to_string()
     };
     let belongs = |what| format!("the journal at block 5 of disk belongs to another {what}");
-    assert_eq!(open([1; 16], SLICE, BLOCKS), belongs("volume"));
-    assert_eq!(open(UUID, SLICE + 1, BLOCKS), belongs("slice"));
-    assert_eq!(open(UUID, SLICE, BLOCKS - 1), belongs("area"));
+    let other = JournalVolume {
+        uuid: [1; 16],
+        ..VOLUME
+    };
+    assert_eq!(open(other, SLICE, BLOCKS), belongs("volume"));
+    assert_eq!(open(VOLUME, SLICE + 1, BLOCKS), belongs("slice"));
+    assert_eq!(open(VOLUME, SLICE, BLOCKS - 1), belongs("area"));
     change(&device, 1, |block| {
         let mut header = JournalHeader::decode(block).expect("a header");
         header.version = U32::new(2);
@@ -421,9 +427,9 @@ fn an_area_that_cannot_be_on_its_device_is_refused() {
             first_block,
             blocks,
         };
-        let created = Journal::create(device.clone(), area, UUID, SLICE).unwrap_err();
+        let created = Journal::create(device.clone(), area, VOLUME, SLICE).unwrap_err();
         assert!(matches!(created, CreateError::Area(_)), "{created}");
-        let opened = Journal::recover(device.clone(), area, UUID, SLICE, checkpoint).unwrap_err();
+        let opened = Journal::recover(device.clone(), area, VOLUME, SLICE, checkpoint).unwrap_err();
         assert!(matches!(opened, RecoverError::Area(_)), "{opened}");
     }
 }
@@ -469,6 +475,18 @@ fn a_segment_of_another_chain_is_not_taken() {
         header.prev_crc = U32::new(7)
     });
     written.damage_after(0);
+}
+
+#[test]
+fn bytes_that_look_like_a_segment_but_lack_the_secret_are_neither_taken_nor_evidence() {
+    let written = Written::new(&[10, 20, 30]);
+    // As the contents of a file would, whose writer knows everything about the journal but the secret.
+    forge(&written.device, written.begins[2].block, |header| {
+        header.secret = VOLUME.uuid[..8].try_into().unwrap();
+    });
+    let recovered = written.recover();
+    assert_eq!(recovered.batches, written.batches[..2]);
+    assert!(recovered.error.is_none(), "a torn end");
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use jericho_journal::{AppendClass, AppendError, Journal, Position};
 use jericho_sim::Random;
-use support::{Calls, ProcessDevice, SLICE, UUID, area, create, device, payload, recover, reopen};
+use support::{
+    Calls, ProcessDevice, SLICE, VOLUME, area, create, device, payload, recover, reopen,
+};
 
 const ORDINARY: AppendClass = AppendClass::Ordinary;
 const CHECKPOINT: AppendClass = AppendClass::Checkpoint;
@@ -138,7 +140,7 @@ fn a_batch_of_several_mebibytes_comes_back_whole() {
 #[test]
 fn an_append_of_one_segment_is_one_durable_write() {
     let process = Arc::new(ProcessDevice::new(device(64), u64::MAX));
-    let mut journal = Journal::create(process.clone(), area(64), UUID, SLICE).expect("a journal");
+    let mut journal = Journal::create(process.clone(), area(64), VOLUME, SLICE).expect("a journal");
     let mut calls_of = |bytes: usize| {
         let before = process.calls();
         journal.append(&payload(1, bytes), ORDINARY).expect("room");

@@ -13,7 +13,7 @@ use jericho_journal::{
 };
 use jericho_sim::{FaultPlan, Random, SimDevice};
 use jericho_storage::{Device, IoError};
-use support::{ProcessDevice, SLICE, UUID, area, create, device, payload, recover};
+use support::{ProcessDevice, SLICE, VOLUME, area, create, device, payload, recover};
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ impl World {
     }
 
     fn mount(&mut self, device: Arc<dyn Device>, random: &mut Random) -> Result<(), IoError> {
-        let recovery = Journal::recover(device, area(self.blocks), UUID, SLICE, self.checkpoint);
+        let recovery = Journal::recover(device, area(self.blocks), VOLUME, SLICE, self.checkpoint);
         let mut recovery = io(recovery)?;
         self.take_batches(&mut recovery, random)?;
         let end = recovery.end();
@@ -247,7 +247,7 @@ fn batches_that_a_recovery_returned_survive_a_later_cut() {
         let operations = 1 + 1 + 2 + 4 + 2 * (seed % 4) + 1;
         let process = Arc::new(ProcessDevice::new(device.clone(), operations));
         let mut recovery =
-            Journal::recover(process, area(30), UUID, SLICE, checkpoint).expect("a recovery");
+            Journal::recover(process, area(30), VOLUME, SLICE, checkpoint).expect("a recovery");
         while recovery.next_batch().expect("no damage").is_some() {}
         let mut journal = recovery
             .begin_incarnation(checkpoint)
@@ -279,7 +279,7 @@ fn a_cut_in_create_leaves_no_journal_or_an_empty_one() {
             old.append(&payload(1, 50_000), AppendClass::Ordinary)
                 .expect("room");
             device.set_plan(FaultPlan::cut_power_at(nth));
-            let created = Journal::create(device.clone(), area(blocks), UUID, SLICE);
+            let created = Journal::create(device.clone(), area(blocks), VOLUME, SLICE);
             let is_done = created.is_ok();
             let image = Arc::new(device.crash(seed));
             match recover(image, blocks, checkpoint) {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use jericho_journal::{Journal, JournalArea, Position, RecoverError, Recovery};
+use jericho_journal::{Journal, JournalArea, JournalVolume, Position, RecoverError, Recovery};
 use jericho_storage::Device;
 
 use super::Store;
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 pub(crate) struct JournalPlace {
     pub device: Arc<dyn Device>,
     pub area: JournalArea,
-    pub volume_uuid: [u8; 16],
+    pub volume: JournalVolume,
     /// Capacity of each slice.
     pub slices_blocks: Vec<u64>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Recovered {
 impl Store {
     /// Makes the journal of a new volume, or one in place of a journal that cannot be read.
     pub(crate) fn create_journal(&self, place: JournalPlace) -> Result<()> {
-        let journal = Journal::create(place.device, place.area, place.volume_uuid, SLICE)
+        let journal = Journal::create(place.device, place.area, place.volume, SLICE)
             .map_err(|error| Error::Journal(error.to_string().into()))?;
         *self.log.lock() = Log::Journal(Box::new(journal));
         // Records the journal's first position, so that a mount finds where to begin.
@@ -60,7 +60,7 @@ impl Store {
         let journal = Journal::recover(
             place.device.clone(),
             place.area,
-            place.volume_uuid,
+            place.volume,
             SLICE,
             position,
         );

@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jericho_format::PAGE_BYTES;
 use jericho_format::journal::SegmentHeader;
-use jericho_journal::{Journal, JournalArea, Position, RecoverError};
+use jericho_journal::{Journal, JournalArea, JournalVolume, Position, RecoverError};
 use jericho_sim::{Random, SimDevice};
 use jericho_storage::{Cause, Device, IoError};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U32;
 
-pub const UUID: [u8; 16] = *b"0123456789abcdef";
+pub const VOLUME: JournalVolume = JournalVolume {
+    uuid: *b"0123456789abcdef",
+    secret: *b"a secret",
+};
 pub const SLICE: u16 = 3;
 pub const PAGE: usize = PAGE_BYTES as usize;
 /// Errno of an operation after the process has died.
@@ -33,7 +36,7 @@ pub fn device(blocks: u64) -> Arc<SimDevice> {
 }
 
 pub fn create(device: &Arc<SimDevice>, blocks: u64) -> Journal {
-    Journal::create(device.clone(), area(blocks), UUID, SLICE).expect("a journal")
+    Journal::create(device.clone(), area(blocks), VOLUME, SLICE).expect("a journal")
 }
 
 /// Returns bytes that begin with a number and depend on it.
@@ -65,7 +68,7 @@ pub fn recover(
     blocks: u64,
     checkpoint: Position,
 ) -> Result<Recovered, RecoverError> {
-    let mut recovery = Journal::recover(device, area(blocks), UUID, SLICE, checkpoint)?;
+    let mut recovery = Journal::recover(device, area(blocks), VOLUME, SLICE, checkpoint)?;
     let mut batches = vec![];
     let error = loop {
         match recovery.next_batch() {
@@ -86,7 +89,7 @@ pub fn recover(
 
 /// Recovers a journal that is not damaged, and begins a new incarnation.
 pub fn reopen(device: &Arc<SimDevice>, blocks: u64, checkpoint: Position) -> Journal {
-    let mut recovery = Journal::recover(device.clone(), area(blocks), UUID, SLICE, checkpoint)
+    let mut recovery = Journal::recover(device.clone(), area(blocks), VOLUME, SLICE, checkpoint)
         .expect("a recovery");
     while recovery.next_batch().expect("no damage").is_some() {}
     let end = recovery.end();
