@@ -39,7 +39,7 @@ impl Error {
 }
 
 /// A run of pages and its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRun {
     /// Number of pages.
     pub pages: u32,
@@ -48,7 +48,7 @@ pub struct PageRun {
 }
 
 /// Place of a run of pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PagePlace {
     /// No place: the pages read as zeros.
     Hole,
@@ -59,6 +59,8 @@ pub enum PagePlace {
         /// Byte offset on the device.
         offset_bytes: u64,
     },
+    /// In memory: the bytes of the run's only page, which are not on the device yet. Only `Object::resolve` returns it.
+    Memory(Arc<[u8]>),
 }
 
 /// An owner of pages, for example a file of the filesystem. Slice threads and the callers of the slice call it. Its functions may
@@ -84,6 +86,13 @@ pub trait Object: Send + Sync + 'static {
     /// run has a `PagePlace::Device`. The slice then writes the pages there and calls `written`. Never called for pages without
     /// reserved space: callers of a Get with `Intent::Modify` or `Overwrite` reserve it.
     fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> Result<(), Error>;
+
+    /// Offers the contents of pages from `first` on, after `allocate` has placed them, to be stored elsewhere than in their places.
+    /// Returns whether the object keeps them: then they are in its next commit, `resolve` returns them, and the slice takes the
+    /// pages for clean, without a call of `written`. `commits` is true if the sync that writes the pages commits anyway.
+    fn log(&self, _first: u64, _bytes: &[u8], _commits: bool) -> bool {
+        false
+    }
 
     /// Reports that the pages `[first, first + count)` are on the device, where the last `allocate` placed them. The device is
     /// not flushed yet.

@@ -42,7 +42,7 @@ pub(crate) fn perform(shared: &Arc<SliceShared>, mut effects: Effects) {
     }
 }
 
-/// Asks the object where pages are, zeroes holes, and queues the reads.
+/// Asks the object where pages are, fills those that no device has, and queues the reads.
 fn start_fill(shared: &Arc<SliceShared>, fill: &Fill, effects: &mut Effects) {
     let context = &shared.context;
     let plan = match plan_fill(shared, fill) {
@@ -59,10 +59,10 @@ fn start_fill(shared: &Arc<SliceShared>, fill: &Fill, effects: &mut Effects) {
     if fill.read_ahead {
         context.counts.read_ahead_bytes.fetch_add(bytes, Relaxed);
     }
-    let FillPlan { holes, mut reads } = plan;
+    let FillPlan { filled, mut reads } = plan;
     let mut started = false;
     let mut state = shared.lock();
-    get::fill_started(&mut state, context, fill, holes, &mut reads, effects);
+    get::fill_started(&mut state, context, fill, filled, &mut reads, effects);
     for (transfer, _) in reads {
         let for_pipeline = match fill.read_ahead || fill.pages.len() > thread_reads::PAGES_MAX {
             true => Some(transfer),

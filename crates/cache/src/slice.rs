@@ -307,13 +307,15 @@ impl Slice {
 
     /// Does the same as `sync` in the calling thread, which may have to wait for a device, if that takes few writes. Returns `None`
     /// if not; the caller then calls `sync`, which leaves out what this call has written. The caller holds no lock that
-    /// the object takes.
+    /// the object takes. Instead of being written, pages may be in the object's next commit (`Object::log`); `commits` says that the
+    /// caller commits in any case.
     pub fn sync_small(
         &self,
         object: &Arc<dyn Object>,
         pages: &Range<u64>,
+        commits: bool,
     ) -> Option<Result<(), Error>> {
-        small_sync::sync(&self.shared, &self.devices, object, pages)
+        small_sync::sync(&self.shared, &self.devices, object, pages, commits)
     }
 
     /// Writes back all pages that are dirty at the time of the call.

@@ -1,8 +1,9 @@
-//! Small syncs: the calling thread writes a few dirty pages itself, without the evictor.
+//! Small syncs: the calling thread writes a few dirty pages itself, without the evictor. Or it hands them to their object, which puts
+//! them into its next commit (`Object::log`).
 //!
 //! ```text
 //!   under the lock          ── begin: nothing stands against it; pages marked WRITE_BACK; the transfer is in `SliceState::writing`
-//!   without the lock        ── places, copy of the pages, writes; `Object::written` or `Object::write_failed`
+//!   without the lock        ── places, copy of the pages; `Object::log`, or writes and `Object::written` or `Object::write_failed`
 //!   under the lock, at once ── end: marks removed or pages dirty again; the transfer is no longer in `writing`
 //! ```
 //!
@@ -56,6 +57,17 @@ pub(crate) struct Begun {
     pub has_skipped: bool,
 }
 
+/// Where the pages of a part are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// On the device.
+    InPlace,
+    /// With the object, which has them in its next commit.
+    Logged,
+}
+
+type Written = Result<Kept, Error>;
+
 /// Pages that a caller has marked for its own transfer.
 pub(crate) struct Started {
     tag: u64,
@@ -73,13 +85,14 @@ pub(crate) fn sync(
     devices: &[Arc<dyn Device>],
     object: &Arc<dyn Object>,
     pages: &Range<u64>,
+    commits: bool,
 ) -> Option<Result<(), Error>> {
     shared.drain_clients();
     for _ in 0..ROUNDS_MAX {
         let begun = begin(&mut shared.lock(), &shared.context, object.id(), pages)?;
-        let mut result = begun
-            .started
-            .map_or(Ok(()), |started| write_and_end(shared, devices, &started));
+        let mut result = begun.started.map_or(Ok(()), |started| {
+            write_and_end(shared, devices, &started, commits)
+        });
         if let Some(joined) = &begun.joined {
             result = joined.wait().and(result);
         }
@@ -97,11 +110,12 @@ fn write_and_end(
     shared: &Arc<SliceShared>,
     devices: &[Arc<dyn Device>],
     started: &Started,
+    commits: bool,
 ) -> Result<(), Error> {
     let transfer = SyncTransfer { shared, started };
-    let results = write(&shared.context, devices, started);
+    let results = write(&shared.context, devices, started, commits);
     transfer.end(&results);
-    results.into_iter().collect()
+    results.into_iter().try_for_each(|result| result.map(drop))
 }
 
 /// Marks the dirty pages of a range for write-back and records their transfer, if they are few and nothing stands against it.
@@ -173,12 +187,13 @@ fn record(state: &mut SliceState, context: &SliceContext, chosen: &Chosen) -> St
     }
 }
 
-/// Writes the pages of each part to the place that its object gives. Returns a result for each part.
+/// Writes the pages of each part to the place that its object gives, unless the object keeps them. Returns a result for each part.
 fn write(
     context: &SliceContext,
     devices: &[Arc<dyn Device>],
     started: &Started,
-) -> Vec<Result<(), Error>> {
+    commits: bool,
+) -> Vec<Written> {
     context.counts.small_syncs.fetch_add(1, Relaxed);
     let copy = COPY.take();
     let mut copy = copy.unwrap_or_else(|| AlignedBuffer::new(PAGES_MAX * PAGE));
@@ -186,7 +201,7 @@ fn write(
     let mut results = vec![];
     for part in started.parts.iter() {
         let (own, rest) = frames.split_at(part.entries.len());
-        results.push(write_part(context, devices, part, own, &mut copy));
+        results.push(write_part(context, devices, part, own, commits, &mut copy));
         frames = rest;
     }
     COPY.set(Some(copy));
@@ -198,8 +213,9 @@ fn write_part(
     devices: &[Arc<dyn Device>],
     part: &Part,
     frames: &[u32],
+    commits: bool,
     copy: &mut AlignedBuffer,
-) -> Result<(), Error> {
+) -> Written {
     let mut runs = vec![];
     part.object
         .allocate(part.first, frames.len() as u32, &mut runs)?;
@@ -210,6 +226,9 @@ fn write_part(
         assert!(copied.is_ok(), "a frame that `choose` has checked");
     }
     let mut bytes = &copy.as_slice()[..frames.len() * PAGE];
+    if part.object.log(part.first, bytes, commits) {
+        return Ok(Kept::Logged);
+    }
     for run in runs {
         let PagePlace::Device {
             device,
@@ -231,7 +250,7 @@ fn write_part(
         bytes.is_empty(),
         "an object placed fewer pages than requested"
     );
-    Ok(())
+    Ok(Kept::InPlace)
 }
 
 /// Ends a transfer, with a result for each part: its pages are clean, or dirty again. The objects already know. Returns its
@@ -240,13 +259,13 @@ pub(crate) fn end(
     state: &mut SliceState,
     context: &SliceContext,
     started: &Started,
-    results: &[Result<(), Error>],
+    results: &[Written],
     effects: &mut Effects,
 ) -> Option<WriteBack> {
     let now = Instant::now();
     for (part, result) in started.parts.iter().zip(results) {
         match result {
-            Ok(()) => write_back::clean(context, part),
+            Ok(_) => write_back::clean(context, part),
             Err(error) => write_back::failed(state, context, part, error, now, effects),
         }
     }
@@ -262,13 +281,14 @@ struct SyncTransfer<'a> {
 
 impl SyncTransfer<'_> {
     /// Ends the transfer: tells the objects, then the slice, then those that wait for it.
-    fn end(&self, results: &[Result<(), Error>]) {
+    fn end(&self, results: &[Written]) {
         let (shared, context) = (self.shared, &self.shared.context);
         for (part, result) in self.parts(results) {
             let count = part.entries.len() as u32;
             match result {
                 // The object must know before the pages can be evicted. A later fetch must go to their new place.
-                Ok(()) => part.object.written(part.first, count),
+                Ok(Kept::InPlace) => part.object.written(part.first, count),
+                Ok(Kept::Logged) => {}
                 Err(error) => write_back::note_failure(context, part, error),
             }
         }
@@ -299,8 +319,8 @@ impl SyncTransfer<'_> {
     /// Returns the parts with their results.
     fn parts<'a>(
         &'a self,
-        results: &'a [Result<(), Error>],
-    ) -> impl Iterator<Item = (&'a Part, &'a Result<(), Error>)> {
+        results: &'a [Written],
+    ) -> impl Iterator<Item = (&'a Part, &'a Written)> {
         self.started.parts.iter().zip(results)
     }
 
@@ -312,7 +332,7 @@ impl SyncTransfer<'_> {
 impl Drop for SyncTransfer<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() && self.is_recorded() {
-            let failed: Result<(), Error> = Err(Error::Object {
+            let failed: Written = Err(Error::Object {
                 errno: EIO,
                 message: "the thread that wrote the page panicked".into(),
             });

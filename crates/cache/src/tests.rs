@@ -340,7 +340,14 @@ fn a_small_sync_is_a_transfer_that_others_see_and_join() {
     let second = begin_small(&mut slice).expect("one page is few");
     assert!(second.started.is_none() && second.joined.is_some() && second.has_skipped);
     let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
-    let ended = small_sync::end(state, context, &started, &[Ok(())], effects).unwrap();
+    let ended = small_sync::end(
+        state,
+        context,
+        &started,
+        &[Ok(small_sync::Kept::InPlace)],
+        effects,
+    )
+    .unwrap();
     assert_eq!((ended.syncs, ended.callers.unwrap().len()), (vec![id], 1));
     assert!(slice.state.on_the_way.is_empty() && slice.state.writing.is_empty());
     let (state, context) = (&mut slice.state, &slice.context);
@@ -481,7 +488,14 @@ fn a_sync_waits_for_a_small_sync_that_began_before_its_pages_were_chosen() {
     assert!(slice.choose(Some(id)).chosen.is_none());
     assert!(matches!(syncs.step(id, None), SyncStep::Waits));
     let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
-    let ended = small_sync::end(state, context, &started, &[Ok(())], effects).unwrap();
+    let ended = small_sync::end(
+        state,
+        context,
+        &started,
+        &[Ok(small_sync::Kept::InPlace)],
+        effects,
+    )
+    .unwrap();
     assert_eq!(ended.syncs, [id]);
     assert!(matches!(syncs.step(id, None), SyncStep::Ended(_, Ok(()))));
 }

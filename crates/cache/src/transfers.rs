@@ -36,30 +36,38 @@ pub(crate) fn segments(memory: &SliceMemory, frames: impl Iterator<Item = u32>) 
 /// How the pages of a fill get their contents.
 #[derive(Default)]
 pub(crate) struct FillPlan {
-    /// Entries whose frames were zeroed.
-    pub holes: Vec<u32>,
+    /// Entries whose frames have their contents already: zeros, or bytes from memory.
+    pub filled: Vec<u32>,
     /// Reads, without tags, and the entries that each of them fills.
     pub reads: Vec<(Transfer, Vec<u32>)>,
 }
 
 impl FillPlan {
-    /// Zeroes the frames of holes, and plans reads of the other pages. `pages` are (page, entry, frame), and `runs` their places.
+    /// Fills the frames of pages that no device has, and plans reads of the others. `pages` are (page, entry, frame), and `runs` their places.
     pub fn add(&mut self, memory: &SliceMemory, pages: &[(u64, u32, u32)], runs: &[PageRun]) {
         let mut at = 0;
         for run in runs {
             let part = &pages[at..(at + run.pages as usize).min(pages.len())];
             at += part.len();
-            match run.place {
+            match &run.place {
                 PagePlace::Hole => {
                     for (_, index, frame) in part {
                         memory.zero(*frame);
-                        self.holes.push(*index);
+                        self.filled.push(*index);
+                    }
+                }
+                PagePlace::Memory(bytes) => {
+                    for (_, index, frame) in part {
+                        let copied = memory.copy_in(*frame, 0, bytes);
+                        assert!(copied.is_ok(), "a frame of the slice's own records");
+                        self.filled.push(*index);
                     }
                 }
                 PagePlace::Device {
                     device,
                     offset_bytes,
                 } => {
+                    let (device, offset_bytes) = (*device, *offset_bytes);
                     let transfer = Transfer {
                         tag: 0,
                         device,

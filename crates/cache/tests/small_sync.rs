@@ -92,7 +92,7 @@ impl Bed {
     }
 
     fn sync_small(&self) -> Option<Result<(), Error>> {
-        self.slice.sync_small(&self.object, &(0..u64::MAX))
+        self.slice.sync_small(&self.object, &(0..u64::MAX), false)
     }
 
     fn sync(&self) -> Result<(), Error> {
@@ -190,7 +190,7 @@ fn a_sync_of_many_pages_or_of_many_runs_is_left_to_the_evictor() {
     let counters = bed.slice.counters();
     assert_eq!(counters.small_syncs, 0);
     // The limits are those of the range.
-    let part = bed.slice.sync_small(&bed.object, &(0..7));
+    let part = bed.slice.sync_small(&bed.object, &(0..7), false);
     part.expect("a small sync").unwrap();
     assert_eq!(bed.first_dirty(), Some(8));
     bed.sync().unwrap();
@@ -347,7 +347,7 @@ fn a_write_of_the_evictor_in_flight_is_left_to_it() {
     bed.write(1, 2);
     assert!(bed.sync_small().is_none());
     // Another range is none of its business.
-    let other = bed.slice.sync_small(&bed.object, &(1..9));
+    let other = bed.slice.sync_small(&bed.object, &(1..9), false);
     other.expect("a small sync").unwrap();
     assert_eq!(bed.on_device(1), 2);
     drop(go);

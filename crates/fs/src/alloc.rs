@@ -30,6 +30,7 @@ pub use self::lend::{Loan, LoanRequest};
 use self::loans::Loans;
 pub use self::loans::Recall;
 use crate::error::{Error, Result};
+use crate::logged::LoggedPages;
 use crate::store::StoreRef;
 use crate::types::SliceId;
 
@@ -124,6 +125,7 @@ pub struct Allocator {
     reserved: AtomicU64,
     loans: Loans,
     growing: Mutex<()>,
+    logged: LoggedPages,
 }
 
 /// Number of passes over all containers after which an allocation of reserved blocks fails.
@@ -189,7 +191,13 @@ impl Allocator {
             reserved: AtomicU64::new(0),
             loans: Loans::default(),
             growing: Mutex::new(()),
+            logged: LoggedPages::default(),
         }))
+    }
+
+    /// Returns the blocks whose newest contents are in the journal.
+    pub fn logged(&self) -> &LoggedPages {
+        &self.logged
     }
 
     /// Reserves `blocks` blocks for data that will be written later (delayed allocation), in no particular slice. Fails with
@@ -448,6 +456,8 @@ impl Allocator {
     /// Clears the bits of blocks. Returns how many were set. The caller must make only these available, even if it named more
     /// blocks: otherwise more space could be reserved than is free.
     fn give_back(&self, blocks: Blocks, what: &str) -> u64 {
+        // An image that were written into the blocks later would be in the next owner's file.
+        self.logged.release(blocks);
         let mut cleared = 0;
         for (index, at, count) in
             pieces(self.container_blocks, blocks.first, u64::from(blocks.count))

@@ -369,6 +369,18 @@ impl FileHost for Core {
     fn write_failed(&self, error: &Error) {
         self.errors.note(error);
     }
+
+    fn in_one_batch(&self, change: &mut dyn FnMut()) -> bool {
+        if self.options.read_only || !self.store.takes_images() {
+            return false;
+        }
+        let _gate = self.commits.enter();
+        let may_change = self.commits.failure().is_ok();
+        if may_change {
+            change();
+        }
+        may_change
+    }
 }
 
 /// Largest number of pages of a file.

@@ -7,6 +7,7 @@ pub(crate) mod leaving;
 pub(crate) mod open_file;
 pub(crate) mod placement;
 pub(crate) mod runs;
+pub(crate) mod settle;
 pub(crate) mod shared_flushes;
 pub(crate) mod space;
 pub(crate) mod sync;

@@ -16,6 +16,7 @@ use crate::commit::checkpoints::Checkpoints;
 use crate::commit::{Commits, checkpointer, committer};
 use crate::core::{Core, NAME_MAX, wait};
 use crate::data::leaving::Leaving;
+use crate::data::settle;
 use crate::data::shared_flushes::SharedFlushes;
 use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::discard::{Discards, discarder};
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::metadata;
 use crate::numbers::Numbers;
-use crate::store::Change;
+use crate::store::{Change, CheckpointNeed};
 use crate::table::Table;
 use crate::types::*;
 
@@ -100,6 +101,9 @@ impl Fs {
             discarder: Mutex::new(discarder),
         });
         fs.remove_orphans()?;
+        if fs.core.allocator.logged().len() > 0 && !fs.core.options.read_only {
+            fs.core.checkpoints.note(CheckpointNeed::AtLast);
+        }
         Ok(fs)
     }
 
@@ -136,7 +140,7 @@ impl Fs {
     /// Writes everything back, commits, marks the volume clean and stops the committer. Later calls fail with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
-        let result = self.sync_all();
+        let result = self.sync_all().and_then(|()| settle::settle(&self.core));
         self.core.closed.store(true, Ordering::Release);
         self.core.allocator.lend_at_once();
         if result.is_ok() {
@@ -200,7 +204,7 @@ impl Fs {
     /// Writes what is only in the journal to the metadata store, as the checkpointer does.
     pub fn checkpoint(&self) -> Result<()> {
         self.core.may_change()?;
-        self.core.store.checkpoint()
+        settle::checkpoint(&self.core)
     }
 
     /// Returns whether a failed sync may succeed later. Returns false after an error that ended all changes.

@@ -16,6 +16,7 @@ pub mod format;
 mod fs;
 mod grow;
 mod inode;
+mod logged;
 pub mod metadata;
 mod names;
 mod numbers;

@@ -28,7 +28,36 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Alloca
         // After the allocator, which can add space to the metadata region.
         store.finish_recovery(recovered)?;
     }
+    load_images(&store, &allocator)?;
     Ok((store, allocator))
+}
+
+/// Makes the images of the store live whose blocks belong to files. The other images are left over from files that were never
+/// durable, and the first batch removes them.
+fn load_images(store: &Store, allocator: &Allocator) -> Result<()> {
+    let container_blocks = u64::from(store.container_blocks());
+    let logged = allocator.logged();
+    logged.set_max(store.images_max());
+    for ((slice, block), image) in store.images()? {
+        if block >= allocator.capacity_of(slice) {
+            let what =
+                format!("a logged page is of block {block} of slice {slice}, which does not exist");
+            let error = Error::Damaged(what);
+            store.note_damage(&error);
+            return Err(error);
+        }
+        let (container, bit) = (
+            block / container_blocks,
+            (block % container_blocks) as usize,
+        );
+        let bitmap = store.bitmap(slice, container as u32)?;
+        let is_used = bitmap.is_some_and(|words| words[bit / 64] >> (bit % 64) & 1 == 1);
+        match is_used {
+            true => logged.load((slice, block), image),
+            false => logged.drop_orphan((slice, block)),
+        }
+    }
+    Ok(())
 }
 
 /// Makes the metadata store and the journal of a new volume.

@@ -28,7 +28,7 @@ use redb::{Database, StorageBackend};
 
 pub use self::commit::CheckpointNeed;
 use self::log::Log;
-pub use self::records::{Change, Entry, Extent, InodeRecord};
+pub use self::records::{Block, Change, Entry, Extent, Image, InodeRecord};
 use self::region::Region;
 use self::tables::{ReadError, Table};
 use self::view::{Snapshot, View};
@@ -385,6 +385,18 @@ impl Store {
     /// Returns the inodes that were open without a name when the volume was last written.
     pub fn orphans(&self) -> Result<Vec<Ino>> {
         self.numbers(Table::Orphans, 0, usize::MAX)
+    }
+
+    /// Returns the images of blocks, in order.
+    pub fn images(&self) -> Result<Vec<(Block, Image)>> {
+        self.read(|view| {
+            let mut images = Vec::new();
+            view.each(Table::Logged, &[], None, |key, value| {
+                images.push(codec::image_of_row(key, value)?);
+                Ok(true)
+            })?;
+            Ok(images)
+        })
     }
 
     /// Returns a named value.

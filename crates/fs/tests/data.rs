@@ -1,268 +1,23 @@
 //! Guarantees for the contents of files, tested with real slices and simulated devices.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use jericho_cache::{Config, Error as CacheError, FRAMES_MIN, Intent, Object, PageRun, Slice};
+use jericho_cache::{Error as CacheError, Intent, Object, PageRun};
 use jericho_fs::Error;
-use jericho_fs::check::{CheckOptions, check_devices};
-use jericho_fs::format::format_devices;
-use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr, SliceId};
-use jericho_fs::{File, Fs, FsOptions};
-use jericho_sim::{FaultPlan, Operation, Random, SimDevice};
+use jericho_fs::types::{ROOT, SliceId};
+use jericho_fs::{File, Fs};
+use jericho_sim::{FaultPlan, Operation, Random};
 use jericho_storage::{Cause, Device, IoError};
-use jericho_volume::{FormatOptions, OpenMode, Volume};
 
-const CALLER: Caller = Caller {
-    uid: 1000,
-    gid: 100,
-    umask: 0o022,
-};
-const PAGE: u64 = 4096;
-const SLICES: u16 = 2;
+mod mount;
+
+use mount::{DIRTY_AGE, Mount, PAGE, commit, pattern, write_back};
+
 /// Large enough that some truncation ends while a batch is made.
 const SYNCS_BESIDE_TRUNCATIONS: u64 = 60;
-/// Age at which a busy mount writes dirty pages back.
-const DIRTY_AGE: Duration = Duration::from_millis(1);
-
-struct Mount {
-    device: Arc<SimDevice>,
-    /// Whether write-back by age and commits run all the time, or only on request.
-    busy: bool,
-    fs: Option<Arc<Fs>>,
-    slices: Vec<Arc<Slice>>,
-}
-
-impl Mount {
-    fn new(device_bytes: u64) -> Mount {
-        let device = Arc::new(SimDevice::new("sim", device_bytes));
-        let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-        let options = FormatOptions {
-            slices: Some(SLICES),
-            ..FormatOptions::default()
-        };
-        format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();
-        let mut mount = Mount {
-            device,
-            busy: false,
-            fs: None,
-            slices: Vec::new(),
-        };
-        mount.up();
-        mount
-    }
-
-    fn busy(device_bytes: u64) -> Mount {
-        let mut mount = Mount::new(device_bytes);
-        mount.fs().close().unwrap();
-        mount.down();
-        mount.busy = true;
-        mount.up();
-        mount
-    }
-
-    fn up(&mut self) {
-        let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
-        let volume = Volume::open_from_devices(devices, OpenMode::WRITE).unwrap();
-        self.slices = (0..SLICES)
-            .map(|id| {
-                let config = Config {
-                    id,
-                    frames: FRAMES_MIN,
-                    kernel_node: None,
-                    cpus: Vec::new(),
-                    dirty_age: if self.busy {
-                        DIRTY_AGE
-                    } else {
-                        Duration::from_secs(3600)
-                    },
-                };
-                Slice::start(&config, volume.devices()).unwrap()
-            })
-            .collect();
-        let options = FsOptions {
-            store_cache_bytes: 64 << 20,
-            read_only: false,
-            inode_cache: 100,
-            commit_interval_ms: if self.busy { 1 } else { 3_600_000 },
-        };
-        self.fs = Some(Fs::open(Arc::new(volume), self.slices.clone(), options).unwrap());
-    }
-
-    fn down(&mut self) {
-        self.fs = None;
-        for slice in self.slices.drain(..) {
-            slice.close();
-        }
-    }
-
-    fn remount(&mut self) {
-        self.fs().close().unwrap();
-        self.down();
-        self.assert_sound();
-        self.up();
-    }
-
-    fn power_cut(&mut self, seed: u64) {
-        self.device.cut_power();
-        self.down();
-        self.device = Arc::new(self.device.crash(seed));
-        self.assert_sound();
-        self.up();
-    }
-
-    fn assert_sound(&self) {
-        let copy: Vec<Arc<dyn Device>> = vec![self.device.clone()];
-        let report = check_devices(copy, CheckOptions::default()).unwrap();
-        assert!(report.is_sound(), "{:#?}", report.findings);
-    }
-
-    fn fs(&self) -> &Arc<Fs> {
-        self.fs.as_ref().unwrap()
-    }
-
-    fn create(&self, name: &str) -> (Ino, Arc<File>) {
-        let fs = self.fs();
-        let attr = fs
-            .mknod(ROOT, name.as_bytes(), Kind::File, 0o644, 0, CALLER)
-            .unwrap();
-        (attr.ino, fs.open_file(attr.ino).unwrap())
-    }
-
-    fn open(&self, name: &str) -> Arc<File> {
-        let attr = self.fs().lookup(ROOT, name.as_bytes()).unwrap();
-        self.fs().open_file(attr.ino).unwrap()
-    }
-
-    fn try_write(&self, file: &Arc<File>, offset: u64, data: &[u8]) -> jericho_fs::Result<()> {
-        self.write_pages(file, offset, data, |at, len| {
-            self.fs().end_write(file, at, len);
-        })
-    }
-
-    fn write_pages(
-        &self,
-        file: &Arc<File>,
-        offset: u64,
-        data: &[u8],
-        written: impl Fn(u64, u64),
-    ) -> jericho_fs::Result<()> {
-        let _writing = file.writing();
-        self.fs().begin_write(file, offset, data.len() as u64)?;
-        let mut done = 0;
-        while done < data.len() {
-            let at = offset + done as u64;
-            let within = (at % PAGE) as usize;
-            let len = (PAGE as usize - within).min(data.len() - done);
-            let slice = &self.slices[usize::from(file.layout().home())];
-            let (sender, receiver) = channel();
-            slice.get(
-                &file.object(),
-                at / PAGE,
-                1,
-                Intent::Modify,
-                move |pinned| {
-                    sender.send(pinned).unwrap();
-                },
-            );
-            let mut pinned = receiver.recv().unwrap()?;
-            pinned
-                .write(at / PAGE, within, &data[done..done + len])
-                .unwrap();
-            drop(pinned);
-            done += len;
-            written(at, len as u64);
-        }
-        Ok(())
-    }
-
-    fn write(&self, file: &Arc<File>, offset: u64, data: &[u8]) {
-        self.try_write(file, offset, data).unwrap();
-    }
-
-    fn read(&self, file: &Arc<File>) -> Vec<u8> {
-        let mut data = vec![0; file.size() as usize];
-        for (page, bytes) in data.chunks_mut(PAGE as usize).enumerate() {
-            let slice = &self.slices[usize::from(file.layout().home())];
-            let (sender, receiver) = channel();
-            slice.get(
-                &file.object(),
-                page as u64,
-                1,
-                Intent::Read,
-                move |pinned| {
-                    sender.send(pinned).unwrap();
-                },
-            );
-            receiver
-                .recv()
-                .unwrap()
-                .unwrap()
-                .read(page as u64, 0, bytes)
-                .unwrap();
-        }
-        data
-    }
-
-    fn fsync(&self, file: &Arc<File>) {
-        let (sender, receiver) = channel();
-        self.fs().fsync_blocking(
-            file,
-            false,
-            Box::new(move |result| sender.send(result).unwrap()),
-        );
-        receiver.recv().unwrap().unwrap();
-    }
-
-    /// Begins an fdatasync, as a thread of the mount does.
-    fn begin_fdatasync(&self, file: &Arc<File>) -> Receiver<jericho_fs::Result<()>> {
-        let (sender, receiver) = channel();
-        let done = Box::new(move |result| sender.send(result).unwrap());
-        self.fs().fsync_blocking(file, true, done);
-        receiver
-    }
-
-    /// Creates a file whose metadata is durable.
-    fn durable(&self, name: &str, len: usize) -> Arc<File> {
-        let (_, file) = self.create(name);
-        self.write(&file, 0, &pattern(0, len));
-        self.fsync(&file);
-        self.commit();
-        file
-    }
-
-    fn commit(&self) {
-        commit(self.fs());
-    }
-
-    fn truncate(&self, file: &Arc<File>, size: u64) -> Attr {
-        let set = SetAttr {
-            size: Some(size),
-            ..SetAttr::default()
-        };
-        self.fs().setattr(file.ino(), set, CALLER).unwrap()
-    }
-
-    fn free(&self) -> u64 {
-        self.fs().statfs().unwrap().free
-    }
-}
-
-fn commit(fs: &Fs) {
-    let (sender, receiver) = channel();
-    fs.fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
-    receiver.recv().unwrap().unwrap();
-}
-
-/// Returns bytes that depend on their position.
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed) as u8 | 1)
-        .collect()
-}
 
 #[test]
 fn a_write_that_was_synced_survives_a_power_cut() {
@@ -298,17 +53,6 @@ fn a_size_never_covers_data_that_did_not_reach_the_device() {
             "the size became durable without the data"
         );
     }
-}
-
-/// Writes back a file's dirty pages as the evictor does when they are old, without a sync of the file.
-fn write_back(mount: &Mount, file: &Arc<File>) {
-    let (sender, receiver) = channel();
-    mount.slices[usize::from(file.layout().home())].sync(
-        &file.object(),
-        0..u64::MAX,
-        Box::new(move |result| sender.send(result).unwrap()),
-    );
-    receiver.recv().unwrap().unwrap();
 }
 
 /// Writes a page in the cache, on behalf of `object`: the slice tells it of the write-back.

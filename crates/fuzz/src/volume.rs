@@ -221,7 +221,7 @@ pub fn image(data: &[u8]) {
 
 /// Changes, adds and removes rows of the metadata store.
 pub fn rows(data: &[u8]) {
-    const TABLES: [Table; 8] = [
+    const TABLES: [Table; 9] = [
         Table::Inodes,
         Table::Entries,
         Table::Extents,
@@ -230,6 +230,7 @@ pub fn rows(data: &[u8]) {
         Table::Used,
         Table::Orphans,
         Table::Values,
+        Table::Logged,
     ];
     let mut input = Input(data);
     let device = sample();

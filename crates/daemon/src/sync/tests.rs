@@ -129,6 +129,8 @@ fn a_failed_retry_of_a_page_is_no_new_error_and_the_failure_of_another_page_is()
     let file = create(&bed.mounted, b"file");
     bed.fail_writes(true);
     bed.put(&file, 0, 1);
+    // A sync alone would put the page into the journal.
+    assert!(!bed.write_back(&file));
     assert_eq!(bed.fsync(&file), libc::EIO);
     assert!(!bed.write_back(&file), "a retry");
     bed.fail_writes(false);
@@ -139,6 +141,7 @@ fn a_failed_retry_of_a_page_is_no_new_error_and_the_failure_of_another_page_is()
     assert_eq!(bed.fsync(&file), 0);
     bed.fail_writes(true);
     bed.put(&file, 0, 2);
+    assert!(!bed.write_back(&file));
     assert_eq!(bed.fsync(&file), libc::EIO);
     bed.put(&file, 1, 3);
     assert!(!bed.write_back(&file), "a retry, with another page");

@@ -38,7 +38,31 @@ impl Pass<'_> {
             }
         });
         self.overlaps(&mut owned);
-        self.bitmaps(store, &owned)
+        self.bitmaps(store, &owned)?;
+        self.images(store)
+    }
+
+    /// Checks the form of images. An image of a free block is none of the volume's damage: a write that was never durable left it.
+    fn images(&mut self, store: &Store) -> Result<()> {
+        let slices = self.volume.slices();
+        let exists = |(slice, block): (SliceId, u64)| {
+            let slice = slices.get(usize::from(slice));
+            slice.is_some_and(|slice| block < slice.blocks)
+        };
+        store.scan(Table::Logged, |key, value| {
+            let wrong = match codec::image_of_row(key, value) {
+                Ok((block, _)) if exists(block) => return true,
+                Ok(((slice, block), _)) => {
+                    format!(
+                        "a logged page is of block {block} of slice {slice}, which does not exist"
+                    )
+                }
+                Err(_) => format!("a logged page is invalid: key {key:02x?}"),
+            };
+            self.damage(wrong);
+            self.remove(Table::Logged, key);
+            true
+        })
     }
 
     fn extents(&mut self, store: &Store) -> Result<Vec<Owned>> {

@@ -189,6 +189,24 @@ fn wrong_counts_of_links_and_entries_are_found_and_repaired() {
 }
 
 #[test]
+fn images_of_no_block_are_found_and_repaired() {
+    let image = [7; 4096];
+    let key = |block| crate::store::tables::block_key((0, block)).to_vec();
+    rows(
+        "a logged page is of block",
+        vec![put(Table::Logged, &key(1 << 40), &image)],
+    );
+    rows(
+        "a logged page is invalid",
+        vec![put(Table::Logged, &key(1)[..9], &image)],
+    );
+    rows(
+        "a logged page is invalid",
+        vec![put(Table::Logged, &key(1), &image[..9])],
+    );
+}
+
+#[test]
 fn bad_entries_are_found_and_repaired() {
     changed("does not exist", |v| {
         vec![entry(v, 2, "ghost", 77, Kind::File)]

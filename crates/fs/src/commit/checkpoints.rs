@@ -1,4 +1,4 @@
-//! When the next checkpoint of the metadata store is due.
+//! When the next checkpoint of the metadata store is due, or the next settlement of images (`settle`).
 //!
 //! A commit leaves its rows in the journal and in memory. The committer says after each commit how soon a checkpoint is wanted. The
 //! checkpointer sleeps without a timeout while redb has everything.
@@ -19,7 +19,18 @@ struct Control {
     due: Option<Instant>,
     /// The end of the pause after a checkpoint without room.
     not_before: Option<Instant>,
+    /// Images should be settled soon.
+    settle: bool,
     stop: bool,
+}
+
+/// What the checkpointer has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Settle images.
+    Settle,
+    /// Settle images, then make a checkpoint.
+    Checkpoint,
 }
 
 /// The controls of the checkpointer.
@@ -51,26 +62,37 @@ impl Checkpoints {
         self.note(need);
     }
 
+    /// Notes that images should be settled.
+    pub fn note_settlement(&self) {
+        let mut control = self.control.lock();
+        if !control.settle {
+            control.settle = true;
+            self.work.notify_one();
+        }
+    }
+
     /// Ends the thread after the checkpoint that it is making.
     pub fn stop(&self) {
         self.control.lock().stop = true;
         self.work.notify_one();
     }
 
-    /// Sleeps until a checkpoint is due. Returns false when the thread must end.
-    pub fn wait(&self) -> bool {
+    /// Sleeps until there is work. Returns `None` when the thread must end.
+    pub fn wait(&self) -> Option<Work> {
         let mut control = self.control.lock();
         loop {
             if control.stop {
-                return false;
+                return None;
             }
             let due = control.due.max(control.due.and(control.not_before));
             match due {
                 Some(due) if due <= Instant::now() => {
                     control.due = None;
                     control.not_before = None;
-                    return true;
+                    control.settle = false;
+                    return Some(Work::Checkpoint);
                 }
+                _ if std::mem::take(&mut control.settle) => return Some(Work::Settle),
                 Some(due) => drop(self.work.wait_until(&mut control, due)),
                 None => self.work.wait(&mut control),
             }

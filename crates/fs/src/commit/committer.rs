@@ -65,6 +65,10 @@ pub(super) fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) 
             held.push(inode);
         }
     }
+    let logged = core.allocator.logged();
+    cut.freed.iter().for_each(|blocks| logged.freed(*blocks));
+    // Last: images of blocks that this batch frees are removed by this batch.
+    cut.changes.extend(logged.take_changes());
     drop(gate);
     for inode in &held {
         core.mark_dirty(inode);
@@ -196,6 +200,9 @@ pub(super) fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<(
         Ok(()) => {
             core.commits.note_room(None);
             core.checkpoints.note(core.store.checkpoint_need());
+            if core.allocator.logged().is_half_full() {
+                core.checkpoints.note_settlement();
+            }
             settle(core, std::mem::take(cut));
             Ok(())
         }

@@ -459,6 +459,28 @@ impl Map {
         !pending.is_empty()
     }
 
+    /// Records that the contents of pages placed by `place` are in the batch. Passes the blocks of each run of these pages to `each`,
+    /// with the run's first page; pages that have become holes are left out. The next batch changes, even if no extent does.
+    pub fn logged(
+        &mut self,
+        pages: Range<u64>,
+        allocator: &Allocator,
+        mut each: impl FnMut(u64, Blocks),
+    ) {
+        for run in self.extents.within(pages.clone()) {
+            if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
+                each(run.page, at.blocks(run.count));
+            }
+        }
+        self.written(pages.clone(), allocator);
+        self.mark(pages);
+    }
+
+    /// Has the next batch include the file, because it removes images of these pages.
+    pub fn images_removed(&mut self, pages: Range<u64>) {
+        self.mark(pages);
+    }
+
     /// Changes the state of a range's pages, except holes, to `Unwritten`. The pages keep their blocks. Returns the changed runs in
     /// their earlier state. The caller passes them to `release_earlier` once no transfer can be in flight.
     pub fn unwrite(
@@ -485,6 +507,16 @@ impl Map {
             }
         }
         Ok(before)
+    }
+
+    /// Returns the blocks of a range's unwritten pages.
+    pub fn unwritten(&self, pages: Range<u64>) -> impl Iterator<Item = Blocks> {
+        self.extents
+            .within(pages)
+            .filter_map(|run| match run.state {
+                PageState::Unwritten(at) => Some(at.blocks(run.count)),
+                _ => None,
+            })
     }
 
     /// Frees the earlier blocks of pages that `unwrite` returned.

@@ -19,6 +19,7 @@ use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::data::writers::{Waiting, Writers};
 use crate::error::{Error, Result};
 use crate::inode::{File, FileHost, Inode, Meta};
+use crate::store::Image;
 use crate::types::{Ino, SliceId};
 
 /// Result of an operation of a cache.
@@ -380,6 +381,75 @@ impl File {
         );
         Err(object_error(&Error::Damaged(what)))
     }
+
+    /// Appends the places of readable blocks: the images of those that have one, and the others on their devices.
+    fn push_newest(&self, at: At, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
+        let logged = self.host.allocator().logged();
+        if !logged.has(at.blocks(count)) {
+            return self.push(at, count, out);
+        }
+        for block in at.block..at.block + u64::from(count) {
+            let at = At { block, ..at };
+            match logged.image((at.slice, block)) {
+                Some(image) => out.push(PageRun {
+                    pages: 1,
+                    place: PagePlace::Memory(image),
+                }),
+                None => self.push(at, 1, out)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a sync of pages that have their blocks changes metadata: not if each overwrites its block, and the block has
+    /// no image.
+    fn write_commits(&self, pages: Range<u64>) -> bool {
+        let logged = self.host.allocator().logged();
+        let map = self.map.read();
+        let overwrites = |state, count| match state {
+            PageState::Data(at) => !logged.has(At::blocks(at, count)),
+            _ => false,
+        };
+        !map.extents
+            .within(pages)
+            .all(|run| overwrites(run.state, run.count))
+    }
+
+    /// Gives pages their blocks for write-back, and appends these in order, as (first block, number).
+    fn place(&self, first: u64, count: u32, out: &mut Vec<(At, u32)>) -> CacheResult {
+        let pages = range(first, count);
+        let ready = |state| matches!(state, PageState::Pending { .. } | PageState::Data(_));
+        {
+            // Overwritten pages usually have their place already, so this case needs only a read lock.
+            let map = self.map.read();
+            let home = self.home();
+            let in_place = |state| matches!(state, PageState::Data(at) if at.slice == home);
+            if map.extents.covers(pages.clone())
+                && map
+                    .extents
+                    .within(pages.clone())
+                    .all(|run| in_place(run.state))
+            {
+                for run in map.extents.within(pages) {
+                    if let PageState::Data(at) = run.state {
+                        out.push((at, run.count));
+                    }
+                }
+                return Ok(());
+            }
+        }
+        let mut map = self.map.write();
+        map.place(pages.clone(), self.home(), self.host.allocator())
+            .map_err(|error| object_error(&error))?;
+        self.count_blocks(&map);
+        for run in map.extents.within(pages) {
+            debug_assert!(ready(run.state));
+            if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
+                out.push((at, run.count));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn object_error(error: &Error) -> CacheError {
@@ -416,7 +486,7 @@ impl Object for File {
         for run in map.extents.within(pages.clone()) {
             hole(run.page - at, out);
             match run.state.readable() {
-                Some(place) => self.push(place, run.count, out)?,
+                Some(place) => self.push_newest(place, run.count, out)?,
                 None => hole(u64::from(run.count), out),
             }
             at = run.end();
@@ -426,57 +496,67 @@ impl Object for File {
     }
 
     fn allocate(&self, first: u64, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
-        let pages = range(first, count);
-        let ready = |state| matches!(state, PageState::Pending { .. } | PageState::Data(_));
-        {
-            // Overwritten pages usually have their place already, so this case needs only a read lock.
-            let map = self.map.read();
-            let home = self.home();
-            let in_place = |state| matches!(state, PageState::Data(at) if at.slice == home);
-            if map.extents.covers(pages.clone())
-                && map
-                    .extents
-                    .within(pages.clone())
-                    .all(|run| in_place(run.state))
-            {
-                for run in map.extents.within(pages) {
-                    if let PageState::Data(at) = run.state {
-                        self.push(at, run.count, out)?;
-                    }
-                }
-                return Ok(());
-            }
-        }
-        let mut map = self.map.write();
-        map.place(pages.clone(), self.home(), self.host.allocator())
-            .map_err(|error| object_error(&error))?;
-        self.count_blocks(&map);
-        for run in map.extents.within(pages) {
-            debug_assert!(ready(run.state));
-            if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
-                self.push(at, run.count, out)?;
-            }
+        let mut places = Vec::new();
+        self.place(first, count, &mut places)?;
+        // Without a lock, because it may wait for a write to a device.
+        for (at, count) in places {
+            self.host.allocator().logged().claim(at.blocks(count));
+            self.push(at, count, out)?;
         }
         Ok(())
+    }
+
+    fn log(&self, first: u64, bytes: &[u8], commits: bool) -> bool {
+        let count = bytes.len() / PAGE_BYTES as usize;
+        let pages = range(first, count as u32);
+        let allocator = self.host.allocator();
+        let logged = allocator.logged();
+        if !logged.has_room(count) || !(commits || self.write_commits(pages.clone())) {
+            return false;
+        }
+        let images = bytes.chunks_exact(PAGE_BYTES as usize);
+        let images: Vec<Image> = images.map(Image::from).collect();
+        self.host.in_one_batch(&mut || {
+            self.map
+                .write()
+                .logged(pages.clone(), allocator, |page, blocks| {
+                    for (block, page) in (blocks.first..).zip(page..page + u64::from(blocks.count))
+                    {
+                        let image = images[(page - first) as usize].clone();
+                        logged.put((blocks.slice, block), image);
+                    }
+                });
+            self.host.mark_dirty(&self.inode);
+        })
     }
 
     fn written(&self, first: u64, count: u32) {
         let pages = range(first, count);
         let mut changed = false;
+        let mut had_images = false;
         {
             let map = self.map.read();
             for run in map.extents.within(pages.clone()) {
                 if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
+                    let blocks = at.blocks(run.count);
                     // Comes before the change of state: a batch that sees the new state must flush this device.
-                    self.host.took_data(at.blocks(run.count));
+                    self.host.took_data(blocks);
+                    had_images |= self.host.allocator().logged().wrote(blocks);
                 }
                 changed |= matches!(run.state, PageState::Pending { .. });
             }
         }
         if changed {
-            changed = self.map.write().written(pages, self.host.allocator());
+            changed = self
+                .map
+                .write()
+                .written(pages.clone(), self.host.allocator());
         }
-        if changed {
+        if had_images {
+            // A sync that ends without this batch would leave older images in the journal, for a recovery to write.
+            self.map.write().images_removed(pages);
+        }
+        if changed || had_images {
             self.host.mark_dirty(&self.inode);
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A caller that may block writes a few dirty pages itself (`Slice::sync_small`). It then flushes the devices itself, too
 //! (`shared_flushes`), or commits itself if the file has metadata that is not durable (`commit/leader.rs`): no other thread takes
-//! part.
+//! part. If it commits, the pages go into the batch in place of their blocks (`logged`), so the sync is one durable write.
 //!
 //! Otherwise the cache writes the data back and reports the completion in a thread of the slice, which must not wait. That thread
 //! passes the request to the committer. The committer flushes the devices and, if the file has metadata that is not durable,
@@ -106,7 +106,8 @@ impl Fs {
         };
         if caller == Caller::MayBlock {
             let _fails = FailsOnPanic(core);
-            if let Some(result) = cache.sync_small(&file.object(), &pages) {
+            let commits = sync.commits();
+            if let Some(result) = cache.sync_small(&file.object(), &pages, commits) {
                 return sync.written(result, caller);
             }
         }
@@ -142,9 +143,17 @@ struct FileSync {
 }
 
 impl FileSync {
+    /// Returns whether metadata of the file that the sync needs is not durable.
+    fn commits(&self) -> bool {
+        let durable = self.core.commits.durable();
+        match self.scope {
+            Scope::All => self.file.inode.is_uncommitted(durable),
+            Scope::Data | Scope::Range(_) => needs_metadata(&self.file, durable),
+        }
+    }
+
     /// Continues when the cache has written the data back, or has failed to.
     fn written(self, result: CacheResult, caller: Caller) {
-        let (core, file) = (self.core, self.file);
         if let Err(error) = result {
             return (self.done)(Err(error.into()));
         }
@@ -152,12 +161,10 @@ impl FileSync {
             Scope::All | Scope::Data => u64::MAX,
             Scope::Range(end) => *end,
         };
-        file.note_synced(&self.reach, end);
+        self.file.note_synced(&self.reach, end);
+        let commit = self.commits();
+        let (core, file) = (self.core, self.file);
         let inode = file.inode.clone();
-        let commit = match self.scope {
-            Scope::All => inode.is_uncommitted(core.commits.durable()),
-            Scope::Data | Scope::Range(_) => needs_metadata(&file, core.commits.durable()),
-        };
         if caller == Caller::MayBlock && !commit {
             return flush(&core, self.done);
         }

@@ -231,7 +231,11 @@ impl Fs {
         let before = self.change_whole(file, &pages, |map| {
             map.unwrite(pages.clone(), file.home(), allocator)
         })?;
-        file.map.write().release_earlier(before, allocator);
+        let mut map = file.map.write();
+        map.release_earlier(before, allocator);
+        // Under the map's lock: a page that is written back from here on is not unwritten any more before its block is claimed.
+        map.unwritten(pages)
+            .for_each(|blocks| allocator.logged().unclaim(blocks));
         Ok(())
     }
 

@@ -81,6 +81,12 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
                 name.as_bytes().to_vec(),
                 Some(value.to_le_bytes().to_vec()),
             ),
+            Change::PutLogged(block, image) => (
+                Table::Logged,
+                tables::block_key(*block).to_vec(),
+                Some(image.to_vec()),
+            ),
+            Change::DelLogged(block) => (Table::Logged, tables::block_key(*block).to_vec(), None),
             Change::Use(range) => {
                 blocks.push((*range, true));
                 continue;

@@ -6,7 +6,7 @@ use jericho_volume::Blocks;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::records::{Entry, Extent, InodeRecord};
+use super::records::{Block, Entry, Extent, Image, InodeRecord};
 use super::tables::ReadError;
 use crate::types::{Ino, Kind, SliceId};
 use jericho_format::threads::ThreadsOfInode;
@@ -265,4 +265,19 @@ pub(crate) fn bitmap_from_bytes(bytes: &[u8], words: usize) -> Read<Box<[u64]>> 
 
 pub(crate) fn bitmap_to_bytes(bitmap: &[u64]) -> Vec<u8> {
     bitmap.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Returns the block and the image of a row of `LOGGED`.
+pub(crate) fn image_of_row(key: &[u8], value: &[u8]) -> Read<(Block, Image)> {
+    let (Some((slice, block)), true) = (
+        key.split_at_checked(2),
+        value.len() == jericho_format::PAGE_BYTES as usize,
+    ) else {
+        return damaged("a logged page has a wrong form".into());
+    };
+    let (Ok(slice), Ok(block)) = (slice.try_into(), block.try_into()) else {
+        return damaged("the key of a logged page has a wrong length".into());
+    };
+    let block = (SliceId::from_be_bytes(slice), u64::from_be_bytes(block));
+    Ok((block, value.into()))
 }

@@ -111,6 +111,21 @@ impl Store {
         Ok(true)
     }
 
+    /// Returns whether a batch may have images of blocks: not while the metadata region lacks room, because then all rows go to redb.
+    pub fn takes_images(&self) -> bool {
+        !self.lacks_room.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of images that the journal and the memory for rows have room for beside other rows. 0 without a journal.
+    pub fn images_max(&self) -> usize {
+        let Log::Journal(journal) = &*self.log.lock() else {
+            return 0;
+        };
+        let divisor = self.limits_divisor() as u64;
+        let bytes = (journal.ring_bytes() / 8).min(BYTES_TARGET / 2 / divisor);
+        (bytes / jericho_format::PAGE_BYTES) as usize
+    }
+
     /// Returns the number by which the limits of the rows in memory, and of a batch, are divided, because the store has little memory.
     pub(crate) fn limits_divisor(&self) -> usize {
         let cache_bytes = self.options.cache_bytes.max(1);

@@ -133,6 +133,6 @@ mod tests {
             assert!(decode(&bytes[..end]).is_none(), "{end} bytes");
         }
         assert!(decode(&[9]).is_none());
-        assert!(decode(&[item::REMOVE, 8, 0, 0]).is_none(), "no ninth table");
+        assert!(decode(&[item::REMOVE, 9, 0, 0]).is_none(), "no tenth table");
     }
 }

@@ -1,9 +1,17 @@
 //! What the store holds: records of inodes, extents and entries, and the changes of a batch.
 
+use std::sync::Arc;
+
 use jericho_format::threads::ThreadsOfInode;
 use jericho_volume::{Blocks, SliceId};
 
 use crate::types::{Ino, Kind};
+
+/// The contents of a block: 4096 bytes.
+pub type Image = Arc<[u8]>;
+
+/// A block: slice, and block within it.
+pub type Block = (SliceId, u64);
 
 /// Everything durable about an inode but its extents, entries and attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +110,10 @@ pub enum Change {
     DelOrphan(Ino),
     /// A number in the small table of named values (placement cursor, ...).
     PutValue(&'static str, u64),
+    /// Adds or replaces the image of a block: the contents that it has from this batch on (`logged`).
+    PutLogged(Block, Image),
+    /// Removes the image of a block, if there is one: the block itself has newer contents, or no file has it.
+    DelLogged(Block),
 }
 
 /// An entry as stored.

@@ -27,9 +27,12 @@ pub const ORPHANS: Definition = TableDefinition::new("orphans");
 /// name -> number
 pub const VALUES: Definition = TableDefinition::new("values");
 
+/// slice, block -> contents of the block
+pub const LOGGED: Definition = TableDefinition::new("logged");
+
 /// All of them.
-pub const ALL: [Definition; 8] = [
-    INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES,
+pub const ALL: [Definition; 9] = [
+    INODES, ENTRIES, EXTENTS, XATTRS, BITMAPS, USED, ORPHANS, VALUES, LOGGED,
 ];
 
 /// Name of the value that holds the position of the last checkpoint in the journal.
@@ -54,14 +57,16 @@ pub enum Table {
     Orphans,
     /// `VALUES`
     Values,
+    /// `LOGGED`
+    Logged,
 }
 
 impl Table {
     /// Returns the table with an index, or `None` if there is none.
     pub(super) fn of_index(index: u8) -> Option<Table> {
-        use Table::{Bitmaps, Entries, Extents, Inodes, Orphans, Used, Values, Xattrs};
+        use Table::{Bitmaps, Entries, Extents, Inodes, Logged, Orphans, Used, Values, Xattrs};
         let all = [
-            Inodes, Entries, Extents, Xattrs, Bitmaps, Used, Orphans, Values,
+            Inodes, Entries, Extents, Xattrs, Bitmaps, Used, Orphans, Values, Logged,
         ];
         all.get(usize::from(index)).copied()
     }
@@ -96,6 +101,14 @@ impl From<ReadError> for Error {
             ReadError::Damaged(what) => Error::Damaged(what),
         }
     }
+}
+
+/// Returns a key of `LOGGED`: slice (2 bytes, big-endian), block (8, big-endian).
+pub fn block_key((slice, block): (SliceId, u64)) -> [u8; 10] {
+    let mut key = [0; 10];
+    key[..2].copy_from_slice(&slice.to_be_bytes());
+    key[2..].copy_from_slice(&block.to_be_bytes());
+    key
 }
 
 /// Returns a key of `BITMAPS` and `USED`: slice (2 bytes, big-endian), container (4, big-endian).

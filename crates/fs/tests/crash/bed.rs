@@ -360,7 +360,7 @@ impl Bed<'_> {
                 let range = 5 * PAGE - 96..5 * PAGE + 4;
                 self.write(file, range.start, range.len());
                 self.sync(file, |fs, handle, done| {
-                    fs.sync_range(handle, range.start as u64, range.len() as u64, done);
+                    fs.sync_range_blocking(handle, range.start as u64, range.len() as u64, done);
                 });
                 let changes = self.changes();
                 let range = range.start as u64..range.end as u64;
@@ -368,9 +368,12 @@ impl Bed<'_> {
                 let created = self.history.files[file].created;
                 self.history.sync_state(created, changes);
             }
-            Op::Fsync | Op::Fdatasync => {
-                let is_data = op == Op::Fdatasync;
-                self.sync(file, |fs, handle, done| fs.fsync(handle, is_data, done));
+            Op::Fsync | Op::Fdatasync | Op::FsyncBySlice | Op::FdatasyncBySlice => {
+                let is_data = matches!(op, Op::Fdatasync | Op::FdatasyncBySlice);
+                self.sync(file, |fs, handle, done| match op {
+                    Op::FsyncBySlice | Op::FdatasyncBySlice => fs.fsync(handle, is_data, done),
+                    _ => fs.fsync_blocking(handle, is_data, done),
+                });
                 let changes = self.changes();
                 self.history.sync_bytes(file, 0..u64::MAX, changes);
                 let inode = &self.history.files[file];
@@ -607,14 +610,15 @@ fn bytes_on_devices(fs: &Fs, set: &DeviceSet, ino: Ino) -> Result<Vec<u8>, Strin
     let mut at = 0;
     for run in runs {
         let end = at + run.pages as usize * PAGE;
-        if let PagePlace::Device {
-            device,
-            offset_bytes,
-        } = run.place
-        {
-            set.devices()[usize::from(device)]
+        match run.place {
+            PagePlace::Hole => {}
+            PagePlace::Memory(image) => bytes[at..end].copy_from_slice(&image),
+            PagePlace::Device {
+                device,
+                offset_bytes,
+            } => set.devices()[usize::from(device)]
                 .read_at(offset_bytes, &mut bytes[at..end])
-                .map_err(|error| error.to_string())?;
+                .map_err(|error| error.to_string())?,
         }
         at = end;
     }

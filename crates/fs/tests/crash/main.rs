@@ -1,4 +1,4 @@
-//! Power cuts at every change of two devices, during random sequences of at most three operations, and during the recovery from
+//! Power cuts at every change of two devices, during random sequences of at most five operations, and during the recovery from
 //! these power cuts.
 //!
 //! Each sequence runs once. The devices record their changes, so that the test can make their contents after a power cut at

@@ -13,10 +13,14 @@ pub enum Op {
     Write4K,
     Write200K,
     Append,
+    /// In the calling thread, which logs pages if it commits.
     Fsync,
     Fdatasync,
-    /// A write and a sync of its range, as with O_DSYNC.
+    /// A write and a sync of its range, as with O_DSYNC, in the calling thread.
     SyncWrite,
+    /// Syncs whose pages the slice's evictor writes in place.
+    FsyncBySlice,
+    FdatasyncBySlice,
     RenameSame,
     RenameCross,
     RenameOver,
@@ -36,7 +40,7 @@ pub enum Op {
     Checkpoint,
 }
 
-const OPS: [(Op, &str); 21] = [
+const OPS: [(Op, &str); 23] = [
     (Op::Create, "create"),
     (Op::Write1, "write-1"),
     (Op::Write4K, "write-4k"),
@@ -45,6 +49,8 @@ const OPS: [(Op, &str); 21] = [
     (Op::Fsync, "fsync"),
     (Op::Fdatasync, "fdatasync"),
     (Op::SyncWrite, "sync-write"),
+    (Op::FsyncBySlice, "fsync-by-slice"),
+    (Op::FdatasyncBySlice, "fdatasync-by-slice"),
     (Op::RenameSame, "rename-same"),
     (Op::RenameCross, "rename-cross"),
     (Op::RenameOver, "rename-over"),
@@ -61,7 +67,7 @@ const OPS: [(Op, &str); 21] = [
 ];
 
 /// The largest number of steps in a sequence.
-const STEPS_MAX: u64 = 3;
+const STEPS_MAX: u64 = 5;
 
 /// An operation on a file: 0 or 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,65 @@
+//! Settles live images: writes the contents that are in the journal into their blocks, so that the journal can be freed.
+
+use jericho_format::PAGE_BYTES;
+use jericho_storage::AlignedBuffer;
+
+use crate::core::Core;
+
+use crate::error::Result;
+use crate::logged::Settlement;
+use crate::store::Block;
+
+/// Number of pages that one write takes at most: 1 MiB.
+const PAGES_AT_ONCE: usize = 256;
+
+/// Settles the images that are live now, and makes that durable. If a device fails, the images of its pages stay in the journal and
+/// in the store, where they harm nothing.
+pub(crate) fn settle(core: &Core) -> Result<()> {
+    let logged = core.allocator.logged();
+    if logged.len() == 0 {
+        return Ok(());
+    }
+    let mut from: Block = (0, 0);
+    let mut copy = AlignedBuffer::new(PAGES_AT_ONCE * PAGE_BYTES as usize);
+    let mut failed = None;
+    while let Some(settlement) = logged.begin_settling(from, PAGES_AT_ONCE) {
+        let blocks = settlement.blocks();
+        from = (blocks.slice, blocks.first + u64::from(blocks.count));
+        match write(core, &settlement, &mut copy) {
+            Ok(()) => {
+                // Before the images are removed: the batch that removes them must flush this device.
+                core.took_data(blocks);
+                settlement.written();
+            }
+            Err(error) => failed = Some(error),
+        }
+    }
+    if let Some(error) = failed {
+        tracing::warn!("{error}; synced pages stay in the journal until the device takes them");
+    }
+    core.commit_now()
+}
+
+/// Writes images into their blocks.
+fn write(core: &Core, settlement: &Settlement<'_>, copy: &mut AlignedBuffer) -> Result<()> {
+    let page_bytes = PAGE_BYTES as usize;
+    let images = settlement.images().iter();
+    for ((_, image), bytes) in images.zip(copy.as_mut_slice().chunks_mut(page_bytes)) {
+        bytes.copy_from_slice(image);
+    }
+    let mut rest = &copy.as_slice()[..settlement.images().len() * page_bytes];
+    for run in core.volume.runs(settlement.blocks()) {
+        let (own, after) = rest.split_at(run.blocks as usize * page_bytes);
+        core.volume.devices()[usize::from(run.device)].write_at(run.offset_bytes, own)?;
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Makes a checkpoint of the metadata store, after the images are settled: redb then need not store them.
+pub(crate) fn checkpoint(core: &Core) -> Result<()> {
+    if let Err(error) = settle(core) {
+        tracing::debug!(%error, "the images are not settled");
+    }
+    core.store.checkpoint()
+}

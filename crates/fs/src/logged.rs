@@ -1,0 +1,401 @@
+//! Logged pages: pages of files whose newest synced contents are in the journal and not yet in their blocks.
+//!
+//! A sync that has to commit anyway puts the contents of a few pages into the batch, so that it needs one durable write in place
+//! of two. The row of the page in the store, its *image*, names the block. From then on the image is *live*, until
+//!
+//! - the page's contents are in the block: the checkpointer *settles* the image (`settle`), or the cache writes newer contents; or
+//! - the block no longer belongs to the file.
+//!
+//! The batch after that removes the image's row. A recovery writes each live image into its block. docs/internals/logged-pages.md
+//! has the rules and what each of them prevents.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::store::{Block, Change, Image};
+use jericho_volume::Blocks;
+
+/// A live image.
+struct Live {
+    image: Image,
+    /// The cache writes newer contents into the block. Only the cache may write there then: an image that arrived later would
+    /// undo its write.
+    is_superseded: bool,
+}
+
+#[derive(Default)]
+struct State {
+    live: BTreeMap<Block, Live>,
+    /// Blocks into which a thread writes an image at the moment.
+    settling: BTreeSet<Block>,
+    /// Rows for the next batch: images to put, or `None` to remove one.
+    changed: BTreeMap<Block, Option<Image>>,
+}
+
+/// The live images of a volume. Its lock is taken last. Thread-safe.
+#[derive(Default)]
+pub struct LoggedPages {
+    state: Mutex<State>,
+    /// Threads wait here for the end of a settlement.
+    settled: Condvar,
+    /// Number of live images and of blocks that are being settled, so that volumes without images need no lock.
+    busy: AtomicUsize,
+    /// Number of live images from which on syncs log no more pages.
+    max: AtomicUsize,
+}
+
+fn range(blocks: Blocks) -> std::ops::Range<Block> {
+    let end = blocks.first.saturating_add(u64::from(blocks.count));
+    (blocks.slice, blocks.first)..(blocks.slice, end)
+}
+
+impl State {
+    fn is_settling(&self, blocks: Blocks) -> bool {
+        self.settling.range(range(blocks)).next().is_some()
+    }
+
+    fn forget(&mut self, block: Block) {
+        self.live.remove(&block);
+        self.changed.insert(block, None);
+    }
+}
+
+impl LoggedPages {
+    fn count(&self, state: &State) {
+        let busy = state.live.len() + state.settling.len();
+        self.busy.store(busy, Ordering::Release);
+    }
+
+    /// Returns the number of live images, and of images that a thread settles at the moment.
+    pub fn len(&self) -> usize {
+        self.busy.load(Ordering::Acquire)
+    }
+
+    /// Makes an image live, in place of an earlier one of the block. The caller has made the block its own with `claim`, and holds
+    /// the gate: the batch that gets the image also gets the extent that names the block.
+    pub fn put(&self, block: Block, image: Image) {
+        let mut state = self.state.lock();
+        state.changed.insert(block, Some(image.clone()));
+        let is_superseded = false;
+        state.live.insert(
+            block,
+            Live {
+                image,
+                is_superseded,
+            },
+        );
+        self.count(&state);
+    }
+
+    /// Makes an image live that the store has, when the volume is opened.
+    pub fn load(&self, block: Block, image: Image) {
+        let mut state = self.state.lock();
+        let is_superseded = false;
+        let live = Live {
+            image,
+            is_superseded,
+        };
+        state.live.insert(block, live);
+        self.count(&state);
+    }
+
+    /// Has the next batch remove the image of a block that no file has, when the volume is opened. Without it a later recovery would
+    /// write the image over the contents of the block's next owner.
+    pub fn drop_orphan(&self, block: Block) {
+        self.state.lock().changed.insert(block, None);
+    }
+
+    /// Sets the number of live images from which on syncs log no more pages.
+    pub fn set_max(&self, max: usize) {
+        self.max.store(max, Ordering::Relaxed);
+    }
+
+    /// Returns whether `count` more images may become live.
+    pub fn has_room(&self, count: usize) -> bool {
+        self.len() + count <= self.max.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether images should be settled soon.
+    pub fn is_half_full(&self) -> bool {
+        let len = self.len();
+        len > 0 && len >= self.max.load(Ordering::Relaxed) / 2
+    }
+
+    /// Prepares blocks for a write by the cache, or for new images: waits until no thread settles one of them, and lets none begin.
+    /// `wrote` or `put` follows. If the write fails instead, the page stays dirty, and one of them follows later.
+    pub fn claim(&self, blocks: Blocks) {
+        if self.len() == 0 {
+            return;
+        }
+        let mut state = self.state.lock();
+        self.settled
+            .wait_while(&mut state, |state| state.is_settling(blocks));
+        for (_, live) in state.live.range_mut(range(blocks)) {
+            live.is_superseded = true;
+        }
+    }
+
+    /// Removes the images of blocks that have newer contents now. Returns whether there were any. The caller has recorded the write
+    /// (`took_data`), so the batch that removes the images is durable after the contents.
+    pub fn wrote(&self, blocks: Blocks) -> bool {
+        self.forget(blocks)
+    }
+
+    /// Removes the images of blocks that the batch frees, which is being sealed.
+    pub fn freed(&self, blocks: Blocks) {
+        self.forget(blocks);
+    }
+
+    /// Removes the images of blocks that are about to be free for other files. Waits until no thread writes into one of them.
+    pub fn release(&self, blocks: Blocks) {
+        if self.len() == 0 {
+            return;
+        }
+        self.forget(blocks);
+        let mut state = self.state.lock();
+        self.settled
+            .wait_while(&mut state, |state| state.is_settling(blocks));
+    }
+
+    fn forget(&self, blocks: Blocks) -> bool {
+        if self.len() == 0 {
+            return false;
+        }
+        let mut state = self.state.lock();
+        let found: Vec<Block> = state.live.range(range(blocks)).map(|(at, _)| *at).collect();
+        found.iter().for_each(|block| state.forget(*block));
+        self.count(&state);
+        !found.is_empty()
+    }
+
+    /// Returns the live image of a block.
+    pub fn image(&self, block: Block) -> Option<Image> {
+        if self.len() == 0 {
+            return None;
+        }
+        let state = self.state.lock();
+        state.live.get(&block).map(|live| live.image.clone())
+    }
+
+    /// Returns whether one of the blocks has a live image.
+    pub fn has(&self, blocks: Blocks) -> bool {
+        self.len() > 0 && self.state.lock().live.range(range(blocks)).next().is_some()
+    }
+
+    /// Lets images of blocks be settled again after `claim`. No transfer to the blocks is in flight.
+    pub fn unclaim(&self, blocks: Blocks) {
+        if self.len() == 0 {
+            return;
+        }
+        for (_, live) in self.state.lock().live.range_mut(range(blocks)) {
+            live.is_superseded = false;
+        }
+    }
+
+    /// Takes the changes of rows for the batch that is being sealed.
+    pub fn take_changes(&self) -> impl Iterator<Item = Change> + use<> {
+        let changed = std::mem::take(&mut self.state.lock().changed);
+        let change = |(block, image)| match image {
+            Some(image) => Change::PutLogged(block, image),
+            None => Change::DelLogged(block),
+        };
+        changed.into_iter().map(change)
+    }
+
+    /// Takes at most `count` neighbouring images from block `from` on, for the calling thread to write into their blocks. Until the
+    /// guard is dropped, no other thread writes there. Returns `None` when no image is left that may be settled.
+    pub fn begin_settling(&self, from: Block, count: usize) -> Option<Settlement<'_>> {
+        let mut state = self.state.lock();
+        let mut images: Vec<(Block, Image)> = Vec::new();
+        let may_settle = |(block, live): &(&Block, &Live)| {
+            !live.is_superseded && !state.settling.contains(block)
+        };
+        for (block, live) in state.live.range(from..).filter(may_settle) {
+            let next = images.last().map(|((slice, block), _)| (*slice, block + 1));
+            if images.len() == count || next.is_some_and(|next| next != *block) {
+                break;
+            }
+            images.push((*block, live.image.clone()));
+        }
+        state
+            .settling
+            .extend(images.iter().map(|(block, _)| *block));
+        self.count(&state);
+        drop(state);
+        (!images.is_empty()).then_some(Settlement {
+            pages: self,
+            images,
+            is_written: false,
+        })
+    }
+}
+
+/// Neighbouring images that the calling thread writes into their blocks.
+pub struct Settlement<'a> {
+    pages: &'a LoggedPages,
+    images: Vec<(Block, Image)>,
+    is_written: bool,
+}
+
+impl Settlement<'_> {
+    /// Returns the images in order of their blocks, which are neighbours.
+    pub fn images(&self) -> &[(Block, Image)] {
+        &self.images
+    }
+
+    /// Returns the blocks.
+    pub fn blocks(&self) -> Blocks {
+        let (slice, first) = self.images[0].0;
+        let count = self.images.len() as u32;
+        Blocks {
+            slice,
+            first,
+            count,
+        }
+    }
+
+    /// Records that the images are in their blocks. The caller has recorded the write (`took_data`).
+    pub fn written(mut self) {
+        self.is_written = true;
+    }
+}
+
+impl Drop for Settlement<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pages.state.lock();
+        for (block, image) in &self.images {
+            state.settling.remove(block);
+            // The block may have been freed meanwhile, and its image removed.
+            let is_same = |live: &Live| Arc::ptr_eq(&live.image, image);
+            if self.is_written && state.live.get(block).is_some_and(is_same) {
+                state.forget(*block);
+            }
+        }
+        self.pages.count(&state);
+        drop(state);
+        self.pages.settled.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    fn image(byte: u8) -> Image {
+        vec![byte; 4096].into()
+    }
+
+    fn blocks(first: u64, count: u32) -> Blocks {
+        Blocks {
+            slice: 1,
+            first,
+            count,
+        }
+    }
+
+    fn pages() -> LoggedPages {
+        let pages = LoggedPages::default();
+        for block in [5, 6, 7, 9] {
+            pages.put((1, block), image(block as u8));
+        }
+        pages
+    }
+
+    /// Returns the rows of the next batch: a block, and the first byte of its image.
+    fn changes(pages: &LoggedPages) -> Vec<(u64, Option<u8>)> {
+        let change = |change| match change {
+            Change::PutLogged((_, block), image) => (block, Some(image[0])),
+            Change::DelLogged((_, block)) => (block, None),
+            other => panic!("{other:?}"),
+        };
+        pages.take_changes().map(change).collect()
+    }
+
+    /// Runs `waits` in a thread, and checks that it ends after `go`, and not before.
+    fn ends_after(waits: impl FnOnce() + Send, go: impl FnOnce()) {
+        std::thread::scope(|scope| {
+            let (ended, has_ended) = channel();
+            scope.spawn(move || {
+                waits();
+                ended.send(()).unwrap();
+            });
+            // Long enough for the thread to end if it does not wait. A slow machine makes the test weaker, never wrong.
+            assert!(has_ended.recv_timeout(Duration::from_millis(20)).is_err());
+            go();
+            has_ended.recv_timeout(Duration::from_secs(60)).unwrap();
+        });
+    }
+
+    #[test]
+    fn neighbouring_images_are_settled_together_and_then_removed() {
+        let pages = pages();
+        let first = pages.begin_settling((0, 0), 2).unwrap();
+        assert_eq!(first.blocks(), blocks(5, 2));
+        let second = pages.begin_settling((1, 7), 2).unwrap();
+        assert_eq!(second.blocks(), blocks(7, 1));
+        first.written();
+        // The device has refused it.
+        drop(second);
+        assert!(pages.image((1, 5)).is_none() && pages.image((1, 7)).is_some());
+        let rows = [(5, None), (6, None), (7, Some(7)), (9, Some(9))];
+        assert_eq!(changes(&pages), rows);
+        assert_eq!(
+            pages.begin_settling((1, 5), 9).unwrap().blocks(),
+            blocks(7, 1)
+        );
+        assert_eq!(changes(&pages), []);
+    }
+
+    #[test]
+    fn a_claimed_block_is_not_settled_until_it_has_a_new_image() {
+        let pages = pages();
+        pages.claim(blocks(4, 4));
+        assert_eq!(
+            pages.begin_settling((0, 0), 9).unwrap().blocks(),
+            blocks(9, 1)
+        );
+        pages.put((1, 6), image(60));
+        let settlement = pages.begin_settling((0, 0), 9).unwrap();
+        assert_eq!(settlement.blocks(), blocks(6, 1));
+        assert_eq!(settlement.images()[0].1[0], 60);
+        drop(settlement);
+        pages.unclaim(blocks(7, 1));
+        assert_eq!(
+            pages.begin_settling((0, 0), 9).unwrap().blocks(),
+            blocks(6, 2)
+        );
+    }
+
+    #[test]
+    fn a_thread_that_claims_or_releases_a_block_waits_for_its_settlement() {
+        let pages = pages();
+        let settlement = pages.begin_settling((1, 5), 1).unwrap();
+        ends_after(|| pages.claim(blocks(0, 100)), || settlement.written());
+        let settlement = pages.begin_settling((1, 9), 1);
+        assert!(settlement.is_none(), "claimed");
+        pages.unclaim(blocks(0, 100));
+        let settlement = pages.begin_settling((1, 9), 1).unwrap();
+        ends_after(|| pages.release(blocks(9, 1)), || settlement.written());
+        pages.release(blocks(6, 1));
+        assert_eq!(
+            changes(&pages),
+            [(5, None), (6, None), (7, Some(7)), (9, None)]
+        );
+    }
+
+    #[test]
+    fn a_settlement_does_not_remove_the_image_of_the_next_owner() {
+        let pages = pages();
+        let settlement = pages.begin_settling((1, 5), 1).unwrap();
+        pages.freed(blocks(5, 1));
+        pages.put((1, 5), image(50));
+        settlement.written();
+        assert_eq!(pages.image((1, 5)).unwrap()[0], 50);
+        assert_eq!(changes(&pages)[0], (5, Some(50)));
+    }
+}

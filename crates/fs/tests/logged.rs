@@ -1,0 +1,290 @@
+//! Logged pages: syncs whose pages go into the journal with the metadata (docs/internals/logged-pages.md).
+
+mod mount;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use jericho_cache::{PagePlace, PageRun};
+use jericho_fs::File;
+use jericho_sim::{FaultPlan, Operation};
+use jericho_volume::OpenMode;
+
+use mount::{Mount, PAGE, pattern, write_back};
+
+/// Returns where the pages of a file are.
+fn places(file: &Arc<File>) -> Vec<PagePlace> {
+    let mut runs = Vec::new();
+    let pages = file.size().div_ceil(PAGE) as u32;
+    file.object().resolve(0, pages, &mut runs).unwrap();
+    pages_of(runs)
+}
+
+/// Returns the place of each page of runs.
+fn pages_of(runs: Vec<PageRun>) -> Vec<PagePlace> {
+    let page = |run: &PageRun, page: u64| match run.place.clone() {
+        PagePlace::Device {
+            device,
+            offset_bytes,
+        } => PagePlace::Device {
+            device,
+            offset_bytes: offset_bytes + page * PAGE,
+        },
+        place => place,
+    };
+    let pages = |run: PageRun| (0..u64::from(run.pages)).map(move |n| page(&run, n));
+    runs.into_iter().flat_map(pages).collect()
+}
+
+/// Returns how many pages of a file are in memory and not in their blocks.
+fn logged(file: &Arc<File>) -> usize {
+    let is_logged = |place: &PagePlace| matches!(place, PagePlace::Memory(_));
+    places(file).iter().filter(|place| is_logged(place)).count()
+}
+
+/// Drops a file's clean pages from the cache, so that the next read fetches them.
+fn evict(mount: &Mount, file: &Arc<File>) {
+    let slice = &mount.slices[usize::from(file.layout().home())];
+    let (sender, receiver) = channel();
+    assert_eq!(slice.first_dirty(file.ino(), 0), None);
+    let done = move |result| sender.send(result).unwrap();
+    slice.invalidate(file.ino(), 0..u64::MAX, Box::new(done));
+    receiver.recv().unwrap().unwrap();
+}
+
+/// Syncs a file by the slice's evictor, which writes pages into their blocks.
+fn sync_in_place(mount: &Mount, file: &Arc<File>) {
+    let (sender, receiver) = channel();
+    let done = Box::new(move |result| sender.send(result).unwrap());
+    mount.fs().fsync(file, true, done);
+    receiver.recv().unwrap().unwrap();
+}
+
+/// Passes on the operations of the mount's device, with the threads that call it.
+fn watch(mount: &Mount) -> Receiver<(Operation, std::thread::ThreadId)> {
+    let (sender, operations) = channel();
+    mount.device.set_before(move |operation| {
+        let _ = sender.send((operation, std::thread::current().id()));
+    });
+    operations
+}
+
+#[test]
+fn an_append_or_a_first_write_is_made_durable_with_one_write_by_the_thread_that_asks() {
+    for seed in 0..4 {
+        let mut mount = Mount::new(64 << 20);
+        let file = mount.durable("f", 100);
+        let mut bytes = mount.read(&file);
+        let operations = watch(&mount);
+        let own = std::thread::current().id();
+        for round in 0..6 {
+            let data = pattern(round, 3000);
+            mount.write(&file, bytes.len() as u64, &data);
+            bytes.extend(data);
+            match round % 2 {
+                0 => mount.fsync(&file),
+                _ => mount.begin_fdatasync(&file).recv().unwrap().unwrap(),
+            }
+            let seen: Vec<_> = operations.try_iter().collect();
+            assert_eq!(seen, [(Operation::DurableWrite, own)], "round {round}");
+        }
+        let (_, new) = mount.create("new");
+        mount.write(&new, 0, &pattern(9, 10_000));
+        mount.fsync(&new);
+        let seen: Vec<_> = operations.try_iter().collect();
+        assert_eq!(seen, [(Operation::DurableWrite, own)]);
+        assert_eq!((logged(&file), logged(&new)), (5, 3));
+        drop((file, new));
+        mount.power_cut(seed);
+        assert!(mount.read(&mount.open("f")) == bytes);
+        assert!(mount.read(&mount.open("new")) == pattern(9, 10_000));
+    }
+}
+
+#[test]
+fn a_sync_of_many_pages_writes_them_into_their_blocks() {
+    let mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 100);
+    mount.write(&file, PAGE, &pattern(1, 17 * PAGE as usize));
+    mount.fsync(&file);
+    assert_eq!(logged(&file), 0);
+}
+
+#[test]
+fn a_logged_page_is_read_from_memory_until_a_checkpoint_settles_it() {
+    let mut mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 100);
+    mount.write(&file, 0, &pattern(1, 9000));
+    mount.fsync(&file);
+    assert_eq!(logged(&file), 3);
+    evict(&mount, &file);
+    assert!(mount.read(&file) == pattern(1, 9000));
+    mount.fs().checkpoint().unwrap();
+    assert_eq!(logged(&file), 0);
+    evict(&mount, &file);
+    assert!(mount.read(&file) == pattern(1, 9000));
+    drop(file);
+    // The checkpoint has removed the images: a mount finds none.
+    mount.power_cut(1);
+    let file = mount.open("f");
+    assert_eq!(logged(&file), 0);
+    assert!(mount.read(&file) == pattern(1, 9000));
+}
+
+#[test]
+fn an_unmount_leaves_no_page_in_the_journal_or_the_store() {
+    let mut mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 100);
+    mount.write(&file, 0, &pattern(1, 9000));
+    mount.fsync(&file);
+    assert_eq!(logged(&file), 3);
+    drop(file);
+    mount.remount();
+    let file = mount.open("f");
+    assert_eq!(logged(&file), 0);
+    assert!(mount.read(&file) == pattern(1, 9000));
+}
+
+#[test]
+fn a_recovery_does_not_undo_a_later_sync_in_place() {
+    for seed in 0..8 {
+        let mut mount = Mount::new(64 << 20);
+        let file = mount.durable("f", 100);
+        mount.write(&file, 0, &pattern(1, 9000));
+        mount.fsync(&file);
+        assert_eq!(logged(&file), 3);
+        mount.write(&file, 0, &pattern(2, 5000));
+        sync_in_place(&mount, &file);
+        assert_eq!(logged(&file), 1);
+        drop(file);
+        mount.power_cut(seed);
+        let found = mount.read(&mount.open("f"));
+        assert!(found[..5000] == pattern(2, 5000) && found[5000..] == pattern(1, 9000)[5000..]);
+    }
+}
+
+#[test]
+fn a_logged_page_that_was_written_in_place_and_not_synced_is_whole_after_a_power_cut() {
+    for seed in 0..16 {
+        let mut mount = Mount::new(64 << 20);
+        let file = mount.durable("f", 100);
+        mount.write(&file, 0, &pattern(1, 4096));
+        mount.fsync(&file);
+        mount.write(&file, 0, &pattern(2, 4096));
+        write_back(&mount, &file);
+        drop(file);
+        // The write into the block is torn. The journal still has the page.
+        mount.power_cut(seed);
+        assert!(
+            mount.read(&mount.open("f")) == pattern(1, 4096),
+            "seed {seed}"
+        );
+    }
+}
+
+#[test]
+fn a_recovery_does_not_write_a_removed_page_over_the_next_owner_of_its_block() {
+    for seed in 0..4 {
+        let mut mount = Mount::new(24 << 20);
+        let file = mount.durable("old", 100);
+        mount.write(&file, 0, &pattern(1, 9000));
+        mount.fsync(&file);
+        let old = blocks(&file);
+        mount.remove("old", file);
+        mount.commit();
+        // Files are written in place until one of them has the blocks: at last the volume is full.
+        let mut files: Vec<Vec<u8>> = Vec::new();
+        let mut is_reused = false;
+        let mut pages = 20;
+        while !is_reused {
+            let (_, file) = mount.create(&format!("new{}", files.len()));
+            files.push(pattern(files.len() as u64, pages * PAGE as usize));
+            if mount.try_write(&file, 0, files.last().unwrap()).is_err() {
+                files.pop();
+                mount.remove(&format!("new{}", files.len()), file);
+                mount.commit();
+                assert!(pages > 1, "the volume is full, and no file has the blocks");
+                pages = 1;
+                continue;
+            }
+            sync_in_place(&mount, &file);
+            is_reused = places(&file).iter().any(|place| old.contains(place));
+        }
+        mount.power_cut(seed);
+        for (number, bytes) in files.iter().enumerate() {
+            let name = format!("new{number}");
+            assert!(mount.read(&mount.open(&name)) == *bytes, "{name}");
+        }
+    }
+}
+
+/// Returns the blocks of a file's pages, also of those that are logged.
+fn blocks(file: &Arc<File>) -> Vec<PagePlace> {
+    let mut runs = Vec::new();
+    let pages = file.size().div_ceil(PAGE) as u32;
+    file.object().allocate(0, pages, &mut runs).unwrap();
+    pages_of(runs)
+}
+
+#[test]
+fn a_device_that_refuses_a_settlement_loses_nothing() {
+    for seed in 0..4 {
+        let mut mount = Mount::new(64 << 20);
+        let file = mount.durable("f", 100);
+        mount.write(&file, 0, &pattern(1, 9000));
+        mount.fsync(&file);
+        let plan = FaultPlan::fail_nth(Some(Operation::Write), 1, 5);
+        mount.device.set_plan(plan);
+        // The first write of the checkpoint is that of the settlement. The image goes to the store.
+        mount.fs().checkpoint().unwrap();
+        assert_eq!(logged(&file), 3);
+        if seed % 2 == 0 {
+            mount.fs().checkpoint().unwrap();
+            assert_eq!(logged(&file), 0);
+        }
+        drop(file);
+        mount.power_cut(seed);
+        let file = mount.open("f");
+        assert_eq!(logged(&file), if seed % 2 == 0 { 0 } else { 3 });
+        assert!(mount.read(&file) == pattern(1, 9000));
+    }
+}
+
+#[test]
+fn a_volume_that_is_mounted_for_reading_shows_logged_pages() {
+    let mut mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 100);
+    mount.write(&file, 0, &pattern(1, 9000));
+    mount.fsync(&file);
+    drop(file);
+    mount.device.cut_power();
+    mount.down();
+    mount.device = Arc::new(mount.device.crash(1));
+    let operations = watch(&mount);
+    mount.up_with(OpenMode::READ);
+    let file = mount.open("f");
+    assert_eq!(logged(&file), 3);
+    assert!(mount.read(&file) == pattern(1, 9000));
+    drop(file);
+    mount.down();
+    let seen: Vec<_> = operations.try_iter().map(|seen| seen.0).collect();
+    assert!(seen.iter().all(|seen| *seen == Operation::Read), "{seen:?}");
+}
+
+#[test]
+fn zeroed_pages_keep_no_place_among_the_logged_ones() {
+    let mut mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 100);
+    mount.write(&file, 0, &pattern(1, 12_288));
+    mount.fsync(&file);
+    mount.write(&file, 0, &pattern(2, 12_288));
+    // FALLOC_FL_ZERO_RANGE
+    mount.fs().fallocate(&file, 0x10, 0, 12_288).unwrap();
+    mount.fsync(&file);
+    mount.fs().checkpoint().unwrap();
+    assert_eq!(logged(&file), 0);
+    assert!(mount.read(&file) == vec![0; 12_288]);
+    drop(file);
+    mount.power_cut(1);
+    assert!(mount.read(&mount.open("f")) == vec![0; 12_288]);
+}

@@ -1,0 +1,286 @@
+//! A mount of a volume on a simulated device, without a daemon: real slices, and reads and writes of their pages.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
+use jericho_fs::check::{CheckOptions, check_devices};
+use jericho_fs::format::format_devices;
+use jericho_fs::types::{Attr, Caller, Ino, Kind, ROOT, SetAttr};
+use jericho_fs::{File, Fs, FsOptions};
+use jericho_sim::SimDevice;
+use jericho_storage::Device;
+use jericho_volume::{FormatOptions, OpenMode, Volume};
+
+pub const CALLER: Caller = Caller {
+    uid: 1000,
+    gid: 100,
+    umask: 0o022,
+};
+pub const PAGE: u64 = 4096;
+pub const SLICES: u16 = 2;
+/// Age at which a busy mount writes dirty pages back.
+pub const DIRTY_AGE: Duration = Duration::from_millis(1);
+
+pub struct Mount {
+    pub device: Arc<SimDevice>,
+    /// Whether write-back by age and commits run all the time, or only on request.
+    pub busy: bool,
+    pub fs: Option<Arc<Fs>>,
+    pub slices: Vec<Arc<Slice>>,
+}
+
+impl Mount {
+    pub fn new(device_bytes: u64) -> Mount {
+        let device = Arc::new(SimDevice::new("sim", device_bytes));
+        let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+        let options = FormatOptions {
+            slices: Some(SLICES),
+            ..FormatOptions::default()
+        };
+        format_devices(&devices, &[PathBuf::from("sim")], &options).unwrap();
+        let mut mount = Mount {
+            device,
+            busy: false,
+            fs: None,
+            slices: Vec::new(),
+        };
+        mount.up();
+        mount
+    }
+
+    pub fn busy(device_bytes: u64) -> Mount {
+        let mut mount = Mount::new(device_bytes);
+        mount.fs().close().unwrap();
+        mount.down();
+        mount.busy = true;
+        mount.up();
+        mount
+    }
+
+    pub fn up(&mut self) {
+        self.up_with(OpenMode::WRITE);
+    }
+
+    pub fn up_with(&mut self, mode: OpenMode) {
+        let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
+        let volume = Volume::open_from_devices(devices, mode).unwrap();
+        self.slices = (0..SLICES)
+            .map(|id| {
+                let config = Config {
+                    id,
+                    frames: FRAMES_MIN,
+                    kernel_node: None,
+                    cpus: Vec::new(),
+                    dirty_age: if self.busy {
+                        DIRTY_AGE
+                    } else {
+                        Duration::from_secs(3600)
+                    },
+                };
+                Slice::start(&config, volume.devices()).unwrap()
+            })
+            .collect();
+        let options = FsOptions {
+            store_cache_bytes: 64 << 20,
+            read_only: mode.read_only,
+            inode_cache: 100,
+            commit_interval_ms: if self.busy { 1 } else { 3_600_000 },
+        };
+        self.fs = Some(Fs::open(Arc::new(volume), self.slices.clone(), options).unwrap());
+    }
+
+    pub fn down(&mut self) {
+        self.fs = None;
+        for slice in self.slices.drain(..) {
+            slice.close();
+        }
+    }
+
+    pub fn remount(&mut self) {
+        self.fs().close().unwrap();
+        self.down();
+        self.assert_sound();
+        self.up();
+    }
+
+    pub fn power_cut(&mut self, seed: u64) {
+        self.device.cut_power();
+        self.down();
+        self.device = Arc::new(self.device.crash(seed));
+        self.assert_sound();
+        self.up();
+    }
+
+    pub fn assert_sound(&self) {
+        let copy: Vec<Arc<dyn Device>> = vec![self.device.clone()];
+        let report = check_devices(copy, CheckOptions::default()).unwrap();
+        assert!(report.is_sound(), "{:#?}", report.findings);
+    }
+
+    pub fn fs(&self) -> &Arc<Fs> {
+        self.fs.as_ref().unwrap()
+    }
+
+    pub fn create(&self, name: &str) -> (Ino, Arc<File>) {
+        let fs = self.fs();
+        let attr = fs
+            .mknod(ROOT, name.as_bytes(), Kind::File, 0o644, 0, CALLER)
+            .unwrap();
+        (attr.ino, fs.open_file(attr.ino).unwrap())
+    }
+
+    /// Removes a file that `create` has made, as when the kernel has forgotten it.
+    pub fn remove(&self, name: &str, file: Arc<File>) {
+        let ino = file.ino();
+        self.fs().unlink(ROOT, name.as_bytes()).unwrap();
+        self.fs().close_file(&file);
+        self.fs().forget(ino, 1);
+    }
+
+    pub fn open(&self, name: &str) -> Arc<File> {
+        let attr = self.fs().lookup(ROOT, name.as_bytes()).unwrap();
+        self.fs().open_file(attr.ino).unwrap()
+    }
+
+    pub fn try_write(&self, file: &Arc<File>, offset: u64, data: &[u8]) -> jericho_fs::Result<()> {
+        self.write_pages(file, offset, data, |at, len| {
+            self.fs().end_write(file, at, len);
+        })
+    }
+
+    pub fn write_pages(
+        &self,
+        file: &Arc<File>,
+        offset: u64,
+        data: &[u8],
+        written: impl Fn(u64, u64),
+    ) -> jericho_fs::Result<()> {
+        let _writing = file.writing();
+        self.fs().begin_write(file, offset, data.len() as u64)?;
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let within = (at % PAGE) as usize;
+            let len = (PAGE as usize - within).min(data.len() - done);
+            let slice = &self.slices[usize::from(file.layout().home())];
+            let (sender, receiver) = channel();
+            slice.get(
+                &file.object(),
+                at / PAGE,
+                1,
+                Intent::Modify,
+                move |pinned| {
+                    sender.send(pinned).unwrap();
+                },
+            );
+            let mut pinned = receiver.recv().unwrap()?;
+            pinned
+                .write(at / PAGE, within, &data[done..done + len])
+                .unwrap();
+            drop(pinned);
+            done += len;
+            written(at, len as u64);
+        }
+        Ok(())
+    }
+
+    pub fn write(&self, file: &Arc<File>, offset: u64, data: &[u8]) {
+        self.try_write(file, offset, data).unwrap();
+    }
+
+    pub fn read(&self, file: &Arc<File>) -> Vec<u8> {
+        let mut data = vec![0; file.size() as usize];
+        for (page, bytes) in data.chunks_mut(PAGE as usize).enumerate() {
+            let slice = &self.slices[usize::from(file.layout().home())];
+            let (sender, receiver) = channel();
+            slice.get(
+                &file.object(),
+                page as u64,
+                1,
+                Intent::Read,
+                move |pinned| {
+                    sender.send(pinned).unwrap();
+                },
+            );
+            receiver
+                .recv()
+                .unwrap()
+                .unwrap()
+                .read(page as u64, 0, bytes)
+                .unwrap();
+        }
+        data
+    }
+
+    pub fn fsync(&self, file: &Arc<File>) {
+        let (sender, receiver) = channel();
+        self.fs().fsync_blocking(
+            file,
+            false,
+            Box::new(move |result| sender.send(result).unwrap()),
+        );
+        receiver.recv().unwrap().unwrap();
+    }
+
+    /// Begins an fdatasync, as a thread of the mount does.
+    pub fn begin_fdatasync(&self, file: &Arc<File>) -> Receiver<jericho_fs::Result<()>> {
+        let (sender, receiver) = channel();
+        let done = Box::new(move |result| sender.send(result).unwrap());
+        self.fs().fsync_blocking(file, true, done);
+        receiver
+    }
+
+    /// Creates a file that is durable as a whole, and whose pages are in their blocks.
+    pub fn durable(&self, name: &str, len: usize) -> Arc<File> {
+        let (_, file) = self.create(name);
+        self.write(&file, 0, &pattern(0, len));
+        self.fsync(&file);
+        self.fs().checkpoint().unwrap();
+        file
+    }
+
+    pub fn commit(&self) {
+        commit(self.fs());
+    }
+
+    pub fn truncate(&self, file: &Arc<File>, size: u64) -> Attr {
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        self.fs().setattr(file.ino(), set, CALLER).unwrap()
+    }
+
+    pub fn free(&self) -> u64 {
+        self.fs().statfs().unwrap().free
+    }
+}
+
+pub fn commit(fs: &Fs) {
+    let (sender, receiver) = channel();
+    fs.fsync_dir(ROOT, Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv().unwrap().unwrap();
+}
+
+/// Returns bytes that depend on their position.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed) as u8 | 1)
+        .collect()
+}
+
+/// Writes back a file's dirty pages as the evictor does when they are old, without a sync of the file.
+pub fn write_back(mount: &Mount, file: &Arc<File>) {
+    let (sender, receiver) = channel();
+    mount.slices[usize::from(file.layout().home())].sync(
+        &file.object(),
+        0..u64::MAX,
+        Box::new(move |result| sender.send(result).unwrap()),
+    );
+    receiver.recv().unwrap().unwrap();
+}
