@@ -66,8 +66,8 @@ pub enum PagePlace {
 /// An owner of pages, for example a file of the filesystem. Slice threads and the callers of the slice call it. Its functions may
 /// take short locks of the object's own. They must never wait for the cache, because the caller may hold a slice's lock.
 pub trait Object: Send + Sync + 'static {
-    /// Returns the object's part of a page key: 1..=`jericho_format::INO_MAX`. Before an owner uses an id again, it makes sure
-    /// that `Slice::invalidate` of the old object's pages has completed.
+    /// Returns the object's part of a page key: 1..=`jericho_format::OBJECT_MAX`. An owner uses an id for another
+    /// object only when no slice has a page of the old one (`Slice::each_object`) and no caller has it as an `Object`.
     fn id(&self) -> u64;
 
     /// Returns the index of the slice that may cache a page of the object now. Called under that slice's lock, for the first page

@@ -356,6 +356,16 @@ impl Slice {
         write_back::first_dirty(&mut shared.lock(), &shared.context, object, from)
     }
 
+    /// Calls `each` with the object of each page in the table, in no order, and once for each of its pages. Does not see pages that
+    /// enter the table meanwhile. Returns the number of entries that the table has.
+    pub fn each_object(&self, mut each: impl FnMut(u64)) -> usize {
+        let memory = &self.shared.context.memory;
+        let entries = memory.geometry().entries();
+        let keys = (0..entries).filter_map(|index| memory.entry(index).key());
+        keys.for_each(|key| each(key.object()));
+        entries as usize
+    }
+
     /// Returns the object's resident pages with the kernel's node of each, from move_pages(2).
     pub fn resident_of(&self, object: u64, pages: Range<u64>) -> Vec<Resident> {
         let memory = &self.shared.context.memory;

@@ -209,12 +209,12 @@ impl Mounted {
             reply(Ok(0), buffer);
             return None;
         }
-        let (layout, ino) = (file.layout(), file.ino());
+        let (layout, object) = (file.layout(), file.object_id());
         let out = buffer.first(len);
         // For the page cache, pages are copied one by one under the file's lock.
         let mut read = || match mapped {
             Some(_) => 0,
-            None => self.read_cached(layout, ino, offset, out),
+            None => self.read_cached(layout, object, offset, out),
         };
         let bytes = offset..offset + len as u64;
         let found = match policy {
@@ -307,7 +307,7 @@ impl Mounted {
     }
 
     /// Copies the cached pages of a file into `out`, up to the first page that is not cached. Returns the number of bytes.
-    fn read_cached(&self, layout: Layout, ino: Ino, offset: u64, out: &mut [u8]) -> usize {
+    fn read_cached(&self, layout: Layout, object: u64, offset: u64, out: &mut [u8]) -> usize {
         let mut done = 0;
         for (slice, bytes) in layout.parts(offset..offset + out.len() as u64) {
             let slice = self.slice(slice);
@@ -317,7 +317,7 @@ impl Mounted {
             let (mut parts, epoch) = ([IoSliceMut::new(out)], slice.epoch());
             let target = TargetParts::new(&mut parts);
             let mark = |index| memory.touch(index, epoch);
-            let copied = memory.read_bytes(Key::new(ino, 0), bytes.start, len, target, mark);
+            let copied = memory.read_bytes(Key::new(object, 0), bytes.start, len, target, mark);
             let copied = copied.map_or_else(|(copied, _)| copied, |()| len);
             done += copied;
             if copied < len {

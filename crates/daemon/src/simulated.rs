@@ -141,9 +141,8 @@ pub(crate) fn evict(mounted: &Arc<Mounted>, handle: &Arc<Handle>) {
         let (slice, synced, dropped) = (mounted.slice(slice), tx.clone(), tx.clone());
         slice.sync_all(Box::new(move |result| synced.send(result).unwrap()));
         rx.recv_timeout(LONG).unwrap().unwrap();
-        let ino = handle.file.ino();
         slice.invalidate(
-            ino,
+            handle.file.object_id(),
             0..u64::MAX,
             Box::new(move |r| dropped.send(r).unwrap()),
         );

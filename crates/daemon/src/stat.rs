@@ -180,7 +180,8 @@ impl Mounted {
         }
         let mut by_node: BTreeMap<u32, u64> = BTreeMap::new();
         let pages = 0..attr.size.div_ceil(PAGE_BYTES);
-        for page in self.slice(slice).resident_of(ino, pages) {
+        let object = self.fs().file(ino)?.object_id();
+        for page in self.slice(slice).resident_of(object, pages) {
             answer.resident_bytes += PAGE_BYTES;
             answer.dirty_bytes += if page.dirty { PAGE_BYTES } else { 0 };
             if let Some(node) = page.kernel_node {

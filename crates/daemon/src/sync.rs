@@ -50,7 +50,9 @@ impl Mounted {
             .slices
             .iter()
             .flat_map(|slice| slice.dirty_objects());
-        let files: HashSet<Ino> = objects.collect();
+        // A file with unwritten data is in memory, so its object has an inode.
+        let inodes = objects.filter_map(|object| self.fs().ino_of_object(object));
+        let files: HashSet<Ino> = inodes.collect();
         let (count, mut names) = (files.len(), self.fs().paths_of(files));
         names.sort_unstable();
         if names.len() < count {

@@ -73,7 +73,7 @@ fn hit(slice: &Slice, file: &Arc<File>, at: u64, data: &[u8]) -> usize {
         }
     };
     let written = slice.memory().write_bytes(
-        Key::new(file.ino(), 0),
+        Key::new(file.object_id(), 0),
         at,
         data.len(),
         SourceParts::new(&[IoSlice::new(data)]),

@@ -12,8 +12,9 @@ pub mod threads;
 
 /// Size of a block on a volume and of a page in a cache.
 pub const PAGE_BYTES: u64 = 4096;
-/// Maximum inode number; the minimum is 1. Has 30 bits, so that a page key packs into one word.
-pub const INO_MAX: u64 = (1 << 30) - 1;
+/// Maximum object number; the minimum is 1. Has 30 bits, so that a page key packs into one word. An object number names a file in
+/// the caches, during one mount.
+pub const OBJECT_MAX: u64 = (1 << 30) - 1;
 /// Maximum page number within a file; the minimum is 0. Has 34 bits: 64 TiB.
 pub const PAGE_MAX: u64 = (1 << 34) - 1;
 /// Maximum size of a file.

@@ -1,15 +1,27 @@
-//! Values of the metadata store's tables. All integers are little-endian, except in keys: these are big-endian, so that their
+//! Values of the metadata store's tables, and inode numbers. All integers are little-endian, except in keys: these are big-endian, so that their
 //! byte order is their numeric order.
 
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of all records below. A reader refuses others.
-pub const RECORD_VERSION: u8 = 1;
+/// Version of all records below, in each inode and in the superblock. A reader refuses others.
+pub const RECORD_VERSION: u8 = 2;
+/// Bits of an inode number for the counter. The slice is above them.
+pub const INO_COUNTER_BITS: u32 = 40;
+/// Bits of an inode number for the slice.
+pub const INO_SLICE_BITS: u32 = 8;
+/// Inode number of the root directory.
+pub const INO_ROOT: u64 = 1;
+/// Counters up to a mark may be in use. A writer makes a mark durable before, or together with, the first number below it.
+pub const INO_MARK_STEP: u64 = 65_536;
 /// Value of `slice` and `placement`: no slice.
 pub const NO_SLICE: u16 = u16::MAX;
-/// Value of `ExtentValue::flags`: allocated but never written, reads as zeros.
+/// Bit of `ExtentValue::flags`: allocated but never written, reads as zeros.
 pub const EXTENT_UNWRITTEN: u16 = 1;
+/// Bit of `ExtentValue::flags`, reserved: other extents have the same blocks.
+pub const EXTENT_SHARED: u16 = 2;
+/// Bit of `ExtentValue::flags`, reserved: the blocks have checksums.
+pub const EXTENT_CHECKSUMS: u16 = 4;
 
 /// File types as stored (values of `d_type`).
 pub mod kind {
@@ -49,7 +61,7 @@ pub struct InodeValue {
     pub gid: U32,
     /// Device number of special files.
     pub rdev: U32,
-    /// Changes each time the inode number is used again.
+    /// Differs between the mounts in which inodes are created.
     pub generation: U32,
     /// Size in bytes; for directories, number of entries.
     pub size: U64,
@@ -80,9 +92,25 @@ pub struct InodeValue {
     /// When threads migrate to the data: a `threads::ThreadsOfInode`.
     pub threads: u8,
     /// Zero.
-    pub reserved: u8,
+    pub reserved0: u8,
+    /// Blocks of the file's extents.
+    pub blocks: U64,
+    /// Zero. A reader refuses bits that it does not know.
+    pub flags: U32,
+    /// Zero: the file's data is in its home slice, except for data that is being moved. A reader refuses other values.
+    pub layout: u8,
+    /// Zero. Room for striping: logarithm of the pages of a stripe.
+    pub stripe_log2: u8,
+    /// Zero. Room for striping: number of columns.
+    pub columns: U16,
+    /// Zero. Room for striping: bit N is set if a slice whose index is N modulo 64 may have extents of the file.
+    pub column_filter: U64,
+    /// Zero. Room for snapshots.
+    pub born: U64,
+    /// Zero.
+    pub reserved: [u8; 32],
 }
-const _: () = assert!(size_of::<InodeValue>() == 96);
+const _: () = assert!(size_of::<InodeValue>() == 160);
 
 /// Value of table `extents`. The key is the inode (8 bytes, big-endian) and the first page (8 bytes, big-endian).
 #[derive(
@@ -96,10 +124,12 @@ pub struct ExtentValue {
     pub count: U32,
     /// Slice.
     pub slice: U16,
-    /// `EXTENT_UNWRITTEN` or 0.
+    /// `EXTENT_UNWRITTEN` or 0. A reader refuses other bits.
     pub flags: U16,
+    /// Zero. Room for snapshots.
+    pub born: U64,
 }
-const _: () = assert!(size_of::<ExtentValue>() == 16);
+const _: () = assert!(size_of::<ExtentValue>() == 24);
 
 /// Value of table `entries`. The key is the directory (8 bytes, big-endian), the hash (8 bytes, big-endian) and the name.
 #[derive(
@@ -108,13 +138,33 @@ const _: () = assert!(size_of::<ExtentValue>() == 16);
 #[repr(C)]
 pub struct EntryValue {
     /// Inode.
-    pub ino: U32,
+    pub ino: U64,
     /// One of `kind`.
     pub kind: u8,
     /// Zero.
-    pub reserved: [u8; 3],
+    pub reserved: [u8; 7],
 }
-const _: () = assert!(size_of::<EntryValue>() == 8);
+const _: () = assert!(size_of::<EntryValue>() == 16);
+
+/// Returns the inode number of a slice with this value of the slice's counter.
+pub fn ino_of(slice: u16, counter: u64) -> u64 {
+    u64::from(slice) << INO_COUNTER_BITS | counter
+}
+
+/// Returns the slice whose counter gave an inode number, and the counter's value then. Returns `None` for numbers that no counter
+/// gives.
+pub fn parts_of_ino(ino: u64) -> Option<(u16, u64)> {
+    let (slice, counter) = (ino >> INO_COUNTER_BITS, ino & ((1 << INO_COUNTER_BITS) - 1));
+    (counter != 0 && slice < 1 << INO_SLICE_BITS).then_some((slice as u16, counter))
+}
+
+/// Returns the name of the row of table `values` with the mark of a slice's inode numbers.
+pub fn ino_mark_name(slice: u16) -> String {
+    format!("next_ino_{slice}")
+}
+
+/// Name of the row of table `values` with the number of inodes.
+pub const INODES_NAME: &str = "inodes";
 
 /// Returns the key of tables `inodes` and `orphans`: the number in 8 bytes, big-endian.
 pub fn ino_key(ino: u64) -> [u8; 8] {
@@ -188,6 +238,14 @@ mod tests {
             assert!(n < 1_000_000_000);
             assert_eq!(join_time(s, n), ns);
         }
+    }
+
+    #[test]
+    fn an_inode_number_has_the_slice_and_the_counter() {
+        assert_eq!(parts_of_ino(INO_ROOT), Some((0, 1)));
+        assert_eq!(parts_of_ino(ino_of(255, 7)), Some((255, 7)));
+        assert_eq!(parts_of_ino(ino_of(3, 0)), None);
+        assert_eq!(parts_of_ino(1 << 48 | 1), None, "there are 256 slices");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::PAGE_BYTES;
 use crate::label::VERSION;
+use crate::record::{INO_SLICE_BITS, RECORD_VERSION};
 
 /// First bytes of a superblock copy.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"JERISUPR";
@@ -15,6 +16,7 @@ pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"JERISUPR";
 pub const DEVICES_MAX: usize = 64;
 /// Maximum number of slices of a volume.
 pub const SLICES_MAX: usize = 256;
+const _: () = assert!(SLICES_MAX <= 1 << INO_SLICE_BITS);
 /// Maximum number of regions of all slices together.
 pub const REGIONS_MAX: usize = 1024;
 /// Maximum number of chunks of the metadata region.
@@ -97,8 +99,10 @@ pub struct SuperblockHead {
     pub journal_first_block: U64,
     /// Blocks of the journal.
     pub journal_blocks: U64,
+    /// `RECORD_VERSION`.
+    pub records: U32,
     /// Zero.
-    pub reserved: [u8; 3872],
+    pub reserved: [u8; 3868],
 }
 const _: () = assert!(size_of::<SuperblockHead>() == 4096);
 
@@ -230,6 +234,12 @@ pub enum SuperblockError {
     /// The copy is torn or damaged.
     #[error("its checksum is wrong")]
     Checksum,
+    /// The records of the metadata have another version than `RECORD_VERSION`.
+    #[error(
+        "its metadata records have version {0}, and this version of jericho reads only version {RECORD_VERSION}; to go on, copy the \
+         files with the version of jericho that formatted the volume, and format it again"
+    )]
+    Records(u32),
     /// The checksum is right, but a field contradicts another one. Holds a description.
     #[error("{0}")]
     Inconsistent(String),
@@ -241,6 +251,7 @@ impl Superblock {
         let mut head = Box::new(SuperblockHead::new_zeroed());
         head.magic = SUPERBLOCK_MAGIC;
         head.version = U32::new(VERSION);
+        head.records = U32::new(u32::from(RECORD_VERSION));
         Superblock {
             head,
             devices: vec![],
@@ -291,6 +302,10 @@ impl Superblock {
         }
         if head.version.get() < VERSION {
             return Err(SuperblockError::Older(head.version.get()));
+        }
+        // Volumes from before this field have zero, and version 1.
+        if head.records.get() != u32::from(RECORD_VERSION) {
+            return Err(SuperblockError::Records(head.records.get().max(1)));
         }
         let superblock = Superblock {
             devices: get(
@@ -545,6 +560,19 @@ mod tests {
             if torn != new {
                 assert_eq!(Superblock::decode(&torn), Err(SuperblockError::Checksum));
             }
+        }
+    }
+
+    #[test]
+    fn records_of_another_version_are_refused_by_name() {
+        let mut superblock = sample();
+        for (records, shown) in [(0, 1), (1, 1), (3, 3)] {
+            superblock.head.records = U32::new(records);
+            let error = Superblock::decode(&superblock.encode()).unwrap_err();
+            assert_eq!(error, SuperblockError::Records(shown));
+            let text = error.to_string();
+            assert!(text.contains(&format!("have version {shown}")), "{text}");
+            assert!(text.contains("reads only version 2"), "{text}");
         }
     }
 

@@ -4,6 +4,7 @@
 //! writer died. A repair checks first and then changes rows in passes. Rows that one pass removes make counts wrong, which the
 //! next pass finds. The repair ends when a pass finds nothing.
 
+mod counts;
 mod names;
 mod space;
 
@@ -92,7 +93,24 @@ struct Pass<'v> {
     fixes: Vec<Row>,
     more: u64,
     inodes: BTreeMap<Ino, Seen>,
+    counts: Counts,
     lost_and_found: Option<Ino>,
+}
+
+/// The marks of the inode numbers and the number of inodes, as the store has them, and what the inodes say about them.
+#[derive(Default)]
+struct Counts {
+    /// By slice: the mark, if it is a possible one.
+    marks: Vec<Option<u64>>,
+    /// By slice: whether the store has a row for the mark.
+    has_mark: Vec<bool>,
+    inodes: Option<u64>,
+    /// Number of rows with inodes.
+    inode_rows: u64,
+    /// By slice: the largest counter of an inode number in use, or 0.
+    highest: Vec<u64>,
+    /// The counter of an inode of slice 0 that the repair makes, or 0.
+    made: u64,
 }
 
 /// An inode, and the entries that refer to it.
@@ -107,6 +125,8 @@ struct Seen {
     /// A path leads from the root to the inode.
     reachable: bool,
     orphan: bool,
+    /// Number of blocks of its extents.
+    blocks: u64,
     /// Key of the entry that names a directory.
     name_key: Option<Box<[u8]>>,
 }
@@ -307,14 +327,17 @@ fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
         fixes: vec![],
         more: 0,
         inodes: BTreeMap::new(),
+        counts: Counts::default(),
         lost_and_found: None,
     };
+    pass.values(store)?;
     pass.inodes(store)?;
     pass.orphans(store)?;
     pass.entries(store)?;
     pass.links();
     pass.xattrs(store)?;
     pass.space(store)?;
+    pass.counts();
     for seen in pass.inodes.values() {
         match seen.record.kind {
             Kind::Directory => pass.report.directories += 1,

@@ -13,8 +13,8 @@
 //!
 //! 1. flush the devices that took data, so that what the batch describes is on them
 //! 2. commit the batch to the store, in most cases with one durable write to its journal
-//! 3. drop what the store now holds itself (overlay entries, attribute values), release the blocks and
-//!    inode numbers that the batch freed, answer the waiting callers. From here on, and not before, the
+//! 3. drop what the store now holds itself (overlay entries, attribute values), release the blocks that the batch
+//!    freed, answer the waiting callers. From here on, and not before, the
 //!    blocks may be allocated again or discarded (`discard.rs`)
 //!
 //! A batch for which the metadata region has no space is kept, and the next one is appended to it; its callers get ENOSPC. Any

@@ -1,7 +1,7 @@
 //! State that the parts of the filesystem share: the volume, the caches, the inodes in memory and the batches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use jericho_cache::Slice;
@@ -21,8 +21,9 @@ use crate::discard::Discards;
 use crate::errno::*;
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
-use crate::inode::{BLOCKS_UNKNOWN, File, FileHost, Inode, Meta};
-use crate::numbers::Numbers;
+use crate::inode::{File, FileHost, Inode, Meta};
+use crate::numbers::{InodeCount, Numbers};
+use crate::objects::Objects;
 use crate::store::{Change, InodeRecord, StoreRef};
 use crate::table::Table;
 use crate::types::{Done, FsOptions};
@@ -44,9 +45,12 @@ pub struct Core {
     pub slices: Vec<Arc<Slice>>,
     pub options: FsOptions,
     pub table: Table,
-    pub numbers: Mutex<Numbers>,
-    /// Generation for inodes created now. Increases with every batch that frees inode numbers.
-    pub generation: AtomicU32,
+    pub numbers: Numbers,
+    pub inodes: InodeCount,
+    pub objects: Arc<Objects>,
+    /// Generation of the inodes that this mount creates: random. An inode whose creation a crash has undone may have had the number
+    /// of a later one, and a program may have a file handle of it.
+    pub generation: u32,
     /// Held by a thread that changes a directory's parent.
     pub rename: Mutex<()>,
     /// Number of directories created in the root so far. Determines the placement of the next one.
@@ -231,7 +235,8 @@ impl Core {
                 self.store.note_damage(&error);
                 error
             })?;
-        let file = File::new(self.clone(), inode.clone(), meta, map);
+        let object = self.objects.of(inode.ino, &self.slices)?;
+        let file = File::new(self.clone(), inode.clone(), object, meta, map);
         if file.map.read().has_changes() && !self.options.read_only {
             self.mark_dirty(inode);
         }
@@ -243,22 +248,6 @@ impl Core {
     pub fn file(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<Arc<File>> {
         let meta = inode.meta.read();
         self.file_of(inode, &meta)
-    }
-
-    /// Counts the blocks of a file whose extents were not read yet, for stat.
-    pub fn count_blocks(&self, inode: &Inode) -> Result<()> {
-        if inode.blocks.load(Ordering::Relaxed) == BLOCKS_UNKNOWN {
-            let rows = self.store.extents(inode.ino)?;
-            let pages = rows.iter().map(|row| u64::from(row.blocks.count)).sum();
-            // The exchange fails if another thread has loaded the file meanwhile and set its count.
-            let _ = inode.blocks.compare_exchange(
-                BLOCKS_UNKNOWN,
-                pages,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            );
-        }
-        Ok(())
     }
 
     /// Removes an inode that has no name, no open descriptor and no reference. Does not wait: the cache drops its pages, and
@@ -307,8 +296,11 @@ impl Core {
         };
         // With a narrow range the cache checks only these pages and not all pages it holds.
         let pages = file.as_ref().map_or(0, |file| file.end_page());
-        match file.as_ref().and_then(|file| file.cache()) {
-            Some(cache) if pages > 0 => cache.invalidate(inode.ino, 0..pages, Box::new(bury)),
+        let cached = file.as_ref().and_then(|file| Some((file, file.cache()?)));
+        match cached {
+            Some((file, cache)) if pages > 0 => {
+                cache.invalidate(file.object_id(), 0..pages, Box::new(bury))
+            }
             _ => bury(Ok(())),
         }
     }

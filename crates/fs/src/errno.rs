@@ -10,6 +10,7 @@ pub const EEXIST: Error = Error::Errno(17);
 pub const ENOTDIR: Error = Error::Errno(20);
 pub const EISDIR: Error = Error::Errno(21);
 pub const EINVAL: Error = Error::Errno(22);
+pub const ENFILE: Error = Error::Errno(23);
 pub const EFBIG: Error = Error::Errno(27);
 pub const ENOSPC: Error = Error::Errno(28);
 pub const EROFS: Error = Error::Errno(30);

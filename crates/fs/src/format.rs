@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use jericho_format::record::INODES_NAME;
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Summary, Volume, VolumeError};
 
@@ -40,7 +41,10 @@ pub fn format_devices(
 /// Makes the metadata store of a new volume, with the root directory.
 fn make_root(volume: &Volume, owner: (u32, u32)) -> Result<(), VolumeError> {
     let (store, _allocator) = metadata::create(volume, STORE_CACHE_BYTES)?;
-    store.commit(&[Change::PutInode(ROOT, root(owner))])?;
+    store.commit(&[
+        Change::PutInode(ROOT, root(owner)),
+        Change::PutValue(INODES_NAME, 1),
+    ])?;
     Ok(store.close()?)
 }
 
@@ -57,7 +61,7 @@ pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
         uid: owner.0,
         gid: owner.1,
         rdev: 0,
-        generation: 1,
+        generation: 0,
         size: 0,
         atime_ns: now,
         mtime_ns: now,
@@ -67,6 +71,7 @@ pub(crate) fn root(owner: (u32, u32)) -> InodeRecord {
         placement: None,
         threads: Default::default(),
         parent: ROOT,
+        blocks: 0,
         target: None,
     }
 }

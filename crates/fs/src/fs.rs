@@ -4,11 +4,10 @@
 //! crash safe, and the order of locks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use jericho_cache::Slice;
-use jericho_format::INO_MAX;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
@@ -23,10 +22,15 @@ use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::metadata;
-use crate::numbers::Numbers;
+use crate::numbers::{InodeCount, Numbers};
+use crate::objects::Objects;
 use crate::store::{Change, CheckpointNeed};
 use crate::table::Table;
 use crate::types::*;
+
+/// Number of inodes that statfs reports as possible. Their number is limited only by the space for metadata. A larger number would
+/// make statfs fail in 32-bit programs.
+const FILES_SHOWN: u64 = u32::MAX as u64;
 
 /// The filesystem. Dropping it without `close` acts like a crash: changes that are not durable are lost.
 pub struct Fs {
@@ -54,13 +58,14 @@ impl Fs {
         if store.inode(ROOT)?.is_none() {
             return Err(Error::Damaged("there is no root directory".into()));
         }
-        let number = |name| Ok::<u64, Error>(store.value(name)?.unwrap_or(0));
         let core = Arc::new(Core {
             table: Table::new(options.inode_cache),
-            numbers: Mutex::new(Numbers::load(&store)?),
-            generation: AtomicU32::new(number("generation")? as u32),
+            numbers: Numbers::load(&store, volume.slices().len() as SliceId)?,
+            inodes: InodeCount::load(&store)?,
+            objects: Objects::new(),
+            generation: generation()?,
             rename: Mutex::new(()),
-            turn: AtomicU64::new(number("placement_turn")?),
+            turn: AtomicU64::new(store.value("placement_turn")?.unwrap_or(0)),
             commits: Commits::new(options.commit_interval_ms, store.limits_divisor()),
             checkpoints: Checkpoints::default(),
             leaving: Leaving::default(),
@@ -220,20 +225,35 @@ impl Fs {
         // A slice may grow meanwhile: its capacity grows first, so it is read last.
         let free: u64 = slices.clone().map(|slice| allocator.free_of(slice)).sum();
         let blocks = slices.map(|slice| allocator.capacity_of(slice)).sum();
-        let used = self.core.numbers.lock().used();
+        let used = self.core.inodes.now();
+        let files = FILES_SHOWN.max(used);
         Ok(StatFs {
             blocks,
             free: free.saturating_sub(allocator.reserved()),
-            files: INO_MAX,
-            files_free: INO_MAX - used,
+            files,
+            files_free: files - used,
             name_max: NAME_MAX as u32,
         })
+    }
+
+    /// Returns the inode with an object number (`File::object_id`), also if its file is not in memory but may have pages in a
+    /// cache. Takes no lock under which a cache is called.
+    pub fn ino_of_object(&self, object: u64) -> Option<Ino> {
+        self.core.objects.ino_of(object)
     }
 
     /// Returns the number of inodes in memory.
     pub fn cached_inodes(&self) -> usize {
         self.core.table.len()
     }
+}
+
+/// Returns a random number.
+fn generation() -> Result<u32> {
+    let random = jericho_sys::process::random_u64();
+    random
+        .map(|random| random as u32)
+        .map_err(|error| Error::Errno(error.raw_os_error().unwrap_or(38)))
 }
 
 /// Waits for the end of a thread. Returns at once in that thread itself: a callback of the committer may drop the last handle.

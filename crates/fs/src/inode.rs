@@ -19,12 +19,10 @@ use crate::data::writers::Writers;
 use crate::error::Error;
 use crate::names::known_privileges::KnownPrivileges;
 use crate::names::overlay::Overlay;
+use crate::objects::ObjectNumber;
 use crate::store::InodeRecord;
 use crate::times::to_system;
 use crate::types::{Attr, Ino, Kind};
-
-/// Value of `Inode::blocks` before the blocks are counted.
-pub const BLOCKS_UNKNOWN: u64 = u64::MAX;
 
 /// An extended attribute.
 pub struct Xattr {
@@ -83,6 +81,7 @@ pub struct File {
     /// The filesystem that has the file.
     pub(crate) host: Arc<dyn FileHost>,
     pub(crate) inode: Arc<Inode>,
+    pub(crate) object: ObjectNumber,
     pub(crate) home: AtomicU16,
     pub(crate) threads: AtomicU8,
     pub(crate) size: AtomicU64,
@@ -156,24 +155,18 @@ impl Inode {
     /// Creates an inode from its record in the store. `known` tells that the kernel already knows the inode, so it may have
     /// pages of it.
     pub fn loaded(ino: Ino, rec: InodeRecord, known: bool) -> Arc<Inode> {
-        let blocks = if rec.kind == Kind::File {
-            BLOCKS_UNKNOWN
-        } else {
-            0
-        };
-        Inode::build(ino, rec, true, blocks, None, known)
+        Inode::build(ino, rec, true, None, known)
     }
 
     /// Creates an inode that the store does not have yet.
     pub fn made(ino: Ino, rec: InodeRecord) -> Arc<Inode> {
-        Inode::build(ino, rec, false, 0, Some(BTreeMap::new()), false)
+        Inode::build(ino, rec, false, Some(BTreeMap::new()), false)
     }
 
     fn build(
         ino: Ino,
         rec: InodeRecord,
         stored: bool,
-        blocks: u64,
         xattrs: Option<BTreeMap<Box<[u8]>, Xattr>>,
         known: bool,
     ) -> Arc<Inode> {
@@ -184,6 +177,7 @@ impl Inode {
         Arc::new(Inode {
             ino,
             kind: rec.kind,
+            blocks: AtomicU64::new(rec.blocks),
             unlinked: AtomicBool::new(rec.nlink == 0),
             meta: RwLock::new(Meta {
                 committed_size: if stored { rec.size } else { 0 },
@@ -199,7 +193,6 @@ impl Inode {
             dirty: AtomicBool::new(false),
             included_in: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
-            blocks: AtomicU64::new(blocks),
             privileges,
             kernel_pages: KernelPages::new(known),
         })
@@ -228,13 +221,10 @@ impl Inode {
         }
     }
 
-    /// Returns the attributes for stat. The blocks of a file must have been counted.
+    /// Returns the attributes for stat.
     pub fn attr(&self, meta: &Meta) -> Attr {
         let rec = &meta.rec;
-        let pages = match self.blocks.load(Ordering::Relaxed) {
-            BLOCKS_UNKNOWN => 0,
-            pages => pages,
-        };
+        let pages = self.blocks.load(Ordering::Relaxed);
         Attr {
             ino: self.ino,
             generation: rec.generation,
@@ -245,7 +235,7 @@ impl Inode {
             gid: rec.gid,
             rdev: rec.rdev,
             size: rec.size,
-            blocks: pages * (jericho_format::PAGE_BYTES / 512),
+            blocks: pages.saturating_mul(jericho_format::PAGE_BYTES / 512),
             atime: to_system(rec.atime_ns),
             mtime: to_system(rec.mtime_ns),
             ctime: to_system(rec.ctime_ns),

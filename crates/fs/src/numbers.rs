@@ -1,108 +1,186 @@
-//! Inode numbers in use: a bitmap in memory, built from the store when the volume is opened.
+//! Inode numbers, and the number of inodes.
+//!
+//! A number is a slice and the value of that slice's counter. A counter only grows, also over mounts: a mount begins at the
+//! *mark* that the store has for the slice, and every number that is in the store is below its slice's mark. So no number is used
+//! twice, and a mount reads no inodes. Each mark is in the batch of the first inode that needs it, or in an earlier one.
 
-use jericho_format::INO_MAX;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use jericho_format::record::{
+    INO_COUNTER_BITS, INO_MARK_STEP, INODES_NAME, ino_mark_name, ino_of, parts_of_ino,
+};
 
 use crate::errno::ENOSPC;
 use crate::error::{Error, Result};
-use crate::store::Store;
-use crate::types::Ino;
+use crate::store::{Change, Store};
+use crate::types::{Ino, SliceId};
 
-/// Numbers read from the store at a time.
-const CHUNK: usize = 65_536;
+/// The first value of a counter that is given out. Slice 0 has the root directory before it.
+const FIRST: u64 = 2;
+/// No counter gives this value or a larger one.
+const END: u64 = 1 << INO_COUNTER_BITS;
 
-/// Gives inode numbers out, the lowest free one first, so that the tables stay dense.
+/// Gives out inode numbers.
 pub struct Numbers {
-    words: Vec<u64>,
-    /// No word before this one has a free bit.
-    first_free: usize,
-    used: u64,
+    /// By slice.
+    counters: Vec<Counter>,
+}
+
+struct Counter {
+    /// The first value of this mount.
+    start: u64,
+    next: AtomicU64,
 }
 
 impl Numbers {
-    /// Reads the numbers in use from the store. Number 0 is never given out.
-    pub fn load(store: &Store) -> Result<Numbers> {
-        let mut numbers = Numbers {
-            words: vec![1],
-            first_free: 0,
-            used: 0,
-        };
-        let mut from = 1;
-        loop {
-            let chunk = store.inode_numbers(from, CHUNK)?;
-            let Some(last) = chunk.last() else {
-                return Ok(numbers);
-            };
-            from = last.saturating_add(1);
-            for ino in chunk {
-                if ino > INO_MAX {
-                    return Err(Error::Damaged(format!(
-                        "there is an inode {ino}, beyond the largest number"
-                    )));
-                }
-                numbers.mark(ino);
+    /// Reads the marks of a volume's slices.
+    pub fn load(store: &Store, slices: SliceId) -> Result<Numbers> {
+        let counter = |slice| {
+            let start = store.value(&ino_mark_name(slice))?.unwrap_or(FIRST);
+            if !(FIRST..=END).contains(&start) {
+                let error = Error::Damaged(format!(
+                    "the mark of the inode numbers of slice {slice} is {start}; run jericho check --repair"
+                ));
+                store.note_damage(&error);
+                return Err(error);
             }
-        }
+            Ok(Counter {
+                start,
+                next: AtomicU64::new(start),
+            })
+        };
+        let counters = (0..slices).map(counter).collect::<Result<_>>()?;
+        Ok(Numbers { counters })
     }
 
-    fn mark(&mut self, ino: Ino) {
-        let word = (ino / 64) as usize;
-        if word >= self.words.len() {
-            self.words.resize(word + 1, 0);
-        }
-        self.words[word] |= 1 << (ino % 64);
-        self.used += 1;
-    }
-
-    /// A free number, in use from now on. ENOSPC when there is none.
-    pub fn take(&mut self) -> Result<Ino> {
-        let mut word = self.first_free;
-        while word < self.words.len() && self.words[word] == u64::MAX {
-            word += 1;
-        }
-        self.first_free = word;
-        let bit = self.words.get(word).map_or(0, |w| w.trailing_ones());
-        let ino = word as u64 * 64 + u64::from(bit);
-        if ino > INO_MAX {
+    /// Returns a new number of a slice, and the mark that the current batch must have with it. The caller holds the gate from
+    /// before this call until it has pushed the mark. So the batch with the mark is not sealed before, and no later number of the
+    /// slice is in an earlier batch.
+    pub fn take(&self, slice: SliceId) -> Result<(Ino, Option<Change>)> {
+        let counter = self.counters.get(usize::from(slice)).ok_or(ENOSPC)?;
+        let value = counter.next.fetch_add(1, Ordering::Relaxed);
+        if value >= END {
+            // Undone, so that the counter cannot wrap.
+            counter.next.fetch_sub(1, Ordering::Relaxed);
             return Err(ENOSPC);
         }
-        self.mark(ino);
-        Ok(ino)
+        let needs_mark = value == counter.start || value.is_multiple_of(INO_MARK_STEP);
+        let mark = needs_mark.then(|| Change::PutInoMark(slice, mark_after(value)));
+        Ok((ino_of(slice, value), mark))
+    }
+}
+
+/// Returns the mark for a value of a counter: the next multiple of the step.
+pub fn mark_after(value: u64) -> u64 {
+    (value / INO_MARK_STEP + 1) * INO_MARK_STEP
+}
+
+/// Returns the slice of an inode number.
+pub fn slice_of_ino(ino: Ino) -> Option<SliceId> {
+    parts_of_ino(ino).map(|(slice, _)| slice)
+}
+
+/// The number of inodes, now and in the store.
+pub struct InodeCount {
+    now: AtomicU64,
+    /// As of the last batch that was sealed. Only the thread that seals changes it.
+    sealed: AtomicU64,
+}
+
+impl InodeCount {
+    /// Reads the number from the store.
+    pub fn load(store: &Store) -> Result<InodeCount> {
+        let count = store.value(INODES_NAME)?.unwrap_or(0);
+        Ok(InodeCount {
+            now: AtomicU64::new(count),
+            sealed: AtomicU64::new(count),
+        })
     }
 
-    /// The number may be given out again. Only once its removal is durable and nothing of it is cached.
-    pub fn give_back(&mut self, ino: Ino) {
-        let word = (ino / 64) as usize;
-        if let Some(w) = self.words.get_mut(word)
-            && *w & (1 << (ino % 64)) != 0
-        {
-            *w &= !(1 << (ino % 64));
-            self.used -= 1;
-            self.first_free = self.first_free.min(word);
-        }
+    /// Returns the number of inodes, with those that no batch has yet.
+    pub fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
     }
 
-    /// Numbers in use.
-    pub fn used(&self) -> u64 {
-        self.used
+    /// Counts an inode that was made.
+    pub fn made(&self) {
+        self.now.fetch_add(1, Ordering::Relaxed);
     }
+
+    /// Counts inodes whose removal is durable.
+    pub fn removed(&self, count: u64) {
+        subtract(&self.now, count);
+    }
+
+    /// Returns the number of inodes in the batch that was sealed last.
+    pub fn sealed(&self) -> u64 {
+        self.sealed.load(Ordering::Relaxed)
+    }
+
+    /// Counts an inode that enters the store with the batch that is being sealed.
+    pub fn enters(&self) {
+        self.sealed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts an inode that leaves the store with the batch that is being sealed.
+    pub fn leaves(&self) {
+        subtract(&self.sealed, 1);
+    }
+}
+
+/// Subtracts from a count that may be too small on a damaged volume.
+fn subtract(count: &AtomicU64, less: u64) {
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+        Some(count.saturating_sub(less))
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn store_with_mark(slice: SliceId, mark: u64) -> Store {
+        let store = Store::in_memory(64).unwrap();
+        store.commit(&[Change::PutInoMark(slice, mark)]).unwrap();
+        store
+    }
+
+    fn mark_of(taken: &(Ino, Option<Change>)) -> Option<(SliceId, u64)> {
+        match taken.1 {
+            Some(Change::PutInoMark(slice, mark)) => Some((slice, mark)),
+            _ => None,
+        }
+    }
+
     #[test]
-    fn a_number_is_given_out_again_only_after_it_came_back() {
-        let mut numbers = Numbers {
-            words: vec![1],
-            first_free: 0,
-            used: 0,
-        };
-        let first: Vec<_> = (0..200).map(|_| numbers.take().unwrap()).collect();
-        assert_eq!(first, (1..=200).collect::<Vec<_>>());
-        numbers.give_back(77);
-        assert_eq!(numbers.used(), 199);
-        assert_eq!(numbers.take().unwrap(), 77);
-        assert_eq!(numbers.take().unwrap(), 201);
+    fn a_mount_begins_at_the_mark_and_each_mark_comes_with_the_first_number_that_needs_it() {
+        let numbers = Numbers::load(&store_with_mark(1, 3 * INO_MARK_STEP), 2).unwrap();
+        let first = numbers.take(0).unwrap();
+        assert_eq!((first.0, mark_of(&first)), (2, Some((0, INO_MARK_STEP))));
+        for counter in 3 * INO_MARK_STEP..5 * INO_MARK_STEP {
+            let taken = numbers.take(1).unwrap();
+            assert_eq!(taken.0, 1 << 40 | counter);
+            let mark = counter
+                .is_multiple_of(INO_MARK_STEP)
+                .then_some((1, counter + INO_MARK_STEP));
+            assert_eq!(mark_of(&taken), mark, "counter {counter}");
+        }
+        assert_eq!(numbers.take(2).unwrap_err().errno(), ENOSPC.errno());
+    }
+
+    #[test]
+    fn a_slice_whose_counter_has_ended_has_no_more_numbers() {
+        let numbers = Numbers::load(&store_with_mark(0, END), 1).unwrap();
+        for _ in 0..2 {
+            assert_eq!(numbers.take(0).unwrap_err().errno(), ENOSPC.errno());
+        }
+    }
+
+    #[test]
+    fn an_impossible_mark_is_damage() {
+        for mark in [0, 1, END + 1, u64::MAX] {
+            let error = Numbers::load(&store_with_mark(0, mark), 1).err().unwrap();
+            assert!(matches!(error, Error::Damaged(_)), "mark {mark}: {error}");
+        }
     }
 }

@@ -384,7 +384,14 @@ impl Store {
 
     /// Returns the inodes that were open without a name when the volume was last written.
     pub fn orphans(&self) -> Result<Vec<Ino>> {
-        self.numbers(Table::Orphans, 0, usize::MAX)
+        self.read(|view| {
+            let mut orphans = Vec::new();
+            view.each(Table::Orphans, &[], None, |key, _| {
+                orphans.push(codec::number_of_key(key)?);
+                Ok(true)
+            })?;
+            Ok(orphans)
+        })
     }
 
     /// Returns the images of blocks, in order.
@@ -405,25 +412,6 @@ impl Store {
             view.get(Table::Values, name.as_bytes(), |value| {
                 codec::number_of_value(name, value)
             })
-        })
-    }
-
-    /// Returns the inode numbers in use, in order from `from`, at most `limit` (to rebuild the number allocator).
-    pub fn inode_numbers(&self, from: Ino, limit: usize) -> Result<Vec<Ino>> {
-        self.numbers(Table::Inodes, from, limit)
-    }
-
-    /// Returns the keys of a table whose keys are inode numbers, in order from `from`, at most `limit`.
-    fn numbers(&self, table: Table, from: Ino, limit: usize) -> Result<Vec<Ino>> {
-        self.read(|view| {
-            let mut inodes = Vec::new();
-            view.each(table, &record::ino_key(from), None, |key, _| {
-                if inodes.len() < limit {
-                    inodes.push(codec::number_of_key(key)?);
-                }
-                Ok(inodes.len() < limit)
-            })?;
-            Ok(inodes)
         })
     }
 

@@ -3,43 +3,21 @@
 //! The two are separate, so that an inode can leave memory while the kernel still knows its number. The table drops clean
 //! inodes beyond the limit by CLOCK: a hand goes round each shard, and an inode that was used since the hand last passed stays.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::error::Result;
+use crate::ino_map::InoMap;
 use crate::inode::Inode;
 use crate::types::Ino;
 
 const SHARDS: usize = 64;
 /// Largest number of inodes that the hand passes for each inode added. Bounds the work of one operation.
 const HAND_STEPS: usize = 4;
-
-/// Hashes inode numbers. They are dense and assigned by this filesystem, so one multiplication spreads them well enough.
-#[derive(Default)]
-pub struct InoHasher(u64);
-
-impl Hasher for InoHasher {
-    fn finish(&self) -> u64 {
-        // All numbers of a shard end in the same bits, so the mixed high bits are moved down.
-        self.0 ^ (self.0 >> 32)
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-/// A map with inode numbers as keys.
-pub type InoMap<V> = HashMap<Ino, V, BuildHasherDefault<InoHasher>>;
 
 #[derive(Default)]
 struct Shard {

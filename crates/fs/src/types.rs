@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use crate::error::Result;
 
-/// Inode number. 1 is the root.
+/// Inode number: a slice and the value of its counter (`jericho_format::record::ino_of`). 1 is the root.
 pub type Ino = u64;
 /// The root directory.
 pub const ROOT: Ino = 1;
@@ -35,7 +35,7 @@ pub enum Kind {
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
-    /// Differs each time an inode number is reused.
+    /// Differs between the mounts in which inodes are created.
     pub generation: u32,
     /// File type.
     pub kind: Kind,
@@ -124,7 +124,7 @@ pub struct StatFs {
     pub blocks: u64,
     /// Blocks that are neither used nor reserved for unwritten data.
     pub free: u64,
-    /// Total inodes.
+    /// Inodes that are possible; a nominal number, as their number is not limited.
     pub files: u64,
     /// Inodes that can still be created.
     pub files_free: u64,

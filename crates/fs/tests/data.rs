@@ -922,7 +922,10 @@ fn a_clean_file_waits_for_a_flush_that_began_after_its_write_back() {
         mount.write(&files[1], 0, &pattern(2, 100));
         write_back(&mount, &files[1]);
         let home = usize::from(files[1].layout().home());
-        assert_eq!(mount.slices[home].first_dirty(files[1].ino(), 0), None);
+        assert_eq!(
+            mount.slices[home].first_dirty(files[1].object_id(), 0),
+            None
+        );
         let second = mount.begin_fdatasync(&files[1]);
         assert!(second.try_recv().is_err(), "no flush covers the page");
         assert!(mount.device.volatile_changes() > 0);

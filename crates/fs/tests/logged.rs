@@ -46,9 +46,9 @@ fn logged(file: &Arc<File>) -> usize {
 fn evict(mount: &Mount, file: &Arc<File>) {
     let slice = &mount.slices[usize::from(file.layout().home())];
     let (sender, receiver) = channel();
-    assert_eq!(slice.first_dirty(file.ino(), 0), None);
+    assert_eq!(slice.first_dirty(file.object_id(), 0), None);
     let done = move |result| sender.send(result).unwrap();
-    slice.invalidate(file.ino(), 0..u64::MAX, Box::new(done));
+    slice.invalidate(file.object_id(), 0..u64::MAX, Box::new(done));
     receiver.recv().unwrap().unwrap();
 }
 

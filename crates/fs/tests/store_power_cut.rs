@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jericho_format::record;
 use jericho_fs::Error;
 use jericho_fs::alloc::Allocator;
 use jericho_fs::check::{CheckOptions, check_devices};
@@ -40,6 +41,7 @@ fn batch(volume: &Volume, allocator: &Allocator, number: u64) -> Result<Vec<Chan
         placement: None,
         threads: Default::default(),
         parent: ROOT,
+        blocks: 1,
         target: None,
     };
     let root = InodeRecord {
@@ -47,9 +49,14 @@ fn batch(volume: &Volume, allocator: &Allocator, number: u64) -> Result<Vec<Chan
         nlink: 2,
         size: (number + 1) * FILES_PER_BATCH,
         slice: None,
+        blocks: 0,
         ..file(ROOT)
     };
-    let mut changes = vec![Change::PutInode(ROOT, root)];
+    let mut changes = vec![
+        Change::PutInode(ROOT, root),
+        Change::PutInoMark(0, record::INO_MARK_STEP),
+        Change::PutValue(record::INODES_NAME, 1 + (number + 1) * FILES_PER_BATCH),
+    ];
     for index in 0..FILES_PER_BATCH {
         let ino = 2 + number * FILES_PER_BATCH + index;
         let name = format!("file-{ino}").into_bytes().into_boxed_slice();

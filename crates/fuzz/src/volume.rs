@@ -246,7 +246,7 @@ pub fn rows(data: &[u8]) {
             None => (
                 input.take(24).to_vec(),
                 input
-                    .take(if table == Table::Inodes { 96 } else { 16 })
+                    .take(if table == Table::Inodes { 160 } else { 24 })
                     .to_vec(),
             ),
         };

@@ -81,10 +81,10 @@ impl SlotInfo {
     /// No inline writes that extend the file.
     pub const NO_GROW: u16 = 4;
 
-    /// Returns the object; 0: the slot is free.
+    /// Returns the object; 0: the slot is free. Acquire: a generation that is loaded later is at least as new.
     #[inline]
     pub fn object(&self) -> u64 {
-        self.object.load(Ordering::Relaxed)
+        self.object.load(Ordering::Acquire)
     }
 
     /// Returns the word. Acquire: later loads of the slot are at least as new.
@@ -108,7 +108,7 @@ impl SlotInfo {
 
     /// Gives the slot to an object, or (0) takes it back. Only the daemon calls this and the three functions below.
     pub fn set(&self, object: u64, home: u16, flags: u16) {
-        self.object.store(object, Ordering::Relaxed);
+        self.object.store(object, Ordering::Release);
         self.change(|word| SlotWord::new(word.generation().wrapping_add(1), flags, home));
     }
 

@@ -14,22 +14,22 @@
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
-use jericho_format::{INO_MAX, PAGE_MAX};
+use jericho_format::{OBJECT_MAX, PAGE_MAX};
 
 const PAGE_BITS: u32 = PAGE_MAX.trailing_ones();
-const _: () = assert!(PAGE_BITS + INO_MAX.trailing_ones() == 64);
+const _: () = assert!(PAGE_BITS + OBJECT_MAX.trailing_ones() == 64);
 
 /// Object number and page number in one word: 30 and 34 bits. Zero is no key, because objects count from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub(crate) u64);
 
 impl Key {
-    /// Packs a key. `object` is 1..=`INO_MAX`, `page` 0..=`PAGE_MAX`. Panics otherwise: a key that wraps would serve another
+    /// Packs a key. `object` is 1..=`OBJECT_MAX`, `page` 0..=`PAGE_MAX`. Panics otherwise: a key that wraps would serve another
     /// file's bytes.
     #[inline]
     pub fn new(object: u64, page: u64) -> Key {
         assert!(
-            object != 0 && object <= INO_MAX && page <= PAGE_MAX,
+            object != 0 && object <= OBJECT_MAX && page <= PAGE_MAX,
             "page key out of range"
         );
         Key(object << PAGE_BITS | page)

@@ -1,7 +1,7 @@
 //! Wishes: a thread that makes an ordinary read or write asks the daemon to grant the file a slot with that request.
 //!
 //! ```text
-//!   thread: answer = 0, object, wish ── read(2), write(2) ──▶ daemon: takes the wish; slot, generation, pages, answer
+//!   thread: answer = 0, inode, wish ── read(2), write(2) ──▶ daemon: takes the wish; slot, generation, pages, answer
 //!   thread: wish = 0, checks the answer ◀────── reply ────────┘
 //! ```
 //!
@@ -19,7 +19,7 @@ const NUMBER_SHIFT: u32 = 32;
 #[repr(C)]
 pub struct Wishing {
     wish: AtomicU64,
-    object: AtomicU64,
+    ino: AtomicU64,
     answer: AtomicU64,
     slot: AtomicU32,
     generation: AtomicU32,
@@ -33,8 +33,8 @@ const _: () = assert!(size_of::<Wishing>() == 40);
 pub struct Wish {
     /// Distinguishes the wishes of a process. Not 0.
     pub number: u32,
-    /// The file's object.
-    pub object: u64,
+    /// The file's inode number. The slot tells its object.
+    pub ino: u64,
     /// The thread asks for inline writes, too.
     pub write: bool,
     /// The thread asks for pages beyond the end of the file, if the request is a write that ends there.
@@ -57,7 +57,7 @@ impl Wishing {
     pub fn leave(&self, wish: Wish) {
         self.wish.store(0, Ordering::Relaxed);
         self.answer.store(0, Ordering::Relaxed);
-        self.object.store(wish.object, Ordering::Relaxed);
+        self.ino.store(wish.ino, Ordering::Relaxed);
         let write = if wish.write { WRITE } else { 0 };
         let reserve = if wish.reserve { RESERVE } else { 0 };
         let word = u64::from(wish.number) << NUMBER_SHIFT | reserve | write | EXISTS;
@@ -76,21 +76,21 @@ impl Wishing {
             generation: self.generation.load(Ordering::Relaxed),
             reserved_to: self.reserved_to.load(Ordering::Relaxed),
         };
-        // A signal handler that interrupted `leave` may have left another object there.
-        let is_same = self.object.load(Ordering::Relaxed) == wish.object;
+        // A signal handler that interrupted `leave` may have left another inode there.
+        let is_same = self.ino.load(Ordering::Relaxed) == wish.ino;
         fence(Ordering::Acquire);
         (is_same && is_answered()).then_some(granted)
     }
 
-    /// Takes the wish for the daemon, if it is for this object. Returns what the client has stored, unchecked.
-    pub fn take(&self, object: u64) -> Option<Wish> {
+    /// Takes the wish for the daemon, if it is for this inode. Returns what the client has stored, unchecked.
+    pub fn take(&self, ino: u64) -> Option<Wish> {
         let word = self.wish.load(Ordering::Acquire);
-        if word & EXISTS == 0 || self.object.load(Ordering::Relaxed) != object {
+        if word & EXISTS == 0 || self.ino.load(Ordering::Relaxed) != ino {
             return None;
         }
         let wish = Wish {
             number: (word >> NUMBER_SHIFT) as u32,
-            object,
+            ino,
             write: word & WRITE != 0,
             reserve: word & RESERVE != 0,
         };
@@ -117,7 +117,7 @@ mod tests {
     fn wishing() -> Wishing {
         Wishing {
             wish: 0.into(),
-            object: 0.into(),
+            ino: 0.into(),
             answer: 0.into(),
             slot: 0.into(),
             generation: 0.into(),
@@ -125,10 +125,10 @@ mod tests {
         }
     }
 
-    fn wish(number: u32, object: u64) -> Wish {
+    fn wish(number: u32, ino: u64) -> Wish {
         Wish {
             number,
-            object,
+            ino,
             write: true,
             reserve: number.is_multiple_of(2),
         }
@@ -141,7 +141,7 @@ mod tests {
     };
 
     #[test]
-    fn a_wish_is_taken_once_and_for_its_object() {
+    fn a_wish_is_taken_once_and_for_its_inode() {
         let words = wishing();
         assert_eq!(words.take(0), None);
         words.leave(wish(1, 9));
@@ -167,10 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_for_the_object_of_a_handler_that_interrupted_the_stores_is_refused() {
+    fn an_answer_for_the_inode_of_a_handler_that_interrupted_the_stores_is_refused() {
         let words = wishing();
         words.leave(wish(1, 9));
-        words.object.store(8, Ordering::Relaxed);
+        words.ino.store(8, Ordering::Relaxed);
         let taken = words.take(8).unwrap();
         words.grant(taken, GRANTED);
         assert_eq!(words.end(wish(1, 9)), None);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use jericho_format::superblock::SuperblockError;
 use jericho_storage::IoError;
 
 /// The reason why a volume cannot be formatted or opened.
@@ -73,6 +74,14 @@ pub enum VolumeError {
         found: u32,
         /// The version that this program reads.
         known: u32,
+    },
+    /// The records of the metadata have another version.
+    #[error("{device}: {what}")]
+    Records {
+        /// Device.
+        device: Arc<str>,
+        /// Versions, and what to do.
+        what: SuperblockError,
     },
     /// The label is damaged.
     #[error("the label of {0} is damaged; run jericho check on its volume")]

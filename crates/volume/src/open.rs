@@ -88,6 +88,11 @@ fn read_head(device: &Arc<dyn Device>) -> Result<Superblocks, VolumeError> {
             found,
             known: VERSION,
         },
+        ReadError::Unusable(what @ SuperblockError::Records(_), _)
+        | ReadError::Unusable(_, what @ SuperblockError::Records(_)) => VolumeError::Records {
+            device: device.name(),
+            what,
+        },
         error @ ReadError::Unusable(..) => VolumeError::SuperblockDamaged {
             device: device.name(),
             what: error.to_string(),

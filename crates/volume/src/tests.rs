@@ -182,6 +182,25 @@ fn errors_distinguish_missing_damaged_and_newer_volumes() {
 }
 
 #[test]
+fn a_volume_with_records_of_another_version_is_refused_with_both_versions() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = paths(&dir, &["volume"]);
+    make(&files, &of_size(32)).unwrap();
+    let volume = Volume::open(&files[0], WRITE).unwrap();
+    for _ in 0..2 {
+        let change = volume.superblocks().update(|s| s.head.records.set(1));
+        change.unwrap();
+    }
+    drop(volume);
+    let shown = format!(
+        "{}: its metadata records have version 1, and this version of jericho reads only version 2; to go on, copy",
+        files[0].display()
+    );
+    refusal(Volume::open(&files[0], WRITE), &shown);
+    refusal(Volume::open(&files[0], OpenMode::READ), &shown);
+}
+
+#[test]
 fn the_error_of_a_locked_volume_names_the_process_that_holds_it() {
     let dir = tempfile::tempdir().unwrap();
     let file = paths(&dir, &["volume"]);

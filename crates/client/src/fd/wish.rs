@@ -48,7 +48,7 @@ impl FdWish {
             block,
             wish: jericho_shm::Wish {
                 number: next_number(),
-                object: stat.inode,
+                ino: stat.inode,
                 write: mode.write && !mode.sync,
                 reserve: reserve && session::find(session.instance, true).is_some(),
             },
@@ -60,6 +60,15 @@ impl FdWish {
     /// Leaves the wish for the thread's next request.
     pub fn leave(&self) {
         self.session.area.wishing(self.block).leave(self.wish);
+    }
+
+    /// Returns the object of the granted slot, if the slot is still that of the grant.
+    fn object_of(&self, granted: &jericho_shm::Granted) -> Option<u64> {
+        let info = self.session.control.slot(granted.slot)?;
+        // The object comes first: the slot's next object is there only after the generation has changed.
+        let object = info.object();
+        let is_same = info.word().generation() == granted.generation;
+        (is_same && object != 0).then_some(object)
     }
 
     /// Ends the wish after the call. Gives the fd a description if the daemon has granted the file a slot, and the fd still
@@ -74,10 +83,13 @@ impl FdWish {
         if !descriptors::is_same_unknown(now, word) || (opened && descriptors::is_in_use(now)) {
             return;
         }
+        let Some(object) = self.object_of(&granted) else {
+            return;
+        };
         let slot = GrantedSlot {
             slot: granted.slot,
             generation: granted.generation,
-            object: self.wish.object,
+            object,
         };
         let session = session::find(self.session.instance, self.wish.write).unwrap_or(self.session);
         thread::enter(Doing::Reading, |_| {

@@ -45,7 +45,8 @@ impl Fast {
                 self.slot(&made).set_size(file.size(), true);
                 self.slot(&made).take_modified();
                 self.info(&made).set_policy(file.threads().policy());
-                self.info(&made).set(file.ino(), file.layout().home(), 0);
+                self.info(&made)
+                    .set(file.object_id(), file.layout().home(), 0);
                 // The file's previous slot may have ended inline writes.
                 file.set_inline_writes(true);
                 files.insert(file.ino(), made.clone());
@@ -103,7 +104,7 @@ impl Fast {
             generation: self.info(&slot_file).word().generation(),
             pages: 0,
             instance: self.control.instance(),
-            object: file.ino(),
+            object: file.object_id(),
             token: 0,
         };
         Ok((answer, first_writer.then_some(slot_file)))

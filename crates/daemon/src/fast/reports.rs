@@ -7,6 +7,7 @@ use jericho_fs::File;
 use jericho_shm::Key;
 
 use super::Fast;
+use super::slot_file::SlotFile;
 
 impl Fast {
     /// Absorbs all reported dirty pages and those that no client reports. Returns whether there were any. The caller holds no
@@ -46,7 +47,7 @@ impl Fast {
         keys.sort_unstable_by_key(|key| (key.object(), key.page()));
         let neighbours = |a: &Key, b: &Key| a.object() == b.object() && a.page() + 1 == b.page();
         for run in keys.chunk_by(neighbours) {
-            match self.slot_file(run[0].object()) {
+            match self.slot_file_of(run[0].object()) {
                 Some(slot_file) => self.report_pages(&slot_file.file, run),
                 None => {
                     self.rings.closed.lock().extend(run);
@@ -74,7 +75,7 @@ impl Fast {
         self.unreported.absorb(|| {
             let closed = std::mem::take(&mut *self.rings.closed.lock());
             for pages in closed.chunk_by(|a, b| a.object() == b.object()) {
-                if let Ok(file) = self.volume.fs.file(pages[0].object()) {
+                if let Some(file) = self.file_of(pages[0].object()) {
                     pages
                         .chunks(1)
                         .for_each(|page| self.report_pages(&file, page));
@@ -95,10 +96,23 @@ impl Fast {
 
     /// Returns the object with this id.
     pub(super) fn object(&self, id: u64) -> Option<Arc<dyn Object>> {
-        if let Some(slot_file) = self.slot_file(id) {
+        if let Some(slot_file) = self.slot_file_of(id) {
             return Some(slot_file.file.object());
         }
-        let file = self.volume.fs.file(id);
-        file.ok().map(|file| file.object())
+        self.file_of(id).map(|file| file.object())
+    }
+
+    /// Returns the slot of the file with an object number, if it has one.
+    pub(super) fn slot_file_of(&self, object: u64) -> Option<Arc<SlotFile>> {
+        let ino = self.volume.fs.ino_of_object(object)?;
+        // Another file may have the number since a page of the file was reported.
+        let slot_file = self.slot_file(ino)?;
+        (slot_file.file.object_id() == object).then_some(slot_file)
+    }
+
+    /// Returns the file with an object number.
+    fn file_of(&self, object: u64) -> Option<Arc<File>> {
+        let file = self.volume.fs.file(self.volume.fs.ino_of_object(object)?);
+        file.ok().filter(|file| file.object_id() == object)
     }
 }

@@ -151,7 +151,7 @@ impl Fast {
             let mut runs = layout.runs(first..end);
             runs.all(|(slice, pages)| {
                 let slice = self.volume.slice(slice);
-                slice.drain_writers(file.ino(), pages)
+                slice.drain_writers(file.object_id(), pages)
             })
         };
         // The file may move to another slice during the wait.

@@ -50,7 +50,7 @@ fn a_stopped_writer_delays_no_miss_of_another_page() {
         let first = read(&mounted, &handle, 0, 1).recv_timeout(LONG).unwrap();
         assert_eq!(first, data[..PAGE]);
         let memory = mounted.slice(handle.file.layout().home()).memory();
-        let key = Key::new(handle.file.ino(), 0);
+        let key = Key::new(handle.file.object_id(), 0);
         let found = memory.lookup(key).expect("just read");
         let entry = memory.entry(found.index);
         let Some(latched) = entry.try_latch(found.state, STOPPED) else {

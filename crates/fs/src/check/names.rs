@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use jericho_format::FILE_BYTES_MAX;
 use jericho_format::record::{self, key_number};
-use jericho_format::{FILE_BYTES_MAX, INO_MAX};
 
 use super::{Pass, Seen, Severity};
 use crate::error::Result;
@@ -29,7 +29,7 @@ impl Pass<'_> {
         });
     }
 
-    fn put_inode(&mut self, ino: Ino) {
+    pub(super) fn put_inode(&mut self, ino: Ino) {
         if let Some(seen) = self.inodes.get(&ino) {
             let value = Some(codec::inode_to_bytes(&seen.record));
             let key = record::ino_key(ino).to_vec();
@@ -54,8 +54,9 @@ impl Pass<'_> {
 
     pub(super) fn inodes(&mut self, store: &Store) -> Result<()> {
         store.scan(Table::Inodes, |key, value| {
-            let ino = key_number(key).filter(|ino| key.len() == 8 && (1..=INO_MAX).contains(ino));
-            let Some(ino) = ino else {
+            self.count_inode_row();
+            let ino = key_number(key).filter(|_| key.len() == 8);
+            let Some(ino) = ino.filter(|ino| self.is_possible_ino(*ino)) else {
                 self.damage(format!(
                     "a record has the impossible inode number {key:02x?}"
                 ));
@@ -71,6 +72,7 @@ impl Pass<'_> {
                         subdirectories: 0,
                         reachable: false,
                         orphan: false,
+                        blocks: 0,
                         name_key: None,
                     };
                     self.inodes.insert(ino, seen);
@@ -95,6 +97,7 @@ impl Pass<'_> {
                 subdirectories: 0,
                 reachable: false,
                 orphan: false,
+                blocks: 0,
                 name_key: None,
             };
             self.inodes.insert(ROOT, seen);
@@ -357,19 +360,10 @@ impl Pass<'_> {
     fn adopt(&mut self, lost: &[Ino]) {
         let hash = self.volume.hash_name(LOST_AND_FOUND);
         let key = record::entry_key(ROOT, hash, LOST_AND_FOUND);
-        let in_fixes = |ino: Ino, fixes: &[Row]| {
-            fixes
-                .iter()
-                .any(|f| f.table == Table::Inodes && f.key == record::ino_key(ino))
-        };
         let dir = match self.lost_and_found {
             Some(ino) => ino,
             None => {
-                let free =
-                    |ino: &Ino| !self.inodes.contains_key(ino) && !in_fixes(*ino, &self.fixes);
-                let Some(ino) = (ROOT + 1..=INO_MAX).find(free) else {
-                    return;
-                };
+                let ino = self.new_ino();
                 let mut record = format::root((0, 0));
                 record.perm = 0o700;
                 let value = Some(codec::inode_to_bytes(&record));

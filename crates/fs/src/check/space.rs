@@ -114,6 +114,9 @@ impl Pass<'_> {
                 }
                 None => {
                     last = (ino, pages_end.unwrap_or_default());
+                    if let Some(seen) = self.inodes.get_mut(&ino) {
+                        seen.blocks += u64::from(count);
+                    }
                     owned.push((slice, first, count.into(), Owner::File(ino, extent.page)));
                 }
             }
@@ -163,6 +166,9 @@ impl Pass<'_> {
                 Table::Extents,
                 &jericho_format::record::extent_key(ino, page),
             );
+            if let Some(seen) = self.inodes.get_mut(&ino) {
+                seen.blocks -= count;
+            }
         }
         *owned = kept;
     }

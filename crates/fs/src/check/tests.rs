@@ -59,13 +59,15 @@ fn sample() -> Arc<MemoryDevice> {
     let device = formatted(32, 1);
     let volume = opened(&device);
     let (store, _allocator) = metadata::open(&volume, 1 << 20).unwrap();
+    let mut file = inode(Kind::File, 1, 16384, 2);
+    file.blocks = 4;
     let mut link = inode(Kind::Symlink, 1, 3, ROOT);
     link.target = Some(b"dir"[..].into());
     store
         .commit(&[
             Change::PutInode(ROOT, inode(Kind::Directory, 3, 2, ROOT)),
             Change::PutInode(2, inode(Kind::Directory, 3, 2, ROOT)),
-            Change::PutInode(3, inode(Kind::File, 1, 16384, 2)),
+            Change::PutInode(3, file),
             Change::PutInode(4, inode(Kind::Directory, 2, 0, 2)),
             Change::PutInode(5, link),
             entry(&volume, ROOT, "dir", 2, Kind::Directory),
@@ -82,6 +84,8 @@ fn sample() -> Arc<MemoryDevice> {
             ),
             Change::Use(blocks(10, 4)),
             Change::PutXattr(3, b"user.a"[..].into(), b"1"[..].into()),
+            Change::PutInoMark(0, record::INO_MARK_STEP),
+            Change::PutValue(record::INODES_NAME, 5),
         ])
         .unwrap();
     drop(store);
@@ -272,6 +276,7 @@ fn wrong_orphans_are_repaired_and_right_ones_are_only_reported() {
         .commit(&[
             Change::PutInode(8, inode(Kind::File, 0, 0, ROOT)),
             Change::PutOrphan(8),
+            Change::PutValue(record::INODES_NAME, 6),
         ])
         .unwrap();
     drop((store, allocator));
@@ -354,6 +359,73 @@ fn records_that_make_no_sense_are_found_and_removed() {
         "impossible inode number",
         vec![put(Table::Inodes, &record::ino_key(1 << 40), b"x")],
     );
+}
+
+#[test]
+fn wrong_counts_of_inodes_and_blocks_and_low_marks_are_found_and_repaired() {
+    changed("says that there are 9 inodes, and there are 5", |_| {
+        vec![Change::PutValue(record::INODES_NAME, 9)]
+    });
+    changed("inode 3 says that it has 5 blocks, and it has 4", |_| {
+        let mut file = inode(Kind::File, 1, 16384, 2);
+        file.blocks = 5;
+        vec![Change::PutInode(3, file)]
+    });
+    changed("the mark next_ino_0 is 5, and must be more than 5", |_| {
+        vec![Change::PutInoMark(0, 5)]
+    });
+    changed("the mark next_ino_0 is no possible number", |_| {
+        vec![Change::PutInoMark(0, 1)]
+    });
+    rows(
+        "there are an impossible number of inodes",
+        vec![put(Table::Values, record::INODES_NAME.as_bytes(), b"short")],
+    );
+}
+
+#[test]
+fn the_number_of_lost_and_found_is_above_the_mark_and_stays_below_the_next_one() {
+    let device = sample();
+    let (store, allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
+    let lost = Change::PutInode(9, inode(Kind::File, 1, 0, ROOT));
+    let value = Change::PutValue(record::INODES_NAME, 6);
+    store.commit(&[lost, value]).unwrap();
+    drop((store, allocator));
+    assert!(run(&device, REPAIR).is_sound());
+    let (store, _allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
+    let hash = opened(&device).hash_name(b"lost+found");
+    let found = store.entry(ROOT, hash, b"lost+found").unwrap();
+    let step = record::INO_MARK_STEP;
+    assert_eq!(found, Some((step, Kind::Directory)));
+    let mark = store.value(&record::ino_mark_name(0)).unwrap();
+    assert_eq!(mark, Some(2 * step));
+}
+
+#[test]
+fn flags_and_layouts_of_later_versions_are_refused() {
+    let value = |at: usize| {
+        let mut bytes = codec::inode_to_bytes(&inode(Kind::File, 1, 0, ROOT));
+        bytes[at] = 1;
+        bytes
+    };
+    for (offset, why) in [
+        (104, "flags 0x1 and layout 0"),
+        (108, "flags 0x0 and layout 1"),
+    ] {
+        let error = codec::inode_from_bytes(3, &value(offset)).unwrap_err();
+        let error = Error::from(error).to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let extent = Extent {
+        page: 0,
+        blocks: blocks(1, 1),
+        unwritten: true,
+    };
+    let mut bytes = codec::extent_to_bytes(&extent);
+    bytes[14] |= record::EXTENT_SHARED as u8;
+    let error = codec::extent_of_row(&record::extent_key(3, 0), &bytes).unwrap_err();
+    let error = Error::from(error).to_string();
+    assert!(error.contains("flags 0x3"), "{error}");
 }
 
 #[test]

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jericho_format::PAGE_BYTES;
+use jericho_format::record::INODES_NAME;
 
 use super::{Commits, Cut, Waiter};
 use crate::core::Core;
 use crate::errno::{ENOSPC, ESHUTDOWN};
 use crate::error::{Error, Result};
 use crate::inode::{File, Inode};
+use crate::numbers::InodeCount;
 use crate::store::Change;
 use crate::types::{Ino, Kind};
 
@@ -44,14 +46,7 @@ pub(super) fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) 
     commits.seq.store(cut.seq + 1, Ordering::Release);
     cut.changes.append(&mut batch.changes);
     cut.xattrs.append(&mut batch.xattrs);
-    if !batch.dead.is_empty() {
-        let generation = core
-            .generation
-            .fetch_add(1, Ordering::Relaxed)
-            .wrapping_add(1);
-        cut.changes
-            .push(Change::PutValue("generation", u64::from(generation)));
-    }
+    let inodes = core.inodes.sealed();
     for inode in batch.dead {
         bury(core, cut, &inode);
     }
@@ -61,9 +56,13 @@ pub(super) fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) 
         inode.included_in.store(cut.seq, Ordering::Release);
         // Before its state is read: a change from here on puts it into the next batch.
         inode.dirty.store(false, Ordering::Release);
-        if !snapshot(cut, &inode) {
+        if !snapshot(&core.inodes, cut, &inode) {
             held.push(inode);
         }
+    }
+    if core.inodes.sealed() != inodes {
+        let inodes = core.inodes.sealed();
+        cut.changes.push(Change::PutValue(INODES_NAME, inodes));
     }
     let logged = core.allocator.logged();
     cut.freed.iter().for_each(|blocks| logged.freed(*blocks));
@@ -101,7 +100,7 @@ fn postpone(commits: &Commits, held: &[Arc<Inode>], waiters: &mut Vec<Waiter>) {
 
 /// Writes an inode's state into the batch. Returns false if a truncation is in progress: the batch then keeps the committed size
 /// and extents.
-fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
+fn snapshot(inodes: &InodeCount, cut: &mut Cut, inode: &Arc<Inode>) -> bool {
     let mut meta = inode.meta.write();
     if meta.buried {
         return true;
@@ -131,6 +130,9 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
             }
         }
     }
+    if let Some(file) = &file {
+        meta.rec.blocks = file.map.read().stored_blocks();
+    }
     let mut rec = meta.rec.clone();
     rec.size = size;
     cut.changes.push(Change::PutInode(inode.ino, rec));
@@ -138,6 +140,9 @@ fn snapshot(cut: &mut Cut, inode: &Arc<Inode>) -> bool {
         cut.files.push(inode.clone());
     }
     meta.committed_size = size;
+    if !meta.stored {
+        inodes.enters();
+    }
     meta.stored = true;
     whole
 }
@@ -180,6 +185,7 @@ fn bury(core: &Core, cut: &mut Cut, inode: &Arc<Inode>) {
     }
     if meta.stored {
         cut.changes.push(Change::DelInode(ino));
+        core.inodes.leaves();
     }
     cut.changes.push(Change::DelOrphan(ino));
     cut.dead.push(ino);
@@ -269,11 +275,7 @@ fn settle(core: &Core, cut: Cut) {
         core.table.remove(*ino);
     }
     core.leaving.remove(&cut.dead);
-    let mut numbers = core.numbers.lock();
-    for ino in cut.dead {
-        numbers.give_back(ino);
-    }
-    drop(numbers);
+    core.inodes.removed(cut.dead.len() as u64);
     core.table.trim();
 }
 

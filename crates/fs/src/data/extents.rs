@@ -647,6 +647,11 @@ impl Map {
         }
     }
 
+    /// Returns the number of blocks of the extents that the store has, or will have with the last batch.
+    pub fn stored_blocks(&self) -> u64 {
+        self.stored.pages()
+    }
+
     /// Appends the changes of the store for the next batch, and the blocks that are free once it is durable.
     pub fn differences(&mut self, ino: Ino, changes: &mut Vec<Change>, freed: &mut Vec<Blocks>) {
         let mut ranges = std::mem::take(&mut self.changed);

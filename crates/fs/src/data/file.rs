@@ -19,6 +19,7 @@ use crate::data::write_errors::{SeenErrors, WriteErrors};
 use crate::data::writers::{Waiting, Writers};
 use crate::error::{Error, Result};
 use crate::inode::{File, FileHost, Inode, Meta};
+use crate::objects::ObjectNumber;
 use crate::store::Image;
 use crate::types::{Ino, SliceId};
 
@@ -69,6 +70,7 @@ impl File {
     pub(crate) fn new(
         host: Arc<dyn FileHost>,
         inode: Arc<Inode>,
+        object: ObjectNumber,
         meta: &Meta,
         map: Map,
     ) -> Arc<File> {
@@ -100,12 +102,19 @@ impl File {
             first_writers: AtomicU64::new(0),
             host,
             inode,
+            object,
         })
     }
 
     /// Returns the inode number.
     pub fn ino(&self) -> Ino {
         self.inode.ino
+    }
+
+    /// Returns the number that the file has in the keys of its cached pages, as long as it is in memory.
+    #[inline]
+    pub fn object_id(&self) -> u64 {
+        self.object.get()
     }
 
     /// Returns the file as the object that the cache uses.
@@ -344,7 +353,7 @@ impl File {
 
     /// Returns the first page at or after `from` whose newest bytes are only in memory.
     pub(crate) fn first_dirty(&self, from: u64) -> Option<u64> {
-        self.cache()?.first_dirty(self.ino(), from)
+        self.cache()?.first_dirty(self.object_id(), from)
     }
 
     /// Begins to remember the write-back errors that a description sees that is opened now.
@@ -468,7 +477,7 @@ fn range(first: u64, count: u32) -> Range<u64> {
 
 impl Object for File {
     fn id(&self) -> u64 {
-        self.ino()
+        self.object_id()
     }
 
     fn slice_of(&self, page: u64) -> u16 {

@@ -220,7 +220,7 @@ impl Fs {
         file.map.write().unplace(slice, &self.core.allocator);
         self.core.mark_dirty(&file.inode);
         match old {
-            Some(old) => wait(|done| old.invalidate(file.ino(), 0..PAGES, done)),
+            Some(old) => wait(|done| old.invalidate(file.object_id(), 0..PAGES, done)),
             None => Ok(()),
         }
     }

@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
-use crate::inode::{BLOCKS_UNKNOWN, File};
+use crate::inode::File;
 use crate::times::now_ns;
 use crate::types::Ino;
 
@@ -78,11 +78,11 @@ impl Core {
                 .get(ino)
                 .map(|inode| inode.blocks.load(Ordering::Relaxed));
             match blocks {
-                Some(blocks) if blocks != BLOCKS_UNKNOWN => room += blocks,
-                _ => return true,
+                Some(blocks) => room = room.saturating_add(blocks),
+                None => return true,
             }
         }
-        pages <= room + self.allocator.available()
+        pages <= room.saturating_add(self.allocator.available())
     }
 }
 

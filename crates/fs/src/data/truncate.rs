@@ -254,7 +254,7 @@ impl Fs {
         if let Some(cache) = file.cache() {
             loop {
                 // An error means that the cache is shutting down. Blocks that only memory knows are lost with it.
-                wait(|done| cache.invalidate(file.ino(), pages.clone(), done))?;
+                wait(|done| cache.invalidate(file.object_id(), pages.clone(), done))?;
                 let placed = change(&mut file.map.write())?;
                 if placed.is_empty() {
                     break;
@@ -285,7 +285,8 @@ impl Fs {
             // The page is reserved or preallocated. It holds bytes only if the cache has newer ones, or has written newer ones
             // back meanwhile.
             Some(false) => {
-                cache.first_dirty(file.ino(), page) == Some(page) || holds_data() == Some(true)
+                cache.first_dirty(file.object_id(), page) == Some(page)
+                    || holds_data() == Some(true)
             }
         };
         if !is_needed {

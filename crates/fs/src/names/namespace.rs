@@ -10,6 +10,7 @@ use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::{Inode, Meta};
+use crate::numbers::slice_of_ino;
 use crate::store::{Change, InodeRecord};
 use crate::times::{from_system, now_ns};
 use crate::types::*;
@@ -235,7 +236,6 @@ impl Fs {
             return Err(EEXIST);
         }
         let inherited = core.inherit_acl(&parent, &mut meta, new.kind, new.perm, caller.umask)?;
-        let ino = core.numbers.lock().take()?;
         let now = now_ns();
         let rec = core.new_record(
             dir,
@@ -246,7 +246,14 @@ impl Fs {
             caller,
             now,
         );
+        // Symbolic links and special files have no home.
+        let slice = rec.slice.or_else(|| slice_of_ino(dir)).unwrap_or(0);
+        let (ino, mark) = core.numbers.take(slice)?;
+        if let Some(mark) = mark {
+            core.commits.push(mark);
+        }
         let inode = Inode::made(ino, rec);
+        core.inodes.made();
         if inherited.access.is_some() || inherited.default.is_some() {
             let mut made = inode.meta.write();
             core.put_inherited(&inode, &mut made, inherited);
@@ -423,7 +430,7 @@ impl Core {
             uid: caller.uid,
             gid: if set_gid { meta.rec.gid } else { caller.gid },
             rdev: new.rdev,
-            generation: self.generation.load(Ordering::Relaxed),
+            generation: self.generation,
             size: new.target.map_or(0, |target| target.len() as u64),
             atime_ns: now,
             mtime_ns: now,
@@ -433,13 +440,13 @@ impl Core {
             placement: None,
             threads: meta.rec.threads.inherited(),
             parent: dir,
+            blocks: 0,
             target: new.target.map(Into::into),
         }
     }
 
     /// Returns the attributes of an inode.
     pub fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {
-        self.count_blocks(inode)?;
         let meta = inode.meta.read();
         Ok(inode.attr(&meta))
     }

@@ -133,7 +133,7 @@ impl Fs {
         let Some(cache) = file.cache() else {
             return Ok(());
         };
-        if cache.first_dirty(ino, 0).is_some() {
+        if file.first_dirty(0).is_some() {
             let reach = file.sync_begins();
             wait(|done| cache.sync(&file.object(), 0..PAGES, done))?;
             file.note_synced(&reach, u64::MAX);

@@ -81,6 +81,11 @@ pub(super) fn prepare(changes: &[Change]) -> Operations {
                 name.as_bytes().to_vec(),
                 Some(value.to_le_bytes().to_vec()),
             ),
+            Change::PutInoMark(slice, mark) => (
+                Table::Values,
+                record::ino_mark_name(*slice).into_bytes(),
+                Some(mark.to_le_bytes().to_vec()),
+            ),
             Change::PutLogged(block, image) => (
                 Table::Logged,
                 tables::block_key(*block).to_vec(),

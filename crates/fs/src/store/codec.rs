@@ -4,7 +4,7 @@
 use jericho_format::record::{self, EntryValue, ExtentValue, InodeValue, kind};
 use jericho_volume::Blocks;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::records::{Block, Entry, Extent, Image, InodeRecord};
 use super::tables::ReadError;
@@ -80,7 +80,8 @@ pub(crate) fn inode_to_bytes(inode: &InodeRecord) -> Vec<u8> {
         // A target is at most a path, 4095 bytes.
         target_bytes: U16::new(target.len().min(usize::from(u16::MAX)) as u16),
         threads: inode.threads.byte(),
-        reserved: 0,
+        blocks: U64::new(inode.blocks),
+        ..InodeValue::new_zeroed()
     };
     let mut bytes = Vec::with_capacity(size_of::<InodeValue>() + target.len());
     bytes.extend_from_slice(value.as_bytes());
@@ -104,6 +105,13 @@ pub(crate) fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
     let Some(kind) = kind_from_byte(value.kind) else {
         return damaged(format!("inode {ino} has the unknown type {}", value.kind));
     };
+    if value.flags.get() != 0 || value.layout != 0 {
+        return damaged(format!(
+            "inode {ino} has flags {:#x} and layout {}, which this version does not know",
+            value.flags.get(),
+            value.layout
+        ));
+    }
     if target.len() != usize::from(value.target_bytes.get()) {
         return damaged(format!("the link target of inode {ino} is cut off"));
     }
@@ -124,16 +132,16 @@ pub(crate) fn inode_from_bytes(ino: Ino, bytes: &[u8]) -> Read<InodeRecord> {
         placement: slice_from_u16(value.placement),
         threads: ThreadsOfInode::from_byte(value.threads),
         parent: value.parent.get(),
+        blocks: value.blocks.get(),
         target: (kind == Kind::Symlink).then(|| target.into()),
     })
 }
 
-pub(crate) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 8] {
+pub(crate) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 16] {
     let value = EntryValue {
-        // Inode numbers have 30 bits.
-        ino: U32::new(ino as u32),
+        ino: U64::new(ino),
         kind: kind_to_byte(kind),
-        reserved: [0; 3],
+        reserved: [0; 7],
     };
     zerocopy::transmute!(value)
 }
@@ -141,7 +149,7 @@ pub(crate) fn entry_to_bytes(ino: Ino, kind: Kind) -> [u8; 8] {
 pub(crate) fn entry_from_bytes(dir: Ino, bytes: &[u8]) -> Read<(Ino, Kind)> {
     match EntryValue::read_from_bytes(bytes) {
         Ok(value) => match kind_from_byte(value.kind) {
-            Some(kind) => Ok((Ino::from(value.ino.get()), kind)),
+            Some(kind) => Ok((value.ino.get(), kind)),
             None => damaged(format!(
                 "an entry of directory {dir} has type {}",
                 value.kind
@@ -170,7 +178,7 @@ pub(crate) fn entry_of_row(key: &[u8], value: &[u8]) -> Read<Entry> {
     })
 }
 
-pub(crate) fn extent_to_bytes(extent: &Extent) -> [u8; 16] {
+pub(crate) fn extent_to_bytes(extent: &Extent) -> [u8; 24] {
     let value = ExtentValue {
         first: U64::new(extent.blocks.first),
         count: U32::new(extent.blocks.count),
@@ -180,6 +188,7 @@ pub(crate) fn extent_to_bytes(extent: &Extent) -> [u8; 16] {
         } else {
             0
         }),
+        born: U64::new(0),
     };
     zerocopy::transmute!(value)
 }
@@ -202,7 +211,13 @@ pub(crate) fn extent_of_row(key: &[u8], value: &[u8]) -> Read<(Ino, Extent)> {
         first: value.first.get(),
         count: value.count.get(),
     };
-    let unwritten = value.flags.get() & record::EXTENT_UNWRITTEN != 0;
+    let flags = value.flags.get();
+    if flags & !record::EXTENT_UNWRITTEN != 0 {
+        return damaged(format!(
+            "an extent of inode {ino} has flags {flags:#x}, which this version does not know"
+        ));
+    }
+    let unwritten = flags & record::EXTENT_UNWRITTEN != 0;
     Ok((
         ino,
         Extent {

@@ -28,7 +28,7 @@ pub struct InodeRecord {
     pub gid: u32,
     /// Special files.
     pub rdev: u32,
-    /// Changes each time the number is used again.
+    /// Differs between the mounts in which inodes are created.
     pub generation: u32,
     /// Size in bytes that is backed by data on the device; directories: number of entries.
     pub size: u64,
@@ -48,6 +48,8 @@ pub struct InodeRecord {
     pub threads: ThreadsOfInode,
     /// Directories: the parent; files: the directory they were created in (a hint for messages).
     pub parent: Ino,
+    /// Blocks of the extents.
+    pub blocks: u64,
     /// Symbolic links: the target.
     pub target: Option<Box<[u8]>>,
 }
@@ -110,6 +112,8 @@ pub enum Change {
     DelOrphan(Ino),
     /// A number in the small table of named values (placement cursor, ...).
     PutValue(&'static str, u64),
+    /// The mark of a slice's inode numbers: all numbers that were given out have a smaller counter.
+    PutInoMark(SliceId, u64),
     /// Adds or replaces the image of a block: the contents that it has from this batch on (`logged`).
     PutLogged(Block, Image),
     /// Removes the image of a block, if there is one: the block itself has newer contents, or no file has it.

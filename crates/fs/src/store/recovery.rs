@@ -4,6 +4,7 @@
 //! with the position after them, and only then begins a new incarnation of the journal, which hides the old segments.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use jericho_journal::{Journal, JournalArea, JournalVolume, Position, RecoverError, Recovery};
 use jericho_storage::Device;
@@ -56,6 +57,7 @@ impl Store {
 
     /// Applies the batches of the journal that redb does not have. Writes nothing.
     pub(crate) fn recover(&self, place: JournalPlace, damage: Damage) -> Result<Recovered> {
+        let begin = Instant::now();
         let position = self.checkpoint_position()?;
         let journal = Journal::recover(
             place.device.clone(),
@@ -93,8 +95,9 @@ impl Store {
         if batches > 0 {
             tracing::info!(
                 batches,
-                bytes_read = recovery.bytes_read(),
-                "applied changes from the journal"
+                bytes = recovery.bytes_read(),
+                milliseconds = begin.elapsed().as_millis() as u64,
+                "recovered the changes that the last mount left in the journal"
             );
         }
         Ok(Recovered {

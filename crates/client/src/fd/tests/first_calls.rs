@@ -149,10 +149,10 @@ fn wishing() -> Opened {
     let f = Opened::new(2, 8192);
     assert_eq!(f.read(10), Some(Ok(vec![b'm'; 10])));
     opened(f.fd());
-    // The object of a wish is the inode.
-    let inode = files::fstat(f.fd()).unwrap().inode;
-    f.daemon.control.slot(0).unwrap().set(inode, 0, 0);
-    f.daemon.fill(inode, 0..2, b'w');
+    // A slot that a wish is granted has another object here than the answer to a request.
+    let object = f.object + 1;
+    f.daemon.control.slot(0).unwrap().set(object, 0, 0);
+    f.daemon.fill(object, 0..2, b'w');
     wish::tests::ARE_LEFT.set(true);
     f.daemon.calls.lock().unwrap().clear();
     f

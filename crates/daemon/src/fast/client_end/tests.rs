@@ -103,7 +103,7 @@ impl Programs {
         let memory = self.slice().memory();
         let found = memory.lookup(key).unwrap();
         let entry = memory.entry(found.index);
-        if let Some(file) = self.fast().slot_file(key.object()) {
+        if let Some(file) = self.fast().slot_file_of(key.object()) {
             self.fast().slot(&file).writers().add(owner);
         }
         if death >= BeforeTheLatch {
@@ -135,7 +135,7 @@ impl Programs {
         let (owner, latched) = self.write(key, done);
         let (mounted, handle) = (&self.bed.mounted, &self.bed.handle);
         let no_writes = || {
-            let slot_file = self.fast().written_file(key.object());
+            let slot_file = self.fast().written_file(handle.file.ino());
             slot_file
                 .is_none_or(|file| self.fast().info(&file).word().flags() & SlotInfo::NO_WRITE != 0)
         };
@@ -150,7 +150,7 @@ impl Programs {
 #[test]
 fn burying_a_program_costs_one_check_for_each_of_its_threads() {
     let mut programs = Programs::new();
-    let ino = programs.bed.handle.file.ino();
+    let object = programs.bed.handle.file.object_id();
     let before = programs.slice().counters().dead_client_entries;
     let deaths = [
         BeforeTheIntent,
@@ -161,17 +161,17 @@ fn burying_a_program_costs_one_check_for_each_of_its_threads() {
     ];
     for n in 0..1000 {
         let (death, page) = (deaths[n % deaths.len()], n as u64 % 16);
-        let key = Key::new(ino, page);
+        let key = Key::new(object, page);
         let (owner, _) = programs.write(key, death);
         programs.fast().bury(owner);
         let memory = programs.slice().memory();
         let state = memory.lookup(key).expect("cached").state;
         assert!(!state.has(Flags::LATCH), "{death:?}");
         assert_eq!(state.has(Flags::DIRTY), death >= InTheCopy, "{death:?}");
-        let dirty = programs.slice().first_dirty(ino, 0);
+        let dirty = programs.slice().first_dirty(object, 0);
         assert_eq!(dirty, (death >= InTheCopy).then_some(page), "{death:?}");
         programs.sync();
-        let dirty = programs.slice().first_dirty(ino, 0);
+        let dirty = programs.slice().first_dirty(object, 0);
         assert_eq!(dirty, None, "{death:?}");
     }
     let searched = programs.slice().counters().dead_client_entries - before;
@@ -182,7 +182,7 @@ fn burying_a_program_costs_one_check_for_each_of_its_threads() {
 fn a_page_that_is_written_while_the_last_descriptor_is_closed_is_known() {
     for done in [BeforeTheReport, InTheCopy] {
         let mut programs = Programs::new();
-        let key = Key::new(programs.bed.handle.file.ino(), 3);
+        let key = Key::new(programs.bed.handle.file.object_id(), 3);
         programs.close_amid(key, done, |programs, _, latched| {
             if done == InTheCopy {
                 let memory = programs.slice().memory();
@@ -202,7 +202,7 @@ fn a_page_that_is_written_while_the_last_descriptor_is_closed_is_known() {
 #[test]
 fn closing_a_file_costs_time_by_its_writers_and_not_by_the_number_of_clients() {
     let mut programs = Programs::new();
-    let ino = programs.bed.handle.file.ino();
+    let object = programs.bed.handle.file.object_id();
     let mounted = programs.bed.mounted.clone();
     let other = create(&mounted, b"other");
     let granted = mounted
@@ -210,7 +210,7 @@ fn closing_a_file_costs_time_by_its_writers_and_not_by_the_number_of_clients() {
         .grant(&other.file, &mut other.grants.lock(), true);
     granted.unwrap();
     for _ in 0..900 {
-        programs.write(Key::new(ino, 0), BeforeTheLatch);
+        programs.write(Key::new(object, 0), BeforeTheLatch);
     }
     let slot_file = mounted.fast.slot_file(other.file.ino()).unwrap();
     let writers = mounted.fast.slot(&slot_file).writers();
@@ -242,10 +242,10 @@ fn closing_a_file_costs_time_by_its_writers_and_not_by_the_number_of_clients() {
 #[test]
 fn a_report_of_a_file_without_a_slot_is_not_lost() {
     let mut programs = Programs::new();
-    let key = Key::new(programs.bed.handle.file.ino(), 3);
+    let key = Key::new(programs.bed.handle.file.object_id(), 3);
     let (mounted, handle) = (programs.bed.mounted.clone(), programs.bed.handle.clone());
     mounted.fast.release(&handle);
-    assert!(mounted.fast.slot_file(key.object()).is_none());
+    assert!(mounted.fast.slot_file_of(key.object()).is_none());
     programs.write(key, AfterTheReport);
     let (tx, rx) = mpsc::channel();
     mounted.fsync(&handle, false, Box::new(move |done| tx.send(done).unwrap()));
@@ -261,7 +261,7 @@ fn a_report_of_a_file_without_a_slot_is_not_lost() {
 fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
     let mut programs = Programs::new();
     let handle = programs.bed.handle.clone();
-    let key = Key::new(handle.file.ino(), 3);
+    let key = Key::new(handle.file.object_id(), 3);
     programs.write(key, BeforeTheReport);
     // A move of a file to another slice calls this before it writes dirty pages back and drops the others.
     assert!(programs.slice().revoke_writes(&handle.file.object()));
@@ -271,9 +271,12 @@ fn a_page_that_was_written_and_not_reported_is_not_lost_when_the_file_moves() {
 #[test]
 fn absorbing_costs_time_by_the_reports_and_not_by_the_number_of_clients() {
     let mut programs = Programs::new();
-    let ino = programs.bed.handle.file.ino();
+    let (ino, object) = {
+        let file = &programs.bed.handle.file;
+        (file.ino(), file.object_id())
+    };
     for _ in 0..1000 {
-        programs.write(Key::new(ino, 0), BeforeTheLatch);
+        programs.write(Key::new(object, 0), BeforeTheLatch);
     }
     let fast = |programs: &Programs| programs.bed.mounted.fast.rings.drained();
     let before = fast(&programs);
@@ -283,10 +286,10 @@ fn absorbing_costs_time_by_the_reports_and_not_by_the_number_of_clients() {
     }
     assert_eq!(fast(&programs), before, "no client has reported anything");
     for page in 0..10 {
-        programs.write(Key::new(ino, page), AfterTheReport);
+        programs.write(Key::new(object, page), AfterTheReport);
     }
     programs.bed.mounted.fast.absorb(ino);
-    let dirty = (0..10).all(|page| programs.slice().first_dirty(ino, page) == Some(page));
+    let dirty = (0..10).all(|page| programs.slice().first_dirty(object, page) == Some(page));
     assert!(dirty);
     // The thread that drains the rings periodically may have seen the first reports, and may drain a ring during this call.
     let drained = fast(&programs) - before;
@@ -296,16 +299,16 @@ fn absorbing_costs_time_by_the_reports_and_not_by_the_number_of_clients() {
 #[test]
 fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
     let mut programs = Programs::new();
-    let ino = programs.bed.handle.file.ino();
+    let object = programs.bed.handle.file.object_id();
     let before = programs.slice().counters().dead_client_entries;
-    let key = Key::new(ino, 3);
+    let key = Key::new(object, 3);
     programs.write(key, InTheCopy);
     let state = |programs: &Programs| programs.slice().memory().lookup(key).unwrap().state;
     assert!(state(&programs).has(Flags::LATCH));
     // Waits until the latch has been held too long.
-    assert!(programs.slice().drain_writers(ino, 3..4));
+    assert!(programs.slice().drain_writers(object, 3..4));
     programs.fast().drain_reports();
-    assert_eq!(programs.slice().first_dirty(ino, 0), Some(3));
+    assert_eq!(programs.slice().first_dirty(object, 0), Some(3));
     programs.sync();
     assert!(!state(&programs).has(Flags::DIRTY));
     assert_eq!(programs.slice().counters().dead_client_entries, before);
@@ -314,11 +317,14 @@ fn a_page_whose_latch_was_taken_away_is_written_back_without_a_search() {
 #[test]
 fn a_query_waits_for_a_page_that_another_thread_is_absorbing() {
     let mut programs = Programs::new();
-    let ino = programs.bed.handle.file.ino();
-    programs.write(Key::new(ino, 3), InTheCopy);
+    let (ino, object) = {
+        let file = &programs.bed.handle.file;
+        (file.ino(), file.object_id())
+    };
+    programs.write(Key::new(object, 3), InTheCopy);
     // Blocks the thread that absorbs the page, because it looks the file up in this part.
     let files = programs.fast().files.part(ino).write();
-    assert!(programs.slice().drain_writers(ino, 3..4));
+    assert!(programs.slice().drain_writers(object, 3..4));
     let found = std::thread::scope(|scope| {
         scope.spawn(|| programs.fast().drain_reports());
         wait_until("a thread takes the page in", || {
@@ -331,7 +337,7 @@ fn a_query_waits_for_a_page_that_another_thread_is_absorbing() {
                 tx.send(std::fs::read_link("/proc/thread-self").unwrap())
                     .unwrap();
                 programs.fast().drain_reports();
-                programs.slice().first_dirty(ino, 0)
+                programs.slice().first_dirty(object, 0)
             }
         });
         let thread = rx.recv_timeout(Duration::from_secs(60)).unwrap();
@@ -404,7 +410,7 @@ fn a_page_that_one_of_many_programs_reads_all_the_time_stays_in_the_cache() {
     for first in (0..SCANS * frames).step_by(16) {
         let memory = programs.slice().memory();
         for page in 0..HOT {
-            match memory.lookup(Key::new(hot.ino(), page)) {
+            match memory.lookup(Key::new(hot.object_id(), page)) {
                 Some(found) => area.touch(block, 0, found.index),
                 None => {
                     missed += 1;

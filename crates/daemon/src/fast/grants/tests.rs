@@ -358,7 +358,7 @@ fn one_job_reserves_pages_for_a_descriptor_however_often_it_asks() {
     drop(go_on);
     let memory = bed.mounted.slice(bed.handle.file.layout().home()).memory();
     let is_there = |page| {
-        let key = Key::new(bed.handle.file.ino(), page);
+        let key = Key::new(bed.handle.file.object_id(), page);
         memory.lookup(key).is_some()
     };
     wait_until("the pages are reserved", || (16..40).all(is_there));

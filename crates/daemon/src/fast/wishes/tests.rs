@@ -57,14 +57,14 @@ impl Program {
     /// Leaves a wish in block 0, and serves a request for the handle's file. Returns what the daemon granted.
     fn wish_for(
         &self,
-        object: u64,
+        ino: u64,
         write: bool,
         asker: Asker,
         handle: &Arc<Handle>,
     ) -> Option<Granted> {
         let wish = Wish {
             number: 7,
-            object,
+            ino,
             write,
             reserve: false,
         };
@@ -121,7 +121,7 @@ fn a_write_that_carries_a_wish_ends_before_it_grants_inline_writes() {
     let plain = program.bed.plain_named(b"plain");
     let wish = Wish {
         number: 7,
-        object: plain.file.ino(),
+        ino: plain.file.ino(),
         write: true,
         reserve: true,
     };

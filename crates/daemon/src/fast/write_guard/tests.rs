@@ -26,7 +26,7 @@ fn no_write_over_several_pages_comes_between_the_pages_that_a_fallocate_zeroes()
             // The fallocate waits for the latch of the second page when it has zeroed a part of the first one.
             let memory = mounted.slice(handle.file.layout().home()).memory();
             let found = memory
-                .lookup(Key::new(handle.file.ino(), 1))
+                .lookup(Key::new(handle.file.object_id(), 1))
                 .expect("just written");
             let entry = memory.entry(found.index);
             let latched = entry
