@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -33,6 +33,8 @@ struct State {
     settling: BTreeSet<Block>,
     /// Rows for the next batch: images to put, or `None` to remove one.
     changed: BTreeMap<Block, Option<Image>>,
+    /// Blocks whose rows are removed by a batch that is sealed and not durable.
+    removed: BTreeSet<Block>,
 }
 
 /// The live images of a volume. Its lock is taken last. Thread-safe.
@@ -41,8 +43,10 @@ pub struct LoggedPages {
     state: Mutex<State>,
     /// Threads wait here for the end of a settlement.
     settled: Condvar,
-    /// Number of live images and of blocks that are being settled, so that volumes without images need no lock.
-    busy: AtomicUsize,
+    /// Number of live images and of blocks that are being settled.
+    live: AtomicUsize,
+    /// Whether there is any state, so that volumes without images need no lock.
+    is_busy: AtomicBool,
     /// Number of live images from which on syncs log no more pages.
     max: AtomicUsize,
 }
@@ -57,6 +61,13 @@ impl State {
         self.settling.range(range(blocks)).next().is_some()
     }
 
+    /// Returns whether a recovery may find an image of one of the blocks that is not live any more.
+    fn has_old(&self, blocks: Blocks) -> bool {
+        let mut changed = self.changed.range(range(blocks));
+        changed.any(|(_, image)| image.is_none())
+            || self.removed.range(range(blocks)).next().is_some()
+    }
+
     fn forget(&mut self, block: Block) {
         self.live.remove(&block);
         self.changed.insert(block, None);
@@ -65,13 +76,19 @@ impl State {
 
 impl LoggedPages {
     fn count(&self, state: &State) {
-        let busy = state.live.len() + state.settling.len();
-        self.busy.store(busy, Ordering::Release);
+        let live = state.live.len() + state.settling.len();
+        self.live.store(live, Ordering::Release);
+        let is_busy = live + state.changed.len() + state.removed.len() > 0;
+        self.is_busy.store(is_busy, Ordering::Release);
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.is_busy.load(Ordering::Acquire)
     }
 
     /// Returns the number of live images, and of images that a thread settles at the moment.
     pub fn len(&self) -> usize {
-        self.busy.load(Ordering::Acquire)
+        self.live.load(Ordering::Acquire)
     }
 
     /// Makes an image live, in place of an earlier one of the block. The caller has made the block its own with `claim`, and holds
@@ -105,7 +122,9 @@ impl LoggedPages {
     /// Has the next batch remove the image of a block that no file has, when the volume is opened. Without it a later recovery would
     /// write the image over the contents of the block's next owner.
     pub fn drop_orphan(&self, block: Block) {
-        self.state.lock().changed.insert(block, None);
+        let mut state = self.state.lock();
+        state.changed.insert(block, None);
+        self.count(&state);
     }
 
     /// Sets the number of live images from which on syncs log no more pages.
@@ -127,7 +146,7 @@ impl LoggedPages {
     /// Prepares blocks for a write by the cache, or for new images: waits until no thread settles one of them, and lets none begin.
     /// `wrote` or `put` follows. If the write fails instead, the page stays dirty, and one of them follows later.
     pub fn claim(&self, blocks: Blocks) {
-        if self.len() == 0 {
+        if self.is_idle() {
             return;
         }
         let mut state = self.state.lock();
@@ -138,10 +157,12 @@ impl LoggedPages {
         }
     }
 
-    /// Removes the images of blocks that have newer contents now. Returns whether there were any. The caller has recorded the write
-    /// (`took_data`), so the batch that removes the images is durable after the contents.
+    /// Removes the images of blocks that have newer contents now. Returns whether a recovery could write older images over these
+    /// contents, until the next batch is durable. The caller has recorded the write (`took_data`), so the batch that removes the
+    /// images is durable after the contents.
     pub fn wrote(&self, blocks: Blocks) -> bool {
-        self.forget(blocks)
+        self.forget(blocks);
+        self.has_rows(blocks)
     }
 
     /// Removes the images of blocks that the batch frees, which is being sealed.
@@ -151,7 +172,7 @@ impl LoggedPages {
 
     /// Removes the images of blocks that are about to be free for other files. Waits until no thread writes into one of them.
     pub fn release(&self, blocks: Blocks) {
-        if self.len() == 0 {
+        if self.is_idle() {
             return;
         }
         self.forget(blocks);
@@ -160,20 +181,19 @@ impl LoggedPages {
             .wait_while(&mut state, |state| state.is_settling(blocks));
     }
 
-    fn forget(&self, blocks: Blocks) -> bool {
-        if self.len() == 0 {
-            return false;
+    fn forget(&self, blocks: Blocks) {
+        if self.is_idle() {
+            return;
         }
         let mut state = self.state.lock();
         let found: Vec<Block> = state.live.range(range(blocks)).map(|(at, _)| *at).collect();
         found.iter().for_each(|block| state.forget(*block));
         self.count(&state);
-        !found.is_empty()
     }
 
     /// Returns the live image of a block.
     pub fn image(&self, block: Block) -> Option<Image> {
-        if self.len() == 0 {
+        if self.is_idle() {
             return None;
         }
         let state = self.state.lock();
@@ -185,9 +205,18 @@ impl LoggedPages {
         self.len() > 0 && self.state.lock().live.range(range(blocks)).next().is_some()
     }
 
+    /// Returns whether a recovery could find an image of one of the blocks: a live one, or one whose removal is not durable.
+    pub fn has_rows(&self, blocks: Blocks) -> bool {
+        if self.is_idle() {
+            return false;
+        }
+        let state = self.state.lock();
+        state.live.range(range(blocks)).next().is_some() || state.has_old(blocks)
+    }
+
     /// Lets images of blocks be settled again after `claim`. No transfer to the blocks is in flight.
     pub fn unclaim(&self, blocks: Blocks) {
-        if self.len() == 0 {
+        if self.is_idle() {
             return;
         }
         for (_, live) in self.state.lock().live.range_mut(range(blocks)) {
@@ -197,12 +226,27 @@ impl LoggedPages {
 
     /// Takes the changes of rows for the batch that is being sealed.
     pub fn take_changes(&self) -> impl Iterator<Item = Change> + use<> {
-        let changed = std::mem::take(&mut self.state.lock().changed);
+        let mut state = self.state.lock();
+        let changed = std::mem::take(&mut state.changed);
+        let is_removed =
+            |(block, image): (&Block, &Option<Image>)| image.is_none().then_some(*block);
+        state.removed.extend(changed.iter().filter_map(is_removed));
+        self.count(&state);
         let change = |(block, image)| match image {
             Some(image) => Change::PutLogged(block, image),
             None => Change::DelLogged(block),
         };
         changed.into_iter().map(change)
+    }
+
+    /// Records that all batches are durable that were sealed so far.
+    pub fn changes_durable(&self) {
+        if self.is_idle() {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.removed.clear();
+        self.count(&state);
     }
 
     /// Takes at most `count` neighbouring images from block `from` on, for the calling thread to write into their blocks. Until the
@@ -386,6 +430,23 @@ mod tests {
             changes(&pages),
             [(5, None), (6, None), (7, Some(7)), (9, None)]
         );
+    }
+
+    #[test]
+    fn a_block_has_rows_until_the_batch_that_removes_them_is_durable() {
+        let pages = LoggedPages::default();
+        pages.put((1, 5), image(5));
+        assert_eq!(changes(&pages), [(5, Some(5))]);
+        pages.changes_durable();
+        pages.begin_settling((0, 0), 1).unwrap().written();
+        assert_eq!(pages.len(), 0);
+        // A batch that was sealed before has become durable.
+        pages.changes_durable();
+        assert!(pages.wrote(blocks(4, 2)) && !pages.wrote(blocks(6, 1)));
+        assert_eq!(changes(&pages), [(5, None)]);
+        assert!(pages.has_rows(blocks(5, 1)) && !pages.has(blocks(5, 1)));
+        pages.changes_durable();
+        assert!(!pages.wrote(blocks(5, 1)) && pages.is_idle());
     }
 
     #[test]

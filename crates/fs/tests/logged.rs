@@ -164,6 +164,40 @@ fn a_recovery_does_not_undo_a_later_sync_in_place() {
 }
 
 #[test]
+fn a_recovery_does_not_undo_a_sync_that_came_between_a_settlement_and_its_batch() {
+    for seed in 0..4 {
+        let mut mount = Mount::new(64 << 20);
+        let file = mount.durable("f", 100);
+        mount.write(&file, 0, &pattern(1, 4096));
+        mount.fsync(&file);
+        assert_eq!(logged(&file), 1);
+        // Stops the batch that removes the settled image.
+        let (begun, go) = mount.device.block_next(Operation::DurableWrite);
+        let fs = mount.fs().clone();
+        let settles = std::thread::spawn(move || fs.checkpoint());
+        begun.recv().unwrap();
+        assert_eq!(logged(&file), 0);
+        mount.write(&file, 0, &pattern(2, 4096));
+        let synced = match seed % 2 {
+            0 => mount.begin_fdatasync(&file),
+            _ => {
+                write_back(&mount, &file);
+                mount.begin_fdatasync(&file)
+            }
+        };
+        let is_synced = synced.try_recv().is_ok();
+        mount.device.cut_power();
+        drop(go);
+        let _ = settles.join().unwrap();
+        drop(file);
+        mount.power_cut(seed);
+        let found = mount.read(&mount.open("f"));
+        assert!(!is_synced || found == pattern(2, 4096), "seed {seed}");
+        assert!(!is_synced, "the sync has not waited for the batch");
+    }
+}
+
+#[test]
 fn a_logged_page_that_was_written_in_place_and_not_synced_is_whole_after_a_power_cut() {
     for seed in 0..16 {
         let mut mount = Mount::new(64 << 20);

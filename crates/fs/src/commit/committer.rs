@@ -205,6 +205,7 @@ pub(super) fn make_durable(core: &Core, cut: &mut Cut, commit: bool) -> Result<(
     match core.store.commit(&cut.changes) {
         Ok(()) => {
             core.commits.note_room(None);
+            core.allocator.logged().changes_durable();
             core.checkpoints.note(core.store.checkpoint_need());
             if core.allocator.logged().is_half_full() {
                 core.checkpoints.note_settlement();

@@ -411,12 +411,12 @@ impl File {
     }
 
     /// Returns whether a sync of pages that have their blocks changes metadata: not if each overwrites its block, and the block has
-    /// no image.
+    /// no image, nor had one whose removal is not durable.
     fn write_commits(&self, pages: Range<u64>) -> bool {
         let logged = self.host.allocator().logged();
         let map = self.map.read();
         let overwrites = |state, count| match state {
-            PageState::Data(at) => !logged.has(At::blocks(at, count)),
+            PageState::Data(at) => !logged.has_rows(At::blocks(at, count)),
             _ => false,
         };
         !map.extents
