@@ -224,6 +224,11 @@ impl LoggedPages {
         }
     }
 
+    /// Returns whether the next batch changes rows.
+    pub fn has_changes(&self) -> bool {
+        !self.is_idle() && !self.state.lock().changed.is_empty()
+    }
+
     /// Takes the changes of rows for the batch that is being sealed.
     pub fn take_changes(&self) -> impl Iterator<Item = Change> + use<> {
         let mut state = self.state.lock();

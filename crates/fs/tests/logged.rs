@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use jericho_cache::{PagePlace, PageRun};
 use jericho_fs::File;
-use jericho_sim::{FaultPlan, Operation};
+use jericho_sim::{Effect, Fault, FaultPlan, Operation};
 use jericho_volume::OpenMode;
 
 use mount::{Mount, PAGE, pattern, write_back};
@@ -300,6 +300,7 @@ fn a_volume_that_is_mounted_for_reading_shows_logged_pages() {
     assert_eq!(logged(&file), 3);
     assert!(mount.read(&file) == pattern(1, 9000));
     drop(file);
+    mount.fs().close().unwrap();
     mount.down();
     let seen: Vec<_> = operations.try_iter().map(|seen| seen.0).collect();
     assert!(seen.iter().all(|seen| *seen == Operation::Read), "{seen:?}");
@@ -321,4 +322,37 @@ fn zeroed_pages_keep_no_place_among_the_logged_ones() {
     drop(file);
     mount.power_cut(1);
     assert!(mount.read(&mount.open("f")) == vec![0; 12_288]);
+}
+
+#[test]
+fn images_that_a_device_refuses_are_not_tried_again_with_every_batch() {
+    let mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 100);
+    let operations = watch(&mount);
+    let fault = Fault {
+        operation: Some(Operation::Write),
+        nth: 1,
+        is_lasting: true,
+        effect: Effect::Errno(5),
+    };
+    mount.device.set_plan(FaultPlan {
+        faults: vec![fault],
+        ..FaultPlan::default()
+    });
+    // More than half of the images that may be live with this journal, and not so many that a sync writes in place.
+    for page in (0..96).step_by(16) {
+        mount.write(&file, page * PAGE, &pattern(page, 16 * PAGE as usize));
+        mount.fsync(&file);
+    }
+    let is_write = |seen: &(Operation, _)| seen.0 == Operation::Write;
+    operations.iter().find(is_write).unwrap();
+    for number in 0..50 {
+        mount.create(&format!("new{number}"));
+        mount.commit();
+    }
+    let writes = operations
+        .try_iter()
+        .filter(|seen| seen.0 == Operation::Write);
+    let writes = writes.count();
+    assert!(writes < 10, "{writes} writes");
 }

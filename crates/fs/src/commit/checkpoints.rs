@@ -21,6 +21,8 @@ struct Control {
     not_before: Option<Instant>,
     /// Images should be settled soon.
     settle: bool,
+    /// The end of the pause after a settlement that a device refused.
+    settle_not_before: Option<Instant>,
     stop: bool,
 }
 
@@ -62,13 +64,20 @@ impl Checkpoints {
         self.note(need);
     }
 
-    /// Notes that images should be settled.
+    /// Notes that images should be settled. Has no effect for a while after a device has refused one.
     pub fn note_settlement(&self) {
         let mut control = self.control.lock();
-        if !control.settle {
+        let is_pause = |until: Instant| Instant::now() < until;
+        if !control.settle && !control.settle_not_before.is_some_and(is_pause) {
             control.settle = true;
             self.work.notify_one();
         }
+    }
+
+    /// Leaves images alone for a while, because a device has refused one: every batch would ask for the next attempt. The
+    /// checkpoints go on.
+    pub fn settlement_failed(&self) {
+        self.control.lock().settle_not_before = Some(Instant::now() + AGE_MAX);
     }
 
     /// Ends the thread after the checkpoint that it is making.

@@ -13,15 +13,16 @@ use crate::store::Block;
 const PAGES_AT_ONCE: usize = 256;
 
 /// Settles the images that are live now, and makes that durable. If a device fails, the images of its pages stay in the journal and
-/// in the store, where they harm nothing.
+/// in the store, where they harm nothing. Does nothing on a volume that is mounted for reading.
 pub(crate) fn settle(core: &Core) -> Result<()> {
     let logged = core.allocator.logged();
-    if logged.len() == 0 {
+    if logged.len() == 0 || core.options.read_only {
         return Ok(());
     }
     let mut from: Block = (0, 0);
     let mut copy = AlignedBuffer::new(PAGES_AT_ONCE * PAGE_BYTES as usize);
     let mut failed = None;
+    let mut is_settled = false;
     while let Some(settlement) = logged.begin_settling(from, PAGES_AT_ONCE) {
         let blocks = settlement.blocks();
         from = (blocks.slice, blocks.first + u64::from(blocks.count));
@@ -30,14 +31,20 @@ pub(crate) fn settle(core: &Core) -> Result<()> {
                 // Before the images are removed: the batch that removes them must flush this device.
                 core.took_data(blocks);
                 settlement.written();
+                is_settled = true;
             }
             Err(error) => failed = Some(error),
         }
     }
     if let Some(error) = failed {
         tracing::warn!("{error}; synced pages stay in the journal until the device takes them");
+        core.checkpoints.settlement_failed();
     }
-    core.commit_now()
+    // A commit without a reason would ask for the next settlement at once, while many images cannot be settled.
+    match is_settled || logged.has_changes() {
+        true => core.commit_now(),
+        false => Ok(()),
+    }
 }
 
 /// Writes images into their blocks.
