@@ -165,12 +165,8 @@ impl LoggedPages {
         self.has_rows(blocks)
     }
 
-    /// Removes the images of blocks that the batch frees, which is being sealed.
-    pub fn freed(&self, blocks: Blocks) {
-        self.forget(blocks);
-    }
-
-    /// Removes the images of blocks that are about to be free for other files. Waits until no thread writes into one of them.
+    /// Removes the images of blocks that are about to be free for other files: the removal is in the same batch as the extent of the next
+    /// owner, or in an earlier one. Waits until no thread writes into one of the blocks.
     pub fn release(&self, blocks: Blocks) {
         if self.is_idle() {
             return;
@@ -458,7 +454,7 @@ mod tests {
     fn a_settlement_does_not_remove_the_image_of_the_next_owner() {
         let pages = pages();
         let settlement = pages.begin_settling((1, 5), 1).unwrap();
-        pages.freed(blocks(5, 1));
+        pages.wrote(blocks(5, 1));
         pages.put((1, 5), image(50));
         settlement.written();
         assert_eq!(pages.image((1, 5)).unwrap()[0], 50);

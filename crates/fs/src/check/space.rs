@@ -42,7 +42,7 @@ impl Pass<'_> {
         self.images(store)
     }
 
-    /// Checks the form of images. An image of a free block is none of the volume's damage: a write that was never durable left it.
+    /// Checks the form of images. An image of a free block is no damage (`LoggedPages::drop_orphan`).
     fn images(&mut self, store: &Store) -> Result<()> {
         let slices = self.volume.slices();
         let exists = |(slice, block): (SliceId, u64)| {

@@ -64,10 +64,8 @@ pub(super) fn take_batch(core: &Core, cut: &mut Cut, waiters: &mut Vec<Waiter>) 
         let inodes = core.inodes.sealed();
         cut.changes.push(Change::PutValue(INODES_NAME, inodes));
     }
-    let logged = core.allocator.logged();
-    cut.freed.iter().for_each(|blocks| logged.freed(*blocks));
-    // Last: images of blocks that this batch frees are removed by this batch.
-    cut.changes.extend(logged.take_changes());
+    // In the gate: an image is in the batch that has its extent.
+    cut.changes.extend(core.allocator.logged().take_changes());
     drop(gate);
     for inode in &held {
         core.mark_dirty(inode);
