@@ -74,6 +74,28 @@ fn a_reservation_is_kept_and_missing_space_cannot_be_reserved() {
 }
 
 #[test]
+fn blocks_that_are_given_back_lose_their_images() {
+    // The metadata region could get the blocks, and a settlement would then write into the store.
+    let (store, a) = allocator(&[100]);
+    let put = |blocks: Blocks| {
+        a.logged()
+            .put((blocks.slice, blocks.first), vec![1; 4096].into())
+    };
+    let used = take(&a, 0, None, 10)[0];
+    store.commit(&[Change::Use(used)]).unwrap();
+    let unused = take(&a, 0, None, 10)[0];
+    [used, unused].map(put);
+    a.release_uncommitted(unused);
+    assert_eq!(
+        (a.logged().has(used), a.logged().has(unused)),
+        (true, false)
+    );
+    store.commit(&[Change::Free(used)]).unwrap();
+    a.release_committed(used);
+    assert!(!a.logged().has(used));
+}
+
+#[test]
 fn blocks_used_durably_are_not_allocated_after_opening_again() {
     let (store, a) = allocator(&[200]);
     let used = take(&a, 0, None, 70);
