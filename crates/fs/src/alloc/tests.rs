@@ -84,7 +84,7 @@ fn blocks_that_are_given_back_lose_their_images() {
     let used = take(&a, 0, None, 10)[0];
     store.commit(&[Change::Use(used)]).unwrap();
     let unused = take(&a, 0, None, 10)[0];
-    [used, unused].map(put);
+    [used, unused].into_iter().for_each(put);
     a.release_uncommitted(unused);
     assert_eq!(
         (a.logged().has(used), a.logged().has(unused)),
