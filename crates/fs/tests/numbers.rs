@@ -91,11 +91,24 @@ fn open_file(path: &Path) -> Arc<dyn Device> {
     open_device(path, OpenOptions::default()).unwrap()
 }
 
-/// Returns the changes that make an empty file in the root directory.
-fn file(volume: &Volume, ino: Ino) -> [Change; 2] {
-    let name = format!("file-{ino}").into_bytes().into_boxed_slice();
+/// Returns the directory of an inode of a large volume: the first of the thousand numbers in which it is. It is in the root.
+fn directory_of(ino: Ino) -> Ino {
+    ino - (ino - 2) % 1000
+}
+
+fn name_of(ino: Ino) -> Vec<u8> {
+    format!("name-{ino}").into_bytes()
+}
+
+/// Returns the changes that make an empty file, or its directory.
+fn inode(volume: &Volume, ino: Ino) -> [Change; 2] {
+    let name = name_of(ino).into_boxed_slice();
+    let (kind, parent) = match directory_of(ino) {
+        own if own == ino => (Kind::Directory, ROOT),
+        parent => (Kind::File, parent),
+    };
     let record = InodeRecord {
-        kind: Kind::File,
+        kind,
         perm: 0o644,
         nlink: 1,
         uid: 0,
@@ -110,21 +123,21 @@ fn file(volume: &Volume, ino: Ino) -> [Change; 2] {
         slice: Some(0),
         placement: None,
         threads: Default::default(),
-        parent: ROOT,
+        parent,
         blocks: 0,
         target: None,
     };
     let entry = Change::PutEntry {
-        dir: ROOT,
+        dir: parent,
         hash: volume.hash_name(&name),
         name,
         ino,
-        kind: Kind::File,
+        kind,
     };
     [Change::PutInode(ino, record), entry]
 }
 
-/// Makes a volume with this many files in the root, as a daemon leaves it that is killed: the last batches are only in the journal.
+/// Makes a volume with this many files and directories, as a daemon leaves it that is killed: the last batches are only in the journal.
 fn killed_with(path: &Path, files: u64, size_bytes: u64) {
     let options = FormatOptions {
         size_bytes: Some(size_bytes),
@@ -140,7 +153,7 @@ fn killed_with(path: &Path, files: u64, size_bytes: u64) {
             Change::PutInoMark(0, end.next_multiple_of(INO_MARK_STEP)),
             Change::PutValue(INODES_NAME, to - 1),
         ];
-        changes.extend((from..to).flat_map(|ino| file(&volume, ino)));
+        changes.extend((from..to).flat_map(|ino| inode(&volume, ino)));
         store.commit(&changes).unwrap();
     };
     let last = end - LAST;
@@ -176,8 +189,11 @@ fn read_by_mount(path: &Path, files: u64) -> u64 {
     let stat = fs.statfs().unwrap();
     assert_eq!(stat.files - stat.files_free, 1 + files);
     for ino in [2, 1 + files / 2, 1 + files] {
-        let found = fs.lookup(ROOT, format!("file-{ino}").as_bytes()).unwrap();
-        assert_eq!(found.ino, ino);
+        let dir = directory_of(ino);
+        assert_eq!(fs.lookup(ROOT, &name_of(dir)).unwrap().ino, dir);
+        if dir != ino {
+            assert_eq!(fs.lookup(dir, &name_of(ino)).unwrap().ino, ino);
+        }
     }
     let made = fs
         .mknod(ROOT, b"new", Kind::File, 0o644, 0, CALLER)
