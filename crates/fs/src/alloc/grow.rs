@@ -28,22 +28,24 @@ impl Allocator {
         let count = new.blocks.div_ceil(container_blocks);
         let lengths = container_lengths(new.blocks, container_blocks, containers..count);
         space.containers.append(lengths.map(Container::empty));
-        let added = new.blocks - old;
-        space.free.fetch_add(added, Ordering::AcqRel);
-        added
+        new.blocks - old
     }
 
-    /// Sets the capacity, and frees the new blocks of the last container, which may be shorter than the others. While its bits are
-    /// locked, no thread loads them with the old capacity.
+    /// Sets the capacity and counts the new blocks, then frees those of the last container, which may be shorter than the others.
+    /// While its bits are locked, no thread loads them with the old capacity. Space that is reserved in other slices lets a thread
+    /// allocate a new block as soon as it is free, so it must be counted by then.
     fn lengthen_last(&self, space: &Space, old: u64, new: u64) {
-        let Some(last) = space.containers.last() else {
+        let count = || {
             space.capacity.store(new, Ordering::Release);
-            return;
+            space.free.fetch_add(new - old, Ordering::AcqRel);
+        };
+        let Some(last) = space.containers.last() else {
+            return count();
         };
         let first = (space.containers.len() - 1) as u64 * self.container_blocks;
         let end = new.min(first + self.container_blocks);
         let mut bits = last.bits.lock();
-        space.capacity.store(new, Ordering::Release);
+        count();
         if let Some(bits) = bits.as_mut() {
             bits.clear((old - first) as usize, (end - old) as usize);
         }

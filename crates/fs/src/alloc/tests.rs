@@ -2,6 +2,7 @@ use super::*;
 use crate::store::{Change, Store};
 use proptest::prelude::*;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
 
 fn allocator(slices: &[u64]) -> (StoreRef, Arc<Allocator>) {
     let store = Arc::new(Store::in_memory(64).unwrap());
@@ -547,4 +548,40 @@ fn while_a_slice_grows_each_block_is_given_to_one_caller() {
         (BLOCKS - used, BLOCKS - used)
     );
     take(&a, 0, None, (BLOCKS - used) as u32);
+}
+
+#[test]
+fn the_count_of_free_blocks_is_right_while_a_full_slice_grows() {
+    const BLOCKS: u64 = 64 * 300;
+    let (_store, a) = allocator(&[100, BLOCKS]);
+    take(&a, 0, None, 100);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Space of the other slice is reserved, so these allocations need not wait for the end of a growth.
+        let allocate = || {
+            while !is_over.load(Ordering::Relaxed) {
+                a.reserve(64).unwrap();
+                let mut out = Vec::new();
+                a.allocate(0, None, 64, &mut out).unwrap();
+                out.retain(|blocks| blocks.slice == 1);
+                out.into_iter()
+                    .for_each(|blocks| a.release_uncommitted(blocks));
+            }
+        };
+        scope.spawn(allocate);
+        scope.spawn(allocate);
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let free = a.free_of(0);
+                assert!(free <= a.capacity_of(0), "{free} blocks are free");
+            }
+        });
+        for blocks in (100..BLOCKS).step_by(64) {
+            a.grow(lengths(&[blocks, BLOCKS]));
+            while a.free_of(0) > 0 {
+                std::thread::yield_now();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
