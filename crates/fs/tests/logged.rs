@@ -132,6 +132,23 @@ fn a_logged_page_is_read_from_memory_until_a_checkpoint_settles_it() {
 }
 
 #[test]
+fn pages_around_a_logged_one_are_read_together() {
+    let mount = Mount::new(64 << 20);
+    let file = mount.durable("f", 64 * PAGE as usize);
+    let runs = || {
+        let mut runs = Vec::new();
+        file.object().resolve(0, 64, &mut runs).unwrap();
+        runs.iter().map(|run| run.pages).collect::<Vec<_>>()
+    };
+    let before = runs();
+    mount.write(&file, 20 * PAGE, &pattern(1, PAGE as usize));
+    mount.fsync(&file);
+    assert_eq!((before, runs()), (vec![64], vec![20, 1, 43]));
+    evict(&mount, &file);
+    assert!(mount.read(&file)[20 * PAGE as usize..][..PAGE as usize] == pattern(1, PAGE as usize));
+}
+
+#[test]
 fn an_unmount_leaves_no_page_in_the_journal_or_the_store() {
     let mut mount = Mount::new(64 << 20);
     let file = mount.durable("f", 100);

@@ -397,17 +397,20 @@ impl File {
         if !logged.has(at.blocks(count)) {
             return self.push(at, count, out);
         }
-        for block in at.block..at.block + u64::from(count) {
-            let at = At { block, ..at };
-            match logged.image((at.slice, block)) {
-                Some(image) => out.push(PageRun {
+        let end = at.block + u64::from(count);
+        // The first block that is not in `out`.
+        let mut next = at.block;
+        for block in at.block..end {
+            if let Some(image) = logged.image((at.slice, block)) {
+                self.push(At { block: next, ..at }, (block - next) as u32, out)?;
+                out.push(PageRun {
                     pages: 1,
                     place: PagePlace::Memory(image),
-                }),
-                None => self.push(at, 1, out)?,
+                });
+                next = block + 1;
             }
         }
-        Ok(())
+        self.push(At { block: next, ..at }, (end - next) as u32, out)
     }
 
     /// Returns whether a sync of pages that have their blocks changes metadata: not if each overwrites its block, and the block has
