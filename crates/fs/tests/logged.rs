@@ -102,6 +102,27 @@ fn an_append_or_a_first_write_is_made_durable_with_one_write_by_the_thread_that_
 }
 
 #[test]
+fn an_fsync_writes_little_whatever_others_have_in_memory() {
+    let mount = Mount::new(64 << 20);
+    for number in 0..500 {
+        mount.create(&format!("f{number}"));
+    }
+    let file = mount.durable("f", 100);
+    let (_, other) = mount.create("other");
+    mount.write(&other, 0, &pattern(1, 60 * PAGE as usize));
+    mount.commit();
+    for round in 0..20 {
+        let before = mount.device.traffic();
+        mount.write(&file, file.size(), &pattern(round, 100));
+        mount.fsync(&file);
+        let after = mount.device.traffic();
+        assert!(after.written_bytes - before.written_bytes <= 16 << 10);
+    }
+    let dirty: u64 = mount.slices.iter().map(|slice| slice.dirty_bytes()).sum();
+    assert_eq!(dirty, 60 * PAGE, "nobody has written the other file");
+}
+
+#[test]
 fn a_sync_of_many_pages_writes_them_into_their_blocks() {
     let mount = Mount::new(64 << 20);
     let file = mount.durable("f", 100);
