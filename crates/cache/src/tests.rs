@@ -311,6 +311,13 @@ fn begin_small(slice: &mut Machine) -> Option<small_sync::Begun> {
     small_sync::begin(&mut slice.state, &slice.context, 7, &(0..u64::MAX))
 }
 
+/// Ends the transfer of a small sync that has written its pages in place.
+fn end_small(slice: &mut Machine, started: &small_sync::Started) -> WriteBack {
+    let results = [Ok(small_sync::Kept::InPlace)];
+    let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
+    small_sync::end(state, context, started, &results, effects).unwrap()
+}
+
 /// Makes a page dirty that is in flight.
 fn change(slice: &mut Machine, page: u64) {
     let index = slice.entry_of(page).unwrap();
@@ -339,15 +346,7 @@ fn a_small_sync_is_a_transfer_that_others_see_and_join() {
     // Another small sync waits for it, too, and must look at the page again.
     let second = begin_small(&mut slice).expect("one page is few");
     assert!(second.started.is_none() && second.joined.is_some() && second.has_skipped);
-    let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
-    let ended = small_sync::end(
-        state,
-        context,
-        &started,
-        &[Ok(small_sync::Kept::InPlace)],
-        effects,
-    )
-    .unwrap();
+    let ended = end_small(&mut slice, &started);
     assert_eq!((ended.syncs, ended.callers.unwrap().len()), (vec![id], 1));
     assert!(slice.state.on_the_way.is_empty() && slice.state.writing.is_empty());
     let (state, context) = (&mut slice.state, &slice.context);
@@ -487,15 +486,7 @@ fn a_sync_waits_for_a_small_sync_that_began_before_its_pages_were_chosen() {
     syncs.join_small_syncs(&mut slice.state, id, 7, &(0..8));
     assert!(slice.choose(Some(id)).chosen.is_none());
     assert!(matches!(syncs.step(id, None), SyncStep::Waits));
-    let (state, context, effects) = (&mut slice.state, &slice.context, &mut slice.effects);
-    let ended = small_sync::end(
-        state,
-        context,
-        &started,
-        &[Ok(small_sync::Kept::InPlace)],
-        effects,
-    )
-    .unwrap();
+    let ended = end_small(&mut slice, &started);
     assert_eq!(ended.syncs, [id]);
     assert!(matches!(syncs.step(id, None), SyncStep::Ended(_, Ok(()))));
 }

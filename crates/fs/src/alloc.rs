@@ -456,7 +456,7 @@ impl Allocator {
     /// Clears the bits of blocks. Returns how many were set. The caller must make only these available, even if it named more
     /// blocks: otherwise more space could be reserved than is free.
     fn give_back(&self, blocks: Blocks, what: &str) -> u64 {
-        // An image that were written into the blocks later would be in the next owner's file.
+        // If the checkpointer wrote an image into one of the blocks later, the image would be in the next owner's file.
         self.logged.release(blocks);
         let mut cleared = 0;
         for (index, at, count) in

@@ -220,16 +220,15 @@ impl Fs {
     /// Returns the counts that statfs(2) reports.
     pub fn statfs(&self) -> Result<StatFs> {
         self.core.alive()?;
-        let allocator = &self.core.allocator;
-        let slices = 0..self.core.slice_count();
-        // A slice may grow meanwhile: its capacity grows first, so it is read last.
-        let free: u64 = slices.clone().map(|slice| allocator.free_of(slice)).sum();
-        let blocks = slices.map(|slice| allocator.capacity_of(slice)).sum();
+        let spaces = (0..self.core.slice_count()).map(|slice| self.space_of(slice));
+        let (blocks, free) = spaces.fold((0, 0), |(blocks, free), (capacity, own)| {
+            (blocks + capacity, free + own)
+        });
         let used = self.core.inodes.now();
         let files = FILES_SHOWN.max(used);
         Ok(StatFs {
             blocks,
-            free: free.saturating_sub(allocator.reserved()),
+            free: free.saturating_sub(self.core.allocator.reserved()),
             files,
             files_free: files - used,
             name_max: NAME_MAX as u32,

@@ -68,9 +68,26 @@ impl State {
             || self.removed.range(range(blocks)).next().is_some()
     }
 
+    /// Makes an image live, in place of an earlier one of the block.
+    fn put(&mut self, block: Block, image: Image) {
+        let live = Live {
+            image,
+            is_superseded: false,
+        };
+        self.live.insert(block, live);
+    }
+
+    /// Has the next batch remove a block's image.
     fn forget(&mut self, block: Block) {
         self.live.remove(&block);
         self.changed.insert(block, None);
+    }
+
+    /// Has the next batch remove the live images of blocks.
+    fn forget_live(&mut self, blocks: Blocks) {
+        let live = self.live.range(range(blocks));
+        let found: Vec<Block> = live.map(|(at, _)| *at).collect();
+        found.into_iter().for_each(|block| self.forget(block));
     }
 }
 
@@ -96,26 +113,14 @@ impl LoggedPages {
     pub fn put(&self, block: Block, image: Image) {
         let mut state = self.state.lock();
         state.changed.insert(block, Some(image.clone()));
-        let is_superseded = false;
-        state.live.insert(
-            block,
-            Live {
-                image,
-                is_superseded,
-            },
-        );
+        state.put(block, image);
         self.count(&state);
     }
 
     /// Makes an image live that the store has, when the volume is opened.
     pub fn load(&self, block: Block, image: Image) {
         let mut state = self.state.lock();
-        let is_superseded = false;
-        let live = Live {
-            image,
-            is_superseded,
-        };
-        state.live.insert(block, live);
+        state.put(block, image);
         self.count(&state);
     }
 
@@ -161,8 +166,13 @@ impl LoggedPages {
     /// contents, until the next batch is durable. The caller has recorded the write (`took_data`), so the batch that removes the
     /// images is durable after the contents.
     pub fn wrote(&self, blocks: Blocks) -> bool {
-        self.forget(blocks);
-        self.has_rows(blocks)
+        if self.is_idle() {
+            return false;
+        }
+        let mut state = self.state.lock();
+        state.forget_live(blocks);
+        self.count(&state);
+        state.has_old(blocks)
     }
 
     /// Removes the images of blocks that are about to be free for other files: the removal is in the same batch as the extent of the next
@@ -171,34 +181,22 @@ impl LoggedPages {
         if self.is_idle() {
             return;
         }
-        self.forget(blocks);
         let mut state = self.state.lock();
+        state.forget_live(blocks);
+        self.count(&state);
         self.settled
             .wait_while(&mut state, |state| state.is_settling(blocks));
     }
 
-    fn forget(&self, blocks: Blocks) {
-        if self.is_idle() {
-            return;
-        }
-        let mut state = self.state.lock();
-        let found: Vec<Block> = state.live.range(range(blocks)).map(|(at, _)| *at).collect();
-        found.iter().for_each(|block| state.forget(*block));
-        self.count(&state);
-    }
-
-    /// Returns the live image of a block.
-    pub fn image(&self, block: Block) -> Option<Image> {
-        if self.is_idle() {
-            return None;
+    /// Returns the live images among blocks of a slice, in order: the block within the slice, and its image.
+    pub fn images(&self, blocks: Blocks) -> Vec<(u64, Image)> {
+        if self.len() == 0 {
+            return Vec::new();
         }
         let state = self.state.lock();
-        state.live.get(&block).map(|live| live.image.clone())
-    }
-
-    /// Returns whether one of the blocks has a live image.
-    pub fn has(&self, blocks: Blocks) -> bool {
-        self.len() > 0 && self.state.lock().live.range(range(blocks)).next().is_some()
+        let live = state.live.range(range(blocks));
+        live.map(|((_, block), live)| (*block, live.image.clone()))
+            .collect()
     }
 
     /// Returns whether a recovery could find an image of one of the blocks: a live one, or one whose removal is not durable.
@@ -386,7 +384,8 @@ mod tests {
         first.written();
         // The device has refused it.
         drop(second);
-        assert!(pages.image((1, 5)).is_none() && pages.image((1, 7)).is_some());
+        let live = |block| !pages.images(blocks(block, 1)).is_empty();
+        assert!(!live(5) && live(7));
         let rows = [(5, None), (6, None), (7, Some(7)), (9, Some(9))];
         assert_eq!(changes(&pages), rows);
         assert_eq!(
@@ -445,7 +444,7 @@ mod tests {
         pages.changes_durable();
         assert!(pages.wrote(blocks(4, 2)) && !pages.wrote(blocks(6, 1)));
         assert_eq!(changes(&pages), [(5, None)]);
-        assert!(pages.has_rows(blocks(5, 1)) && !pages.has(blocks(5, 1)));
+        assert!(pages.has_rows(blocks(5, 1)) && pages.images(blocks(5, 1)).is_empty());
         pages.changes_durable();
         assert!(!pages.wrote(blocks(5, 1)) && pages.is_idle());
     }
@@ -457,7 +456,7 @@ mod tests {
         pages.wrote(blocks(5, 1));
         pages.put((1, 5), image(50));
         settlement.written();
-        assert_eq!(pages.image((1, 5)).unwrap()[0], 50);
+        assert_eq!(pages.images(blocks(5, 1))[0].1[0], 50);
         assert_eq!(changes(&pages)[0], (5, Some(50)));
     }
 }

@@ -32,12 +32,14 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Alloca
     Ok((store, allocator))
 }
 
-/// Makes the images of the store live whose blocks belong to files. The other images are left over from files that were never
-/// durable, and the first batch removes them.
+/// Makes the images of the store live whose blocks belong to files. The first batch removes the others: their files were removed just
+/// before the end of the last mount, or never durable.
 fn load_images(store: &Store, allocator: &Allocator) -> Result<()> {
     let container_blocks = u64::from(store.container_blocks());
     let logged = allocator.logged();
     logged.set_max(store.images_max());
+    // The container of the last image, and its bitmap. The images are in the order of their blocks.
+    let mut last = None;
     for ((slice, block), image) in store.images()? {
         if block >= allocator.capacity_of(slice) {
             let what =
@@ -50,8 +52,13 @@ fn load_images(store: &Store, allocator: &Allocator) -> Result<()> {
             block / container_blocks,
             (block % container_blocks) as usize,
         );
-        let bitmap = store.bitmap(slice, container as u32)?;
-        let is_used = bitmap.is_some_and(|words| words[bit / 64] >> (bit % 64) & 1 == 1);
+        let bitmap = match last.take() {
+            Some((at, bitmap)) if at == (slice, container) => bitmap,
+            _ => store.bitmap(slice, container as u32)?,
+        };
+        let is_set = |words: &[u64]| words[bit / 64] >> (bit % 64) & 1 == 1;
+        let is_used = bitmap.as_deref().is_some_and(is_set);
+        last = Some(((slice, container), bitmap));
         match is_used {
             true => logged.load((slice, block), image),
             false => logged.drop_orphan((slice, block)),

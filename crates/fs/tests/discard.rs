@@ -6,24 +6,21 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use jericho_cache::{Config, FRAMES_MIN, Intent, Slice};
+use jericho_cache::{Intent, Slice};
 use jericho_fs::Result;
 use jericho_fs::check::{CheckOptions, check_devices};
 use jericho_fs::format::format_devices;
-use jericho_fs::types::{Caller, Kind, ROOT};
+use jericho_fs::types::{Kind, ROOT};
 use jericho_fs::{Done, File, Fs, FsOptions};
 use jericho_sim::{Effect, Fault, FaultPlan, Operation, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
-const CALLER: Caller = Caller {
-    uid: 1000,
-    gid: 100,
-    umask: 0o022,
-};
-const PAGE: u64 = 4096;
+mod mount;
+
+use mount::{CALLER, PAGE, SLICES, start_slices};
+
 const MIB: u64 = 1 << 20;
-const SLICES: u16 = 2;
 const FOREVER: Duration = Duration::from_secs(60);
 /// Commit interval with which the filesystem commits and discards only on request.
 const NEVER_MS: u64 = 3_600_000;
@@ -48,18 +45,7 @@ impl Mount {
     fn of(device: Arc<dyn Device>, commit_interval_ms: u64) -> std::result::Result<Mount, String> {
         let volume =
             Volume::open_from_devices(vec![device], OpenMode::WRITE).map_err(|e| e.to_string())?;
-        let slices: Vec<Arc<Slice>> = (0..SLICES)
-            .map(|id| {
-                let config = Config {
-                    id,
-                    frames: FRAMES_MIN,
-                    kernel_node: None,
-                    cpus: Vec::new(),
-                    dirty_age: Duration::from_secs(3600),
-                };
-                Slice::start(&config, volume.devices()).unwrap()
-            })
-            .collect();
+        let slices = start_slices(&volume, Duration::from_secs(3600));
         let options = FsOptions {
             store_cache_bytes: 16 << 20,
             read_only: false,

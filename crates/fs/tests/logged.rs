@@ -42,6 +42,15 @@ fn logged(file: &Arc<File>) -> usize {
     places(file).iter().filter(|place| is_logged(place)).count()
 }
 
+/// Creates a file with the bytes `pattern(1, 9000)`, all of whose pages are logged.
+fn with_logged_pages(mount: &Mount, name: &str) -> Arc<File> {
+    let file = mount.durable(name, 100);
+    mount.write(&file, 0, &pattern(1, 9000));
+    mount.fsync(&file);
+    assert_eq!(logged(&file), 3);
+    file
+}
+
 /// Drops a file's clean pages from the cache, so that the next read fetches them.
 fn evict(mount: &Mount, file: &Arc<File>) {
     let slice = &mount.slices[usize::from(file.layout().home())];
@@ -134,10 +143,7 @@ fn a_sync_of_many_pages_writes_them_into_their_blocks() {
 #[test]
 fn a_logged_page_is_read_from_memory_until_a_checkpoint_settles_it() {
     let mut mount = Mount::new(64 << 20);
-    let file = mount.durable("f", 100);
-    mount.write(&file, 0, &pattern(1, 9000));
-    mount.fsync(&file);
-    assert_eq!(logged(&file), 3);
+    let file = with_logged_pages(&mount, "f");
     evict(&mount, &file);
     assert!(mount.read(&file) == pattern(1, 9000));
     mount.fs().checkpoint().unwrap();
@@ -172,10 +178,7 @@ fn pages_around_a_logged_one_are_read_together() {
 #[test]
 fn an_unmount_leaves_no_page_in_the_journal_or_the_store() {
     let mut mount = Mount::new(64 << 20);
-    let file = mount.durable("f", 100);
-    mount.write(&file, 0, &pattern(1, 9000));
-    mount.fsync(&file);
-    assert_eq!(logged(&file), 3);
+    let file = with_logged_pages(&mount, "f");
     drop(file);
     mount.remount();
     let file = mount.open("f");
@@ -187,10 +190,7 @@ fn an_unmount_leaves_no_page_in_the_journal_or_the_store() {
 fn a_recovery_does_not_undo_a_later_sync_in_place() {
     for seed in 0..8 {
         let mut mount = Mount::new(64 << 20);
-        let file = mount.durable("f", 100);
-        mount.write(&file, 0, &pattern(1, 9000));
-        mount.fsync(&file);
-        assert_eq!(logged(&file), 3);
+        let file = with_logged_pages(&mount, "f");
         mount.write(&file, 0, &pattern(2, 5000));
         sync_in_place(&mount, &file);
         assert_eq!(logged(&file), 1);
@@ -258,9 +258,7 @@ fn a_logged_page_that_was_written_in_place_and_not_synced_is_whole_after_a_power
 fn a_recovery_does_not_write_a_removed_page_over_the_next_owner_of_its_block() {
     for seed in 0..4 {
         let mut mount = Mount::new(24 << 20);
-        let file = mount.durable("old", 100);
-        mount.write(&file, 0, &pattern(1, 9000));
-        mount.fsync(&file);
+        let file = with_logged_pages(&mount, "old");
         let old = blocks(&file);
         mount.remove("old", file);
         mount.commit();
@@ -274,9 +272,7 @@ fn a_recovery_does_not_write_a_removed_page_over_the_next_owner_of_its_block() {
 fn an_image_of_a_free_block_is_gone_before_the_block_has_another_owner() {
     for seed in 0..4 {
         let mut mount = Mount::new(24 << 20);
-        let file = mount.durable("old", 100);
-        mount.write(&file, 0, &pattern(1, 9000));
-        mount.fsync(&file);
+        let file = with_logged_pages(&mount, "old");
         let old = blocks(&file);
         mount.remove("old", file);
         // The last batch before the power cut frees the blocks. The next one would remove the images.
@@ -330,9 +326,7 @@ fn blocks(file: &Arc<File>) -> Vec<PagePlace> {
 fn a_device_that_refuses_a_settlement_loses_nothing() {
     for seed in 0..4 {
         let mut mount = Mount::new(64 << 20);
-        let file = mount.durable("f", 100);
-        mount.write(&file, 0, &pattern(1, 9000));
-        mount.fsync(&file);
+        let file = with_logged_pages(&mount, "f");
         let plan = FaultPlan::fail_nth(Some(Operation::Write), 1, 5);
         mount.device.set_plan(plan);
         // The first write of the checkpoint is that of the settlement. The image goes to the store.
@@ -353,9 +347,7 @@ fn a_device_that_refuses_a_settlement_loses_nothing() {
 #[test]
 fn a_volume_that_is_mounted_for_reading_shows_logged_pages() {
     let mut mount = Mount::new(64 << 20);
-    let file = mount.durable("f", 100);
-    mount.write(&file, 0, &pattern(1, 9000));
-    mount.fsync(&file);
+    let file = with_logged_pages(&mount, "f");
     drop(file);
     mount.device.cut_power();
     mount.down();
@@ -405,7 +397,7 @@ fn images_that_a_device_refuses_are_not_tried_again_with_every_batch() {
         faults: vec![fault],
         ..FaultPlan::default()
     });
-    // More than half of the images that may be live with this journal, and not so many that a sync writes in place.
+    // The syncs log more than half of the pages that this journal permits, and not so many that a sync writes in place.
     for page in (0..96).step_by(16) {
         mount.write(&file, page * PAGE, &pattern(page, 16 * PAGE as usize));
         mount.fsync(&file);

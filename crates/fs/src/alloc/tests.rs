@@ -82,18 +82,16 @@ fn blocks_that_are_given_back_lose_their_images() {
         a.logged()
             .put((blocks.slice, blocks.first), vec![1; 4096].into())
     };
+    let has = |blocks: Blocks| !a.logged().images(blocks).is_empty();
     let used = take(&a, 0, None, 10)[0];
     store.commit(&[Change::Use(used)]).unwrap();
     let unused = take(&a, 0, None, 10)[0];
     [used, unused].into_iter().for_each(put);
     a.release_uncommitted(unused);
-    assert_eq!(
-        (a.logged().has(used), a.logged().has(unused)),
-        (true, false)
-    );
+    assert_eq!((has(used), has(unused)), (true, false));
     store.commit(&[Change::Free(used)]).unwrap();
     a.release_committed(used);
-    assert!(!a.logged().has(used));
+    assert!(!has(used));
 }
 
 #[test]

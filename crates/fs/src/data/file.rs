@@ -393,22 +393,17 @@ impl File {
 
     /// Appends the places of readable blocks: the images of those that have one, and the others on their devices.
     fn push_newest(&self, at: At, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
-        let logged = self.host.allocator().logged();
-        if !logged.has(at.blocks(count)) {
-            return self.push(at, count, out);
-        }
+        let images = self.host.allocator().logged().images(at.blocks(count));
         let end = at.block + u64::from(count);
         // The first block that is not in `out`.
         let mut next = at.block;
-        for block in at.block..end {
-            if let Some(image) = logged.image((at.slice, block)) {
-                self.push(At { block: next, ..at }, (block - next) as u32, out)?;
-                out.push(PageRun {
-                    pages: 1,
-                    place: PagePlace::Memory(image),
-                });
-                next = block + 1;
-            }
+        for (block, image) in images {
+            self.push(At { block: next, ..at }, (block - next) as u32, out)?;
+            out.push(PageRun {
+                pages: 1,
+                place: PagePlace::Memory(image),
+            });
+            next = block + 1;
         }
         self.push(At { block: next, ..at }, (end - next) as u32, out)
     }
@@ -558,15 +553,13 @@ impl Object for File {
                 changed |= matches!(run.state, PageState::Pending { .. });
             }
         }
-        if changed {
-            changed = self
-                .map
-                .write()
-                .written(pages.clone(), self.host.allocator());
-        }
-        if had_images {
-            // A sync that ends without this batch would leave older images in the journal, for a recovery to write.
-            self.map.write().images_removed(pages);
+        if changed || had_images {
+            let mut map = self.map.write();
+            changed = map.written(pages.clone(), self.host.allocator());
+            if had_images {
+                // A sync that ends without this batch would leave older images in the journal, for a recovery to write.
+                map.images_removed(pages);
+            }
         }
         if changed || had_images {
             self.host.mark_dirty(&self.inode);

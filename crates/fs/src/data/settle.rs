@@ -4,7 +4,6 @@ use jericho_format::PAGE_BYTES;
 use jericho_storage::AlignedBuffer;
 
 use crate::core::Core;
-
 use crate::error::Result;
 use crate::logged::Settlement;
 use crate::store::Block;

@@ -69,22 +69,11 @@ impl Mount {
     pub fn up_with(&mut self, mode: OpenMode) {
         let devices: Vec<Arc<dyn Device>> = vec![self.device.clone()];
         let volume = Volume::open_from_devices(devices, mode).unwrap();
-        self.slices = (0..SLICES)
-            .map(|id| {
-                let config = Config {
-                    id,
-                    frames: FRAMES_MIN,
-                    kernel_node: None,
-                    cpus: Vec::new(),
-                    dirty_age: if self.busy {
-                        DIRTY_AGE
-                    } else {
-                        Duration::from_secs(3600)
-                    },
-                };
-                Slice::start(&config, volume.devices()).unwrap()
-            })
-            .collect();
+        let dirty_age = match self.busy {
+            true => DIRTY_AGE,
+            false => Duration::from_secs(3600),
+        };
+        self.slices = start_slices(&volume, dirty_age);
         let options = FsOptions {
             store_cache_bytes: 64 << 20,
             read_only: mode.read_only,
@@ -259,6 +248,21 @@ impl Mount {
     pub fn free(&self) -> u64 {
         self.fs().statfs().unwrap().free
     }
+}
+
+/// Starts the smallest cache for each of the `SLICES` slices of a volume. Pages are old after `dirty_age`.
+pub fn start_slices(volume: &Volume, dirty_age: Duration) -> Vec<Arc<Slice>> {
+    let start = |id| {
+        let config = Config {
+            id,
+            frames: FRAMES_MIN,
+            kernel_node: None,
+            cpus: Vec::new(),
+            dirty_age,
+        };
+        Slice::start(&config, volume.devices()).unwrap()
+    };
+    (0..SLICES).map(start).collect()
 }
 
 pub fn commit(fs: &Fs) {
