@@ -31,6 +31,7 @@ use self::loans::Loans;
 pub use self::loans::Recall;
 use crate::error::{Error, Result};
 use crate::logged::LoggedPages;
+use crate::shard::{ShardId, ShardMap};
 use crate::store::StoreRef;
 use crate::types::SliceId;
 
@@ -116,7 +117,8 @@ impl From<&SliceSpace> for SpaceOptions {
 /// The allocator of the volume. All calls are thread-safe. Only the first use of a container does device I/O (a read of the
 /// store).
 pub struct Allocator {
-    store: StoreRef,
+    /// The store of each shard.
+    stores: Vec<StoreRef>,
     container_blocks: u64,
     chunk_blocks: u64,
     slices: Vec<Space>,
@@ -125,21 +127,22 @@ pub struct Allocator {
     reserved: AtomicU64,
     loans: Loans,
     growing: Mutex<()>,
-    logged: LoggedPages,
+    /// By shard.
+    logged: Vec<LoggedPages>,
 }
 
 /// Number of passes over all containers after which an allocation of reserved blocks fails.
 const PASSES_MAX: usize = 1000;
 
 impl Allocator {
-    /// Creates the allocator as `new` does, but does not register it with the store. The store therefore does not call it before
+    /// Creates the allocator as `new` does, but does not register it with the stores. The stores therefore do not call it before
     /// commits.
     fn load(
-        store: StoreRef,
+        stores: Vec<StoreRef>,
         slices: Vec<SpaceOptions>,
         chunk_blocks: u64,
     ) -> Result<Arc<Allocator>> {
-        let container_blocks = u64::from(store.container_blocks());
+        let container_blocks = u64::from(stores[0].container_blocks());
         let space = |mut options: SpaceOptions| {
             let count = options.blocks.div_ceil(container_blocks);
             let lengths = container_lengths(options.blocks, container_blocks, 0..count);
@@ -165,8 +168,15 @@ impl Allocator {
             free.store(left.ok_or_else(|| too_many(slice))?, Ordering::Relaxed);
             Ok::<_, Error>(())
         };
-        for ((slice, container), used) in store.used_counts()? {
-            take(slice, container as usize, used)?;
+        let map = ShardMap::new(stores.len());
+        for (shard, store) in map.all().iter().zip(&stores) {
+            for ((slice, container), used) in store.used_counts()? {
+                if map.of_slice(slice) != shard {
+                    let what = format!("blocks of slice {slice} are in another slice's store");
+                    return Err(Error::Damaged(what));
+                }
+                take(slice, container as usize, used)?;
+            }
         }
         for (slice, first) in slices_chunks(&slices) {
             for (container, _, count) in pieces(container_blocks, first, chunk_blocks) {
@@ -183,7 +193,8 @@ impl Allocator {
             available += free;
         }
         Ok(Arc::new(Allocator {
-            store,
+            logged: stores.iter().map(|_| LoggedPages::default()).collect(),
+            stores,
             container_blocks,
             chunk_blocks,
             slices,
@@ -191,13 +202,27 @@ impl Allocator {
             reserved: AtomicU64::new(0),
             loans: Loans::default(),
             growing: Mutex::new(()),
-            logged: LoggedPages::default(),
         }))
     }
 
-    /// Returns the blocks whose newest contents are in the journal.
-    pub fn logged(&self) -> &LoggedPages {
-        &self.logged
+    /// Returns which shard has which slice.
+    pub fn shards(&self) -> ShardMap {
+        ShardMap::new(self.stores.len())
+    }
+
+    /// Returns the store of a slice.
+    fn store_of(&self, slice: SliceId) -> &StoreRef {
+        &self.stores[self.shards().of_slice(slice).index()]
+    }
+
+    /// Returns the images of the shard that has these blocks.
+    pub fn logged(&self, blocks: Blocks) -> &LoggedPages {
+        self.logged_of(self.shards().of_slice(blocks.slice))
+    }
+
+    /// Returns the blocks of a shard whose newest contents are in the journal.
+    pub fn logged_of(&self, shard: ShardId) -> &LoggedPages {
+        &self.logged[shard.index()]
     }
 
     /// Reserves `blocks` blocks for data that will be written later (delayed allocation), in no particular slice. Fails with
@@ -394,7 +419,7 @@ impl Allocator {
         let space = &self.slices[usize::from(slice)];
         let mut guard = container.bits.lock();
         if guard.is_none() {
-            let durable = self.store.bitmap(slice, index as u32)?;
+            let durable = self.store_of(slice).bitmap(slice, index as u32)?;
             let words = (self.container_blocks / 64) as usize;
             let mut bits = Bits::new(durable.unwrap_or_else(|| vec![0; words].into()));
             let first = index as u64 * self.container_blocks;
@@ -457,7 +482,7 @@ impl Allocator {
     /// blocks: otherwise more space could be reserved than is free.
     fn give_back(&self, blocks: Blocks, what: &str) -> u64 {
         // If the checkpointer wrote an image into one of the blocks later, the image would be in the next owner's file.
-        self.logged.release(blocks);
+        self.logged(blocks).release(blocks);
         let mut cleared = 0;
         for (index, at, count) in
             pieces(self.container_blocks, blocks.first, u64::from(blocks.count))

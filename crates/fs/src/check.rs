@@ -371,7 +371,7 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
         if fixes.is_empty() {
             // The commits of this repair may have used spare chunks of the metadata region. Opening an allocator proves that the
             // counts agree: each container has room for its used blocks and its chunks.
-            let allocator = Allocator::of_volume(&store, &volume)?;
+            let allocator = Allocator::of_volume(std::slice::from_ref(&store), &volume)?;
             drop(allocator);
             break;
         }

@@ -1,8 +1,10 @@
 //! Batches, and the controls of the threads that make them durable: the committer (`committer`), and callers that may block
-//! (`leader`). The text below calls both the committer.
+//! (`leader`). The text below calls both the committer. Each shard has its own.
 //!
 //! Operations on names and attributes change memory and append to the current batch while they hold the `gate` shared. The
-//! committer takes it exclusively for a moment to seal the batch. So each of these operations is in one batch as a whole.
+//! committer takes it exclusively for a moment to seal the batch (`seal`). So each of these operations is in one batch as a whole. An
+//! operation in several shards holds all their gates, and *links* their batches: these are sealed and committed together (`group`).
+//!
 //! Writes, truncations, preallocations, access times and the ends of write-backs do not take the gate: they only mark the inode
 //! dirty. The committer records each dirty inode as a whole, one after the other. So the data of two files may be of two
 //! instants.
@@ -24,7 +26,9 @@
 pub(crate) mod checkpointer;
 pub(crate) mod checkpoints;
 pub(crate) mod committer;
+mod group;
 pub(crate) mod leader;
+mod seal;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -36,6 +40,7 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use crate::errno::ESHUTDOWN;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
+use crate::shard::ShardSet;
 use crate::store::Change;
 use crate::types::{Done, Ino};
 
@@ -61,6 +66,8 @@ struct Batch {
     xattrs: Vec<Arc<Inode>>,
     /// Inodes that nothing refers to.
     dead: Vec<Arc<Inode>>,
+    /// The shards whose batches must become durable together with this one.
+    links: ShardSet,
 }
 
 /// A sealed batch that is not durable.
@@ -73,6 +80,8 @@ struct Cut {
     /// Files with a data side, which memory may drop when the batch is durable and the file is closed.
     files: Vec<Arc<Inode>>,
     freed: Vec<Blocks>,
+    /// See `Batch::links`.
+    links: ShardSet,
 }
 
 #[derive(Default)]
@@ -110,7 +119,7 @@ impl Control {
     }
 }
 
-/// The current batch and the committer's controls.
+/// The current batch of a shard, and its committer's controls.
 pub struct Commits {
     /// An operation on names or attributes holds it shared, and the committer exclusively to seal. Taken before every other lock.
     gate: RwLock<()>,
@@ -125,7 +134,8 @@ pub struct Commits {
     armed: AtomicBool,
     interval: Duration,
     control: Mutex<Control>,
-    /// What is sealed and not durable. Only the thread that leads takes it.
+    /// What is sealed and not durable. Locked by the thread that commits it: the one that leads here, or one that leads in another
+    /// shard and commits linked batches. Cuts are locked in the order of their shards, and before all gates.
     cut: Mutex<Cut>,
     /// The committer sleeps here.
     work: Condvar,
@@ -241,6 +251,11 @@ impl Commits {
         self.is_failed.store(true, Ordering::Release);
         let _control = self.control.lock();
         self.room.notify_all();
+    }
+
+    /// Has the current batch become durable together with the batches of these shards. The gate is held, or the cut is locked.
+    pub fn link(&self, shards: ShardSet) {
+        self.batch.lock().links.extend(shards);
     }
 
     /// Appends a change. The gate is held.

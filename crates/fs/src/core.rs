@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{channel, sync_channel};
 
 use jericho_cache::Slice;
 use jericho_format::{FILE_BYTES_MAX, PAGE_BYTES};
@@ -10,8 +10,7 @@ use jericho_volume::Volume;
 use parking_lot::Mutex;
 
 use crate::alloc::{Allocator, Blocks};
-use crate::commit::checkpoints::Checkpoints;
-use crate::commit::{Commits, Gate, Waiter};
+use crate::commit::{Commits, Waiter};
 use crate::data::extents::Map;
 use crate::data::file::CacheResult;
 use crate::data::leaving::Leaving;
@@ -22,9 +21,11 @@ use crate::errno::*;
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::inode::{File, FileHost, Inode, Meta};
-use crate::numbers::{InodeCount, Numbers};
+use crate::numbers::Numbers;
 use crate::objects::Objects;
-use crate::store::{Change, InodeRecord, StoreRef};
+use crate::shard::ShardId;
+use crate::shards::Shards;
+use crate::store::{Change, InodeRecord, Store};
 use crate::table::Table;
 use crate::types::{Done, FsOptions};
 use crate::types::{Ino, Kind, SliceId};
@@ -33,6 +34,8 @@ use crate::types::{Ino, Kind, SliceId};
 pub const FIRST_HASH: u64 = 3;
 /// Longest name in bytes.
 pub const NAME_MAX: usize = 255;
+/// Name of the stored value of `Core::turn`.
+pub const TURN_NAME: &str = "placement_turn";
 /// A name at which `Core::put_entry` panics: the batch has the entry then, and the operation has not ended.
 #[cfg(test)]
 pub const CURSED: &[u8] = b"cursed";
@@ -40,13 +43,12 @@ pub const CURSED: &[u8] = b"cursed";
 /// State shared by the filesystem's handle, its files and its committer.
 pub struct Core {
     pub volume: Arc<Volume>,
-    pub store: StoreRef,
+    pub shards: Shards,
     pub allocator: Arc<Allocator>,
     pub slices: Vec<Arc<Slice>>,
     pub options: FsOptions,
     pub table: Table,
     pub numbers: Numbers,
-    pub inodes: InodeCount,
     pub objects: Arc<Objects>,
     /// Generation of the inodes that this mount creates: random. An inode whose creation a crash has undone may have had the number
     /// of a later one, and a program may have a file handle of it.
@@ -55,8 +57,6 @@ pub struct Core {
     pub rename: Mutex<()>,
     /// Number of directories created in the root so far. Determines the placement of the next one.
     pub turn: AtomicU64,
-    pub commits: Commits,
-    pub checkpoints: Checkpoints,
     pub leaving: Leaving,
     pub flushes: DataFlushes,
     /// The threads that flush for syncs, and the syncs that wait for them.
@@ -85,25 +85,35 @@ impl Core {
         }
     }
 
-    /// Fails if nothing may be changed.
-    pub fn may_change(&self) -> Result<()> {
+    /// Fails if no part of the volume may be changed.
+    pub fn may_change_at_all(&self) -> Result<()> {
         self.alive()?;
-        if self.options.read_only {
-            return Err(EROFS);
+        match self.options.read_only {
+            true => Err(EROFS),
+            false => Ok(()),
         }
-        self.commits.failure()
     }
 
-    /// Starts an operation on names or attributes. All changes that it makes until the guard is dropped go into one batch. May wait
-    /// for the committer, so the caller holds no lock. Must not be nested. Changes of a file's contents do not use it: they only
-    /// mark the inode dirty.
-    pub fn begin(&self) -> Result<Gate<'_>> {
-        self.may_change()?;
-        self.commits.wait_for_room();
-        let gate = self.commits.enter();
-        // After a failure the batch may contain half an operation.
-        self.commits.failure()?;
-        Ok(gate)
+    /// Fails if some part of the volume may not be changed.
+    pub fn may_change(&self) -> Result<()> {
+        self.may_change_at_all()?;
+        self.shards.failure()
+    }
+
+    /// Fails if an inode may not be changed.
+    pub fn may_change_inode(&self, ino: Ino) -> Result<()> {
+        self.may_change_at_all()?;
+        self.commits_of(ino).failure()
+    }
+
+    /// Returns the batches of an inode's shard.
+    pub fn commits_of(&self, ino: Ino) -> &Commits {
+        &self.shards.of_ino(ino).commits
+    }
+
+    /// Returns the store of an inode's shard.
+    pub fn store_of(&self, ino: Ino) -> &Store {
+        &self.shards.of_ino(ino).store
     }
 
     /// Returns the hash of a name, which is also the cookie of its entry.
@@ -115,7 +125,7 @@ impl Core {
     pub fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
         self.alive()?;
         self.table.get_or_load(ino, || {
-            let rec = self.store.inode(ino)?.ok_or(ESTALE)?;
+            let rec = self.store_of(ino).inode(ino)?.ok_or(ESTALE)?;
             self.refuse_impossible(ino, &rec)?;
             // Operations count the kernel's reference after they have loaded the inode. So `is_known` is true here only if the
             // kernel knew the inode before.
@@ -136,7 +146,7 @@ impl Core {
             return Ok(());
         };
         let error = Error::Damaged(format!("inode {ino} {wrong}"));
-        self.store.note_damage(&error);
+        self.store_of(ino).note_damage(&error);
         Err(error)
     }
 
@@ -162,7 +172,7 @@ impl Core {
             Some(entry) => Ok(entry),
             // No batch has included the directory yet, so the store has no entry of it.
             None if !meta.stored => Ok(None),
-            None => self.store.entry(dir.ino, hash, name),
+            None => self.store_of(dir.ino).entry(dir.ino, hash, name),
         }
     }
 
@@ -175,9 +185,10 @@ impl Core {
         name: &[u8],
         to: Option<(Ino, Kind)>,
     ) {
-        meta.overlay.put(hash, name.into(), to, self.commits.seq());
+        let commits = self.commits_of(dir.ino);
+        meta.overlay.put(hash, name.into(), to, commits.seq());
         let entry = name.into();
-        self.commits.push(match to {
+        commits.push(match to {
             Some((ino, kind)) => Change::PutEntry {
                 dir: dir.ino,
                 hash,
@@ -198,7 +209,7 @@ impl Core {
     /// Includes the inode's attributes in the next batch. The caller may hold any lock except the batch's own.
     pub fn mark_dirty(&self, inode: &Arc<Inode>) {
         if !inode.dirty.load(Ordering::Acquire) {
-            self.commits.push_dirty(inode);
+            self.commits_of(inode.ino).push_dirty(inode);
         }
     }
 
@@ -221,7 +232,7 @@ impl Core {
             return Ok(file.clone());
         }
         let rows = if meta.stored {
-            self.store.extents(inode.ino)?
+            self.store_of(inode.ino).extents(inode.ino)?
         } else {
             Vec::new()
         };
@@ -232,7 +243,7 @@ impl Core {
         let map =
             Map::load(rows, meta.rec.size.div_ceil(PAGE_BYTES), capacity).map_err(|wrong| {
                 let error = Error::Damaged(format!("{wrong} (inode {})", inode.ino));
-                self.store.note_damage(&error);
+                self.store_of(inode.ino).note_damage(&error);
                 error
             })?;
         let object = self.objects.of(inode.ino, &self.slices)?;
@@ -281,9 +292,10 @@ impl Core {
         let (core, dead) = (self.clone(), inode.clone());
         let bury = move |result: CacheResult| match result {
             Ok(()) => {
-                core.commits.push_dead(dead);
+                let commits = core.commits_of(dead.ino);
+                commits.push_dead(dead.clone());
                 if core.leaving.waiters() > 0 {
-                    core.commits.hurry();
+                    commits.hurry();
                 }
             }
             Err(error) => {
@@ -320,20 +332,35 @@ impl Core {
         }
     }
 
-    /// Waits until all changes made so far are durable. The committer commits, because the caller may hold locks that the
-    /// callbacks of others need.
+    /// Waits until all changes made so far are durable. The committers commit, because the caller may hold locks that the
+    /// callbacks of others need. Tries every shard even if one fails.
     pub fn commit_now(&self) -> Result<()> {
-        let (sender, receiver) = sync_channel(1);
-        let done: Done = Box::new(move |result| {
-            // The receiver waits below, so it exists.
-            let _ = sender.send(result);
-        });
-        self.commits.enqueue(Waiter {
-            inode: None,
-            commit: true,
-            done,
-        });
-        receiver.recv().unwrap_or(Err(ESHUTDOWN))
+        self.commit_shards(&mut self.shards.iter().map(|shard| &shard.commits))
+    }
+
+    /// Waits until all changes of a shard made so far are durable, as `commit_now` does.
+    pub fn commit_shard_now(&self, shard: ShardId) -> Result<()> {
+        self.commit_shards(&mut std::iter::once(&self.shards.get(shard).commits))
+    }
+
+    fn commit_shards(&self, shards: &mut dyn Iterator<Item = &Commits>) -> Result<()> {
+        let (sender, receiver) = channel();
+        for commits in shards {
+            let sender = sender.clone();
+            let done: Done = Box::new(move |result| {
+                // The receiver waits below, so it exists.
+                let _ = sender.send(result);
+            });
+            commits.enqueue(Waiter {
+                inode: None,
+                commit: true,
+                done,
+            });
+        }
+        drop(sender);
+        // Waits for all, so that no commit is in progress afterwards.
+        let results: Vec<Result<()>> = receiver.iter().collect();
+        results.into_iter().collect()
     }
 }
 
@@ -362,16 +389,13 @@ impl FileHost for Core {
         self.errors.note(error);
     }
 
-    fn in_one_batch(&self, change: &mut dyn FnMut()) -> bool {
-        if self.options.read_only || !self.store.takes_images() {
+    fn in_one_batch(&self, ino: Ino, change: &mut dyn FnMut() -> bool) -> bool {
+        let shard = self.shards.of_ino(ino);
+        if self.options.read_only || !shard.store.takes_images() {
             return false;
         }
-        let _gate = self.commits.enter();
-        let may_change = self.commits.failure().is_ok();
-        if may_change {
-            change();
-        }
-        may_change
+        let _gate = shard.commits.enter();
+        shard.commits.failure().is_ok() && change()
     }
 }
 

@@ -9,6 +9,7 @@ use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Summary, Volume, VolumeError};
 
 use crate::metadata;
+use crate::shard::ShardMap;
 use crate::store::{Change, InodeRecord};
 use crate::types::{Kind, ROOT};
 
@@ -40,12 +41,16 @@ pub fn format_devices(
 
 /// Makes the metadata store of a new volume, with the root directory.
 fn make_root(volume: &Volume, owner: (u32, u32)) -> Result<(), VolumeError> {
-    let (store, _allocator) = metadata::create(volume, STORE_CACHE_BYTES)?;
-    store.commit(&[
+    let (stores, _allocator) = metadata::create(volume, STORE_CACHE_BYTES)?;
+    let root_store = &stores[ShardMap::new(stores.len()).of_ino(ROOT).index()];
+    root_store.commit(&[
         Change::PutInode(ROOT, root(owner)),
         Change::PutValue(INODES_NAME, 1),
     ])?;
-    Ok(store.close()?)
+    for store in stores {
+        store.close()?;
+    }
+    Ok(())
 }
 
 /// Returns the record of an empty root directory.

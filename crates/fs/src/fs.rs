@@ -11,9 +11,8 @@ use jericho_cache::Slice;
 use jericho_volume::Volume;
 use parking_lot::Mutex;
 
-use crate::commit::checkpoints::Checkpoints;
-use crate::commit::{Commits, checkpointer, committer};
-use crate::core::{Core, NAME_MAX, wait};
+use crate::commit::{checkpointer, committer};
+use crate::core::{Core, NAME_MAX, TURN_NAME, wait};
 use crate::data::leaving::Leaving;
 use crate::data::settle;
 use crate::data::shared_flushes::SharedFlushes;
@@ -22,8 +21,9 @@ use crate::discard::{Discards, discarder};
 use crate::error::{Error, Result};
 use crate::flushes::DataFlushes;
 use crate::metadata;
-use crate::numbers::{InodeCount, Numbers};
+use crate::numbers::Numbers;
 use crate::objects::Objects;
+use crate::shards::Shards;
 use crate::store::{Change, CheckpointNeed};
 use crate::table::Table;
 use crate::types::*;
@@ -35,14 +35,15 @@ const FILES_SHOWN: u64 = u32::MAX as u64;
 /// The filesystem. Dropping it without `close` acts like a crash: changes that are not durable are lost.
 pub struct Fs {
     pub(crate) core: Arc<Core>,
-    committer: Mutex<Option<JoinHandle<()>>>,
-    checkpointer: Mutex<Option<JoinHandle<()>>>,
+    /// One for each shard, also of the checkpointers.
+    committers: Mutex<Vec<JoinHandle<()>>>,
+    checkpointers: Mutex<Vec<JoinHandle<()>>>,
     discarder: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Fs {
     /// Opens the filesystem: reads the state that it needs, removes the files that were open without a name at the end of the
-    /// last mount, and starts the committer thread. `slices` are the caches by slice. Without caches, files can be named but
+    /// last mount, and starts the threads. `slices` are the caches by slice. Without caches, files can be named but
     /// not read or written.
     pub fn open(
         volume: Arc<Volume>,
@@ -54,20 +55,21 @@ impl Fs {
         if !options.read_only {
             volume.mark_dirty()?;
         }
-        let (store, allocator) = metadata::open(&volume, options.store_cache_bytes)?;
-        if store.inode(ROOT)?.is_none() {
+        let (stores, allocator) = metadata::open(&volume, options.store_cache_bytes)?;
+        let shards = Shards::new(stores, options.commit_interval_ms)?;
+        let root = &shards.of_ino(ROOT).store;
+        if root.inode(ROOT)?.is_none() {
             return Err(Error::Damaged("there is no root directory".into()));
         }
         let core = Arc::new(Core {
-            table: Table::new(options.inode_cache),
-            numbers: Numbers::load(&store, volume.slices().len() as SliceId)?,
-            inodes: InodeCount::load(&store)?,
+            table: Table::new(options.inode_cache, shards.map()),
+            numbers: Numbers::load(volume.slices().len() as SliceId, |slice| {
+                &shards.get(shards.map().of_slice(slice)).store
+            })?,
             objects: Objects::new(),
             generation: generation()?,
             rename: Mutex::new(()),
-            turn: AtomicU64::new(store.value("placement_turn")?.unwrap_or(0)),
-            commits: Commits::new(options.commit_interval_ms, store.limits_divisor()),
-            checkpoints: Checkpoints::default(),
+            turn: AtomicU64::new(root.value(TURN_NAME)?.unwrap_or(0)),
             leaving: Leaving::default(),
             flushes: DataFlushes::new(volume.devices()),
             shared_flushes: SharedFlushes::new(volume.devices().len()),
@@ -77,51 +79,63 @@ impl Fs {
             access_times: AtomicU8::new(AccessTimes::default() as u8),
             discards: Discards::new(&volume, options.read_only),
             volume,
-            store,
+            shards,
             allocator,
             slices,
             options,
         });
-        let start = |name: &str, run: fn(&Core)| {
-            let core = core.clone();
-            jericho_sys::service::spawn(name, move || run(&core))
-                .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))
-        };
-        let discarder = if core.discards.is_on() {
-            core.allocator.remember_freed();
-            Some(start("discarder", discarder::run)?)
-        } else {
-            None
-        };
-        let committer =
-            start("committer", committer::run).inspect_err(|_| core.discards.stop_now())?;
-        let checkpointer = start("checkpointer", checkpointer::run).inspect_err(|_| {
-            core.discards.stop_now();
-            core.commits.stop();
-        })?;
         let fs = Arc::new(Fs {
             core,
-            committer: Mutex::new(Some(committer)),
-            checkpointer: Mutex::new(Some(checkpointer)),
-            discarder: Mutex::new(discarder),
+            committers: Mutex::default(),
+            checkpointers: Mutex::default(),
+            discarder: Mutex::default(),
         });
+        // If one thread cannot be started, the drop of `fs` ends the others.
+        fs.start_threads()?;
         fs.remove_orphans()?;
-        if fs.core.allocator.logged().len() > 0 && !fs.core.options.read_only {
-            fs.core.checkpoints.note(CheckpointNeed::AtLast);
+        for shard in fs.core.shards.map().all().iter() {
+            if fs.core.allocator.logged_of(shard).len() > 0 && !fs.core.options.read_only {
+                let checkpoints = &fs.core.shards.get(shard).checkpoints;
+                checkpoints.note(CheckpointNeed::AtLast);
+            }
         }
         Ok(fs)
     }
 
+    fn start_threads(&self) -> Result<()> {
+        let core = &self.core;
+        let start = |name: &str, run: Box<dyn FnOnce(&Core) + Send>| {
+            let core = core.clone();
+            jericho_sys::service::spawn(name, move || run(&core))
+                .map_err(|e| Error::Errno(e.raw_os_error().unwrap_or(11)))
+        };
+        if core.discards.is_on() {
+            core.allocator.remember_freed();
+            let discarder = start("discarder", Box::new(discarder::run))?;
+            *self.discarder.lock() = Some(discarder);
+        }
+        for shard in core.shards.map().all().iter() {
+            let commits = move |core: &Core| committer::run(core, shard);
+            let committer = start("committer", Box::new(commits))?;
+            self.committers.lock().push(committer);
+            let checkpoints = move |core: &Core| checkpointer::run(core, shard);
+            let checkpointer = start("checkpointer", Box::new(checkpoints))?;
+            self.checkpointers.lock().push(checkpointer);
+        }
+        Ok(())
+    }
+
     /// Returns whether changes have to wait for the committer, because memory holds as many uncommitted changes as it may.
     pub fn is_behind(&self) -> bool {
-        !self.core.commits.has_room()
+        !self.core.shards.have_room()
     }
 
     fn remove_orphans(&self) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());
         }
-        let orphans = self.core.store.orphans()?;
+        let stores = self.core.shards.iter().map(|shard| shard.store.orphans());
+        let orphans = stores.collect::<Result<Vec<_>>>()?.concat();
         if orphans.is_empty() {
             return Ok(());
         }
@@ -130,8 +144,8 @@ impl Fs {
             orphans.len()
         );
         for ino in orphans {
-            if self.core.store.inode(ino)?.is_none() {
-                self.core.commits.push(Change::DelOrphan(ino));
+            if self.core.store_of(ino).inode(ino)?.is_none() {
+                (self.core.commits_of(ino)).push(Change::DelOrphan(ino));
                 continue;
             }
             let inode = self.core.inode(ino)?;
@@ -142,10 +156,13 @@ impl Fs {
         self.core.commit_now()
     }
 
-    /// Writes everything back, commits, marks the volume clean and stops the committer. Later calls fail with ESHUTDOWN.
+    /// Writes everything back, commits, marks the volume clean and stops the threads. Later calls fail with ESHUTDOWN.
     pub fn close(&self) -> Result<()> {
         self.core.alive()?;
-        let result = self.sync_all().and_then(|()| settle::settle(&self.core));
+        let result = self.sync_all().and_then(|()| {
+            let mut shards = self.core.shards.map().all().iter();
+            shards.try_for_each(|shard| settle::settle(&self.core, shard))
+        });
         self.core.closed.store(true, Ordering::Release);
         self.core.allocator.lend_at_once();
         if result.is_ok() {
@@ -154,7 +171,10 @@ impl Fs {
         }
         self.stop();
         // Makes the last writes to the volume. Only afterwards may the volume be marked clean.
-        let closed = self.core.store.close();
+        // Closes every store even if one fails.
+        let stores = self.core.shards.iter().map(|shard| shard.store.close());
+        let closed: Vec<Result<()>> = stores.collect();
+        let closed: Result<()> = closed.into_iter().collect();
         result.and(closed)?;
         if !self.core.options.read_only {
             self.core.volume.mark_clean()?;
@@ -166,10 +186,14 @@ impl Fs {
         self.core.allocator.lend_at_once();
         self.core.discards.stop_now();
         join(&self.discarder);
-        self.core.commits.stop();
-        join(&self.committer);
-        self.core.checkpoints.stop();
-        join(&self.checkpointer);
+        for shard in self.core.shards.iter() {
+            shard.commits.stop();
+        }
+        join(&self.committers);
+        for shard in self.core.shards.iter() {
+            shard.checkpoints.stop();
+        }
+        join(&self.checkpointers);
         self.core.table.clear();
     }
 
@@ -206,10 +230,11 @@ impl Fs {
         self.core.commit_now()
     }
 
-    /// Writes what is only in the journal to the metadata store, as the checkpointer does.
+    /// Writes what is only in the journals to the metadata stores, as the checkpointers do.
     pub fn checkpoint(&self) -> Result<()> {
         self.core.may_change()?;
-        settle::checkpoint(&self.core)
+        let mut shards = self.core.shards.map().all().iter();
+        shards.try_for_each(|shard| settle::checkpoint(&self.core, shard))
     }
 
     /// Returns whether a failed sync may succeed later. Returns false after an error that ended all changes.
@@ -224,7 +249,7 @@ impl Fs {
         let (blocks, free) = spaces.fold((0, 0), |(blocks, free), (capacity, own)| {
             (blocks + capacity, free + own)
         });
-        let used = self.core.inodes.now();
+        let used = self.core.shards.inodes();
         let files = FILES_SHOWN.max(used);
         Ok(StatFs {
             blocks,
@@ -255,13 +280,14 @@ fn generation() -> Result<u32> {
         .map_err(|error| Error::Errno(error.raw_os_error().unwrap_or(38)))
 }
 
-/// Waits for the end of a thread. Returns at once in that thread itself: a callback of the committer may drop the last handle.
-fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
-    let Some(thread) = thread.lock().take() else {
-        return;
-    };
-    if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-        tracing::error!("a thread of the filesystem panicked");
+/// Waits for the end of threads. Does not wait for the calling thread itself: a callback of a committer may drop the last handle.
+fn join<T: IntoIterator<Item = JoinHandle<()>> + Default>(threads: &Mutex<T>) {
+    // Taken out first, so that the lock is not held during the wait.
+    let threads = std::mem::take(&mut *threads.lock());
+    for thread in threads {
+        if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+            tracing::error!("a thread of the filesystem panicked");
+        }
     }
 }
 

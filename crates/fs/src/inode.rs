@@ -129,9 +129,9 @@ pub trait FileHost: Send + Sync {
     fn mark_dirty(&self, inode: &Arc<Inode>);
     /// Records that the write-back of a file's pages failed.
     fn write_failed(&self, error: &Error);
-    /// Runs `change`, all of whose changes go into one batch. Returns false, without running it, if contents of pages cannot go into
-    /// a batch now.
-    fn in_one_batch(&self, change: &mut dyn FnMut()) -> bool;
+    /// Runs `change`, all of whose changes go into one batch of the inode's shard. Returns what `change` returns, or false,
+    /// without running it, if contents of pages cannot go into a batch now.
+    fn in_one_batch(&self, ino: Ino, change: &mut dyn FnMut() -> bool) -> bool;
 }
 
 /// Tracks whether the kernel's page cache may have pages of a file.

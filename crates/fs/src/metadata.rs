@@ -8,12 +8,13 @@ use jericho_volume::{DeviceOverlay, Volume};
 
 use crate::alloc::Allocator;
 use crate::error::{Error, Result};
+use crate::shard::ShardId;
 use crate::store::recovery::{Damage, JournalPlace};
 use crate::store::region::Region;
 use crate::store::{Store, StoreOptions, StoreRef};
 
-/// Opens the metadata store, with `cache_bytes` of memory, and the allocator over it.
-pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Allocator>)> {
+/// Opens the metadata stores, one for each shard, with `cache_bytes` of memory together, and the allocator over them.
+pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(Vec<StoreRef>, Arc<Allocator>)> {
     let damage = match volume.read_only() {
         true => Damage::GiveUpRest,
         false => Damage::Refuse,
@@ -23,25 +24,29 @@ pub fn open(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Alloca
     if let Some(damage) = &recovered.damage {
         tracing::warn!("{damage}; the volume shows its state before that");
     }
-    let allocator = Allocator::of_volume(&store, volume)?;
+    let allocator = Allocator::of_volume(std::slice::from_ref(&store), volume)?;
     if !volume.read_only() {
         // After the allocator, which can add space to the metadata region.
         store.finish_recovery(recovered)?;
     }
-    load_images(&store, &allocator)?;
-    Ok((store, allocator))
+    let stores = vec![store];
+    for (shard, store) in allocator.shards().all().iter().zip(&stores) {
+        load_images(store, &allocator, shard)?;
+    }
+    Ok((stores, allocator))
 }
 
-/// Makes the images of the store live whose blocks belong to files. The first batch removes the others: their files were removed just
+/// Makes the images of a shard live whose blocks belong to files. The first batch removes the others: their files were removed just
 /// before the end of the last mount, or never durable.
-fn load_images(store: &Store, allocator: &Allocator) -> Result<()> {
+fn load_images(store: &Store, allocator: &Allocator, shard: ShardId) -> Result<()> {
     let container_blocks = u64::from(store.container_blocks());
-    let logged = allocator.logged();
+    let logged = allocator.logged_of(shard);
     logged.set_max(store.images_max());
     // The container of the last image, and its bitmap. The images are in the order of their blocks.
     let mut last = None;
     for ((slice, block), image) in store.images()? {
-        if block >= allocator.capacity_of(slice) {
+        let is_own = allocator.shards().of_slice(slice) == shard;
+        if !is_own || block >= allocator.capacity_of(slice) {
             let what =
                 format!("a logged page is of block {block} of slice {slice}, which does not exist");
             let error = Error::Damaged(what);
@@ -67,12 +72,16 @@ fn load_images(store: &Store, allocator: &Allocator) -> Result<()> {
     Ok(())
 }
 
-/// Makes the metadata store and the journal of a new volume.
-pub(crate) fn create(volume: &Volume, cache_bytes: usize) -> Result<(StoreRef, Arc<Allocator>)> {
+/// Makes the metadata stores and the journals of a new volume.
+pub(crate) fn create(
+    volume: &Volume,
+    cache_bytes: usize,
+) -> Result<(Vec<StoreRef>, Arc<Allocator>)> {
     let store = open_redb(volume, cache_bytes)?;
     store.create_journal(journal_of(volume))?;
-    let allocator = Allocator::of_volume(&store, volume)?;
-    Ok((store, allocator))
+    let stores = vec![store];
+    let allocator = Allocator::of_volume(&stores, volume)?;
+    Ok((stores, allocator))
 }
 
 /// Opens the store without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its

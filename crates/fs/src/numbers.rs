@@ -1,4 +1,4 @@
-//! Inode numbers, and the number of inodes.
+//! Inode numbers, and the number of inodes of a shard.
 //!
 //! A number is a slice and the value of that slice's counter. A counter only grows, also over mounts: a mount begins at the
 //! *mark* that the store has for the slice, and every number that is in the store is below its slice's mark. So no number is used
@@ -33,9 +33,10 @@ struct Counter {
 }
 
 impl Numbers {
-    /// Reads the marks of a volume's slices.
-    pub fn load(store: &Store, slices: SliceId) -> Result<Numbers> {
+    /// Reads the marks of a volume's slices. `store_of` returns the store of a slice.
+    pub fn load<'a>(slices: SliceId, store_of: impl Fn(SliceId) -> &'a Store) -> Result<Numbers> {
         let counter = |slice| {
+            let store = store_of(slice);
             let start = store.value(&ino_mark_name(slice))?.unwrap_or(FIRST);
             if !(FIRST..=END).contains(&start) {
                 let error = Error::Damaged(format!(
@@ -80,7 +81,7 @@ pub fn slice_of_ino(ino: Ino) -> Option<SliceId> {
     parts_of_ino(ino).map(|(slice, _)| slice)
 }
 
-/// The number of inodes, now and in the store.
+/// The number of inodes of a shard, now and in its store.
 pub struct InodeCount {
     now: AtomicU64,
     /// As of the last batch that was sealed. Only the thread that seals changes it.
@@ -139,10 +140,11 @@ fn subtract(count: &AtomicU64, less: u64) {
 mod tests {
     use super::*;
 
-    fn store_with_mark(slice: SliceId, mark: u64) -> Store {
+    /// Loads the numbers of `slices` slices from a store that has one mark.
+    fn load(slice: SliceId, mark: u64, slices: SliceId) -> Result<Numbers> {
         let store = Store::in_memory(64).unwrap();
         store.commit(&[Change::PutInoMark(slice, mark)]).unwrap();
-        store
+        Numbers::load(slices, |_| &store)
     }
 
     fn mark_of(taken: &(Ino, Option<Change>)) -> Option<(SliceId, u64)> {
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_mount_begins_at_the_mark_and_each_mark_comes_with_the_first_number_that_needs_it() {
-        let numbers = Numbers::load(&store_with_mark(1, 3 * INO_MARK_STEP), 2).unwrap();
+        let numbers = load(1, 3 * INO_MARK_STEP, 2).unwrap();
         let first = numbers.take(0).unwrap();
         assert_eq!((first.0, mark_of(&first)), (2, Some((0, INO_MARK_STEP))));
         for counter in 3 * INO_MARK_STEP..5 * INO_MARK_STEP {
@@ -170,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_slice_whose_counter_has_ended_has_no_more_numbers() {
-        let numbers = Numbers::load(&store_with_mark(0, END), 1).unwrap();
+        let numbers = load(0, END, 1).unwrap();
         for _ in 0..2 {
             assert_eq!(numbers.take(0).unwrap_err().errno(), ENOSPC.errno());
         }
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn an_impossible_mark_is_damage() {
         for mark in [0, 1, END + 1, u64::MAX] {
-            let error = Numbers::load(&store_with_mark(0, mark), 1).err().unwrap();
+            let error = load(0, mark, 1).err().unwrap();
             assert!(matches!(error, Error::Damaged(_)), "mark {mark}: {error}");
         }
     }

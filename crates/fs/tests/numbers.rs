@@ -146,7 +146,8 @@ fn killed_with(path: &Path, files: u64, size_bytes: u64) {
     format(&[path.to_owned()], &options).unwrap();
     let volume = Volume::open_from_devices(vec![open_file(path)], OpenMode::WRITE).unwrap();
     volume.mark_dirty().unwrap();
-    let (store, allocator) = metadata::open(&volume, 64 << 20).unwrap();
+    let (stores, allocator) = metadata::open(&volume, 64 << 20).unwrap();
+    let store = &stores[0];
     let (mut next, end) = (2, 2 + files);
     let commit = |from: u64, to: u64| {
         let mut changes = vec![
@@ -169,7 +170,7 @@ fn killed_with(path: &Path, files: u64, size_bytes: u64) {
         next = to;
     }
     // Nothing is closed, as after SIGKILL.
-    std::mem::forget((store, allocator));
+    std::mem::forget((stores, allocator));
 }
 
 /// Mounts the volume and returns the bytes that the mount has read.

@@ -91,9 +91,9 @@ fn work(device: &Arc<SimDevice>) -> (u64, Option<Error>) {
     let result = (|| {
         let volume = open(device)?;
         volume.mark_dirty()?;
-        let (store, allocator) = jericho_fs::metadata::open(&volume, 1 << 20)?;
+        let (stores, allocator) = jericho_fs::metadata::open(&volume, 1 << 20)?;
         for number in 0..BATCHES {
-            store.commit(&batch(&volume, &allocator, number)?)?;
+            stores[0].commit(&batch(&volume, &allocator, number)?)?;
             done += 1;
         }
         Ok(())
@@ -120,8 +120,8 @@ fn a_power_cut_at_any_moment_leaves_a_sound_volume_with_all_acknowledged_batches
             let report = check_devices(view, CheckOptions::default()).unwrap();
             assert!(report.is_sound(), "{what}: {:?}", report.findings);
             let volume = open(&after).unwrap();
-            let (store, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).unwrap();
-            let files = store.inode_count().unwrap() - 1;
+            let (stores, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).unwrap();
+            let files = stores[0].inode_count().unwrap() - 1;
             assert_eq!(
                 files % FILES_PER_BATCH,
                 0,

@@ -236,7 +236,8 @@ pub fn rows(data: &[u8]) {
     let device = sample();
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let volume = Volume::open_from_devices(devices, OpenMode::WRITE).expect("the sample");
-    let (store, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).expect("its store");
+    let (stores, _allocator) = jericho_fs::metadata::open(&volume, 1 << 20).expect("its store");
+    let store = &stores[0];
     let mut changed = vec![];
     while !input.is_empty() && changed.len() < 20 {
         let table = TABLES[input.below(TABLES.len())];
@@ -267,7 +268,7 @@ pub fn rows(data: &[u8]) {
     store
         .put_raw_rows(changed)
         .expect("rows are written as they are");
-    drop((store, _allocator, volume));
+    drop((stores, _allocator, volume));
     use_volume(device);
 }
 

@@ -28,12 +28,16 @@ fn provision(region: &Region, entry: &ChunkEntry) -> bool {
     provisioned.is_ok()
 }
 
-/// The store's hold on the allocator. Weak, as the allocator holds the store.
-pub(super) struct Before(pub(super) Weak<Allocator>);
+/// A store's hold on the allocator. Weak, as the allocator holds the store.
+pub(super) struct Before {
+    allocator: Weak<Allocator>,
+    /// The only slice whose blocks the store's region may get, if each slice has its own store.
+    only: Option<SliceId>,
+}
 
 impl BeforeCommit for Before {
     fn before_commit(&self, region: Option<&Region>, changes: &[Change], bytes: u64) -> Result<()> {
-        let Some(allocator) = self.0.upgrade() else {
+        let Some(allocator) = self.allocator.upgrade() else {
             return Ok(());
         };
         for change in changes {
@@ -42,28 +46,33 @@ impl BeforeCommit for Before {
             }
         }
         match region {
-            Some(region) => allocator.refill(region, bytes),
+            Some(region) => allocator.refill(region, self.only, bytes),
             None => Ok(()),
         }
     }
 }
 
 impl Allocator {
-    /// Creates the allocator from the capacities of the slices and the use that the store's bitmaps record. `chunk_blocks` is
+    /// Creates the allocator from the capacities of the slices and the use that the stores' bitmaps record. `stores` holds the store of each
+    /// shard. `chunk_blocks` is
     /// the number of blocks in a chunk of the metadata region; without chunks its value does not matter.
     pub fn new(
-        store: StoreRef,
+        stores: Vec<StoreRef>,
         slices: Vec<SpaceOptions>,
         chunk_blocks: u64,
     ) -> Result<Arc<Allocator>> {
-        let allocator = Allocator::load(store, slices, chunk_blocks)?;
-        let before = Before(Arc::downgrade(&allocator));
-        allocator.store.set_before_commit(Box::new(before));
+        let allocator = Allocator::load(stores, slices, chunk_blocks)?;
+        for (slice, store) in allocator.stores.iter().enumerate() {
+            store.set_before_commit(Box::new(Before {
+                allocator: Arc::downgrade(&allocator),
+                only: (allocator.stores.len() > 1).then_some(slice as SliceId),
+            }));
+        }
         Ok(allocator)
     }
 
-    /// The allocator of a volume whose store is open. The store's region grows from it.
-    pub fn of_volume(store: &StoreRef, volume: &Volume) -> Result<Arc<Allocator>> {
+    /// Returns the allocator of a volume whose stores, one for each shard, are open. The regions of the stores grow from it.
+    pub fn of_volume(stores: &[StoreRef], volume: &Volume) -> Result<Arc<Allocator>> {
         let mut slices: Vec<SpaceOptions> = volume.slices().iter().map(Into::into).collect();
         let chunk_blocks = volume.superblocks().with(|s| {
             for chunk in &s.chunks {
@@ -74,11 +83,11 @@ impl Allocator {
             }
             u64::from(s.head.chunk_blocks.get())
         });
-        Allocator::new(store.clone(), slices, chunk_blocks)
+        Allocator::new(stores.to_vec(), slices, chunk_blocks)
     }
 
-    /// Makes spare chunks for `bytes` more bytes of metadata, as far as there is space for them.
-    fn refill(&self, region: &Region, bytes: u64) -> Result<()> {
+    /// Makes spare chunks for `bytes` more bytes of metadata, as far as there is space for them: in the slice `only`, or in any.
+    fn refill(&self, region: &Region, only: Option<SliceId>, bytes: u64) -> Result<()> {
         let wanted = bytes.div_ceil(region.chunk_bytes()) + STOCK_CHUNKS;
         let have = region.spare_chunks() as u64;
         if have >= wanted {
@@ -88,10 +97,10 @@ impl Allocator {
         let missing = (wanted + STOCK_CHUNKS - have).min(region.free_entries() as u64);
         let mut entries = Vec::new();
         while (entries.len() as u64) < missing {
-            let mut taken = self.take_chunk(region.chunk_blocks())?;
+            let mut taken = self.take_chunk(only, region.chunk_blocks())?;
             if taken.is_none() {
                 let _all = self.recall();
-                taken = self.take_chunk(region.chunk_blocks())?;
+                taken = self.take_chunk(only, region.chunk_blocks())?;
             }
             match taken {
                 Some(entry) if provision(region, &entry) => entries.push(entry),
@@ -118,13 +127,14 @@ impl Allocator {
         Ok(())
     }
 
-    /// Takes one contiguous chunk, from the slice with most free space and as far from its data as
-    /// can be. `None`: no slice has such a range that is not promised.
-    fn take_chunk(&self, blocks: u64) -> Result<Option<ChunkEntry>> {
+    /// Takes one contiguous chunk, from the slice `only` or the one with most free space, and as far from its data as can be. Returns
+    /// `None` if there is no such range that is not promised.
+    fn take_chunk(&self, only: Option<SliceId>, blocks: u64) -> Result<Option<ChunkEntry>> {
         if self.reserve(blocks).is_err() {
             return Ok(None);
         }
         let mut slices: Vec<SliceId> = (0..self.slices.len() as SliceId).collect();
+        slices.retain(|slice| only.is_none_or(|only| only == *slice));
         slices.sort_by_key(|slice| std::cmp::Reverse(self.free_of(*slice)));
         for slice in slices {
             match self.take_chunk_in(slice, blocks) {

@@ -15,7 +15,7 @@ fn open(store: &StoreRef, slices: &[u64]) -> Arc<Allocator> {
         blocks: *blocks,
         ..Default::default()
     });
-    Allocator::new(store.clone(), spaces.collect(), 16).unwrap()
+    Allocator::new(vec![store.clone()], spaces.collect(), 16).unwrap()
 }
 
 fn take(a: &Allocator, slice: SliceId, near: Option<u64>, count: u32) -> Vec<Blocks> {
@@ -79,10 +79,10 @@ fn blocks_that_are_given_back_lose_their_images() {
     // The metadata region could get the blocks, and a settlement would then write into the store.
     let (store, a) = allocator(&[100]);
     let put = |blocks: Blocks| {
-        a.logged()
+        a.logged(blocks)
             .put((blocks.slice, blocks.first), vec![1; 4096].into())
     };
-    let has = |blocks: Blocks| !a.logged().images(blocks).is_empty();
+    let has = |blocks: Blocks| !a.logged(blocks).images(blocks).is_empty();
     let used = take(&a, 0, None, 10)[0];
     store.commit(&[Change::Use(used)]).unwrap();
     let unused = take(&a, 0, None, 10)[0];

@@ -7,7 +7,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use super::*;
 use crate::alloc::Blocks;
 use crate::format::{format, root};
-use crate::metadata::tests::{MemoryDevice, formatted, opened};
+use crate::metadata::tests::{MemoryDevice, formatted, open_first, opened};
 use crate::store::tables::Table;
 use crate::store::{Extent, codec};
 use crate::types::ROOT;
@@ -58,7 +58,7 @@ fn blocks(first: u64, count: u32) -> Blocks {
 fn sample() -> Arc<MemoryDevice> {
     let device = formatted(32, 1);
     let volume = opened(&device);
-    let (store, _allocator) = metadata::open(&volume, 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&volume, 1 << 20);
     let mut file = inode(Kind::File, 1, 16384, 2);
     file.blocks = 4;
     let mut link = inode(Kind::Symlink, 1, 3, ROOT);
@@ -116,7 +116,7 @@ fn a_check_writes_nothing_even_after_a_crash() {
     let device = sample();
     let volume = opened(&device);
     volume.mark_dirty().unwrap();
-    let (store, _allocator) = metadata::open(&volume, 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&volume, 1 << 20);
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
     let cut = device.after_power_cut();
     let before = cut.bytes();
@@ -129,7 +129,7 @@ fn a_check_writes_nothing_even_after_a_crash() {
 #[test]
 fn a_store_that_was_not_closed_is_sound() {
     let device = sample();
-    let (store, _allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&opened(&device), 1 << 20);
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
     let report = run(&device.after_power_cut(), READ);
     assert_eq!(report.findings, []);
@@ -139,7 +139,7 @@ fn a_store_that_was_not_closed_is_sound() {
 fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>, rows: Vec<Row>) {
     let device = sample();
     let volume = opened(&device);
-    let (store, allocator) = metadata::open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     store.commit(&changes(&volume)).unwrap();
     if !rows.is_empty() {
         store.commit_rows(rows).unwrap();
@@ -163,7 +163,7 @@ fn found_and_repaired(needle: &str, changes: impl FnOnce(&Volume) -> Vec<Change>
     assert_eq!(again.findings, [], "{needle}");
     // Undamaged files are still there, and the volume takes changes.
     let volume = opened(&device);
-    let (store, _allocator) = metadata::open(&volume, 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&volume, 1 << 20);
     assert!(store.inode(5).unwrap().is_some());
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
 }
@@ -271,7 +271,7 @@ fn wrong_orphans_are_repaired_and_right_ones_are_only_reported() {
         vec![Change::PutOrphan(3)]
     });
     let device = sample();
-    let (store, allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
+    let (store, allocator) = open_first(&opened(&device), 1 << 20);
     store
         .commit(&[
             Change::PutInode(8, inode(Kind::File, 0, 0, ROOT)),
@@ -386,13 +386,13 @@ fn wrong_counts_of_inodes_and_blocks_and_low_marks_are_found_and_repaired() {
 #[test]
 fn the_number_of_lost_and_found_is_above_the_mark_and_stays_below_the_next_one() {
     let device = sample();
-    let (store, allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
+    let (store, allocator) = open_first(&opened(&device), 1 << 20);
     let lost = Change::PutInode(9, inode(Kind::File, 1, 0, ROOT));
     let value = Change::PutValue(record::INODES_NAME, 6);
     store.commit(&[lost, value]).unwrap();
     drop((store, allocator));
     assert!(run(&device, REPAIR).is_sound());
-    let (store, _allocator) = metadata::open(&opened(&device), 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&opened(&device), 1 << 20);
     let hash = opened(&device).hash_name(b"lost+found");
     let found = store.entry(ROOT, hash, b"lost+found").unwrap();
     let step = record::INO_MARK_STEP;
@@ -478,7 +478,7 @@ fn records_that_no_writer_can_produce_are_refused_by_name_when_used() {
     use crate::{Fs, FsOptions};
     let device = sample();
     let volume = opened(&device);
-    let (store, allocator) = metadata::open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     // /dir and a directory without a name contain each other. One file has an extent that ends beyond its slice. Another file
     // is of a slice that does not exist.
     let overlong = Extent {

@@ -7,26 +7,28 @@
 //!
 //! A thread calls callbacks when it no longer leads, and without locks.
 
-use super::committer::{make_durable, take_batch};
+use super::group;
+use super::seal::seal;
 use super::{Commits, Control, Waiter};
 use crate::core::Core;
 use crate::errno::ESHUTDOWN;
 use crate::error::{Error, Result};
+use crate::shard::ShardId;
 
 /// Number of rounds that one caller leads at most, so that its own call ends under any load.
 const ROUNDS_MAX: usize = 16;
 
-/// Commits for a waiter, and for all others that wait, in the calling thread; or leaves the waiter with the thread that commits at
+/// Commits a shard's batch for a waiter, and for all others that wait, in the calling thread; or leaves the waiter with the thread that commits at
 /// the moment. The calling thread may block, holds no lock of a file and not the gate. Runs callbacks of others.
-pub fn lead(core: &Core, waiter: Waiter) {
-    let commits = &core.commits;
+pub fn lead(core: &Core, shard: ShardId, waiter: Waiter) {
+    let commits = &core.shards.get(shard).commits;
     if let Err(waiter) = commits.leave(waiter) {
         return (waiter.done)(Err(ESHUTDOWN));
     }
     let _left = HandsOver(commits);
     for _ in 0..ROUNDS_MAX {
         match commits.begin_round() {
-            Some(round) => round.run(core),
+            Some(round) => round.run(core, shard),
             None => return,
         }
     }
@@ -103,14 +105,11 @@ pub(super) struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Makes durable what the waiters wait for, and calls them.
-    pub fn run(mut self, core: &Core) {
-        let result = {
-            let mut cut = self.commits.cut.lock();
-            if self.commit {
-                take_batch(core, &mut cut, &mut self.waiters);
-            }
-            make_durable(core, &mut cut, self.commit)
+    /// Makes durable what the waiters wait for, and calls them. `shard` is the one that is led.
+    pub fn run(mut self, core: &Core, shard: ShardId) {
+        let result = match self.commit {
+            true => seal(core, shard, &mut self.waiters).commit(),
+            false => self.commits.failure().and_then(|()| group::flush(core)),
         };
         let answers = Answers {
             waiters: std::mem::take(&mut self.waiters),

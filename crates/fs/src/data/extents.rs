@@ -460,20 +460,29 @@ impl Map {
     }
 
     /// Records that the contents of pages placed by `place` are in the batch. Passes the blocks of each run of these pages to `each`,
-    /// with the run's first page; pages that have become holes are left out. The next batch changes, even if no extent does.
+    /// with the run's first page; pages that have become holes are left out. The next batch changes, even if no extent does. Returns
+    /// false, without an effect, if `may_log` refuses blocks.
     pub fn logged(
         &mut self,
         pages: Range<u64>,
         allocator: &Allocator,
+        may_log: impl Fn(Blocks) -> bool,
         mut each: impl FnMut(u64, Blocks),
-    ) {
-        for run in self.extents.within(pages.clone()) {
-            if let PageState::Pending { to: at, .. } | PageState::Data(at) = run.state {
-                each(run.page, at.blocks(run.count));
+    ) -> bool {
+        let placed = |run: Run<PageState>| match run.state {
+            PageState::Pending { to: at, .. } | PageState::Data(at) => {
+                Some((run.page, at.blocks(run.count)))
             }
+            _ => None,
+        };
+        let runs = || self.extents.within(pages.clone()).filter_map(placed);
+        if !runs().all(|(_, blocks)| may_log(blocks)) {
+            return false;
         }
+        runs().for_each(|(page, blocks)| each(page, blocks));
         self.written(pages.clone(), allocator);
         self.mark(pages);
+        true
     }
 
     /// Has the next batch include the file, because it removes images of these pages.
@@ -650,6 +659,26 @@ impl Map {
     /// Returns the number of blocks of the extents that the store has, or will have with the last batch.
     pub fn stored_blocks(&self) -> u64 {
         self.stored.pages()
+    }
+
+    /// Returns the slices whose blocks the next batch may use or free, some of them several times.
+    pub fn changed_slices(&self) -> impl Iterator<Item = SliceId> {
+        self.changed.iter().flat_map(|range| {
+            let now = self.extents.within(range.clone());
+            let now = now.filter_map(|run| Some(run.state.durable()?.at.slice));
+            now.chain(
+                self.stored
+                    .within(range.clone())
+                    .map(|row| row.state.at.slice),
+            )
+        })
+    }
+
+    /// Returns the slices whose blocks the removal of the file frees, some of them several times.
+    pub fn stored_slices(&self) -> impl Iterator<Item = SliceId> {
+        self.stored
+            .within(0..u64::MAX)
+            .map(|row| row.state.at.slice)
     }
 
     /// Appends the changes of the store for the next batch, and the blocks that are free once it is durable.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 use jericho_cache::{Error as CacheError, Object, PagePlace, PageRun, Slice};
 use jericho_format::PAGE_BYTES;
 use jericho_format::threads::ThreadsOfInode;
+use jericho_volume::Blocks;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::data::extents::{At, Map, PageState};
@@ -393,7 +394,8 @@ impl File {
 
     /// Appends the places of readable blocks: the images of those that have one, and the others on their devices.
     fn push_newest(&self, at: At, count: u32, out: &mut Vec<PageRun>) -> CacheResult {
-        let images = self.host.allocator().logged().images(at.blocks(count));
+        let blocks = at.blocks(count);
+        let images = self.host.allocator().logged(blocks).images(blocks);
         let end = at.block + u64::from(count);
         // The first block that is not in `out`.
         let mut next = at.block;
@@ -411,10 +413,11 @@ impl File {
     /// Returns whether a sync of pages that have their blocks changes metadata: not if each overwrites its block, and the block has
     /// no image, nor had one whose removal is not durable.
     fn write_commits(&self, pages: Range<u64>) -> bool {
-        let logged = self.host.allocator().logged();
+        let allocator = self.host.allocator();
+        let has_rows = |blocks| allocator.logged(blocks).has_rows(blocks);
         let map = self.map.read();
         let overwrites = |state, count| match state {
-            PageState::Data(at) => !logged.has_rows(At::blocks(at, count)),
+            PageState::Data(at) => !has_rows(At::blocks(at, count)),
             _ => false,
         };
         !map.extents
@@ -507,7 +510,8 @@ impl Object for File {
         self.place(first, count, &mut places)?;
         // Without a lock, because it may wait for a write to a device.
         for (at, count) in places {
-            self.host.allocator().logged().claim(at.blocks(count));
+            let blocks = at.blocks(count);
+            self.host.allocator().logged(blocks).claim(blocks);
             self.push(at, count, out)?;
         }
         Ok(())
@@ -517,23 +521,29 @@ impl Object for File {
         let count = bytes.len() / PAGE_BYTES as usize;
         let pages = range(first, count as u32);
         let allocator = self.host.allocator();
-        let logged = allocator.logged();
+        let shard = allocator.shards().of_ino(self.ino());
+        let logged = allocator.logged_of(shard);
         if !logged.has_room(count) || !(commits || self.write_commits(pages.clone())) {
             return false;
         }
         let images = bytes.chunks_exact(PAGE_BYTES as usize);
         let images: Vec<Image> = images.map(Image::from).collect();
-        self.host.in_one_batch(&mut || {
-            self.map
-                .write()
-                .logged(pages.clone(), allocator, |page, blocks| {
-                    for (block, page) in (blocks.first..).zip(page..page + u64::from(blocks.count))
-                    {
-                        let image = images[(page - first) as usize].clone();
-                        logged.put((blocks.slice, block), image);
-                    }
-                });
-            self.host.mark_dirty(&self.inode);
+        // An image and the extent that names its block must be in one batch.
+        let is_ours = |blocks: Blocks| allocator.shards().of_slice(blocks.slice) == shard;
+        let put = |page: u64, blocks: Blocks| {
+            for (block, page) in (blocks.first..).zip(page..page + u64::from(blocks.count)) {
+                let image = images[(page - first) as usize].clone();
+                logged.put((blocks.slice, block), image);
+            }
+        };
+        self.host.in_one_batch(self.ino(), &mut || {
+            let mut map = self.map.write();
+            let is_logged = map.logged(pages.clone(), allocator, is_ours, put);
+            drop(map);
+            if is_logged {
+                self.host.mark_dirty(&self.inode);
+            }
+            is_logged
         })
     }
 
@@ -548,7 +558,7 @@ impl Object for File {
                     let blocks = at.blocks(run.count);
                     // Comes before the change of state: a batch that sees the new state must flush this device.
                     self.host.took_data(blocks);
-                    had_images |= self.host.allocator().logged().wrote(blocks);
+                    had_images |= self.host.allocator().logged(blocks).wrote(blocks);
                 }
                 changed |= matches!(run.state, PageState::Pending { .. });
             }

@@ -6,15 +6,16 @@ use jericho_storage::AlignedBuffer;
 use crate::core::Core;
 use crate::error::Result;
 use crate::logged::Settlement;
+use crate::shard::ShardId;
 use crate::store::Block;
 
 /// Number of pages that one write takes at most: 1 MiB.
 const PAGES_AT_ONCE: usize = 256;
 
-/// Settles the images that are live now, and makes that durable. If a device fails, the images of its pages stay in the journal and
-/// in the store, where they harm nothing. Does nothing on a volume that is mounted for reading.
-pub(crate) fn settle(core: &Core) -> Result<()> {
-    let logged = core.allocator.logged();
+/// Settles the images of a shard that are live now, and makes that durable. If a device fails, the images of its pages stay in the
+/// journal and in the store, where they harm nothing. Does nothing on a volume that is mounted for reading.
+pub(crate) fn settle(core: &Core, shard: ShardId) -> Result<()> {
+    let logged = core.allocator.logged_of(shard);
     if logged.len() == 0 || core.options.read_only {
         return Ok(());
     }
@@ -37,11 +38,11 @@ pub(crate) fn settle(core: &Core) -> Result<()> {
     }
     if let Some(error) = failed {
         tracing::warn!("{error}; synced pages stay in the journal until the device takes them");
-        core.checkpoints.settlement_failed();
+        core.shards.get(shard).checkpoints.settlement_failed();
     }
     // A commit without a reason would ask for the next settlement at once, while many images cannot be settled.
     match is_settled || logged.has_changes() {
-        true => core.commit_now(),
+        true => core.commit_shard_now(shard),
         false => Ok(()),
     }
 }
@@ -62,10 +63,10 @@ fn write(core: &Core, settlement: &Settlement<'_>, copy: &mut AlignedBuffer) -> 
     Ok(())
 }
 
-/// Makes a checkpoint of the metadata store, after the images are settled: redb then need not store them.
-pub(crate) fn checkpoint(core: &Core) -> Result<()> {
-    if let Err(error) = settle(core) {
+/// Makes a checkpoint of a shard's store, after the images are settled: redb then need not store them.
+pub(crate) fn checkpoint(core: &Core, shard: ShardId) -> Result<()> {
+    if let Err(error) = settle(core, shard) {
         tracing::debug!(%error, "the images are not settled");
     }
-    core.store.checkpoint()
+    core.shards.get(shard).store.checkpoint()
 }

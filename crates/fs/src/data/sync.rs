@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::inode::File;
 use crate::inode::Inode;
+use crate::shard::ShardId;
 use crate::table::Table;
 use crate::types::Done;
 use crate::types::Ino;
@@ -76,7 +77,7 @@ impl Fs {
             commit: true,
             done,
         };
-        commit_for(core, waiter, caller);
+        commit_for(core, core.shards.map().of_ino(ino), waiter, caller);
     }
 
     fn sync_pages(
@@ -88,7 +89,8 @@ impl Fs {
         done: Done,
     ) {
         let core = &self.core;
-        if let Err(error) = core.alive().and_then(|()| core.commits.failure()) {
+        let commits = core.commits_of(file.ino());
+        if let Err(error) = core.alive().and_then(|()| commits.failure()) {
             return done(Err(error));
         }
         if core.options.read_only {
@@ -129,7 +131,7 @@ struct FailsOnPanic<'a>(&'a Core);
 
 impl Drop for FailsOnPanic<'_> {
     fn drop(&mut self) {
-        self.0.commits.fail_if_panicking();
+        self.0.shards.fail_if_panicking();
     }
 }
 
@@ -145,7 +147,7 @@ struct FileSync {
 impl FileSync {
     /// Returns whether metadata of the file that the sync needs is not durable.
     fn commits(&self) -> bool {
-        let durable = self.core.commits.durable();
+        let durable = self.core.commits_of(self.file.ino()).durable();
         match self.scope {
             Scope::All => self.file.inode.is_uncommitted(durable),
             Scope::Data | Scope::Range(_) => needs_metadata(&self.file, durable),
@@ -166,38 +168,38 @@ impl FileSync {
         let (core, file) = (self.core, self.file);
         let inode = file.inode.clone();
         if caller == Caller::MayBlock && !commit {
-            return flush(&core, self.done);
+            return flush(&core, inode.ino, self.done);
         }
+        let shard = core.shards.map().of_ino(inode.ino);
         let waiter = Waiter {
             inode: Some(inode),
             commit,
             done: self.done,
         };
-        commit_for(&core, waiter, caller);
+        commit_for(&core, shard, waiter, caller);
     }
 }
 
-/// Makes durable what a waiter needs: in the calling thread if it may block, else in the committer.
-fn commit_for(core: &Core, waiter: Waiter, caller: Caller) {
+/// Makes durable what a waiter needs of a shard: in the calling thread if it may block, else in the committer.
+fn commit_for(core: &Core, shard: ShardId, waiter: Waiter, caller: Caller) {
     match caller {
-        Caller::MayBlock => leader::lead(core, waiter),
-        Caller::MustNotBlock => core.commits.enqueue(waiter),
+        Caller::MayBlock => leader::lead(core, shard, waiter),
+        Caller::MustNotBlock => core.shards.get(shard).commits.enqueue(waiter),
     }
 }
 
-/// Flushes the devices in the calling thread, or in another that flushes already.
-fn flush(core: &Arc<Core>, done: Done) {
+/// Flushes the devices for a sync of an inode, in the calling thread or in another that flushes already.
+fn flush(core: &Arc<Core>, ino: Ino, done: Done) {
     let _fails = FailsOnPanic(core);
     let of_volume = core.clone();
     let flushed = move |flushed: Result<()>| {
-        let commits = &of_volume.commits;
         if let Err(error) = &flushed {
-            commits.flush_failed(error);
+            of_volume.shards.flush_failed(error);
         }
-        done(commits.failure().and(flushed));
+        done(of_volume.commits_of(ino).failure().and(flushed));
     };
     let committer = |done| {
-        core.commits.enqueue(Waiter {
+        core.commits_of(ino).enqueue(Waiter {
             inode: None,
             commit: false,
             done,

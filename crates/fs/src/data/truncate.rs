@@ -47,10 +47,11 @@ impl<'a> Hold<'a> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         // Must come before batches include the file again, because the file is only half truncated.
-        self.core.commits.fail_if_panicking();
+        let commits = self.core.commits_of(self.file.ino());
+        commits.fail_if_panicking();
         self.file.hold.fetch_sub(1, Ordering::AcqRel);
         self.core.mark_dirty(&self.file.inode);
-        self.core.commits.released();
+        commits.released();
     }
 }
 
@@ -235,7 +236,7 @@ impl Fs {
         map.release_earlier(before, allocator);
         // Under the map's lock: a page that is written back from here on is not unwritten any more before its block is claimed.
         map.unwritten(pages)
-            .for_each(|blocks| allocator.logged().unclaim(blocks));
+            .for_each(|blocks| allocator.logged(blocks).unclaim(blocks));
         Ok(())
     }
 

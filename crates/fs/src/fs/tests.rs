@@ -71,7 +71,7 @@ fn a_volume_in_which_damage_was_found_is_not_marked_clean_and_keeps_new_changes(
     fs.close().unwrap();
     drop(fs);
     let volume = opened(&device);
-    let (store, _) = crate::metadata::open(&volume, 64 << 20).unwrap();
+    let (store, _) = crate::metadata::tests::open_first(&volume, 64 << 20);
     let key = jericho_format::record::ino_key(made).to_vec();
     store
         .put_raw_rows(vec![(

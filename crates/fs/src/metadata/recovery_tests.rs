@@ -1,7 +1,7 @@
 use jericho_format::PAGE_BYTES;
 use jericho_volume::OpenMode;
 
-use super::tests::{MemoryDevice, file_batch, formatted, opened};
+use super::tests::{MemoryDevice, file_batch, formatted, open_first, opened};
 use super::*;
 use crate::check::{CheckOptions, Severity, check_devices};
 use crate::store::Change;
@@ -15,7 +15,7 @@ fn crashed(batches: u64) -> Arc<MemoryDevice> {
     let device = formatted(32, 1);
     let volume = opened(&device);
     volume.mark_dirty().unwrap();
-    let (store, allocator) = open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     for batch in 0..batches {
         let root = Change::PutValue("batch", batch);
         let mut changes = file_batch(2 + batch * 100, 100, &allocator);
@@ -50,7 +50,7 @@ fn options(repair: bool) -> CheckOptions {
 fn is_read_and_repaired(device: &Arc<MemoryDevice>, left: u64) {
     let refused = open(&opened(device), 1 << 20).err().unwrap();
     assert!(matches!(refused, Error::Journal(_)), "{refused}");
-    let (store, _allocator) = open(&opened_for_reading(device), 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&opened_for_reading(device), 1 << 20);
     assert_eq!(files(&store), left);
     drop(store);
 
@@ -67,7 +67,7 @@ fn is_read_and_repaired(device: &Arc<MemoryDevice>, left: u64) {
     check_devices(vec![device.clone()], options(true)).unwrap();
     let report = check_devices(vec![device.clone()], options(false)).unwrap();
     assert!(!report.findings.iter().any(|f| lost(&f.text)));
-    let (store, _allocator) = open(&opened(device), 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&opened(device), 1 << 20);
     assert_eq!(files(&store), left);
     store.commit(&[Change::PutValue("x", 1)]).unwrap();
 }
@@ -103,7 +103,7 @@ fn a_torn_last_batch_is_dropped_in_silence() {
         .windows(name.len())
         .position(|w| w == name);
     device.corrupt(area.start + at.unwrap(), b"X");
-    let (store, _allocator) = open(&opened(&device), 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&opened(&device), 1 << 20);
     assert_eq!(
         (files(&store), store.value("batch").unwrap()),
         (200, Some(1))
@@ -114,7 +114,7 @@ fn a_torn_last_batch_is_dropped_in_silence() {
 fn a_volume_that_was_full_at_a_crash_takes_removals_after_it() {
     let device = formatted(20, 1);
     let volume = opened(&device);
-    let (store, allocator) = open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     let all = allocator.available();
     allocator.reserve(all).unwrap();
     let mut blocks = Vec::new();
@@ -138,7 +138,7 @@ fn a_volume_that_was_full_at_a_crash_takes_removals_after_it() {
             "{round}: {:?}",
             report.findings
         );
-        let (store, _allocator) = open(&opened(&cut), 1 << 20).unwrap();
+        let (store, _allocator) = open_first(&opened(&cut), 1 << 20);
         assert_eq!(files(&store), made);
         for ino in 2..2 + made {
             store.commit(&[Change::DelInode(ino)]).unwrap();

@@ -10,6 +10,12 @@ use crate::format::{format_devices, root};
 use crate::store::{Change, Extent};
 use crate::types::{Kind, ROOT};
 
+/// Opens the metadata of a volume with one shard.
+pub(crate) fn open_first(volume: &Volume, cache_bytes: usize) -> (StoreRef, Arc<Allocator>) {
+    let (mut stores, allocator) = open(volume, cache_bytes).unwrap();
+    (stores.remove(0), allocator)
+}
+
 /// A device in memory that can lose unflushed writes, and fails from the Nth write on.
 pub(crate) struct MemoryDevice {
     name: Arc<str>,
@@ -185,7 +191,7 @@ fn a_new_volume_has_a_root_directory_and_the_slices_that_were_asked_for() {
     let device = formatted(64, 3);
     let volume = opened(&device);
     assert_eq!(volume.slices().len(), 3);
-    let (store, allocator) = open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     let root = store.inode(ROOT).unwrap().unwrap();
     assert_eq!(
         (root.kind, root.nlink, root.parent),
@@ -206,12 +212,12 @@ fn a_new_volume_has_a_root_directory_and_the_slices_that_were_asked_for() {
 fn only_committed_changes_survive_a_power_cut() {
     let device = formatted(64, 2);
     let volume = opened(&device);
-    let (store, allocator) = open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     for round in 0..10 {
         let batch = file_batch(2 + round * 100, 100, &allocator);
         store.commit(&batch).unwrap();
         let cut = device.after_power_cut();
-        let (found, _) = open(&opened(&cut), 1 << 20).unwrap();
+        let (found, _) = open_first(&opened(&cut), 1 << 20);
         assert_eq!(found.inode_count().unwrap(), 1 + (round + 1) * 100);
     }
 }
@@ -224,7 +230,8 @@ fn a_volume_opens_after_a_failure_at_any_write() {
         let cut = device.after_power_cut();
         cut.budget.store(budget, Ordering::Relaxed);
         let run = || -> Result<(), Error> {
-            let (store, allocator) = open(&opened(&cut), 1 << 20)?;
+            let (mut stores, allocator) = open(&opened(&cut), 1 << 20)?;
+            let store = stores.remove(0);
             for round in 0..4 {
                 let batch = file_batch(2 + round * 300, 300, &allocator);
                 let result = store.commit(&batch);
@@ -242,7 +249,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
         let result = run();
         for after in [cut.after_power_cut(), cut.clone()] {
             after.budget.store(u64::MAX, Ordering::Relaxed);
-            let (store, allocator) = open(&opened(&after), 1 << 20).unwrap();
+            let (store, allocator) = open_first(&opened(&after), 1 << 20);
             let files = store.inode_count().unwrap() - 1;
             assert!(files % 300 == 0, "found a part of a batch: {files} files");
             store.commit(&file_batch(5000, 1, &allocator)).unwrap();
@@ -265,7 +272,7 @@ fn a_volume_opens_after_a_failure_at_any_write() {
 fn a_full_metadata_region_refuses_creation_and_lets_removals_through() {
     let device = formatted(20, 1);
     let volume = opened(&device);
-    let (store, allocator) = open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     // Data takes all space, so that the region cannot grow.
     let mut held = Vec::new();
     let all = allocator.available();
@@ -308,12 +315,12 @@ fn a_volume_opened_read_only_after_a_crash_is_read_and_not_written() {
     let device = formatted(32, 1);
     let volume = opened(&device);
     volume.mark_dirty().unwrap();
-    let (store, allocator) = open(&volume, 1 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 1 << 20);
     store.commit(&file_batch(2, 300, &allocator)).unwrap();
     let cut = device.after_power_cut();
     cut.budget.store(0, Ordering::Relaxed);
     let volume = Volume::open_from_devices(vec![cut.clone()], OpenMode::READ).unwrap();
-    let (store, _allocator) = open(&volume, 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&volume, 1 << 20);
     assert_eq!(store.inode_count().unwrap(), 301);
     assert!(matches!(
         store.commit(&[Change::DelInode(2)]),
@@ -324,7 +331,7 @@ fn a_volume_opened_read_only_after_a_crash_is_read_and_not_written() {
 #[test]
 fn a_batch_that_does_not_fit_is_refused_whole_and_smaller_ones_still_go_through() {
     let device = formatted(20, 1);
-    let (store, allocator) = open(&opened(&device), 1 << 20).unwrap();
+    let (store, allocator) = open_first(&opened(&device), 1 << 20);
     store.commit(&file_batch(2, 500, &allocator)).unwrap();
     let all = allocator.available();
     allocator.reserve(all).unwrap();
@@ -341,7 +348,7 @@ fn a_batch_that_does_not_fit_is_refused_whole_and_smaller_ones_still_go_through(
         .unwrap();
     assert_eq!(store.inode_count().unwrap(), 500);
     drop((store, allocator));
-    let (store, _allocator) = open(&opened(&device), 1 << 20).unwrap();
+    let (store, _allocator) = open_first(&opened(&device), 1 << 20);
     assert_eq!(
         (store.inode_count().unwrap(), store.value("x").unwrap()),
         (500, Some(4))
@@ -354,7 +361,7 @@ fn the_metadata_region_grows_into_the_slices() {
     let volume = opened(&device);
     let before = volume.superblocks().with(|s| s.chunks.len());
     let count = {
-        let (store, allocator) = open(&volume, 4 << 20).unwrap();
+        let (store, allocator) = open_first(&volume, 4 << 20);
         let mut ino = 2;
         while volume.superblocks().with(|s| s.chunks.len()) == before {
             let mut batch = file_batch(ino, 500, &allocator);
@@ -368,7 +375,7 @@ fn the_metadata_region_grows_into_the_slices() {
     };
     drop(volume);
     let volume = opened(&device);
-    let (store, allocator) = open(&volume, 4 << 20).unwrap();
+    let (store, allocator) = open_first(&volume, 4 << 20);
     assert_eq!(store.inode_count().unwrap(), count);
     let capacity: u64 = volume.slices().iter().map(|s| s.blocks).sum();
     let chunks = volume.superblocks().with(|s| s.chunks.len() - before) as u64 * 64;

@@ -48,7 +48,7 @@ impl Fs {
                     return Ok(());
                 }
                 let stored = if meta.stored {
-                    core.store.entries(dir, from, limit)?
+                    core.store_of(dir).entries(dir, from, limit)?
                 } else {
                     Vec::new()
                 };

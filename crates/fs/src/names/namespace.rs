@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 
 use jericho_format::FILE_BYTES_MAX;
 
-use crate::core::{Core, check_name};
+use crate::core::{Core, TURN_NAME, check_name};
 use crate::errno::*;
 use crate::error::Result;
 use crate::fs::Fs;
+use crate::gates::Gates;
 use crate::inode::{Inode, Meta};
 use crate::numbers::slice_of_ino;
 use crate::store::{Change, InodeRecord};
@@ -93,7 +94,7 @@ impl Fs {
     /// Changes attributes (chmod, chown, utimens), and the size (truncate, which waits for the cache).
     pub fn setattr(&self, ino: Ino, set: SetAttr, caller: Caller) -> Result<Attr> {
         let core = &self.core;
-        core.may_change()?;
+        core.may_change_inode(ino)?;
         let inode = core.inode(ino)?;
         if let Some(size) = set.size {
             if size > FILE_BYTES_MAX {
@@ -102,7 +103,7 @@ impl Fs {
             let file = core.file(&inode)?;
             self.truncate(&file, size)?;
         }
-        let _gate = core.begin()?;
+        let _gates = core.begin(&[ino])?;
         let now = now_ns();
         let mut meta = inode.meta.write();
         let rec = &mut meta.rec;
@@ -215,15 +216,25 @@ impl Fs {
     }
 
     fn make(&self, dir: Ino, name: Option<&[u8]>, new: New<'_>, caller: Caller) -> Result<Attr> {
-        let core = &self.core;
         if let Some(name) = name {
             if name == b"." || name == b".." {
                 return Err(EEXIST);
             }
             check_name(name)?;
         }
-        let _gate = core.begin()?;
-        core.store.check_room()?;
+        (self.core).in_gates(&[dir], |gates| self.make_in(gates, dir, name, &new, caller))
+    }
+
+    fn make_in(
+        &self,
+        gates: &Gates<'_>,
+        dir: Ino,
+        name: Option<&[u8]>,
+        new: &New<'_>,
+        caller: Caller,
+    ) -> Result<Option<Attr>> {
+        let core = &self.core;
+        core.store_of(dir).check_room()?;
         let parent = core.directory(dir)?;
         let mut meta = parent.meta.write();
         if meta.rec.nlink == 0 {
@@ -237,23 +248,20 @@ impl Fs {
         }
         let inherited = core.inherit_acl(&parent, &mut meta, new.kind, new.perm, caller.umask)?;
         let now = now_ns();
-        let rec = core.new_record(
-            dir,
-            &meta,
-            name.is_some(),
-            inherited.perm,
-            &new,
-            caller,
-            now,
-        );
+        let rec = core.new_record(dir, &meta, name.is_some(), inherited.perm, new, caller, now);
         // Symbolic links and special files have no home.
         let slice = rec.slice.or_else(|| slice_of_ino(dir)).unwrap_or(0);
+        if !gates.cover_slice(slice) {
+            return Ok(None);
+        }
         let (ino, mark) = core.numbers.take(slice)?;
+        let own = core.shards.of_ino(ino);
+        own.store.check_room()?;
         if let Some(mark) = mark {
-            core.commits.push(mark);
+            own.commits.push(mark);
         }
         let inode = Inode::made(ino, rec);
-        core.inodes.made();
+        own.inodes.made();
         if inherited.access.is_some() || inherited.default.is_some() {
             let mut made = inode.meta.write();
             core.put_inherited(&inode, &mut made, inherited);
@@ -273,17 +281,18 @@ impl Fs {
                 core.mark_dirty(&parent);
                 if is_dir && dir == ROOT {
                     let turn = core.turn.fetch_add(1, Ordering::Relaxed) + 1;
-                    core.commits.push(Change::PutValue("placement_turn", turn));
+                    let turn = Change::PutValue(TURN_NAME, turn);
+                    core.commits_of(ROOT).push(turn);
                 }
             }
             None => {
                 if new.kind == Kind::File {
                     core.leaving.add(ino);
                 }
-                core.commits.push(Change::PutOrphan(ino));
+                own.commits.push(Change::PutOrphan(ino));
             }
         }
-        Ok(attr)
+        Ok(Some(attr))
     }
 
     /// Returns the target of a symbolic link.
@@ -304,8 +313,8 @@ impl Fs {
             return Err(EEXIST);
         }
         check_name(name)?;
-        let _gate = core.begin()?;
-        core.store.check_room()?;
+        let _gates = core.begin(&[ino, dir])?;
+        core.store_of(dir).check_room()?;
         let parent = core.directory(dir)?;
         let inode = core.inode(ino)?;
         if inode.kind == Kind::Directory {
@@ -328,7 +337,7 @@ impl Fs {
             if linked.rec.nlink == 0 {
                 inode.unlinked.store(false, Ordering::Release);
                 core.leaving.remove(&[ino]);
-                core.commits.push(Change::DelOrphan(ino));
+                core.commits_of(ino).push(Change::DelOrphan(ino));
             }
             linked.rec.nlink = linked.rec.nlink.checked_add(1).ok_or(EMLINK)?;
             linked.rec.ctime_ns = now;
@@ -362,9 +371,22 @@ impl Fs {
     }
 
     fn remove(&self, dir: Ino, name: &[u8], is_dir: bool) -> Result<()> {
-        let core = &self.core;
         check_name(name)?;
-        let gate = core.begin()?;
+        let core = &self.core;
+        let inode = core.in_gates(&[dir], |gates| self.remove_in(gates, dir, name, is_dir))?;
+        core.reap(&inode);
+        Ok(())
+    }
+
+    /// Removes a name. Returns the inode that had it.
+    fn remove_in(
+        &self,
+        gates: &Gates<'_>,
+        dir: Ino,
+        name: &[u8],
+        is_dir: bool,
+    ) -> Result<Option<Arc<Inode>>> {
+        let core = &self.core;
         let parent = core.directory(dir)?;
         let mut meta = parent.meta.write();
         let hash = core.hash(name);
@@ -372,6 +394,7 @@ impl Fs {
         match (is_dir, kind == Kind::Directory) {
             (true, false) => return Err(ENOTDIR),
             (false, true) => return Err(EISDIR),
+            _ if !gates.cover(ino) => return Ok(None),
             _ => {}
         }
         let inode = core.inode(ino)?;
@@ -389,10 +412,7 @@ impl Fs {
         meta.rec.mtime_ns = now;
         meta.rec.ctime_ns = now;
         core.mark_dirty(&parent);
-        drop(meta);
-        drop(gate);
-        core.reap(&inode);
-        Ok(())
+        Ok(Some(inode))
     }
 }
 
@@ -463,7 +483,7 @@ impl Core {
             if inode.kind == Kind::File {
                 self.leaving.add(inode.ino);
             }
-            self.commits.push(Change::PutOrphan(inode.ino));
+            (self.commits_of(inode.ino)).push(Change::PutOrphan(inode.ino));
         }
         self.mark_dirty(inode);
     }

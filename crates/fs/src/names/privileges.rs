@@ -65,7 +65,7 @@ impl Fs {
                 return Ok(());
             }
         }
-        let _gate = core.begin()?;
+        let _gates = core.begin(&[ino])?;
         let mut meta = inode.meta.write();
         core.load_xattrs(ino, &mut meta)?;
         if set_id {

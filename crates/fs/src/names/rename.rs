@@ -12,6 +12,7 @@ use crate::core::{Core, PAGES, check_name, wait};
 use crate::errno::*;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
+use crate::gates::Gates;
 use crate::inode::{Inode, Meta};
 use crate::times::now_ns;
 use crate::types::{Ino, Kind, ROOT};
@@ -75,12 +76,12 @@ impl Fs {
             check_name(name)?;
         }
         let core = &self.core;
-        core.may_change()?;
+        core.may_change_inode(dir)?;
+        core.may_change_inode(new_dir)?;
         self.write_replacement((dir, name), (new_dir, new_name), &absorb)?;
         if flags & EXCHANGE != 0 {
             self.write_replacement((new_dir, new_name), (dir, name), &absorb)?;
         }
-        let gate = core.begin()?;
         let from = core.directory(dir)?;
         let to = core.directory(new_dir)?;
         let from = Side {
@@ -93,8 +94,9 @@ impl Fs {
             hash: core.hash(new_name),
             name: new_name,
         };
-        let replaced = core.rename(&from, &to, flags)?;
-        drop(gate);
+        let replaced = core.in_gates(&[dir, new_dir], |gates| {
+            core.rename(gates, &from, &to, flags)
+        })?;
         if let Some(replaced) = replaced {
             core.reap(&replaced);
         }
@@ -158,7 +160,14 @@ impl Core {
         Ok(ancestors)
     }
 
-    fn rename(&self, from: &Side<'_>, to: &Side<'_>, flags: u32) -> Result<Option<Arc<Inode>>> {
+    /// Renames in these gates. Returns the inode that was replaced, if there was one.
+    fn rename(
+        &self,
+        gates: &Gates<'_>,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        flags: u32,
+    ) -> Result<Option<Option<Arc<Inode>>>> {
         let crosses = from.dir.ino != to.dir.ino;
         let _tree = crosses.then(|| self.rename.lock());
         let (mut from_ancestors, mut to_ancestors) = (Vec::new(), Vec::new());
@@ -200,10 +209,13 @@ impl Core {
             return Err(ENOENT);
         }
         if other.is_some_and(|(ino, _)| ino == moved) {
-            return Ok(None); // POSIX: a rename between two names of one file does nothing
+            return Ok(Some(None)); // POSIX: a rename between two names of one file does nothing
         }
         if kind == Kind::Directory && to_ancestors.contains(&moved) {
             return Err(EINVAL);
+        }
+        if !self.covers(gates, crosses, (moved, kind), other) {
+            return Ok(None);
         }
         let above = other.is_some_and(|(ino, _)| from_ancestors.contains(&ino));
         if flags & EXCHANGE != 0 {
@@ -213,7 +225,7 @@ impl Core {
             if let Some(other) = other {
                 self.exchange(from, to, &mut pair, (moved, kind), other)?;
             }
-            return Ok(None);
+            return Ok(Some(None));
         }
         match other {
             Some((_, Kind::Directory)) if kind != Kind::Directory => return Err(EISDIR),
@@ -224,6 +236,23 @@ impl Core {
             _ => {}
         }
         self.replace(from, to, &mut pair, (moved, kind), other)
+            .map(Some)
+    }
+
+    /// Returns whether a rename may change the inodes whose names it changes.
+    fn covers(
+        &self,
+        gates: &Gates<'_>,
+        crosses: bool,
+        moved: (Ino, Kind),
+        other: Option<(Ino, Kind)>,
+    ) -> bool {
+        let inodes = || [Some(moved), other].into_iter().flatten();
+        // Directories that change their parents do it in one order, which a crash keeps. Without it, two renames in different shards
+        // could leave two directories within one another.
+        let moves_directory = crosses && inodes().any(|(_, kind)| kind == Kind::Directory);
+        let tree_is_covered = !moves_directory || gates.cover(ROOT);
+        inodes().fold(tree_is_covered, |all, (ino, _)| gates.cover(ino) && all)
     }
 
     fn replace(

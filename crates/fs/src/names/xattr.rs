@@ -66,8 +66,8 @@ impl Fs {
             return Err(EINVAL);
         }
         let core = &self.core;
-        let _gate = core.begin()?;
-        core.store.check_room()?;
+        let _gates = core.begin(&[ino])?;
+        core.store_of(ino).check_room()?;
         let inode = core.inode(ino)?;
         let mut meta = inode.meta.write();
         core.load_xattrs(ino, &mut meta)?;
@@ -119,7 +119,7 @@ impl Fs {
     /// Removes an attribute. Fails with ENODATA if it does not exist.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         let core = &self.core;
-        let _gate = core.begin()?;
+        let _gates = core.begin(&[ino])?;
         let inode = core.inode(ino)?;
         let mut meta = inode.meta.write();
         core.load_xattrs(ino, &mut meta)?;
@@ -144,7 +144,7 @@ impl Core {
         if meta.xattrs.is_none() {
             let mut all = BTreeMap::new();
             if meta.stored {
-                for name in self.store.xattr_names(ino)? {
+                for name in self.store_of(ino).xattr_names(ino)? {
                     all.insert(
                         name,
                         Xattr {
@@ -169,7 +169,7 @@ impl Core {
     fn value_of(&self, ino: Ino, name: &[u8], xattr: &Xattr) -> Result<Box<[u8]>> {
         match &xattr.value {
             Some(value) => Ok(value.clone()),
-            None => self.store.xattr(ino, name)?.ok_or(ENODATA),
+            None => self.store_of(ino).xattr(ino, name)?.ok_or(ENODATA),
         }
     }
 
@@ -182,20 +182,20 @@ impl Core {
         value: Option<Box<[u8]>>,
     ) {
         let all = meta.xattrs.get_or_insert_default();
+        let commits = self.commits_of(inode.ino);
         match value {
             Some(value) => {
                 let xattr = Xattr {
                     value: Some(value.clone()),
-                    seq: self.commits.seq(),
+                    seq: commits.seq(),
                 };
                 all.insert(name.into(), xattr);
-                self.commits
-                    .push(Change::PutXattr(inode.ino, name.into(), value));
-                self.commits.push_xattrs(inode.clone());
+                commits.push(Change::PutXattr(inode.ino, name.into(), value));
+                commits.push_xattrs(inode.clone());
             }
             None => {
                 all.remove(name);
-                self.commits.push(Change::DelXattr(inode.ino, name.into()));
+                commits.push(Change::DelXattr(inode.ino, name.into()));
             }
         }
     }

@@ -54,6 +54,11 @@ impl Bed {
         &self.fs.core
     }
 
+    /// Returns the batches of the root directory's shard.
+    fn commits(&self) -> &Commits {
+        self.core().commits_of(ROOT)
+    }
+
     fn change(&self, name: &str) {
         self.fs.mkdir(ROOT, name.as_bytes(), 0o755, CALLER).unwrap();
     }
@@ -67,7 +72,7 @@ impl Bed {
     /// Waits until the committer sleeps. Returns how often it has gone to sleep.
     fn await_sleep(&self) -> u64 {
         loop {
-            let control = self.core().commits.control.lock();
+            let control = self.commits().control.lock();
             if control.asleep.is_some() {
                 return control.sleeps;
             }
@@ -194,7 +199,7 @@ fn the_committer_serves_those_that_are_left_after_many_rounds() {
             tx.send(std::thread::current().id()).unwrap();
             if left > 0 {
                 let next = leave(core.clone(), left - 1, tx);
-                assert!(core.commits.leave(next).is_ok());
+                assert!(core.commits_of(ROOT).leave(next).is_ok());
             }
         };
         Waiter {
@@ -205,7 +210,12 @@ fn the_committer_serves_those_that_are_left_after_many_rounds() {
     }
     let bed = Bed::new();
     let (tx, rx) = channel();
-    lead(bed.core(), leave(bed.fs.core.clone(), ROUNDS_MAX, tx));
+    let shard = bed.core().shards.map().of_ino(ROOT);
+    lead(
+        bed.core(),
+        shard,
+        leave(bed.fs.core.clone(), ROUNDS_MAX, tx),
+    );
     let threads: Vec<ThreadId> = rx.iter().collect();
     let own = |id: &&ThreadId| **id == std::thread::current().id();
     assert_eq!(threads.len(), ROUNDS_MAX + 1);
@@ -221,7 +231,7 @@ fn a_close_beside_a_leader_waits_for_it_and_answers_those_that_come_later() {
         std::thread::scope(|scope| {
             scope.spawn(|| bed.sync(&tx));
             begun.recv().unwrap();
-            bed.core().commits.stop();
+            bed.commits().stop();
             let ends = scope.spawn(|| drop(catch_unwind(AssertUnwindSafe(|| bed.fs.close()))));
             bed.sync(&tx);
             assert_eq!(rx.recv().unwrap().0.unwrap_err().errno(), ESHUTDOWN.errno());

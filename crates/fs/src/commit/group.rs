@@ -1,0 +1,173 @@
+//! A group of shards whose batches become durable together.
+//!
+//! Most groups have one shard. A group has more after an operation that changed several shards at once. Only the thread that has locked
+//! the cuts of all its shards commits a group.
+
+use std::sync::atomic::Ordering;
+
+use parking_lot::MutexGuard;
+
+use super::Cut;
+use crate::core::Core;
+use crate::errno::ENOSPC;
+use crate::error::{Error, Result};
+use crate::shard::{ShardId, ShardSet};
+use crate::store::Change;
+use crate::types::Ino;
+
+/// Overlay entries dropped under one hold of a directory's lock.
+const SETTLE_ENTRIES: usize = 128;
+
+/// The cuts of a group, locked.
+pub(super) struct Group<'a> {
+    pub core: &'a Core,
+    pub set: ShardSet,
+    /// In the order of the shards.
+    pub cuts: Vec<(ShardId, MutexGuard<'a, Cut>)>,
+}
+
+impl Drop for Group<'_> {
+    /// Ends the changes of all shards of the group if the thread panics: a batch may be half sealed, or durable in part.
+    fn drop(&mut self) {
+        for shard in self.core.shards.of_set(self.set) {
+            shard.commits.fail_if_panicking();
+        }
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Waits for the threads that commit batches of these shards, and keeps others from doing so.
+    pub fn lock(core: &'a Core, set: ShardSet) -> Group<'a> {
+        let lock = |id| (id, core.shards.get(id).commits.cut.lock());
+        let cuts = set.iter().map(lock).collect();
+        Group { core, set, cuts }
+    }
+
+    /// Makes the sealed batches durable, after the data that they describe. After an error nothing of them is durable; they stay sealed
+    /// after ENOSPC, and any other error ends the changes of all shards of the group.
+    pub fn commit(&mut self) -> Result<()> {
+        let core = self.core;
+        let mut shards = core.shards.of_set(self.set);
+        shards.try_for_each(|shard| shard.commits.failure())?;
+        flush(core)?;
+        if let Err(error) = self.append() {
+            if error.errno() == ENOSPC.errno() {
+                for shard in core.shards.of_set(self.set) {
+                    shard.commits.note_room(Some(&error));
+                    shard.commits.try_later();
+                }
+            } else {
+                tracing::error!(
+                    "{error}; no more changes are accepted until the volume is mounted again"
+                );
+                for shard in core.shards.of_set(self.set) {
+                    shard.commits.fail(error.clone());
+                }
+            }
+            return Err(error);
+        }
+        for (id, cut) in &mut self.cuts {
+            let shard = core.shards.get(*id);
+            let logged = core.allocator.logged_of(*id);
+            shard.commits.note_room(None);
+            logged.changes_durable();
+            shard.checkpoints.note(shard.store.checkpoint_need());
+            if logged.is_half_full() {
+                shard.checkpoints.note_settlement();
+            }
+            settle(core, *id, std::mem::take(&mut **cut));
+        }
+        Ok(())
+    }
+
+    /// Writes the batches to the stores.
+    fn append(&self) -> Result<()> {
+        let store = |id: ShardId| &self.core.shards.get(id).store;
+        let mut batches = self.cuts.iter().filter(|(_, cut)| !cut.changes.is_empty());
+        match (batches.next(), batches.next()) {
+            (None, _) => Ok(()),
+            (Some((id, cut)), None) => store(*id).commit(&cut.changes),
+            // Volumes have one shard until stores can make batches durable together.
+            (Some(_), Some(_)) => Err(Error::Store("linked batches are not supported".into())),
+        }
+    }
+}
+
+/// Makes the data durable that was written before the call. An error ends all changes: what the device dropped is not known.
+pub(super) fn flush(core: &Core) -> Result<()> {
+    core.flushes.flush_all().map_err(|error| {
+        let error = Error::from(error);
+        core.shards.flush_failed(&error);
+        error
+    })
+}
+
+/// Drops from memory what a shard's store has, now that its batch is durable.
+fn settle(core: &Core, id: ShardId, cut: Cut) {
+    let shard = core.shards.get(id);
+    shard.commits.durable.store(cut.seq, Ordering::Release);
+    core.table.set_durable(id, cut.seq);
+    let mut changes = cut.changes.into_iter().peekable();
+    while let Some(change) = changes.next() {
+        let Some((dir, hash, name)) = entry_of(change) else {
+            continue;
+        };
+        let Some(inode) = core.table.get(dir) else {
+            continue;
+        };
+        let mut meta = inode.meta.write();
+        meta.overlay.settle(hash, name, cut.seq);
+        for _ in 1..SETTLE_ENTRIES {
+            let Some(change) = changes.next_if(|c| directory_of(c) == Some(dir)) else {
+                break;
+            };
+            if let Some((_, hash, name)) = entry_of(change) {
+                meta.overlay.settle(hash, name, cut.seq);
+            }
+        }
+    }
+    for inode in cut.xattrs {
+        let mut meta = inode.meta.write();
+        for xattr in meta.xattrs.iter_mut().flatten().map(|(_, xattr)| xattr) {
+            if xattr.seq <= cut.seq {
+                xattr.value = None;
+            }
+        }
+    }
+    let has_freed = !cut.freed.is_empty();
+    for blocks in cut.freed {
+        core.allocator.release_committed(blocks);
+    }
+    if has_freed {
+        core.leaving.freed();
+    }
+    if core.allocator.has_freed() {
+        core.discards.wake();
+    }
+    for inode in cut.files {
+        inode.give_up_file(cut.seq);
+    }
+    for ino in &cut.dead {
+        core.table.remove(*ino);
+    }
+    core.leaving.remove(&cut.dead);
+    shard.inodes.removed(cut.dead.len() as u64);
+    core.table.trim();
+}
+
+fn directory_of(change: &Change) -> Option<Ino> {
+    match change {
+        Change::PutEntry { dir, .. } | Change::DelEntry { dir, .. } => Some(*dir),
+        _ => None,
+    }
+}
+
+fn entry_of(change: Change) -> Option<(Ino, u64, Box<[u8]>)> {
+    match change {
+        Change::PutEntry {
+            dir, hash, name, ..
+        }
+        | Change::DelEntry { dir, hash, name } => Some((dir, hash, name)),
+        _ => None,
+    }
+}

@@ -1,0 +1,343 @@
+//! Seals the batches of a group of shards.
+//!
+//! The group has every shard to which a batch in it is linked. The changes of an inode go into the batch of its own shard, but those of
+//! bitmaps go into the batch of the blocks' shard, because its store has the bitmap. If that shard is not in the group, the inode waits
+//! for the next batch, which is linked to it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use jericho_format::PAGE_BYTES;
+use jericho_format::record::INODES_NAME;
+use parking_lot::RwLockWriteGuard;
+
+use super::group::Group;
+use super::{Batch, Commits, Cut, Waiter};
+use crate::core::Core;
+use crate::data::extents::Map;
+use crate::inode::{File, Inode};
+use crate::shard::{ShardId, ShardSet};
+use crate::store::Change;
+use crate::types::{Kind, SliceId};
+
+/// Seals the batch of a shard and those that must become durable with it. Each is appended to a batch that an earlier attempt could
+/// not commit. `waiters` wait for the batch of `first`; takes those out for whom it is not enough.
+pub(super) fn seal<'a>(core: &'a Core, first: ShardId, waiters: &mut Vec<Waiter>) -> Group<'a> {
+    let mut set = ShardSet::one(first);
+    loop {
+        let mut group = Group::lock(core, set);
+        let gates = group.close_gates();
+        let larger = group.with_links();
+        if set.contains_all(&larger) {
+            let held = Sealing::new(&mut group).run();
+            drop(gates);
+            let of_first = &core.shards.get(first).commits;
+            for held in &held {
+                held.wait_for_next(core);
+            }
+            postpone(of_first, &held, waiters);
+            for shard in core.shards.of_set(set) {
+                shard.commits.room.notify_all();
+            }
+            return group;
+        }
+        set = larger;
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Keeps operations out of the group's batches.
+    fn close_gates(&self) -> Vec<RwLockWriteGuard<'a, ()>> {
+        let shards = self.core.shards.of_set(self.set);
+        shards.map(|shard| shard.commits.gate.write()).collect()
+    }
+
+    /// Returns the shards of the group, and those to which a batch of the group is linked. The gates are closed.
+    fn with_links(&self) -> ShardSet {
+        let mut set = self.set;
+        for (shard, cut) in &self.cuts {
+            set.extend(cut.links);
+            set.extend(self.core.shards.get(*shard).commits.batch.lock().links);
+        }
+        set
+    }
+}
+
+/// An inode that this batch leaves as it was, or has only in part.
+struct Held {
+    inode: Arc<Inode>,
+    /// The shards that the batch with the inode needs besides its own.
+    strays: ShardSet,
+    /// The batch was to remove the inode.
+    is_dead: bool,
+}
+
+impl Held {
+    /// Puts the inode into the next batch.
+    fn wait_for_next(&self, core: &Core) {
+        let commits = core.commits_of(self.inode.ino);
+        if self.strays != ShardSet::default() {
+            commits.link(self.strays);
+        }
+        match self.is_dead {
+            true => commits.push_dead(self.inode.clone()),
+            false => core.mark_dirty(&self.inode),
+        }
+    }
+}
+
+/// The sealing of a group's batches, in closed gates.
+struct Sealing<'s, 'a> {
+    core: &'a Core,
+    group: &'s mut Group<'a>,
+    held: Vec<Held>,
+}
+
+impl<'s, 'a> Sealing<'s, 'a> {
+    fn new(group: &'s mut Group<'a>) -> Sealing<'s, 'a> {
+        Sealing {
+            core: group.core,
+            group,
+            held: Vec::new(),
+        }
+    }
+
+    /// Seals all batches. Returns the inodes that wait for the next ones.
+    fn run(mut self) -> Vec<Held> {
+        for at in 0..self.group.cuts.len() {
+            let batch = self.begin(at);
+            let id = self.group.cuts[at].0;
+            let inodes = &self.core.shards.get(id).inodes;
+            let count = inodes.sealed();
+            for inode in batch.dead {
+                self.bury(at, inode);
+            }
+            for inode in batch.dirty {
+                self.snapshot(at, inode);
+            }
+            let cut = &mut self.group.cuts[at].1;
+            if inodes.sealed() != count {
+                cut.changes
+                    .push(Change::PutValue(INODES_NAME, inodes.sealed()));
+            }
+            // In the gate: an image is in the batch that has its extent.
+            let logged = self.core.allocator.logged_of(id);
+            cut.changes.extend(logged.take_changes());
+        }
+        self.held
+    }
+
+    /// Takes the current batch of a shard, and gives the next one its number.
+    fn begin(&mut self, at: usize) -> Batch {
+        let (id, cut) = &mut self.group.cuts[at];
+        let commits = &self.core.shards.get(*id).commits;
+        let mut batch = std::mem::take(&mut *commits.batch.lock());
+        commits.weight.store(0, Ordering::Relaxed);
+        cut.seq = commits.seq.load(Ordering::Acquire);
+        commits.seq.store(cut.seq + 1, Ordering::Release);
+        cut.changes.append(&mut batch.changes);
+        cut.xattrs.append(&mut batch.xattrs);
+        cut.links.extend(batch.links);
+        batch
+    }
+
+    /// Returns which of these slices are of shards outside of the group.
+    fn strays(&self, slices: impl Iterator<Item = SliceId>) -> ShardSet {
+        let map = self.core.shards.map();
+        if map.count() == 1 {
+            return ShardSet::default();
+        }
+        let shards = slices.map(|slice| map.of_slice(slice));
+        shards
+            .filter(|shard| !self.group.set.contains(*shard))
+            .collect()
+    }
+
+    fn cut(&mut self, at: usize) -> &mut Cut {
+        &mut self.group.cuts[at].1
+    }
+
+    /// Moves the changes of bitmaps that are in the batch of `at` from the change `from` on to the batches of the blocks' shards.
+    fn route(&mut self, at: usize, from: usize) {
+        let map = self.core.shards.map();
+        if self.group.cuts.len() == 1 {
+            return;
+        }
+        let own = self.group.cuts[at].0;
+        let is_foreign = |change: &mut Change| match change {
+            Change::Use(blocks) | Change::Free(blocks) => map.of_slice(blocks.slice) != own,
+            _ => false,
+        };
+        let changes = &mut self.cut(at).changes;
+        let foreign: Vec<Change> = changes.extract_if(from.., is_foreign).collect();
+        for change in foreign {
+            let (Change::Use(blocks) | Change::Free(blocks)) = &change else {
+                continue;
+            };
+            let shard = map.of_slice(blocks.slice);
+            // The group has the shard: `strays` was empty.
+            if let Some((_, cut)) = self.group.cuts.iter_mut().find(|(id, _)| *id == shard) {
+                cut.changes.push(change);
+            }
+        }
+    }
+
+    /// Writes an inode's state into the batch of its shard. If a truncation is in progress, the batch keeps the committed size and
+    /// extents, and also if the extents change blocks of a shard outside of the group. The inode then waits for the next batch.
+    fn snapshot(&mut self, at: usize, inode: Arc<Inode>) {
+        let (seq, from) = (self.cut(at).seq, self.cut(at).changes.len());
+        // Before `dirty` is cleared: a sync that finds the inode clean must find that this batch, which is not durable, has it.
+        inode.included_in.store(seq, Ordering::Release);
+        // Before its state is read: a change from here on puts it into the next batch.
+        inode.dirty.store(false, Ordering::Release);
+        let mut meta = inode.meta.write();
+        if meta.buried {
+            return;
+        }
+        let file = match inode.kind {
+            Kind::File => inode.file.lock().clone(),
+            _ => None,
+        };
+        let mut size = meta.rec.size;
+        let mut strays = ShardSet::default();
+        let mut is_held = false;
+        if let Some(file) = &file {
+            if meta.dead {
+                size = meta.committed_size;
+            } else if file.is_in_truncation() {
+                size = meta.committed_size;
+                is_held = true;
+            } else {
+                // After a truncation since the last batch, the committed size counts bytes that are gone. `synced_size` does not.
+                let synced = file.synced_size.load(Ordering::Acquire);
+                size = durable_size(file, meta.committed_size.min(synced), size);
+                file.synced_size.fetch_max(size, Ordering::AcqRel);
+                // After the size: a page that is clean by then has its extent in the map.
+                strays = self.differences(at, &inode, &mut file.map.write());
+                if strays != ShardSet::default() {
+                    size = meta.committed_size;
+                    is_held = true;
+                }
+            }
+            meta.rec.blocks = file.map.read().stored_blocks();
+        }
+        let mut rec = meta.rec.clone();
+        rec.size = size;
+        let cut = self.cut(at);
+        cut.changes.push(Change::PutInode(inode.ino, rec));
+        if file.is_some() {
+            cut.files.push(inode.clone());
+        }
+        meta.committed_size = size;
+        if !meta.stored {
+            self.core.shards.of_ino(inode.ino).inodes.enters();
+        }
+        meta.stored = true;
+        drop(meta);
+        self.route(at, from);
+        if is_held {
+            self.held.push(Held {
+                inode,
+                strays,
+                is_dead: false,
+            });
+        }
+    }
+
+    /// Adds the changes of a file's extents to the batch. Changes nothing if they need shards outside of the group, and returns these.
+    fn differences(&mut self, at: usize, inode: &Inode, map: &mut Map) -> ShardSet {
+        let strays = self.strays(map.changed_slices());
+        if map.has_changes() && strays == ShardSet::default() {
+            let cut = self.cut(at);
+            map.differences(inode.ino, &mut cut.changes, &mut cut.freed);
+        }
+        strays
+    }
+
+    /// Adds the removal of an inode to the batch of its shard, or has it wait if it has blocks of a shard outside of the group.
+    fn bury(&mut self, at: usize, inode: Arc<Inode>) {
+        let from = self.cut(at).changes.len();
+        let ino = inode.ino;
+        let mut meta = inode.meta.write();
+        let file = inode.file.lock().clone();
+        let mut map = file.as_ref().map(|file| file.map.write());
+        let strays = match &map {
+            Some(map) => self.strays(map.stored_slices()),
+            None => ShardSet::default(),
+        };
+        if strays != ShardSet::default() {
+            drop((map, meta));
+            return self.held.push(Held {
+                inode,
+                strays,
+                is_dead: true,
+            });
+        }
+        if let Some(map) = &mut map {
+            let allocator = &self.core.allocator;
+            let cut = self.cut(at);
+            map.remove_all(ino, allocator, &mut cut.changes, &mut cut.freed);
+        }
+        let inodes = &self.core.shards.of_ino(ino).inodes;
+        let cut = self.cut(at);
+        for name in meta.xattrs.take().unwrap_or_default().into_keys() {
+            cut.changes.push(Change::DelXattr(ino, name));
+        }
+        if meta.stored {
+            cut.changes.push(Change::DelInode(ino));
+            inodes.leaves();
+        }
+        cut.changes.push(Change::DelOrphan(ino));
+        cut.dead.push(ino);
+        meta.buried = true;
+        inode.included_in.store(cut.seq, Ordering::Release);
+        drop(meta);
+        self.route(at, from);
+    }
+}
+
+/// Takes out the waiters for whom this batch is not enough, because it left their files as they were.
+fn postpone(commits: &Commits, held: &[Held], waiters: &mut Vec<Waiter>) {
+    // Dropped after the lock is released.
+    let files: Vec<_> = waiters
+        .iter()
+        .map(|waiter| waiter.inode.as_ref()?.file.lock().clone())
+        .collect();
+    let mut control = commits.control.lock();
+    for (waiter, file) in std::mem::take(waiters).into_iter().zip(&files) {
+        let is = |inode: &Arc<Inode>| held.iter().any(|held| Arc::ptr_eq(&held.inode, inode));
+        if file.as_ref().is_some_and(|file| file.is_in_truncation()) {
+            // Under the lock: when the truncation ends, it finds the waiter there (`released`).
+            control.postponed.push(waiter);
+        } else if waiter.inode.as_ref().is_some_and(is) {
+            // The truncation ended after the batch was sealed, or there was none. The next batch has the file.
+            control.waiters.push(waiter);
+        } else {
+            waiters.push(waiter);
+        }
+    }
+}
+
+/// Returns the part of a file's size that the batch may have: all of it, or up to the first page beyond the committed size whose
+/// newest bytes are only in memory. A sync that has ended raises the limit to `synced_size`.
+fn durable_size(file: &File, committed: u64, size: u64) -> u64 {
+    if size <= committed {
+        file.size_pending.store(false, Ordering::Release);
+        return size;
+    }
+    // Before asking: a write-back that ends from here on finds it set and brings the inode back (`write_back_ended`).
+    file.size_pending.store(true, Ordering::Release);
+    // The cache keeps a page dirty until the map records its new place. A page that has blocks and is not dirty was
+    // never written: it was reserved ahead and is now a gap, so it reads as zeros.
+    let Some(page) = file.first_dirty(committed / PAGE_BYTES) else {
+        file.size_pending.store(false, Ordering::Release);
+        return size;
+    };
+    let limit = (page * PAGE_BYTES)
+        .max(committed)
+        .max(file.synced_size.load(Ordering::Acquire));
+    if limit >= size {
+        file.size_pending.store(false, Ordering::Release);
+    }
+    limit.min(size)
+}
