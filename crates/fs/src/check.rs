@@ -7,6 +7,7 @@
 mod counts;
 mod names;
 mod space;
+mod stores;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,12 +21,12 @@ use jericho_volume::labels;
 use jericho_volume::superblocks::{Superblocks, read_copies};
 use jericho_volume::{DeviceOverlay, OpenMode, Volume, VolumeError};
 
+use self::stores::{Fix, Stores};
 use crate::alloc::Allocator;
 use crate::error::Error;
 use crate::metadata;
 use crate::store::region::Region;
-use crate::store::tables::Row;
-use crate::store::{Change, InodeRecord, Store, StoreRef};
+use crate::store::{InodeRecord, Store};
 use crate::types::{Ino, Kind};
 
 /// Options of a check.
@@ -86,27 +87,29 @@ const PASSES_MAX: usize = 8;
 /// Largest number of findings kept, so that messages about a badly damaged volume do not fill memory.
 const FINDINGS_MAX: usize = 10_000;
 
-/// The findings of one pass over the store, and the rows that would put them right.
+/// The findings of one pass over the stores, and the rows that would put them right.
 struct Pass<'v> {
     volume: &'v Volume,
+    stores: &'v Stores,
     report: Report,
-    fixes: Vec<Row>,
+    fixes: Vec<Fix>,
     more: u64,
     inodes: BTreeMap<Ino, Seen>,
     counts: Counts,
     lost_and_found: Option<Ino>,
 }
 
-/// The marks of the inode numbers and the number of inodes, as the store has them, and what the inodes say about them.
+/// The marks of the inode numbers and the numbers of inodes, as the stores have them, and what the inodes say about them.
 #[derive(Default)]
 struct Counts {
     /// By slice: the mark, if it is a possible one.
     marks: Vec<Option<u64>>,
-    /// By slice: whether the store has a row for the mark.
+    /// By slice: whether its store has a row for the mark.
     has_mark: Vec<bool>,
-    inodes: Option<u64>,
-    /// Number of rows with inodes.
-    inode_rows: u64,
+    /// By shard: the number of inodes that its store says.
+    inodes: Vec<Option<u64>>,
+    /// By shard: the number of rows with inodes.
+    inode_rows: Vec<u64>,
     /// By slice: the largest counter of an inode number in use, or 0.
     highest: Vec<u64>,
     /// The counter of an inode of slice 0 that the repair makes, or 0.
@@ -142,6 +145,17 @@ impl Pass<'_> {
 
     fn damage(&mut self, text: String) {
         self.find(Severity::Damage, text);
+    }
+
+    /// Reports the rows that are in a store where they do not belong.
+    fn misplaced(&mut self) {
+        for fix in self.stores.take_misplaced() {
+            let (table, key) = (fix.row.table, &fix.row.key);
+            self.damage(format!(
+                "a row of table {table:?} with the key {key:02x?} is in the metadata of another slice"
+            ));
+            self.fixes.push(fix);
+        }
     }
 }
 
@@ -283,12 +297,12 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
             return Ok(report);
         }
     }
-    let opened = open_store(&volume, false).and_then(|(store, damage)| {
-        if let Some(damage) = damage {
+    let opened = open_stores(&volume, false).and_then(|(stores, damage)| {
+        for damage in damage {
             let text = format!("{damage}; the changes from there on are lost");
             find(Severity::Damage, text);
         }
-        pass(&volume, &store).map(|p| p.0)
+        pass(&volume, &stores).map(|p| p.0)
     });
     match opened {
         Ok(found) => {
@@ -308,13 +322,14 @@ fn check_once(devices: &[Arc<dyn Device>]) -> Result<Report, VolumeError> {
     }
 }
 
-/// Opens the store. Returns also what is wrong with the journal.
-fn open_store(volume: &Volume, repair: bool) -> Result<(StoreRef, Option<String>), Error> {
-    metadata::open_store_only(volume, 64 << 20, repair)
+/// Opens the stores. Returns also what is wrong with their journals.
+fn open_stores(volume: &Volume, repair: bool) -> Result<(Stores, Vec<String>), Error> {
+    let (stores, damage) = metadata::open_stores_only(volume, 64 << 20, repair)?;
+    Ok((Stores::new(stores, volume), damage))
 }
 
-/// Finds everything that is wrong in the store, and the rows that would put it right.
-fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
+/// Finds everything that is wrong in the stores, and the rows that would put it right.
+fn pass(volume: &Volume, stores: &Stores) -> Result<(Report, Vec<Fix>), Error> {
     let report = Report {
         metadata_bytes: volume
             .superblocks()
@@ -323,6 +338,7 @@ fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
     };
     let mut pass = Pass {
         volume,
+        stores,
         report,
         fixes: vec![],
         more: 0,
@@ -330,14 +346,15 @@ fn pass(volume: &Volume, store: &Store) -> Result<(Report, Vec<Row>), Error> {
         counts: Counts::default(),
         lost_and_found: None,
     };
-    pass.values(store)?;
-    pass.inodes(store)?;
-    pass.orphans(store)?;
-    pass.entries(store)?;
+    pass.values()?;
+    pass.inodes()?;
+    pass.orphans()?;
+    pass.entries()?;
     pass.links();
-    pass.xattrs(store)?;
-    pass.space(store)?;
+    pass.xattrs()?;
+    pass.space()?;
     pass.counts();
+    pass.misplaced();
     for seen in pass.inodes.values() {
         match seen.record.kind {
             Kind::Directory => pass.report.directories += 1,
@@ -361,8 +378,8 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
     // Also writes the other copy of the superblock, so that both are valid again.
     volume.superblocks().update(|_| {})?;
     for _ in 0..PASSES_MAX {
-        let (store, _) = open_store(&volume, true)?;
-        let (report, fixes) = pass(&volume, &store)?;
+        let (stores, _) = open_stores(&volume, true)?;
+        let (report, fixes) = pass(&volume, &stores)?;
         for finding in report.findings {
             if finding.severity != Severity::Info && !repaired.contains(&finding) {
                 repaired.push(finding);
@@ -371,16 +388,16 @@ fn repair(devices: &[Arc<dyn Device>], repaired: &mut Vec<Finding>) -> Result<()
         if fixes.is_empty() {
             // The commits of this repair may have used spare chunks of the metadata region. Opening an allocator proves that the
             // counts agree: each container has room for its used blocks and its chunks.
-            let allocator = Allocator::of_volume(std::slice::from_ref(&store), &volume)?;
+            let allocator = Allocator::of_volume(&stores.all, &volume)?;
             drop(allocator);
             break;
         }
-        store.commit_rows(fixes)?;
-        store.close()?;
+        stores.commit(fixes)?;
+        stores.close()?;
     }
-    let (store, _) = open_store(&volume, true)?;
-    store.commit(&[Change::PutValue("repaired", 1)])?;
-    store.close()?;
+    let (stores, _) = open_stores(&volume, true)?;
+    stores.note_repair()?;
+    stores.close()?;
     volume.mark_clean()?;
     Ok(())
 }

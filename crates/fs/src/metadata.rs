@@ -84,21 +84,21 @@ pub(crate) fn create(
     Ok((stores, allocator))
 }
 
-/// Opens the store without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
-/// spare chunks. Gives up the part of the journal after damage, and returns a description of the damage. With `repair` the store
-/// takes commits, and a journal that cannot be read is made again.
-pub(crate) fn open_store_only(
+/// Opens the stores without an allocator, for callers that cannot trust the bitmaps. The metadata region then grows only into its
+/// spare chunks. Gives up the part of a journal after damage, and returns descriptions of the damage. With `repair` the
+/// stores take commits, and a journal that cannot be read is made again.
+pub(crate) fn open_stores_only(
     volume: &Volume,
     cache_bytes: usize,
     repair: bool,
-) -> Result<(StoreRef, Option<String>)> {
+) -> Result<(Vec<StoreRef>, Vec<String>)> {
     let store = open_redb(volume, cache_bytes)?;
     let recovered = store.recover(journal_of(volume), Damage::GiveUpRest)?;
-    let damage = recovered.damage.clone();
+    let damage = recovered.damage.clone().into_iter().collect();
     if repair {
         store.finish_recovery(recovered)?;
     }
-    Ok((store, damage))
+    Ok((vec![store], damage))
 }
 
 /// Returns the place of the volume's journal.

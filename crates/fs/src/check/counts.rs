@@ -4,32 +4,36 @@
 use jericho_format::record::{INO_COUNTER_BITS, INODES_NAME, ino_mark_name, ino_of, parts_of_ino};
 
 use super::Pass;
+use super::stores::Fix;
 use crate::error::Result;
 use crate::numbers::mark_after;
+use crate::shard::ShardId;
+use crate::store::codec;
 use crate::store::tables::{Row, Table};
-use crate::store::{Store, codec};
 use crate::types::{Ino, SliceId};
 
 impl Pass<'_> {
     /// Reads the marks and the number of inodes.
-    pub(super) fn values(&mut self, store: &Store) -> Result<()> {
+    pub(super) fn values(&mut self) -> Result<()> {
         let slices = self.volume.slices().len();
+        let stores = self.stores;
         let counts = &mut self.counts;
+        counts.inodes = vec![None; stores.all.len()];
+        counts.inode_rows = vec![0; stores.all.len()];
         counts.marks = vec![None; slices];
         counts.has_mark = vec![false; slices];
         counts.highest = vec![0; slices];
         let names: Vec<String> = (0..slices as SliceId).map(ino_mark_name).collect();
-        store.scan(Table::Values, |key, value| {
+        stores.scan(Table::Values, |shard, key, value| {
             let number = codec::number_of_value("", value).ok();
             if key == INODES_NAME.as_bytes() {
-                counts.inodes = number;
+                counts.inodes[shard.index()] = number;
             }
             if let Some(slice) = names.iter().position(|name| name.as_bytes() == key) {
                 counts.has_mark[slice] = true;
                 counts.marks[slice] =
                     number.filter(|mark| (2..=1 << INO_COUNTER_BITS).contains(mark));
             }
-            true
         })
     }
 
@@ -45,9 +49,9 @@ impl Pass<'_> {
         true
     }
 
-    /// Counts a row of the table of inodes.
-    pub(super) fn count_inode_row(&mut self) {
-        self.counts.inode_rows += 1;
+    /// Counts a row of a shard's table of inodes.
+    pub(super) fn count_inode_row(&mut self, shard: ShardId) {
+        self.counts.inode_rows[shard.index()] += 1;
     }
 
     /// Returns a number for an inode that the repair makes. Called once in a pass.
@@ -62,15 +66,8 @@ impl Pass<'_> {
     /// Compares the marks, the number of inodes and the blocks of each inode with what is in the store.
     pub(super) fn counts(&mut self) {
         self.marks();
-        let (counted, rows) = (self.counts.inodes, self.counts.inode_rows);
-        if counted != Some(rows) {
-            let counted = counted.map_or("an impossible number of".into(), |counted| {
-                counted.to_string()
-            });
-            self.damage(format!(
-                "the store says that there are {counted} inodes, and there are {rows}"
-            ));
-            self.put_value(INODES_NAME, rows);
+        for shard in self.stores.map().all().iter() {
+            self.inode_count(shard);
         }
         let wrong: Vec<Ino> = self
             .inodes
@@ -91,6 +88,23 @@ impl Pass<'_> {
         }
     }
 
+    fn inode_count(&mut self, shard: ShardId) {
+        let counted = self.counts.inodes[shard.index()];
+        let rows = self.counts.inode_rows[shard.index()];
+        // A store without inodes need not have the row.
+        if counted == Some(rows) || (counted.is_none() && rows == 0) {
+            return;
+        }
+        let counted = counted.map_or("an impossible number of".into(), |counted| {
+            counted.to_string()
+        });
+        self.damage(format!(
+            "the store says that there are {counted} inodes, and there are {rows}"
+        ));
+        let row = value_row(INODES_NAME, rows);
+        self.fixes.push(Fix { shard, row });
+    }
+
     fn marks(&mut self) {
         for slice in 0..self.counts.marks.len() {
             let (mark, highest) = (self.counts.marks[slice], self.counts.highest[slice]);
@@ -105,18 +119,19 @@ impl Pass<'_> {
             self.damage(format!(
                 "the mark {name} is {mark}, and must be more than {highest}"
             ));
-            self.put_value(&name, mark_after(highest));
+            self.fix(value_row(&name, mark_after(highest)));
         }
         if self.counts.made > 0 {
-            self.put_value(&ino_mark_name(0), mark_after(self.counts.made));
+            self.fix(value_row(&ino_mark_name(0), mark_after(self.counts.made)));
         }
     }
+}
 
-    fn put_value(&mut self, name: &str, value: u64) {
-        self.fixes.push(Row {
-            table: Table::Values,
-            key: name.as_bytes().to_vec(),
-            value: Some(value.to_le_bytes().to_vec()),
-        });
+/// Returns the row of a named value.
+fn value_row(name: &str, value: u64) -> Row {
+    Row {
+        table: Table::Values,
+        key: name.as_bytes().to_vec(),
+        value: Some(value.to_le_bytes().to_vec()),
     }
 }

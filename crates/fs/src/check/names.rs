@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use jericho_format::FILE_BYTES_MAX;
 use jericho_format::record::{self, key_number};
 
+use super::stores::Fix;
 use super::{Pass, Seen, Severity};
 use crate::error::Result;
 use crate::format;
+use crate::shard::ShardId;
 use crate::store::tables::Row;
 use crate::store::tables::Table;
-use crate::store::{Entry, Store, codec};
+use crate::store::{Entry, codec};
 use crate::types::{Ino, Kind, ROOT, SliceId};
 
 /// Directory that takes the inodes without a path from the root.
@@ -21,19 +23,37 @@ fn show(name: &[u8]) -> String {
 }
 
 impl Pass<'_> {
+    /// Has the repair put or remove a row in the store where it belongs.
+    pub(super) fn fix(&mut self, row: Row) {
+        let home = self.stores.home_of(row.table, &row.key);
+        let shard = home.unwrap_or_else(|| self.stores.map().of_ino(ROOT));
+        self.fixes.push(Fix { shard, row });
+    }
+
+    /// Has the repair remove a row from the store where it belongs.
     pub(super) fn remove(&mut self, table: Table, key: &[u8]) {
-        self.fixes.push(Row {
+        self.fix(Row {
             table,
             key: key.to_vec(),
             value: None,
         });
     }
 
+    /// Has the repair remove a row from the store that has it, because its key may make no sense.
+    pub(super) fn remove_from(&mut self, shard: ShardId, table: Table, key: &[u8]) {
+        let row = Row {
+            table,
+            key: key.to_vec(),
+            value: None,
+        };
+        self.fixes.push(Fix { shard, row });
+    }
+
     pub(super) fn put_inode(&mut self, ino: Ino) {
         if let Some(seen) = self.inodes.get(&ino) {
             let value = Some(codec::inode_to_bytes(&seen.record));
             let key = record::ino_key(ino).to_vec();
-            self.fixes.push(Row {
+            self.fix(Row {
                 table: Table::Inodes,
                 key,
                 value,
@@ -45,23 +65,24 @@ impl Pass<'_> {
     fn put_entry(&mut self, dir: Ino, name: &[u8], ino: Ino, kind: Kind) {
         let key = record::entry_key(dir, self.volume.hash_name(name), name);
         let value = Some(codec::entry_to_bytes(ino, kind).to_vec());
-        self.fixes.push(Row {
+        self.fix(Row {
             table: Table::Entries,
             key,
             value,
         });
     }
 
-    pub(super) fn inodes(&mut self, store: &Store) -> Result<()> {
-        store.scan(Table::Inodes, |key, value| {
-            self.count_inode_row();
+    pub(super) fn inodes(&mut self) -> Result<()> {
+        let stores = self.stores;
+        stores.scan(Table::Inodes, |shard, key, value| {
+            self.count_inode_row(shard);
             let ino = key_number(key).filter(|_| key.len() == 8);
             let Some(ino) = ino.filter(|ino| self.is_possible_ino(*ino)) else {
                 self.damage(format!(
                     "a record has the impossible inode number {key:02x?}"
                 ));
-                self.remove(Table::Inodes, key);
-                return true;
+                self.remove_from(shard, Table::Inodes, key);
+                return;
             };
             match codec::inode_from_bytes(ino, value) {
                 Ok(record) => {
@@ -81,10 +102,9 @@ impl Pass<'_> {
                     self.damage(format!(
                         "the record of inode {ino} is invalid; the inode is lost"
                     ));
-                    self.remove(Table::Inodes, key);
+                    self.remove_from(shard, Table::Inodes, key);
                 }
             }
-            true
         })?;
         let root = self.inodes.get(&ROOT).map(|seen| seen.record.kind);
         if root != Some(Kind::Directory) {
@@ -106,33 +126,33 @@ impl Pass<'_> {
         Ok(())
     }
 
-    pub(super) fn orphans(&mut self, store: &Store) -> Result<()> {
-        store.scan(Table::Orphans, |key, _| {
+    pub(super) fn orphans(&mut self) -> Result<()> {
+        let stores = self.stores;
+        stores.scan(Table::Orphans, |shard, key, _| {
             match key_number(key).and_then(|ino| self.inodes.get_mut(&ino)) {
                 Some(seen) => seen.orphan = true,
                 None => {
                     let ino = key_number(key).unwrap_or_default();
                     self.damage(format!("inode {ino} is to be removed but does not exist"));
-                    self.remove(Table::Orphans, key);
+                    self.remove_from(shard, Table::Orphans, key);
                 }
             }
-            true
         })
     }
 
-    pub(super) fn entries(&mut self, store: &Store) -> Result<()> {
+    pub(super) fn entries(&mut self) -> Result<()> {
         // The directories in each directory, to find the reachable inodes.
         let mut children: HashMap<Ino, Vec<Ino>> = HashMap::new();
-        store.scan(Table::Entries, |key, value| {
+        let stores = self.stores;
+        stores.scan(Table::Entries, |shard, key, value| {
             let dir = key_number(key).unwrap_or_default();
             match codec::entry_of_row(key, value) {
                 Ok(entry) => self.entry(dir, key, &entry, &mut children),
                 Err(_) => {
                     self.damage(format!("an entry of directory {dir} is invalid"));
-                    self.remove(Table::Entries, key);
+                    self.remove_from(shard, Table::Entries, key);
                 }
             }
-            true
         })?;
         let mut next = vec![ROOT];
         while let Some(dir) = next.pop() {
@@ -368,13 +388,13 @@ impl Pass<'_> {
                 record.perm = 0o700;
                 let value = Some(codec::inode_to_bytes(&record));
                 let row_key = record::ino_key(ino).to_vec();
-                self.fixes.push(Row {
+                self.fix(Row {
                     table: Table::Inodes,
                     key: row_key,
                     value,
                 });
                 let value = Some(codec::entry_to_bytes(ino, Kind::Directory).to_vec());
-                self.fixes.push(Row {
+                self.fix(Row {
                     table: Table::Entries,
                     key,
                     value,
@@ -400,17 +420,17 @@ impl Pass<'_> {
         }
     }
 
-    pub(super) fn xattrs(&mut self, store: &Store) -> Result<()> {
-        store.scan(Table::Xattrs, |key, _| {
+    pub(super) fn xattrs(&mut self) -> Result<()> {
+        let stores = self.stores;
+        stores.scan(Table::Xattrs, |shard, key, _| {
             let ino = key_number(key).unwrap_or_default();
             if !self.inodes.contains_key(&ino) {
                 let name = show(key.get(8..).unwrap_or_default());
                 self.damage(format!(
                     "attribute {name} belongs to inode {ino}, which does not exist"
                 ));
-                self.remove(Table::Xattrs, key);
+                self.remove_from(shard, Table::Xattrs, key);
             }
-            true
         })
     }
 }

@@ -7,9 +7,9 @@ use jericho_format::PAGE_MAX;
 use super::{Pass, Severity};
 use crate::alloc::Blocks;
 use crate::error::Result;
+use crate::store::codec;
 use crate::store::tables::Row;
 use crate::store::tables::{Table, container_key};
-use crate::store::{Store, codec};
 use crate::types::{Ino, Kind, SliceId};
 
 /// The owner of a range of blocks.
@@ -26,8 +26,8 @@ type Owned = (SliceId, u64, u64, Owner);
 type Bitmaps = BTreeMap<(SliceId, u32), Box<[u64]>>;
 
 impl Pass<'_> {
-    pub(super) fn space(&mut self, store: &Store) -> Result<()> {
-        let mut owned = self.extents(store)?;
+    pub(super) fn space(&mut self) -> Result<()> {
+        let mut owned = self.extents()?;
         self.volume.superblocks().with(|s| {
             let blocks = u64::from(s.head.chunk_blocks.get());
             for chunk in &s.chunks {
@@ -38,20 +38,21 @@ impl Pass<'_> {
             }
         });
         self.overlaps(&mut owned);
-        self.bitmaps(store, &owned)?;
-        self.images(store)
+        self.bitmaps(&owned)?;
+        self.images()
     }
 
     /// Checks the form of images. An image of a free block is no damage (`LoggedPages::drop_orphan`).
-    fn images(&mut self, store: &Store) -> Result<()> {
+    fn images(&mut self) -> Result<()> {
         let slices = self.volume.slices();
         let exists = |(slice, block): (SliceId, u64)| {
             let slice = slices.get(usize::from(slice));
             slice.is_some_and(|slice| block < slice.blocks)
         };
-        store.scan(Table::Logged, |key, value| {
+        let stores = self.stores;
+        stores.scan(Table::Logged, |shard, key, value| {
             let wrong = match codec::image_of_row(key, value) {
-                Ok((block, _)) if exists(block) => return true,
+                Ok((block, _)) if exists(block) => return,
                 Ok(((slice, block), _)) => {
                     format!(
                         "a logged page is of block {block} of slice {slice}, which does not exist"
@@ -60,20 +61,20 @@ impl Pass<'_> {
                 Err(_) => format!("a logged page is invalid: key {key:02x?}"),
             };
             self.damage(wrong);
-            self.remove(Table::Logged, key);
-            true
+            self.remove_from(shard, Table::Logged, key);
         })
     }
 
-    fn extents(&mut self, store: &Store) -> Result<Vec<Owned>> {
+    fn extents(&mut self) -> Result<Vec<Owned>> {
         let mut owned = Vec::new();
         // The file, and the page after its last extent.
         let mut last = (0, 0);
-        store.scan(Table::Extents, |key, value| {
+        let stores = self.stores;
+        stores.scan(Table::Extents, |shard, key, value| {
             let Ok((ino, extent)) = codec::extent_of_row(key, value) else {
                 self.damage(format!("an extent is invalid: key {key:02x?}"));
-                self.remove(Table::Extents, key);
-                return true;
+                self.remove_from(shard, Table::Extents, key);
+                return;
             };
             let Blocks {
                 slice,
@@ -110,7 +111,7 @@ impl Pass<'_> {
             match wrong {
                 Some(wrong) => {
                     self.damage(format!("{what} {wrong}"));
-                    self.remove(Table::Extents, key);
+                    self.remove_from(shard, Table::Extents, key);
                 }
                 None => {
                     last = (ino, pages_end.unwrap_or_default());
@@ -120,7 +121,6 @@ impl Pass<'_> {
                     owned.push((slice, first, count.into(), Owner::File(ino, extent.page)));
                 }
             }
-            true
         })?;
         Ok(owned)
     }
@@ -173,12 +173,12 @@ impl Pass<'_> {
         *owned = kept;
     }
 
-    fn bitmaps(&mut self, store: &Store, owned: &[Owned]) -> Result<()> {
-        let container_blocks = u64::from(store.container_blocks());
+    fn bitmaps(&mut self, owned: &[Owned]) -> Result<()> {
+        let container_blocks = u64::from(self.stores.all[0].container_blocks());
         let words = (container_blocks / 64) as usize;
         let expected = self.expected_bitmaps(owned, container_blocks);
-        let found = self.stored_bitmaps(store, words)?;
-        let counts = self.stored_counts(store)?;
+        let found = self.stored_bitmaps(words)?;
+        let counts = self.stored_counts()?;
         let mut all: Vec<(SliceId, u32)> = expected
             .keys()
             .chain(found.keys())
@@ -217,37 +217,37 @@ impl Pass<'_> {
     }
 
     /// Reads the bitmaps of the store. Removes those that make no sense.
-    fn stored_bitmaps(&mut self, store: &Store, words: usize) -> Result<Bitmaps> {
+    fn stored_bitmaps(&mut self, words: usize) -> Result<Bitmaps> {
         let mut found: Bitmaps = BTreeMap::new();
-        store.scan(Table::Bitmaps, |key, value| {
+        let stores = self.stores;
+        stores.scan(Table::Bitmaps, |shard, key, value| {
             let row = codec::container_of_key(key)
                 .and_then(|at| Ok((at, codec::bitmap_from_bytes(value, words)?)));
             match row {
                 Ok((at, bitmap)) => drop(found.insert(at, bitmap)),
                 Err(_) => {
                     self.damage(format!("a bitmap is invalid: key {key:02x?}"));
-                    self.remove(Table::Bitmaps, key);
+                    self.remove_from(shard, Table::Bitmaps, key);
                 }
             }
-            true
         })?;
         Ok(found)
     }
 
     /// Reads the counts of used blocks of the store. Removes those that make no sense.
-    fn stored_counts(&mut self, store: &Store) -> Result<BTreeMap<(SliceId, u32), u32>> {
+    fn stored_counts(&mut self) -> Result<BTreeMap<(SliceId, u32), u32>> {
         let mut counts = BTreeMap::new();
-        store.scan(Table::Used, |key, value| {
+        let stores = self.stores;
+        stores.scan(Table::Used, |shard, key, value| {
             let row =
                 codec::container_of_key(key).and_then(|at| Ok((at, codec::count_of_value(value)?)));
             match row {
                 Ok((at, count)) => drop(counts.insert(at, count)),
                 Err(_) => {
                     self.damage(format!("a count of used blocks is invalid: key {key:02x?}"));
-                    self.remove(Table::Used, key);
+                    self.remove_from(shard, Table::Used, key);
                 }
             }
-            true
         })?;
         Ok(counts)
     }
@@ -281,12 +281,12 @@ impl Pass<'_> {
             let key = container_key(at.0, at.1).to_vec();
             let bitmap = (count > 0).then(|| codec::bitmap_to_bytes(want));
             let total = (count > 0).then(|| count.to_le_bytes().to_vec());
-            self.fixes.push(Row {
+            self.fix(Row {
                 table: Table::Bitmaps,
                 key: key.clone(),
                 value: bitmap,
             });
-            self.fixes.push(Row {
+            self.fix(Row {
                 table: Table::Used,
                 key,
                 value: total,

@@ -8,8 +8,8 @@ use super::*;
 use crate::alloc::Blocks;
 use crate::format::{format, root};
 use crate::metadata::tests::{MemoryDevice, formatted, open_first, opened};
-use crate::store::tables::Table;
-use crate::store::{Extent, codec};
+use crate::store::tables::{Row, Table};
+use crate::store::{Change, Extent, codec};
 use crate::types::ROOT;
 
 const READ: CheckOptions = CheckOptions {
