@@ -16,7 +16,7 @@ use jericho_sim::{DeviceSet, SimDevice};
 use jericho_storage::Device;
 use jericho_volume::{FormatOptions, OpenMode, Volume};
 
-use crate::history::{Found, History, Names};
+use crate::history::{Found, History, Names, shard_of};
 use crate::steps::{Base, Op, Sequence, Step};
 
 const CALLER: Caller = Caller {
@@ -186,6 +186,13 @@ fn has_room(result: jericho_fs::Result<()>) -> bool {
     }
 }
 
+/// Returns the shard of a path's directory. Each directory is in the slice of its index.
+fn shard_of_path(path: &str) -> usize {
+    let dir = path.split('/').next();
+    let slice = DIRS.iter().position(|other| Some(*other) == dir);
+    shard_of(slice.unwrap() as u16)
+}
+
 /// The path of a file when it is created.
 fn path_of(file: usize) -> String {
     format!("{}/{}", DIRS[file], ["a", "b"][file])
@@ -275,7 +282,7 @@ pub fn run(templates: &Templates, sequence: &Sequence) -> Recorded {
     let mut bed = Bed {
         set: &set,
         mount,
-        history: History::new(Names::new(), Vec::new()),
+        history: History::new(Names::new(), Vec::new(), shard_of_path),
         handles: Vec::new(),
         current: [0, 1],
         writes: SIZES.len(),
@@ -321,7 +328,7 @@ impl Bed<'_> {
             files.push((ino, pattern(file, 0..size)));
         }
         let names = (0..files.len()).map(|file| (path_of(file), file)).collect();
-        self.history = History::new(names, files);
+        self.history = History::new(names, files, shard_of_path);
     }
 
     fn create(&mut self, slot: usize) {
@@ -332,7 +339,7 @@ impl Bed<'_> {
         let begun = self.changes();
         let handle = self.mount.create(&path);
         let file = self.history.files.len();
-        self.history.note(file, begun, |names| {
+        self.history.note(file, handle.ino(), begun, |names| {
             names.insert(path, file);
         });
         self.history.add_file(handle.ino(), Vec::new(), begun);
@@ -366,7 +373,7 @@ impl Bed<'_> {
                 let range = range.start as u64..range.end as u64;
                 self.history.sync_bytes(file, range, changes);
                 let created = self.history.files[file].created;
-                self.history.sync_state(created, changes);
+                self.history.sync_state(file, created, changes);
             }
             Op::Fsync | Op::Fdatasync | Op::FsyncBySlice | Op::FdatasyncBySlice => {
                 let is_data = matches!(op, Op::Fdatasync | Op::FdatasyncBySlice);
@@ -382,7 +389,7 @@ impl Bed<'_> {
                 } else {
                     inode.touched
                 };
-                self.history.sync_state(state, changes);
+                self.history.sync_state(file, state, changes);
             }
             Op::RenameSame | Op::RenameCross | Op::RenameOver | Op::Link | Op::Unlink => {
                 self.rename_link_or_unlink(op, slot);
@@ -399,10 +406,11 @@ impl Bed<'_> {
                 if !has_room(self.mount.fs.move_to(handle.ino(), other)) {
                     return;
                 }
-                self.history.note(file, begun, |_| ());
+                let ino = handle.ino();
+                self.history.note(file, ino, begun, |_| ());
                 let changes = self.changes();
                 self.history.sync_bytes(file, 0..u64::MAX, changes);
-                self.sync_latest_state(changes);
+                self.history.sync_all(changes);
             }
             Op::WriteBack => {
                 let handle = &self.handles[file];
@@ -414,15 +422,10 @@ impl Bed<'_> {
             }
             Op::Checkpoint => self.mount.fs.checkpoint().unwrap(),
             Op::Commit => {
-                Mount::wait(|done| self.mount.fs.fsync_dir(ROOT, done));
-                self.sync_latest_state(self.changes());
+                self.mount.fs.commit().unwrap();
+                self.history.sync_all(self.changes());
             }
         }
-    }
-
-    fn sync_latest_state(&mut self, changes: u64) {
-        let latest = self.history.states.len() - 1;
-        self.history.sync_state(latest, changes);
     }
 
     fn sync(&self, file: usize, start: impl FnOnce(&Fs, &Arc<File>, Done)) {
@@ -496,7 +499,7 @@ impl Bed<'_> {
                 let ino = self.handles[file].ino();
                 self.mount.fs.link(ino, new_dir, new_name).unwrap();
                 self.mount.fs.forget(ino, 1);
-                self.history.note(file, begun, |names| {
+                self.history.note(file, ino, begun, |names| {
                     names.insert(to, file);
                 });
             }
@@ -507,7 +510,8 @@ impl Bed<'_> {
         if replaced == Some(file) {
             return;
         }
-        self.history.note(file, begun, |names| {
+        let ino = self.handles[file].ino();
+        self.history.note(file, ino, begun, |names| {
             names.remove(&path);
             names.insert(to, file);
         });
@@ -521,7 +525,8 @@ impl Bed<'_> {
         let begun = self.changes();
         let (dir, name) = self.mount.split(path);
         self.mount.fs.unlink(dir, name).unwrap();
-        self.history.note(file, begun, |names| {
+        let ino = self.handles[file].ino();
+        self.history.note(file, ino, begun, |names| {
             names.remove(path);
         });
     }
@@ -536,7 +541,7 @@ impl Bed<'_> {
         for file in 0..self.history.files.len() {
             self.history.sync_bytes(file, 0..u64::MAX, changes);
         }
-        self.sync_latest_state(changes);
+        self.history.sync_all(changes);
         self.history
     }
 }

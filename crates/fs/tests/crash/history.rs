@@ -1,14 +1,30 @@
 //! What a sequence did, and what the volume may show after a power cut in it.
 //!
-//! The operations on names and sizes are numbered. State `n` is the result of the first `n` of them. After a power cut the volume shows a
-//! state that is not older than the last synced one. The bytes of a file may be newer than its state, because pages are written
-//! in place, and are never older than the last sync of the file. They never come from elsewhere.
+//! The operations on names and sizes are numbered. State `n` is the result of the first `n` of them. After a power cut each shard of the
+//! volume shows its part of a state that is not older than its last synced one: a *cut* names a state for each shard. An operation that
+//! changes several shards is in the states of all of them, or of none. The bytes of a file may be newer than its state, because pages
+//! are written in place, and are never older than the last sync of the file. They never come from elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
 const SECTOR: usize = 512;
+/// Number of shards of the volume. 1: all slices are in one.
+pub const SHARDS: usize = 1;
+
+/// Returns the shard of a slice.
+pub fn shard_of(slice: u16) -> usize {
+    if SHARDS == 1 { 0 } else { usize::from(slice) }
+}
+
+/// Returns the shard of an inode: that of the slice in its number.
+fn shard_of_ino(ino: u64) -> usize {
+    shard_of((ino >> 40) as u16)
+}
+
+/// A state for each shard.
+type Cut = [usize; SHARDS];
 
 /// Paths, each with the index of its file in the history.
 pub type Names = BTreeMap<String, usize>;
@@ -18,6 +34,8 @@ pub struct State {
     pub names: Names,
     /// Number of changes of the devices when the operation began.
     begun: u64,
+    /// The shards that the operation changed.
+    changed: [bool; SHARDS],
 }
 
 /// The contents of a file after an operation on it.
@@ -43,8 +61,8 @@ struct Synced {
 enum Moment {
     /// Since the devices have begun this number of changes.
     Change(u64),
-    /// Whenever this state is durable. A file that replaces another is written back before the rename, so its bytes are there
-    /// whenever the new name is.
+    /// Whenever this state of the file's shard is durable. A file that replaces another is written back before the rename, so its
+    /// bytes are there whenever the new name is.
     State(usize),
 }
 
@@ -58,12 +76,13 @@ pub struct FileHistory {
     pub created: usize,
 }
 
-#[derive(Default)]
 pub struct History {
     pub files: Vec<FileHistory>,
     pub states: Vec<State>,
-    /// Synced states, each with the number of changes of the devices at the moment.
-    synced: Vec<(u64, usize)>,
+    /// Synced states of shards, each with the number of changes of the devices at the moment.
+    synced: Vec<(u64, usize, usize)>,
+    /// Returns the shard of a path's directory.
+    shard_of_path: fn(&str) -> usize,
 }
 
 /// A file as found after a power cut.
@@ -88,14 +107,25 @@ impl FileHistory {
 
 impl History {
     /// Begins with files that are durable.
-    pub fn new(names: Names, files: Vec<(u64, Vec<u8>)>) -> History {
-        let mut history = History::default();
-        history.states.push(State { names, begun: 0 });
+    pub fn new(
+        names: Names,
+        files: Vec<(u64, Vec<u8>)>,
+        shard_of_path: fn(&str) -> usize,
+    ) -> History {
+        let mut history = History {
+            shard_of_path,
+            files: Vec::new(),
+            synced: Vec::new(),
+            states: vec![State {
+                names,
+                begun: 0,
+                changed: [true; SHARDS],
+            }],
+        };
         for (ino, bytes) in files {
             history.add_file(ino, bytes, 0);
             history.sync_bytes(history.files.len() - 1, 0..u64::MAX, 0);
         }
-        history.synced.push((0, 0));
         history
     }
 
@@ -121,11 +151,25 @@ impl History {
         self.files.len() - 1
     }
 
-    /// Records an operation on a file. `change` changes the names.
-    pub fn note(&mut self, file: usize, begun: u64, change: impl FnOnce(&mut Names)) {
+    /// Records an operation on a file with this inode number. `change` changes the names.
+    pub fn note(&mut self, file: usize, ino: u64, begun: u64, change: impl FnOnce(&mut Names)) {
         let mut names = self.names().clone();
         change(&mut names);
-        self.states.push(State { names, begun });
+        let mut changed = [false; SHARDS];
+        changed[shard_of_ino(ino)] = true;
+        let paths = self.names().keys().chain(names.keys());
+        for path in paths.filter(|path| self.names().get(*path) != names.get(*path)) {
+            changed[(self.shard_of_path)(path)] = true;
+            // The inode that had the name loses a link.
+            if let Some(replaced) = self.names().get(path) {
+                changed[shard_of_ino(self.files[*replaced].ino)] = true;
+            }
+        }
+        self.states.push(State {
+            names,
+            begun,
+            changed,
+        });
         if let Some(file) = self.files.get_mut(file) {
             file.touched = self.states.len() - 1;
         }
@@ -133,7 +177,7 @@ impl History {
 
     /// Records that an operation changed the contents of a file. `removed` are bytes that it took out.
     pub fn note_bytes(&mut self, file: usize, begun: u64, bytes: Vec<u8>, removed: Range<u64>) {
-        self.note(file, begun, |_| ());
+        self.note(file, self.files[file].ino, begun, |_| ());
         let state = self.states.len() - 1;
         self.files[file].versions.push(Version {
             bytes,
@@ -163,34 +207,83 @@ impl History {
         });
     }
 
-    /// Records that a state is durable when the devices have begun `changes` changes.
-    pub fn sync_state(&mut self, state: usize, changes: u64) {
-        self.synced.push((changes, state));
+    /// Records that a state is durable in a file's shard when the devices have begun `changes` changes.
+    pub fn sync_state(&mut self, file: usize, state: usize, changes: u64) {
+        let shard = shard_of_ino(self.files[file].ino);
+        self.synced.push((changes, shard, state));
+    }
+
+    /// Records that the latest state is durable in all shards.
+    pub fn sync_all(&mut self, changes: u64) {
+        let latest = self.states.len() - 1;
+        self.synced
+            .extend((0..SHARDS).map(|shard| (changes, shard, latest)));
+    }
+
+    /// Returns the cuts in which each shard has a state between the oldest and the newest one, newer ones first.
+    fn cuts(&self, oldest: Cut, newest: usize) -> Vec<Cut> {
+        let mut cuts: Vec<Vec<usize>> = vec![Vec::new()];
+        for oldest in oldest {
+            let longer = |cut: &Vec<usize>| {
+                let cut = cut.clone();
+                (oldest..=newest)
+                    .rev()
+                    .map(move |state| [&cut[..], &[state]].concat())
+            };
+            cuts = cuts.iter().flat_map(longer).collect();
+        }
+        let cuts = cuts.into_iter().map(|cut| Cut::try_from(cut).unwrap());
+        cuts.filter(|cut| self.is_whole(cut)).collect()
+    }
+
+    /// Returns whether a cut has each operation in all shards that it changed, or in none.
+    fn is_whole(&self, cut: &Cut) -> bool {
+        self.states.iter().enumerate().all(|(state, operation)| {
+            let changed = cut
+                .iter()
+                .zip(operation.changed)
+                .filter(|(_, changed)| *changed);
+            let has: Vec<bool> = changed.map(|(newest, _)| state <= *newest).collect();
+            has.windows(2).all(|two| two[0] == two[1])
+        })
     }
 
     /// Fails with the reason if the volume must not show `found` after a power cut during change `cut` of the devices.
     pub fn judge(&self, cut: u64, found: &BTreeMap<String, Found>) -> Result<(), String> {
-        let synced = self.synced.iter().filter(|(changes, _)| *changes < cut);
-        let oldest = synced.map(|(_, state)| *state).max().unwrap_or(0);
+        let mut oldest = [0; SHARDS];
+        for (_, shard, state) in self.synced.iter().filter(|(changes, ..)| *changes < cut) {
+            oldest[*shard] = oldest[*shard].max(*state);
+        }
         let newest = self.states.iter().rposition(|state| state.begun < cut);
         let newest = newest.unwrap_or(0);
         let mut reasons = Vec::new();
-        for state in (oldest..=newest).rev() {
-            match self.explain(cut, state, found) {
+        for states in self.cuts(oldest, newest) {
+            match self.explain(cut, &states, found) {
                 Ok(()) => return Ok(()),
-                Err(why) => reasons.push(format!("not state {state}: {why}")),
+                Err(why) => reasons.push(format!("not state {states:?}: {why}")),
             }
         }
         Err(reasons.join("\n  "))
     }
 
+    /// Returns the names that each shard's directories have in its state.
+    fn names_in(&self, states: &Cut) -> Names {
+        let mut names = Names::new();
+        for (shard, state) in states.iter().enumerate() {
+            let of_state = self.states[*state].names.iter();
+            let own = of_state.filter(|(path, _)| (self.shard_of_path)(path) == shard);
+            names.extend(own.map(|(path, file)| (path.clone(), *file)));
+        }
+        names
+    }
+
     fn explain(
         &self,
         cut: u64,
-        state: usize,
+        states: &Cut,
         found: &BTreeMap<String, Found>,
     ) -> Result<(), String> {
-        let names = &self.states[state].names;
+        let names = &self.names_in(states);
         let shown: BTreeMap<&String, u64> = found.iter().map(|(n, f)| (n, f.ino)).collect();
         let expected: BTreeMap<&String, u64> = names
             .iter()
@@ -205,8 +298,8 @@ impl History {
             if found.links as usize != links {
                 return Err(format!("{name}: {links} links, found {}", found.links));
             }
-            self.files[*file]
-                .explain(cut, state, &found.bytes)
+            let file = &self.files[*file];
+            file.explain(cut, states[shard_of_ino(file.ino)], &found.bytes)
                 .map_err(|why| format!("{name}: {why}"))?;
         }
         Ok(())
